@@ -1,0 +1,43 @@
+# Everything happens in .venv; a second call finds it ready and starts at once.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+EXTRA := requirements-ray.txt requirements-hivemind.txt requirements-metrics.txt requirements-posttrain.txt requirements-dev.txt
+CONFIG ?= evolution.json
+
+.PHONY: run test test-slow storm lint docs clean
+run: $(VENV)/.run
+	$(RUN) -m tests.toy --config $(CONFIG)
+
+test: lint
+	$(RUN) -m pytest
+
+test-slow: $(VENV)/.test storm
+	$(RUN) -m pytest -m slow
+
+# The simulated disk with all its misfortunes: every crash point, and SEEDS random ones.
+SEEDS ?= 2000
+storm: $(VENV)/.test
+	$(RUN) -m tests.storm --seeds $(SEEDS)
+
+lint: $(VENV)/.test
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+docs: $(VENV)/.run
+	$(RUN) -m tests.test_docs
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+
+# torch comes first: what needs it later is then content with it.
+$(VENV)/.run: requirements.txt
+	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install -q "$$(grep ^torch== requirements.txt)"
+	$(RUN) -m pip install -q -r requirements.txt
+	touch $@
+
+$(VENV)/.test: $(VENV)/.run $(EXTRA)
+	$(RUN) -m pip install -q -r requirements.txt $(EXTRA:%=-r %)
+	touch $@

@@ -1,0 +1,146 @@
+"""Who makes what, and who looks dead. A claim only saves double work; nothing is decided by it."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from fleet import faults, strictjson
+from fleet.history import History
+from fleet.host import Host
+from fleet.recipe import folder, place
+from fleet.store import Store, Value
+
+LOST = 8  # so many claims lost in a row within one launch, without a release or a new snapshot, stop the run
+FAILURES = 3  # so many failures of one recipe within one launch
+
+
+class Pulse:
+    """Says 'alive' from a thread of its own: a disk that hangs holds up neither the loop nor, through it, the pulse."""
+
+    def __init__(self, store: Store, every: float, news: Callable[[], dict[str, Any]]) -> None:
+        self.store, self.every, self.news, self.ended = store, every, news, False
+
+    def start(self) -> None:
+        self.store.host.background(self._run)
+
+    def _run(self) -> None:
+        beat = 0
+        while not self.ended:
+            with contextlib.suppress(faults.Fault):
+                self.store.post(f"workers/{self.store.name}.pulse", strictjson.text({"beat": beat, **self.news()}))
+            beat += 1
+            self.store.host.sleep(self.every)
+            if self.store.host.stopping:
+                return
+
+
+class Watch:
+    """Times the changes of others' pulses on this process's own clock; two clocks are never compared."""
+
+    def __init__(self, store: Store, host: Host, limit: float) -> None:
+        self.store, self.host, self.limit = store, host, limit
+        self._seen: dict[str, tuple[str, float]] = {}
+
+    def dead(self, claim: Value) -> bool:
+        """The holder of a claim has ended for certain, or its pulse has stood still for too long."""
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            boot, namespace, pid, born = claim["identity"]
+            if self.host.gone((boot, namespace, pid, born)):
+                return True
+        by = str(claim.get("by"))
+        now, text = self.host.now(), self.store.news(f"workers/{by}.pulse")
+        old, since = self._seen.get(by, (None, now))
+        self._seen[by] = (text, since if text == old else now)
+        return now - self._seen[by][1] > self.limit
+
+
+class Claims:
+    """The claims of a run as one worker sees and sets them."""
+
+    def __init__(self, store: Store, history: History, watch: Watch, launch: int) -> None:
+        self.store, self.history, self.watch, self.launch = store, history, watch, launch
+        self._records: dict[str, Value] = {}
+        self._own: dict[str, tuple[int, int]] = {}  # what this worker has claimed: version, number
+
+    def held(self, id: str) -> bool:
+        """Somebody has claimed it and has not given it up, as far as the listings have shown."""
+        return (n := self.count(id)) > 0 and (self.history.slot(id).version, n - 1) not in self.history.slot(id).left
+
+    def count(self, id: str) -> int:
+        slot = self.history.slot(id)
+        return slot.claims.get(slot.version, 0)
+
+    def holder(self, id: str) -> Value:
+        return self.record(id, "claim", self.count(id) - 1)
+
+    def mine(self, id: str) -> bool:
+        """Claimed by this worker itself, in an attempt that came to nothing."""
+        return self._own.get(id) == (self.history.slot(id).version, self.count(id) - 1) and self.held(id)
+
+    def take(self, id: str) -> bool:
+        """Claim it, as the next after all claims that are known."""
+        n, claim = (
+            self.count(id),
+            {"by": self.store.name, "identity": [*self.store.host.identity], "launch": self.launch},
+        )
+        claim["machine"] = self.store.host.name
+        stands = self.store.settle(self._path(id, "claim", n), claim, durable=False)
+        self._saw(id, "claim", n)
+        self._records[self._path(id, "claim", n)] = stands
+        if taken := stands == claim:
+            self._own[id] = (self.history.slot(id).version, n)
+        return taken
+
+    def leave(self, id: str, why: str, **more: Any) -> None:
+        """Give a claim up: `released` with work kept for the next, or `failed`."""
+        version, n = self._own.pop(id)
+        record = {"by": self.store.name, "machine": self.store.host.name, "launch": self.launch, "why": why, **more}
+        if version == self.history.slot(id).version:
+            self.store.settle(self._path(id, "left", n), record)
+            self._saw(id, "left", n)
+
+    def failures(self, id: str) -> list[Value]:
+        """The failed attempts of this launch."""
+        version = self.history.slot(id).version
+        numbers = [n for v, n in sorted(self.history.slot(id).left) if v == version]
+        records = [self.record(id, "left", n) for n in numbers]
+        return [r for r in records if r.get("why") == "failed" and r.get("launch") == self.launch]
+
+    def lost(self, id: str) -> list[Value]:
+        """The claims in a row, up to the last one, that ended in this launch without a word and without progress."""
+        slot, found = self.history.slot(id), list[Value]()
+        for n in reversed(range(self.count(id))):
+            claim = self.record(id, "claim", n)
+            if (slot.version, n) in slot.left or claim.get("launch") != self.launch:
+                break
+            if found and self._progress(id, n) != self._progress(id, n + 1):
+                break
+            found.append(claim)
+        return found
+
+    def resumed(self, id: str, step: int) -> None:
+        """Note that the claim goes on from a snapshot: whoever was lost before had got somewhere."""
+        with contextlib.suppress(faults.Fault):
+            self.store.settle(self._path(id, "from", self._own[id][1]), {"step": step}, durable=False)
+
+    def _progress(self, id: str, n: int) -> Any:
+        try:
+            return self.store.read(self._path(id, "from", n)).get("step")
+        except faults.Missing:
+            return None
+
+    def record(self, id: str, kind: str, n: int) -> Value:
+        path = self._path(id, kind, n)
+        if path not in self._records:
+            try:
+                self._records[path] = self.store.read(path)
+            except (faults.Missing, faults.Damaged):  # not synced, so a crash may have taken it back
+                return {}
+        return self._records[path]
+
+    def _path(self, id: str, kind: str, n: int) -> str:
+        round, slot = place(id)
+        return f"{folder(round)}/{slot}.{self.history.slot(id).version}.{kind}.{n}"
+
+    def _saw(self, id: str, kind: str, n: int) -> None:
+        self.history.saw(place(id)[0], self._path(id, kind, n).rpartition("/")[2])

@@ -1,0 +1,181 @@
+"""One folder of the shared disk through the few system calls that the protocol needs, each failing by name.
+
+Everything goes through a handle of the root folder that is opened once: when the mount goes away, the handle
+still means the old disk, so nothing can ever be written into the empty mount point that is left behind.
+"""
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from fleet import faults
+
+_FILE, _FOLDER = 0o600, 0o700
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe must not hold us up
+
+
+class Writer(Protocol):
+    """A private file while it is being written."""
+
+    def write(self, data: bytes | memoryview) -> None: ...
+    def sync(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Disk:
+    """The verbs; names are relative to the root, written with '/'."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.ops = 0  # system calls on the shared disk, for the event log and the benchmarks
+        self._handle = self._open_root()
+
+    def reopen(self) -> "Disk":
+        """A second look at the root's path: another disk may be mounted there by now."""
+        return Disk(self.root)
+
+    def close(self) -> None:
+        os.close(self._handle)
+
+    def read(self, name: str, limit: int) -> bytes:
+        """A whole small file; one byte more than the limit shows that there is more."""
+        with self._file(name) as handle:
+            data = b""
+            while len(data) <= limit and (part := self._counted(os.read, handle, min(1 << 16, limit + 1 - len(data)))):
+                data += part
+                if len(part) < 1 << 12:  # most registers are smaller than this: no call just to see the end
+                    break
+            return data
+
+    def blocks(self, name: str, size: int = 1 << 22) -> Iterator[bytes]:
+        """A large file, block by block."""
+        with self._file(name) as handle:
+            while part := self._counted(os.read, handle, size):
+                yield part
+
+    def forget(self, name: str) -> None:
+        """Ask the kernel to drop its cached pages of a file, so that the next read comes from the disk."""
+        with self._file(name) as handle:
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def size(self, name: str) -> int:
+        with self._named(name):
+            found = self._counted(os.stat, name, dir_fd=self._handle, follow_symlinks=False)
+        if not stat.S_ISREG(found.st_mode):
+            raise faults.Refused(f"{name}: not a plain file")
+        return found.st_size
+
+    def list(self, folder: str) -> list[str]:
+        """Always through a fresh handle: on NFS that is what shows new names."""
+        with self._folder(folder) as handle, self._named(folder):
+            return sorted(self._counted(os.listdir, handle))
+
+    def create(self, name: str) -> "FileWriter":
+        with self._named(name):
+            return FileWriter(self._counted(os.open, name, _NEW, _FILE, dir_fd=self._handle), name, self)
+
+    def write(self, name: str, data: bytes, sync: bool) -> None:
+        """A new private file, whole."""
+        with contextlib.closing(self.create(name)) as file:
+            file.write(data)
+            if sync:
+                file.sync()
+
+    def append(self, name: str) -> "FileWriter":
+        """A file that only this process writes, at its end."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        with self._named(name):
+            return FileWriter(self._counted(os.open, name, flags, _FILE, dir_fd=self._handle), name, self)
+
+    def link(self, old: str, new: str) -> None:
+        with self._named(new):
+            self._counted(os.link, old, new, src_dir_fd=self._handle, dst_dir_fd=self._handle, follow_symlinks=False)
+
+    def rename(self, old: str, new: str) -> None:
+        with self._named(new):
+            self._counted(os.rename, old, new, src_dir_fd=self._handle, dst_dir_fd=self._handle)
+
+    def remove(self, name: str) -> None:
+        with self._named(name):
+            self._counted(os.unlink, name, dir_fd=self._handle)
+
+    def mkdir(self, folder: str) -> None:
+        with self._named(folder):
+            self._counted(os.mkdir, folder, _FOLDER, dir_fd=self._handle)
+
+    def rmdir(self, folder: str) -> None:
+        with self._named(folder):
+            self._counted(os.rmdir, folder, dir_fd=self._handle)
+
+    def sync(self, folder: str) -> None:
+        """Make the names in a folder survive a crash of whoever serves the disk."""
+        with self._folder(folder) as handle, self._named(folder):
+            self._counted(os.fsync, handle)
+
+    def _open_root(self) -> int:
+        with self._named(str(self.root)):
+            return os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    @contextlib.contextmanager
+    def _file(self, name: str) -> Iterator[int]:
+        with self._named(name):
+            handle = self._counted(os.open, name, _LOOK, dir_fd=self._handle)
+            try:
+                yield handle
+            finally:
+                self._counted(os.close, handle)
+
+    @contextlib.contextmanager
+    def _folder(self, name: str) -> Iterator[int]:
+        with self._named(name):
+            handle = self._counted(os.open, name or ".", _LOOK | os.O_DIRECTORY, dir_fd=self._handle)
+        try:
+            yield handle
+        finally:
+            self._counted(os.close, handle)
+
+    @contextlib.contextmanager
+    def _named(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise faults.named(error, name) from error
+
+    def _counted(self, call, *args, **settings):  # type: ignore[no-untyped-def]
+        self.ops += 1
+        return call(*args, **settings)
+
+
+class FileWriter:
+    """Writes all of what it is given, however little the disk takes at a time."""
+
+    def __init__(self, handle: int, name: str, disk: Disk) -> None:
+        self._handle, self._name, self._disk = handle, name, disk
+
+    def write(self, data: bytes | memoryview) -> None:
+        rest = memoryview(data).cast("B")
+        while rest:
+            rest = rest[self._do(os.write, rest) :]
+
+    def sync(self) -> None:
+        self._do(os.fsync)
+
+    def close(self) -> None:
+        if self._handle >= 0:
+            handle, self._handle = self._handle, -1
+            self._disk.ops += 1
+            try:
+                os.close(handle)  # a network disk may report here what it could not write
+            except OSError as error:
+                raise faults.named(error, self._name) from error
+
+    def _do(self, call, *args):  # type: ignore[no-untyped-def]
+        self._disk.ops += 1
+        try:
+            return call(self._handle, *args)
+        except OSError as error:
+            raise faults.named(error, self._name) from error

@@ -1,0 +1,47 @@
+"""Elastic rounds: after a quorum and a grace time, the slots that are still out may be settled as closed."""
+
+import math
+
+from fleet.history import History
+from fleet.host import Host
+from fleet.recipe import name
+
+
+class Elastic:
+    """Times, on this process's own clock, how long each round has had its quorum."""
+
+    def __init__(self, history: History, host: Host, quorum: float, grace: float) -> None:
+        self.history, self.host, self.quorum, self.grace = history, host, quorum, grace
+        self._since: dict[int, float] = {}
+
+    def late(self) -> list[str]:
+        """The slots to offer `closed` to."""
+        return [id for round in self.history.open_rounds() for id in self._late_in(round)]
+
+    def _late_in(self, round: int) -> list[str]:
+        optional = [name(round, x.slot) for x in self.history.plans[round] if x.optional and not x.carried]
+        out = [id for id in optional if not self.history.finished(id)]
+        good = [id for id in optional if id not in out and self.history[id]]
+        if not out or len(good) < math.ceil(self.quorum * len(optional)):
+            self._since.pop(round, None)
+            return []
+        if self.host.now() - self._since.setdefault(round, self.host.now()) < self.grace:
+            return []
+        return [id for id in out if self._startable(id) and self._spared(id)]
+
+    def _startable(self, id: str) -> bool:
+        """Only what could have been made by now can be late."""
+        return all(map(self.history.finished, self.history.recipe(id).parents))
+
+    def _spared(self, id: str) -> bool:
+        """Every planned recipe that uses it keeps a present parent."""
+        users = [
+            recipe
+            for round in self.history.open_rounds()
+            for recipe in self.history.plans[round]
+            if id in recipe.parents
+        ]
+        return all(any(p != id and self._present(p) for p in user.parents) for user in users)
+
+    def _present(self, id: str) -> bool:
+        return self.history.finished(id) and bool(self.history[id])

@@ -1,0 +1,38 @@
+"""What a worker did, a line each, in a file of its own under workers/. For people and the status; never acted on."""
+
+import contextlib
+import logging
+from collections import deque
+from typing import Any
+
+from fleet import faults, strictjson
+from fleet.disk import Writer
+from fleet.store import Store
+
+log = logging.getLogger("fleet")
+
+
+class Events:
+    """Appends to workers/NAME.events; a disk that takes no more must not stop the work."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._file: Writer | None = None
+
+    def note(self, what: str, id: str = "", **more: Any) -> None:
+        line = {"at": round(self.store.host.stamp(), 3), "what": what, **({"id": id} if id else {}), **more}
+        log.info("%s %s %s", what, id, " ".join(f"{k}={v}" for k, v in more.items()))
+        with contextlib.suppress(faults.Fault):
+            self._file = self._file or self.store.disk.append(f"workers/{self.store.name}.events")
+            self._file.write(strictjson.text(line).encode() + b"\n")
+
+
+class Tail(logging.Handler):
+    """The last lines of this process's log, to stand in the record of a failure."""
+
+    def __init__(self, lines: int = 40) -> None:
+        super().__init__()
+        self.lines = deque[str](maxlen=lines)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(self.format(record)[:2000])

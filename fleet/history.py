@@ -1,0 +1,262 @@
+"""One worker's knowledge of a run: registers that it has seen. They never change, so it only grows.
+
+Seeing a name in a listing is enough to choose what to do next; whatever is acted on (a parent's files, a member's
+metrics, a round that is complete) is first made durable and read again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fleet import faults, payload
+from fleet.recipe import AHEAD, Member, NotYet, Recipe, folder, from_json, name, place
+from fleet.store import Store
+
+
+@dataclass
+class Slot:
+    """What the listings have shown of one slot. A version is void when its files turned out to be damaged."""
+
+    void: set[int] = field(default_factory=set)
+    done: set[int] = field(default_factory=set)
+    claims: dict[int, int] = field(default_factory=dict)  # version -> how many claims it had
+    left: set[tuple[int, int]] = field(default_factory=set)  # (version, claim) that was given up
+
+    @property
+    def version(self) -> int:
+        return next(v for v in range(len(self.void) + 1) if v not in self.void)
+
+    @property
+    def finished(self) -> bool:
+        return self.version in self.done
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A slot's done register: the member, and beside it what depends on the machine that made it."""
+
+    member: Member
+    version: int
+    attempt: str
+    files: payload.Files
+    why: str  # of an absent member
+    by: str
+    seconds: float
+
+
+class History:
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.first = 0  # the first round that is not finished, as far as known
+        self.plans: dict[int, tuple[Recipe, ...]] = {}
+        self._recipes: dict[str, Recipe] = {}
+        self._slots: dict[int, dict[str, Slot]] = {}
+        self._names: dict[int, set[str]] = {}
+        self._outcomes: dict[str, Outcome] = {}
+        self._probe = 0
+
+    # -- what a strategy sees -----------------------------------------------------------------------------------------
+
+    def __getitem__(self, id: str) -> Member:
+        if self.recipe(id).carried:
+            return replace(self[self.recipe(id).parents[0]], id=id)
+        return self.outcome(id).member
+
+    def round(self, round: int) -> list[Member]:
+        return [self[name(round, recipe.slot)] for recipe in self.plan(round)]
+
+    def plan(self, round: int) -> Sequence[Recipe]:
+        if round not in self.plans:
+            try:
+                self.adopt(round, self.store.confirmed(f"{folder(round)}/plan"))
+            except faults.Missing:
+                raise NotYet(f"the plan of round {round}") from None
+        return self.plans[round]
+
+    # -- what the worker sees -----------------------------------------------------------------------------------------
+
+    def recipe(self, id: str) -> Recipe:
+        self.plan(place(id)[0])
+        if id not in self._recipes:
+            raise KeyError(f"{id}: no such slot in the plan of its round")
+        return self._recipes[id]
+
+    def adopt(self, round: int, record: dict[str, Any]) -> None:
+        try:
+            recipes = tuple(from_json(value) for value in record["recipes"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise faults.Damaged(f"{folder(round)}/plan: {error}") from None
+        self.plans[round] = recipes
+        self._recipes.update((name(round, recipe.slot), recipe) for recipe in recipes)
+
+    def slot(self, id: str) -> Slot:
+        round, slot = place(id)
+        return self._slots.setdefault(round, {}).setdefault(slot, Slot())
+
+    def finished(self, id: str) -> bool:
+        """There is an outcome, as far as the listings have shown."""
+        while (recipe := self.recipe(id)).carried:
+            id = recipe.parents[0]
+        return place(id)[0] < self.first or self.slot(id).finished
+
+    def outcome(self, id: str) -> Outcome:
+        """The record of a finished slot that was really made; for a carried one, look up `self[id].origin`."""
+        if id not in self._outcomes:
+            round, slot = place(id)
+            if round < self.first and round not in self._names:
+                self.scan(round)
+            version = self.slot(id).version
+            if not (round < self.first or self.finished(id)):
+                raise NotYet(id)
+            path = f"{folder(round)}/{slot}.{version}.done"
+            try:
+                read = self.store.read if round < self.first else self.store.confirmed
+                self._outcomes[id] = self._outcome(id, read(path), version, path)
+            except faults.Missing:  # a crash of the server took it back, or this machine's view is old
+                self.forget(round)
+                raise NotYet(id) from None
+        return self._outcomes[id]
+
+    def files(self, id: str) -> payload.Payload:
+        """The files of a present member, wherever it was made."""
+        outcome = self.outcome(self[id].origin)
+        return payload.Payload(self.store, outcome.attempt, outcome.files)
+
+    def origin(self, id: str) -> str:
+        while (recipe := self.recipe(id)).carried:
+            id = recipe.parents[0]
+        return id
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    def look(self, probe: int = 0) -> None:
+        """Learn what is new in the rounds that are not finished; `probe` opens so many awaited names by hand."""
+        if not self.plans:
+            self._catch_up()
+        self._adopt_plans(always=probe > 0)
+        for round in self.open_rounds():
+            if not (self._names.get(round) and all(map(self.finished, self._made_in(round)))):
+                self.scan(round)
+        self._open_awaited(probe)
+        while self.plans.get(self.first) and all(map(self.finished, self._made_in(self.first))):
+            if not self._durable(self.first):
+                break
+            self.first += 1
+
+    def open_rounds(self) -> range:
+        return range(self.first, max(self.plans, default=-1) + 1)
+
+    def open(self) -> list[tuple[str, Recipe]]:
+        """Everything planned and not finished."""
+        return [
+            (id, recipe)
+            for round in self.open_rounds()
+            for recipe in self.plans.get(round, ())
+            if not recipe.carried and not self.slot(id := name(round, recipe.slot)).finished
+        ]
+
+    @property
+    def over(self) -> bool:
+        return self.plans.get(self.first) == ()
+
+    def scan(self, round: int) -> None:
+        """List a round and take in the names that are new."""
+        known = self._names.setdefault(round, set())
+        for register in self.store.names(folder(round)):
+            if register not in known:
+                known.add(register)
+                self.saw(round, register)
+
+    def saw(self, round: int, register: str) -> None:
+        """A register exists; its name says what it is about. Names that none of us writes are passed over."""
+        match register.split("."):
+            case [slot, version, kind] if version.isdecimal() and kind in ("done", "void"):
+                getattr(self.slot(name(round, slot)), kind).add(int(version))
+            case [slot, version, kind, n] if version.isdecimal() and n.isdecimal() and kind in ("claim", "left"):
+                state, v = self.slot(name(round, slot)), int(version)
+                if kind == "claim":
+                    state.claims[v] = max(state.claims.get(v, 0), int(n) + 1)
+                else:
+                    state.left.add((v, int(n)))
+
+    def reopen(self, id: str) -> None:
+        """The outcome that was known is void: its round is not finished any more."""
+        self._outcomes.pop(id, None)
+        self.forget(place(id)[0])
+        self.first = min(self.first, place(id)[0])
+
+    def forget(self, round: int) -> None:
+        self._names.pop(round, None)
+        self._slots.pop(round, None)
+        self.scan(round)
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _made_in(self, round: int) -> list[str]:
+        return [name(round, recipe.slot) for recipe in self.plans[round] if not recipe.carried]
+
+    def _catch_up(self) -> None:
+        """A late worker needs no more than the last rounds: a plan stands only when the rounds AHEAD of it are done."""
+        rounds = [int(n) for n in self.store.names("rounds") if n.isdecimal() and len(n) == 5]
+        for round in sorted(rounds, reverse=True):
+            try:
+                self.plan(round)
+            except NotYet:
+                continue
+            self.first = max(0, round - AHEAD)
+            for earlier in range(self.first, round):
+                self.plan(earlier)
+            return
+
+    def _adopt_plans(self, always: bool) -> None:
+        """The folder of the next round is made with the plan before it, so that a listing of it shows the plan."""
+        while True:
+            following = max(self.plans, default=-1) + 1
+            if self.plans.get(following - 1) == ():
+                return
+            if "plan" not in self.store.names(folder(following)) and not always:
+                return
+            try:
+                self.plan(following)
+            except NotYet:
+                return
+
+    def _open_awaited(self, count: int) -> None:
+        """Some disks list late what they would open at once: try a few names, in turn."""
+        awaited = [id for id, recipe in self.open() if all(map(self.finished, recipe.parents))]
+        for id in (awaited[(self._probe + i) % len(awaited)] for i in range(min(count, len(awaited)))):
+            (round, slot), version = place(id), self.slot(id).version
+            try:
+                self.store.read(f"{folder(round)}/{slot}.{version}.done")
+            except faults.Missing:
+                continue
+            self.saw(round, f"{slot}.{version}.done")
+        self._probe += count
+
+    def _durable(self, round: int) -> bool:
+        """A complete round leads to planning and pruning: make sure that no crash can take an outcome back."""
+        self.store.sync(folder(round))
+        self.forget(round)
+        return all(map(self.finished, self._made_in(round)))
+
+    def _outcome(self, id: str, record: dict[str, Any], version: int, path: str) -> Outcome:
+        recipe = self.recipe(id)
+        try:
+            files = payload.files_of(record["files"])
+            digests = {name: sha for name, (_, sha) in files.items()}
+            if not isinstance(record["metrics"], dict) or not isinstance(record["attempt"], str):
+                raise ValueError("metrics or attempt have another shape")
+            if record["attempt"] and not payload.NAME.fullmatch(record["attempt"]):
+                raise ValueError(f"attempt {record['attempt']!r}")
+            member = Member(id, id, recipe, record["metrics"], digests, str(record["absent"]))
+            return Outcome(
+                member,
+                version,
+                record["attempt"],
+                files,
+                str(record["why"]),
+                str(record["by"]),
+                float(record["seconds"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise faults.Damaged(f"{path}: {error}") from None

@@ -1,0 +1,66 @@
+"""What a process knows of the machine it runs on: a clock, sleep, threads, fresh names, who is still alive."""
+
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+Identity = tuple[str, int, int, str]  # boot id, pid namespace, pid, start time: no second process ever has the same
+
+
+class Host:
+    """The real machine; the tests put a simulated one in its place."""
+
+    def __init__(self) -> None:
+        self.name = socket.gethostname()
+        self._stop = threading.Event()
+        pid = os.getpid()
+        self.identity: Identity = (_boot(), os.stat("/proc/self/ns/pid").st_ino, pid, _born(pid))
+
+    @property
+    def stopping(self) -> bool:
+        """Somebody asked this process to end at its next step boundary."""
+        return self._stop.is_set()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def now(self) -> float:
+        """Seconds on this process's own clock; never compared with another's."""
+        return time.monotonic()
+
+    def stamp(self) -> float:
+        """Wall time, for people to read; nothing is decided by it."""
+        return time.time()
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep, unless asked to stop meanwhile."""
+        self._stop.wait(seconds)
+
+    def background(self, function: Callable[[], None]) -> None:
+        threading.Thread(target=function, daemon=True).start()
+
+    def token(self) -> str:
+        """A name that nobody else has."""
+        return uuid.uuid4().hex[:12]
+
+    def gone(self, identity: Identity) -> bool:
+        """Certainly dead: a process of this same kernel and namespace that does not run any more."""
+        boot, namespace, pid, born = identity
+        return (boot, namespace) == self.identity[:2] and _born(pid) != born
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _born(pid: int) -> str:
+    """When a process started, in ticks since boot; empty if it does not run (a zombie does not)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]

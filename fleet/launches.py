@@ -1,0 +1,55 @@
+"""Launches: each start of a run has a number; orders to its workers are registers that name it."""
+
+import re
+from typing import Any
+
+from fleet import faults
+from fleet.store import Store, Value
+
+_NAME = re.compile(r"(\d{5})\.(start|stop)")
+
+
+def begin(store: Store, operational: dict[str, Any]) -> int:
+    """Register a new launch, with the settings that do not change results; returns its number."""
+    number = latest(store) + 1
+    token = store.host.token()
+    while store.settle(_path(number, "start"), {"by": token, "operational": operational})["by"] != token:
+        number += 1
+    return number
+
+
+def latest(store: Store) -> int:
+    """The newest launch, or 0."""
+    return max((int(m[1]) for n in store.names("launches") if (m := _NAME.fullmatch(n))), default=0)
+
+
+def settings(store: Store, launch: int) -> dict[str, Any]:
+    found = store.confirmed(_path(launch, "start"))["operational"]
+    if not isinstance(found, dict):
+        raise faults.Damaged(f"{_path(launch, 'start')}: operational is {found!r}")
+    return found
+
+
+def stop(store: Store, launch: int, why: str, failed: bool = False) -> Value:
+    """Ask the workers of this launch and of earlier ones to end; a later launch goes on."""
+    return store.settle(_path(launch, "stop"), {"by": store.name, "why": why, "failed": failed})
+
+
+def end(store: Store, why: str) -> Value:
+    """The run is over for good, wherever it has got to."""
+    return store.settle("launches/end", {"by": store.name, "why": why})
+
+
+def ordered(store: Store, launch: int) -> str:
+    """Why a worker of this launch should end, or nothing."""
+    names = store.names("launches")
+    if "end" in names:
+        return f"the run was ended by {store.confirmed('launches/end').get('why')}"
+    stops = [int(m[1]) for n in names if (m := _NAME.fullmatch(n)) and m[2] == "stop"]
+    if stops and max(stops) >= launch:
+        return str(store.confirmed(_path(max(stops), "stop")).get("why"))
+    return ""
+
+
+def _path(launch: int, kind: str) -> str:
+    return f"launches/{launch:05d}.{kind}"

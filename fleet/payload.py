@@ -1,0 +1,277 @@
+"""Payloads: the files of one attempt, in a folder that nobody else ever writes in, sealed by sizes and checksums."""
+
+import contextlib
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fleet import faults, strictjson
+from fleet.disk import Writer
+from fleet.store import Store
+
+Files = dict[str, tuple[int, str]]  # name -> size, sha256
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_SNAPSHOT = re.compile(r"snapshot\.(\d{1,15})\.json")
+_OVERLAP = 1 << 18  # from this many bytes on, hashing beside writing is worth a hand-over to another thread
+
+
+class Draft:
+    """What one attempt is writing. Its folder is made with the first file."""
+
+    def __init__(self, store: Store, attempt: str) -> None:
+        self.store, self.attempt = store, attempt
+        self.written = 0
+        self._made = self._snapshots = False
+        self._digests: Files = {}
+
+    def write(self, name: str, data: bytes) -> None:
+        with self.create(name) as file:
+            file.write(data)
+
+    @contextlib.contextmanager
+    def create(self, name: str) -> Iterator["HashedFile"]:
+        """A new file, hashed while it is written and on the disk when the block ends."""
+        with self._hashed(name) as file:
+            yield file
+        self._digests[name] = file.seal()
+        self.written += file.size
+
+    def path(self, name: str) -> Path:
+        """For libraries that want to write a file themselves; it is read once more to be hashed."""
+        self._check(name)
+        self._folder()
+        return self.store.disk.root / "files" / self.attempt / name
+
+    def seal(self) -> Files:
+        """Everything on the disk, durable, with its checksums."""
+        if not self._made:
+            return {}
+        self.forget_snapshots()
+        for name in self.store.disk.list(self._place):
+            if name not in self._digests:
+                self._digests[name] = self._adopt(name)
+                self.written += self._digests[name][0]
+        self._sync()
+        return dict(sorted(self._digests.items()))
+
+    def drop(self, keep_snapshot: bool = False) -> None:
+        """Leave nothing behind, or only the snapshot from which the next attempt can go on."""
+        if self._made and not (keep_snapshot and self._snapshots):
+            drop(self.store, self.attempt)
+        elif self._made:
+            self._remove(lambda name: not name.startswith("snapshot."))
+
+    # -- snapshots of a long recipe ---------------------------------------------------------------------------------
+
+    def snapshot(self, step: int, state: Any, save: Callable[["Saver"], None]) -> None:
+        """Keep what the recipe needs to go on from here; the manifest comes last, then older ones go."""
+        saver = Saver(self, step)
+        save(saver)
+        manifest = {"step": step, "state": state, "files": saver.files}
+        self._sync()
+        self._snapshots = True
+        self.store.settle(f"{self._place}/snapshot.{step}.json", manifest)
+        self.forget_snapshots(but=step)
+
+    def forget_snapshots(self, but: int = -1) -> None:
+        if self._snapshots:
+            self._remove(lambda name: name.startswith("snapshot.") and not name.startswith(f"snapshot.{but}."))
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _place(self) -> str:
+        return f"files/{self.attempt}"
+
+    def _check(self, name: str) -> None:
+        if not NAME.fullmatch(name) or name.startswith("snapshot."):
+            raise ValueError(f"{name!r} cannot be the name of a member's file")
+
+    def _folder(self) -> None:
+        if not self._made:
+            self.store.disk.mkdir(self._place)
+            self._made = True
+
+    @contextlib.contextmanager
+    def _hashed(self, name: str, own: bool = False) -> Iterator["HashedFile"]:
+        if not own:
+            self._check(name)
+        self._folder()
+        with contextlib.closing(HashedFile(self.store.disk.create(f"{self._place}/{name}"))) as file:
+            yield file
+            file.sync()
+
+    def _remove(self, which: Callable[[str], bool]) -> None:
+        with contextlib.suppress(faults.Fault):
+            for name in filter(which, self.store.names(self._place)):
+                self.store.disk.remove(f"{self._place}/{name}")
+
+    def _adopt(self, name: str) -> tuple[int, str]:
+        file = self.store.disk.append(f"{self._place}/{name}")
+        with contextlib.closing(file):
+            file.sync()
+        return hash_of(self.store, f"{self._place}/{name}")
+
+    def _sync(self) -> None:
+        self.store.sync(self._place)
+        self.store.sync("files")
+
+
+class HashedFile:
+    """Hashes each block while the disk takes it; both release the interpreter, so they overlap."""
+
+    def __init__(self, file: Writer) -> None:
+        self._file, self._digest, self.size = file, hashlib.sha256(), 0
+        self._side: ThreadPoolExecutor | None = None
+
+    def write(self, data: bytes | memoryview) -> int:
+        view = memoryview(data).cast("B")
+        if len(view) < _OVERLAP:
+            self._digest.update(view)
+            self._file.write(view)
+        else:
+            self._side = self._side or ThreadPoolExecutor(1)
+            hashed = self._side.submit(self._digest.update, view)
+            try:
+                self._file.write(view)
+            finally:
+                hashed.result()
+        self.size += len(view)
+        return len(view)
+
+    def sync(self) -> None:
+        self._file.sync()
+
+    def close(self) -> None:
+        if self._side:
+            self._side.shutdown()
+        self._file.close()
+
+    def seal(self) -> tuple[int, str]:
+        return self.size, self._digest.hexdigest()
+
+
+class Saver:
+    """Hands a snapshot's files to the draft; what a maker saves into."""
+
+    def __init__(self, draft: Draft, step: int) -> None:
+        self._draft, self._step = draft, step
+        self.files: Files = {}
+
+    def write(self, name: str, data: bytes) -> None:
+        with self.create(name) as file:
+            file.write(data)
+
+    @contextlib.contextmanager
+    def create(self, name: str) -> Iterator[HashedFile]:
+        self._draft._check(name)
+        with self._draft._hashed(f"snapshot.{self._step}.{name}", own=True) as file:
+            yield file
+        self.files[name] = file.seal()
+
+
+@dataclass(frozen=True)
+class Payload:
+    """The files of a finished attempt. Sizes are checked always, checksums on every read of bytes and on the first
+    use of a path."""
+
+    store: Store
+    attempt: str
+    files: Mapping[str, tuple[int, str]]
+    prefix: str = ""
+    _good: set[str] = field(default_factory=set, compare=False)
+
+    def read(self, name: str) -> bytes:
+        place, size, sha = self._place(name)
+        data = self.store.patiently(lambda: b"".join(self.store.disk.blocks(place)))
+        if (len(data), hashlib.sha256(data).hexdigest()) != (size, sha):
+            raise faults.Damaged(f"{place}: its bytes do not match their checksum")
+        return data
+
+    def path(self, name: str) -> Path:
+        place, size, sha = self._place(name)
+        if place not in self._good:
+            if hash_of(self.store, place) != (size, sha):
+                raise faults.Damaged(f"{place}: its bytes do not match their checksum")
+            self._good.add(place)
+        return self.store.disk.root / place
+
+    def check(self, fresh: bool = False) -> None:
+        """Read everything; `fresh` past the page cache."""
+        for name in self.files:
+            if fresh:
+                self.store.disk.forget(self._place(name)[0])
+            size, sha = self.files[name]
+            if hash_of(self.store, self._place(name)[0]) != (size, sha):
+                raise faults.Damaged(f"{self._place(name)[0]}: its bytes do not match their checksum")
+
+    def _place(self, name: str) -> tuple[str, int, str]:
+        size, sha = self.files[name]
+        place = f"files/{self.attempt}/{self.prefix}{name}"
+        seen = self.store.disk.size(place)
+        if seen < size:
+            raise faults.Missing(f"{place}: {seen} of {size} bytes are there so far")
+        if seen > size:
+            raise faults.Damaged(f"{place}: {seen} bytes instead of {size}")
+        return place, size, sha
+
+
+@dataclass(frozen=True)
+class Snapshot(Payload):
+    """Where an earlier attempt at a long recipe had got to."""
+
+    step: int = 0
+    state: Any = None
+
+
+def latest_snapshot(store: Store, prefix: str) -> Snapshot | None:
+    """The furthest whole snapshot that any attempt whose name starts so has left."""
+    found = []
+    for attempt in store.names("files"):
+        if attempt.startswith(prefix):
+            steps = [int(m[1]) for n in store.names(f"files/{attempt}") if (m := _SNAPSHOT.fullmatch(n))]
+            found += [(step, attempt) for step in steps]
+    for step, attempt in sorted(found, reverse=True):
+        with contextlib.suppress(faults.Fault, strictjson.Bad, KeyError, TypeError, ValueError):
+            record = store.read(f"files/{attempt}/snapshot.{step}.json")
+            files = files_of(record["files"])
+            snapshot = Snapshot(store, attempt, files, f"snapshot.{step}.", step=step, state=record["state"])
+            snapshot.check()
+            return snapshot
+    return None
+
+
+def files_of(value: Any) -> Files:
+    """A manifest as it stands in a register, every name and number checked: it is text that somebody wrote."""
+    if not isinstance(value, dict):
+        raise ValueError("files: not an object")
+    for name, entry in value.items():
+        size, sha = entry
+        if not (NAME.fullmatch(name) and isinstance(size, int) and size >= 0 and re.fullmatch("[0-9a-f]{64}", sha)):
+            raise ValueError(f"files: {name!r}: {entry!r}")
+    return {name: (size, sha) for name, (size, sha) in value.items()}
+
+
+def hash_of(store: Store, place: str) -> tuple[int, str]:
+    def once() -> tuple[int, str]:
+        digest, size = hashlib.sha256(), 0
+        for block in store.disk.blocks(place):
+            digest.update(block)
+            size += len(block)
+        return size, digest.hexdigest()
+
+    return store.patiently(once)
+
+
+def drop(store: Store, attempt: str) -> None:
+    """Remove an attempt's folder. Whoever still reads it finds out that it is behind."""
+    with contextlib.suppress(faults.Fault):
+        for name in store.disk.list(f"files/{attempt}"):
+            with contextlib.suppress(faults.Missing):
+                store.disk.remove(f"files/{attempt}/{name}")
+        store.disk.rmdir(f"files/{attempt}")

@@ -1,0 +1,70 @@
+"""Writing down what is decidable, and removing what nothing planned or still to be planned can reach."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from fleet import payload
+from fleet.history import History
+from fleet.recipe import AHEAD, NotYet, Recipe, Strategy, check, folder, name, place, to_json
+from fleet.store import Store
+
+
+def plannable(history: History) -> int | None:
+    """The next round without a plan, if it is near enough to be planned."""
+    round = max(history.plans, default=-1) + 1
+    ended = history.plans.get(round - 1) == ()
+    return None if ended or round > history.first + AHEAD else round
+
+
+def plan_ahead(store: Store, strategy: Strategy, history: History) -> tuple[int, str]:
+    """Plan all that can be planned: every worker may, one answer stands. How many, and what the next one waits for."""
+    planned = 0
+    while (round := plannable(history)) is not None:
+        try:
+            recipes = strategy.plan(round, history)
+        except NotYet as waiting:
+            return planned, str(waiting)
+        check(round, recipes)
+        for each in (round, round + 1):  # the next round's too, so that looking for its plan is a short listing
+            store.folder(folder(each))
+        record = store.settle(f"{folder(round)}/plan", {"by": store.name, "recipes": [*map(to_json, recipes)]})
+        history.adopt(round, record)
+        planned += 1
+    return planned, ""
+
+
+def prune(store: Store, history: History) -> None:
+    """Remove what no recipe can need any more: old rounds, and attempts that came to nothing."""
+    limit = history.first - 2  # the parents of the first open round, and theirs, from which damage is repaired
+    kept, attempts = _carried(history, limit), defaultdict[str, list[str]](list)
+    for attempt in store.names("files"):
+        match attempt.split("."):
+            case [digits, slot, _] if digits.isdecimal():
+                attempts[name(int(digits), slot)].append(attempt)
+    for id, all_of_it in attempts.items():
+        round = place(id)[0]
+        if 0 < round < limit and id not in kept:
+            useless = all_of_it
+        elif round < history.first and len(all_of_it) > 1:
+            useless = [attempt for attempt in all_of_it if not _stands(history, id, attempt)]
+        else:
+            continue
+        for attempt in useless:
+            payload.drop(store, attempt)
+
+
+def _carried(history: History, limit: int) -> set[str]:
+    """Where the members that were carried into the rounds still in reach were made."""
+    rounds = range(max(0, limit), max(history.plans, default=-1) + 1)
+    return {history.origin(id) for round in rounds for id in _carried_in(round, history.plan(round))}
+
+
+def _carried_in(round: int, recipes: Iterable[Recipe]) -> list[str]:
+    return [name(round, recipe.slot) for recipe in recipes if recipe.carried]
+
+
+def _stands(history: History, id: str, attempt: str) -> bool:
+    try:
+        return history.outcome(id).attempt == attempt
+    except (KeyError, NotYet):
+        return False

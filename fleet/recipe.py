@@ -1,0 +1,129 @@
+"""Recipes, members and their names: what is planned and what came of it. Pure."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from typing import Any, Protocol
+
+AHEAD = 4  # round r + AHEAD may be planned once all rounds below r are finished
+PUBLISH = ("weights", "change", "step", "nothing")
+
+_SLOT = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+_ID = re.compile(rf"(0|[1-9]\d{{0,8}})/({_SLOT.pattern})")
+
+
+class NotYet(Exception):
+    """Somebody asked for what is not finished; only the loop catches it."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What to make. The run itself reads slot, parents, publish and optional; the rest is the maker's."""
+
+    slot: str  # its name in the round: "replica-3"
+    parents: tuple[str, ...] = ()  # members whose files it reads: "12/replica-3"
+    merge: Mapping[str, Any] = field(default_factory=dict)
+    train: Mapping[str, Any] = field(default_factory=dict)
+    evaluate: Mapping[str, Any] = field(default_factory=dict)
+    publish: str = "weights"
+    genome: Mapping[str, Any] = field(default_factory=dict)
+    optional: bool = False  # may fail or come too late without stopping the run
+
+    @property
+    def carried(self) -> bool:
+        """One parent and nothing to do: it is its parent, carried over."""
+        return len(self.parents) == 1 and not (self.merge or self.train or self.evaluate)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A finished recipe as strategies see it: only what follows from the configuration."""
+
+    id: str  # its place in the round it was asked for
+    origin: str  # where it was made: another place if it was carried over
+    recipe: Recipe  # the one it was made by
+    metrics: Mapping[str, Any]
+    digests: Mapping[str, str]  # file name -> sha256
+    absent: str = ""  # "failed" or "closed": there are no files and no metrics
+
+    def __bool__(self) -> bool:
+        return not self.absent
+
+
+class Past(Protocol):
+    """What a strategy may look at: finished members, by name."""
+
+    def __getitem__(self, id: str) -> Member: ...
+    def round(self, round: int) -> list[Member]: ...
+    def plan(self, round: int) -> Sequence[Recipe]: ...
+
+
+class Strategy(Protocol):
+    """A pure function from the past to what the next round should make; nothing more to make ends the run."""
+
+    def plan(self, round: int, history: Past) -> list[Recipe]: ...
+
+
+@lru_cache(1 << 16)
+def place(id: str) -> tuple[int, str]:
+    """The round and the slot that a member's name says."""
+    if not (match := _ID.fullmatch(id)):
+        raise ValueError(f"{id!r} is not the name of a member, which looks like 12/replica-3")
+    return int(match[1]), match[2]
+
+
+def name(round: int, slot: str) -> str:
+    return f"{round}/{slot}"
+
+
+def folder(round: int) -> str:
+    return f"rounds/{round:05d}"
+
+
+def to_json(recipe: Recipe) -> dict[str, Any]:
+    """Only what differs from an empty recipe, so that plans stay small and easy to read."""
+    empty = asdict(Recipe(""))
+    return {key: value for key, value in asdict(recipe).items() if value != empty[key]}
+
+
+def from_json(value: Any) -> Recipe:
+    """A recipe as it stands in a plan; refuses any other shape."""
+    empty = asdict(Recipe(""))
+    if not isinstance(value, dict) or not value.keys() <= empty.keys():
+        raise ValueError(f"not a recipe: {str(value)[:200]}")
+    value = {**value, "parents": tuple(value.get("parents", ()))}
+    for key, got in value.items():
+        if type(got) is not type(empty[key]) and not isinstance(got, type(empty[key])):
+            raise ValueError(f"recipe: {key} is {got!r}")
+    recipe = Recipe(**value)
+    if not _SLOT.fullmatch(recipe.slot) or recipe.publish not in PUBLISH:
+        raise ValueError(f"recipe: slot {recipe.slot!r}, publish {recipe.publish!r}")
+    for parent in recipe.parents:
+        place(parent)
+    return recipe
+
+
+def check(round: int, recipes: Sequence[Recipe]) -> None:
+    """A plan is data that everyone will act on for ever: slots unique, parents known and within reach."""
+    seen: set[str] = set()
+    for recipe in recipes:
+        where = f"the plan of round {round}, slot {recipe.slot!r}"
+        if not _SLOT.fullmatch(recipe.slot):
+            raise ValueError(f"{where}: a slot's name is lower-case letters, digits, '-' and '_'")
+        if recipe.slot in seen:
+            raise ValueError(f"{where}: stands there twice")
+        if recipe.publish not in PUBLISH:
+            raise ValueError(f"{where}: publish is {recipe.publish!r}, not one of {', '.join(PUBLISH)}")
+        if not (recipe.merge or recipe.train or recipe.evaluate or recipe.carried):
+            raise ValueError(f"{where}: nothing to do")
+        for parent in recipe.parents:
+            where_from, slot = place(parent)
+            if where_from == round and slot not in seen:
+                raise ValueError(f"{where}: its parent {parent} stands after it, or nowhere")
+            if where_from > round or where_from not in (0, round - 1, round):
+                raise ValueError(
+                    f"{where}: its parent {parent} is out of reach; parents lie in the same round, "
+                    "the one before, or round 0 (carry over what shall live longer)"
+                )
+        seen.add(recipe.slot)

@@ -1,0 +1,158 @@
+"""The run's folder: made once by a starter, bound to one configuration, and recognised by everybody else."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fleet import faults
+from fleet.config import Wrong
+from fleet.disk import Disk
+from fleet.host import Host
+from fleet.store import FOLDERS, Store
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Mount:
+    """What is mounted where a path lies."""
+
+    point: str
+    kind: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.source} ({self.kind}) on {self.point}"
+
+
+def open_run(folder: Path, host: Host, name: str) -> tuple[Store, Mapping[str, Any]]:
+    """A run that exists, for a worker or a reader; never makes anything."""
+    try:
+        store = Store(Disk(folder), host, name)
+        run = store.read("run.json")
+    except (faults.Missing, faults.Refused):
+        raise Wrong(f"{folder}: not the folder of a run; is the shared disk mounted?") from None
+    if run.get("format") != FORMAT:
+        raise Wrong(f"{folder}: made by another version of this project (format {run.get('format')}, not {FORMAT})")
+    store.run_id = str(run["id"])
+    return store, run
+
+
+def create_run(base: Path, project: str, bound: Mapping[str, Any], host: Host) -> tuple[Store, bool]:
+    """Make the run's folder, or join the one that is there; says whether it is new."""
+    _make_base(base, host)
+    folder = base / project
+    try:
+        store, run = open_run(folder, host, f"starter-{host.token()}")
+    except Wrong:
+        _make_folder(base, project, bound, host)
+        return open_run(folder, host, f"starter-{host.token()}")[0], True
+    _check_binding(folder, run.get("config", {}), bound)
+    return store, False
+
+
+def _make_folder(base: Path, project: str, bound: Mapping[str, Any], host: Host) -> None:
+    """run.json comes last: a folder without it is not a run yet, and making it again does no harm."""
+    folder = base / project
+    if folder.is_dir() and (strangers := set(os.listdir(folder)) - {*FOLDERS}):
+        raise Wrong(
+            f"{folder}: holds files but is not a run ({', '.join(sorted(strangers)[:3])}); name another PROJECT_NAME"
+        )
+    disk = Disk(base)
+    try:
+        for name in (project, *(f"{project}/{inner}" for inner in FOLDERS)):
+            try:
+                disk.mkdir(name)
+            except faults.Exists:
+                pass
+        disk.sync("")
+        disk.sync(project)
+        store = Store(Disk(folder), host, f"starter-{host.token()}")
+        store.settle("run.json", {"format": FORMAT, "id": host.token(), "config": dict(bound)})
+    except faults.Denied as error:
+        raise Wrong(f"{base}: the disk refuses what a run needs (new folders, hard links, fsync): {error}") from None
+    except faults.Full as error:
+        raise Wrong(f"{base}: no room to start a run: {error}") from None
+    # a second starter may have won with another configuration
+    _check_binding(folder, store.read("run.json").get("config", {}), bound)
+
+
+def _check_binding(folder: Path, stands: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    keys = [key for key in {**stands, **wanted} if stands.get(key) != wanted.get(key)]
+    if keys:
+        lines = [
+            f"  {key.upper()}: the run has {stands.get(key)!r}, now it says {wanted.get(key)!r}" for key in sorted(keys)
+        ]
+        raise Wrong(
+            f"{folder}: this run was started with another configuration\n" + "\n".join(lines) + "\n"
+            "Restore these settings to go on with it, or choose another PROJECT_NAME to start a new run."
+        )
+
+
+# -- the place ------------------------------------------------------------------------------------------------------------
+
+
+def _make_base(base: Path, host: Host) -> None:
+    """BASE_DIR, made when its parent exists; refused where another disk was mounted the last time."""
+    now, before = mount_of(base), _remembered().get(str(base))
+    if before and before != str(now) and not (base / ".base").is_file():
+        raise Wrong(
+            f"{base}: the last time this was on {before}, now it is on {now} and empty: is the shared disk mounted? "
+            f"If it really moved, remove its line from {_memory()}."
+        )
+    if not base.is_dir():
+        if not base.parent.is_dir():
+            raise Wrong(f"BASE_DIR {base}: neither it nor its parent exists; is the shared disk mounted?")
+        try:
+            base.mkdir(mode=0o700)
+        except OSError as error:
+            raise Wrong(f"BASE_DIR {base}: cannot be made: {error.strerror}") from None
+    if not os.access(base, os.W_OK | os.X_OK):
+        raise Wrong(f"BASE_DIR {base}: not writable for this user")
+    if not (base / ".base").is_file():
+        try:
+            (base / ".base").write_text(host.token() + "\n")
+        except OSError as error:
+            raise Wrong(f"BASE_DIR {base}: cannot be written: {error.strerror}") from None
+    _remember(str(base), str(now))
+
+
+def mount_of(path: Path, table: Path = Path("/proc/self/mountinfo")) -> Mount:
+    """The mount that a path lies on, by the longest mount point that leads to it."""
+    best = Mount("/", "", "")
+    for line in table.read_text().splitlines():
+        left, _, right = line.partition(" - ")
+        point = left.split()[4].encode().decode("unicode_escape")
+        if path.is_relative_to(point) and len(point) >= len(best.point):
+            kind, source, *_ = right.split()
+            best = Mount(point, kind, source)
+    return best
+
+
+def _memory() -> Path:
+    """Which disks this user's runs lay on; kept on this machine, since an absent disk cannot tell."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "fleet" / "bases.json"
+
+
+def _remembered() -> dict[str, str]:
+    try:
+        found = json.loads(_memory().read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _remember(base: str, mount: str) -> None:
+    known = _remembered()
+    if known.get(base) != mount:
+        try:
+            _memory().parent.mkdir(parents=True, exist_ok=True)
+            draft = _memory().with_suffix(f".{os.getpid()}")
+            draft.write_text(json.dumps({**known, base: mount}, indent=1))
+            draft.rename(_memory())
+        except OSError:
+            pass  # a home that cannot be written only means less protection against an absent disk

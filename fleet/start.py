@@ -1,0 +1,135 @@
+"""From a method to processes: one script is the starter, and the same script is each of its workers.
+
+`python SCRIPT` starts local workers; `python SCRIPT --worker NAME RUN_DIR` is one. Nothing on the disk names code.
+"""
+
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Generic, TypeVar
+
+from cyclopts import App, Parameter
+
+from fleet import faults, launches
+from fleet.config import FleetConfig, Wrong, load
+from fleet.desk import Options, Stopped
+from fleet.host import Host
+from fleet.recipe import Strategy
+from fleet.run import open_run
+from fleet.work import Maker
+from fleet.worker import Worker
+
+C = TypeVar("C", bound=FleetConfig)
+
+
+@dataclass(frozen=True)
+class Method(Generic[C]):
+    """What a method's script hands to the fleet."""
+
+    algorithm: str  # empty: the configuration says which
+    about: str
+    config: type[C]
+    strategy: Callable[[C], Strategy]
+    maker: Callable[[C], Maker]
+
+
+def main(method: Method[Any], arguments: list[str] | None = None) -> None:
+    """The whole command line of a method's script."""
+    app = App(name=Path(sys.argv[0]).name, help=method.about, version_flags=[])
+
+    @app.default
+    def start(
+        *,
+        config: Path = Path("evolution.json"),
+        workers: Annotated[int | None, Parameter(help="Local workers; NUM_MACHINES by default.")] = None,
+        worker: Annotated[tuple[str, Path] | None, Parameter(show=False)] = None,
+        leash: Annotated[bool, Parameter(show=False)] = False,
+    ) -> int:
+        """Start the run, or go on with it.
+
+        Parameters
+        ----------
+        config
+            The configuration file.
+        """
+        if worker:
+            return work(method, *worker, leash)
+        from fleet.local import Starter
+
+        return Starter(method, load(config, method.config), config.absolute().parent, workers).run()
+
+    try:
+        sys.exit(app(arguments, result_action="return_value"))
+    except (Wrong, faults.Fault) as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def work(method: Method[Any], name: str, folder: Path, leash: bool) -> int:
+    """Be one worker of a run."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name):
+        raise Wrong(f"{name!r} cannot be a worker's name: letters, digits, '-' and '_'")
+    host = Host()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: host.stop())
+    if leash:
+        threading.Thread(target=_hold_leash, args=(host,), daemon=True).start()
+    store, run = open_run(folder, host, name)
+    launch = launches.latest(store)
+    config = method.config.joined(run["config"], launches.settings(store, launch))
+    logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(message)s")
+    worker = Worker(store, method.strategy(config), method.maker(config), options(config, launch))
+    try:
+        return {"over": 0, "interrupted": 130}[worker.run()]
+    except Stopped as why:
+        print(f"{name}: {why}", file=sys.stderr)
+        return 3
+    except (faults.Damaged, faults.Refused) as error:
+        print(f"{name}: {error}\nA register of this run is damaged: restore it from a backup.", file=sys.stderr)
+        return 2
+
+
+def options(config: FleetConfig, launch: int) -> Options:
+    return Options(
+        launch=launch,
+        dead_seconds=config.dead_seconds,
+        poll_seconds=config.poll_seconds,
+        snapshot_seconds=config.snapshot_minutes * 60,
+        quorum=config.quorum,
+        grace_seconds=config.grace_seconds,
+        backup=config.backup_factor,
+        time_limit=config.time_limit_hours * 3600 or float("inf"),
+    )
+
+
+def environment(threads: int) -> dict[str, str]:
+    """Every library's own way to be told how many threads it may use."""
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS")
+    return {**os.environ, **dict.fromkeys(names, str(threads))}
+
+
+def process(method_command: list[str], name: str, folder: Path, threads: int, log: Any) -> subprocess.Popen[bytes]:
+    """One local worker on a leash: when the starter is gone, it stops at its next step boundary."""
+    return subprocess.Popen(
+        [*method_command, "--leash", "--worker", name, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env=environment(threads),
+        start_new_session=True,
+    )
+
+
+def _hold_leash(host: Host) -> None:
+    while os.read(0, 1):
+        pass
+    host.stop()

@@ -1,0 +1,176 @@
+"""The shared disk through a handful of verbs. Knows nothing of recipes or models.
+
+A *register* is a name that gets a value once and keeps it for ever; *news* is a file of which only the latest text
+matters and by which nothing is decided. Payloads, which are large, are in `payload.py`.
+"""
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from fleet import faults, strictjson
+from fleet.disk import Disk
+from fleet.host import Host
+
+FOLDERS = ("tmp", "rounds", "files", "workers", "launches")
+REGISTER_LIMIT = 1 << 24
+_AGAIN = (0.01, 0.05, 0.2, 1.0)  # a passing fault of one call: NFS answers ESTALE once and then the truth
+_SETTLE = (*_AGAIN, 2.0, 5.0, 10.0, 20.0, 30.0, 30.0)  # seeing one's own name: name caches live up to a minute
+
+Value = dict[str, Any]
+T = TypeVar("T")
+
+
+class Store:
+    """Registers and news in one run's folder, for one process."""
+
+    def __init__(self, disk: Disk, host: Host, name: str) -> None:
+        self.disk, self.host, self.name = disk, host, name
+        self.run_id = ""  # of the run that this store was opened for
+
+    # -- registers --------------------------------------------------------------------------------------------------
+
+    def settle(self, name: str, value: Value, durable: bool = True) -> Value:
+        """Offer a value for a name and return the one that stands, which may be another's."""
+        with self._draft(_sealed(value), durable) as draft:
+            for pause in _SETTLE:
+                try:
+                    self._offer(draft, name)
+                    if durable:
+                        self.disk.sync(_folder(name))
+                    return self.read(name)  # whatever the link's reply was, what stands there is the outcome
+                except (faults.Missing, faults.Passing):
+                    self.host.sleep(pause)
+                    with contextlib.suppress(faults.Fault):
+                        self.names(_folder(name))  # wakes a name cache that still says "not there"
+        raise faults.Passing(f"{name}: the disk does not show what stands there")
+
+    def read(self, name: str) -> Value:
+        """What stands in a register. Whoever acts on it uses `confirmed`."""
+        damaged = faults.Damaged(name)
+        for pause in (*_AGAIN, 0.0):
+            try:
+                return _opened(self.patiently(lambda: self.disk.read(name, REGISTER_LIMIT)), name)
+            except faults.Damaged as error:  # perhaps a copy that arrived in part: look afresh
+                damaged = error
+                with contextlib.suppress(faults.Fault):
+                    self.disk.forget(name)
+                self.host.sleep(pause)
+        raise damaged
+
+    def confirmed(self, name: str) -> Value:
+        """What stands in a register, once a crash of the disk's server cannot take it back any more."""
+        value = self.read(name)
+        while True:
+            self.patiently(lambda: self.disk.sync(_folder(name)))
+            if (again := self.read(name)) == value:
+                return value
+            value = again
+
+    def names(self, folder: str) -> list[str]:
+        """A listing: what it shows is there; what it does not show may be there all the same."""
+        try:
+            return self.patiently(lambda: self.disk.list(folder))
+        except faults.Missing:
+            return []
+
+    def sync(self, folder: str) -> None:
+        self.patiently(lambda: self.disk.sync(folder))
+
+    def folder(self, name: str) -> None:
+        """Make a folder, so that it survives a crash."""
+        with contextlib.suppress(faults.Exists):
+            self.disk.mkdir(name)
+        self.sync(_folder(name))
+
+    # -- news -------------------------------------------------------------------------------------------------------
+
+    def post(self, name: str, text: str) -> None:
+        draft = self._private()
+        try:
+            self.disk.write(draft, text.encode(), sync=False)
+            self.disk.rename(draft, name)
+        except faults.Fault:
+            self._remove(draft)
+            raise
+
+    def news(self, name: str) -> str:
+        try:
+            return self.patiently(lambda: self.disk.read(name, 1 << 16)).decode(errors="replace")
+        except faults.Missing:
+            return ""
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+
+    def reopen(self) -> None:
+        """If another handle of the disk is to be had at the run's path and it holds this very run, go on there."""
+        with contextlib.suppress(faults.Fault):
+            disk = self.disk.reopen()
+            if Store(disk, self.host, self.name).read("run.json").get("id") == self.run_id:
+                self.disk = disk
+
+    def _offer(self, draft: str, name: str) -> None:
+        """link() never replaces a name, and has one winner on every shared disk that was measured."""
+        try:
+            self.disk.link(draft, name)
+        except (faults.Exists, faults.Passing):
+            pass
+        except faults.Missing:
+            self.folder(_folder(name))
+            raise
+        except faults.Denied:  # some disks say so to the loser of a race
+            if not self._stands(name):
+                raise
+
+    def _stands(self, name: str) -> bool:
+        with contextlib.suppress(faults.Missing):
+            return bool(self.read(name))
+        return False
+
+    @contextlib.contextmanager
+    def _draft(self, data: bytes, sync: bool) -> Iterator[str]:
+        name = self._private()
+        try:
+            self.disk.write(name, data, sync)
+            yield name
+        finally:
+            self._remove(name)
+
+    def _private(self) -> str:
+        return f"tmp/{self.name}.{self.host.token()}"
+
+    def _remove(self, name: str) -> None:
+        with contextlib.suppress(faults.Fault):
+            self.disk.remove(name)
+
+    def patiently(self, call: Callable[[], T]) -> T:
+        """A call that may be answered wrongly once or twice, as NFS does with ESTALE."""
+        for pause in _AGAIN:
+            try:
+                return call()
+            except faults.Passing:
+                self.host.sleep(pause)
+        return call()
+
+
+def _folder(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _sealed(value: Value) -> bytes:
+    line = strictjson.text(value).encode()
+    return line + b"\n" + hashlib.sha256(line).hexdigest()[:16].encode() + b"\n"
+
+
+def _opened(data: bytes, name: str) -> Value:
+    line, _, check = data.partition(b"\n")
+    if hashlib.sha256(line).hexdigest()[:16].encode() != check.strip():
+        raise faults.Damaged(f"{name}: its bytes do not match their checksum")
+    try:
+        value = strictjson.parse(line, REGISTER_LIMIT)
+    except strictjson.Bad as error:
+        raise faults.Damaged(f"{name}: {error}") from None
+    if not isinstance(value, dict):
+        raise faults.Damaged(f"{name}: not an object")
+    return value

@@ -1,0 +1,117 @@
+"""What the maker of a member sees: its recipe, its parents' files, a place to write, and when to pause."""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fleet import faults
+from fleet.history import History
+from fleet.payload import Draft, Payload, Saver, Snapshot, latest_snapshot
+from fleet.recipe import Member, Recipe
+
+_ASK = 10.0  # seconds between two looks at whether the work is still wanted
+
+
+class Failed(Exception):
+    """A verdict on the recipe (a loss that is not finite), not a fault of the machine: it would fail anywhere."""
+
+
+class Interrupted(Exception):
+    """This process, or the run, was asked to end; what was done is in a snapshot."""
+
+
+class Unwanted(Exception):
+    """The recipe has an outcome by now."""
+
+
+@dataclass(frozen=True)
+class Parent:
+    """A present parent: what is known of it, and its files."""
+
+    member: Member
+    files: Payload
+
+    @property
+    def metrics(self) -> Mapping[str, Any]:
+        return self.member.metrics
+
+    @property
+    def genome(self) -> Mapping[str, Any]:
+        return self.member.recipe.genome
+
+    def read(self, name: str) -> bytes:
+        return self.files.read(name)
+
+    def path(self, name: str) -> Path:
+        return self.files.path(name)
+
+
+class Work:
+    """One attempt at a recipe."""
+
+    def __init__(
+        self, id: str, history: History, draft: Draft, resume: bool, snapshot_every: float, ordered: Callable[[], str]
+    ) -> None:
+        self.id, self.history, self.draft = id, history, draft
+        self.recipe: Recipe = history.recipe(id)
+        self.host = draft.store.host
+        members = {parent: history[parent] for parent in self.recipe.parents}
+        self.absent = tuple(parent for parent, member in members.items() if not member)
+        self.parents = {p: Parent(member, history.files(p)) for p, member in members.items() if member}
+        self.resumed: Snapshot | None = None
+        self._resume, self._every, self._ordered = resume, snapshot_every, ordered
+        self._saved = self._asked = self.host.now()
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def write(self, name: str, data: bytes) -> None:
+        self.draft.write(name, data)
+
+    def create(self, name: str):  # type: ignore[no-untyped-def]
+        """A file to write block by block: `with work.create("weights") as file: file.write(block)`."""
+        return self.draft.create(name)
+
+    def path(self, name: str) -> Path:
+        """Where to put a file that a library writes by itself."""
+        return self.draft.path(name)
+
+    # -- long recipes -------------------------------------------------------------------------------------------------
+
+    def resume(self) -> Snapshot | None:
+        """Where an earlier attempt got to, if one left a whole snapshot."""
+        if self._resume and self.resumed is None:
+            self.resumed = latest_snapshot(self.draft.store, prefix_of(self.id))
+        return self.resumed
+
+    def between_steps(self, step: int, state: Any, save: Callable[[Saver], None]) -> None:
+        """Call this after every step: the one place where a long recipe is saved, handed over or dropped."""
+        now = self.host.now()
+        ending = self.host.stopping
+        if now - self._asked > _ASK:
+            self._asked = now
+            with contextlib.suppress(faults.Passing):  # a disk that does not answer just now says nothing
+                if not self._wanted():
+                    raise Unwanted
+                ending = ending or bool(self._ordered())
+        if ending or now - self._saved > self._every:
+            with contextlib.suppress(faults.Full, faults.Passing):  # no snapshot is no reason to lose the work
+                self.draft.snapshot(step, state, save)
+            self._saved = now
+        if ending:
+            raise Interrupted
+
+    def _wanted(self) -> bool:
+        """Nobody else has finished it."""
+        self.history.look()
+        return not self.history.finished(self.id)
+
+
+Maker = Callable[[Work], Mapping[str, Any]]
+
+
+def prefix_of(id: str) -> str:
+    """How the names of all attempts at a recipe begin."""
+    round, _, slot = id.partition("/")
+    return f"{int(round):05d}.{slot}."

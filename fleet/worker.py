@@ -1,0 +1,178 @@
+"""The one loop: plan what is decidable, claim, make, publish, look again.
+
+Every worker of a run does this, wherever it runs; nobody coordinates. What may go wrong with the disk is handled in
+one place, around a turn of the loop: the next turn begins with a fresh look.
+"""
+
+import contextlib
+import math
+import zlib
+
+from fleet import claims, elastic, faults, launches, pace, planning, strictjson
+from fleet.choosing import Chooser
+from fleet.desk import Desk, Options, Stopped
+from fleet.events import Events, Tail, log
+from fleet.history import History
+from fleet.making import Workshop
+from fleet.recipe import NotYet, Strategy
+from fleet.store import Store
+from fleet.work import Maker
+
+_NEVER = -math.inf
+_PLAN_PATIENCE = 1.0  # whoever published last plans first; others only if no plan has come after so long
+_PEERS = 8  # so many others' pulses are looked at now and then
+
+
+class Worker:
+    def __init__(self, store: Store, strategy: Strategy, make: Maker, options: Options = Options()) -> None:
+        self.store, self.host, self.strategy, self.options = store, store.host, strategy, options
+        self.history, self.tail = History(store), Tail()
+        watch = claims.Watch(store, self.host, options.dead_seconds)
+        held = claims.Claims(store, self.history, watch, options.launch)
+        self.desk = Desk(store, self.host, self.history, held, pace.Pace(), Events(store), options)
+        self.events = self.desk.events
+        self.chooser = Chooser(self.desk)
+        self.workshop = Workshop(self.desk, make, self.tail, self._wait)
+        self.elastic = elastic.Elastic(self.history, self.host, options.quorum, options.grace_seconds)
+        self.pulse = claims.Pulse(store, options.dead_seconds / 5, lambda: {"seconds": self.desk.pace.mine()})
+        self._began = self.host.now()
+        self._bell: str | None = None
+        self._fresh = True  # something changed by my own doing: look without waiting for the bell
+        self._waits_since = self._ticked = _NEVER
+        self._waits_for = ""
+        self._plannable: tuple[int | None, float] = (None, _NEVER)
+
+    def run(self) -> str:
+        """Work until the run is over or this process is asked to end; says which."""
+        log.addHandler(self.tail)
+        self.pulse.start()
+        self.events.note("started", launch=self.options.launch, machine=self.host.name)
+        try:
+            return self._loop()
+        except (faults.Damaged, faults.Refused) as fault:
+            why = f"a register of this run is damaged: {fault}; restore it from a backup"
+            self.events.note("stopped", why=why)
+            raise Stopped(why) from fault
+        except Stopped as why:
+            self.events.note("stopped", why=str(why))
+            self._ring()
+            raise
+        finally:
+            self.pulse.ended = True
+            self.events.note("ended", ops=self.store.disk.ops)
+            log.removeHandler(self.tail)
+
+    def _loop(self) -> str:
+        trouble = 0
+        while not self.host.stopping:
+            try:
+                if self._turn():
+                    return "over"
+                trouble = 0
+            except (faults.Full, faults.Passing, faults.Missing) as fault:
+                trouble = self._wait(fault, trouble)
+            except NotYet:  # what was seen a moment ago is gone: the server crashed, or a member was voided
+                self.host.sleep(0.1)
+                self._fresh = True
+        return "interrupted"
+
+    def _turn(self) -> bool:
+        """One turn of the loop; true when the run is over."""
+        heard, now = self.store.news("bell"), self.host.now()
+        tick = now - self._ticked > self.options.tick_seconds
+        if heard == self._bell and not tick and not self._fresh:
+            self._nap(now)
+            return False
+        self._bell = heard
+        if tick:
+            self._ticked = now
+            self._obey()
+            self._hear_of_peers()
+        fresh, self._fresh = self._fresh, False
+        self.history.look(probe=8 if tick else 0)
+        if self._plan(fresh, now):
+            self._ring()
+        if self.history.over:
+            planning.prune(self.store, self.history)
+            self.events.note("over", rounds=self.history.first)
+            return True
+        self._work(tick, now)
+        return False
+
+    def _work(self, tick: bool, now: float) -> None:
+        news = False
+        if id := self.chooser.choose(tick):
+            self._note_wait(now)
+            self._fresh = True
+            news = self.workshop.produce(id)
+        elif self.chooser.yielding:
+            self._fresh = True
+            self.host.sleep(0.005)
+        elif self.options.quorum < 1:
+            news = any([self.workshop.close(id) for id in self.elastic.late()])
+            self._fresh = news
+        if news:
+            self._ring()
+
+    # -- waiting ------------------------------------------------------------------------------------------------------
+
+    def _nap(self, now: float) -> None:
+        """Short naps at first, then in proportion to the wait so far: never more than 5% of it is added."""
+        if self._waits_since == _NEVER:
+            self._waits_since = now
+        self.host.sleep(min(self.options.poll_seconds, max(0.005, 0.05 * (now - self._waits_since))))
+
+    def _note_wait(self, now: float) -> None:
+        if self._waits_since != _NEVER:
+            self.events.note("waited", seconds=round(now - self._waits_since, 3))
+            self._waits_since = _NEVER
+
+    def _wait(self, fault: faults.Fault, trouble: int) -> int:
+        """The disk has no room or does not answer: say so, do what helps, and wait longer each time."""
+        full = isinstance(fault, faults.Full)
+        self.events.note("waits", why=f"the disk {'is full' if full else 'does not answer properly'}: {fault}")
+        with contextlib.suppress(faults.Fault, NotYet):
+            if full:
+                planning.prune(self.store, self.history)
+            elif trouble >= 3:
+                self.store.reopen()
+        self.host.sleep(min(30.0, 0.1 * 2**trouble))
+        self._fresh = True
+        return min(trouble + 1, 10)
+
+    # -- the others ---------------------------------------------------------------------------------------------------
+
+    def _obey(self) -> None:
+        """What holds for everybody: the run was stopped, or has had its time."""
+        if self.host.now() - self._began > self.options.time_limit:
+            launches.end(self.store, f"its time limit of {self.options.time_limit / 3600:g} hours")
+        if why := launches.ordered(self.store, self.options.launch):
+            raise Stopped(why)
+
+    def _hear_of_peers(self) -> None:
+        names = [n for n in self.store.names("workers") if n.endswith(".pulse") and not n.startswith(self.store.name)]
+        some = sorted(names, key=lambda n: zlib.crc32(f"{self.store.name}{n}{self._ticked}".encode()))[:_PEERS]
+        texts = [self.store.news(f"workers/{n}") for n in some]
+        with contextlib.suppress(strictjson.Bad):
+            self.desk.pace.learn([strictjson.parse(text.encode()) for text in texts if text])
+
+    def _plan(self, fresh: bool, now: float) -> bool:
+        """Write down what can be planned, unless somebody else is likely doing just that."""
+        round = planning.plannable(self.history)
+        if round != self._plannable[0]:
+            self._plannable = (round, now)
+        if round is None or not (fresh or now - self._plannable[1] > _PLAN_PATIENCE):
+            return False
+        planned, waits_for = planning.plan_ahead(self.store, self.strategy, self.history)
+        if waits_for != self._waits_for:
+            self._waits_for = waits_for
+            self.events.note("plan waits", waits_for)
+        if planned:
+            self.events.note("planned", rounds=planned, upto=max(self.history.plans))
+            planning.prune(self.store, self.history)
+        return planned > 0
+
+    def _ring(self) -> None:
+        """Only hurries the others, so a fault here is none."""
+        with contextlib.suppress(faults.Fault):
+            self.store.post("bell", self.host.token())

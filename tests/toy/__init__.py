@@ -1,0 +1,1 @@
+"""Models are vectors, text is noise: known arithmetic in the shape of the real methods."""

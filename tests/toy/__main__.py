@@ -1,0 +1,25 @@
+"""A run of toy models: `python -m tests.toy [--config FILE] [--workers N]`."""
+
+from fleet.start import Method, main
+from tests.toy.config import ToyConfig
+
+ABOUT = """Train a population of vectors on a shared folder: the real run, with models that cost nothing.
+
+python -m tests.toy --config evolution.json --workers 4
+"""
+
+
+def _strategy(config: ToyConfig):  # type: ignore[no-untyped-def]
+    from tests.toy.strategies import strategy
+
+    return strategy(config)
+
+
+def _maker(config: ToyConfig):  # type: ignore[no-untyped-def]
+    from tests.toy.maker import maker
+
+    return maker(config)
+
+
+if __name__ == "__main__":
+    main(Method("", ABOUT, ToyConfig, _strategy, _maker))

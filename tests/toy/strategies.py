@@ -1,0 +1,196 @@
+"""The methods' shapes: sharded DiLoCo, EDT with matching, EDT with rank selection, an ask/tell search, a tournament."""
+
+import math
+import random
+from dataclasses import dataclass
+
+from fleet.recipe import Member, Past, Recipe, Strategy
+from tests.toy.config import ToyConfig
+
+
+def at(round: int, *slots: str) -> tuple[str, ...]:
+    return tuple(f"{round}/{slot}" for slot in slots)
+
+
+def dice(*key: object) -> random.Random:
+    return random.Random(repr(key))
+
+
+@dataclass(frozen=True)
+class Toy:
+    c: ToyConfig
+
+    def seeds(self) -> tuple[int, ...]:
+        return self.c.initial_population or (self.c.seed,)
+
+    def inits(self) -> list[Recipe]:
+        return [Recipe(f"init-{i}", merge={"method": "init", "seed": seed}) for i, seed in enumerate(self.seeds())]
+
+    def first(self, k: int) -> tuple[str, ...]:
+        return at(0, f"init-{k % len(self.seeds())}")
+
+    def train(self, slot: int, round: int, lr: float = 1.0) -> dict[str, object]:
+        return {
+            "seed": self.c.seed, "slot": slot, "round": round, "steps": self.c.inner_steps, "lr": 0.05 * lr,
+            "outer_lr": self.c.outer_lr, "momentum": self.c.outer_momentum, "nesterov": self.c.outer_nesterov,
+        }  # fmt: skip
+
+    @property
+    def held_out(self) -> dict[str, object]:
+        return {"on": "held-out", "batch": self.c.eval_batch_size}
+
+    @property
+    def elastic(self) -> bool:
+        return self.c.quorum < 1
+
+
+class DiLoCo(Toy):
+    def plan(self, round: int, history: Past) -> list[Recipe]:
+        shards = range(self.c.shards)
+        cut = {"shards": self.c.shards}
+        if round > self.c.max_generations:
+            return []
+        if round == 0:
+            first = Recipe("init-0", merge={"method": "init", "seed": self.seeds()[0]})
+            return [first] + [
+                Recipe(f"shard-{s}", at(0, "init-0"), merge={"method": "cut", "shard": s, **cut}) for s in shards
+            ]
+        old, new = (at(r, *(f"shard-{s}" for s in shards)) for r in (round - 1, round))
+        names = [f"replica-{k}" for k in range(self.c.population_size)]
+        replicas = [
+            Recipe(
+                slot, old, {"method": "assemble"}, self.train(k, round) | cut, publish="change", optional=self.elastic
+            )
+            for k, slot in enumerate(names)
+        ]
+        step = {"method": "outer", **cut, **self.train(0, 0)}
+        outer = [
+            Recipe(f"shard-{s}", (*at(round, *names), old[s]), {**step, "shard": s, "old": old[s]}) for s in shards
+        ]
+        publish = "weights" if round == self.c.max_generations else "nothing"
+        return [*replicas, *outer, Recipe("global", new, {"method": "assemble"}, {}, self.held_out, publish)]
+
+
+class Matching(Toy):
+    def partners(self, round: int) -> dict[int, int]:
+        order = list(range(self.c.population_size))
+        dice(self.c.seed, round, "matching").shuffle(order)
+        return dict(zip(order[::2] + order[1::2], order[1::2] + order[::2], strict=True))
+
+    def plan(self, round: int, history: Past) -> list[Recipe]:
+        if round > self.c.max_generations:
+            return []
+        if round == 0:
+            return self.inits()
+        partner = self.partners(round) if self.c.population_size % 2 == 0 else {}
+        members = [
+            Recipe(
+                f"m{k}", at(round - 1, *(f"m{p}" for p in sorted({k, partner.get(k, k)}))) if round > 1 else self.first(k),
+                {"method": "mean"}, self.train(k, round), self.held_out, "step", optional=self.elastic,
+            )
+            for k in range(self.c.population_size)
+        ]  # fmt: skip
+        last = round == self.c.max_generations
+        parents = at(round, *(x.slot for x in members))
+        return [
+            *members,
+            Recipe("average", parents, {"method": "mean"}, {}, self.held_out, "weights" if last else "nothing"),
+        ]
+
+
+class Rank(Toy):
+    def plan(self, round: int, history: Past) -> list[Recipe]:
+        if round > self.c.max_generations:
+            return []
+        if round == 0:
+            return self.inits()
+        if round == 1:
+            return [self.child(k, 1, self.first(k), {"lr": 1.0}) for k in range(self.c.population_size)]
+        ranked = sorted((m for m in history.round(round - 1) if m), key=lambda m: (m.metrics["loss"], m.id))
+        roll = dice(self.c.seed, round, "rank")
+        elite = min(self.c.elitism, len(ranked))
+        plan = [Recipe(f"m{k}", (ranked[k].id,)) for k in range(elite)]  # carried over, unchanged
+        chances = [len(ranked) - i for i in range(len(ranked))]
+        for k in range(elite, self.c.population_size):
+            a, b = roll.choices(ranked, chances)[0], roll.choices(ranked, chances)[0]
+            genome = {"lr": roll.choice((a, b)).recipe.genome["lr"]}
+            if roll.random() < self.c.mutation_probability:
+                genome = {"lr": genome["lr"] * math.exp(self.c.mutation_strength * roll.gauss(0, 1))}
+            plan.append(self.child(k, round, tuple(dict.fromkeys((a.id, b.id))), genome))
+        return plan
+
+    def child(self, k: int, round: int, parents: tuple[str, ...], genome: dict[str, float]) -> Recipe:
+        train = self.train(k, round, genome["lr"])
+        return Recipe(f"m{k}", parents, {"method": "mean"}, train, self.held_out, "step", genome, self.elastic)
+
+
+class Search(Toy):
+    """Ask: points around a mean. Tell: the mean of the better half is the next one; failures rank last."""
+
+    donors = 3
+
+    def plan(self, round: int, history: Past) -> list[Recipe]:
+        if round > self.c.max_generations + 1:
+            return []
+        if round == 0:
+            return [Recipe(f"donor-{d}", merge={"method": "init", "seed": self.c.seed + d}) for d in range(self.donors)]
+        donors = at(0, *(f"donor-{d}" for d in range(self.donors)))
+        told = [history.round(r) for r in range(1, round)]
+        if round == self.c.max_generations + 1:
+            good = [m for members in told for m in members if m]
+            best = (
+                min(good, key=lambda m: (m.metrics["loss"], m.id)).recipe.genome["x"] if good else [1 / self.donors] * 3
+            )
+            return [Recipe("best", donors, {"method": "linear", "weights": best}, {}, self.held_out)]
+        test = {**self.held_out, "cliff": self.c.cliff}
+        return [
+            Recipe(f"c{k}", donors, {"method": "linear", "weights": x}, {}, test, "nothing", {"x": x}, True)
+            for k, x in enumerate(self.ask(told, round))
+        ]
+
+    def ask(self, told: list[list[Member]], round: int) -> list[list[float]]:
+        mean, spread = [1 / self.donors] * self.donors, 0.4
+        for members in told:
+            better = sorted((m for m in members if m), key=lambda m: (m.metrics["loss"], m.id))[
+                : len(members) // 2 or 1
+            ]
+            if better:
+                points = [m.recipe.genome["x"] for m in better]
+                mean, spread = [math.fsum(column) / len(points) for column in zip(*points, strict=True)], spread * 0.9
+        roll = dice(self.c.seed, round, "ask")
+        return [[x + spread * roll.gauss(0, 1) for x in mean] for _ in range(self.c.population_size)]
+
+
+class Tournament(Toy):
+    def plan(self, round: int, history: Past) -> list[Recipe]:
+        roll = dice(self.c.seed, round, "tournament")
+        if round == 0:
+            return [
+                Recipe(f"donor-{d}", merge={"method": "init", "seed": self.c.seed + d}, train=self.train(d, 0))
+                for d in range(3)
+            ]
+        if round == 1:
+            pairs = [roll.sample(range(3), 2) for _ in range(self.c.population_size)]
+            return [self.child(k, at(0, *(f"donor-{d}" for d in pair)), roll.random()) for k, pair in enumerate(pairs)]
+        if history.plan(round - 1)[0].slot == "winner":
+            return []
+        now = sorted((m for m in history.round(round - 1) if m), key=lambda m: (m.metrics["loss"], m.id))
+        if round > self.c.max_generations:
+            return [Recipe("winner", (now[0].id,))]
+        plan = [Recipe("m0", (now[0].id,))]
+        for k in range(1, self.c.population_size):
+            a, b = sorted(roll.sample(range(len(now)), 2))
+            share = min(1.0, max(0.0, now[a].recipe.genome["t"] + 0.2 * roll.gauss(0, 1)))
+            plan.append(self.child(k, (now[a].id, now[b].id), share))
+        return plan
+
+    def child(self, k: int, parents: tuple[str, ...], share: float) -> Recipe:
+        merge = {"method": "linear", "weights": [1 - share, share]}
+        return Recipe(f"m{k}", parents, merge, {}, self.held_out, genome={"t": share})
+
+
+STRATEGIES = {"diloco": DiLoCo, "matching": Matching, "rank": Rank, "search": Search, "tournament": Tournament}
+
+
+def strategy(config: ToyConfig) -> Strategy:
+    return STRATEGIES[config.algorithm](config)
