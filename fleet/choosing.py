@@ -16,7 +16,7 @@ class Chooser:
 
     def choose(self, tick: bool) -> str | None:
         """Claim something; looking for dead or slow holders, which reads their pulses, is left to the slow tick."""
-        free, held = [], []
+        free, held = list[str](), list[str]()
         self.yielding = False
         for id in self._makeable():
             (held if self.desk.claims.held(id) else free).append(id)
@@ -35,7 +35,7 @@ class Chooser:
         finished, jobs = self.desk.history.finished, self.desk.history.open()
         wanted = {parent for _, recipe in jobs for parent in recipe.parents}
         ready = [(id, recipe) for id, recipe in jobs if all(map(finished, recipe.parents))]
-        return [id for id, _ in sorted(ready, key=lambda job: self._rank(*job, wanted))]
+        return [id for id, _ in sorted(ready, key=lambda job: self._rank(job[0], job[1], wanted))]
 
     def _rank(self, id: str, recipe: Recipe, wanted: set[str]) -> tuple[bool, int, int, int]:
         """Evaluations that nothing waits for come last; ties are broken by the worker's name, so that all differ."""

@@ -84,7 +84,10 @@ class Claims:
             {"by": self.store.name, "identity": [*self.store.host.identity], "launch": self.launch},
         )
         claim["machine"] = self.store.host.name
-        stands = self.store.settle(self._path(id, "claim", n), claim, durable=False)
+        try:
+            stands = self.store.settle(self._path(id, "claim", n), claim, durable=False)
+        except faults.Damaged:  # not synced, so a crash may have torn it: nobody's, until it looks dead
+            stands = {}
         self._saw(id, "claim", n)
         self._records[self._path(id, "claim", n)] = stands
         if taken := stands == claim:
@@ -124,10 +127,7 @@ class Claims:
             self.store.settle(self._path(id, "from", self._own[id][1]), {"step": step}, durable=False)
 
     def _progress(self, id: str, n: int) -> Any:
-        try:
-            return self.store.read(self._path(id, "from", n)).get("step")
-        except faults.Missing:
-            return None
+        return self.record(id, "from", n).get("step")
 
     def record(self, id: str, kind: str, n: int) -> Value:
         path = self._path(id, kind, n)

@@ -5,16 +5,25 @@ that it uses. A key is *bound* when changing it would change results, *operation
 """
 
 import difflib
-import re
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, WithJsonSchema
 
 from fleet import strictjson
 
 LIMIT = 1 << 20
+
+Text = Annotated[
+    str, StringConstraints(pattern=r"^\P{C}+$"), WithJsonSchema({"expected": "text without control characters"})
+]
+Name = Annotated[
+    str,
+    StringConstraints(pattern=r"^([A-Za-z0-9][A-Za-z0-9_.-]{0,63})?$"),
+    WithJsonSchema({"expected": "up to 64 letters, digits, '.', '-' and '_', beginning with a letter or a digit"}),
+]
 
 
 class Wrong(ValueError):
@@ -57,22 +66,12 @@ def is_bound(room: type[BaseModel], key: str) -> bool:
     return isinstance(extra, dict) and bool(extra["bound"])
 
 
-def _plain_name(value: str) -> str:
-    if value and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", value):
-        raise ValueError("allowed are up to 64 letters, digits, '.', '-' and '_', beginning with a letter or a digit")
-    return value
-
-
 class FleetConfig(Room):
     """The run itself."""
 
-    algorithm: Annotated[str, AfterValidator(_plain_name)] = bound(
-        "", "Which method the run uses. A script's own algorithm, or a flag, wins over it."
-    )
-    project_name: Annotated[str, AfterValidator(_plain_name)] = bound(
-        "", "The run's folder below BASE_DIR. Empty: the algorithm's name."
-    )
-    seed: int = bound(1, "Where all randomness begins.", ge=0, lt=2**63)
+    algorithm: Name = bound("", "Which method the run uses. A script's own algorithm wins over it.")
+    project_name: Name = bound("", "The run's folder below BASE_DIR. Empty: the algorithm's name.")
+    seed: int = bound(1, "Where all randomness begins.", ge=0, le=2**63 - 1)
     population_size: int = bound(8, "Members, or replicas, of a round.", ge=1, le=4096)
     max_generations: int = bound(
         12, "Rounds that train; round 0 prepares and one last round may sum up.", ge=1, le=90_000
@@ -87,8 +86,8 @@ class FleetConfig(Room):
         le=1,
     )
     grace_seconds: float = bound(60.0, "Elastic rounds: how long a quorum waits for the others.", ge=0, le=1e6)
-    base_dir: str = operational(
-        "runs", "The folder on the shared disk that holds the runs; relative to the configuration file.", min_length=1
+    base_dir: Text = operational(
+        "runs", "The folder on the shared disk that holds the runs; relative to the configuration file."
     )
     num_machines: int = operational(2, "Local workers, where one machine stands for several.", ge=1, le=1024)
     snapshot_minutes: float = operational(
@@ -108,10 +107,11 @@ class FleetConfig(Room):
         0.0, "Ends the run for good when a worker has worked for so long; 0 never does.", ge=0, le=1e5
     )
     restarts: int = operational(5, "How often in a row a worker that crashed at once is started again.", ge=0, le=1000)
-    log_level: str = operational("INFO", "Of the workers' logs.", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = operational("INFO", "Of the workers' logs.")
 
 
 T = TypeVar("T", bound=Room)
+M = TypeVar("M", bound=BaseModel)
 
 
 def load(path: Path, room: type[T]) -> T:
@@ -119,19 +119,7 @@ def load(path: Path, room: type[T]) -> T:
     value = read_json(path)
     if not isinstance(value, dict):
         raise Wrong(f"{path}: an object is expected, {{...}}, not {_short(value)}")
-    return validated(room, _lowered(value, path), str(path))
-
-
-def validated(room: type[T], values: Mapping[str, Any], where: str) -> T:
-    for key in values:
-        if key not in room.model_fields:
-            near = difflib.get_close_matches(key, room.model_fields, n=1, cutoff=0.5)
-            hint = f"; did you mean {near[0].upper()}?" if near else "; docs/configuration.md lists all keys"
-            raise Wrong(f"{where}: unknown key {key.upper()}{hint}")
-    try:
-        return room.model_validate(values)
-    except ValidationError as error:
-        raise Wrong("\n".join(f"{where}: {_problem(dict(each))}" for each in error.errors())) from None
+    return validated(room, lowered(value, str(path)), str(path))
 
 
 def read_json(path: Path) -> Any:
@@ -139,62 +127,90 @@ def read_json(path: Path) -> Any:
         with path.open("rb") as file:
             data = file.read(LIMIT + 1)
     except OSError as error:
-        raise Wrong(f"{path}: {error.strerror}") from None
+        raise Wrong(f"{path}: cannot be read: {error.strerror}") from None
     try:
         return strictjson.parse(data, LIMIT)
     except strictjson.Bad as error:
-        comments = (
-            ""
-            if not re.search(rb"^\s*(//|#|/\*)|[\],}0-9\"]\s*(//|#|/\*)", data, re.M)
-            else ("; JSON has no comments: remove what stands after // or #")
-        )
-        raise Wrong(f"{path}: {error}{comments}") from None
+        raise Wrong(f"{path}: {error}") from None
 
 
-def table(rooms: list[type[Room]]) -> str:
-    """All keys as a table for docs/configuration.md."""
-    lines = ["| key | default | allowed | changes results | what it is |", "|---|---|---|---|---|"]
-    for room in rooms:
-        own = [key for key in room.__annotations__ if key in room.model_fields]
-        for key in own:
-            field = room.model_fields[key]
-            results = "yes" if is_bound(room, key) else "no"
-            default = strictjson.text(field.get_default(call_default_factory=True))
-            lines.append(f"| `{key.upper()}` | `{default}` | {allowed(room, key)} | {results} | {field.description} |")
-    return "\n".join(lines) + "\n"
-
-
-def allowed(room: type[BaseModel], key: str) -> str:
-    schema = room.model_json_schema()["properties"][key]
-    kinds = {
-        "string": "text",
-        "integer": "whole number",
-        "number": "number",
-        "boolean": "true or false",
-        "array": "list",
-    }
-    words = [kinds.get(schema.get("type", ""), schema.get("type", "see text"))]
-    signs = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
-    words += [f"{sign} {schema[name]:g}" for name, sign in signs.items() if name in schema]
-    if "pattern" in schema:
-        words = [schema["pattern"].strip("^$()").replace("|", ", ")]
-    return ", ".join(words)
-
-
-def _lowered(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    lowered: dict[str, Any] = {}
+def lowered(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Keys are the same in any case."""
+    found: dict[str, Any] = {}
     for key, value in values.items():
-        if key.lower() in lowered:
-            raise Wrong(f"{path}: the key {key.upper()} stands there twice, in two spellings")
-        lowered[key.lower()] = value
-    return lowered
+        if key.lower() in found:
+            raise Wrong(f"{where}: the key {_short(key)} stands there twice, in two spellings")
+        found[key.lower()] = value
+    return found
 
 
-def _problem(error: dict[str, Any]) -> str:
-    key = ".".join(str(part) for part in error["loc"])
-    return f"{key.upper()} is {_short(error['input'])}: {error['msg']}"
+def validated(model: type[M], values: Mapping[str, Any], where: str, spelled: Callable[[str], str] = str.upper) -> M:
+    """A record of these values, or all that is wrong with them, a line each."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        problems = [_problem(model, values, dict(each), spelled) for each in error.errors()]
+        raise Wrong("\n".join(f"{where}: {each}" for each in dict.fromkeys(problems))) from None
+
+
+def _problem(model: type[M], values: Mapping[str, Any], error: Mapping[str, Any], spelled: Callable[[str], str]) -> str:
+    if not error["loc"]:  # a rule about several keys says all by itself
+        return str(error["msg"])
+    key = str(error["loc"][0])
+    if key not in model.model_fields:
+        near = difflib.get_close_matches(key[:64], model.model_fields, n=1, cutoff=0.0)[0]
+        listed = "docs/configuration.md lists all"
+        return f"unknown key {_short(spelled(key))}; the nearest known key is {spelled(near)}, {listed}"
+    seen = f"is {_short(values[key])}" if key in values else "is missing"
+    return f"{spelled(key)} {seen}: {allowed(model, key)} is expected"
 
 
 def _short(value: Any) -> str:
-    shown = repr(value)
+    shown = json.dumps(value)
     return shown if len(shown) <= 60 else shown[:57] + "..."
+
+
+# -- what is allowed, for messages and for docs/configuration.md -----------------------------------------------------
+
+
+def table(models: Iterable[type[BaseModel]], spelled: Callable[[str], str] = str.upper) -> str:
+    """The keys that these classes add, as a table."""
+    lines = ["| key | default | allowed | changes results | what it is |", "|---|---|---|---|---|"]
+    for model in models:
+        for key in model.__annotations__:
+            if field := model.model_fields.get(key):
+                required = field.is_required()
+                default = "" if required else f"`{json.dumps(field.get_default(call_default_factory=True))}`"
+                results = "yes" if is_bound(model, key) else "no"
+                cells = (f"`{spelled(key)}`", default, allowed(model, key), results, field.description)
+                lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines) + "\n"
+
+
+def allowed(model: type[BaseModel], key: str) -> str:
+    """In words: "a whole number from 1 to 4096"."""
+    return _words(model.model_json_schema()["properties"][key])
+
+
+_NOUNS = {"string": "text", "integer": "a whole number", "number": "a number", "boolean": "true or false"}
+_SIDES = (
+    {"minimum": "from", "exclusiveMinimum": "from above"},
+    {"maximum": "to", "exclusiveMaximum": "to below"},
+)
+
+
+def _words(schema: Mapping[str, Any]) -> str:
+    if "anyOf" in schema:
+        return " or ".join(_words(each) for each in schema["anyOf"] if each.get("type") != "null")
+    if "enum" in schema:
+        return " or ".join(map(json.dumps, schema["enum"]))
+    if schema.get("type") == "array":
+        most = f" up to {schema['maxItems']}" if "maxItems" in schema else ""
+        return f"a list of{most} items, each {_words(schema['items'])}"
+    noun = schema.get("expected") or _NOUNS[schema["type"]]
+    low, high = ([f"{word} {_plain(schema[name])}" for name, word in side.items() if name in schema] for side in _SIDES)
+    return " ".join([noun, *low, *(high or low and ["upwards"])])
+
+
+def _plain(number: float) -> str:
+    return str(int(number) if number == int(number) else number)

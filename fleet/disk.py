@@ -7,11 +7,13 @@ still means the old disk, so nothing can ever be written into the empty mount po
 import contextlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from fleet import faults
+
+T = TypeVar("T")
 
 _FILE, _FOLDER = 0o600, 0o700
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -145,7 +147,7 @@ class Disk:
         except OSError as error:
             raise faults.named(error, name) from error
 
-    def _counted(self, call, *args, **settings):  # type: ignore[no-untyped-def]
+    def _counted(self, call: Callable[..., T], *args: Any, **settings: Any) -> T:
         self.ops += 1
         return call(*args, **settings)
 
@@ -173,7 +175,7 @@ class FileWriter:
             except OSError as error:
                 raise faults.named(error, self._name) from error
 
-    def _do(self, call, *args):  # type: ignore[no-untyped-def]
+    def _do(self, call: Callable[..., T], *args: Any) -> T:
         self._disk.ops += 1
         try:
             return call(self._handle, *args)

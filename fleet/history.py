@@ -112,8 +112,8 @@ class History:
             try:
                 read = self.store.read if round < self.first else self.store.confirmed
                 self._outcomes[id] = self._outcome(id, read(path), version, path)
-            except faults.Missing:  # a crash of the server took it back, or this machine's view is old
-                self.forget(round)
+            except faults.Missing:  # void, or taken back by a crash of the server, or not visible here yet
+                self.reopen(id)
                 raise NotYet(id) from None
         return self._outcomes[id]
 
@@ -204,8 +204,12 @@ class History:
             except NotYet:
                 continue
             self.first = max(0, round - AHEAD)
-            for earlier in range(self.first, round):
-                self.plan(earlier)
+            try:
+                for earlier in range(self.first, round):
+                    self.plan(earlier)
+            except NotYet:  # not visible here yet: begin again rather than know a later plan without an earlier one
+                self.plans.clear()
+                raise
             return
 
     def _adopt_plans(self, always: bool) -> None:

@@ -1,5 +1,7 @@
 """Local workers: start n processes of the method's own script, watch them, and let them end well."""
 
+import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -10,14 +12,17 @@ from types import FrameType
 from typing import IO, Any
 
 from fleet import faults, launches, status
-from fleet.config import FleetConfig, Wrong
+from fleet.config import FleetConfig
 from fleet.history import History
 from fleet.host import Host
 from fleet.recipe import NotYet
 from fleet.run import create_run
-from fleet.start import Method, process
+from fleet.start import Method, process, this_script
+from fleet.store import Store
 
 _QUICK = 60.0  # a worker that lived for so long did not crash at once
+_SHOWN = 16  # members of the last round that are worth a line
+_FINAL = (0, 2, 3, 130)  # the run is over, something is wrong here, the run stopped, interrupted: no second try helps
 
 
 @dataclass
@@ -27,20 +32,25 @@ class Seat:
     number: int
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
-    crashes: int = 0
+    crashes: int = 0  # in a row, each soon after the start
     again_at: float = 0.0
     code: int | None = None  # how it ended for good
+
+    @property
+    def fate(self) -> str:
+        row = f", {self.crashes} times in a row" if self.crashes > 1 else ""
+        return f"worker {self.number} {_ending(self.code or 0)}{row}"
 
 
 class Starter:
     def __init__(self, method: Method[Any], config: FleetConfig, where: Path, workers: int | None) -> None:
-        self.method, self.host = method, Host()
+        self.host = Host()
         algorithm = method.algorithm or config.algorithm
         config = config.model_copy(update={"algorithm": algorithm, "project_name": config.project_name or algorithm})
         self.config, self.count = config, workers or config.num_machines
         self.base = (where / config.base_dir).resolve()
         self.folder = self.base / config.project_name
-        self._signals = 0
+        self._signals = self._passed_on = 0
         self._log: IO[bytes] | None = None
 
     def run(self) -> int:
@@ -59,9 +69,11 @@ class Starter:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._signal)
         log = self.folder / "workers" / f"local-{launch}.log"
-        with log.open("ab") as self._log:
-            self._work([Seat(n) for n in range(self.count)], history)
-        return self._report(store, history, launch, log)
+        print(f"{self.count} worker{'s' * (self.count > 1)}; what they say: {log}", flush=True)
+        with log.open("a+b") as self._log:
+            seats = [Seat(n) for n in range(self.count)]
+            self._work(seats, history)
+            return self._report(store, history, launch, seats)
 
     def _work(self, seats: list[Seat], history: History) -> None:
         progress = status.Progress(history)
@@ -73,11 +85,11 @@ class Starter:
                 self._check(seat)
             progress.show()
             time.sleep(0.1)
-        progress.show()
+        progress.show(last=True)
 
     def _sit(self, seat: Seat) -> None:
         name = f"local-{seat.number}-{self.host.token()[:8]}"
-        seat.process = process(_this_script(), name, self.folder, self.config.threads, self._log)
+        seat.process = process(this_script(), name, self.folder, self.config.threads, self._log)
         seat.started = self.host.now()
 
     def _check(self, seat: Seat) -> None:
@@ -89,14 +101,15 @@ class Starter:
             return
         if (code := seat.process.poll()) is None:
             return
+        if seat.process.stdin:
+            seat.process.stdin.close()
         seat.crashes = seat.crashes + 1 if now - seat.started < _QUICK else 1
         seat.process = None
-        if code in (0, 2, 3, 130) or self._signals or seat.crashes > self.config.restarts:
-            seat.code = code
+        if code in _FINAL or self._signals or seat.crashes > self.config.restarts:
+            seat.code, seat.crashes = code, 0 if code in _FINAL else seat.crashes
             return
-        reason = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-        print(f"worker {seat.number} {reason}; starting it again", flush=True)
-        seat.again_at = now + (0.1 * 2**seat.crashes if seat.crashes > 1 else 0.0)
+        print(f"worker {seat.number} {_ending(code)}; another takes its place", flush=True)
+        seat.again_at = now + (min(10.0, 0.1 * 2**seat.crashes) if seat.crashes > 1 else 0.0)
 
     # -- ending ---------------------------------------------------------------------------------------------------------
 
@@ -105,50 +118,64 @@ class Starter:
 
     def _forward(self, seats: list[Seat]) -> None:
         """The first Ctrl-C lets each worker end at its next step boundary, the second ends it at once."""
-        if not self._signals:
+        if self._signals == self._passed_on:
             return
-        if self._signals == 1:
+        if self._passed_on == 0:
             print("\nStopping at the next step; work in progress is kept. Ctrl-C again stops at once.", flush=True)
-            self._signals = 2
-        number = signal.SIGTERM if self._signals == 2 else signal.SIGKILL
+        self._passed_on = self._signals
         for seat in seats:
-            if seat.process:
-                seat.process.send_signal(number)
+            if seat.process and self._signals == 1:
+                seat.process.terminate()
+            elif seat.process:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(seat.process.pid, signal.SIGKILL)  # it leads a group: its own children go with it
             elif seat.code is None:
                 seat.code = 130
 
-    def _report(self, store: Any, history: History, launch: int, log: Path) -> int:
-        history.look(probe=8)
+    def _report(self, store: Store, history: History, launch: int, seats: list[Seat]) -> int:
+        with contextlib.suppress(faults.Passing, NotYet):
+            history.look(probe=8)
         if history.over:
             return self._result(history)
         if self._signals:
-            print(f"Stopped in round {history.first}. The same command goes on from here.")
+            print(f"Stopped in round {max(0, history.first)}. The same command goes on from here.")
             return 130
         if why := launches.ordered(store, launch):
             print(f"The run stopped: {why}", file=sys.stderr)
         else:
-            print("All workers ended before the run was over.", file=sys.stderr)
-        print(f"What they said: {log}", file=sys.stderr)
+            print("All workers ended before the run was over:", file=sys.stderr)
+            print(*(f"  {seat.fate}" for seat in seats[:_SHOWN]), *self._last_words(), sep="\n", file=sys.stderr)
+        print(f"Their log: {getattr(self._log, 'name', '')}\nThe same command goes on from here.", file=sys.stderr)
         return 1
+
+    def _last_words(self, most: int = 8) -> list[str]:
+        """What the log says besides the usual; through its handle, since the disk may not be mounted here any more."""
+        assert self._log
+        self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - (1 << 16)))
+        lines = self._log.read().decode(errors="replace").splitlines()
+        unusual = [line for line in lines if " INFO " not in line and " DEBUG " not in line]
+        return [f"  {line[:500]}" for line in unusual[-most:]]
 
     def _result(self, history: History) -> int:
         last = history.first - 1
-        print(f"The run is over after {last} rounds. Its last round:")
-        for member in history.round(last):
+        print(f"The run is over after {max(0, last)} rounds.{' Its last round:' if last >= 0 else ''}")
+        members = history.round(last) if last >= 0 else []
+        for member in members[-_SHOWN:]:
             try:
-                where = f"files/{history.outcome(member.origin).attempt}" if member.digests else ""
+                where = f"files/{history.outcome(member.origin).attempt}" if member.digests else member.absent
             except (NotYet, faults.Fault, KeyError):
                 where = ""
             print(f"  {member.id}  {status.metrics_text(member.metrics)}  {where}".rstrip())
+        if len(members) > _SHOWN:
+            print(f"  and {len(members) - _SHOWN} more before these")
         print(f"Everything is in {self.folder}")
         return 0
 
 
-def _this_script() -> list[str]:
-    """The command that runs the script that is running."""
-    main = sys.modules["__main__"]
-    if spec := getattr(main, "__spec__", None):
-        return [sys.executable, "-m", spec.name.removesuffix(".__main__")]
-    if not (path := getattr(main, "__file__", None)):
-        raise Wrong("a run can only be started from a script")
-    return [sys.executable, str(Path(path).absolute())]
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"ended with code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:  # a real-time signal
+        return f"was killed by signal {-code}"

@@ -10,7 +10,7 @@ from fleet import claims, faults, launches
 from fleet.desk import Desk, Stopped
 from fleet.events import Tail, log
 from fleet.payload import Draft, Files
-from fleet.recipe import folder, place
+from fleet.recipe import NotYet, folder, place
 from fleet.repair import Repair
 from fleet.store import Value
 from fleet.work import Failed, Interrupted, Maker, Unwanted, Work, prefix_of
@@ -25,7 +25,7 @@ class Workshop:
     def produce(self, id: str) -> bool:
         """Make a claimed recipe and publish what came of it; true if there is news for the others."""
         desk, began = self.desk, self.desk.host.now()
-        draft = Draft(desk.store, f"{prefix_of(id)}{desk.host.token()}")
+        draft = Draft(desk.store, f"{prefix_of(id)}{desk.history.slot(id).version}.{desk.host.token()}")
         outcome: list[Value] = []
         with self._failing(id, draft, outcome):
             work = self._work(id, draft)
@@ -99,7 +99,7 @@ class Workshop:
         except Unwanted:
             draft.drop()
             self.desk.events.note("behind", id)
-        except (faults.Full, faults.Passing, faults.Denied):
+        except (faults.Full, faults.Passing, faults.Denied, NotYet):
             draft.drop(keep_snapshot=True)
             raise
         except (faults.Missing, faults.Damaged, faults.Refused) as fault:

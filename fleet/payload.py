@@ -27,6 +27,7 @@ class Draft:
         self.store, self.attempt = store, attempt
         self.written = 0
         self._made = self._snapshots = False
+        self._foreign: set[str] = set()  # written by somebody else's library
         self._digests: Files = {}
 
     def write(self, name: str, data: bytes) -> None:
@@ -45,6 +46,7 @@ class Draft:
         """For libraries that want to write a file themselves; it is read once more to be hashed."""
         self._check(name)
         self._folder()
+        self._foreign.add(name)
         return self.store.disk.root / "files" / self.attempt / name
 
     def seal(self) -> Files:
@@ -52,10 +54,9 @@ class Draft:
         if not self._made:
             return {}
         self.forget_snapshots()
-        for name in self.store.disk.list(self._place):
-            if name not in self._digests:
-                self._digests[name] = self._adopt(name)
-                self.written += self._digests[name][0]
+        for name in sorted(self._foreign):
+            self._digests[name] = self._adopt(name)
+            self.written += self._digests[name][0]
         self._sync()
         return dict(sorted(self._digests.items()))
 
@@ -70,11 +71,11 @@ class Draft:
 
     def snapshot(self, step: int, state: Any, save: Callable[["Saver"], None]) -> None:
         """Keep what the recipe needs to go on from here; the manifest comes last, then older ones go."""
+        self._snapshots = True
         saver = Saver(self, step)
         save(saver)
         manifest = {"step": step, "state": state, "files": saver.files}
         self._sync()
-        self._snapshots = True
         self.store.settle(f"{self._place}/snapshot.{step}.json", manifest)
         self.forget_snapshots(but=step)
 

@@ -36,21 +36,31 @@ def plan_ahead(store: Store, strategy: Strategy, history: History) -> tuple[int,
 def prune(store: Store, history: History) -> None:
     """Remove what no recipe can need any more: old rounds, and attempts that came to nothing."""
     limit = history.first - 2  # the parents of the first open round, and theirs, from which damage is repaired
-    kept, attempts = _carried(history, limit), defaultdict[str, list[str]](list)
+    kept, attempts = _carried(history, limit), defaultdict[str, list[tuple[str, int]]](list)
     for attempt in store.names("files"):
         match attempt.split("."):
-            case [digits, slot, _] if digits.isdecimal():
-                attempts[name(int(digits), slot)].append(attempt)
-    for id, all_of_it in attempts.items():
+            case [digits, slot, version, _] if digits.isdecimal() and version.isdecimal():
+                attempts[name(int(digits), slot)].append((attempt, int(version)))
+    for id, found in attempts.items():
         round = place(id)[0]
         if 0 < round < limit and id not in kept:
-            useless = all_of_it
-        elif round < history.first and len(all_of_it) > 1:
-            useless = [attempt for attempt in all_of_it if not _stands(history, id, attempt)]
+            useless = [attempt for attempt, _ in found]
+        elif round < history.first and len(found) > 1:
+            useless = _beaten(history, id, found)
         else:
             continue
         for attempt in useless:
             payload.drop(store, attempt)
+
+
+def _beaten(history: History, id: str, attempts: list[tuple[str, int]]) -> list[str]:
+    """Attempts that lost to the one whose register stands, or whose version is void. Those at a later version than the
+    one known here are left alone: somebody else knows more."""
+    try:
+        outcome = history.outcome(id)
+    except (KeyError, NotYet):
+        return []
+    return [attempt for attempt, version in attempts if version <= outcome.version and attempt != outcome.attempt]
 
 
 def _carried(history: History, limit: int) -> set[str]:
@@ -61,10 +71,3 @@ def _carried(history: History, limit: int) -> set[str]:
 
 def _carried_in(round: int, recipes: Iterable[Recipe]) -> list[str]:
     return [name(round, recipe.slot) for recipe in recipes if recipe.carried]
-
-
-def _stands(history: History, id: str, attempt: str) -> bool:
-    try:
-        return history.outcome(id).attempt == attempt
-    except (KeyError, NotYet):
-        return False

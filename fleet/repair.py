@@ -11,7 +11,7 @@ class Repair:
         self._puzzles: dict[str, int] = {}
 
     def behind(self, id: str) -> bool:
-        """The recipe has an outcome by now: its parents' files may be gone, and no error in making it means anything."""
+        """The recipe has an outcome by now: its parents' files may be gone, and no error means anything."""
         self.desk.history.look(probe=8)
         if finished := self.desk.history.finished(id):
             self.desk.events.note("behind", id)

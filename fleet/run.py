@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,17 +29,35 @@ class Mount:
         return f"{self.source} ({self.kind}) on {self.point}"
 
 
+class NoRun(Wrong):
+    """A folder that is not a run's, or not there at all."""
+
+
 def open_run(folder: Path, host: Host, name: str) -> tuple[Store, Mapping[str, Any]]:
     """A run that exists, for a worker or a reader; never makes anything."""
     try:
         store = Store(Disk(folder), host, name)
         run = store.read("run.json")
     except (faults.Missing, faults.Refused):
-        raise Wrong(f"{folder}: not the folder of a run; is the shared disk mounted?") from None
+        raise NoRun(f"{folder}: not the folder of a run; is the shared disk mounted?") from None
+    except faults.Denied as error:
+        raise Wrong(f"{folder}: cannot be read: {error}") from None
     if run.get("format") != FORMAT:
         raise Wrong(f"{folder}: made by another version of this project (format {run.get('format')}, not {FORMAT})")
-    store.run_id = str(run["id"])
+    if not (isinstance(run.get("id"), str) and isinstance(run.get("config"), dict)):
+        raise Wrong(f"{folder}/run.json: has another shape than this project writes")
+    for inner in FOLDERS:
+        _real_folder(store, inner)
+    store.run_id = run["id"]
     return store, run
+
+
+def _real_folder(store: Store, inner: str) -> None:
+    """A link would lead the run's files to somewhere else."""
+    try:
+        store.disk.list(inner)
+    except (faults.Missing, faults.Refused) as error:
+        raise Wrong(f"{store.disk.root}/{inner}: a folder of the run is expected here: {error}") from None
 
 
 def create_run(base: Path, project: str, bound: Mapping[str, Any], host: Host) -> tuple[Store, bool]:
@@ -47,10 +66,10 @@ def create_run(base: Path, project: str, bound: Mapping[str, Any], host: Host) -
     folder = base / project
     try:
         store, run = open_run(folder, host, f"starter-{host.token()}")
-    except Wrong:
+    except NoRun:
         _make_folder(base, project, bound, host)
         return open_run(folder, host, f"starter-{host.token()}")[0], True
-    _check_binding(folder, run.get("config", {}), bound)
+    _check_binding(folder, run["config"], bound)
     return store, False
 
 
@@ -125,7 +144,7 @@ def mount_of(path: Path, table: Path = Path("/proc/self/mountinfo")) -> Mount:
     best = Mount("/", "", "")
     for line in table.read_text().splitlines():
         left, _, right = line.partition(" - ")
-        point = left.split()[4].encode().decode("unicode_escape")
+        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), left.split()[4])
         if path.is_relative_to(point) and len(point) >= len(best.point):
             kind, source, *_ = right.split()
             best = Mount(point, kind, source)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
 from cyclopts import App, Parameter
+from cyclopts.validators import Number
 
 from fleet import faults, launches
 from fleet.config import FleetConfig, Wrong, load
@@ -27,6 +28,17 @@ from fleet.work import Maker
 from fleet.worker import Worker
 
 C = TypeVar("C", bound=FleetConfig)
+
+_EXAMPLES = """Start a run, or go on with it (the same command does both):
+
+    {name} --config evolution.json --workers 4
+
+Watch it from another terminal:
+
+    python -m fleet.status RUN_DIR --watch
+
+Ctrl-C stops it well: each worker ends at its next step, and what it has done so far is kept. Exit codes: 0 the run
+is over, 1 it stopped and says why, 2 something about the command or the disk is wrong, 130 it was interrupted."""
 
 
 @dataclass(frozen=True)
@@ -42,23 +54,19 @@ class Method(Generic[C]):
 
 def main(method: Method[Any], arguments: list[str] | None = None) -> None:
     """The whole command line of a method's script."""
-    app = App(name=Path(sys.argv[0]).name, help=method.about, version_flags=[])
+    name = " ".join(["python", *this_script()[1:]])
+    app = App(name=name, help=method.about, help_epilogue=_EXAMPLES.format(name=name), version_flags=[])
 
     @app.default
     def start(
         *,
-        config: Path = Path("evolution.json"),
-        workers: Annotated[int | None, Parameter(help="Local workers; NUM_MACHINES by default.")] = None,
+        config: Annotated[Path, Parameter(help="The configuration file.")] = Path("evolution.json"),
+        workers: Annotated[
+            int | None, Parameter(help="Local workers; NUM_MACHINES by default.", validator=Number(gte=1, lte=1024))
+        ] = None,
         worker: Annotated[tuple[str, Path] | None, Parameter(show=False)] = None,
         leash: Annotated[bool, Parameter(show=False)] = False,
     ) -> int:
-        """Start the run, or go on with it.
-
-        Parameters
-        ----------
-        config
-            The configuration file.
-        """
         if worker:
             return work(method, *worker, leash)
         from fleet.local import Starter
@@ -67,11 +75,23 @@ def main(method: Method[Any], arguments: list[str] | None = None) -> None:
 
     try:
         sys.exit(app(arguments, result_action="return_value"))
+    except (faults.Damaged, faults.Refused) as error:
+        print(f"{error}\nThis file of the run is damaged: restore it from a backup.", file=sys.stderr)
     except (Wrong, faults.Fault) as error:
         print(error, file=sys.stderr)
-        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+    sys.exit(2)
+
+
+def this_script() -> list[str]:
+    """The command that runs the script that is running."""
+    main = sys.modules["__main__"]
+    if spec := getattr(main, "__spec__", None):
+        return [sys.executable, "-m", spec.name.removesuffix(".__main__")]
+    if not (path := getattr(main, "__file__", None)):
+        raise Wrong("a run can only be started from a script")
+    return [sys.executable, str(Path(path).absolute())]
 
 
 def work(method: Method[Any], name: str, folder: Path, leash: bool) -> int:
@@ -93,9 +113,6 @@ def work(method: Method[Any], name: str, folder: Path, leash: bool) -> int:
     except Stopped as why:
         print(f"{name}: {why}", file=sys.stderr)
         return 3
-    except (faults.Damaged, faults.Refused) as error:
-        print(f"{name}: {error}\nA register of this run is damaged: restore it from a backup.", file=sys.stderr)
-        return 2
 
 
 def options(config: FleetConfig, launch: int) -> Options:

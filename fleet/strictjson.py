@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from typing import Any
 
 DEPTH = 20
@@ -13,7 +14,7 @@ class Bad(ValueError):
 
 def parse(data: bytes, limit: int = 1 << 20) -> Any:
     if len(data) > limit:
-        raise Bad(f"{len(data)} bytes, the limit is {limit}")
+        raise Bad(f"longer than {limit} bytes")
     try:
         value = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_infinite, parse_float=_finite)
     except RecursionError:
@@ -21,9 +22,13 @@ def parse(data: bytes, limit: int = 1 << 20) -> Any:
     except UnicodeDecodeError as error:
         raise Bad(f"not UTF-8 at byte {error.start}") from None
     except json.JSONDecodeError as error:
-        raise Bad(f"line {error.lineno}, column {error.colno}: {error.msg}") from None
-    except ValueError as error:  # an integer of more than 4,300 digits
-        raise Bad(str(error)) from None
+        comment = error.doc.startswith(("//", "/*", "#"), error.pos)
+        why = "comments are not supported" if comment else error.msg
+        raise Bad(f"line {error.lineno}, column {error.colno}: {why}") from None
+    except Bad:
+        raise
+    except ValueError:
+        raise Bad("a whole number of more than 4300 digits") from None
     if data.count(b"[") + data.count(b"{") > DEPTH and _deep(value):
         raise Bad(f"nested deeper than {DEPTH}")
     return value
@@ -37,8 +42,8 @@ def text(value: Any) -> str:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise Bad(f"the key {next(k for k in keys if keys.count(k) > 1)!r} stands there twice")
+        (key, _), *_ = Counter(key for key, _ in pairs).most_common(1)
+        raise Bad(f"the key {key[:60]!r} stands there twice")
     return found
 
 
@@ -48,7 +53,7 @@ def _infinite(name: str) -> Any:
 
 def _finite(digits: str) -> float:
     value = float(digits)
-    return value if math.isfinite(value) else _infinite(digits)
+    return value if math.isfinite(value) else _infinite(digits[:60])
 
 
 def _deep(value: Any) -> bool:

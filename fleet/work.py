@@ -2,13 +2,14 @@
 
 import contextlib
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fleet import faults
 from fleet.history import History
-from fleet.payload import Draft, Payload, Saver, Snapshot, latest_snapshot
+from fleet.payload import Draft, HashedFile, Payload, Saver, Snapshot, latest_snapshot
 from fleet.recipe import Member, Recipe
 
 _ASK = 10.0  # seconds between two looks at whether the work is still wanted
@@ -69,7 +70,7 @@ class Work:
     def write(self, name: str, data: bytes) -> None:
         self.draft.write(name, data)
 
-    def create(self, name: str):  # type: ignore[no-untyped-def]
+    def create(self, name: str) -> AbstractContextManager[HashedFile]:
         """A file to write block by block: `with work.create("weights") as file: file.write(block)`."""
         return self.draft.create(name)
 
