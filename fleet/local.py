@@ -111,7 +111,7 @@ class Starter:
         print(f"worker {seat.number} {_ending(code)}; another takes its place", flush=True)
         seat.again_at = now + (min(10.0, 0.1 * 2**seat.crashes) if seat.crashes > 1 else 0.0)
 
-    # -- ending ---------------------------------------------------------------------------------------------------------
+    # -- ending --------------------------------------------------------------------------------------------------------
 
     def _signal(self, number: int, frame: FrameType | None) -> None:
         self._signals += 1

@@ -58,6 +58,8 @@ class Draft:
             self._digests[name] = self._adopt(name)
             self.written += self._digests[name][0]
         self._sync()
+        if lost := self._digests.keys() - set(self.store.names(self._place)):
+            raise faults.Passing(f"{self._place}: {sorted(lost)[0]} is not there any more: did the server crash?")
         return dict(sorted(self._digests.items()))
 
     def drop(self, keep_snapshot: bool = False) -> None:

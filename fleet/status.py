@@ -1,10 +1,10 @@
 """What a run is doing, for people: `python -m fleet.status RUN_DIR [--watch]`. It only reads."""
 
 import contextlib
-import json
+import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,16 +12,18 @@ from cyclopts import App, Parameter
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
-from fleet import faults, launches
+from fleet import diary, faults, launches
 from fleet.claims import Claims, Watch
 from fleet.config import Wrong
+from fleet.diary import Diary
 from fleet.history import History
 from fleet.host import Host
-from fleet.recipe import NotYet, name
+from fleet.recipe import NotYet, Recipe, name
 from fleet.run import open_run
 
-_TAIL = 1 << 16
+_WORKERS, _ERRORS, _MEMBERS = 24, 5, 8  # so many lines of each at most
 
 
 class Progress:
@@ -31,132 +33,179 @@ class Progress:
         self.history, self._told = history, history.first
         self._looked = 0.0
 
-    def show(self) -> None:
+    def show(self, last: bool = False) -> None:
         with contextlib.suppress(faults.Fault, NotYet):
-            if self.history.store.host.now() - self._looked > 1.0:
-                self.history.look(probe=4)
+            if last or self.history.store.host.now() - self._looked > 1.0:
                 self._looked = self.history.store.host.now()
+                self.history.look(probe=4)
             while self._told < self.history.first:
-                members = self.history.round(self._told)
-                losses = [m.metrics["loss"] for m in members if isinstance(m.metrics.get("loss"), float)]
-                best = f"  loss: best {min(losses):.4f}, mean {sum(losses) / len(losses):.4f}" if losses else ""
-                absent = sum(not m for m in members)
-                print(f"round {self._told}: {len(members) - absent} of {len(members)} members{best}", flush=True)
+                print(f"round {self._told}: {round_text(self.history, self._told)}", flush=True)
                 self._told += 1
 
 
+def round_text(history: History, round: int) -> str:
+    members = history.round(round)
+    losses = [m.metrics["loss"] for m in members if isinstance(m.metrics.get("loss"), float)]
+    absent = Counter(m.absent for m in members if m.absent)
+    words = [f"{len(members)} members", *(f"{n} {why}" for why, n in sorted(absent.items()))]
+    if losses:
+        words.append(f"loss: best {min(losses):.4f}, mean {sum(losses) / len(losses):.4f}")
+    return ", ".join(words)
+
+
 def metrics_text(metrics: Mapping[str, Any]) -> str:
-    return " ".join(f"{k}={v:.6g}" if isinstance(v, float) else f"{k}={v}" for k, v in metrics.items())
+    return plain(" ".join(f"{k}={v:.6g}" if isinstance(v, float) else f"{k}={v}" for k, v in metrics.items()))
 
 
-def view(history: History, claims: Claims) -> Group:
-    """The open rounds and the workers as tables."""
-    history.look(probe=8)
-    makers: dict[str, str] = {}
-    rounds = Table(title=f"Rounds (finished: {history.first})", title_justify="left")
-    for column in ("round", "finished", "being made", "free", "waiting for"):
-        rounds.add_column(column, overflow="fold")
-    for round in history.open_rounds():
-        rounds.add_row(*_round_row(history, claims, round, makers))
-    return Group(rounds, _workers(history, makers))
+def plain(text: object, most: int = 200) -> str:
+    """Text from the disk, which anybody may have written: nothing that a terminal would obey."""
+    return "".join(c if c.isprintable() else " " for c in str(text)[:most])
 
 
-def _round_row(history: History, claims: Claims, round: int, makers: dict[str, str]) -> list[str]:
-    recipes = [x for x in history.plans[round]]
-    done = [x for x in recipes if history.finished(name(round, x.slot))]
-    made, free, waits = [], [], Counter[str]()
-    for recipe in recipes:
-        id = name(round, recipe.slot)
-        if recipe in done or recipe.carried:
-            continue
-        if unfinished := [p for p in recipe.parents if not history.finished(p)]:
-            waits.update(unfinished)
-        elif claims.held(id):
-            holder = claims.holder(id)
-            makers[str(holder.get("by"))] = id
-            made.append(f"{recipe.slot} by {holder.get('by', '?')}")
+class View:
+    """One picture after the other of the same run."""
+
+    def __init__(self, run_dir: Path) -> None:
+        host = Host()
+        self.store, _ = open_run(run_dir, host, "status")
+        self.history = History(self.store)
+        launch = launches.latest(self.store)
+        with contextlib.suppress(faults.Fault, KeyError):
+            limit = float(launches.settings(self.store, launch)["dead_seconds"])
+        self.watch = Watch(self.store, host, limit if launch else 60.0)
+        self.claims = Claims(self.store, self.history, self.watch, launch)
+        self.state = ""
+
+    @property
+    def over(self) -> bool:
+        return self.history.over
+
+    def picture(self) -> Group:
+        diaries = sorted(diary.read_all(self.store), key=lambda d: d.last, reverse=True)
+        parts: list[Table | Text] = [Text()]
+        with contextlib.suppress(NotYet, faults.Passing):  # what is not visible yet stands in the next picture
+            self.history.look(probe=8)
+        with contextlib.suppress(NotYet, faults.Passing):
+            if rounds := self.history.open_rounds():
+                parts.append(self._last_round() if self.over else self._rounds(rounds))
+        parts += [self._workers(diaries), *_errors(diaries)]
+        self.state = self._state(diaries)
+        parts[0] = Text(self.state)
+        return Group(*parts)
+
+    def _state(self, diaries: list[Diary]) -> str:
+        launch = launches.latest(self.store)
+        why, recent = launches.ordered(self.store, launch), [d for d in diaries if d.launch == launch]
+        at = f"{self.store.disk.root}, launch {launch}: {self.history.first} rounds finished"
+        if self.over:
+            state = "the run is over"
+        elif why:
+            state = f"stopped: {plain(why, 1000)}"
+        elif recent and all(d.ended for d in recent):
+            state = "nobody works on it now; start it again to go on"
         else:
-            free.append(recipe.slot)
-    waiting = [f"{id} ({n})" for id, n in waits.most_common(3)]
-    return [str(round), f"{len(done)} of {len(recipes)}", _some(made), _some(free), _some(waiting)]
+            state = (
+                f"{sum(not d.ended for d in recent)} workers, {sum(d.rate for d in recent if not d.ended):.1f} a minute"
+            )
+        written, read = (sum(getattr(d, what) for d in diaries) for what in ("written", "read"))
+        return f"{at}; {state}\n{sum(d.made for d in diaries)} made, {_mb(written)} MB written, {_mb(read)} MB read"
+
+    # -- rounds -------------------------------------------------------------------------------------------------------
+
+    def _rounds(self, rounds: range) -> Table:
+        table = _table("Open rounds", "round", "finished", "being made", "free", "waiting for")
+        for round in rounds:
+            table.add_row(*map(Text, self._round(round)))
+        return table
+
+    def _round(self, round: int) -> tuple[str, ...]:
+        recipes = self.history.plans[round]
+        made, free, waits = list[str](), list[str](), Counter[str]()
+        open = {name(round, recipe.slot): recipe for recipe in recipes if not self._finished(round, recipe)}
+        for id, recipe in open.items():
+            if unfinished := [parent for parent in recipe.parents if not self.history.finished(parent)]:
+                waits.update(self.history.origin(parent) for parent in unfinished)
+            elif not recipe.carried:
+                maker = self._maker(id)
+                (made if maker else free).append(recipe.slot + maker)
+        waiting = [f"{id}{self._maker(id)} ({n})" for id, n in waits.most_common()]
+        finished = f"{len(recipes) - len(open)} of {len(recipes)}"
+        return str(round), finished, _some(made), _some(free), _some(waiting, 3)
+
+    def _finished(self, round: int, recipe: Recipe) -> bool:
+        return self.history.finished(name(round, recipe.slot))
+
+    def _maker(self, id: str) -> str:
+        """Who makes it, as far as can be seen from here."""
+        if not self.claims.held(id):
+            return ""
+        holder, state = self.claims.holder(id), ""
+        with contextlib.suppress(faults.Fault):
+            state = ", who looks dead" if self.watch.dead(holder) else ""
+        return f" by {plain(holder.get('by', '?'), 64)}{state}"
+
+    def _last_round(self) -> Text:
+        last = self.history.first - 1
+        members = self.history.round(last)[-_MEMBERS:] if last >= 0 else []
+        return Text("\n".join(f"{m.id}  {m.absent or metrics_text(m.metrics)}".rstrip() for m in members))
+
+    # -- workers ------------------------------------------------------------------------------------------------------
+
+    def _workers(self, diaries: list[Diary]) -> Table:
+        table = _table("Workers", "worker", "machine", "made", "a minute", "MB written", "last did", "ago")
+        for d in diaries[:_WORKERS]:
+            ago = f"{max(0.0, time.time() - d.last):.0f} s"
+            row = (d.name, d.machine, str(d.made), f"{d.rate:.1f}", _mb(d.written), d.doing, ago)
+            table.add_row(*(Text(plain(cell)) for cell in row))
+        if len(diaries) > _WORKERS:
+            table.caption = f"and {len(diaries) - _WORKERS} earlier ones"
+        return table
+
+
+def _errors(diaries: list[Diary]) -> Iterator[Table]:
+    errors = sorted((error, d.name) for d in diaries for error in d.errors)[-_ERRORS:]
+    if errors:
+        table = _table("Last errors", "ago", "worker", "what", "why")
+        for (at, what, why), worker in errors:
+            table.add_row(*(Text(plain(x, 500)) for x in (f"{max(0.0, time.time() - at):.0f} s", worker, what, why)))
+        yield table
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
 
 
 def _some(words: list[str], most: int = 6) -> str:
     return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
 
 
-def _workers(history: History, makers: Mapping[str, str]) -> Table:
-    table = Table(title="Workers", title_justify="left")
-    for column in ("worker", "made", "a minute", "MB written", "last seen doing", "seconds ago", "last error"):
-        table.add_column(column, overflow="fold")
-    for file in history.store.names("workers"):
-        if file.endswith(".events"):
-            events = recent_events(history.store.disk.root / "workers" / file)
-            if events:
-                worker = file.removesuffix(".events")
-                table.add_row(worker, *_worker_row(events, makers.get(worker, "")))
-    return table
+def _mb(bytes: float) -> str:
+    return f"{bytes / 1e6:.1f}"
 
 
-def _worker_row(events: list[dict[str, Any]], making: str) -> list[str]:
-    last, made = events[-1], [e for e in events if e.get("what") == "made"]
-    span = max(1.0, float(last["at"]) - float(events[0]["at"]))
-    errors = [str(e.get("why", "")) for e in events if e.get("what") in ("failed", "waits", "stopped", "suspects")]
-    doing = f"{last.get('what')} {last.get('id', '')}".strip()
-    return [
-        str(len(made)),
-        f"{60 * len(made) / span:.1f}",
-        f"{sum(e.get('written', 0) for e in made) / 1e6:.1f}",
-        f"making {making}" if making and last.get("what") != "ended" else doing,
-        f"{max(0.0, time.time() - float(last['at'])):.0f}",
-        errors[-1][:80] if errors else "",
-    ]
-
-
-def recent_events(path: Path, most: int = _TAIL) -> list[dict[str, Any]]:
-    """The last events of a worker; lines that are not whole are passed over."""
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - most))
-        found = []
-        for line in file.read().splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                event = json.loads(line)
-                float(event["at"])
-                found.append(event)
-        return found
-    return []
-
-
-def look(
-    run_dir: Path,
-    *,
-    watch: Annotated[bool, Parameter(help="Keep looking until Ctrl-C.")] = False,
-) -> None:
+def look(run_dir: Path, *, watch: Annotated[bool, Parameter(help="Keep looking until Ctrl-C.")] = False) -> None:
     """Show the rounds, who makes what, what waits for whom, and the last errors of a run.
 
     For example: python -m fleet.status runs/edt --watch
     """
-    host, console = Host(), Console()
-    store, _ = open_run(run_dir, host, "status")
-    history = History(store)
-    claims = Claims(store, history, Watch(store, host, 60.0), 0)
-    with Live(console=console, auto_refresh=False, screen=False) as live:
-        while True:
-            with contextlib.suppress(NotYet, faults.Passing):
-                live.update(view(history, claims), refresh=True)
-            if why := launches.ordered(store, launches.latest(store)):
-                console.print(f"Stopped: {why}")
-            if history.over:
-                console.print("The run is over.")
-            if history.over or not watch:
-                return
+    console, view = Console(width=None if sys.stdout.isatty() else 150), View(run_dir)
+    if not watch:
+        console.print(view.picture())
+        return
+    with Live(view.picture(), console=console, auto_refresh=False) as live:
+        while not view.over:
             time.sleep(2.0)
+            live.update(view.picture(), refresh=True)
 
 
 if __name__ == "__main__":
     try:
-        App(help=look.__doc__, version_flags=[], default_command=look)()
+        App(name="python -m fleet.status", help=look.__doc__, version_flags=[], default_command=look)()
     except (Wrong, faults.Fault) as error:
-        raise SystemExit(str(error)) from None
+        print(error, file=sys.stderr)
+        raise SystemExit(2) from None
     except KeyboardInterrupt:
         pass

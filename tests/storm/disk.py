@@ -17,6 +17,7 @@ class Inode:
     data: bytes = b""
     synced: bytes | None = None  # what survives a crash of the server
     folder: bool = False
+    torn: bool = False  # lost unsynced bytes in a crash: its writer learns that at the next sync
     shown_at: dict[str, float] = field(default_factory=dict)  # host -> when it sees all of the contents
 
 
@@ -52,8 +53,8 @@ class Server:
         self.calls = 0
         self.on_call: Callable[[Process, int, str], None] = lambda process, number, when: None
 
-    def set(self, name: str, inode: Inode | None, by: str) -> None:
-        """A change of what a name means; `by` sees it at once."""
+    def set(self, name: str, inode: Inode | None, by: str, at_once: bool = False) -> None:
+        """A change of what a name means; `by` sees it at once, the others as the weather is."""
         if inode is None:
             self.names.pop(name, None)
         else:
@@ -61,7 +62,8 @@ class Server:
         parent = folder_of(name)
         self.inside.setdefault(parent, {})[name] = None
         versions = self.seen.setdefault(name, [])
-        versions.append(Version(inode, self._moments(by), self._moments(by)))
+        seen = [dict.fromkeys(self.hosts, 0.0) if at_once else self._moments(by) for _ in range(2)]
+        versions.append(Version(inode, *seen))
         if len(versions) > 8:  # keep the newest, and those that some host may still be looking at
             old = self.world.now - self.weather.latest
             del versions[: max(i for i, v in enumerate(versions) if i == 0 or max(v.opened_at.values()) < old)]
@@ -74,20 +76,20 @@ class Server:
         return roll() ** 2 * self.weather.latest if self.weather.late and roll() < self.weather.late else 0.0
 
     def crash(self) -> None:
-        """Every change that was not synced is kept or lost by chance; so is the end of every unsynced file."""
+        """Every change that was not synced is kept or lost by chance; so is the end of every unsynced file. The hosts
+        connect anew and drop what they had cached of it."""
         roll = self.world.random
         for name in sorted({*self.names, *self.durable}):
             now, safe = self.names.get(name), self.durable.get(name)
             if now is not safe and roll.random() < 0.5:
-                self.set(name, safe, "")
+                self.set(name, safe, "", at_once=True)
         for name in sorted(self.names):
             if name and not self._reachable(name):
-                self.set(name, None, "")
+                self.set(name, None, "", at_once=True)
         for inode in {id(i): i for i in self.names.values()}.values():
             if not inode.folder and inode.synced != inode.data:
-                inode.data = (
-                    inode.synced if inode.synced is not None else inode.data[: roll.randint(0, len(inode.data))]
-                )
+                left = inode.data[: roll.randint(0, len(inode.data))]
+                inode.data, inode.torn = left if inode.synced is None else inode.synced, True
         self.durable = dict(self.names)
         self.down_until = self.world.now + roll.uniform(0, 20)
 
@@ -253,6 +255,8 @@ class SimWriter:
 
     def sync(self) -> None:
         def act() -> None:
+            if self.inode.torn:
+                raise faults.Passing(f"{self.name}: EIO, some of it is lost")
             self.inode.synced = self.inode.data
 
         self.disk._do(self.name, act)

@@ -1,0 +1,75 @@
+"""The long proof: many storms, every crash point, and every rule broken on purpose."""
+
+import sys
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+from cyclopts import App
+from rich.progress import track
+
+from tests.storm import proofs
+
+app = App(help=__doc__, version_flags=[])
+
+
+@app.default
+def main(seeds: int = 2000, first: int = 0, jobs: int = 2, crashes: bool = True, mutants: bool = True) -> int:
+    """Run simulated storms over the real protocol code; any broken promise is printed with its seed.
+
+    For example: python -m tests.storm --seeds 100 --no-crashes
+
+    Parameters
+    ----------
+    seeds
+        How many storms.
+    first
+        The first seed.
+    jobs
+        Processes to use.
+    crashes
+        Also let a worker die before and after each single call of a run, and the server crash there.
+    mutants
+        Also break each rule of the protocol on purpose, and see that the storms notice.
+    """
+    broken = 0
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=proofs.quiet) as pool:
+        broken += each(pool, f"{seeds} storms", _storm, range(first, first + seeds))
+        for name, config in proofs.TINY.items() if crashes else ():
+            points = proofs.crash_points(config)
+            broken += each(pool, f"{name}: {3 * len(points)} crashes", _crash, ((name, point) for point in points))
+    for name, mutant in proofs.MUTANTS.items() if mutants else ():
+        found = proofs.caught(mutant, 40)
+        print(f"{name}: {'noticed: ' + found[:160] if found else 'NOT NOTICED'}", flush=True)
+        broken += not found
+    print(f"{broken} broken promises")
+    return 1 if broken else 0
+
+
+def each(pool: ProcessPoolExecutor, title: str, test: Callable[..., str], cases: Iterable[object]) -> int:
+    cases = list(cases)
+    found = [problem for problem in track(pool.map(test, cases, chunksize=8), title, len(cases)) if problem]
+    for problem in found[:10]:
+        print(problem, flush=True)
+    print(f"{title}: {len(found)} went wrong", flush=True)
+    return len(found)
+
+
+def _storm(seed: int) -> str:
+    try:
+        proofs.storm(seed)
+    except Exception as broken:
+        return f"seed {seed}: {type(broken).__name__}: {str(broken)[:400]}"
+    return ""
+
+
+def _crash(case: tuple[str, int]) -> str:
+    try:
+        proofs.crash_everywhere(proofs.TINY[case[0]], case[1])
+    except Exception as broken:
+        return f"{case[0]}: {type(broken).__name__}: {str(broken)[:400]}"
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(app(result_action="return_value"))

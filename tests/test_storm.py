@@ -1,0 +1,35 @@
+"""The protocol under simulated storms, in short; `make storm` is the long version."""
+
+import pytest
+
+from tests.storm import proofs
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> None:
+    proofs.quiet()
+
+
+@pytest.mark.parametrize("block", range(5))
+def test_storms_end_with_the_bytes_of_a_calm_day(block: int) -> None:
+    for seed in range(30 * block, 30 * (block + 1)):
+        proofs.storm(seed)
+
+
+@pytest.mark.parametrize("shape", proofs.TINY)
+def test_a_crash_at_any_call_changes_nothing(shape: str) -> None:
+    points = proofs.crash_points(proofs.TINY[shape])
+    for number in points[3::7]:  # each seventh call; all of them in `make storm`
+        proofs.crash_everywhere(proofs.TINY[shape], number)
+
+
+@pytest.mark.parametrize("rule", proofs.MUTANTS)
+def test_each_rule_of_the_protocol_is_needed(rule: str) -> None:
+    assert proofs.caught(proofs.MUTANTS[rule], seeds=40), f"the storms do not notice: {proofs.MUTANTS[rule].about}"
+
+
+def test_a_storm_is_a_function_of_its_seed() -> None:
+    config = proofs.CONFIGS["rank"]
+    first, second = (proofs.Storm(11, config, proofs.STORM) for _ in range(2))
+    assert first.run() == second.run()
+    assert (first.world.now, first.server.calls) == (second.world.now, second.server.calls)
