@@ -14,6 +14,11 @@ class Chooser:
         self.yielding = False  # free work was left to faster workers for a moment
         self._since: dict[tuple[str, str], float] = {}
 
+    def quickly(self) -> str | None:
+        """Claim the best of what was free at the last look; if somebody else has it by now, look again."""
+        free = [id for id in self._makeable() if not self.desk.claims.held(id)]
+        return free[0] if free and not self._polite(free[0]) and self._take(free[0]) else None
+
     def choose(self, tick: bool) -> str | None:
         """Claim something; looking for dead or slow holders, which reads their pulses, is left to the slow tick."""
         free, held = list[str](), list[str]()

@@ -6,7 +6,6 @@ still means the old disk, so nothing can ever be written into the empty mount po
 
 import contextlib
 import os
-import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -16,6 +15,7 @@ from fleet import faults
 T = TypeVar("T")
 
 _FILE, _FOLDER = 0o600, 0o700
+_SMALL, _BLOCK = 1 << 12, 1 << 22
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe must not hold us up
 
@@ -46,30 +46,24 @@ class Disk:
     def read(self, name: str, limit: int) -> bytes:
         """A whole small file; one byte more than the limit shows that there is more."""
         with self._file(name) as handle:
-            data = b""
-            while len(data) <= limit and (part := self._counted(os.read, handle, min(1 << 16, limit + 1 - len(data)))):
-                data += part
-                if len(part) < 1 << 12:  # most registers are smaller than this: no call just to see the end
+            parts, room = list[bytes](), limit + 1
+            while room and (part := self._counted(os.read, handle, min(_BLOCK, room))):
+                parts.append(part)
+                room -= len(part)
+                if len(part) < _SMALL:  # most registers are smaller than this: no call just to see the end
                     break
-            return data
+            return b"".join(parts)
 
-    def blocks(self, name: str, size: int = 1 << 22) -> Iterator[bytes]:
+    def blocks(self, name: str) -> Iterator[bytes]:
         """A large file, block by block."""
         with self._file(name) as handle:
-            while part := self._counted(os.read, handle, size):
+            while part := self._counted(os.read, handle, _BLOCK):
                 yield part
 
     def forget(self, name: str) -> None:
         """Ask the kernel to drop its cached pages of a file, so that the next read comes from the disk."""
         with self._file(name) as handle:
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-
-    def size(self, name: str) -> int:
-        with self._named(name):
-            found = self._counted(os.stat, name, dir_fd=self._handle, follow_symlinks=False)
-        if not stat.S_ISREG(found.st_mode):
-            raise faults.Refused(f"{name}: not a plain file")
-        return found.st_size
 
     def list(self, folder: str) -> list[str]:
         """Always through a fresh handle: on NFS that is what shows new names."""

@@ -2,12 +2,15 @@
 
 import contextlib
 import logging
+import math
 from collections import deque
 from typing import Any
 
 from fleet import faults, strictjson
 from fleet.disk import Writer
 from fleet.store import Store
+
+_EVERY = 0.5  # seconds between two writes
 
 log = logging.getLogger("fleet")
 
@@ -18,13 +21,24 @@ class Events:
     def __init__(self, store: Store) -> None:
         self.store = store
         self._file: Writer | None = None
+        self._lines: list[str] = []
+        self._written = -math.inf
 
     def note(self, what: str, id: str = "", **more: Any) -> None:
         line = {"at": round(self.store.host.stamp(), 3), "what": what, **({"id": id} if id else {}), **more}
         log.info("%s %s %s", what, id, " ".join(f"{k}={v}" for k, v in more.items()))
-        with contextlib.suppress(faults.Fault):
-            self._file = self._file or self.store.disk.append(f"workers/{self.store.name}.events")
-            self._file.write(strictjson.text(line).encode() + b"\n")
+        self._lines.append(strictjson.text(line))
+        if self.store.host.now() - self._written > _EVERY:
+            self.flush()
+
+    def flush(self) -> None:
+        """Short recipes come fast; their events go to the disk together."""
+        if self._lines:
+            text, self._lines = "\n".join(self._lines) + "\n", []
+            self._written = self.store.host.now()
+            with contextlib.suppress(faults.Fault):
+                self._file = self._file or self.store.disk.append(f"workers/{self.store.name}.events")
+                self._file.write(text.encode())
 
 
 class Tail(logging.Handler):

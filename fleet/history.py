@@ -17,18 +17,20 @@ from fleet.store import Store
 class Slot:
     """What the listings have shown of one slot. A version is void when its files turned out to be damaged."""
 
+    version: int = 0
     void: set[int] = field(default_factory=set)
     done: set[int] = field(default_factory=set)
     claims: dict[int, int] = field(default_factory=dict)  # version -> how many claims it had
     left: set[tuple[int, int]] = field(default_factory=set)  # (version, claim) that was given up
 
     @property
-    def version(self) -> int:
-        return next(v for v in range(len(self.void) + 1) if v not in self.void)
-
-    @property
     def finished(self) -> bool:
         return self.version in self.done
+
+    def voided(self, version: int) -> None:
+        self.void.add(version)
+        while self.version in self.void:
+            self.version += 1
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,10 @@ class History:
         self.first = 0  # the first round that is not finished, as far as known
         self.plans: dict[int, tuple[Recipe, ...]] = {}
         self._recipes: dict[str, Recipe] = {}
-        self._slots: dict[int, dict[str, Slot]] = {}
+        self._origins: dict[str, str] = {}
+        self._made: dict[int, list[str]] = {}  # round -> the members that are really made there, not carried over
+        self._open: dict[str, Recipe] = {}  # planned, to be made, not finished
+        self._slots: dict[str, Slot] = {}
         self._names: dict[int, set[str]] = {}
         self._outcomes: dict[str, Outcome] = {}
         self._probe = 0
@@ -88,16 +93,26 @@ class History:
             raise faults.Damaged(f"{folder(round)}/plan: {error}") from None
         self.plans[round] = recipes
         self._recipes.update((name(round, recipe.slot), recipe) for recipe in recipes)
+        self._made[round] = [name(round, recipe.slot) for recipe in recipes if not recipe.carried]
+        if round >= self.first:
+            self._reconsider(round)
 
     def slot(self, id: str) -> Slot:
-        round, slot = place(id)
-        return self._slots.setdefault(round, {}).setdefault(slot, Slot())
+        if id not in self._slots:
+            self._slots[id] = Slot()
+        return self._slots[id]
+
+    def origin(self, id: str) -> str:
+        """Where a member was made: elsewhere if it was carried over."""
+        if id not in self._origins:
+            recipe = self.recipe(id)
+            self._origins[id] = self.origin(recipe.parents[0]) if recipe.carried else id
+        return self._origins[id]
 
     def finished(self, id: str) -> bool:
         """There is an outcome, as far as the listings have shown."""
-        while (recipe := self.recipe(id)).carried:
-            id = recipe.parents[0]
-        return place(id)[0] < self.first or self.slot(id).finished
+        origin = self.origin(id)
+        return origin not in self._open and (place(origin)[0] < self.first or self.slot(origin).finished)
 
     def outcome(self, id: str) -> Outcome:
         """The record of a finished slot that was really made; for a carried one, look up `self[id].origin`."""
@@ -122,11 +137,6 @@ class History:
         outcome = self.outcome(self[id].origin)
         return payload.Payload(self.store, outcome.attempt, outcome.files)
 
-    def origin(self, id: str) -> str:
-        while (recipe := self.recipe(id)).carried:
-            id = recipe.parents[0]
-        return id
-
     # -- looking ------------------------------------------------------------------------------------------------------
 
     def look(self, probe: int = 0) -> None:
@@ -135,10 +145,10 @@ class History:
             self._catch_up()
         self._adopt_plans(always=probe > 0)
         for round in self.open_rounds():
-            if not (self._names.get(round) and all(map(self.finished, self._made_in(round)))):
+            if round not in self._names or any(id in self._open for id in self._made[round]):
                 self.scan(round)
         self._open_awaited(probe)
-        while self.plans.get(self.first) and all(map(self.finished, self._made_in(self.first))):
+        while self.plans.get(self.first) and not any(id in self._open for id in self._made[self.first]):
             if not self._durable(self.first):
                 break
             self.first += 1
@@ -148,12 +158,7 @@ class History:
 
     def open(self) -> list[tuple[str, Recipe]]:
         """Everything planned and not finished."""
-        return [
-            (id, recipe)
-            for round in self.open_rounds()
-            for recipe in self.plans.get(round, ())
-            if not recipe.carried and not self.slot(id := name(round, recipe.slot)).finished
-        ]
+        return list(self._open.items())
 
     @property
     def over(self) -> bool:
@@ -170,30 +175,56 @@ class History:
     def saw(self, round: int, register: str) -> None:
         """A register exists; its name says what it is about. Names that none of us writes are passed over."""
         match register.split("."):
-            case [slot, version, kind] if version.isdecimal() and kind in ("done", "void"):
-                getattr(self.slot(name(round, slot)), kind).add(int(version))
-            case [slot, version, kind, n] if version.isdecimal() and n.isdecimal() and kind in ("claim", "left"):
+            case [slot, version, kind] if _number(version) and kind in ("done", "void"):
+                id = name(round, slot)
+                state = self.slot(id)
+                state.done.add(int(version)) if kind == "done" else state.voided(int(version))
+                self._reopen(id) if not state.finished else self._open.pop(id, None)
+            case [slot, version, kind, n] if _number(version) and _number(n) and kind in ("claim", "left"):
                 state, v = self.slot(name(round, slot)), int(version)
                 if kind == "claim":
                     state.claims[v] = max(state.claims.get(v, 0), int(n) + 1)
                 else:
                     state.left.add((v, int(n)))
 
+    def learn(self, id: str, record: dict[str, Any]) -> None:
+        """A register that this worker settled itself."""
+        version = self.slot(id).version
+        round, slot = place(id)
+        self._outcomes[id] = self._outcome(id, record, version, f"{folder(round)}/{slot}.{version}.done")
+        self.saw(round, f"{slot}.{version}.done")
+
     def reopen(self, id: str) -> None:
         """The outcome that was known is void: its round is not finished any more."""
         self._outcomes.pop(id, None)
-        self.forget(place(id)[0])
-        self.first = min(self.first, place(id)[0])
+        round = place(id)[0]
+        again = range(round, self.first)
+        for each in again:
+            self.plan(each)
+        self.first = min(self.first, round)
+        for each in again:
+            self._reconsider(each)
+        self.forget(round)
 
     def forget(self, round: int) -> None:
+        """Look at a round afresh."""
         self._names.pop(round, None)
-        self._slots.pop(round, None)
+        for id in self._made[round]:
+            self._slots.pop(id, None)
+        if round >= self.first:
+            self._reconsider(round)
         self.scan(round)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _made_in(self, round: int) -> list[str]:
-        return [name(round, recipe.slot) for recipe in self.plans[round] if not recipe.carried]
+    def _reconsider(self, round: int) -> None:
+        for id in self._made[round]:
+            self._reopen(id)
+
+    def _reopen(self, id: str) -> None:
+        """Put a recipe among those to be made, if it is one of an open round and not finished."""
+        if id in self._recipes and place(id)[0] >= self.first and not self.slot(id).finished:
+            self._open[id] = self._recipes[id]
 
     def _catch_up(self) -> None:
         """A late worker needs no more than the last rounds: a plan stands only when the rounds AHEAD of it are done."""
@@ -209,6 +240,7 @@ class History:
                     self.plan(earlier)
             except NotYet:  # not visible here yet: begin again rather than know a later plan without an earlier one
                 self.plans.clear()
+                self._open.clear()
                 raise
             return
 
@@ -241,7 +273,7 @@ class History:
         """A complete round leads to planning and pruning: make sure that no crash can take an outcome back."""
         self.store.sync(folder(round))
         self.forget(round)
-        return all(map(self.finished, self._made_in(round)))
+        return not any(id in self._open for id in self._made[round])
 
     def _outcome(self, id: str, record: dict[str, Any], version: int, path: str) -> Outcome:
         recipe = self.recipe(id)
@@ -264,3 +296,7 @@ class History:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise faults.Damaged(f"{path}: {error}") from None
+
+
+def _number(text: str) -> bool:
+    return text.isdecimal() and len(text) < 6

@@ -47,6 +47,7 @@ class Workshop:
                 if self.desk.host.stopping:
                     raise
                 trouble = self._wait(fault, trouble)
+        self.desk.history.learn(id, stands)
         if stands == record:
             self.desk.own.add(id)
         elif draft:
@@ -75,10 +76,7 @@ class Workshop:
 
     def _offer(self, id: str, record: Value) -> Value:
         (round, slot), version = place(id), self.desk.history.slot(id).version
-        register = f"{slot}.{version}.done"
-        stands = self.desk.store.settle(f"{folder(round)}/{register}", record)
-        self.desk.history.saw(round, register)
-        return stands
+        return self.desk.store.settle(f"{folder(round)}/{slot}.{version}.done", record)
 
     def _record(self, metrics: Mapping[str, Any], files: Files, attempt: str, seconds: float) -> Value:
         listed = {name: [size, sha] for name, (size, sha) in files.items()}

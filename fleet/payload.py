@@ -190,38 +190,26 @@ class Payload:
     _good: set[str] = field(default_factory=set, compare=False)
 
     def read(self, name: str) -> bytes:
-        place, size, sha = self._place(name)
-        data = self.store.patiently(lambda: b"".join(self.store.disk.blocks(place)))
-        if (len(data), hashlib.sha256(data).hexdigest()) != (size, sha):
-            raise faults.Damaged(f"{place}: its bytes do not match their checksum")
+        place, (size, sha) = self._place(name), self.files[name]
+        data = self.store.patiently(lambda: self.store.disk.read(place, size))
+        _compare(place, (len(data), hashlib.sha256(data).hexdigest()), (size, sha))
         return data
 
     def path(self, name: str) -> Path:
-        place, size, sha = self._place(name)
-        if place not in self._good:
-            if hash_of(self.store, place) != (size, sha):
-                raise faults.Damaged(f"{place}: its bytes do not match their checksum")
-            self._good.add(place)
-        return self.store.disk.root / place
+        if name not in self._good:
+            _compare(self._place(name), hash_of(self.store, self._place(name)), self.files[name])
+            self._good.add(name)
+        return self.store.disk.root / self._place(name)
 
     def check(self, fresh: bool = False) -> None:
         """Read everything; `fresh` past the page cache."""
         for name in self.files:
             if fresh:
-                self.store.disk.forget(self._place(name)[0])
-            size, sha = self.files[name]
-            if hash_of(self.store, self._place(name)[0]) != (size, sha):
-                raise faults.Damaged(f"{self._place(name)[0]}: its bytes do not match their checksum")
+                self.store.disk.forget(self._place(name))
+            _compare(self._place(name), hash_of(self.store, self._place(name)), self.files[name])
 
-    def _place(self, name: str) -> tuple[str, int, str]:
-        size, sha = self.files[name]
-        place = f"files/{self.attempt}/{self.prefix}{name}"
-        seen = self.store.disk.size(place)
-        if seen < size:
-            raise faults.Missing(f"{place}: {seen} of {size} bytes are there so far")
-        if seen > size:
-            raise faults.Damaged(f"{place}: {seen} bytes instead of {size}")
-        return place, size, sha
+    def _place(self, name: str) -> str:
+        return f"files/{self.attempt}/{self.prefix}{name}"
 
 
 @dataclass(frozen=True)
@@ -247,6 +235,13 @@ def latest_snapshot(store: Store, prefix: str) -> Snapshot | None:
             snapshot.check()
             return snapshot
     return None
+
+
+def _compare(place: str, seen: tuple[int, str], wanted: tuple[int, str]) -> None:
+    if seen[0] < wanted[0]:
+        raise faults.Missing(f"{place}: {seen[0]} of {wanted[0]} bytes are there so far")
+    if seen != wanted:
+        raise faults.Damaged(f"{place}: its bytes do not match their checksum")
 
 
 def files_of(value: Any) -> Files:

@@ -36,7 +36,9 @@ class Store:
         with self._draft(_sealed(value), durable) as draft:
             for pause in _SETTLE:
                 try:
-                    self._offer(draft, name)
+                    won = self._offer(draft, name)
+                    if won and not durable:
+                        return value
                     if durable:
                         self.disk.sync(_folder(name))
                     return self.read(name)  # whatever the link's reply was, what stands there is the outcome
@@ -110,10 +112,11 @@ class Store:
             if Store(disk, self.host, self.name).read("run.json").get("id") == self.run_id:
                 self.disk = disk
 
-    def _offer(self, draft: str, name: str) -> None:
+    def _offer(self, draft: str, name: str) -> bool:
         """link() never replaces a name, and has one winner on every shared disk that was measured."""
         try:
             self.disk.link(draft, name)
+            return True
         except (faults.Exists, faults.Passing):
             pass
         except faults.Missing:
@@ -122,6 +125,7 @@ class Store:
         except faults.Denied:  # some disks say so to the loser of a race
             if not self._stands(name):
                 raise
+        return False
 
     def _stands(self, name: str) -> bool:
         with contextlib.suppress(faults.Missing):

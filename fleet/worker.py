@@ -19,6 +19,7 @@ from fleet.store import Store
 from fleet.work import Maker
 
 _NEVER = -math.inf
+_GLANCE = 0.1  # short recipes come several to a look
 _PLAN_PATIENCE = 1.0  # whoever published last plans first; others only if no plan has come after so long
 _PEERS = 8  # so many others' pulses are looked at now and then
 
@@ -38,7 +39,7 @@ class Worker:
         self._began = self.host.now()
         self._bell: str | None = None
         self._fresh = True  # something changed by my own doing: look without waiting for the bell
-        self._waits_since = self._ticked = _NEVER
+        self._waits_since = self._ticked = self._looked = _NEVER
         self._waits_for = ""
         self._plannable: tuple[int | None, float] = (None, _NEVER)
 
@@ -60,6 +61,7 @@ class Worker:
         finally:
             self.pulse.ended = True
             self.events.note("ended", ops=self.store.disk.ops)
+            self.events.flush()
             log.removeHandler(self.tail)
 
     def _loop(self) -> str:
@@ -78,7 +80,11 @@ class Worker:
 
     def _turn(self) -> bool:
         """One turn of the loop; true when the run is over."""
-        heard, now = self.store.news("bell"), self.host.now()
+        now = self.host.now()
+        if self._fresh and now - self._looked < _GLANCE and (id := self.chooser.quickly()):
+            self._make(id)
+            return False
+        heard = self.store.news("bell")
         tick = now - self._ticked > self.options.tick_seconds
         if heard == self._bell and not tick and not self._fresh:
             self._nap(now)
@@ -90,6 +96,7 @@ class Worker:
             self._hear_of_peers()
         fresh, self._fresh = self._fresh, False
         self.history.look(probe=8 if tick else 0)
+        self._looked = now
         if self._plan(fresh, now):
             self._ring()
         if self.history.over:
@@ -100,18 +107,19 @@ class Worker:
         return False
 
     def _work(self, tick: bool, now: float) -> None:
-        news = False
         if id := self.chooser.choose(tick):
             self._note_wait(now)
-            self._fresh = True
-            news = self.workshop.produce(id)
+            self._make(id)
         elif self.chooser.yielding:
             self._fresh = True
             self.host.sleep(0.005)
-        elif self.options.quorum < 1:
-            news = any([self.workshop.close(id) for id in self.elastic.late()])
-            self._fresh = news
-        if news:
+        elif self.options.quorum < 1 and any([self.workshop.close(id) for id in self.elastic.late()]):
+            self._fresh = True
+            self._ring()
+
+    def _make(self, id: str) -> None:
+        self._fresh = True
+        if self.workshop.produce(id):
             self._ring()
 
     # -- waiting ------------------------------------------------------------------------------------------------------
@@ -120,6 +128,7 @@ class Worker:
         """Short naps at first, then in proportion to the wait so far: never more than 5% of it is added."""
         if self._waits_since == _NEVER:
             self._waits_since = now
+            self.events.flush()
         self.host.sleep(min(self.options.poll_seconds, max(0.005, 0.05 * (now - self._waits_since))))
 
     def _note_wait(self, now: float) -> None:

@@ -12,7 +12,7 @@ def quiet() -> None:
 
 @pytest.mark.parametrize("block", range(5))
 def test_storms_end_with_the_bytes_of_a_calm_day(block: int) -> None:
-    for seed in range(30 * block, 30 * (block + 1)):
+    for seed in range(20 * block, 20 * (block + 1)):
         proofs.storm(seed)
 
 

@@ -34,10 +34,12 @@ def main(seeds: int = 2000, first: int = 0, jobs: int = 2, crashes: bool = True,
     """
     broken = 0
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=proofs.quiet) as pool:
-        broken += each(pool, f"{seeds} storms", _storm, range(first, first + seeds))
+        broken += each(pool, f"{seeds} storms", proofs.storm_problem, range(first, first + seeds))
         for name, config in proofs.TINY.items() if crashes else ():
             points = proofs.crash_points(config)
-            broken += each(pool, f"{name}: {3 * len(points)} crashes", _crash, ((name, point) for point in points))
+            broken += each(
+                pool, f"{name}: {3 * len(points)} crashes", proofs.crash_problem, ((name, point) for point in points)
+            )
     for name, mutant in proofs.MUTANTS.items() if mutants else ():
         found = proofs.caught(mutant, 40)
         print(f"{name}: {'noticed: ' + found[:160] if found else 'NOT NOTICED'}", flush=True)
@@ -53,22 +55,6 @@ def each(pool: ProcessPoolExecutor, title: str, test: Callable[..., str], cases:
         print(problem, flush=True)
     print(f"{title}: {len(found)} went wrong", flush=True)
     return len(found)
-
-
-def _storm(seed: int) -> str:
-    try:
-        proofs.storm(seed)
-    except Exception as broken:
-        return f"seed {seed}: {type(broken).__name__}: {str(broken)[:400]}"
-    return ""
-
-
-def _crash(case: tuple[str, int]) -> str:
-    try:
-        proofs.crash_everywhere(proofs.TINY[case[0]], case[1])
-    except Exception as broken:
-        return f"{case[0]}: {type(broken).__name__}: {str(broken)[:400]}"
-    return ""
 
 
 if __name__ == "__main__":

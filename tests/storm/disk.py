@@ -115,14 +115,11 @@ class SimDisk:
     def read(self, name: str, limit: int) -> bytes:
         return self._do(name, lambda: self._contents(name)[: limit + 1])
 
-    def blocks(self, name: str, size: int = 0) -> Iterator[bytes]:
+    def blocks(self, name: str) -> Iterator[bytes]:
         yield self._do(name, lambda: self._contents(name))
 
     def forget(self, name: str) -> None:
         self._do(name, lambda: self._look(name))
-
-    def size(self, name: str) -> int:
-        return len(self._do(name, lambda: self._contents(name)))
 
     def list(self, folder: str) -> builtins.list[str]:
         return self._do(folder, lambda: self._listing(folder))

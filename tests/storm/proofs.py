@@ -9,7 +9,7 @@ from typing import Any
 
 from fleet import faults, payload
 from fleet.store import Value, _sealed
-from tests.storm.disk import SimDisk
+from tests.storm.disk import SimDisk, Weather
 from tests.storm.storm import CALM, STORM, Bad, Storm, Violation, Watched
 from tests.storm.world import Process
 from tests.toy.config import ToyConfig
@@ -98,12 +98,12 @@ def crash_at(config: ToyConfig, workers: int, number: int, what: str, wanted: st
 class Renames(Watched):
     """rename() instead of link(): the last to publish wins, after others acted on the first."""
 
-    def _offer(self, draft: str, name: str) -> None:
+    def _offer(self, draft: str, name: str) -> bool:
         self.disk.write(f"{draft}.copy", self.disk.read(draft, 1 << 20), sync=True)
         with contextlib.suppress(faults.Missing):
             self.disk.rename(f"{draft}.copy", name)
-            return
-        super()._offer(draft, name)
+            return True
+        return super()._offer(draft, name)
 
 
 class Trusts(Watched):
@@ -161,7 +161,7 @@ def _patched(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 def _unchecked() -> contextlib.AbstractContextManager[Any]:
     def read(self: payload.Payload, name: str) -> bytes:
-        return b"".join(self.store.disk.blocks(self._place(name)[0]))
+        return b"".join(self.store.disk.blocks(self._place(name)))
 
     return _patched(payload.Payload, "read", read)
 
@@ -178,9 +178,10 @@ def _one_folder() -> contextlib.AbstractContextManager[Any]:
 
 
 CRASHES = Bad(crashes=400)
+LOST = Bad(Weather(lost=0.05))
 MUTANTS = {
     "rename instead of link": Mutant(Renames, "a register that somebody acted on is replaced"),
-    "no re-read": Mutant(Trusts, "a lost reply makes a published member look unpublished"),
+    "no re-read": Mutant(Trusts, "a lost reply makes a published member look unpublished", bad=LOST),
     "no fsync": Mutant(Forgets, "a crash of the server takes back what was acted on", bad=CRASHES),
     "no checksum": Mutant(Believes, "a flipped bit is bred into all that follow", _unchecked),
     "shared output folder": Mutant(Shares, "the loser of a race removes the winner's files", _one_folder),
@@ -197,6 +198,23 @@ def caught(mutant: Mutant, seeds: int) -> str:
                     weather(seed, config, wanted, mutant.kind, mutant.bad)
                 except Exception as broken:  # a violation, or a worker that breaks over what it finds
                     return f"seed {seed}, {config.algorithm}: {broken}"
+    return ""
+
+
+def storm_problem(seed: int) -> str:
+    """For a pool of processes: what went wrong, in words."""
+    try:
+        storm(seed)
+    except Exception as broken:
+        return f"seed {seed}: {type(broken).__name__}: {str(broken)[:400]}"
+    return ""
+
+
+def crash_problem(case: tuple[str, int]) -> str:
+    try:
+        crash_everywhere(TINY[case[0]], case[1])
+    except Exception as broken:
+        return f"{case[0]}: {type(broken).__name__}: {str(broken)[:400]}"
     return ""
 
 

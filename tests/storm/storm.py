@@ -157,14 +157,14 @@ class Storm:
         return "stopped"
 
     def _settled(self) -> bool:
-        """Over for one worker is over for all: the others would only find out."""
-        return self.finished
+        """Over for everybody: who still repairs something when the first one is done gets to end it."""
+        return self.finished and not any(process.alive for process in self.world.processes)
 
     # -- misfortunes ------------------------------------------------------------------------------------------------
 
     def _again(self, rate: float, event: Callable[[], None]) -> None:
         def happen() -> None:
-            if self.world.now < LASTS:
+            if self.world.now < LASTS and not self.finished:
                 event()
                 self._again(rate, event)
 
