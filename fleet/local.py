@@ -12,17 +12,18 @@ from types import FrameType
 from typing import IO, Any
 
 from fleet import faults, launches, status
-from fleet.config import FleetConfig
+from fleet.config import FleetConfig, Wrong
 from fleet.history import History
 from fleet.host import Host
 from fleet.recipe import NotYet
-from fleet.run import create_run
+from fleet.run import create_run, open_run
 from fleet.start import Method, process, this_script
 from fleet.store import Store
 
 _QUICK = 60.0  # a worker that lived for so long did not crash at once
 _SHOWN = 16  # members of the last round that are worth a line
 _FINAL = (0, 2, 3, 130)  # the run is over, something is wrong here, the run stopped, interrupted: no second try helps
+_GONE = ", but the disk that holds it is not mounted there any more: mount it again"
 
 
 @dataclass
@@ -107,6 +108,8 @@ class Starter:
         seat.process = None
         if code in _FINAL or self._signals or seat.crashes > self.config.restarts:
             seat.code, seat.crashes = code, 0 if code in _FINAL else seat.crashes
+            if code == 2:
+                print(f"worker {seat.number} ended with code 2; its place stays empty", flush=True)
             return
         print(f"worker {seat.number} {_ending(code)}; another takes its place", flush=True)
         seat.again_at = now + (min(10.0, 0.1 * 2**seat.crashes) if seat.crashes > 1 else 0.0)
@@ -168,8 +171,14 @@ class Starter:
             print(f"  {member.id}  {status.metrics_text(member.metrics)}  {where}".rstrip())
         if len(members) > _SHOWN:
             print(f"  and {len(members) - _SHOWN} more before these")
-        print(f"Everything is in {self.folder}")
+        print(f"Everything is in {self.folder}{'' if self._mounted(history.store) else _GONE}")
         return 0
+
+    def _mounted(self, store: Store) -> bool:
+        """What is at the run's path is the run that this process has worked on."""
+        with contextlib.suppress(Wrong, faults.Fault):
+            return open_run(self.folder, self.host, "starter")[0].run_id == store.run_id
+        return False
 
 
 def _ending(code: int) -> str:

@@ -1,9 +1,11 @@
 """Writing down what is decidable, and removing what nothing planned or still to be planned can reach."""
 
+import contextlib
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 
-from fleet import payload
+from fleet import faults, payload
 from fleet.history import History
 from fleet.recipe import AHEAD, NotYet, Recipe, Strategy, check, folder, name, place, to_json
 from fleet.store import Store
@@ -51,6 +53,24 @@ def prune(store: Store, history: History) -> None:
             continue
         for attempt in useless:
             payload.drop(store, attempt)
+
+
+class Broom:
+    """Removes the private drafts of workers that died. A draft lives for a moment; one that is still there after a time
+    in which any worker would have looked dead belongs to nobody."""
+
+    def __init__(self, store: Store, patience: float) -> None:
+        self.store, self.patience = store, patience
+        self._since, self._found = -math.inf, set[str]()
+
+    def sweep(self) -> None:
+        now = self.store.host.now()
+        if now - self._since > self.patience:
+            names = set(self.store.names("tmp"))
+            for name in names & self._found:
+                with contextlib.suppress(faults.Missing):
+                    self.store.disk.remove(f"tmp/{name}")
+            self._since, self._found = now, names
 
 
 def _beaten(history: History, id: str, attempts: list[tuple[str, int]]) -> list[str]:

@@ -44,8 +44,10 @@ class Store:
                     return self.read(name)  # whatever the link's reply was, what stands there is the outcome
                 except (faults.Missing, faults.Passing):
                     self.host.sleep(pause)
-                    with contextlib.suppress(faults.Fault):
+                    with contextlib.suppress(faults.Passing):
                         self.names(_folder(name))  # wakes a name cache that still says "not there"
+                        if _base(draft) not in self.names("tmp"):
+                            break  # lost in a crash of the server, or swept while this process was paused
         raise faults.Passing(f"{name}: the disk does not show what stands there")
 
     def read(self, name: str) -> Value:
@@ -160,6 +162,10 @@ class Store:
 
 def _folder(name: str) -> str:
     return name.rpartition("/")[0]
+
+
+def _base(name: str) -> str:
+    return name.rpartition("/")[2]
 
 
 def _sealed(value: Value) -> bytes:

@@ -36,6 +36,7 @@ class Worker:
         self.workshop = Workshop(self.desk, make, self.tail, self._wait)
         self.elastic = elastic.Elastic(self.history, self.host, options.quorum, options.grace_seconds)
         self.pulse = claims.Pulse(store, options.dead_seconds / 5, lambda: {"seconds": self.desk.pace.mine()})
+        self._broom = planning.Broom(store, options.dead_seconds)
         self._began = self.host.now()
         self._bell: str | None = None
         self._fresh = True  # something changed by my own doing: look without waiting for the bell
@@ -94,6 +95,7 @@ class Worker:
             self._ticked = now
             self._obey()
             self._hear_of_peers()
+            self._broom.sweep()
         fresh, self._fresh = self._fresh, False
         self.history.look(probe=8 if tick else 0)
         self._looked = now
