@@ -154,15 +154,16 @@ def validated(model: type[M], values: Mapping[str, Any], where: str, spelled: Ca
 
 
 def _problem(model: type[M], values: Mapping[str, Any], error: Mapping[str, Any], spelled: Callable[[str], str]) -> str:
+    why = str(error["msg"]).removeprefix("Value error, ")
     if not error["loc"]:  # a rule about several keys says all by itself
-        return str(error["msg"])
+        return why
     key = str(error["loc"][0])
     if key not in model.model_fields:
         near = difflib.get_close_matches(key[:64], model.model_fields, n=1, cutoff=0.0)[0]
         listed = "docs/configuration.md lists all"
         return f"unknown key {_short(spelled(key))}; the nearest known key is {spelled(near)}, {listed}"
     seen = f"is {_short(values[key])}" if key in values else "is missing"
-    return f"{spelled(key)} {seen}: {allowed(model, key)} is expected"
+    return f"{spelled(key)} {seen}: {why if error['type'] == 'value_error' else allowed(model, key) + ' is expected'}"
 
 
 def _short(value: Any) -> str:
@@ -192,11 +193,11 @@ def allowed(model: type[BaseModel], key: str) -> str:
     return _words(model.model_json_schema()["properties"][key])
 
 
-_NOUNS = {"string": "text", "integer": "a whole number", "number": "a number", "boolean": "true or false"}
-_SIDES = (
-    {"minimum": "from", "exclusiveMinimum": "from above"},
-    {"maximum": "to", "exclusiveMaximum": "to below"},
-)
+_NOUNS = {
+    **{"string": "text", "integer": "a whole number", "number": "a number"},
+    **{"boolean": "true or false", "object": "an object, {...},"},
+}
+_SIDES = {"minimum": "from", "exclusiveMinimum": "from above"}, {"maximum": "to", "exclusiveMaximum": "to below"}
 
 
 def _words(schema: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import IO
 
 from fleet import faults, launches, status
 from fleet.config import FleetConfig, Wrong
@@ -17,7 +17,7 @@ from fleet.history import History
 from fleet.host import Host
 from fleet.recipe import NotYet
 from fleet.run import create_run, open_run
-from fleet.start import Method, process, this_script
+from fleet.start import process, this_script
 from fleet.store import Store
 
 _QUICK = 60.0  # a worker that lived for so long did not crash at once
@@ -44,10 +44,8 @@ class Seat:
 
 
 class Starter:
-    def __init__(self, method: Method[Any], config: FleetConfig, where: Path, workers: int | None) -> None:
+    def __init__(self, config: FleetConfig, where: Path, workers: int | None) -> None:
         self.host = Host()
-        algorithm = method.algorithm or config.algorithm
-        config = config.model_copy(update={"algorithm": algorithm, "project_name": config.project_name or algorithm})
         self.config, self.count = config, workers or config.num_machines
         self.base = (where / config.base_dir).resolve()
         self.folder = self.base / config.project_name

@@ -10,12 +10,12 @@ from fleet.config import Text, Wrong, lowered, read_json, validated
 Host = Annotated[
     str,
     StringConstraints(pattern=r"^[A-Za-z0-9_]([A-Za-z0-9_.:-]{0,251}[A-Za-z0-9])?$"),
-    WithJsonSchema({"expected": "a host's name or address, of letters, digits, '.', '-', '_' and ':' alone,"}),
+    WithJsonSchema({"expected": "a host's name or address (letters, digits, '.', '-', '_', ':')"}),
 ]
 User = Annotated[
     str,
     StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@-]{0,63}$"),
-    WithJsonSchema({"expected": "a user's name, of letters, digits, '.', '-', '_' and '@' alone,"}),
+    WithJsonSchema({"expected": "a user's name (letters, digits, '.', '-', '_', '@')"}),
 ]
 Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Environment = Annotated[dict[Variable, Text], WithJsonSchema({"expected": 'an object such as {"HF_HOME": "/data/hf"}'})]

@@ -64,6 +64,9 @@ def main(method: Method[Any], arguments: list[str] | None = None) -> None:
         workers: Annotated[
             int | None, Parameter(help="Local workers; NUM_MACHINES by default.", validator=Number(gte=1, lte=1024))
         ] = None,
+        algorithm: Annotated[
+            str, Parameter(help="Which method, instead of ALGORITHM.", show=not method.algorithm)
+        ] = "",
         worker: Annotated[tuple[str, Path] | None, Parameter(show=False)] = None,
         leash: Annotated[bool, Parameter(show=False)] = False,
     ) -> int:
@@ -71,7 +74,8 @@ def main(method: Method[Any], arguments: list[str] | None = None) -> None:
             return work(method, *worker, leash)
         from fleet.local import Starter
 
-        return Starter(method, load(config, method.config), config.absolute().parent, workers).run()
+        chosen = settled(method, load(config, method.config), algorithm)
+        return Starter(chosen, config.absolute().parent, workers).run()
 
     try:
         sys.exit(app(arguments, result_action="return_value"))
@@ -92,6 +96,17 @@ def this_script() -> list[str]:
     if not (path := getattr(main, "__file__", None)):
         raise Wrong("a run can only be started from a script")
     return [sys.executable, str(Path(path).absolute())]
+
+
+def settled(method: Method[C], config: C, flag: str) -> C:
+    """The configuration with its algorithm and its project named: a script's own algorithm wins, or a flag."""
+    if method.algorithm and flag not in ("", method.algorithm):
+        raise Wrong(f"--algorithm {flag}: this script runs {method.algorithm}")
+    algorithm = flag or method.algorithm or config.algorithm
+    if not algorithm:
+        raise Wrong("ALGORITHM is missing: it says which method the run uses")
+    bound = config.bound() | {"algorithm": algorithm, "project_name": config.project_name or algorithm}
+    return method.config.joined(bound, config.operational())
 
 
 def work(method: Method[Any], name: str, folder: Path, leash: bool) -> int:

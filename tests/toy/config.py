@@ -1,12 +1,14 @@
 """The toy room's keys: those that pre-training and evolution share, on vectors."""
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from fleet.config import FleetConfig, Room, bound, operational
 
 
 class ToyRoom(Room):
-    initial_population: tuple[int, ...] = bound(
+    initial_population: tuple[Annotated[int, Field(ge=0)], ...] = bound(
         (), "Seeds of the first vectors; empty: one, from SEED.", max_length=64, strict=False
     )
     inner_steps: int = bound(5, "Steps of training in one recipe.", ge=1, le=100_000)

@@ -83,19 +83,18 @@ class Matching(Toy):
         if round == 0:
             return self.inits()
         partner = self.partners(round) if self.c.population_size % 2 == 0 else {}
-        members = [
-            Recipe(
-                f"m{k}", at(round - 1, *(f"m{p}" for p in sorted({k, partner.get(k, k)}))) if round > 1 else self.first(k),
-                {"method": "mean"}, self.train(k, round), self.held_out, "step", optional=self.elastic,
-            )
-            for k in range(self.c.population_size)
-        ]  # fmt: skip
+        members = [self.child(k, round, sorted({k, partner.get(k, k)})) for k in range(self.c.population_size)]
         last = round == self.c.max_generations
         parents = at(round, *(x.slot for x in members))
         return [
             *members,
             Recipe("average", parents, {"method": "mean"}, {}, self.held_out, "weights" if last else "nothing"),
         ]
+
+    def child(self, k: int, round: int, pair: list[int]) -> Recipe:
+        parents = at(round - 1, *(f"m{p}" for p in pair)) if round > 1 else self.first(k)
+        train = self.train(k, round)
+        return Recipe(f"m{k}", parents, {"method": "mean"}, train, self.held_out, "step", optional=self.elastic)
 
 
 class Rank(Toy):

@@ -1,0 +1,24 @@
+"""How figures are shown: beside the limit, the ratio and the goal."""
+
+from statistics import median
+
+from rich.table import Table
+
+NONE = "[dim]-[/dim]"
+
+
+def table(title: str, *columns: str, note: str = "") -> Table:
+    """The first column names the row, the others hold numbers."""
+    made = Table(title=title, caption=note or None, title_justify="left", caption_justify="left")
+    for n, column in enumerate(columns):
+        made.add_column(column, justify="right" if n else "left")
+    return made
+
+
+def goal(met: bool, words: str) -> str:
+    return f"[green]{words}[/green]" if met else f"[red]{words}[/red]"
+
+
+def spread(values: list[float], digits: int = 2) -> str:
+    """The median, and from where to where."""
+    return f"{median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"

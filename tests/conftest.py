@@ -1,0 +1,29 @@
+"""What the tests of real runs share."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers import Toys
+
+
+@pytest.fixture
+def toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Toys]]:
+    """Makes toy runs, each in a folder of its own; nothing that they started outlives the test."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    made: list[Toys] = []
+
+    def make(name: str = "here", script: list[str] | None = None, **keys: Any) -> Toys:
+        place = tmp_path / name
+        place.mkdir(exist_ok=True)
+        small = {"algorithm": "matching", "population_size": 4, "max_generations": 4, "size": 24}
+        made.append(
+            Toys(place, {**small, "poll_seconds": 0.02, "dead_seconds": 5.0, **keys}, *([script] if script else []))
+        )
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.kill_all()

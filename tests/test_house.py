@@ -1,0 +1,251 @@
+"""The house keeps its order: who imports whom, what the run's own code never does, and whether README.md is true."""
+
+import ast
+import fnmatch
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# From the top: a module may import its own group, and whatever stands on a lower floor. The first match counts.
+FLOORS = (
+    (("tests", "tests.*"), ("benchmarks", "benchmarks.*")),
+    (("launch_to_machines", "edt", "diloco", "*_sim", "train_fsdp"),),
+    (("evomerge", "evomerge.*"), ("merge.evolve*",)),
+    (("train.member",),),
+    (("train", "train.*"), ("merge", "merge.*")),
+    (("fleet", "fleet.*"),),
+)
+BESIDE = {"benchmarks": ("tests.toy*",)}  # benchmarks measure with the toy models
+THIRD_PARTY = {"fleet": {"pydantic", "cyclopts", "rich", "paramiko"}}  # all that the run itself may need
+CONFIGURATION = {"pydantic"}  # and a room's config.py: whoever only reads the configuration waits for no torch
+
+
+# -- imports -----------------------------------------------------------------------------------------------------------
+
+
+def sources(root: Path) -> dict[str, Path]:
+    """All our modules by their names."""
+    files = [*root.glob("*.py"), *(file for folder in rooms(root) for file in folder.rglob("*.py"))]
+    return {module_name(file.relative_to(root)): file for file in files}
+
+
+def rooms(root: Path) -> list[Path]:
+    return [folder for folder in root.iterdir() if folder.is_dir() and folder.name[0] != "." and [*folder.glob("*.py")]]
+
+
+def module_name(file: Path) -> str:
+    return ".".join(file.with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports(name: str, file: Path) -> Iterator[str]:
+    """Every module that a file may import anywhere in it; `from a import b` may mean a.b."""
+    package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(file.read_text())):
+        match node:
+            case ast.Import():
+                yield from (alias.name for alias in node.names)
+            case ast.ImportFrom():
+                outer = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+                base = ".".join([*outer, *([node.module] if node.module else [])])
+                yield from [base, *(f"{base}.{alias.name}" for alias in node.names)]
+            case ast.Call(func=ast.Name("__import__") | ast.Attribute(attr="import_module"), args=[ast.Constant(), *_]):
+                yield str(node.args[0].value)
+
+
+def group(name: str) -> tuple[int, tuple[str, ...]] | None:
+    """The floor of a module, and those that it shares a room with."""
+    for floor, groups in enumerate(FLOORS):
+        for patterns in groups:
+            if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
+                return floor, patterns
+    return None
+
+
+def complaints(root: Path) -> list[str]:
+    modules, found = sources(root), []
+    for name, file in sorted(modules.items()):
+        if group(name) is None:
+            found.append(f"{name} has no place in the house")
+            continue
+        room = name.partition(".")[0]
+        for imported in dict.fromkeys(imports(name, file)):
+            if imported in modules or group(imported):
+                if not may(name, imported, modules):
+                    found.append(f"{name} imports {imported}")
+            elif (outer := imported.partition(".")[0]) not in sys.stdlib_module_names:
+                known = CONFIGURATION if name.endswith(".config") else THIRD_PARTY.get(room)
+                if known is not None and outer not in known and outer not in modules:
+                    found.append(f"{name} imports {outer}")
+    return found
+
+
+def may(name: str, imported: str, modules: dict[str, Path]) -> bool:
+    mine, other = group(name), group(imported)
+    if other is None or imported not in modules and imported.rpartition(".")[0] in modules:
+        return True  # a name inside a module that is looked at itself
+    beside = BESIDE.get(name.partition(".")[0], ())
+    return mine == other or mine[0] < other[0] or any(fnmatch.fnmatchcase(imported, pattern) for pattern in beside)
+
+
+def test_imports_go_downwards():
+    assert complaints(ROOT) == []
+    assert {"fleet.worker", "fleet.config", "tests.toy.maker", "tests.test_house"} <= sources(ROOT).keys()
+
+
+@pytest.mark.parametrize("name, line, wrong", [
+    ("fleet/a.py", "import torch", "fleet.a imports torch"),
+    ("fleet/a.py", "import numpy as np", "fleet.a imports numpy"),
+    ("fleet/a.py", "def f():\n    from transformers import x", "fleet.a imports transformers"),
+    ("fleet/a.py", "if True:\n    import importlib\n    importlib.import_module('torch.nn')", "fleet.a imports torch"),
+    ("fleet/a.py", "from merge import slerp", "fleet.a imports merge"),
+    ("fleet/a.py", "from tests.toy import config", "fleet.a imports tests.toy"),
+    ("fleet/sub/a.py", "from .. import b\nfrom ...train import data", "fleet.sub.a imports train"),
+    ("fleet/a.py", "from . import b\nimport json, rich.table\nfrom fleet.b import c", ""),
+    ("merge/a.py", "import train.data", "merge.a imports train.data"),
+    ("merge/a.py", "from . import evolve", "merge.a imports merge.evolve"),
+    ("merge/a.py", "import torch\nfrom merge import slerp\nfrom fleet import store", ""),
+    ("merge/evolve.py", "from merge import slerp\nfrom train import member", ""),
+    ("merge/evolve.py", "import evomerge.cli", "merge.evolve imports evomerge.cli"),
+    ("train/a.py", "from merge.slerp import mix", "train.a imports merge.slerp"),
+    ("train/a.py", "from train import member", "train.a imports train.member"),
+    ("train/member.py", "from merge import slerp\nfrom train import data\nimport fleet.work", ""),
+    ("train/member.py", "from merge import evolve", "train.member imports merge.evolve"),
+    ("train/config.py", "import torch", "train.config imports torch"),
+    ("evomerge/cli.py", "import train.member, merge.slerp, torch", ""),
+    ("evomerge/cli.py", "import edt", "evomerge.cli imports edt"),
+    ("edt_sim.py", "import edt", ""),
+    ("edt.py", "import tests.toy.maker", "edt imports tests.toy.maker"),
+    ("shed/a.py", "import json", "shed.a has no place in the house"),
+    ("stray.py", "", "stray has no place in the house"),
+])  # fmt: skip
+def test_the_rules_hold_for_rooms_that_are_still_to_come(tmp_path, name, line, wrong):
+    """In a house that has all its rooms, one file more."""
+    for each in ("fleet/b", "merge/slerp", "merge/evolve", "train/data", "train/member", "evomerge/cli", "edt",
+                 "tests/toy/maker", "tests/toy/config"):  # fmt: skip
+        write(tmp_path / f"{each}.py", "")
+    for folder in {"fleet", "merge", "train", "evomerge", "tests", "tests/toy"}:
+        write(tmp_path / folder / "__init__.py", "")
+    write(tmp_path / name, line)
+    assert (complaints(tmp_path)[:1] or [""]) == [wrong]
+
+
+def write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+def test_the_run_starts_without_torch():
+    """Imported for real, since a library could bring it along."""
+    program = "import sys, fleet.worker, fleet.start, fleet.local, fleet.status; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "fleet.worker" in loaded.stdout.split()
+    assert not {"torch", "transformers", "numpy", "tests"} & {*loaded.stdout.split()}
+
+
+# -- what the run's own code never does --------------------------------------------------------------------------------
+
+NEVER = {"eval", "exec", "compile", "__import__", "os.system", "os.popen", "subprocess.getoutput"}
+NEVER_IMPORTED = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "runpy"}
+
+
+def dangers(source: str) -> list[str]:
+    tree, found = ast.parse(source), []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            shell = any(k.arg == "shell" and ast.unparse(k.value) != "False" for k in node.keywords)
+            found += [called] * (called in NEVER) + ["shell"] * shell
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = [alias.name for alias in node.names]
+            module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+            found += [n for n in {module, *(n.partition(".")[0] for n in names if not module)} if n in NEVER_IMPORTED]
+            found += [f"{module}.{n}" for n in names if f"{module}.{n}" in NEVER]
+    return found
+
+
+def test_the_run_reads_data_and_runs_nothing_from_it():
+    files = [*(ROOT / "fleet").rglob("*.py")]
+    assert len(files) > 20
+    assert {file.name: found for file in files if (found := dangers(file.read_text()))} == {}
+
+
+@pytest.mark.parametrize("source", [
+    "import pickle", "from pickle import loads", "import marshal as m", "def f():\n    import shelve", "eval('1')",
+    "exec('1')", "import os\nos.system('ls')", "from os import system", "subprocess.run('ls', shell=True)",
+    "subprocess.Popen('ls', shell=flag)", "__import__('x')",
+])  # fmt: skip
+def test_a_danger_is_seen(source):
+    assert dangers(source)
+
+
+# -- README.md ---------------------------------------------------------------------------------------------------------
+
+README = (ROOT / "README.md").read_text()
+FENCES = re.findall(r"^```(\w*)\n(.*?)^```", README, re.M | re.S)
+PROSE = re.sub(r"^```.*?^```", "", README, flags=re.M | re.S)
+LINKS = [link for link in re.findall(r"\]\(([^)\s]+)\)", PROSE) if "://" not in link]
+NAMES = [name for name in re.findall(r"`([^`\n]+)`", PROSE) if re.fullmatch(r"\S+(/\S*|\.(py|md|json|txt))", name)]
+COMMANDS = [
+    line.partition("#")[0].strip()
+    for kind, text in FENCES
+    if kind == "sh"
+    for line in text.splitlines()
+    if line.strip()
+]
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_every_link_leads_somewhere(link):
+    file, _, section = link.partition("#")
+    text = (ROOT / (file or "README.md")).read_text()
+    titles = [re.sub(r"[^\w -]", "", t).strip().lower().replace(" ", "-") for t in re.findall(r"^#+ (.*)", text, re.M)]
+    assert not section or section in titles
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_file_that_is_named_is_there(name):
+    assert [*ROOT.glob(name)], name
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_exists(command):
+    match command.split():
+        case ["make", target, *settings]:
+            makefile = (ROOT / "Makefile").read_text()
+            assert re.search(rf"^{re.escape(target)}:", makefile, re.M)
+            assert all(re.search(rf"^{each.partition('=')[0]} \?=", makefile, re.M) for each in settings)
+        case ["python", "-m", module, *arguments]:
+            check_options(help_of("-m", module), arguments)
+        case ["python", script, *arguments]:
+            check_options(help_of(script), arguments)
+        case _:
+            pytest.fail(f"{command}: README.md holds commands of make and python alone")
+
+
+@cache
+def help_of(*script: str) -> str:
+    done = subprocess.run([sys.executable, *script, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def check_options(text: str, arguments: list[str]) -> None:
+    for option in (word.partition("=")[0] for word in arguments if word.startswith("-")):
+        assert re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", text), f"{option} is not in the help"
+
+
+def test_there_is_something_to_follow():
+    assert len(LINKS) > 2 and len(NAMES) > 20 and len(COMMANDS) > 5
+
+
+def test_every_file_of_the_run_has_its_line():
+    files = {file.name for file in (ROOT / "fleet").glob("*.py")} - {"__init__.py"}
+    listed = re.findall(r"^\| `fleet/(\w+\.py)` \| \S.+ \|$", PROSE, re.M)
+    assert sorted(listed) == sorted(files)

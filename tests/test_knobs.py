@@ -1,0 +1,387 @@
+"""Every key of the toy's configuration is turned, and changes what it should change: no more and no less.
+
+A bound key changes the run's digest, or has an effect of its own below. An operational one has its effect, and may
+change between two launches of a run, which still ends with the same bytes.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet import launches, planning, start, strictjson
+from fleet.claims import Claims, Watch
+from fleet.config import Wrong, is_bound
+from fleet.desk import Stopped
+from fleet.digest import digest
+from fleet.history import History
+from fleet.host import Host
+from fleet.run import create_run, open_run
+from fleet.worker import Worker
+from tests.helpers import listing
+from tests.toy.config import ToyConfig
+from tests.toy.maker import maker
+from tests.toy.strategies import strategy
+
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a key is turned to, and the circumstances in which it matters."""
+
+    to: Any
+    given: dict[str, Any] = field(default_factory=dict)
+
+
+RANK, DILOCO, SEARCH = {"algorithm": "rank"}, {"algorithm": "diloco"}, {"algorithm": "search"}
+BOUND = {
+    "algorithm": Turn("rank"),
+    "project_name": Turn("other"),
+    "seed": Turn(2),
+    "population_size": Turn(6),
+    "max_generations": Turn(4),
+    "threads": Turn(3),
+    "quorum": Turn(0.5),
+    "grace_seconds": Turn(900.0, {"quorum": 0.5}),
+    "initial_population": Turn((7, 8)),
+    "inner_steps": Turn(6),
+    "size": Turn(64),
+    "shards": Turn(2, DILOCO),
+    "eval_batch_size": Turn(7),
+    "outer_lr": Turn(0.5),
+    "outer_momentum": Turn(0.5),
+    "outer_nesterov": Turn(False),
+    "mutation_probability": Turn(0.0, RANK),
+    "mutation_strength": Turn(0.6, RANK),
+    "elitism": Turn(1, RANK),
+    "cliff": Turn(2.0, SEARCH),
+}
+OPERATIONAL = {
+    "base_dir": Turn("elsewhere"),
+    "num_machines": Turn(3),
+    "snapshot_minutes": Turn(1.0),
+    "dead_seconds": Turn(500.0),
+    "poll_seconds": Turn(7.0),
+    "backup_factor": Turn(2.0),
+    "time_limit_hours": Turn(0.5),
+    "restarts": Turn(1),
+    "log_level": Turn("WARNING"),
+    "sleep": Turn(600.0),
+}
+TURNS = BOUND | OPERATIONAL
+
+
+class Clock(Host):
+    """This machine, but time passes only where somebody sleeps; then it passes at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time, self.naps = 0.0, [0.0]
+
+    def now(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
+        self.naps.append(seconds)
+
+    def background(self, function: Any) -> None:
+        """No pulse: nobody else is there to hear it."""
+
+
+@pytest.fixture(autouse=True)
+def own_memory(monkeypatch, tmp_path_factory):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+
+
+def config_of(**keys: Any) -> ToyConfig:
+    return ToyConfig(**{"population_size": 4, "max_generations": 3, **keys})
+
+
+def launch(base: Path, config: ToyConfig) -> tuple[Clock, Worker]:
+    """Register a launch, as a starter does, and a worker of it that reads its configuration from the run."""
+    store, _ = create_run(base, "run", config.bound(), Host())
+    number = launches.begin(store, config.operational())
+    clock = Clock()
+    store, run = open_run(base / "run", clock, f"w{number}")
+    config = ToyConfig.joined(run["config"], launches.settings(store, number))
+    return clock, Worker(store, strategy(config), maker(config), start.options(config, number))
+
+
+def finished(base: Path, **keys: Any) -> History:
+    """A whole run."""
+    _, worker = launch(base, config_of(**keys))
+    assert worker.run() == "over"
+    return worker.history
+
+
+def results(history: History) -> list[Any]:
+    """What was made, whatever the plans say: metrics and bytes."""
+    return [(m.id, m.absent, m.metrics, m.digests) for r in range(history.first) for m in history.round(r)]
+
+
+# -- what each key changes ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ToyConfig.model_fields)
+def test_turning_a_key_changes_what_it_should(key, tmp_path):
+    """A new key without an entry above fails here."""
+    turn = TURNS[key]
+    assert is_bound(ToyConfig, key) == (key in BOUND)
+    if key in EFFECTS:
+        EFFECTS[key](tmp_path, turn)
+        return
+    before, again = (finished(tmp_path / name, **turn.given) for name in ("before", "again"))
+    after = finished(tmp_path / "after", **{**turn.given, key: turn.to})
+    assert digest(before) == digest(again) != digest(after)
+    assert results(before) == results(again) != results(after)
+
+
+def toy(base: Path, **keys: Any) -> subprocess.CompletedProcess[str]:
+    """The real thing: the toy's script, its configuration file and its workers."""
+    base.mkdir()
+    file = base / "evolution.json"
+    file.write_text(json.dumps({"POPULATION_SIZE": 4, "MAX_GENERATIONS": 2, **keys}))
+    command = [sys.executable, "-m", "tests.toy", "--config", str(file)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def workers(run: Path) -> int:
+    return len([*run.glob("workers/*.events")])
+
+
+def algorithm(tmp_path, turn):
+    assert results(finished(tmp_path / "a")) != results(finished(tmp_path / "b", algorithm=turn.to))
+    toy(tmp_path / "c", algorithm=turn.to, num_machines=1)
+    assert (tmp_path / "c" / "runs" / turn.to / "run.json").is_file()  # its name is the project's
+
+
+def project_name(tmp_path, turn):
+    toy(tmp_path / "a", project_name=turn.to, num_machines=1)
+    assert [each.name for each in (tmp_path / "a" / "runs").iterdir() if each.is_dir()] == [turn.to]
+
+
+def base_dir(tmp_path, turn):
+    toy(tmp_path / "a", base_dir=turn.to, num_machines=1)
+    toy(tmp_path / "b", base_dir=str(tmp_path / "absolute"), num_machines=1)
+    assert (tmp_path / "a" / turn.to / "matching" / "run.json").is_file()
+    assert (tmp_path / "absolute" / "matching" / "run.json").is_file()
+    assert not (tmp_path / "a" / "runs").exists()
+
+
+def num_machines(tmp_path, turn):
+    toy(tmp_path / "a", num_machines=turn.to)
+    assert workers(tmp_path / "a" / "runs" / "matching") == turn.to
+
+
+def log_level(tmp_path, turn):
+    for level in ("INFO", turn.to):
+        toy(tmp_path / level, log_level=level, num_machines=1)
+        (log,) = (tmp_path / level / "runs" / "matching" / "workers").glob("*.log")
+        assert (" INFO published" in log.read_text()) == (level == "INFO")
+
+
+CRASHING = """
+import os
+from fleet.start import Method, main
+from tests.helpers import listing
+from tests.toy.config import ToyConfig
+from tests.toy.strategies import strategy
+
+def crash(work):
+    print("threads:", os.environ["OMP_NUM_THREADS"], flush=True)
+    os._exit(7)
+
+if __name__ == "__main__":
+    main(Method("matching", "Crashes.", ToyConfig, strategy, lambda config: crash))
+"""
+
+
+def crashing(base: Path, **keys: Any) -> Path:
+    """The folder of a run of which every worker ends at its first recipe."""
+    base.mkdir()
+    (base / "crashing.py").write_text(CRASHING)
+    (base / "evolution.json").write_text(json.dumps({"NUM_MACHINES": 1, **keys}))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "crashing.py"], cwd=base, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1 and "All workers ended" in done.stderr, done.stderr
+    return base / "runs" / "matching"
+
+
+def restarts(tmp_path, turn):
+    for count in (0, turn.to):
+        assert workers(crashing(tmp_path / str(count), restarts=count)) == count + 1
+
+
+def threads(tmp_path, turn):
+    """A worker's libraries are told before it starts."""
+    for count in (1, turn.to):
+        run = crashing(tmp_path / str(count), threads=count, restarts=0)
+        assert f"threads: {count}\n" in (run / "workers" / "local-1.log").read_text()
+
+
+def sleep(tmp_path, turn):
+    times = []
+    for seconds in (0.0, turn.to):
+        clock, worker = launch(tmp_path / str(seconds), config_of(sleep=seconds))
+        assert worker.run() == "over"
+        times.append(clock.time)
+    recipes = 1 + 3 * (4 + 1)
+    assert times[0] < turn.to and times[1] == pytest.approx(times[0] + recipes * turn.to, rel=0.01)
+
+
+def snapshot_minutes(tmp_path, turn):
+    """Ten minutes of training in five steps: a snapshot after each, or none."""
+    for minutes, steps in ((20.0, set()), (turn.to, {1, 2, 3, 4, 5})):
+        config = config_of(sleep=600.0, snapshot_minutes=minutes)
+        _, worker = launch(tmp_path / str(minutes), config)
+        settled = offered_names(worker)
+        assert worker.run() == "over"
+        snapshots = {name.rpartition("/")[2] for name in settled if "snapshot" in name}
+        assert snapshots == {f"snapshot.{step}.json" for step in steps}
+
+
+def offered_names(worker: Worker) -> list[str]:
+    """The names of all registers that a worker will offer."""
+    names, settle = [], worker.store.settle
+
+    def noted(name, *more, **how):
+        names.append(name)
+        return settle(name, *more, **how)
+
+    worker.store.settle = noted
+    return names
+
+
+def time_limit_hours(tmp_path, turn):
+    """Sixteen recipes of ten minutes take longer than half an hour."""
+    _, worker = launch(tmp_path, config_of(sleep=600.0, time_limit_hours=turn.to))
+    with pytest.raises(Stopped, match="time limit of 0.5 hours"):
+        worker.run()
+    assert "time limit" in launches.ordered(worker.store, 99) and "end" in worker.store.names("launches")
+    assert not worker.history.over
+    _, worker = launch(tmp_path / "free", config_of(sleep=600.0))
+    assert worker.run() == "over" and "end" not in worker.store.names("launches")
+
+
+# -- keys that matter when another worker is silent or slow ------------------------------------------------------------
+
+
+def beside_a_silent_worker(base: Path, **keys: Any) -> tuple[Clock, History]:
+    """A whole run by one worker, while another holds a recipe of round 1 and does nothing, slowly."""
+    config = config_of(**{"dead_seconds": 2000.0, "poll_seconds": 5.0, "sleep": 1.0, **keys})
+    clock, worker = launch(base, config)
+    store, _ = open_run(base / "run", clock, "silent")
+    planning.plan_ahead(store, strategy(config), history := History(store))
+    store.post("workers/silent.pulse", strictjson.text({"beat": 1, "seconds": {"m": 400.0}}))
+    assert Claims(store, history, Watch(store, clock, 1e9), 0).take("1/m3")
+    assert worker.run() == "over"
+    return clock, worker.history
+
+
+def quorum(tmp_path, turn):
+    clock, history = beside_a_silent_worker(tmp_path / "all", quorum=1.0, grace_seconds=300.0)
+    assert history["1/m3"] and clock.time > 2000
+    clock, history = beside_a_silent_worker(tmp_path / "some", quorum=turn.to, grace_seconds=300.0)
+    assert history["1/m3"].absent == "closed" and clock.time < 1000
+    clock, history = beside_a_silent_worker(tmp_path / "most", quorum=0.9, grace_seconds=300.0)
+    assert history["1/m3"] and clock.time > 2000
+
+
+def grace_seconds(tmp_path, turn):
+    for seconds in (300.0, turn.to):
+        clock, history = beside_a_silent_worker(tmp_path / str(seconds), **turn.given, grace_seconds=seconds)
+        assert history["1/m3"].absent == "closed"
+        assert seconds < clock.time < seconds + 100
+
+
+def dead_seconds(tmp_path, turn):
+    for seconds in (2000.0, turn.to):
+        clock, history = beside_a_silent_worker(tmp_path / str(seconds), dead_seconds=seconds)
+        assert history["1/m3"] and seconds < clock.time < seconds + 100
+
+
+def poll_seconds(tmp_path, turn):
+    for seconds in (5.0, turn.to):
+        clock, _ = beside_a_silent_worker(tmp_path / str(seconds), poll_seconds=seconds)
+        assert max(clock.naps) == seconds
+
+
+def backup_factor(tmp_path, turn):
+    for factor, patient in ((0.0, True), (turn.to, False)):
+        clock, history = beside_a_silent_worker(tmp_path / str(factor), backup_factor=factor)
+        assert history["1/m3"] and (clock.time > 2000) == patient
+
+
+EFFECTS = {
+    each.__name__: each
+    for each in (
+        *(algorithm, project_name, threads, quorum, grace_seconds, base_dir, num_machines, snapshot_minutes),
+        *(dead_seconds, poll_seconds, backup_factor, time_limit_hours, restarts, log_level, sleep),
+    )
+}
+
+
+# -- what may change between two launches ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", BOUND)
+def test_a_changed_bound_key_is_refused_and_nothing_is_written(key, tmp_path):
+    turn = TURNS[key]
+    before, after = config_of(**turn.given), config_of(**{**turn.given, key: turn.to})
+    create_run(tmp_path / "runs", "run", before.bound(), Host())
+    there = listing(tmp_path / "runs")
+    with pytest.raises(Wrong) as error:
+        create_run(tmp_path / "runs", "run", after.bound(), Host())
+    (difference,) = [line.strip() for line in str(error.value).splitlines() if line.startswith("  ")]
+    old, new = before.bound()[key], after.bound()[key]
+    assert difference == f"{key.upper()}: the run has {old!r}, now it says {new!r}"
+    assert listing(tmp_path / "runs") == there
+
+
+def test_all_differences_are_listed(tmp_path):
+    create_run(tmp_path / "runs", "run", config_of().bound(), Host())
+    with pytest.raises(Wrong) as error:
+        create_run(tmp_path / "runs", "run", config_of(seed=3, size=5, sleep=1.0).bound(), Host())
+    assert "SEED: the run has 1, now it says 3\n  SIZE: the run has 96, now it says 5\n" in str(error.value)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        return digest(finished(tmp_path_factory.mktemp("runs") / "undisturbed"))
+
+
+@pytest.mark.parametrize("key", OPERATIONAL)
+def test_an_operational_key_may_change_between_launches(key, tmp_path, undisturbed):
+    """A first launch stops after a few recipes; the second has another setting and ends with the same bytes."""
+    clock, worker = launch(tmp_path / "runs", config_of())
+    make, made = worker.workshop.make, []
+
+    def some(work):
+        made.append(work.id)
+        if len(made) == 6:
+            clock.stop()
+        return make(work)
+
+    worker.workshop.make = some
+    assert worker.run() == "interrupted" and not worker.history.over
+    config = config_of(**{key: TURNS[key].to})
+    base = tmp_path / (config.base_dir if key == "base_dir" else "runs")
+    if key == "base_dir":
+        (tmp_path / "runs").rename(base)
+    _, worker = launch(base, config)
+    assert worker.options.launch == 2 and worker.options == start.options(config, 2)
+    assert launches.settings(worker.store, 2) == config.operational() != config_of().operational()
+    assert worker.run() == "over" and digest(worker.history) == undisturbed

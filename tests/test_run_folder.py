@@ -1,0 +1,264 @@
+"""Where a run may lie: what is refused, by name and with nothing written, and what happens when the disk goes away."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fleet.config import Wrong
+from fleet.host import Host
+from fleet.run import Mount, create_run, mount_of, open_run
+from tests.helpers import Toys, listing, mounted, until
+
+# root may write everywhere; without its capabilities it may not
+PLAIN_USER = ("setpriv", "--bounding-set=-all", "--inh-caps=-all") if os.getuid() == 0 else ()
+
+
+# -- the configuration -----------------------------------------------------------------------------------------------
+
+
+def test_another_configuration_is_refused_with_its_differences(toys):
+    run: Toys = toys().prepare()
+    run.work(recipes=3)
+    before = listing(run.place / "runs")
+    starter = run.start(2, seed=2, outer_lr=0.5, population_size=6, log_level="DEBUG")
+    starter.ends(2)
+    assert listing(run.place / "runs") == before
+    assert "another configuration" in starter.said and "PROJECT_NAME" in starter.said
+    for line in ("SEED: the run has 1, now it says 2", "OUTER_LR: the run has 0.7, now it says 0.5",
+                 "POPULATION_SIZE: the run has 4, now it says 6"):  # fmt: skip
+        assert line in starter.said
+    assert "LOG_LEVEL" not in starter.said, "that changes no result"
+    run.start(2, seed=1, outer_lr=0.7, population_size=4).ends(0)
+    run.same()
+
+
+def test_settings_that_change_no_result_may_change(toys):
+    run: Toys = toys().prepare()
+    run.work(recipes=3)
+    run.start(3, log_level="DEBUG", poll_seconds=0.05, dead_seconds=7.0, num_machines=3, snapshot_minutes=1.0).ends(0)
+    run.same()
+
+
+def test_of_two_starters_with_different_configurations_one_is_refused(tmp_path, monkeypatch):
+    """Whoever comes second, even between the other's look and its own run.json."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    create_run(tmp_path / "runs", "x", {"seed": 1}, Host())
+    (tmp_path / "runs" / "x" / "run.json").rename(tmp_path / "hidden")
+    (tmp_path / "runs" / "x" / "tmp" / "somebody.draft").write_text("")
+
+    class Late(Host):
+        def token(self) -> str:
+            if not (tmp_path / "runs" / "x" / "run.json").exists():
+                shutil.copy(tmp_path / "hidden", tmp_path / "runs" / "x" / "run.json")
+            return super().token()
+
+    with pytest.raises(Wrong, match="SEED: the run has 1, now it says 2"):
+        create_run(tmp_path / "runs", "x", {"seed": 2}, Late())
+
+
+# -- no place for a run ----------------------------------------------------------------------------------------------
+
+
+def test_base_dir_is_made_below_what_exists_and_not_else(toys):
+    run: Toys = toys()
+    file = run.place / "evolution.json"
+    file.write_text(json.dumps({"BASE_DIR": "no/such/runs"}))
+    before = listing(run.place)
+    refused = run.run([*run.script, "--config", str(file)])
+    refused.ends(2)
+    assert f"BASE_DIR {run.place}/no/such/runs: neither it nor its parent exists" in refused.said
+    assert "mounted" in refused.said and not (run.place / "no").exists()
+    assert before.keys() == listing(run.place).keys() - {refused.out.name}
+
+
+@pytest.mark.parametrize("how", ["folder", "parent", "run"])
+def test_a_folder_that_is_not_writable_is_refused(toys, how):
+    run: Toys = toys()
+    place = run.place / "runs"
+    if how == "run":
+        run.prepare()
+    elif how == "folder":
+        place.mkdir()
+    closed = {"folder": place, "parent": run.place / "above", "run": run.folder / "launches"}[how]
+    closed.mkdir(exist_ok=True)
+    if how == "parent":
+        run.keys["base_dir"] = "above/runs"
+    closed.chmod(0o555)
+    before = listing(closed)
+    refused = run.start(1, before=PLAIN_USER)
+    refused.ends(2)
+    assert listing(closed) == before
+    assert str(closed if how != "run" else "launches/") in refused.said and "Traceback" not in refused.said
+    assert "denied" in refused.said.lower() or "not writable" in refused.said
+
+
+def test_a_read_only_disk_is_refused(toys):
+    run: Toys = toys()
+    with mounted(run.place / "runs"):
+        subprocess.run(["mount", "-o", "remount,ro", str(run.place / "runs")], check=True)
+        refused = run.start(1)
+        refused.ends(2)
+        assert "not writable" in refused.said and not os.listdir(run.place / "runs")
+
+
+def test_a_disk_without_hard_links_is_refused(toys):
+    run: Toys = toys()
+    with exfat(run):
+        refused = run.start(2)
+        refused.ends(2)
+        assert "hard links" in refused.said and "Traceback" not in refused.said
+        assert not run.folder.joinpath("run.json").exists() and not run.alive()
+
+
+def exfat(run: Toys):
+    if not shutil.which("mkfs.exfat") or not shutil.which("mount.exfat-fuse"):
+        pytest.skip("no file system without hard links here: install exfatprogs and exfat-fuse")
+    image = run.place / "image"
+    with image.open("wb") as file:
+        file.truncate(16 << 20)
+    subprocess.run(["mkfs.exfat", str(image)], check=True, capture_output=True)
+    return mounted(run.place / "runs", "exfat-fuse", "loop", str(image))
+
+
+def test_a_folder_of_something_else_is_refused(toys):
+    run: Toys = toys()
+    run.folder.mkdir(parents=True)
+    (run.folder / "thesis.tex").write_text("mine")
+    before = listing(run.folder)
+    refused = run.start(1)
+    refused.ends(2)
+    assert "thesis.tex" in refused.said and "PROJECT_NAME" in refused.said and listing(run.folder) == before
+
+
+def test_a_starter_that_died_before_run_json_did_no_harm(toys):
+    run: Toys = toys()
+    for name in ("tmp", "rounds", "files"):
+        (run.folder / name).mkdir(parents=True)
+    (run.folder / "tmp" / "starter-1.draft").write_text("{")
+    run.start(1).ends(0)
+    run.same()
+
+
+@pytest.mark.parametrize("there", ["nothing", "an empty folder", "a file", "another version", "a link for files"])
+def test_a_worker_refuses_what_is_not_its_run(toys, there, tmp_path):
+    run: Toys = toys().prepare()
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    if there in ("nothing", "an empty folder", "a file"):
+        run.folder.rename(tmp_path / "away")
+    match there:
+        case "an empty folder":
+            run.folder.mkdir()
+        case "a file":
+            run.folder.write_text("")
+        case "another version":
+            store = open_run(run.folder, Host(), "test")[0]
+            value = store.read("run.json")
+            (run.folder / "run.json").unlink()
+            store.settle("run.json", {**value, "format": 99})
+        case "a link for files":
+            (run.folder / "files").rmdir()
+            (run.folder / "files").symlink_to(outside)
+    before = listing(tmp_path)
+    refused = run.worker("w")
+    refused.ends(2)
+    after = listing(tmp_path)
+    assert {k: v for k, v in after.items() if k in before and k not in (".", "here")} | {} == {
+        k: v for k, v in before.items() if k not in (".", "here")
+    }
+    assert str(run.folder) in refused.said and "Traceback" not in refused.said
+    if there == "another version":
+        assert "format 99" in refused.said
+    assert not os.listdir(outside)
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "", "-x", "x" * 65, "a.b", "a\nb"])
+def test_a_worker_has_a_plain_name(toys, name):
+    run: Toys = toys().prepare()
+    refused = run.run([*run.script, f"--worker={name}", str(run.folder)])
+    assert refused.end() != 0 and not list(run.folder.glob("workers/*"))
+
+
+# -- a disk that goes away -------------------------------------------------------------------------------------------
+
+
+def test_the_mount_goes_away_and_nothing_is_written_below_it(toys):
+    run: Toys = toys(sleep=0.2, inner_steps=4, max_generations=3)
+    point = run.place / "runs"
+    with mounted(point):
+        starter = run.start(2)
+        until(lambda: len(run.registers(r".*\.done")) > 3, "the run has begun")
+        last = open_run(run.folder, Host(), "test")[0]  # holds on to the disk, as the workers do
+        subprocess.run(["umount", "-l", str(point)], check=True)
+        assert not point.joinpath("toy").exists()
+        killed = next(iter(run.alive().values()))
+        os.kill(killed, 9)  # its successor does not find the run
+        starter.end()
+    assert "ended with code 2; its place stays empty" in starter.said and "Traceback" not in starter.said
+    assert "not mounted there any more" in starter.said
+    assert not os.listdir(point), "no file is ever created under the bare mount point"
+    assert last.names("rounds"), "everything went to the disk that was mounted before"
+
+    refused = run.start(2)
+    refused.ends(2)
+    assert f"{point}: the last time this was on none (tmpfs) on {point}, now it is on" in refused.said
+    assert "is the shared disk mounted?" in refused.said and not os.listdir(point)
+    late = run.worker("late")
+    late.ends(2)
+    assert "is the shared disk mounted?" in late.said and not os.listdir(point)
+
+
+def test_a_disk_that_really_moved_is_used_again_once_its_line_is_removed(toys, tmp_path):
+    run: Toys = toys()
+    point = run.place / "runs"
+    with mounted(point):
+        run.start(1).ends(0)
+    memory = tmp_path / "state" / "fleet" / "bases.json"
+    refused = run.start(1)
+    refused.ends(2)
+    assert str(memory) in refused.said and str(point) in json.loads(memory.read_text())
+    memory.write_text("{}")
+    run.start(1).ends(0)
+    run.same()
+
+
+def test_a_disk_that_is_mounted_elsewhere_with_its_runs_is_welcome(toys):
+    """The same disk may have another name today."""
+    run: Toys = toys()
+    point, other = run.place / "runs", run.place / "other"
+    with mounted(point):
+        run.prepare()
+        run.work(recipes=3)
+        other.mkdir()
+        subprocess.run(["cp", "-a", f"{point}/.", str(other)], check=True)
+    subprocess.run(["mount", "--bind", str(other), str(point)], check=True)
+    try:
+        run.start(1).ends(0)
+        run.same()
+    finally:
+        subprocess.run(["umount", "-l", str(point)], check=True)
+
+
+def test_a_memory_that_cannot_be_kept_stops_nobody(toys, monkeypatch):
+    run: Toys = toys()
+    monkeypatch.setenv("XDG_STATE_HOME", "/proc/no/such")
+    run.start(1).ends(0)
+    run.same()
+
+
+def test_the_mount_of_a_path_is_the_longest_that_leads_to_it(tmp_path):
+    lines = [
+        "20 1 8:1 / / rw - ext4 /dev/sda1 rw",
+        "21 20 0:30 / /mnt rw shared:1 - tmpfs none rw",
+        "22 21 0:31 / /mnt/données\\040x rw - nfs4 server:/a\\040b rw",
+        "23 20 0:32 / /mnt/don rw - ext4 /dev/sdb rw",
+    ]
+    table = tmp_path / "mountinfo"
+    table.write_text("\n".join(lines) + "\n")
+    assert mount_of(Path("/mnt/données x/runs"), table) == Mount("/mnt/données x", "nfs4", "server:/a\\040b")
+    assert mount_of(Path("/mnt/donnée"), table).point == "/mnt"
+    assert mount_of(Path("/home"), table) == Mount("/", "ext4", "/dev/sda1")
