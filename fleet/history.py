@@ -4,6 +4,7 @@ Seeing a name in a listing is enough to choose what to do next; whatever is acte
 metrics, a round that is complete) is first made durable and read again.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 from fleet import faults, payload
 from fleet.recipe import AHEAD, Member, NotYet, Recipe, folder, from_json, name, place
 from fleet.store import Store
+
+_NUMBER, _ROUND = re.compile("0|[1-9][0-9]{0,4}"), re.compile("[0-9]{5}")
 
 
 @dataclass
@@ -228,7 +231,7 @@ class History:
 
     def _catch_up(self) -> None:
         """A late worker needs no more than the last rounds: a plan stands only when the rounds AHEAD of it are done."""
-        rounds = [int(n) for n in self.store.names("rounds") if n.isdecimal() and len(n) == 5]
+        rounds = [int(n) for n in self.store.names("rounds") if _ROUND.fullmatch(n)]
         for round in sorted(rounds, reverse=True):
             try:
                 self.plan(round)
@@ -299,4 +302,5 @@ class History:
 
 
 def _number(text: str) -> bool:
-    return text.isdecimal() and len(text) < 6
+    """As we write them: names that only look alike (00, other scripts' digits) are not ours."""
+    return bool(_NUMBER.fullmatch(text))

@@ -6,7 +6,7 @@ from typing import Any
 from fleet import faults
 from fleet.store import Store, Value
 
-_NAME = re.compile(r"(\d{5})\.(start|stop)")
+_NAME = re.compile(r"([0-9]{5})\.(start|stop)")
 
 
 def begin(store: Store, operational: dict[str, Any]) -> int:

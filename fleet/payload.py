@@ -16,7 +16,7 @@ from fleet.store import Store
 Files = dict[str, tuple[int, str]]  # name -> size, sha256
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
-_SNAPSHOT = re.compile(r"snapshot\.(\d{1,15})\.json")
+_SNAPSHOT = re.compile(r"snapshot\.([0-9]{1,15})\.json")
 _FLUSH = 1 << 26  # so many bytes are written between two syncs on the side
 _OVERLAP = 1 << 18  # from this many bytes on, hashing beside writing is worth a hand-over to another thread
 

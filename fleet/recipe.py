@@ -10,7 +10,7 @@ AHEAD = 4  # round r + AHEAD may be planned once all rounds below r are finished
 PUBLISH = ("weights", "change", "step", "nothing")
 
 _SLOT = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
-_ID = re.compile(rf"(0|[1-9]\d{{0,8}})/({_SLOT.pattern})")
+_ID = re.compile(rf"(0|[1-9][0-9]{{0,4}})/({_SLOT.pattern})")
 
 
 class NotYet(Exception):
