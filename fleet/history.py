@@ -6,34 +6,15 @@ metrics, a round that is complete) is first made durable and read again.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fleet import faults, payload
 from fleet.recipe import AHEAD, Member, NotYet, Recipe, folder, from_json, name, place
+from fleet.slots import Slot, parse
 from fleet.store import Store
 
-_NUMBER, _ROUND = re.compile("0|[1-9][0-9]{0,4}"), re.compile("[0-9]{5}")
-
-
-@dataclass
-class Slot:
-    """What the listings have shown of one slot. A version is void when its files turned out to be damaged."""
-
-    version: int = 0
-    void: set[int] = field(default_factory=set)
-    done: set[int] = field(default_factory=set)
-    claims: dict[int, int] = field(default_factory=dict)  # version -> how many claims it had
-    left: set[tuple[int, int]] = field(default_factory=set)  # (version, claim) that was given up
-
-    @property
-    def finished(self) -> bool:
-        return self.version in self.done
-
-    def voided(self, version: int) -> None:
-        self.void.add(version)
-        while self.version in self.void:
-            self.version += 1
+_ROUND = re.compile("[0-9]{5}")
 
 
 @dataclass(frozen=True)
@@ -177,18 +158,13 @@ class History:
 
     def saw(self, round: int, register: str) -> None:
         """A register exists; its name says what it is about. Names that none of us writes are passed over."""
-        match register.split("."):
-            case [slot, version, kind] if _number(version) and kind in ("done", "void"):
-                id = name(round, slot)
-                state = self.slot(id)
-                state.done.add(int(version)) if kind == "done" else state.voided(int(version))
-                self._reopen(id) if not state.finished else self._open.pop(id, None)
-            case [slot, version, kind, n] if _number(version) and _number(n) and kind in ("claim", "left"):
-                state, v = self.slot(name(round, slot)), int(version)
-                if kind == "claim":
-                    state.claims[v] = max(state.claims.get(v, 0), int(n) + 1)
-                else:
-                    state.left.add((v, int(n)))
+        if (known := parse(register)) is None:
+            return
+        id = name(round, known.slot)
+        state = self.slot(id)
+        state.take(known)
+        if known.kind in ("done", "void"):
+            self._reopen(id) if not state.finished else self._open.pop(id, None)
 
     def learn(self, id: str, record: dict[str, Any]) -> None:
         """A register that this worker settled itself."""
@@ -299,8 +275,3 @@ class History:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise faults.Damaged(f"{path}: {error}") from None
-
-
-def _number(text: str) -> bool:
-    """As we write them: names that only look alike (00, other scripts' digits) are not ours."""
-    return bool(_NUMBER.fullmatch(text))

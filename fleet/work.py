@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fleet import faults
+from fleet import faults, snapshots
+from fleet.hashed import HashedFile
 from fleet.history import History
-from fleet.payload import Draft, HashedFile, Payload, Saver, Snapshot, latest_snapshot
+from fleet.payload import Draft, Payload
 from fleet.recipe import Member, Recipe
 
 _ASK = 10.0  # seconds between two looks at whether the work is still wanted
@@ -61,7 +62,7 @@ class Work:
         members = {parent: history[parent] for parent in self.recipe.parents}
         self.absent = tuple(parent for parent, member in members.items() if not member)
         self.parents = {p: Parent(member, history.files(p)) for p, member in members.items() if member}
-        self.resumed: Snapshot | None = None
+        self.resumed: snapshots.Snapshot | None = None
         self._resume, self._every, self._ordered = resume, snapshot_every, ordered
         self._saved = self._asked = self.host.now()
 
@@ -80,13 +81,13 @@ class Work:
 
     # -- long recipes -------------------------------------------------------------------------------------------------
 
-    def resume(self) -> Snapshot | None:
+    def resume(self) -> snapshots.Snapshot | None:
         """Where an earlier attempt got to, if one left a whole snapshot."""
         if self._resume and self.resumed is None:
-            self.resumed = latest_snapshot(self.draft.store, prefix_of(self.id))
+            self.resumed = snapshots.latest(self.draft.store, prefix_of(self.id))
         return self.resumed
 
-    def between_steps(self, step: int, state: Any, save: Callable[[Saver], None]) -> None:
+    def between_steps(self, step: int, state: Any, save: Callable[[snapshots.Saver], None]) -> None:
         """Call this after every step: the one place where a long recipe is saved, handed over or dropped."""
         now = self.host.now()
         ending = self.host.stopping
@@ -98,7 +99,7 @@ class Work:
                 ending = ending or bool(self._ordered())
         if ending or now - self._saved > self._every:
             with contextlib.suppress(faults.Full, faults.Passing):  # no snapshot is no reason to lose the work
-                self.draft.snapshot(step, state, save)
+                snapshots.take(self.draft, step, state, save)
             self._saved = now
         if ending:
             raise Interrupted

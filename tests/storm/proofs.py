@@ -171,7 +171,7 @@ def _one_folder() -> contextlib.AbstractContextManager[Any]:
         self.attempt = ".".join([*self.attempt.split(".")[:3], "shared"])
         if not self._made:
             with contextlib.suppress(faults.Exists):
-                self.store.disk.mkdir(self._place)
+                self.store.disk.mkdir(self.place)
             self._made = True
 
     return _patched(payload.Draft, "_folder", make)

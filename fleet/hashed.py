@@ -1,0 +1,65 @@
+"""A file that is hashed and synced while it is being written."""
+
+import hashlib
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from fleet.disk import Writer
+
+_FLUSH = 1 << 26  # so many bytes are written between two syncs on the side
+_OVERLAP = 1 << 18  # from this many bytes on, hashing beside writing is worth a hand-over to another thread
+
+
+class HashedFile:
+    """Hashes and syncs beside the writing, which all release the interpreter: the disk is kept busy all the time."""
+
+    def __init__(self, file: Writer) -> None:
+        self._file, self._digest, self.size = file, hashlib.sha256(), 0
+        self._side: ThreadPoolExecutor | None = None
+        self._hashing: Future[None] | None = None
+        self._syncing: Future[None] | None = None
+        self._unsynced = 0
+
+    def write(self, data: bytes | memoryview) -> int:
+        view = memoryview(data).cast("B")
+        if len(view) < _OVERLAP:
+            self._wait_for_hash()
+            self._digest.update(view)
+            self._file.write(view)
+        else:
+            self._write_large(view, borrowed=not isinstance(data, bytes))
+        self.size += len(view)
+        return len(view)
+
+    def sync(self) -> None:
+        if self._syncing:
+            self._syncing.result()
+        self._file.sync()
+
+    def close(self) -> None:
+        if self._side:
+            self._side.shutdown()
+        self._file.close()
+
+    def seal(self) -> tuple[int, str]:
+        self._wait_for_hash()
+        return self.size, self._digest.hexdigest()
+
+    def _write_large(self, view: memoryview, borrowed: bool) -> None:
+        self._side = self._side or ThreadPoolExecutor(2)
+        self._wait_for_hash()
+        self._hashing = self._side.submit(self._digest.update, view)
+        try:
+            self._file.write(view)
+        finally:
+            if borrowed:  # the caller may fill its buffer with something else as soon as we return
+                self._wait_for_hash()
+        self._unsynced += len(view)
+        if self._unsynced >= _FLUSH and (self._syncing is None or self._syncing.done()):
+            if self._syncing:
+                self._syncing.result()  # what the disk could not take is to be known now
+            self._syncing, self._unsynced = self._side.submit(self._file.sync), 0
+
+    def _wait_for_hash(self) -> None:
+        if self._hashing:
+            hashing, self._hashing = self._hashing, None
+            hashing.result()

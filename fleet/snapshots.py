@@ -1,0 +1,69 @@
+"""Snapshots of a long recipe: what its next maker goes on from."""
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from fleet import faults, strictjson
+from fleet.hashed import HashedFile
+from fleet.payload import SNAPSHOT, Draft, Files, Payload, files_of
+from fleet.store import Store
+
+_MANIFEST = re.compile(r"snapshot\.([0-9]{1,15})\.json")
+
+
+def take(draft: Draft, step: int, state: Any, save: Callable[["Saver"], None]) -> None:
+    """Keep what the recipe needs to go on from here; the manifest comes last, then the snapshot before it goes."""
+    draft.has_snapshot = True
+    saver = Saver(draft, step)
+    save(saver)
+    draft.sync()
+    manifest = {"step": step, "state": state, "files": saver.files}
+    draft.store.settle(f"{draft.place}/{SNAPSHOT}{step}.json", manifest)
+    draft.remove(lambda name: name.startswith(SNAPSHOT) and not name.startswith(f"{SNAPSHOT}{step}."))
+
+
+class Saver:
+    """Hands a snapshot's files to the draft; what a maker saves into."""
+
+    def __init__(self, draft: Draft, step: int) -> None:
+        self._draft, self._step = draft, step
+        self.files: Files = {}
+
+    def write(self, name: str, data: bytes) -> None:
+        with self.create(name) as file:
+            file.write(data)
+
+    @contextlib.contextmanager
+    def create(self, name: str) -> Iterator[HashedFile]:
+        self._draft.check(name)
+        with self._draft.hashed(f"{SNAPSHOT}{self._step}.{name}") as file:
+            yield file
+        self.files[name] = file.seal()
+
+
+@dataclass(frozen=True)
+class Snapshot(Payload):
+    """Where an earlier attempt at a long recipe had got to."""
+
+    step: int = 0
+    state: Any = None
+
+
+def latest(store: Store, prefix: str) -> Snapshot | None:
+    """The furthest whole snapshot that any attempt whose name starts so has left."""
+    found = []
+    for attempt in store.names("files"):
+        if attempt.startswith(prefix):
+            steps = [int(m[1]) for n in store.names(f"files/{attempt}") if (m := _MANIFEST.fullmatch(n))]
+            found += [(step, attempt) for step in steps]
+    for step, attempt in sorted(found, reverse=True):
+        with contextlib.suppress(faults.Fault, strictjson.Bad, KeyError, TypeError, ValueError):
+            record = store.read(f"files/{attempt}/{SNAPSHOT}{step}.json")
+            files = files_of(record["files"])
+            snapshot = Snapshot(store, attempt, files, f"{SNAPSHOT}{step}.", step=step, state=record["state"])
+            snapshot.check()
+            return snapshot
+    return None
