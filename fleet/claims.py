@@ -74,8 +74,11 @@ class Claims:
         return self.record(id, "claim", self.count(id) - 1)
 
     def mine(self, id: str) -> bool:
-        """Claimed by this worker itself, in an attempt that came to nothing."""
-        return self._own.get(id) == (self.history.slot(id).version, self.count(id) - 1) and self.held(id)
+        """Claimed by this worker, which makes one thing at a time: an attempt that came to nothing, or a claim whose
+        reply was lost."""
+        if mine := self.held(id) and self.holder(id).get("by") == self.store.name:
+            self._own[id] = (self.history.slot(id).version, self.count(id) - 1)
+        return mine
 
     def take(self, id: str) -> bool:
         """Claim it, as the next after all claims that are known."""

@@ -5,6 +5,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,7 @@ class Payload:
         """Read everything; `fresh` past the page cache."""
         for name in self.files:
             if fresh:
-                self.store.disk.forget(self._place(name))
+                self.store.patiently(partial(self.store.disk.forget, self._place(name)))
             _compare(self._place(name), hash_of(self.store, self._place(name)), self.files[name])
 
     def _place(self, name: str) -> str:

@@ -21,8 +21,14 @@ class Repair:
         """Find out what a fault in the files means, and mend it; false if nothing is wrong with the parents."""
         since = self.desk.host.now()
         self.desk.events.note("suspects", id, why=str(fault))
-        while not self.desk.host.stopping and not self.behind(id):
-            bad, fault = self._bad_parent(id)
+        while not self.desk.host.stopping:
+            try:
+                if self.behind(id):
+                    return True
+                bad, fault = self._bad_parent(id)
+            except faults.Passing:  # says nothing about the files
+                self.desk.host.sleep(1.0)
+                continue
             if bad is None:  # good by now: try again, but not for ever
                 self._puzzles[id] = self._puzzles.get(id, 0) + 1
                 return self._puzzles[id] % 4 != 0

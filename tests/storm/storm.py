@@ -39,6 +39,7 @@ class Bad:
 
 CALM = Bad()
 STORM = Bad(Weather(late=0.15, fault=0.003, lost=0.003), kills=300, stops=60, pauses=60, flips=60, crashes=40)
+FLAKY = Bad(Weather(late=0.1, latest=5.0, fault=0.05, lost=0.05), kills=60, flips=30)  # a disk that hardly answers
 
 
 class Violation(AssertionError):
