@@ -41,6 +41,7 @@ class History:
         self._open: dict[str, Recipe] = {}  # planned, to be made, not finished
         self._slots: dict[str, Slot] = {}
         self._names: dict[int, set[str]] = {}
+        self._safe: dict[int, set[str]] = {}  # names that no crash of the server can take back
         self._outcomes: dict[str, Outcome] = {}
         self._probe = 0
 
@@ -109,8 +110,8 @@ class History:
                 raise NotYet(id)
             path = f"{folder(round)}/{slot}.{version}.done"
             try:
-                read = self.store.read if round < self.first else self.store.confirmed
-                self._outcomes[id] = self._outcome(id, read(path), version, path)
+                self._secure(round, f"{slot}.{version}.done")
+                self._outcomes[id] = self._outcome(id, self.store.standing(path), version, path)
             except faults.Missing:  # void, or taken back by a crash of the server, or not visible here yet
                 self.reopen(id)
                 raise NotYet(id) from None
@@ -171,6 +172,7 @@ class History:
         version = self.slot(id).version
         round, slot = place(id)
         self._outcomes[id] = self._outcome(id, record, version, f"{folder(round)}/{slot}.{version}.done")
+        self._safe.setdefault(round, set()).update(self._names.get(round, ()))  # it was synced with them
         self.saw(round, f"{slot}.{version}.done")
 
     def reopen(self, id: str) -> None:
@@ -188,6 +190,7 @@ class History:
     def forget(self, round: int) -> None:
         """Look at a round afresh."""
         self._names.pop(round, None)
+        self._safe.pop(round, None)
         for id in self._made[round]:
             self._slots.pop(id, None)
         if round >= self.first:
@@ -247,6 +250,12 @@ class History:
                 continue
             self.saw(round, f"{slot}.{version}.done")
         self._probe += count
+
+    def _secure(self, round: int, register: str) -> None:
+        """What was seen before the folder was synced is there to stay; only then is it read to be acted on."""
+        if round >= self.first and register not in self._safe.setdefault(round, set()):
+            self.store.sync(folder(round))
+            self._safe[round].update(self._names.get(round, ()), [register])
 
     def _durable(self, round: int) -> bool:
         """A complete round leads to planning and pruning: make sure that no crash can take an outcome back."""

@@ -72,6 +72,10 @@ class Store:
                 return value
             value = again
 
+    def standing(self, name: str) -> Value:
+        """The same, where the folder was synced after the name had been seen in it."""
+        return self.read(name)
+
     def names(self, folder: str) -> list[str]:
         """A listing: what it shows is there; what it does not show may be there all the same."""
         try:

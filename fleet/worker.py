@@ -19,7 +19,7 @@ from fleet.store import Store
 from fleet.work import Maker
 
 _NEVER = -math.inf
-_GLANCE = 0.1  # short recipes come several to a look
+_GLANCE = 0.25  # short recipes come several to a look
 _PLAN_PATIENCE = 1.0  # whoever published last plans first; others only if no plan has come after so long
 _PEERS = 8  # so many others' pulses are looked at now and then
 

@@ -58,6 +58,9 @@ class Watched(Store):
     def confirmed(self, name: str) -> dict[str, Any]:
         return self._note(name, super().confirmed(name))
 
+    def standing(self, name: str) -> dict[str, Any]:
+        return self._note(name, super().standing(name))
+
     def _note(self, name: str, value: dict[str, Any]) -> dict[str, Any]:
         text = json.dumps(value, sort_keys=True)
         if name.startswith("rounds/") and self.acted.setdefault(name, text) != text:
