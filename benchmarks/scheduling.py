@@ -23,6 +23,7 @@ class Seat:
     slow: bool
     ticked: float
     busy: bool = False
+    idle: float = 0.0  # since when it waits
     own: set[str] = field(default_factory=set)
     seen: dict[str, float] = field(default_factory=dict)  # since when it knows of a free or a held recipe
 
@@ -60,11 +61,12 @@ class Simulation:
             seat.own.add(id)
         while self.first in self.rounds and all(each in self.done for each in self.rounds[self.first]):
             self.first += 1
-        others = [each for each in self.seats if each is not seat and not each.busy]
-        self.dice.shuffle(others)  # who wakes first is chance
-        for each in (seat, *others):
-            if not each.busy:
-                self._turn(each, now)
+        for each in self.seats:
+            if each is not seat and not each.busy:  # sleeping, the longer the longer it has waited
+                nap = min(Options.poll_seconds, max(0.005, 0.05 * (now - each.idle)))
+                self._push(now + self.dice.uniform(0, nap), each)
+        seat.idle = now
+        self._turn(seat, now)
 
     def _turn(self, seat: Seat, now: float) -> None:
         tick = now - seat.ticked > _TICK

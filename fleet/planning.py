@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 
@@ -9,6 +10,8 @@ from fleet import faults, payload
 from fleet.history import History
 from fleet.recipe import AHEAD, NotYet, Recipe, Strategy, check, folder, name, place, to_json
 from fleet.store import Store
+
+_ATTEMPT = re.compile(r"([0-9]{5})\.([a-z0-9][a-z0-9_-]{0,63})\.([0-9]{1,5})\.[^.]+")
 
 
 def plannable(history: History) -> int | None:
@@ -40,17 +43,13 @@ def prune(store: Store, history: History) -> None:
     limit = history.first - 2  # the parents of the first open round, and theirs, from which damage is repaired
     kept, attempts = _carried(history, limit), defaultdict[str, list[tuple[str, int]]](list)
     for attempt in store.names("files"):
-        match attempt.split("."):
-            case [digits, slot, version, _] if digits.isdecimal() and version.isdecimal():
-                attempts[name(int(digits), slot)].append((attempt, int(version)))
+        if match := _ATTEMPT.fullmatch(attempt):
+            attempts[name(int(match[1]), match[2])].append((attempt, int(match[3])))
     for id, found in attempts.items():
-        round = place(id)[0]
-        if 0 < round < limit and id not in kept:
+        if 0 < place(id)[0] < limit and id not in kept:
             useless = [attempt for attempt, _ in found]
-        elif round < history.first and len(found) > 1:
-            useless = _beaten(history, id, found)
         else:
-            continue
+            useless = _beaten(history, id, found) if len(found) > 1 else []
         for attempt in useless:
             payload.drop(store, attempt)
 
@@ -77,6 +76,8 @@ def _beaten(history: History, id: str, attempts: list[tuple[str, int]]) -> list[
     """Attempts that lost to the one whose register stands, or whose version is void. Those at a later version than the
     one known here are left alone: somebody else knows more."""
     try:
+        if place(id)[0] not in history.plans or not history.finished(id):
+            return []
         outcome = history.outcome(id)
     except (KeyError, NotYet):
         return []

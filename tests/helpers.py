@@ -118,10 +118,10 @@ class Toys:
 
     def run(self, command: list[str], **more: Any) -> Started:
         out = self.place / f"{len(self.started)}.out"
-        env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        more = {"env": {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}, **more}
         with out.open("wb") as file:
             process = subprocess.Popen(
-                command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
                 start_new_session=True, **more,
             )  # fmt: skip
         self.started.append(Started(process, out))

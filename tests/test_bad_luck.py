@@ -184,7 +184,8 @@ def test_hostile_names_are_passed_over(toys, outside):
 @pytest.mark.parametrize("place", ["00001/m3.0.done", "00002/plan", "00002"])
 def test_another_kind_of_file_where_a_register_belongs_is_refused(toys, outside, kind, place):
     run = half_way(toys)
-    target = run.folder / "rounds" / place.replace("m3", missing_member(run))
+    place = place.replace("m3", missing_member(run))
+    target = run.folder / "rounds" / place
     if target.is_dir():
         target.rename(run.folder / "was")
         if kind == "a folder":
@@ -196,13 +197,21 @@ def test_another_kind_of_file_where_a_register_belongs_is_refused(toys, outside,
     else:
         other_kinds(outside)[kind](target)
     before = listing(outside)
-    run.refuses(f"rounds/{place}".replace("m3", missing_member(run)))
+    run.refuses(f"rounds/{place}")
     assert listing(outside) == before
 
 
 def missing_member(run: Toys) -> str:
     made = {path[6:8] for path in run.registers(r"00001/m.\.0\.done")}
     return next(slot for slot in ("m0", "m1", "m2", "m3") if slot not in made)
+
+
+def test_a_link_where_a_later_round_belongs_is_not_written_through(toys, outside):
+    run: Toys = toys().prepare()
+    (run.folder / "rounds" / "00003").symlink_to(outside)
+    before = listing(outside)
+    run.refuses("rounds/00003")
+    assert listing(outside) == before
 
 
 @pytest.mark.parametrize("kind", KINDS)
