@@ -2,16 +2,20 @@
 
 import contextlib
 import zlib
+from collections.abc import Iterator
 
 from fleet import claims, launches, pace, strictjson
 from fleet.desk import Desk, Stopped
 from fleet.recipe import Recipe, place
+
+_PULSES = 3  # so many are looked at in one slow tick
 
 
 class Chooser:
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
         self.yielding = False  # free work was left to faster workers for a moment
+        self._turn = 0
         self._since: dict[tuple[str, str], float] = {}
 
     def quickly(self) -> str | None:
@@ -31,10 +35,16 @@ class Chooser:
         for id in held:
             if self.desk.claims.mine(id):
                 return id
-        for id in held if tick else ():
-            if (self.desk.claims.watch.dead(self.desk.claims.holder(id)) or self._helps(id)) and self._take(id):
-                return id
-        return None
+        return next((id for id in self._orphans(held) if self._take(id)), None) if tick else None
+
+    def _orphans(self, held: list[str]) -> Iterator[str]:
+        """What is claimed and yet to be had. Pulses cost file operations: a few are looked at each time, in turn."""
+        claims = self.desk.claims
+        self._turn += _PULSES
+        for n, id in enumerate(held):
+            claim, looked_at = claims.holder(id), (n - self._turn) % len(held) < _PULSES
+            if claims.watch.gone(claim) or looked_at and (claims.watch.silent(claim) or self._helps(id)):
+                yield id
 
     def _makeable(self) -> list[str]:
         finished, jobs = self.desk.history.finished, self.desk.history.open()

@@ -42,11 +42,17 @@ class Watch:
         self._seen: dict[str, tuple[str, float]] = {}
 
     def dead(self, claim: Value) -> bool:
-        """The holder of a claim has ended for certain, or its pulse has stood still for too long."""
+        return self.gone(claim) or self.silent(claim)
+
+    def gone(self, claim: Value) -> bool:
+        """The holder of a claim has ended for certain: it ran on this very machine, and does not any more."""
         with contextlib.suppress(KeyError, TypeError, ValueError):
             boot, namespace, pid, born = claim["identity"]
-            if self.host.gone((boot, namespace, pid, born)):
-                return True
+            return self.host.gone((boot, namespace, pid, born))
+        return False
+
+    def silent(self, claim: Value) -> bool:
+        """The holder's pulse has stood still for too long."""
         by = str(claim.get("by"))
         now, text = self.host.now(), self.store.news(f"workers/{by}.pulse")
         old, since = self._seen.get(by, (None, now))

@@ -96,7 +96,7 @@ class View:
     def _state(self, diaries: list[Diary]) -> str:
         launch = launches.latest(self.store)
         why, recent = launches.ordered(self.store, launch), [d for d in diaries if d.launch == launch]
-        at = f"{self.store.disk.root}, launch {launch}: {self.history.first} rounds finished"
+        at = f"{self.store.disk.root}\nlaunch {launch}, {self.history.first} rounds finished"
         if self.over:
             state = "the run is over"
         elif why:

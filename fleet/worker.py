@@ -21,7 +21,8 @@ from fleet.work import Maker
 _NEVER = -math.inf
 _GLANCE = 0.25  # short recipes come several to a look
 _PLAN_PATIENCE = 1.0  # whoever published last plans first; others only if no plan has come after so long
-_PEERS = 8  # so many others' pulses are looked at now and then
+_PROBES = 4  # so many awaited names are opened in one slow tick, whatever the listings say
+_PEERS = 4  # so many others' pulses are looked at now and then
 
 
 class Worker:
@@ -40,7 +41,7 @@ class Worker:
         self._began = self.host.now()
         self._bell: str | None = None
         self._fresh = True  # something changed by my own doing: look without waiting for the bell
-        self._waits_since = self._ticked = self._looked = _NEVER
+        self._waits_since = self._ticked = self._looked = self._heard = _NEVER
         self._waits_for = ""
         self._plannable: tuple[int | None, float] = (None, _NEVER)
 
@@ -94,10 +95,10 @@ class Worker:
         if tick:
             self._ticked = now
             self._obey()
-            self._hear_of_peers()
+            self._hear_of_peers(now)
             self._broom.sweep()
         fresh, self._fresh = self._fresh, False
-        self.history.look(probe=8 if tick else 0)
+        self.history.look(probe=_PROBES if tick else 0)
         self._looked = now
         if self._plan(fresh, now):
             self._ring()
@@ -160,7 +161,10 @@ class Worker:
         if why := launches.ordered(self.store, self.options.launch):
             raise Stopped(why)
 
-    def _hear_of_peers(self) -> None:
+    def _hear_of_peers(self, now: float) -> None:
+        if now - self._heard < self.pulse.every:
+            return
+        self._heard = now
         names = [n for n in self.store.names("workers") if n.endswith(".pulse") and not n.startswith(self.store.name)]
         some = sorted(names, key=lambda n: zlib.crc32(f"{self.store.name}{n}{self._ticked}".encode()))[:_PEERS]
         texts = [self.store.news(f"workers/{n}") for n in some]
