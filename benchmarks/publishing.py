@@ -19,7 +19,7 @@ REPEATED = 64 << 20  # so many random bytes, over and over: the same for both si
 
 
 def publishing(place: Path, quick: bool) -> Table:
-    size, repetitions = (256 << 20, 3) if quick else (1 << 30, 5)
+    size, repetitions = (256 << 20, 3) if quick else (1 << 30, 9)
     data, source = memoryview(os.urandom(REPEATED)), place / "source"
     with source.open("wb") as file:
         file.writelines(_blocks(data, size))

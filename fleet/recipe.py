@@ -81,20 +81,21 @@ def folder(round: int) -> str:
     return f"rounds/{round:05d}"
 
 
+_EMPTY = asdict(Recipe(""))
+
+
 def to_json(recipe: Recipe) -> dict[str, Any]:
     """Only what differs from an empty recipe, so that plans stay small and easy to read."""
-    empty = asdict(Recipe(""))
-    return {key: value for key, value in asdict(recipe).items() if value != empty[key]}
+    return {key: value for key in _EMPTY if (value := getattr(recipe, key)) != _EMPTY[key]}
 
 
 def from_json(value: Any) -> Recipe:
     """A recipe as it stands in a plan; refuses any other shape."""
-    empty = asdict(Recipe(""))
-    if not isinstance(value, dict) or not value.keys() <= empty.keys():
+    if not isinstance(value, dict) or not value.keys() <= _EMPTY.keys():
         raise ValueError(f"not a recipe: {str(value)[:200]}")
     value = {**value, "parents": tuple(value.get("parents", ()))}
     for key, got in value.items():
-        if type(got) is not type(empty[key]) and not isinstance(got, type(empty[key])):
+        if type(got) is not type(_EMPTY[key]):
             raise ValueError(f"recipe: {key} is {got!r}")
     recipe = Recipe(**value)
     if not _SLOT.fullmatch(recipe.slot) or recipe.publish not in PUBLISH:

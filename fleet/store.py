@@ -27,6 +27,7 @@ class Store:
 
     def __init__(self, disk: Disk, host: Host, name: str) -> None:
         self.disk, self.host, self.name = disk, host, name
+        self._last: tuple[str, bytes, Value] = ("", b"", {})
         self.run_id = ""  # of the run that this store was opened for
 
     # -- registers --------------------------------------------------------------------------------------------------
@@ -55,7 +56,10 @@ class Store:
         damaged = faults.Damaged(name)
         for pause in (*_AGAIN, 0.0):
             try:
-                return _opened(self.patiently(lambda: self.disk.read(name, REGISTER_LIMIT)), name)
+                data = self.patiently(lambda: self.disk.read(name, REGISTER_LIMIT))
+                if (name, data) != self._last[:2]:  # what is read again to be sure need not be understood again
+                    self._last = (name, data, _opened(data, name))
+                return self._last[2]
             except faults.Damaged as error:  # perhaps a copy that arrived in part: look afresh
                 damaged = error
                 with contextlib.suppress(faults.Fault):

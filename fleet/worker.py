@@ -42,6 +42,7 @@ class Worker:
         self._bell: str | None = None
         self._fresh = True  # something changed by my own doing: look without waiting for the bell
         self._waits_since = self._ticked = self._looked = self._heard = _NEVER
+        self._looking = 0.0  # seconds that a fruitless look took
         self._waits_for = ""
         self._plannable: tuple[int | None, float] = (None, _NEVER)
 
@@ -119,6 +120,9 @@ class Worker:
         elif self.options.quorum < 1 and any([self.workshop.close(id) for id in self.elastic.late()]):
             self._fresh = True
             self._ring()
+        else:
+            self._looking = self.host.now() - now
+            self._nap(now)
 
     def _make(self, id: str) -> None:
         self._fresh = True
@@ -128,11 +132,13 @@ class Worker:
     # -- waiting ------------------------------------------------------------------------------------------------------
 
     def _nap(self, now: float) -> None:
-        """Short naps at first, then in proportion to the wait so far: never more than 5% of it is added."""
+        """Short naps at first, then in proportion to the wait so far: 5% of it are added at most. And long beside
+        what a look takes, which is a crowded machine's or a slow disk's way to ask for fewer looks."""
         if self._waits_since == _NEVER:
             self._waits_since = now
             self.events.flush()
-        self.host.sleep(min(self.options.poll_seconds, max(0.005, 0.05 * (now - self._waits_since))))
+        waited = now - self._waits_since
+        self.host.sleep(min(self.options.poll_seconds, max(0.005, 0.05 * waited, 5 * self._looking)))
 
     def _note_wait(self, now: float) -> None:
         if self._waits_since != _NEVER:

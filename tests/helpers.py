@@ -208,6 +208,11 @@ class Toys:
         value: dict[str, Any] = json.loads((self.folder / "rounds" / path).read_text().splitlines()[0])
         return value
 
+    def makers(self, pattern: str) -> dict[str, str]:
+        """Who has claimed recipes whose path matches "00001/m.": worker -> member, from the registers."""
+        claims = {path: self.register(path) for path in self.registers(pattern + r"\.[0-9]+\.claim\.[0-9]+")}
+        return {claim["by"]: f"{int(path[:5])}/{path[6:].split('.')[0]}" for path, claim in claims.items()}
+
     def attempts(self, id: str = "") -> list[Path]:
         """The folders of all attempts, or of those at one recipe."""
         round, _, slot = id.partition("/")

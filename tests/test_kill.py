@@ -71,7 +71,7 @@ def long_recipes(toys, **keys) -> Toys:
 
 def busy(run: Toys) -> list[str]:
     """The workers that have been making something that takes long."""
-    return sorted({e["worker"] for e in run.events("claimed") if e["id"].startswith("1/m")})
+    return sorted(run.makers("00001/m."))
 
 
 # -- stopped, and resumed too late -----------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def test_ctrl_c_keeps_the_work_and_the_same_command_goes_on(toys):
 def test_a_second_ctrl_c_ends_at_once(toys):
     run: Toys = toys(script=MISHAPS, mishap="sleep")
     starter = run.start(1)
-    until(lambda: [e for e in run.events("claimed") if e["id"] == "0/bad"], "it is deep in a step")
+    until(lambda: run.makers("00000/bad"), "it is deep in a step")
     starter.send(signal.SIGINT)
     until(lambda: "Ctrl-C again" in starter.said, "it says what a second one does")
     assert run.alive() and starter.process.poll() is None

@@ -54,9 +54,9 @@ def test_a_late_worker_is_closed_out_and_stays_out(toys):
     run: Toys = toys(max_generations=2, quorum=0.5, grace_seconds=0.3, sleep=0.3, inner_steps=20, dead_seconds=10.0)
     run.prepare()
     late = run.worker("late")
-    until(lambda: any(e["id"].startswith("1/m") for e in run.events("claimed", of="late")), "the late one has begun")
+    until(lambda: run.makers("00001/m."), "the late one has begun")
     late.freeze()
-    id = run.events("claimed", of="late")[-1]["id"]
+    id = run.makers("00001/m.")["late"]
     assert not run.registers(f"00001/{id[2:]}.0.done")
 
     for name in ("a", "b"):
@@ -94,9 +94,9 @@ def test_without_a_quorum_nobody_is_closed_out(toys):
     """The same, but the quorum needs everybody: the others wait for the one that stands still."""
     run: Toys = toys(max_generations=2, sleep=0.2, dead_seconds=600.0).prepare()
     late = run.worker("late")
-    until(lambda: any(e["id"].startswith("1/m") for e in run.events("claimed", of="late")), "the late one has begun")
+    until(lambda: run.makers("00001/m."), "the late one has begun")
     late.freeze()
-    id = run.events("claimed", of="late")[-1]["id"]
+    id = run.makers("00001/m.")["late"]
     other = run.worker("other")
     until(lambda: len(run.registers(r"00001/m.*\.done")) == 3, "all others are made")
     assert not run.registers(f"00001/{id[2:]}.*done") and not run.registers("00002/average.*done")
