@@ -57,6 +57,7 @@ class History:
 
     def plan(self, round: int) -> Sequence[Recipe]:
         if round not in self.plans:
+            self.store.names(folder(round))  # shows what NFS would not, and refuses a link in the folder's place
             try:
                 self.adopt(round, self.store.confirmed(f"{folder(round)}/plan"))
             except faults.Missing:
@@ -130,7 +131,7 @@ class History:
             self._catch_up()
         self._adopt_plans(always=probe > 0)
         for round in self.open_rounds():
-            if round not in self._names or any(id in self._open for id in self._made[round]):
+            if round not in self._names or any(map(self._startable, self._made[round])):
                 self.scan(round)
         self._open_awaited(probe)
         while self.plans.get(self.first) and not any(id in self._open for id in self._made[self.first]):
@@ -199,6 +200,10 @@ class History:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
+    def _startable(self, id: str) -> bool:
+        """Not finished, and its parents are: where nothing is so, a listing can show nothing new."""
+        return id in self._open and all(map(self.finished, self._open[id].parents))
+
     def _reconsider(self, round: int) -> None:
         for id in self._made[round]:
             self._reopen(id)
@@ -230,7 +235,7 @@ class History:
         """The folder of the next round is made with the plan before it, so that a listing of it shows the plan."""
         while True:
             following = max(self.plans, default=-1) + 1
-            if self.plans.get(following - 1) == ():
+            if self.plans.get(following - 1) == () or following > self.first + AHEAD:
                 return
             if "plan" not in self.store.names(folder(following)) and not always:
                 return
@@ -241,7 +246,7 @@ class History:
 
     def _open_awaited(self, count: int) -> None:
         """Some disks list late what they would open at once: try a few names, in turn."""
-        awaited = [id for id, recipe in self.open() if all(map(self.finished, recipe.parents))]
+        awaited = [id for id in self._open if self._startable(id)] if count else []
         for id in (awaited[(self._probe + i) % len(awaited)] for i in range(min(count, len(awaited)))):
             (round, slot), version = place(id), self.slot(id).version
             try:

@@ -22,7 +22,7 @@ def plannable(history: History) -> int | None:
 
 
 def plan_ahead(store: Store, strategy: Strategy, history: History) -> tuple[int, str]:
-    """Plan all that can be planned: every worker may, one answer stands. How many, and what the next one waits for."""
+    """Plan all that can be planned: every worker may, one answer stands. How many are one's own, and what waits."""
     planned = 0
     while (round := plannable(history)) is not None:
         try:
@@ -34,7 +34,7 @@ def plan_ahead(store: Store, strategy: Strategy, history: History) -> tuple[int,
             store.folder(folder(each))
         record = store.settle(f"{folder(round)}/plan", {"by": store.name, "recipes": [*map(to_json, recipes)]})
         history.adopt(round, record)
-        planned += 1
+        planned += record.get("by") == store.name
     return planned, ""
 
 

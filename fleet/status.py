@@ -207,5 +207,3 @@ if __name__ == "__main__":
     except (Wrong, faults.Fault) as error:
         print(error, file=sys.stderr)
         raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        pass

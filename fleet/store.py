@@ -95,6 +95,7 @@ class Store:
         with contextlib.suppress(faults.Exists):
             self.disk.mkdir(name)
         self.sync(_folder(name))
+        self.sync(name)  # refuses a link in its place, through which we would write elsewhere
 
     # -- news -------------------------------------------------------------------------------------------------------
 

@@ -171,7 +171,7 @@ class Worker:
         if now - self._heard < self.pulse.every:
             return
         self._heard = now
-        names = [n for n in self.store.names("workers") if n.endswith(".pulse") and not n.startswith(self.store.name)]
+        names = [n for n in self.store.names("workers") if n.endswith(".pulse") and n != f"{self.store.name}.pulse"]
         some = sorted(names, key=lambda n: zlib.crc32(f"{self.store.name}{n}{self._ticked}".encode()))[:_PEERS]
         texts = [self.store.news(f"workers/{n}") for n in some]
         with contextlib.suppress(strictjson.Bad):

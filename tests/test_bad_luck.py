@@ -30,7 +30,7 @@ def in_ten_hours() -> tuple[str, ...]:
 
 
 def test_a_monotonic_clock_ten_hours_ahead(toys):
-    run: Toys = toys(population_size=4, max_generations=5, sleep=0.1).prepare()
+    run: Toys = toys(population_size=3, max_generations=2, sleep=1.5).prepare()  # the third member is waited for
     for worker in (run.worker("now"), run.worker("later", before=in_ten_hours())):
         worker.ends(0)
     assert {e["worker"] for e in run.events("made")} == {"now", "later"}, "both have worked"

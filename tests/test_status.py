@@ -114,9 +114,9 @@ def test_watching_shows_what_changes_until_ctrl_c(toys):
         worker.thaw()
         worker.send(signal.SIGTERM)
         worker.ends(130)
-    until(lambda: watching.said.count("Open rounds") > 1 and "released" in watching.said, "what has changed")
+    until(lambda: watching.said.count("Open rounds") > 1 and "ended" in watching.said, "what has changed")
     watching.send(signal.SIGINT)
-    watching.ends(0)
+    watching.ends(130)
     assert "Traceback" not in watching.said
 
 
