@@ -43,10 +43,10 @@ _KINDS: dict[int, type[Fault]] = {
     errno.ENOENT: Missing,
     errno.EEXIST: Exists,
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), Full),
-    **dict.fromkeys((errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO), Refused),
+    **dict.fromkeys((errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ESPIPE, errno.EAGAIN), Refused),
     **dict.fromkeys(
         (
-            *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.EAGAIN, errno.EINTR, errno.EBUSY),
+            *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.EINTR, errno.EBUSY),
             *(errno.ENOTCONN, errno.ECONNRESET, errno.ECONNABORTED, errno.EHOSTDOWN, errno.EHOSTUNREACH),
             *(errno.ENETDOWN, errno.ENETUNREACH, errno.EPIPE, errno.ENOLCK, errno.ENOMEM, errno.EMFILE, errno.ENFILE),
         ),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fleet import faults, payload
-from fleet.recipe import AHEAD, Member, NotYet, Recipe, folder, from_json, name, place
+from fleet.recipe import AHEAD, Member, NotYet, Recipe, check, folder, from_json, name, place
 from fleet.slots import Slot, parse
 from fleet.store import Store
 
@@ -75,6 +75,7 @@ class History:
     def adopt(self, round: int, record: dict[str, Any]) -> None:
         try:
             recipes = tuple(from_json(value) for value in record["recipes"])
+            check(round, recipes)
         except (KeyError, TypeError, ValueError) as error:
             raise faults.Damaged(f"{folder(round)}/plan: {error}") from None
         self.plans[round] = recipes

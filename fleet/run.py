@@ -126,7 +126,7 @@ def _make_base(base: Path, host: Host) -> None:
         if not base.parent.is_dir():
             raise Wrong(f"BASE_DIR {base}: neither it nor its parent exists; is the shared disk mounted?")
         try:
-            base.mkdir(mode=0o700)
+            base.mkdir(mode=0o700, exist_ok=True)  # another starter may have been faster
         except OSError as error:
             raise Wrong(f"BASE_DIR {base}: cannot be made: {error.strerror}") from None
     if not os.access(base, os.W_OK | os.X_OK):

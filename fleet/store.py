@@ -111,7 +111,7 @@ class Store:
     def news(self, name: str) -> str:
         try:
             return self.patiently(lambda: self.disk.read(name, 1 << 16)).decode(errors="replace")
-        except faults.Missing:
+        except (faults.Missing, faults.Refused):
             return ""
 
     # -- inside -----------------------------------------------------------------------------------------------------
