@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -230,6 +230,17 @@ class Toys:
                     assert (len(data), hashlib.sha256(data).hexdigest()) == (size, sha), f"{folder / name}"
                     checked += 1
         return checked
+
+
+def one_of(values: Iterable[Any], quick: Iterable[Any]) -> list[Any]:
+    """Parameters of a test; only these few of them are quick enough for every run of the tests."""
+    quick = list(quick)
+    return [
+        value
+        if value in quick
+        else pytest.param(*(value if isinstance(value, tuple) else [value]), marks=pytest.mark.slow)
+        for value in values
+    ]
 
 
 @lru_cache

@@ -60,6 +60,7 @@ def test_a_disk_that_holds_the_rounds_in_reach_but_not_all(toys):
         run.same()
 
 
+@pytest.mark.slow
 def test_a_full_disk_at_the_start(toys):
     run = big(toys)
     with mounted(run.place / "runs", options="size=1m"):
@@ -73,6 +74,7 @@ def test_a_full_disk_at_the_start(toys):
         run.same()
 
 
+@pytest.mark.slow
 def test_no_inodes_are_left(toys):
     """A disk may have room and yet take no more names."""
     run: Toys = toys(max_generations=5, sleep=0.05)

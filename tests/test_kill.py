@@ -12,7 +12,7 @@ from fleet import launches
 from fleet.claims import Watch
 from fleet.host import Host
 from fleet.run import open_run
-from tests.helpers import LONG, MISHAPS, Started, Toys, freeze, kill, listing, state, until
+from tests.helpers import LONG, MISHAPS, Started, Toys, freeze, kill, listing, one_of, state, until
 
 # -- killed ----------------------------------------------------------------------------------------------------------
 
@@ -123,6 +123,7 @@ def lost_the_race(run: Toys, worker: str) -> set[str]:
     return {e["id"] for what in ("late", "behind") for e in run.events(what, of=worker)}
 
 
+@pytest.mark.slow
 def test_a_worker_comes_back_when_all_is_over(toys):
     """An hour late, as far as anybody can tell."""
     run: Toys = toys(**SLOW_TO_PUBLISH, max_generations=2).prepare()
@@ -140,6 +141,7 @@ def test_a_worker_comes_back_when_all_is_over(toys):
     run.same()
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_killed_is_replaced_at_once(toys):
     """On the same machine nobody has to wait for its pulse to stand still."""
     run = long_recipes(toys, max_generations=1)
@@ -186,6 +188,7 @@ def test_a_second_ctrl_c_ends_at_once(toys):
     assert not run.alive()
 
 
+@pytest.mark.slow
 def test_sigterm_is_like_ctrl_c(toys):
     """A queue's time limit says it so."""
     run = long_recipes(toys)
@@ -196,6 +199,7 @@ def test_sigterm_is_like_ctrl_c(toys):
     assert run.events("released") and not run.alive()
 
 
+@pytest.mark.slow
 def test_an_order_to_stop_holds_until_the_next_launch(toys):
     run: Toys = toys(sleep=1.0)
     starter = run.start(2)
@@ -208,6 +212,7 @@ def test_an_order_to_stop_holds_until_the_next_launch(toys):
     run.same()
 
 
+@pytest.mark.slow
 def test_the_end_of_a_run_is_for_good(toys):
     run: Toys = toys().prepare()
     run.work(recipes=3)
@@ -232,6 +237,7 @@ def test_two_starters_by_mistake_are_harmless(toys):
 # -- recipes that go wrong -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_recipe_that_kills_its_workers_stops_the_run(toys):
     run: Toys = toys(script=MISHAPS, mishap="segfault")
     starter = run.start(4)
@@ -243,6 +249,7 @@ def test_a_recipe_that_kills_its_workers_stops_the_run(toys):
     again.ends(0)  # a new launch, and the card has been replaced
 
 
+@pytest.mark.slow
 def test_a_worker_alone_that_crashes_again_and_again_is_given_up(toys):
     run: Toys = toys(script=MISHAPS, mishap="segfault", restarts=2)
     starter = run.start(1)
@@ -262,7 +269,11 @@ def test_three_failures_stop_the_run(toys):
     run.start(2, mishap="none").ends(0)
 
 
-@pytest.mark.parametrize("mishap, why", [("nan", "loss is nan"), ("verdict", "it does not converge")])
+VERDICTS = [("nan", "loss is nan"), ("verdict", "it does not converge")]
+SPARED = [("raise", "RuntimeError: the card is on fire"), ("nan", "loss is nan")]
+
+
+@pytest.mark.parametrize("mishap, why", one_of(VERDICTS, quick=VERDICTS[:1]))
 def test_a_verdict_stops_the_run_at_once(toys, mishap, why):
     run: Toys = toys(script=MISHAPS, mishap=mishap)
     starter = run.start(1)
@@ -271,7 +282,7 @@ def test_a_verdict_stops_the_run_at_once(toys, mishap, why):
     assert len(run.registers(r"00000/bad\.0\.left\..*")) == 1 and not run.registers(r"00000/bad.*done")
 
 
-@pytest.mark.parametrize("mishap, why", [("nan", "loss is nan"), ("raise", "RuntimeError: the card is on fire")])
+@pytest.mark.parametrize("mishap, why", one_of(SPARED, quick=SPARED[:1]))
 def test_what_is_optional_may_fail(toys, mishap, why):
     run: Toys = toys(script=MISHAPS, mishap=mishap, spared=True)
     run.start(2).ends(0)
@@ -280,6 +291,7 @@ def test_what_is_optional_may_fail(toys, mishap, why):
     assert run.history().files("1/child").read("weights") == b"xx", "made from the good parent alone"
 
 
+@pytest.mark.slow
 def test_the_processes_of_these_tests_are_seen(toys):
     """`alive` and `state` are what the tests above trust."""
     run = long_recipes(toys)

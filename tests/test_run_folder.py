@@ -11,7 +11,7 @@ import pytest
 from fleet.config import Wrong
 from fleet.host import Host
 from fleet.run import Mount, create_run, mount_of, open_run
-from tests.helpers import Toys, listing, mounted, until
+from tests.helpers import Toys, listing, mounted, one_of, until
 
 # root may write everywhere; without its capabilities it may not
 PLAIN_USER = ("setpriv", "--bounding-set=-all", "--inh-caps=-all") if os.getuid() == 0 else ()
@@ -36,6 +36,7 @@ def test_another_configuration_is_refused_with_its_differences(toys):
     run.same()
 
 
+@pytest.mark.slow
 def test_settings_that_change_no_result_may_change(toys):
     run: Toys = toys().prepare()
     run.work(recipes=3)
@@ -134,6 +135,7 @@ def test_a_folder_of_something_else_is_refused(toys):
     assert "thesis.tex" in refused.said and "PROJECT_NAME" in refused.said and listing(run.folder) == before
 
 
+@pytest.mark.slow
 def test_a_starter_that_died_before_run_json_did_no_harm(toys):
     run: Toys = toys()
     for name in ("tmp", "rounds", "files"):
@@ -143,7 +145,10 @@ def test_a_starter_that_died_before_run_json_did_no_harm(toys):
     run.same()
 
 
-@pytest.mark.parametrize("there", ["nothing", "an empty folder", "a file", "another version", "a link for files"])
+ELSE = ["nothing", "an empty folder", "a file", "another version", "a link for files"]
+
+
+@pytest.mark.parametrize("there", one_of(ELSE, quick=["an empty folder", "a link for files"]))
 def test_a_worker_refuses_what_is_not_its_run(toys, there, tmp_path):
     run: Toys = toys().prepare()
     outside = tmp_path / "outside"
@@ -176,6 +181,7 @@ def test_a_worker_refuses_what_is_not_its_run(toys, there, tmp_path):
     assert not os.listdir(outside)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["../x", "a/b", "", "-x", "x" * 65, "a.b", "a\nb"])
 def test_a_worker_has_a_plain_name(toys, name):
     run: Toys = toys().prepare()
@@ -212,6 +218,7 @@ def test_the_mount_goes_away_and_nothing_is_written_below_it(toys):
     assert "is the shared disk mounted?" in late.said and not os.listdir(point)
 
 
+@pytest.mark.slow
 def test_a_disk_that_really_moved_is_used_again_once_its_line_is_removed(toys, tmp_path):
     run: Toys = toys()
     point = run.place / "runs"
@@ -226,6 +233,7 @@ def test_a_disk_that_really_moved_is_used_again_once_its_line_is_removed(toys, t
     run.same()
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_mounted_elsewhere_with_its_runs_is_welcome(toys):
     """The same disk may have another name today."""
     run: Toys = toys()
@@ -243,6 +251,7 @@ def test_a_disk_that_is_mounted_elsewhere_with_its_runs_is_welcome(toys):
         subprocess.run(["umount", "-l", str(point)], check=True)
 
 
+@pytest.mark.slow
 def test_a_memory_that_cannot_be_kept_stops_nobody(toys, monkeypatch):
     run: Toys = toys()
     monkeypatch.setenv("XDG_STATE_HOME", "/proc/no/such")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fleet.work import Work
-from tests.helpers import Toys, undisturbed, until
+from tests.helpers import Toys, one_of, undisturbed, until
 from tests.toy import maker
 from tests.toy.strategies import STRATEGIES
 
@@ -22,8 +22,8 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("workers", [4, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 8))])
-@pytest.mark.parametrize("algorithm", STRATEGIES)
+@pytest.mark.parametrize("workers", one_of([1, 2, 4, 8], quick=[4]))
+@pytest.mark.parametrize("algorithm", one_of(STRATEGIES, quick=["diloco", "rank"]))
 def test_any_number_of_workers(toys, algorithm, workers):
     """What they are compared with was made by one worker, in the test's own process."""
     run = toys(algorithm=algorithm, **SIZES[algorithm])
@@ -90,6 +90,7 @@ def check_children(run: Toys, closed: str) -> int:
     return count
 
 
+@pytest.mark.slow
 def test_without_a_quorum_nobody_is_closed_out(toys):
     """The same, but the quorum needs everybody: the others wait for the one that stands still."""
     run: Toys = toys(max_generations=2, sleep=0.2, dead_seconds=600.0).prepare()

@@ -81,6 +81,7 @@ def test_one_that_nobody_has_worked_on_yet(toys):
     assert "0 rounds finished" in status(run)
 
 
+@pytest.mark.slow
 def test_one_whose_recipes_fail(toys):
     run: Toys = toys(script=MISHAPS, mishap="raise", spared=True)
     run.start(1).ends(0)
@@ -106,6 +107,7 @@ def test_a_folder_that_is_no_run(toys, there):
     assert listing(run.place).keys() - before.keys() == {shown.out.name}
 
 
+@pytest.mark.slow
 def test_watching_shows_what_changes_until_ctrl_c(toys):
     run, workers = standing_still(toys)
     watching = run.run([*STATUS, str(run.folder), "--watch"], env={**os.environ, "FORCE_COLOR": "1", "LINES": "100"})
