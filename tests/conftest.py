@@ -1,5 +1,6 @@
 """What the tests of real runs share."""
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,12 @@ from typing import Any
 import pytest
 
 from tests.helpers import Toys
+
+
+@pytest.fixture(autouse=True, scope="session")
+def interruptible() -> None:
+    """A shell's background jobs ignore Ctrl-C, and so would all that the tests start from one."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
