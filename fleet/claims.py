@@ -88,17 +88,18 @@ class Claims:
 
     def take(self, id: str) -> bool:
         """Claim it, as the next after all claims that are known."""
-        n, claim = (
-            self.count(id),
-            {"by": self.store.name, "identity": [*self.store.host.identity], "launch": self.launch},
-        )
-        claim["machine"] = self.store.host.name
+        n, host = self.count(id), self.store.host
+        path = self._path(id, "claim", n)
+        if self.store.stamp(path):  # somebody else was faster: where many workers look for work, most are
+            self._saw(id, "claim", n)
+            return False
+        claim = {"by": self.store.name, "identity": [*host.identity], "launch": self.launch, "machine": host.name}
         try:
-            stands = self.store.settle(self._path(id, "claim", n), claim, durable=False)
+            stands = self.store.settle(path, claim, durable=False)
         except faults.Damaged:  # not synced, so a crash may have torn it: nobody's, until it looks dead
             stands = {}
         self._saw(id, "claim", n)
-        self._records[self._path(id, "claim", n)] = stands
+        self._records[path] = stands
         if taken := stands == claim:
             self._own[id] = (self.history.slot(id).version, n)
         return taken

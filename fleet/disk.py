@@ -33,7 +33,7 @@ class Disk:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.ops = 0  # system calls on the shared disk, for the event log and the benchmarks
+        self.ops = self.bytes_read = 0  # calls and bytes on the shared disk, for the event log and the benchmarks
         self._handle = self._open_root()
 
     def reopen(self) -> "Disk":
@@ -49,6 +49,7 @@ class Disk:
             parts, room = list[bytes](), limit + 1
             while room and (part := self._counted(os.read, handle, min(_BLOCK, room))):
                 parts.append(part)
+                self.bytes_read += len(part)
                 room -= len(part)
                 if len(part) < _SMALL:  # most registers are smaller than this: no call just to see the end
                     break
@@ -58,12 +59,24 @@ class Disk:
         """A large file, block by block."""
         with self._file(name) as handle:
             while part := self._counted(os.read, handle, _BLOCK):
+                self.bytes_read += len(part)
                 yield part
+
+    def path(self, name: str) -> Path:
+        """For libraries that want a path. It leads through the handle, and so never into a bare mount point."""
+        here = Path(f"/proc/{os.getpid()}/fd/{self._handle}")
+        return (here if here.exists() else self.root) / name
 
     def forget(self, name: str) -> None:
         """Ask the kernel to drop its cached pages of a file, so that the next read comes from the disk."""
         with self._file(name) as handle:
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def stamp(self, name: str) -> tuple[int, ...]:
+        """Which file a name means, and its state: only to be compared with an earlier answer to the same process."""
+        with self._named(name):
+            found = self._counted(os.stat, name, dir_fd=self._handle, follow_symlinks=False)
+        return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
     def list(self, folder: str) -> list[str]:
         """In no order. Always through a fresh handle: on NFS that is what shows new names."""

@@ -21,7 +21,7 @@ class Events:
     def __init__(self, store: Store) -> None:
         self.store = store
         self._file: Writer | None = None
-        self._lines: list[str] = []
+        self._lines = deque[str]()  # two threads take from it: the loop, and the pulse while a long recipe runs
         self._written = -math.inf
 
     def note(self, what: str, id: str = "", **more: Any) -> None:
@@ -33,12 +33,15 @@ class Events:
 
     def flush(self) -> None:
         """Short recipes come fast; their events go to the disk together."""
-        if self._lines:
-            text, self._lines = "\n".join(self._lines) + "\n", []
+        lines = list[str]()
+        with contextlib.suppress(IndexError):
+            while True:
+                lines.append(self._lines.popleft() + "\n")
+        if lines:
             self._written = self.store.host.now()
             with contextlib.suppress(faults.Fault):
                 self._file = self._file or self.store.disk.append(f"workers/{self.store.name}.events")
-                self._file.write(text.encode())
+                self._file.write("".join(lines).encode())
 
 
 class Tail(logging.Handler):

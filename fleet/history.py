@@ -154,10 +154,10 @@ class History:
     def scan(self, round: int) -> None:
         """List a round and take in the names that are new."""
         known = self._names.setdefault(round, set())
-        for register in self.store.names(folder(round)):
-            if register not in known:
-                known.add(register)
-                self.saw(round, register)
+        new = set(self.store.names(folder(round))) - known
+        known |= new
+        for register in sorted(new):
+            self.saw(round, register)
 
     def saw(self, round: int, register: str) -> None:
         """A register exists; its name says what it is about. Names that none of us writes are passed over."""
@@ -266,7 +266,9 @@ class History:
     def _durable(self, round: int) -> bool:
         """A complete round leads to planning and pruning: make sure that no crash can take an outcome back."""
         self.store.sync(folder(round))
-        self.forget(round)
+        outcomes = {f"{place(id)[1]}.{self.slot(id).version}.done" for id in self._made[round]}
+        if not outcomes <= set(self.store.names(folder(round))):
+            self.forget(round)
         return not any(id in self._open for id in self._made[round])
 
     def _outcome(self, id: str, record: dict[str, Any], version: int, path: str) -> Outcome:

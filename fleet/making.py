@@ -25,6 +25,7 @@ class Workshop:
     def produce(self, id: str) -> bool:
         """Make a claimed recipe and publish what came of it; true if there is news for the others."""
         desk, began = self.desk, self.desk.host.now()
+        read = desk.store.disk.bytes_read
         draft = Draft(desk.store, f"{prefix_of(id)}{desk.history.slot(id).version}.{desk.host.token()}")
         outcome: list[Value] = []
         with self._failing(id, draft, outcome):
@@ -34,7 +35,8 @@ class Workshop:
             seconds = round(desk.host.now() - began, 6)
             outcome.append(self._record(metrics, files, draft.attempt if files else "", seconds))
             desk.pace.took(place(id)[1], seconds)
-            desk.events.note("made", id, seconds=round(seconds, 3), written=draft.written)
+            read = desk.store.disk.bytes_read - read
+            desk.events.note("made", id, seconds=round(seconds, 3), written=draft.written, read=read)
         return any([self.publish(id, record, draft) for record in outcome])
 
     def publish(self, id: str, record: Value, draft: Draft | None = None) -> bool:

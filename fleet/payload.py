@@ -47,7 +47,7 @@ class Draft:
         self.check(name)
         self._folder()
         self._foreign.add(name)
-        return self.store.disk.root / "files" / self.attempt / name
+        return self.store.disk.path(f"{self.place}/{name}")
 
     def seal(self) -> Files:
         """Everything on the disk, durable, with its checksums."""
@@ -129,7 +129,7 @@ class Payload:
         if name not in self._good:
             _compare(self._place(name), hash_of(self.store, self._place(name)), self.files[name])
             self._good.add(name)
-        return self.store.disk.root / self._place(name)
+        return self.store.disk.path(self._place(name))
 
     def check(self, fresh: bool = False) -> None:
         """Read everything; `fresh` past the page cache."""

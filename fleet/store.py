@@ -114,6 +114,13 @@ class Store:
         except (faults.Missing, faults.Refused):
             return ""
 
+    def stamp(self, name: str) -> tuple[int, ...]:
+        """Differs when the news was replaced; on a network disk it may be that of a while ago."""
+        try:
+            return self.patiently(lambda: self.disk.stamp(name))
+        except faults.Missing:
+            return ()
+
     # -- inside -----------------------------------------------------------------------------------------------------
 
     def reopen(self) -> None:

@@ -7,8 +7,10 @@ one place, around a turn of the loop: the next turn begins with a fresh look.
 import contextlib
 import math
 import zlib
+from typing import Any
 
 from fleet import claims, elastic, faults, launches, pace, planning, strictjson
+from fleet.bell import Bell
 from fleet.choosing import Chooser
 from fleet.desk import Desk, Options, Stopped
 from fleet.events import Events, Tail, log
@@ -36,10 +38,10 @@ class Worker:
         self.chooser = Chooser(self.desk)
         self.workshop = Workshop(self.desk, make, self.tail, self._wait)
         self.elastic = elastic.Elastic(self.history, self.host, options.quorum, options.grace_seconds)
-        self.pulse = claims.Pulse(store, options.dead_seconds / 5, lambda: {"seconds": self.desk.pace.mine()})
+        self.pulse = claims.Pulse(store, options.dead_seconds / 5, self._say)
         self._broom = planning.Broom(store, options.dead_seconds)
         self._began = self.host.now()
-        self._bell: str | None = None
+        self.bell = Bell(store)
         self._fresh = True  # something changed by my own doing: look without waiting for the bell
         self._waits_since = self._ticked = self._looked = self._heard = _NEVER
         self._looking = 0.0  # seconds that a fruitless look took
@@ -59,7 +61,7 @@ class Worker:
             raise Stopped(why) from fault
         except Stopped as why:
             self.events.note("stopped", why=str(why))
-            self._ring()
+            self.bell.ring()
             raise
         finally:
             self.pulse.ended = True
@@ -87,12 +89,10 @@ class Worker:
         if self._fresh and now - self._looked < _GLANCE and (id := self.chooser.quickly()):
             self._make(id)
             return False
-        heard = self.store.news("bell")
         tick = now - self._ticked > self.options.tick_seconds
-        if heard == self._bell and not tick and not self._fresh:
+        if not (self.bell.rung() or tick or self._fresh):
             self._nap(now)
             return False
-        self._bell = heard
         if tick:
             self._ticked = now
             self._obey()
@@ -102,7 +102,7 @@ class Worker:
         self.history.look(probe=_PROBES if tick else 0)
         self._looked = now
         if self._plan(fresh, now):
-            self._ring()
+            self.bell.ring()
         if self.history.over:
             planning.prune(self.store, self.history)
             self.events.note("over", rounds=self.history.first)
@@ -119,7 +119,7 @@ class Worker:
             self.host.sleep(0.005)
         elif self.options.quorum < 1 and any([self.workshop.close(id) for id in self.elastic.late()]):
             self._fresh = True
-            self._ring()
+            self.bell.ring()
         else:
             self._looking = self.host.now() - now
             self._nap(now)
@@ -127,7 +127,7 @@ class Worker:
     def _make(self, id: str) -> None:
         self._fresh = True
         if self.workshop.produce(id):
-            self._ring()
+            self.bell.ring()
 
     # -- waiting ------------------------------------------------------------------------------------------------------
 
@@ -138,7 +138,7 @@ class Worker:
             self._waits_since = now
             self.events.flush()
         waited = now - self._waits_since
-        self.host.sleep(min(self.options.poll_seconds, max(0.005, 0.05 * waited, 5 * self._looking)))
+        self.host.sleep(max(min(self.options.poll_seconds, max(0.005, 0.05 * waited)), min(1.0, 5 * self._looking)))
 
     def _note_wait(self, now: float) -> None:
         if self._waits_since != _NEVER:
@@ -167,6 +167,11 @@ class Worker:
         if why := launches.ordered(self.store, self.options.launch):
             raise Stopped(why)
 
+    def _say(self) -> dict[str, Any]:
+        """What stands in the pulse; and whatever was noted before a long recipe began gets to the disk now."""
+        self.events.flush()
+        return {"seconds": self.desk.pace.mine()}
+
     def _hear_of_peers(self, now: float) -> None:
         if now - self._heard < self.pulse.every:
             return
@@ -192,8 +197,3 @@ class Worker:
             self.events.note("planned", rounds=planned, upto=max(self.history.plans))
             planning.prune(self.store, self.history)
         return planned > 0
-
-    def _ring(self) -> None:
-        """Only hurries the others, so a fault here is none."""
-        with contextlib.suppress(faults.Fault):
-            self.store.post("bell", self.host.token())

@@ -1,6 +1,7 @@
 """A file server and what each host sees of it: late names, late listings, late contents, lost replies, crashes."""
 
 import builtins
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ class Inode:
     data: bytes = b""
     synced: bytes | None = None  # what survives a crash of the server
     folder: bool = False
+    number: int = field(default_factory=itertools.count().__next__)
     torn: bool = False  # lost unsynced bytes in a crash: its writer learns that at the next sync
     shown_at: dict[str, float] = field(default_factory=dict)  # host -> when it sees all of the contents
 
@@ -107,7 +109,7 @@ class SimDisk:
     root = Path("/simulated")
 
     def __init__(self, server: Server, process: Process) -> None:
-        self.server, self.process, self.ops = server, process, 0
+        self.server, self.process, self.ops, self.bytes_read = server, process, 0, 0
 
     def reopen(self) -> "SimDisk":
         return self
@@ -117,6 +119,9 @@ class SimDisk:
 
     def blocks(self, name: str) -> Iterator[bytes]:
         yield self._do(name, lambda: self._contents(name))
+
+    def stamp(self, name: str) -> tuple[int, ...]:
+        return self._do(name, lambda: (self._look(name).number,))
 
     def forget(self, name: str) -> None:
         self._do(name, lambda: self._look(name))
