@@ -17,8 +17,8 @@ class Options:
 
     launch: int = 0
     dead_seconds: float = 60.0  # a pulse that stands still for so long is a dead worker's
-    poll_seconds: float = 0.11  # the longest pause between two looks at the bell
-    tick_seconds: float = 4.0  # bell or not, look at everything so often
+    poll_seconds: float = 0.13  # the longest pause between two looks at the bell
+    tick_seconds: float = 5.0  # bell or not, look at everything so often
     visible_seconds: float = 90.0  # how long a published file may stay invisible here
     snapshot_seconds: float = 600.0
     quorum: float = 1.0

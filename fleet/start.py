@@ -135,7 +135,7 @@ def options(config: FleetConfig, launch: int) -> Options:
         launch=launch,
         dead_seconds=config.dead_seconds,
         poll_seconds=config.poll_seconds,
-        tick_seconds=min(4.0, config.dead_seconds / 5),
+        tick_seconds=min(5.0, config.dead_seconds / 5),
         snapshot_seconds=config.snapshot_minutes * 60,
         quorum=config.quorum,
         grace_seconds=config.grace_seconds,
