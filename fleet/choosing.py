@@ -49,7 +49,8 @@ class Chooser:
     def _makeable(self) -> list[str]:
         finished, jobs = self.desk.history.finished, self.desk.history.open()
         wanted = {parent for _, recipe in jobs for parent in recipe.parents}
-        ready = [(id, recipe) for id, recipe in jobs if all(map(finished, recipe.parents))]
+        avoided = self.desk.avoided
+        ready = [(id, recipe) for id, recipe in jobs if all(map(finished, recipe.parents)) and id not in avoided]
         return [id for id, _ in sorted(ready, key=lambda job: self._rank(job[0], job[1], wanted))]
 
     def _rank(self, id: str, recipe: Recipe, wanted: set[str]) -> tuple[bool, int, int, int]:
@@ -92,5 +93,5 @@ class Chooser:
             return
         machines = ", ".join(sorted({str(claim.get("machine")) for claim in lost}))
         why = f"{id}: {len(lost)} workers in a row were lost while they made it, on {machines}"
-        launches.stop(self.desk.store, self.desk.options.launch, why, failed=True)
+        launches.stop(self.desk.store, self.desk.options.launch, why)
         raise Stopped(why)

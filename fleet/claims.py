@@ -96,7 +96,7 @@ class Claims:
         claim = {"by": self.store.name, "identity": [*host.identity], "launch": self.launch, "machine": host.name}
         try:
             stands = self.store.settle(path, claim, durable=False)
-        except faults.Damaged:  # not synced, so a crash may have torn it: nobody's, until it looks dead
+        except (faults.Damaged, faults.Refused):  # not synced, so a crash may have torn it: it will look dead
             stands = {}
         self._saw(id, "claim", n)
         self._records[path] = stands
@@ -144,7 +144,7 @@ class Claims:
         if path not in self._records:
             try:
                 self._records[path] = self.store.read(path)
-            except (faults.Missing, faults.Damaged):  # not synced, so a crash may have taken it back
+            except (faults.Missing, faults.Damaged, faults.Refused):  # not synced: a crash may have taken it back
                 return {}
         return self._records[path]
 

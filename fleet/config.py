@@ -96,7 +96,12 @@ class FleetConfig(Room):
     dead_seconds: float = operational(
         60.0, "A worker on another machine whose pulse stands still for so long looks dead.", ge=0.5, le=1e5
     )
-    poll_seconds: float = operational(0.13, "The longest pause of a waiting worker between two looks.", ge=0.005, le=60)
+    poll_seconds: float = operational(
+        0.13,
+        "The longest pause of a waiting worker between two looks, unless looking itself takes long.",
+        ge=0.005,
+        le=60,
+    )
     backup_factor: float = operational(
         0.0,
         "Above 0, an idle worker makes again what a slow holder needs so many times longer for; 0 never does.",

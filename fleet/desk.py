@@ -40,4 +40,5 @@ class Desk:
     pace: Pace
     events: Events
     options: Options
+    avoided: set[str] = field(default_factory=set)  # what this machine cannot make
     own: set[str] = field(default_factory=set)  # members made here: their files are likely in this machine's memory

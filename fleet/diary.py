@@ -13,7 +13,7 @@ from typing import Any
 from fleet.store import Store
 
 _TAIL = 1 << 18  # so much of the end of a file is read
-_BAD = ("failed", "waits", "stopped", "suspects", "voided")
+_BAD = ("failed", "waits", "stopped", "suspects", "voided", "leaves to others")
 
 Error = tuple[float, str, str]  # when, what and where, why
 

@@ -28,6 +28,13 @@ class Writer(Protocol):
     def close(self) -> None: ...
 
 
+class Reader(Protocol):
+    """A file that is read from its beginning, piece by piece."""
+
+    def readinto(self, room: memoryview) -> int: ...
+    def close(self) -> None: ...
+
+
 class Disk:
     """The verbs; names are relative to the root, written with '/'."""
 
@@ -54,6 +61,10 @@ class Disk:
                 if len(part) < _SMALL:  # most registers are smaller than this: no call just to see the end
                     break
             return b"".join(parts)
+
+    def open(self, name: str) -> "FileReader":
+        with self._named(name):
+            return FileReader(self._counted(os.open, name, _LOOK, dir_fd=self._handle), name, self)
 
     def blocks(self, name: str) -> Iterator[bytes]:
         """A large file, block by block."""
@@ -186,5 +197,28 @@ class FileWriter:
         self._disk.ops += 1
         try:
             return call(self._handle, *args)
+        except OSError as error:
+            raise faults.named(error, self._name) from error
+
+
+class FileReader:
+    def __init__(self, handle: int, name: str, disk: Disk) -> None:
+        self._handle, self._name, self._disk = handle, name, disk
+
+    def readinto(self, room: memoryview) -> int:
+        """Fills it, but at the end of the file."""
+        done = 0
+        while done < len(room) and (count := self._some(room[done:])):
+            done += count
+        self._disk.bytes_read += done
+        return done
+
+    def close(self) -> None:
+        os.close(self._handle)
+
+    def _some(self, room: memoryview) -> int:
+        self._disk.ops += 1
+        try:
+            return os.readv(self._handle, [room])
         except OSError as error:
             raise faults.named(error, self._name) from error

@@ -1,8 +1,8 @@
 """What a worker did, a line each, in a file of its own under workers/. For people and the status; never acted on."""
 
-import contextlib
 import logging
 import math
+import threading
 from collections import deque
 from typing import Any
 
@@ -11,6 +11,7 @@ from fleet.disk import Writer
 from fleet.store import Store
 
 _EVERY = 0.5  # seconds between two writes
+_KEPT = 1000  # lines that wait for a disk that takes no more
 
 log = logging.getLogger("fleet")
 
@@ -21,27 +22,34 @@ class Events:
     def __init__(self, store: Store) -> None:
         self.store = store
         self._file: Writer | None = None
-        self._lines = deque[str]()  # two threads take from it: the loop, and the pulse while a long recipe runs
+        self._lines: list[str] = []
+        self._lock = threading.Lock()  # the pulse's thread flushes, too, while a long recipe runs
         self._written = -math.inf
+        self._torn = ""  # after a write that failed a new line begins
 
     def note(self, what: str, id: str = "", **more: Any) -> None:
         line = {"at": round(self.store.host.stamp(), 3), "what": what, **({"id": id} if id else {}), **more}
         log.info("%s %s %s", what, id, " ".join(f"{k}={v}" for k, v in more.items()))
-        self._lines.append(strictjson.text(line))
+        with self._lock:
+            self._lines.append(strictjson.text(line) + "\n")
         if self.store.host.now() - self._written > _EVERY:
             self.flush()
 
     def flush(self) -> None:
         """Short recipes come fast; their events go to the disk together."""
-        lines = list[str]()
-        with contextlib.suppress(IndexError):
-            while True:
-                lines.append(self._lines.popleft() + "\n")
-        if lines:
-            self._written = self.store.host.now()
-            with contextlib.suppress(faults.Fault):
-                self._file = self._file or self.store.disk.append(f"workers/{self.store.name}.events")
-                self._file.write("".join(lines).encode())
+        with self._lock:
+            lines, self._lines = self._lines, []
+        if not lines:
+            return
+        self._written = self.store.host.now()
+        try:
+            self._file = self._file or self.store.disk.append(f"workers/{self.store.name}.events")
+            self._file.write((self._torn + "".join(lines)).encode())
+            self._torn = ""
+        except faults.Fault:
+            self._torn = "\n"
+            with self._lock:
+                self._lines = (lines + self._lines)[-_KEPT:]
 
 
 class Tail(logging.Handler):

@@ -11,10 +11,6 @@ class Missing(Fault):
     """Not there as far as this machine can see: not yet, or no more."""
 
 
-class Pruned(Missing):
-    """Its files were removed on purpose, since nothing planned can need them; metrics and lineage remain."""
-
-
 class Exists(Fault):
     """The name is taken already."""
 

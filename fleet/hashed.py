@@ -1,9 +1,9 @@
-"""A file that is hashed and synced while it is being written."""
+"""Files that are hashed while they are written, and synced on the side, or while they are read."""
 
 import hashlib
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from fleet.disk import Writer
+from fleet.disk import Reader, Writer
 
 _FLUSH = 1 << 26  # so many bytes are written between two syncs on the side
 _OVERLAP = 1 << 18  # from this many bytes on, hashing beside writing is worth a hand-over to another thread
@@ -63,3 +63,27 @@ class HashedFile:
         if self._hashing:
             hashing, self._hashing = self._hashing, None
             hashing.result()
+
+
+class HashedReader:
+    """What is read from it may be used for what is published only after it turned out to be right."""
+
+    def __init__(self, file: Reader, size: int) -> None:
+        self._file, self._digest, self.size, self._done = file, hashlib.sha256(), size, 0
+
+    def readinto(self, room: memoryview) -> int:
+        room = room.cast("B")
+        count = self._file.readinto(room)
+        self._digest.update(room[:count])
+        self._done += count
+        return count
+
+    def read(self, count: int) -> bytes:
+        data = bytearray(count)
+        return bytes(data[: self.readinto(memoryview(data))])
+
+    def finish(self) -> tuple[int, str]:
+        """Size and checksum of the whole file; what nobody asked for is read now."""
+        while self._done <= self.size and self.read(1 << 20):
+            pass
+        return self._done, self._digest.hexdigest()

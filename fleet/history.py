@@ -135,10 +135,14 @@ class History:
             if round not in self._names or any(map(self._startable, self._made[round])):
                 self.scan(round)
         self._open_awaited(probe)
-        while self.plans.get(self.first) and not any(id in self._open for id in self._made[self.first]):
-            if not self._durable(self.first):
-                break
-            self.first += 1
+        while self._advance():
+            pass
+
+    def look_far(self) -> None:
+        """For whoever looks seldom: one look goes no further than the plans that it begins with."""
+        known = None
+        while known != (known := (self.first, len(self.plans))):
+            self.look(probe=4)
 
     def open_rounds(self) -> range:
         return range(self.first, max(self.plans, default=-1) + 1)
@@ -151,13 +155,23 @@ class History:
     def over(self) -> bool:
         return self.plans.get(self.first) == ()
 
-    def scan(self, round: int) -> None:
+    def round_0_is_whole(self) -> bool:
+        """It is kept for good: what was voided there when nobody waited for it any more is to be made again."""
+        self.plan(0)
+        self.scan(0)
+        void = [id for id in self._made[0] if not self.slot(id).finished]
+        for id in void:
+            self.reopen(id)
+        return not void
+
+    def scan(self, round: int) -> set[str]:
         """List a round and take in the names that are new."""
-        known = self._names.setdefault(round, set())
-        new = set(self.store.names(folder(round))) - known
+        known, listed = self._names.setdefault(round, set()), set(self.store.names(folder(round)))
+        new = listed - known
         known |= new
         for register in sorted(new):
             self.saw(round, register)
+        return listed
 
     def saw(self, round: int, register: str) -> None:
         """A register exists; its name says what it is about. Names that none of us writes are passed over."""
@@ -200,6 +214,13 @@ class History:
         self.scan(round)
 
     # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _advance(self) -> bool:
+        """Go past the first open round if it is finished."""
+        done = bool(self.plans.get(self.first)) and not any(id in self._open for id in self._made[self.first])
+        if moved := done and self._durable(self.first):
+            self.first += 1
+        return moved
 
     def _startable(self, id: str) -> bool:
         """Not finished, and its parents are: where nothing is so, a listing can show nothing new."""
@@ -266,8 +287,8 @@ class History:
     def _durable(self, round: int) -> bool:
         """A complete round leads to planning and pruning: make sure that no crash can take an outcome back."""
         self.store.sync(folder(round))
-        outcomes = {f"{place(id)[1]}.{self.slot(id).version}.done" for id in self._made[round]}
-        if not outcomes <= set(self.store.names(folder(round))):
+        listed = self.scan(round)
+        if not listed >= {f"{place(id)[1]}.{self.slot(id).version}.done" for id in self._made[round]}:
             self.forget(round)
         return not any(id in self._open for id in self._made[round])
 

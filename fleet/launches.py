@@ -30,14 +30,18 @@ def settings(store: Store, launch: int) -> dict[str, Any]:
     return found
 
 
-def stop(store: Store, launch: int, why: str, failed: bool = False) -> Value:
+def stop(store: Store, launch: int, why: str) -> Value:
     """Ask the workers of this launch and of earlier ones to end; a later launch goes on."""
-    return store.settle(_path(launch, "stop"), {"by": store.name, "why": why, "failed": failed})
+    return store.settle(_path(launch, "stop"), {"by": store.name, "why": why})
 
 
 def end(store: Store, why: str) -> Value:
     """The run is over for good, wherever it has got to."""
     return store.settle("launches/end", {"by": store.name, "why": why})
+
+
+def ended(store: Store) -> bool:
+    return "end" in store.names("launches")
 
 
 def ordered(store: Store, launch: int) -> str:

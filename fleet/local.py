@@ -56,10 +56,10 @@ class Starter:
         """Start or go on, until the run is over; the exit code says how it went."""
         store, new = create_run(self.base, self.config.project_name, self.config.bound(), self.host)
         history = History(store)
-        history.look()
+        history.look_far()
         print(f"{'New run' if new else 'Going on with the run'} {self.folder}", flush=True)
         if history.over:
-            print("The run is over already.")
+            print("The run is over already. To start another one, choose another PROJECT_NAME.")
             return self._result(history)
         if why := launches.ordered(store, sys.maxsize):
             print(f"{why[0].upper()}{why[1:]}.")
@@ -135,7 +135,7 @@ class Starter:
 
     def _report(self, store: Store, history: History, launch: int, seats: list[Seat]) -> int:
         with contextlib.suppress(faults.Passing, NotYet):
-            history.look(probe=8)
+            history.look_far()
         if history.over:
             return self._result(history)
         if self._signals:
@@ -143,6 +143,8 @@ class Starter:
             return 130
         if why := launches.ordered(store, launch):
             print(f"The run stopped: {why}", file=sys.stderr)
+            if launches.ended(store):
+                return 1
         else:
             print("All workers ended before the run was over:", file=sys.stderr)
             print(*(f"  {seat.fate}" for seat in seats[:_SHOWN]), *self._last_words(), sep="\n", file=sys.stderr)
@@ -152,8 +154,8 @@ class Starter:
     def _last_words(self, most: int = 8) -> list[str]:
         """What the log says besides the usual; through its handle, since the disk may not be mounted here any more."""
         assert self._log
-        self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - (1 << 16)))
-        lines = self._log.read().decode(errors="replace").splitlines()
+        cut = self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - (1 << 16))) > 0
+        lines = self._log.read().decode(errors="replace").splitlines()[cut:]
         unusual = [line for line in lines if " INFO " not in line and " DEBUG " not in line]
         return [f"  {line[:500]}" for line in unusual[-most:]]
 

@@ -13,7 +13,7 @@ from fleet.payload import Draft, Files
 from fleet.recipe import NotYet, folder, place
 from fleet.repair import Repair
 from fleet.store import Value
-from fleet.work import Failed, Interrupted, Maker, Unwanted, Work, prefix_of
+from fleet.work import Elsewhere, Failed, Interrupted, Maker, Unwanted, Work, prefix_of
 
 
 class Workshop:
@@ -37,9 +37,11 @@ class Workshop:
             desk.pace.took(place(id)[1], seconds)
             read = desk.store.disk.bytes_read - read
             desk.events.note("made", id, seconds=round(seconds, 3), written=draft.written, read=read)
-        return any([self.publish(id, record, draft) for record in outcome])
+        for record in outcome:
+            self.publish(id, record, draft)
+        return bool(outcome)
 
-    def publish(self, id: str, record: Value, draft: Draft | None = None) -> bool:
+    def publish(self, id: str, record: Value, draft: Draft | None = None) -> None:
         """Offer an outcome until the disk takes it: sealed work is not thrown away for want of a small register."""
         trouble, stands = 0, None
         while stands is None:
@@ -55,11 +57,10 @@ class Workshop:
         elif draft:
             draft.drop()
         self.desk.events.note("published" if stands == record else "late", id)
-        return True
 
-    def close(self, id: str) -> bool:
+    def close(self, id: str) -> None:
         """Elastic rounds: offer `closed` to a slot that is late."""
-        return self.publish(id, self._absent("closed", "late"))
+        self.publish(id, self._absent("closed", "late"))
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
@@ -96,6 +97,11 @@ class Workshop:
         except Interrupted:
             self.desk.claims.leave(id, "released")
             self.desk.events.note("released", id)
+        except Elsewhere as why:
+            draft.drop()
+            self.desk.avoided.add(id)
+            self.desk.claims.leave(id, "released")
+            self.desk.events.note("leaves to others", id, why=str(why))
         except Unwanted:
             draft.drop()
             self.desk.events.note("behind", id)
@@ -111,6 +117,10 @@ class Workshop:
             outcome += self._verdict(id, str(verdict))
         except Exception as error:
             draft.drop(keep_snapshot=True)
+            if isinstance(error, OSError):  # a library that writes a file itself meets the same disk
+                named = faults.named(error, id)
+                if isinstance(named, (faults.Full, faults.Passing)):
+                    raise named from error
             if not self.repair.behind(id):
                 outcome += self._failure(id, error)
 
@@ -135,7 +145,7 @@ class Workshop:
         raise self._stop(f"{id} failed {len(failures)} times, on {machines}; the last time: {why}")
 
     def _stop(self, why: str) -> Stopped:
-        launches.stop(self.desk.store, self.desk.options.launch, why, failed=True)
+        launches.stop(self.desk.store, self.desk.options.launch, why)
         return Stopped(why)
 
 

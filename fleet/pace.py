@@ -20,7 +20,7 @@ class Pace:
         self._mine[kind(slot)].append(seconds)
 
     def mine(self) -> dict[str, float]:
-        return {kind: median(last) for kind, last in self._mine.items()}
+        return {kind: median([*last]) for kind, last in [*self._mine.items()]}  # the pulse's thread asks, too
 
     def learn(self, pulses: Iterable[Any]) -> None:
         """What peers say of themselves; anything of another shape is passed over."""
@@ -60,4 +60,4 @@ def seconds_of(pulse: Any) -> Seconds:
     found = pulse.get("seconds") if isinstance(pulse, dict) else None
     if not isinstance(found, dict):
         return {}
-    return {str(k): float(v) for k, v in found.items() if isinstance(v, (int, float)) and v > 0}
+    return {str(k): float(v) for k, v in found.items() if isinstance(v, (int, float)) and 0 < v < 1e9}

@@ -4,13 +4,13 @@ import contextlib
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fleet import faults
-from fleet.hashed import HashedFile
+from fleet.hashed import HashedFile, HashedReader
 from fleet.store import Store
 
 Files = dict[str, tuple[int, str]]  # name -> size, sha256
@@ -110,14 +110,13 @@ class Draft:
 
 @dataclass(frozen=True)
 class Payload:
-    """The files of a finished attempt. Sizes are checked always, checksums on every read of bytes and on the first
-    use of a path."""
+    """The files of a finished attempt. Sizes are checked always, checksums on every read of bytes and on a process's
+    first use of a path."""
 
     store: Store
     attempt: str
     files: Mapping[str, tuple[int, str]]
     prefix: str = ""
-    _good: set[str] = field(default_factory=set, compare=False)
 
     def read(self, name: str) -> bytes:
         place, (size, sha) = self._place(name), self.files[name]
@@ -125,11 +124,21 @@ class Payload:
         _compare(place, (len(data), hashlib.sha256(data).hexdigest()), (size, sha))
         return data
 
+    @contextlib.contextmanager
+    def open(self, name: str) -> Iterator["HashedReader"]:
+        """To read a file piece by piece; the block ends well only if all that it was given was right."""
+        place, (size, sha) = self._place(name), self.files[name]
+        with contextlib.closing(self.store.patiently(lambda: self.store.disk.open(place))) as file:
+            reader = HashedReader(file, size)
+            yield reader
+            _compare(place, reader.finish(), (size, sha))
+
     def path(self, name: str) -> Path:
-        if name not in self._good:
-            _compare(self._place(name), hash_of(self.store, self._place(name)), self.files[name])
-            self._good.add(name)
-        return self.store.disk.path(self._place(name))
+        place = self._place(name)
+        if place not in self.store.verified:
+            _compare(place, hash_of(self.store, place), self.files[name])
+            self.store.verified.add(place)
+        return self.store.disk.path(place)
 
     def check(self, fresh: bool = False) -> None:
         """Read everything; `fresh` past the page cache."""

@@ -67,7 +67,7 @@ class Broom:
         if now - self._since > self.patience:
             names = set(self.store.names("tmp"))
             for name in names & self._found:
-                with contextlib.suppress(faults.Missing):
+                with contextlib.suppress(faults.Fault):
                     self.store.disk.remove(f"tmp/{name}")
             self._since, self._found = now, names
 

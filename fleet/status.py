@@ -37,7 +37,7 @@ class Progress:
         with contextlib.suppress(faults.Fault, NotYet):
             if last or self.history.store.host.now() - self._looked > 1.0:
                 self._looked = self.history.store.host.now()
-                self.history.look(probe=4)
+                self.history.look_far()
             while self._told < self.history.first:
                 print(f"round {self._told}: {round_text(self.history, self._told)}", flush=True)
                 self._told += 1
@@ -70,9 +70,10 @@ class View:
         self.store, _ = open_run(run_dir, host, "status")
         self.history = History(self.store)
         launch = launches.latest(self.store)
-        with contextlib.suppress(faults.Fault, KeyError):
+        limit = 60.0
+        with contextlib.suppress(faults.Fault, KeyError, TypeError, ValueError):
             limit = float(launches.settings(self.store, launch)["dead_seconds"])
-        self.watch = Watch(self.store, host, limit if launch else 60.0)
+        self.watch = Watch(self.store, host, limit)
         self.claims = Claims(self.store, self.history, self.watch, launch)
         self.state = ""
 
@@ -84,7 +85,7 @@ class View:
         diaries = sorted(diary.read_all(self.store), key=lambda d: d.last, reverse=True)
         parts: list[Table | Text] = [Text()]
         with contextlib.suppress(NotYet, faults.Passing):  # what is not visible yet stands in the next picture
-            self.history.look(probe=8)
+            self.history.look_far()
         with contextlib.suppress(NotYet, faults.Passing):
             if rounds := self.history.open_rounds():
                 parts.append(self._last_round() if self.over else self._rounds(rounds))

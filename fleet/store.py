@@ -28,6 +28,7 @@ class Store:
     def __init__(self, disk: Disk, host: Host, name: str) -> None:
         self.disk, self.host, self.name = disk, host, name
         self._last: tuple[str, bytes, Value] = ("", b"", {})
+        self.verified = set[str]()  # payload files that this process has read whole and found right
         self.run_id = ""  # of the run that this store was opened for
 
     # -- registers --------------------------------------------------------------------------------------------------

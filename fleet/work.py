@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet import faults, snapshots
-from fleet.hashed import HashedFile
+from fleet.hashed import HashedFile, HashedReader
 from fleet.history import History
 from fleet.payload import Draft, Payload
 from fleet.recipe import Member, Recipe
@@ -28,6 +28,10 @@ class Unwanted(Exception):
     """The recipe has an outcome by now."""
 
 
+class Elsewhere(Exception):
+    """This machine cannot make it (it lacks the text, the network, the memory), but another one may; says why."""
+
+
 @dataclass(frozen=True)
 class Parent:
     """A present parent: what is known of it, and its files."""
@@ -45,6 +49,10 @@ class Parent:
 
     def read(self, name: str) -> bytes:
         return self.files.read(name)
+
+    def open(self, name: str) -> AbstractContextManager[HashedReader]:
+        """A file to read piece by piece: `with parent.open("weights") as file: file.readinto(buffer)`."""
+        return self.files.open(name)
 
     def path(self, name: str) -> Path:
         return self.files.path(name)

@@ -103,7 +103,7 @@ class Worker:
         self._looked = now
         if self._plan(fresh, now):
             self.bell.ring()
-        if self.history.over:
+        if self.history.over and self.history.round_0_is_whole():
             planning.prune(self.store, self.history)
             self.events.note("over", rounds=self.history.first)
             return True
@@ -117,7 +117,9 @@ class Worker:
         elif self.chooser.yielding:
             self._fresh = True
             self.host.sleep(0.005)
-        elif self.options.quorum < 1 and any([self.workshop.close(id) for id in self.elastic.late()]):
+        elif self.options.quorum < 1 and (late := self.elastic.late()):
+            for id in late:
+                self.workshop.close(id)
             self._fresh = True
             self.bell.ring()
         else:

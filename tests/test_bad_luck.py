@@ -374,3 +374,24 @@ def test_the_json_of_events_is_read_with_care(toys):
     shown.ends(0)
     assert "odd" in shown.said and "Traceback" not in shown.said
     assert [e["what"] for e in run.events(of="odd")].count("made") == 2
+
+
+def test_what_a_stranger_leaves_in_the_run_stops_nobody(toys):
+    """A NAS makes folders of its own; a pulse, a claim and a launch may be anything."""
+    run = half_way(toys)
+    (run.folder / "tmp" / "@eaDir").mkdir()
+    (run.folder / "workers" / "zz.pulse").write_text('{"seconds": {"m": 1%s}}' % ("0" * 400))
+    (run.folder / "rounds" / f"00001/{missing_member(run)}.0.claim.0").unlink(missing_ok=True)
+    (run.folder / "rounds" / f"00001/{missing_member(run)}.0.claim.0").symlink_to("nowhere")
+    run.start(2, dead_seconds=1.0).ends(0)
+    run.same()
+    (run.folder / "launches" / "00099.start").touch()
+    shown = run.run([*run.script[:1], "-m", "fleet.status", str(run.folder)])
+    assert "Traceback" not in shown.said
+
+
+def test_a_starter_notices_the_end_of_a_run_of_many_quick_rounds(toys):
+    run: Toys = toys(population_size=2, max_generations=150, inner_steps=1)
+    ended = run.start(1)
+    ended.ends(0, LONG)
+    assert "round 149" in ended.said
