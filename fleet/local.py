@@ -51,6 +51,7 @@ class Starter:
         self.folder = self.base / config.project_name
         self._signals = self._passed_on = 0
         self._log: IO[bytes] | None = None
+        self.over = False
 
     def run(self) -> int:
         """Start or go on, until the run is over; the exit code says how it went."""
@@ -160,6 +161,7 @@ class Starter:
         return [f"  {line[:500]}" for line in unusual[-most:]]
 
     def _result(self, history: History) -> int:
+        self.over = True
         last = history.first - 1
         print(f"The run is over after {max(0, last)} rounds.{' Its last round:' if last >= 0 else ''}")
         members = history.round(last) if last >= 0 else []

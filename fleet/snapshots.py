@@ -14,11 +14,11 @@ from fleet.store import Store
 _MANIFEST = re.compile(r"snapshot\.([0-9]{1,15})\.json")
 
 
-def take(draft: Draft, step: int, state: Any, save: Callable[["Saver"], None]) -> None:
+def take(draft: Draft, step: int, save: Callable[["Saver"], Any]) -> None:
     """Keep what the recipe needs to go on from here; the manifest comes last, then the snapshot before it goes."""
     draft.has_snapshot = True
     saver = Saver(draft, step)
-    save(saver)
+    state = save(saver)
     draft.sync()
     manifest = {"step": step, "state": state, "files": saver.files}
     draft.store.settle(f"{draft.place}/{SNAPSHOT}{step}.json", manifest)

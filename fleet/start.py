@@ -21,6 +21,7 @@ from cyclopts.validators import Number
 from fleet import faults, launches
 from fleet.config import FleetConfig, Wrong, load
 from fleet.desk import Options, Stopped
+from fleet.history import History
 from fleet.host import Host
 from fleet.recipe import Strategy
 from fleet.run import open_run
@@ -50,6 +51,9 @@ class Method(Generic[C]):
     config: type[C]
     strategy: Callable[[C], Strategy]
     maker: Callable[[C], Maker]
+    prepared: Callable[[C, Path], C] = lambda config, where: config  # checks, before the run is made
+    finished: Callable[[C, Path], None] = lambda config, folder: None  # what is shown when the run is over
+    report: Callable[[History], None] = lambda history: None  # files for people, that follow from the registers
 
 
 def main(method: Method[Any], arguments: list[str] | None = None) -> None:
@@ -74,8 +78,12 @@ def main(method: Method[Any], arguments: list[str] | None = None) -> None:
             return work(method, *worker, leash)
         from fleet.local import Starter
 
-        chosen = settled(method, load(config, method.config), algorithm)
-        return Starter(chosen, config.absolute().parent, workers).run()
+        where = config.absolute().parent
+        chosen = method.prepared(settled(method, load(config, method.config), algorithm), where)
+        starter = Starter(chosen, where, workers)
+        if (code := starter.run()) == 0 and starter.over:
+            method.finished(chosen, starter.folder)
+        return code
 
     try:
         sys.exit(app(arguments, result_action="return_value"))
@@ -122,7 +130,7 @@ def work(method: Method[Any], name: str, folder: Path, leash: bool) -> int:
     launch = launches.latest(store)
     config = method.config.joined(run["config"], launches.settings(store, launch))
     logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(message)s")
-    worker = Worker(store, method.strategy(config), method.maker(config), options(config, launch))
+    worker = Worker(store, method.strategy(config), method.maker(config), options(config, launch), method.report)
     try:
         return {"over": 0, "interrupted": 130}[worker.run()]
     except Stopped as why:

@@ -95,8 +95,9 @@ class Work:
             self.resumed = snapshots.latest(self.draft.store, prefix_of(self.id))
         return self.resumed
 
-    def between_steps(self, step: int, state: Any, save: Callable[[snapshots.Saver], None]) -> None:
-        """Call this after every step: the one place where a long recipe is saved, handed over or dropped."""
+    def between_steps(self, step: int, save: Callable[[snapshots.Saver], Any]) -> None:
+        """Call this after every step: the one place where a long recipe is saved, handed over or dropped. What `save`
+        returns, plain values, is kept beside the files that it writes."""
         now = self.host.now()
         ending = self.host.stopping
         if now - self._asked > _ASK:
@@ -107,7 +108,7 @@ class Work:
                 ending = ending or bool(self._ordered())
         if ending or now - self._saved > self._every:
             with contextlib.suppress(faults.Full, faults.Passing):  # no snapshot is no reason to lose the work
-                snapshots.take(self.draft, step, state, save)
+                snapshots.take(self.draft, step, save)
             self._saved = now
         if ending:
             raise Interrupted

@@ -7,6 +7,7 @@ one place, around a turn of the loop: the next turn begins with a fresh look.
 import contextlib
 import math
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 from fleet import claims, elastic, faults, launches, pace, planning, strictjson
@@ -28,7 +29,14 @@ _PEERS = 4  # so many others' pulses are looked at now and then
 
 
 class Worker:
-    def __init__(self, store: Store, strategy: Strategy, make: Maker, options: Options = Options()) -> None:
+    def __init__(
+        self,
+        store: Store,
+        strategy: Strategy,
+        make: Maker,
+        options: Options = Options(),
+        report: Callable[[History], None] | None = None,
+    ) -> None:
         self.store, self.host, self.strategy, self.options = store, store.host, strategy, options
         self.history, self.tail = History(store), Tail()
         watch = claims.Watch(store, self.host, options.dead_seconds)
@@ -41,7 +49,7 @@ class Worker:
         self.pulse = claims.Pulse(store, options.dead_seconds / 5, self._say)
         self._broom = planning.Broom(store, options.dead_seconds)
         self._began = self.host.now()
-        self.bell = Bell(store)
+        self.bell, self.report = Bell(store), report
         self._fresh = True  # something changed by my own doing: look without waiting for the bell
         self._waits_since = self._ticked = self._looked = self._heard = _NEVER
         self._looking = 0.0  # seconds that a fruitless look took
@@ -103,6 +111,8 @@ class Worker:
         self._looked = now
         if self._plan(fresh, now):
             self.bell.ring()
+        if self.report and (tick or self.history.over):
+            self.report(self.history)
         if self.history.over and self.history.round_0_is_whole():
             planning.prune(self.store, self.history)
             self.events.note("over", rounds=self.history.first)

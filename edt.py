@@ -1,0 +1,141 @@
+"""EDT, Evolutionary Distributed Training: a population of models that train, take an outer step each, and breed.
+
+    python edt.py --config evolution.json --workers 2
+
+    for every generation:
+        each child:  start at the mean of its parents' outer steps, with the mean of their momenta;
+                     inherit the fittest parent's genome, mutated;
+                     take INNER_STEPS of AdamW on its slot's own batches;
+                     take an outer step of its own; be evaluated; publish both
+        now and then the averaged model of the generation is evaluated
+
+Where everybody is a parent equally often (hypercube, matching), the population's mean weights and mean momentum go
+the way of DiLoCo, though nobody ever waits for all others.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fleet.recipe import Member, Past, Recipe
+from train.config import TrainConfig
+from train.groundwork import first_weights, ground, tools, unique
+
+ALGORITHM = "edt"
+
+
+@dataclass(frozen=True)
+class EDT:
+    c: TrainConfig
+
+    def plan(self, generation: int, history: Past) -> list[Recipe]:
+        if generation > self.c.max_generations:
+            return []
+        if generation == 0:
+            return ground(self.c)
+        slots = range(self.c.population_size)
+        if generation == 1:
+            children = [self.child(k, 1, [first_weights(self.c, k)]) for k in slots]
+        elif self.c.selects_by_fitness:
+            children = self.chosen(generation, history)
+        else:
+            families = self.families(generation)
+            children = [self.child(k, generation, [f"{generation - 1}/m{p}" for p in families[k]]) for k in slots]
+        return [*children, *self.look(generation, children)]
+
+    # -- everybody is a parent equally often ------------------------------------------------------------------------
+
+    def families(self, generation: int) -> dict[int, list[int]]:
+        """Each slot's parents: all slots of its group."""
+        slots, size = range(self.c.population_size), self.c.parents_of_a_child
+        if self.c.selects == "hypercube":
+            return {k: hypercube(k, generation, self.c.population_size, size) for k in slots}
+        order = [int(k) for k in self.dice(generation).permutation(self.c.population_size)]
+        groups = [sorted(order[begin : begin + size]) for begin in range(0, len(order), size)]
+        return {k: group for group in groups for k in group}
+
+    # -- the fitter are parents more often --------------------------------------------------------------------------
+
+    def chosen(self, generation: int, history: Past) -> list[Recipe]:
+        pool = self.pool(generation, history)
+        elite = [Recipe(f"m{k}", (pool[k].id,)) for k in range(min(self.c.elitism, len(pool)))]
+        carried = self.carried(generation)
+        children = []
+        for k in range(len(elite), self.c.population_size):
+            parents = self.choose(pool, self.dice(generation, k))
+            children.append(self.child(k, generation, parents, history))
+        return [*elite, *children, *carried]
+
+    def pool(self, generation: int, history: Past) -> list[Member]:
+        """The last generation, and with PREVIOUS_GENERATION the one before; the fittest first."""
+        bred = [recipe.slot for recipe in history.plan(generation - 1) if recipe.publish == "step" or recipe.carried]
+        members = [history[f"{generation - 1}/{slot}"] for slot in bred]
+        once = {member.origin: member for member in members if member}
+        return sorted(once.values(), key=lambda member: (member.metrics["loss"], member.origin))
+
+    def carried(self, generation: int) -> list[Recipe]:
+        """The generation before stays within reach as p0, p1, ... for one more round."""
+        if not self.c.previous_generation:
+            return []
+        return [Recipe(f"p{k}", (f"{generation - 1}/m{k}",)) for k in range(self.c.population_size)]
+
+    def choose(self, pool: Sequence[Member], dice: np.random.Generator) -> list[str]:
+        size = min(self.c.parents_of_a_child, len(pool))
+        match self.c.selects:
+            case "rank":
+                chances = np.arange(len(pool), 0, -1, dtype=float)
+                picked = dice.choice(len(pool), size, replace=False, p=chances / chances.sum())
+            case "tournament":
+                picked, left = [], list(range(len(pool)))
+                for _ in range(size):
+                    picked.append(min(dice.choice(left, min(2, len(left)), replace=False)))
+                    left.remove(picked[-1])
+            case _:
+                picked = dice.choice(len(pool), size, replace=False)
+        return [pool[i].id for i in sorted(int(i) for i in picked)]
+
+    # -- recipes ----------------------------------------------------------------------------------------------------
+
+    def child(self, k: int, generation: int, parents: list[str], history: Past | None = None) -> Recipe:
+        before = self.before(k, generation)
+        shares = [float(x) for x in self.dice(generation, k, 2).dirichlet(np.ones(len(parents)))]
+        merge = {"method": "child", "of": parents, "shares": shares}
+        train = {"round": generation, "slot": k, "steps": self.c.inner_steps, "before": before}
+        everybody = unique(*parents, before, *tools(self.c))
+        return Recipe(f"m{k}", everybody, merge, train, {"on": "held-out"}, "step", optional=self.c.quorum < 1)
+
+    def before(self, k: int, generation: int) -> str:
+        """The slot's own last member, whose optimizer its child goes on with."""
+        if self.c.inner_optimizer_state == "reset" and not self.c.error_feedback:
+            return ""
+        if generation > 1:
+            return f"{generation - 1}/m{k}"
+        return "0/warm" if self.c.warm_start_steps else ""
+
+    def look(self, generation: int, children: list[Recipe]) -> list[Recipe]:
+        if generation % self.c.average_every and generation != self.c.max_generations:
+            return []
+        of = [f"{generation}/m{k}" for k in range(self.c.population_size)]
+        merge, parents = {"method": "mean", "of": of}, unique(*of, *tools(self.c))
+        return [Recipe("average", parents, merge, {}, {"on": "held-out"}, "nothing", optional=True)]
+
+    def dice(self, *key: int) -> np.random.Generator:
+        return np.random.default_rng([self.c.seed, *key])
+
+
+def hypercube(k: int, generation: int, population: int, size: int) -> list[int]:
+    """The slots that differ from k only in this generation's directions; after a few generations everybody's work has
+    reached everybody."""
+    directions, wide = population.bit_length() - 1, size.bit_length() - 1
+    bits = [1 << ((generation * wide + i) % directions) for i in range(wide)] if directions else []
+    group = {k}
+    for bit in bits:
+        group |= {member ^ bit for member in group}
+    return sorted(group)
+
+
+if __name__ == "__main__":
+    from train.command import run
+
+    run(ALGORITHM, __doc__, EDT)

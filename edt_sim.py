@@ -1,0 +1,7 @@
+"""EDT on one machine: several local workers, the very code that runs on many. `python edt_sim.py --help`"""
+
+from edt import ALGORITHM, EDT, __doc__
+from train.command import run
+
+if __name__ == "__main__":
+    run(ALGORITHM, __doc__, EDT)

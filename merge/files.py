@@ -1,0 +1,114 @@
+"""Weights as safetensors files, written and read from front to back in pieces, so that their size does not matter."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+CHUNK = 1 << 19  # numbers that are in memory at a time; a multiple of every block that a wire format has
+_LIMIT = 100_000_000  # bytes of a header, as safetensors has it
+
+DTYPES = {
+    **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16},
+    **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8},
+}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class Wrong(ValueError):
+    """Weights that cannot be used together, or a file that does not hold what it should; says which tensor and why."""
+
+
+class Sink(Protocol):
+    def write(self, data: bytes | memoryview) -> Any: ...
+
+
+class Source(Protocol):
+    def readinto(self, room: memoryview) -> int: ...
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor's place in the file."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a file holds, in the order of its bytes."""
+
+    tensors: Mapping[str, Entry]
+    about: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        return sum(entry.bytes for entry in self.tensors.values())
+
+
+def write_header(sink: Sink, header: Header) -> None:
+    """The tensors' bytes are to follow in this order."""
+    fields: dict[str, Any] = {"__metadata__": dict(header.about)} if header.about else {}
+    begin = 0
+    for name, entry in header.tensors.items():
+        place = [begin, begin + entry.bytes]
+        fields[name] = {"dtype": _NAMES[entry.dtype], "shape": list(entry.shape), "data_offsets": place}
+        begin += entry.bytes
+    text = json.dumps(fields, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    sink.write(len(text).to_bytes(8, "little") + text)
+
+
+def read_header(source: Source) -> Header:
+    """Leaves the source at the first tensor's bytes."""
+    length = int.from_bytes(_exactly(source, 8), "little")
+    if length > _LIMIT:
+        raise Wrong(f"not a safetensors file: its header would have {length} bytes")
+    try:
+        fields = json.loads(_exactly(source, length))
+        about = fields.pop("__metadata__", {})
+        places = {name: (Entry(DTYPES[f["dtype"]], tuple(f["shape"])), f["data_offsets"]) for name, f in fields.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Wrong(f"not a safetensors file that this project reads: {error!r}") from None
+    tensors, begin = {}, 0
+    for name, (entry, place) in sorted(places.items(), key=lambda item: item[1][1]):
+        if place != [begin, begin + entry.bytes]:
+            raise Wrong(f"tensor {name}: bytes {place} where {[begin, begin + entry.bytes]} were expected")
+        tensors[name], begin = entry, place[1]
+    return Header(tensors, about)
+
+
+def chunks(source: Source, dtype: torch.dtype, count: int, size: int = CHUNK) -> Iterator[Tensor]:
+    """So many numbers from a source, a chunk at a time; a chunk is good until the next one is asked for."""
+    room = torch.empty(min(size, count), dtype=dtype)
+    for begin in range(0, count, size):
+        piece = room[: min(size, count - begin)]
+        fill(source, piece)
+        yield piece
+
+
+def fill(source: Source, tensor: Tensor) -> None:
+    view = bytes_of(tensor)
+    if (count := source.readinto(view)) != len(view):
+        raise Wrong(f"the file ends {len(view) - count} bytes too early")
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor in this machine's memory."""
+    return memoryview(tensor.view(torch.uint8).numpy() if tensor.numel() else b"").cast("B")  # type: ignore[arg-type]
+
+
+def _exactly(source: Source, count: int) -> bytes:
+    data = bytearray(count)
+    if source.readinto(memoryview(data)) != count:
+        raise Wrong("not a safetensors file: it ends within its header")
+    return bytes(data)

@@ -1,0 +1,45 @@
+"""The outer step: what DiLoCo does with everybody's changes, and each EDT member with its own."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from merge.wire import BLOCK
+
+
+@dataclass(frozen=True)
+class Outer:
+    """Nesterov momentum on changes, as torch.optim.SGD has it on gradients."""
+
+    lr: float = 0.7
+    momentum: float = 0.9
+    nesterov: bool = True
+
+    def step(self, start: Tensor, momentum: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
+        """A change is where training began minus where it ended. The new weights and the new momentum."""
+        momentum = (momentum * self.momentum).add_(change)
+        step = change.add(momentum, alpha=self.momentum) if self.nesterov else momentum
+        return start.sub(step, alpha=self.lr), momentum
+
+    def stream(
+        self, start: Iterable[Tensor], momentum: Iterable[Tensor], changes: Iterable[Tensor]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """The same, piece by piece, of vectors that are never in memory as a whole."""
+        for pieces in zip(start, momentum, changes, strict=True):
+            yield self.step(*pieces)
+
+
+def means(vectors: list[Iterator[Tensor]]) -> Iterator[Tensor]:
+    """The mean of several vectors, piece by piece, summed in their order."""
+    for first, *others in zip(*vectors, strict=True):
+        total = first.clone()
+        for other in others:
+            total.add_(other)
+        yield total.div_(len(vectors))
+
+
+def ranges(size: int, shards: int) -> list[range]:
+    """Equal parts of a flat vector, but for whole blocks; the last may be shorter, even empty."""
+    part = -(-size // (shards * BLOCK)) * BLOCK
+    return [range(min(size, s * part), min(size, (s + 1) * part)) for s in range(shards)]

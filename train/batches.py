@@ -1,0 +1,101 @@
+"""Which tokens a slot sees at a step: a pure function of seed, slot, round and step, so nothing has to be remembered.
+
+Every sequence of the run has a number, and a slot owns the numbers of its own batches. A number says which source it
+takes from, and which window there: the source's windows in an order that is shuffled anew for every pass over them.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from train.config import TrainConfig
+
+Numbers = np.ndarray[Any, np.dtype[np.uint64]]
+_MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # splitmix64's constants
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """One token file of a source, not read but mapped."""
+
+    values: Any
+    window: int
+
+    @classmethod
+    def open(cls, path: Path, dtype: str, window: int) -> "Tokens":
+        return cls(np.memmap(path, dtype=dtype, mode="r"), window)
+
+    @property
+    def windows(self) -> int:
+        """They overlap by one token, which is the last to be said in one and the first to be heard in the next."""
+        return (len(self.values) - 1) // (self.window - 1)
+
+    def get(self, number: int) -> Any:
+        begin = number * (self.window - 1)
+        return self.values[begin : begin + self.window]
+
+
+def needed(config: TrainConfig, number: int) -> dict[str, int]:
+    """Tokens that the run takes from a source."""
+    share = config.datasets[number].weight / math.fsum(each.weight for each in config.datasets)
+    held = math.ceil(config.eval_sequences * share)
+    train = math.ceil(config.sequences * share / config.max_epochs)
+    return {"train": train * config.seq_length + 1, "held": held * config.seq_length + 1}
+
+
+def owned(config: TrainConfig, slot: int, round: int, step: int, part: int) -> Numbers:
+    """The numbers of a slot's batch; in round 0 all slots' batches make up one big step."""
+    warm, c = config.warm_start_steps, config
+    at = step if round == 0 else warm + (round - 1) * c.allotted_steps + step
+    first = ((at * c.population_size + slot) * c.gradient_accumulation + part) * c.batch_size
+    return np.arange(first, first + c.batch_size, dtype=np.uint64)
+
+
+def batch(sources: Sequence[Tokens], weights: Sequence[float], numbers: Numbers, seed: int) -> Tensor:
+    """The sequences with these numbers."""
+    chosen = _choices(weights, numbers, seed)
+    rows = np.empty((len(numbers), sources[0].window), dtype=np.int64)
+    for row, (number, choice) in enumerate(zip(numbers, chosen, strict=True)):
+        source = sources[int(choice)]
+        turn, place = divmod(int(number), source.windows)
+        rows[row] = source.get(shuffled(place, source.windows, (seed, int(choice), turn)))
+    return torch.from_numpy(rows)
+
+
+def shuffled(place: int, count: int, key: tuple[int, ...]) -> int:
+    """Where a place goes in a shuffle of so many, without writing the shuffle down: a small cipher, walked until it
+    falls within the count."""
+    half = max(1, ((count - 1).bit_length() + 1) // 2)
+    mask, keys = (1 << half) - 1, [_mixed((*key, i)) for i in range(4)]
+    while True:
+        left, right = place >> half, place & mask
+        for each in keys:
+            left, right = right, left ^ (_mixed((each, right)) & mask)
+        place = left << half | right
+        if place < count:
+            return place
+
+
+def _choices(weights: Sequence[float], numbers: Numbers, seed: int) -> Any:
+    if len(weights) == 1:
+        return np.zeros(len(numbers), dtype=np.int64)
+    edges = np.cumsum(np.asarray(weights, dtype=np.float64))
+    rolls = np.array([_mixed((seed, int(n))) / 2.0**64 for n in numbers])
+    return np.searchsorted(edges, rolls * edges[-1], side="right").clip(max=len(weights) - 1)
+
+
+def _mixed(key: tuple[int, ...]) -> int:
+    """64 well mixed bits of some numbers."""
+    state = 0
+    for each in key:
+        state = (state ^ each) + _MIX[0] & 0xFFFFFFFFFFFFFFFF
+        state = (state ^ state >> 30) * _MIX[1] & 0xFFFFFFFFFFFFFFFF
+        state = (state ^ state >> 27) * _MIX[2] & 0xFFFFFFFFFFFFFFFF
+        state ^= state >> 31
+    return state

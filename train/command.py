@@ -1,0 +1,99 @@
+"""What edt.py and diloco.py are on the command line: checked first, then run; in the end a model that others can load."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fleet.config import Wrong
+from fleet.recipe import Strategy
+from fleet.start import Method, main
+from fleet.work import Maker
+from train.config import TrainConfig
+
+
+def run(algorithm: str, about: str | None, strategy: Callable[[TrainConfig], Strategy]) -> None:
+    main(Method(algorithm, about or "", TrainConfig, strategy, _maker, prepared, finished, _report))
+
+
+def _maker(config: TrainConfig) -> Maker:
+    from train.member import maker
+
+    return maker(config)
+
+
+def prepared(config: TrainConfig, where: Path) -> TrainConfig:
+    """Complain about what cannot work before anything is trained; find out what the run is to be bound to."""
+    from train import text
+
+    config = _absolute(config, where)
+    if config.algorithm == "edt":
+        _check_evolution(config)
+    for source in config.datasets:
+        text.check(source)
+    _check_models(config)
+    return config.model_copy(update={"stdlib_digest": text.stdlib_digest() if _uses_stdlib(config) else ""})
+
+
+def finished(config: TrainConfig, folder: Path) -> None:
+    from train.export import Exporter, show
+
+    show(Exporter(folder), "average", folder / "export")
+
+
+def _report(history: Any) -> None:
+    from train.report import keep
+
+    keep(history)
+
+
+def _absolute(config: TrainConfig, where: Path) -> TrainConfig:
+    """Local files by their whole paths: workers may be anywhere."""
+
+    def whole(name: Any) -> Any:
+        return str((where / name).resolve()) if isinstance(name, str) and name and (where / name).exists() else name
+
+    datasets = tuple(each.model_copy(update={"source": whole(each.source)}) for each in config.datasets)
+    models = tuple(map(whole, config.initial_population))
+    return config.model_copy(
+        update={"datasets": datasets, "initial_population": models, "tokenizer": whole(config.tokenizer)}
+    )
+
+
+def _uses_stdlib(config: TrainConfig) -> bool:
+    from train.member.prepare import tokenizer_name
+
+    return any(each.source == "stdlib" for each in config.datasets) or not tokenizer_name(config)
+
+
+def _check_evolution(config: TrainConfig) -> None:
+    size, group = config.population_size, config.parents_of_a_child
+    if size < group:
+        raise Wrong(f"POPULATION_SIZE is {size}, smaller than a group of GROUP_SIZE {group}")
+    if config.selects_by_fitness:
+        if config.elitism >= size:
+            raise Wrong(f"ELITISM is {config.elitism}: it must be below POPULATION_SIZE, which is {size}")
+        return
+    if config.elitism:
+        raise Wrong(
+            f"ELITISM is {config.elitism}, but with SELECTION {config.selects} everybody is a parent equally often; "
+            "use rank, tournament or random, or 0"
+        )
+    if config.previous_generation:
+        raise Wrong(f"PREVIOUS_GENERATION needs SELECTION rank, tournament or random, not {config.selects}")
+    if size % group:
+        raise Wrong(f"POPULATION_SIZE is {size}, not a multiple of GROUP_SIZE {group}")
+    if config.selects == "hypercube" and (size & (size - 1) or group & (group - 1)):
+        raise Wrong(f"SELECTION hypercube needs powers of two, not POPULATION_SIZE {size} and GROUP_SIZE {group}")
+
+
+def _check_models(config: TrainConfig) -> None:
+    from train.model import described
+
+    for entry in config.initial_population:
+        most = getattr(described(entry, config.trust_remote_code), "max_position_embeddings", None)
+        if isinstance(most, int) and config.seq_length > most:
+            raise Wrong(f"SEQ_LENGTH is {config.seq_length}, but model {entry!r} has {most} positions")
+    if len(config.initial_population) > 1 and config.warm_start_steps:
+        raise Wrong("WARM_START_STEPS trains one model for all: with several in INITIAL_POPULATION it must be 0")
+    if len(config.initial_population) > 1 and config.algorithm == "diloco":
+        raise Wrong("INITIAL_POPULATION: DiLoCo begins with one model")

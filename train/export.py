@@ -1,0 +1,158 @@
+"""A finished model as an ordinary Hugging Face folder: `python -m train.export RUN_DIR --what average --out DIR`."""
+
+import contextlib
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import torch
+from cyclopts import App, Parameter
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from fleet import faults, launches
+from fleet.config import Wrong
+from fleet.history import History
+from fleet.host import Host
+from fleet.recipe import Member, NotYet, name
+from fleet.run import open_run
+from fleet.status import metrics_text
+from fleet.work import Parent
+from merge.outer import ranges
+from train import report
+from train.config import TrainConfig
+from train.member import children, replicas, vectors
+from train.member.prepare import open_tokenizer
+from train.member.studio import CONFIG
+from train.model import empty, layout_of, read_config
+
+_PROMPT, _SAMPLE = "def ", 60
+
+
+class Exporter:
+    """Reads a run; nothing in it changes."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.store, run = open_run(run_dir, Host(), "export")
+        self.config = TrainConfig.joined(run["config"], launches.settings(self.store, launches.latest(self.store)))
+        self.history = History(self.store)
+        self.history.look_far()
+        self.last = self.history.first - 1  # the last finished round
+        self.model: PreTrainedModel = empty(read_config(self.parent("0/init-0").read(CONFIG)), 0)
+        self.layout = layout_of(self.model)
+
+    def parent(self, id: str) -> Parent:
+        return Parent(self.history[id], self.history.files(id))
+
+    def export(self, what: str, out: Path) -> list[Member]:
+        """Write the folder; returns the members that the model was made of."""
+        members, vector = self._chosen(what)
+        for place, view in self.layout.views(vector).items():
+            self.model.get_parameter(place).data.copy_(view)
+        tokenizer = open_tokenizer(self.parent("0/tokenizer"))
+        end = tokenizer.eos_token_id
+        self.model.generation_config = GenerationConfig(eos_token_id=end, pad_token_id=end, bos_token_id=end)
+        out.mkdir(parents=True, exist_ok=True)
+        self.model.save_pretrained(out)
+        tokenizer.save_pretrained(out)
+        (out / "README.md").write_text(self._readme(what, members))
+        return members
+
+    def _chosen(self, what: str) -> tuple[list[Member], Tensor]:
+        if self.last < 1:
+            raise Wrong("no round is finished yet; there is nothing to export")
+        if what == "average":
+            return self._average(self.last)
+        if what == "best":
+            looked_at = [m for m in self._members(self.last) if "loss" in m.metrics]
+            if self.config.algorithm == "diloco" or not looked_at:
+                return self._average(self.last)
+            return self._one(min(looked_at, key=lambda m: (m.metrics["loss"], m.id)).id)
+        if not (match := re.fullmatch(r"([0-9]{1,5})-([a-z0-9][a-z0-9_-]*)", what)):
+            raise Wrong(f"--what {what}: average, best, or a round and a slot such as {self.last}-m0")
+        round, slot = int(match[1]), match[2]
+        return self._average(round) if slot in ("average", "global") else self._one(name(round, slot))
+
+    def _members(self, round: int) -> list[Member]:
+        """Of EDT: the generation's; of DiLoCo: the shards of the global model."""
+        kind = "shard" if self.config.algorithm == "diloco" else "child"
+        made = [m for m in self.history.round(round) if m and m.recipe.merge.get("method") == kind]
+        return [m for m in made if m.id.startswith((f"{round}/m", f"{round}/shard"))]
+
+    def _average(self, round: int) -> tuple[list[Member], Tensor]:
+        members = self._members(round)
+        parents = [self.parent(member.id) for member in members]
+        if self.config.algorithm != "diloco":
+            return members, children.mean_of(parents, children.WEIGHTS, self.layout.size)
+        whole = torch.empty(self.layout.size)
+        for cut, parent in zip(ranges(len(whole), self.config.shard_count), parents, strict=True):
+            vectors.load(parent, replicas.WEIGHTS, whole[cut.start : cut.stop])
+        return members, whole
+
+    def _one(self, id: str) -> tuple[list[Member], Tensor]:
+        parent, vector = self.parent(id), torch.empty(self.layout.size)
+        if children.WEIGHTS in parent.member.digests:
+            vectors.load(parent, children.WEIGHTS, vector)
+        elif vectors.WEIGHTS in parent.member.digests and id.startswith("0/"):
+            vectors.load_weights(parent, vector)
+        else:
+            raise Wrong(f"{id} has no weights of its own; it has: {', '.join(parent.member.digests) or 'no files'}")
+        return [parent.member], vector
+
+    def _readme(self, what: str, members: list[Member]) -> str:
+        lines = [f"- `{m.id}`: {metrics_text(m.metrics)}; parents: {', '.join(m.recipe.parents)}" for m in members]
+        looked_at = [m for m in self.history.round(self.last) if m.id.endswith(("/average", "/global")) and m]
+        whole = [f"- `{m.id}`: {metrics_text(m.metrics)}" for m in looked_at]
+        bound = json.dumps(self.config.bound(), indent=2)
+        parts = (
+            f"# {self.config.project_name}: {what}",
+            f"Made by {self.config.algorithm} in {self.last} rounds.",
+            "## Metrics\n\n" + ("\n".join(whole) or "Not evaluated as a whole."),
+            "## Lineage\n\nThe members that it was made of:\n\n" + "\n".join(lines),
+            f"## Configuration\n\n```json\n{bound}\n```",
+        )
+        return "\n\n".join(parts) + "\n"
+
+
+def show(exporter: Exporter, what: str, out: Path) -> None:
+    """Export, and let the model say something."""
+    torch.set_num_threads(exporter.config.threads)
+    exporter.export(what, out)
+    print(f"Exported ({what}): {out}")
+    with contextlib.suppress(faults.Fault):
+        if report.picture(exporter.history):
+            root = exporter.store.disk.root
+            print(f"Every member's metrics: {root / report.TABLE}\nThe loss over the rounds: {root / report.PICTURE}")
+    tokenizer = open_tokenizer(exporter.parent("0/tokenizer"))
+    print(f"It says:\n{sample(exporter.model, tokenizer, exporter.config.seed)}")
+
+
+def sample(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int) -> str:
+    torch.manual_seed(seed)
+    given = tokenizer(_PROMPT, return_tensors="pt", add_special_tokens=False)["input_ids"]
+    model.eval()
+    said = model.generate(given, max_new_tokens=_SAMPLE, do_sample=True, top_k=20, temperature=0.8, use_cache=True)
+    return str(tokenizer.decode(said[0], skip_special_tokens=True))
+
+
+def export(
+    run_dir: Path,
+    *,
+    what: Annotated[str, Parameter(help="average, best, or a member such as 12-m3.")] = "average",
+    out: Annotated[Path | None, Parameter(help="Where to; RUN_DIR/export by default.")] = None,
+) -> None:
+    """Write a model of a run as a Hugging Face folder, at the end or any time before.
+
+    For example: python -m train.export runs/edt --what best --out my-model
+    """
+    show(Exporter(run_dir), what, out or run_dir / "export")
+
+
+if __name__ == "__main__":
+    try:
+        App(name="python -m train.export", help=export.__doc__, version_flags=[], default_command=export)()
+    except (Wrong, faults.Fault, NotYet, KeyError, ValueError) as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(2) from None

@@ -1,0 +1,195 @@
+"""Round 0: what a run needs once. The tokenizer, each source's token files, the first weights."""
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from fleet.config import Wrong
+from fleet.work import Elsewhere, Failed, Parent, Work
+from train import text
+from train.batches import needed
+from train.config import Dataset, TrainConfig
+from train.member.studio import CONFIG, Studio
+from train.member.vectors import save_weights
+from train.model import SHAPES, built, empty, flat, layout_of, read_config, same_shapes
+
+END = "<|endoftext|>"
+_SAMPLE = 4_000_000  # characters that the tokenizer is made from
+_BATCH = 256  # documents that are tokenised at a time
+_PER_MILLE = 1000
+
+
+# -- the tokenizer -----------------------------------------------------------------------------------------------------
+
+
+def make_tokenizer(studio: Studio, work: Work) -> Mapping[str, Any]:
+    config, named = studio.config, tokenizer_name(studio.config)
+    with _wrong_anywhere():
+        if named:
+            tokenizer = AutoTokenizer.from_pretrained(named, trust_remote_code=config.trust_remote_code)
+        else:
+            check_stdlib(config)
+            tokenizer = byte_level_bpe(config.vocab_size)
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        for file in sorted(Path(folder).iterdir()):
+            if file.is_file():
+                work.write(file.name, file.read_bytes())
+    return {"vocabulary": len(tokenizer), "end": tokenizer.eos_token_id if tokenizer.eos_token_id is not None else -1}
+
+
+def tokenizer_name(config: TrainConfig) -> str:
+    """Empty: one is made here."""
+    first = config.initial_population[0]
+    if config.tokenizer:
+        return config.tokenizer
+    return first if isinstance(first, str) and first not in SHAPES and not first.endswith(".json") else ""
+
+
+def byte_level_bpe(vocab_size: int) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_sample(), trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, bos_token=END, pad_token=END)
+
+
+def open_tokenizer(parent: Parent) -> PreTrainedTokenizerBase:
+    """From a member's files. Only names of files that are safe to load are written there in the first place."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in parent.files.files:
+            (Path(folder) / name).write_bytes(parent.read(name))
+        return AutoTokenizer.from_pretrained(folder)
+
+
+def _sample() -> Iterator[str]:
+    size = 0
+    for document in text.stdlib():
+        if (size := size + len(document)) > _SAMPLE:
+            return
+        yield document
+
+
+# -- tokens ------------------------------------------------------------------------------------------------------------
+
+
+def make_tokens(studio: Studio, work: Work) -> Mapping[str, Any]:
+    """As many tokens of one source as the run needs, and those that are held out."""
+    config = studio.config
+    source = config.datasets[work.recipe.merge["source"]]
+    vocabulary = work.parents[work.recipe.parents[0]].metrics["vocabulary"]
+    dtype = "<u2" if vocabulary <= 1 << 16 else "<u4"
+    wanted = needed(config, work.recipe.merge["source"])
+    got = {"train": 0, "held": 0}
+    with contextlib.ExitStack() as stack:
+        files = {part: stack.enter_context(work.create(part)) for part in got}
+        for part, tokens in _tokens(work, config, source, vocabulary, wanted, got):
+            files[part].write(np.asarray(tokens, dtype=dtype).tobytes())
+            got[part] += len(tokens)
+    for part, count in got.items():
+        if missing := wanted[part] - count:
+            if missing > 0:
+                raise Failed(_too_short(source, part, count, wanted[part]))
+    return {**got, "dtype": dtype}
+
+
+def check_stdlib(config: TrainConfig) -> None:
+    if config.stdlib_digest and text.stdlib_digest() != config.stdlib_digest:
+        raise Elsewhere("its Python's standard library is not that of the machine that started the run")
+
+
+def _tokens(
+    work: Work, config: TrainConfig, source: Dataset, vocabulary: int, wanted: Mapping[str, int], got: Mapping[str, int]
+) -> Iterator[tuple[str, Any]]:
+    if source.source == "fake":
+        for stream, (part, count) in enumerate(wanted.items()):
+            dice = np.random.default_rng([config.seed, work.recipe.merge["source"], stream])
+            yield part, dice.integers(0, vocabulary, count)
+        return
+    with _wrong_anywhere():
+        if source.source == "stdlib":
+            check_stdlib(config)
+        tokenizer = open_tokenizer(work.parents[work.recipe.parents[0]])
+        end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
+        for batch in _batches(text.documents(source)):
+            for part, tokens in zip(
+                (_part(document, config) for document in batch),
+                tokenizer(batch, add_special_tokens=False, return_attention_mask=False)["input_ids"],
+                strict=True,
+            ):
+                if got[part] < wanted[part]:
+                    yield part, tokens + end
+            if all(got[part] >= wanted[part] for part in wanted):
+                return
+
+
+def _part(document: str, config: TrainConfig) -> str:
+    """By its content, so that two copies of a document lie on the same side."""
+    roll = int.from_bytes(hashlib.blake2b(document.encode(), digest_size=8).digest(), "little") % _PER_MILLE
+    return "held" if roll < max(1, config.held_out * _PER_MILLE) else "train"
+
+
+def _batches(documents: Iterator[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    for document in documents:
+        batch.append(document)
+        if len(batch) == _BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _too_short(source: Dataset, part: str, count: int, wanted: int) -> str:
+    what, keys = ("training", "MAX_EPOCHS") if part == "train" else ("held-out", "HELD_OUT")
+    return (
+        f"dataset {source.source}: {count:,} {what} tokens where the run needs {wanted:,}: {wanted - count:,} are "
+        f"missing; give it more text, train less, or raise {keys}"
+    )
+
+
+# -- the first weights -------------------------------------------------------------------------------------------------
+
+
+def make_init(studio: Studio, work: Work) -> Mapping[str, Any]:
+    """The weights of one entry of INITIAL_POPULATION, laid out as every member's are."""
+    config, number = studio.config, work.recipe.merge["entry"]
+    entry, vocabulary = config.initial_population[number], work.parents[work.recipe.parents[0]].metrics["vocabulary"]
+    with _wrong_anywhere():
+        model = built(entry, vocabulary, config.seed + number, config.trust_remote_code)
+    if model.config.vocab_size < vocabulary:
+        raise Failed(f"model {entry!r}: {model.config.vocab_size} embeddings for a tokenizer of {vocabulary} words")
+    layout = layout_of(model)
+    for first in work.recipe.parents[1:]:
+        other = layout_of(empty(read_config(work.parents[first].read(CONFIG)), 0))
+        try:
+            same_shapes(other, layout, repr(config.initial_population[0]), repr(entry))
+        except Wrong as error:
+            raise Failed(str(error)) from None
+    work.write(CONFIG, model.config.to_json_string(use_diff=False).encode())
+    save_weights(work, flat(model, layout), layout)
+    return {"parameters": layout.size}
+
+
+@contextlib.contextmanager
+def _wrong_anywhere() -> Iterator[None]:
+    """A model or a text that cannot be used is a verdict on the recipe, not a fault of this machine."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        yield
+    except Wrong as error:
+        raise Failed(str(error)) from None

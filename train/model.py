@@ -1,0 +1,138 @@
+"""Causal language models of Hugging Face, their parameters laid out in one flat vector."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from fleet.config import Wrong
+
+# The Llama shapes of the literature on DiLoCo; `tiny` learns visibly within two minutes on two cores.
+SHAPES: Mapping[str, dict[str, Any]] = {
+    "tiny": dict(hidden_size=96, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4),
+    "14m": dict(hidden_size=128, intermediate_size=512, num_hidden_layers=6, num_attention_heads=4),
+    "60m": dict(hidden_size=1024, intermediate_size=2688, num_hidden_layers=3, num_attention_heads=16),
+    "150m": dict(hidden_size=1024, intermediate_size=2688, num_hidden_layers=12, num_attention_heads=16),
+    "1b": dict(
+        hidden_size=2048, intermediate_size=5632, num_hidden_layers=22, num_attention_heads=32, num_key_value_heads=4
+    ),
+}
+
+Entered = str | Mapping[str, Any]  # an entry of INITIAL_POPULATION
+
+
+def described(entry: Entered, trust: bool = False) -> PretrainedConfig:
+    """The model's configuration; an error in one line where there is none that can be trained here."""
+    try:
+        if fresh := _fresh(entry):
+            config = AutoConfig.for_model(**fresh)
+        else:
+            config = AutoConfig.from_pretrained(entry, trust_remote_code=trust)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Wrong(f"model {_short(entry)}: {_first_line(error)}") from None
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not (trust and getattr(config, "auto_map", None)):
+        raise Wrong(f"model {_short(entry)}: {config.model_type} is not a causal language model")
+    return config
+
+
+def built(entry: Entered, vocab: int, seed: int, trust: bool = False) -> PreTrainedModel:
+    """Pre-trained weights, or fresh ones that follow from the seed; in fp32 either way."""
+    config = described(entry, trust)
+    if not _fresh(entry):
+        return AutoModelForCausalLM.from_pretrained(entry, trust_remote_code=trust, dtype=torch.float32)
+    if "vocab_size" not in _fresh(entry):
+        config.vocab_size = vocab
+    return empty(config, seed)
+
+
+def empty(config: PretrainedConfig, seed: int) -> PreTrainedModel:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+def read_config(text: bytes) -> PretrainedConfig:
+    return AutoConfig.for_model(**json.loads(text))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each parameter lies in the flat vector: first the matrices, which decay, then all others."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    decaying: int  # numbers at the beginning that weight decay acts on
+
+    @property
+    def size(self) -> int:
+        return sum(map(math.prod, self.shapes.values()))
+
+    def views(self, vector: Tensor) -> dict[str, Tensor]:
+        found, begin = {}, 0
+        for name, shape in self.shapes.items():
+            end = begin + math.prod(shape)
+            found[name], begin = vector[begin:end].view(shape), end
+        return found
+
+
+def layout_of(model: torch.nn.Module) -> Layout:
+    named = sorted(model.named_parameters(), key=lambda item: item[1].ndim < 2)  # stable: the model's own order
+    return Layout({name: tuple(p.shape) for name, p in named}, sum(p.numel() for _, p in named if p.ndim >= 2))
+
+
+def bound_to_vector(model: torch.nn.Module, layout: Layout, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Move all parameters into one vector and all gradients into another; the model works on them from now on."""
+    parameters = dict(model.named_parameters())
+    vector = torch.empty(layout.size, device=device)
+    gradient = torch.zeros_like(vector)
+    model.to(device)
+    for (name, place), (_, slope) in zip(layout.views(vector).items(), layout.views(gradient).items(), strict=True):
+        place.copy_(parameters[name].detach())
+        parameters[name].data, parameters[name].grad = place, slope
+    return vector, gradient
+
+
+def flat(model: torch.nn.Module, layout: Layout) -> Tensor:
+    parameters = dict(model.named_parameters())
+    return torch.cat([parameters[name].detach().float().flatten() for name in layout.shapes])
+
+
+def same_shapes(one: Layout, other: Layout, name: str, other_name: str) -> None:
+    """Members that are averaged have the same tensors."""
+    for tensor in {**one.shapes, **other.shapes}:
+        a, b = one.shapes.get(tensor), other.shapes.get(tensor)
+        if a != b:
+            said = [
+                f"{list(shape)} in {who}" if shape else f"missing in {who}"
+                for shape, who in ((a, name), (b, other_name))
+            ]
+            raise Wrong(f"tensor {tensor}: {said[0]}, {said[1]}; the models of INITIAL_POPULATION must be alike")
+
+
+def _fresh(entry: Entered) -> dict[str, Any]:
+    """What a model without weights is made from; empty where weights are to be loaded."""
+    if not isinstance(entry, str):
+        return {"model_type": "llama", **entry.get("config", {})}
+    if entry in SHAPES:
+        return {"model_type": "llama", "tie_word_embeddings": entry == "tiny", "use_cache": False, **SHAPES[entry]}
+    if entry.endswith(".json"):
+        try:
+            return {"model_type": "llama", **json.loads(Path(entry).read_text())}
+        except (OSError, ValueError) as error:
+            raise Wrong(f"model {_short(entry)}: cannot be read as JSON: {error}") from None
+    return {}
+
+
+def _short(entry: Entered) -> str:
+    text = entry if isinstance(entry, str) else json.dumps(entry)
+    return repr(text if len(text) < 80 else text[:77] + "...")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
