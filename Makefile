@@ -7,7 +7,7 @@ CONFIG ?= evolution.json
 
 .PHONY: run test test-slow storm lint docs clean
 run: $(VENV)/.run
-	$(RUN) -m tests.toy --config $(CONFIG)
+	$(RUN) edt_sim.py --config $(CONFIG)
 
 test: lint
 	$(RUN) -m pytest

@@ -167,8 +167,15 @@ def _problem(model: type[M], values: Mapping[str, Any], error: Mapping[str, Any]
         near = difflib.get_close_matches(key[:64], model.model_fields, n=1, cutoff=0.0)[0]
         listed = "docs/configuration.md lists all"
         return f"unknown key {_short(spelled(key))}; the nearest known key is {spelled(near)}, {listed}"
+    if len(error["loc"]) > 2 and isinstance(item := error["loc"][1], int):  # within a record of a list
+        what = "unknown" if error["type"] == "extra_forbidden" else f"{_short(error['input'])}: {why}"
+        return f"{spelled(key)}, number {item + 1}, {'.'.join(map(str, error['loc'][2:]))}: {what}"
     seen = f"is {_short(values[key])}" if key in values else "is missing"
     return f"{spelled(key)} {seen}: {why if error['type'] == 'value_error' else allowed(model, key) + ' is expected'}"
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, default=lambda record: record.model_dump(exclude_defaults=True))
 
 
 def _short(value: Any) -> str:
@@ -186,7 +193,7 @@ def table(models: Iterable[type[BaseModel]], spelled: Callable[[str], str] = str
         for key in model.__annotations__:
             if field := model.model_fields.get(key):
                 required = field.is_required()
-                default = "" if required else f"`{json.dumps(field.get_default(call_default_factory=True))}`"
+                default = "" if required else f"`{_shown(field.get_default(call_default_factory=True))}`"
                 results = "yes" if is_bound(model, key) else "no"
                 cells = (f"`{spelled(key)}`", default, allowed(model, key), results, field.description)
                 lines.append(f"| {' | '.join(map(str, cells))} |")
@@ -208,6 +215,8 @@ _SIDES = {"minimum": "from", "exclusiveMinimum": "from above"}, {"maximum": "to"
 def _words(schema: Mapping[str, Any]) -> str:
     if "anyOf" in schema:
         return " or ".join(_words(each) for each in schema["anyOf"] if each.get("type") != "null")
+    if "$ref" in schema:
+        return "an object, {...},"
     if "enum" in schema:
         return " or ".join(map(json.dumps, schema["enum"]))
     if schema.get("type") == "array":

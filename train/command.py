@@ -1,4 +1,4 @@
-"""What edt.py and diloco.py are on the command line: checked first, then run; in the end a model that others can load."""
+"""What edt.py and diloco.py are on the command line: checked first, then run, then a model that others can load."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -22,6 +22,7 @@ from fleet.status import metrics_text
 from fleet.work import Parent
 from merge.outer import ranges
 from train import report
+from train.batches import Tokens
 from train.config import TrainConfig
 from train.member import children, replicas, vectors
 from train.member.prepare import open_tokenizer
@@ -48,7 +49,7 @@ class Exporter:
 
     def export(self, what: str, out: Path) -> list[Member]:
         """Write the folder; returns the members that the model was made of."""
-        members, vector = self._chosen(what)
+        members, vector = self.chosen(what)
         for place, view in self.layout.views(vector).items():
             self.model.get_parameter(place).data.copy_(view)
         tokenizer = open_tokenizer(self.parent("0/tokenizer"))
@@ -60,7 +61,8 @@ class Exporter:
         (out / "README.md").write_text(self._readme(what, members))
         return members
 
-    def _chosen(self, what: str) -> tuple[list[Member], Tensor]:
+    def chosen(self, what: str) -> tuple[list[Member], Tensor]:
+        """The members that it is made of, and its weights."""
         if self.last < 1:
             raise Wrong("no round is finished yet; there is nothing to export")
         if what == "average":
@@ -74,6 +76,13 @@ class Exporter:
             raise Wrong(f"--what {what}: average, best, or a round and a slot such as {self.last}-m0")
         round, slot = int(match[1]), match[2]
         return self._average(round) if slot in ("average", "global") else self._one(name(round, slot))
+
+    def sources(self, part: str) -> list[Tokens]:
+        window, found = self.config.seq_length + 1, []
+        for number in range(len(self.config.datasets)):
+            parent = self.parent(f"0/tokens-{number}")
+            found.append(Tokens.open(parent.path(part), parent.metrics["dtype"], window))
+        return found
 
     def _members(self, round: int) -> list[Member]:
         """Of EDT: the generation's; of DiLoCo: the shards of the global model."""

@@ -1,6 +1,7 @@
 """Causal language models of Hugging Face, their parameters laid out in one flat vector."""
 
 import json
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
 from fleet.config import Wrong
 
@@ -30,6 +31,7 @@ Entered = str | Mapping[str, Any]  # an entry of INITIAL_POPULATION
 
 def described(entry: Entered, trust: bool = False) -> PretrainedConfig:
     """The model's configuration; an error in one line where there is none that can be trained here."""
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries; the error says enough
     try:
         if fresh := _fresh(entry):
             config = AutoConfig.for_model(**fresh)
@@ -37,7 +39,9 @@ def described(entry: Entered, trust: bool = False) -> PretrainedConfig:
             config = AutoConfig.from_pretrained(entry, trust_remote_code=trust)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Wrong(f"model {_short(entry)}: {_first_line(error)}") from None
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not (trust and getattr(config, "auto_map", None)):
+    bidirectional = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
+    known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or trust and getattr(config, "auto_map", None)
+    if bidirectional or not known:
         raise Wrong(f"model {_short(entry)}: {config.model_type} is not a causal language model")
     return config
 

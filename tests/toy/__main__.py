@@ -3,10 +3,7 @@
 from fleet.start import Method, main
 from tests.toy.config import ToyConfig
 
-ABOUT = """Train a population of vectors on a shared folder: the real run, with models that cost nothing.
-
-python -m tests.toy --config evolution.json --workers 4
-"""
+ABOUT = "Train a population of vectors on a shared folder: the real run, with models that cost nothing."
 
 
 def _strategy(config: ToyConfig):  # type: ignore[no-untyped-def]

@@ -127,7 +127,7 @@ def _tokens(
         end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
         for batch in _batches(text.documents(source)):
             for part, tokens in zip(
-                (_part(document, config) for document in batch),
+                (part_of(document, config) for document in batch),
                 tokenizer(batch, add_special_tokens=False, return_attention_mask=False)["input_ids"],
                 strict=True,
             ):
@@ -137,7 +137,7 @@ def _tokens(
                 return
 
 
-def _part(document: str, config: TrainConfig) -> str:
+def part_of(document: str, config: TrainConfig) -> str:
     """By its content, so that two copies of a document lie on the same side."""
     roll = int.from_bytes(hashlib.blake2b(document.encode(), digest_size=8).digest(), "little") % _PER_MILLE
     return "held" if roll < max(1, config.held_out * _PER_MILLE) else "train"

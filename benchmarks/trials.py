@@ -1,0 +1,155 @@
+"""Small whole runs of pre-training, one process each: the real strategies, loop and store; only round 0 is shared."""
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from fleet import launches
+from fleet.host import Host
+from fleet.run import create_run, open_run
+from fleet.start import environment, options
+from fleet.worker import Worker
+from train.config import TrainConfig
+
+SHAPE = {"hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 3}
+MODEL = {"config": {"model_type": "llama", "tie_word_embeddings": True, **SHAPE}}
+COMMON = {
+    "initial_population": (MODEL,), "vocab_size": 512, "batch_size": 8, "seq_length": 64, "population_size": 8,
+    "eval_sequences": 32, "eval_batch_size": 32, "warmup_steps": 20, "lr": 4e-3, "max_epochs": 2.0,
+}  # fmt: skip
+LOOKED_AT = 512  # held-out sequences of the last evaluation
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One row of a table with one seed."""
+
+    name: str
+    algorithm: str
+    seed: int
+    keys: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def config(self) -> TrainConfig:
+        return TrainConfig(algorithm=self.algorithm, project_name="run", seed=self.seed, **{**COMMON, **self.keys})
+
+
+@dataclass(frozen=True)
+class Result:
+    trial: Trial
+    averaged: float
+    mean: float | None  # of the members, where they have an evaluation of their own
+    best: float | None
+    written: float  # MB of a worker with one member, in one round
+    read: float
+
+
+def run(trials: Iterable[Trial], jobs: int = 2) -> Iterator[Result]:
+    """Whole runs, so many at a time, each on one core."""
+    with tempfile.TemporaryDirectory() as base:
+        os.environ.update(environment(1))
+        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+            yield from pool.map(partial(_one, base), list(trials))
+
+
+def _one(base: str, trial: Trial) -> Result:
+    logging.disable(logging.WARNING)
+    config = trial.config
+    ground = Path(base) / f"ground-{trial.seed}-{config.warm_start_steps}-{config.total_steps}"
+    with tempfile.TemporaryDirectory(dir=base) as place:
+        folder = _finished(Path(place), config, ground)
+        _keep(folder, ground)
+        return Result(trial, *_losses(folder, trial), *_moved(folder, config))
+
+
+def _finished(place: Path, config: TrainConfig, ground: Path) -> Path:
+    """A run with one worker, in this process."""
+    from train.member import maker
+
+    create_run(place, "run", config.bound(), Host())
+    if ground.exists():
+        shutil.copytree(ground, place / "run", dirs_exist_ok=True)
+    store, _ = open_run(place / "run", Host(), "w")
+    launch = launches.begin(store, config.operational())
+    how = Worker(store, _strategy(config), maker(config), options(config, launch)).run()
+    assert how == "over", how
+    return place / "run"
+
+
+def _strategy(config: TrainConfig) -> Any:
+    from diloco import DiLoCo
+    from edt import EDT
+
+    return {"diloco": DiLoCo, "edt": EDT}[config.algorithm](config)
+
+
+def _keep(folder: Path, ground: Path) -> None:
+    """Round 0 is the same for all trials of a seed with as long a warm start: it is made once."""
+    if ground.exists():
+        return
+    draft = Path(tempfile.mkdtemp(dir=ground.parent))
+    (draft / "rounds" / "00000").mkdir(parents=True)
+    for slot in ("tokenizer", "tokens-0", "init-0", "warm"):
+        for done in (folder / "rounds" / "00000").glob(f"{slot}.0.done"):
+            shutil.copy(done, draft / "rounds" / "00000")
+        for files in (folder / "files").glob(f"00000.{slot}.*"):
+            shutil.copytree(files, draft / "files" / files.name)
+    with contextlib.suppress(OSError):  # the other process was faster
+        draft.rename(ground)
+
+
+def _losses(folder: Path, trial: Trial) -> tuple[float, float | None, float | None]:
+    """On more held-out text than the run itself looks at."""
+    from train.evaluate import evaluated
+    from train.export import Exporter
+    from train.loop import Learner
+
+    exporter = Exporter(folder)
+    config = trial.config.model_copy(update={"eval_sequences": LOOKED_AT})
+    learner, sources = Learner(exporter.model, config), [_held_out(exporter, config)]
+
+    def loss(what: str) -> float:
+        learner.start(exporter.chosen(what)[1])
+        return evaluated(learner, sources, config)["loss"]
+
+    if config.algorithm == "diloco":
+        return loss("average"), None, None
+    members = [loss(f"{exporter.last}-m{k}") for k in range(config.population_size)]
+    return loss("average"), fmean(members), min(members)
+
+
+def _held_out(exporter: Any, config: TrainConfig) -> Any:
+    """What no run trains on, and more of it than a run has on its disk."""
+    import numpy as np
+
+    from train import text
+    from train.batches import Tokens
+    from train.member.prepare import open_tokenizer, part_of
+
+    tokenizer, found, wanted = open_tokenizer(exporter.parent("0/tokenizer")), [], LOOKED_AT * config.seq_length + 1
+    for document in text.stdlib():
+        if part_of(document, config) == "held" and len(found) < wanted:
+            found += tokenizer(document, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
+    return Tokens(np.asarray(found), config.seq_length + 1)
+
+
+def _moved(folder: Path, config: TrainConfig) -> tuple[float, float]:
+    """MB written and read for one member in one round, by what the worker noted."""
+    written = read = 0.0
+    for line in (folder / "workers" / "w.events").read_text().splitlines():
+        event = json.loads(line)
+        if event["what"] == "made" and not event["id"].startswith("0/"):
+            written, read = written + event["written"], read + event["read"]
+    rounds = config.max_generations * config.population_size
+    return written / rounds / 1e6, read / rounds / 1e6

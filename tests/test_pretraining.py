@@ -1,0 +1,232 @@
+"""Whole runs of pre-training: the same bytes however they are made, and what the two algorithms promise."""
+
+import random
+import shutil
+import sys
+
+import pytest
+import torch
+
+from fleet.digest import digest
+from fleet.history import History
+from fleet.host import Host
+from fleet.run import open_run
+from fleet.work import Interrupted
+from merge.outer import Outer
+from tests.helpers import LONG, Toys, kill, until
+from tests.small import KEYS, config, finished, shared, worker
+from train.batches import batch, owned
+from train.export import Exporter
+from train.loop import Learner, rate
+from train.member import maker
+
+
+@pytest.fixture
+def pretraining(tmp_path, monkeypatch):
+    """Runs of edt_sim.py or diloco_sim.py as real processes, each in a folder of its own."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    made: list[Toys] = []
+
+    def make(script: str = "edt_sim.py", **keys) -> Toys:
+        place = tmp_path / f"place-{len(made)}"
+        place.mkdir()
+        data = {"tokenizer": str(shared() / "tokenizer"), "datasets": [{"source": str(shared() / "text.jsonl")}]}
+        made.append(Toys(place, {**KEYS, **data, **keys}, [sys.executable, script]))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.kill_all()
+
+
+def whole(run, workers: int = 1) -> str:
+    run.start(workers).ends(0, LONG)
+    return run_digest(run)
+
+
+def run_digest(run) -> str:
+    store, _ = open_run(run.folder, Host(), "test")
+    history = History(store)
+    history.look_far()
+    assert history.over
+    return digest(history)
+
+
+# -- the same bytes ----------------------------------------------------------------------------------------------------
+
+SETTINGS = [
+    {"algorithm": "edt"}, {"algorithm": "diloco"},
+    {"algorithm": "diloco", "inner_optimizer_state": "reset", "shards": 3},
+    {"algorithm": "edt", "wire_dtype": "int8", "error_feedback": True, "mutation_probability": 0.5},
+    {"algorithm": "edt", "selection": "rank", "elitism": 1, "previous_generation": True, "mutation_probability": 0.5},
+    {"algorithm": "diloco", "wire_dtype": "int4", "error_feedback": True, "warm_start_steps": 0},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("keys", SETTINGS, ids=str)
+def test_cold_workers_make_what_a_warm_one_makes(tmp_path, keys):
+    """A worker that forgets everything after each recipe, and loads it from the disk again."""
+    c = config(**keys)
+    warm = finished(tmp_path / "warm", **keys)
+    (tmp_path / "cold").mkdir()
+    cold = worker(tmp_path / "cold", c, make=lambda work: maker(c)(work))
+    assert cold.run() == "over"
+    assert digest(cold.history) == digest(warm)
+
+
+@pytest.mark.parametrize("keys", SETTINGS[:3], ids=str)
+@pytest.mark.parametrize("stop", [1, 3])
+def test_a_recipe_that_is_interrupted_goes_on_where_it_was(tmp_path, keys, stop):
+    """Every recipe that trains is interrupted once, with a snapshot, and taken up by another worker."""
+    wanted = digest(finished(tmp_path / "calm", **keys))
+    c, hit = config(**keys), set()
+
+    def interrupting(work):
+        between = work.between_steps
+
+        def once(step, save):
+            if step == stop and work.id not in hit:
+                hit.add(work.id)
+                work._saved = -1e9  # a snapshot is due
+                between(step, save)
+                raise Interrupted
+            between(step, save)
+
+        work.between_steps = once
+        return maker(c)(work)
+
+    (tmp_path / "run").mkdir()
+    one = worker(tmp_path / "run", c, make=interrupting)
+    assert one.run() == "over"
+    trained = 1 + c.max_generations * c.population_size
+    assert len(hit) == trained - (stop > c.warm_start_steps)
+    assert digest(one.history) == wanted
+
+
+def test_one_two_and_four_workers_and_kills(pretraining):
+    """Real processes; SIGKILL at a random moment, again and again; then the same command again."""
+    wanted = whole(pretraining(max_generations=2))
+    for workers in (2, 4):
+        run = pretraining(max_generations=2)
+        assert whole(run, workers) == wanted
+    run, dice = pretraining(max_generations=2, inner_steps=4), random.Random(3)
+    starter = run.start(2)
+    for _ in range(3):
+        until(lambda: len(run.alive()) >= 1 or starter.process.poll() is not None, "a worker lives", LONG)
+        dice.random()
+        for pid in list(run.alive().values())[:1]:
+            kill(pid)
+    starter.ends(0, LONG)
+    assert run_digest(run) == wanted
+
+
+# -- what the algorithms promise ---------------------------------------------------------------------------------------
+
+
+def weights(history, what: str) -> torch.Tensor:
+    return Exporter(history.store.disk.root).chosen(what)[1]
+
+
+def test_diloco_with_one_replica_and_a_plain_outer_step_is_plain_training(tmp_path):
+    keys = {"population_size": 1, "outer_lr": 1.0, "outer_momentum": 0.0, "outer_nesterov": False, "max_generations": 1}
+    history = finished(tmp_path, algorithm="diloco", **keys)
+    got, exporter = weights(history, "average"), Exporter(tmp_path / "run")
+    c, learner = exporter.config, Learner(exporter.model, exporter.config)
+    learner.start(exporter.chosen("0-init-0")[1])
+    steps = [(0, n) for n in range(c.warm_start_steps)] + [(1, n) for n in range(c.inner_steps)]
+    batches = ([batch(exporter.sources("train"), [1.0], owned(c, 0, r, n, 0), c.seed)] for r, n in steps)
+    [*learner.train(batches, (rate(c, n) for n in range(len(steps))))]
+    ulp = torch.nextafter(learner.vector.abs(), torch.tensor(torch.inf)) - learner.vector.abs()
+    largest = torch.maximum(ulp, (torch.nextafter(torch.tensor(1e-2), torch.tensor(1.0)) - 1e-2))
+    assert ((got - learner.vector).abs() <= 2 * largest).all()
+
+
+def test_edt_with_one_group_of_all_is_diloco_for_given_changes():
+    """u' and m' of a group are the means of its members' own steps: the step of the mean change, within rounding."""
+    dice = torch.Generator().manual_seed(1)
+    changes = [torch.randn(1000, generator=dice) for _ in range(4)]
+    start, momentum, outer = torch.randn(1000, generator=dice), torch.randn(1000, generator=dice), Outer()
+    own = [outer.step(start, momentum, change) for change in changes]
+    u, v = (torch.stack(each).mean(0) for each in zip(*own, strict=True))
+    weights, moved = outer.step(start, momentum, torch.stack(changes).mean(0))
+    assert torch.allclose(u, weights, atol=1e-6) and torch.allclose(v, moved, atol=1e-6)
+
+
+@pytest.mark.parametrize("selection", ["matching", "hypercube"])
+def test_the_populations_means_follow_diloco(selection):
+    """In float64, over many rounds with changes at random: mean u and mean v go the way of DiLoCo's recursion."""
+    from edt import EDT
+
+    edt, dice = EDT(config(population_size=8, selection=selection)), torch.Generator().manual_seed(1)
+    start = torch.randn(50, dtype=torch.float64, generator=dice)
+    members, outer = [(start.clone(), torch.zeros_like(start)) for _ in range(8)], Outer()
+    whole, momentum = start.clone(), torch.zeros_like(start)
+    for generation in range(2, 30):
+        changes = [torch.randn(50, dtype=torch.float64, generator=dice) for _ in range(8)]
+        families = edt.families(generation)
+        started = [[torch.stack([members[p][n] for p in families[k]]).mean(0) for n in (0, 1)] for k in range(8)]
+        members = [outer.step(*started[k], changes[k]) for k in range(8)]
+        whole, momentum = outer.step(whole, momentum, torch.stack(changes).mean(0))
+        for n, wanted in enumerate((whole, momentum)):
+            assert torch.allclose(torch.stack([member[n] for member in members]).mean(0), wanted, atol=1e-9)
+
+
+@pytest.mark.parametrize("algorithm, slot", [("edt", "average"), ("diloco", "global")])
+def test_training_helps(tmp_path, algorithm, slot):
+    keys = {"max_generations": 8, "inner_steps": 8, "warm_start_steps": 8, "lr": 3e-3, "outer_momentum": 0.5}
+    history = finished(tmp_path, algorithm=algorithm, **keys)
+    assert history[f"8/{slot}"].metrics["loss"] < history["0/warm"].metrics["loss"] - 0.5
+
+
+def test_a_loss_that_is_not_finite_never_reaches_an_average(tmp_path):
+    from fleet.desk import Stopped
+
+    with pytest.raises(Stopped, match=r"0/warm cannot be made: the loss became (nan|inf)"):
+        finished(tmp_path, lr=10.0, warm_start_steps=60, warmup_steps=0, clip=0.0, weight_decay=10.0)
+
+
+# -- what is left of a run ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ["edt", "diloco"])
+def test_a_run_ends_with_a_model_that_others_load(pretraining, algorithm):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    run = pretraining(f"{algorithm}_sim.py")
+    ended = run.start(2)
+    ended.ends(0, LONG)
+    folder = run.folder / "export"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    exporter = Exporter(run.folder)
+    _, vector = exporter.chosen("average")
+    for name, view in exporter.layout.views(vector).items():
+        assert torch.equal(model.get_parameter(name).data, view)
+    assert "the cat" in tokenizer.decode(tokenizer("the cat")["input_ids"])
+    assert {*map(str, (folder, run.folder / "metrics.csv", run.folder / "loss.png"))} <= {*ended.said.split()}
+    assert "It says:\ndef" in ended.said
+    table = (run.folder / "metrics.csv").read_text().splitlines()
+    assert table[0].startswith("round,slot,loss") and len(table) == 1 + sum(
+        "loss" in m.metrics or "train_loss" in m.metrics
+        for round in range(exporter.history.first)
+        for m in exporter.history.round(round)
+    )
+    assert (run.folder / "loss.png").read_bytes()[1:4] == b"PNG"
+    assert "## Lineage" in (folder / "README.md").read_text() and (folder / "generation_config.json").exists()
+    again = run.start(1)
+    again.ends(0, LONG)
+    assert "over already" in again.said
+
+
+def test_the_best_or_any_member_can_be_exported(tmp_path):
+    history = finished(tmp_path)
+    best = min((m for m in history.round(3) if m.id.startswith("3/m")), key=lambda m: m.metrics["loss"])
+    slot = best.id.replace("/", "-")
+    assert torch.equal(weights(history, "best"), weights(history, slot))
+    assert not torch.equal(weights(history, "best"), weights(history, "average"))
+
+
+def test_a_run_can_be_exported_while_it_goes_on(tmp_path):
+    history = finished(tmp_path, max_generations=2)
+    shutil.rmtree(tmp_path / "run" / "rounds" / "00003")
+    shutil.rmtree(tmp_path / "run" / "rounds" / "00002")
+    assert len(weights(history, "average"))
