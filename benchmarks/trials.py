@@ -22,11 +22,11 @@ from fleet.start import environment, options
 from fleet.worker import Worker
 from train.config import TrainConfig
 
-SHAPE = {"hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 3}
+SHAPE = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 2}
 MODEL = {"config": {"model_type": "llama", "tie_word_embeddings": True, **SHAPE}}
 COMMON = {
-    "initial_population": (MODEL,), "vocab_size": 512, "batch_size": 8, "seq_length": 64, "population_size": 8,
-    "eval_sequences": 32, "eval_batch_size": 32, "warmup_steps": 20, "lr": 4e-3, "max_epochs": 2.0,
+    "initial_population": (MODEL,), "vocab_size": 264, "batch_size": 4, "seq_length": 64, "population_size": 8,
+    "eval_sequences": 32, "eval_batch_size": 32, "warmup_steps": 50, "lr": 4e-3, "max_epochs": 2.0,
 }  # fmt: skip
 LOOKED_AT = 512  # held-out sequences of the last evaluation
 

@@ -154,7 +154,9 @@ def validated(model: type[M], values: Mapping[str, Any], where: str, spelled: Ca
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        problems = [_problem(model, values, dict(each), spelled) for each in error.errors()]
+        deep = {each["loc"][0] for each in error.errors() if len(each["loc"]) > 2}  # says more than "not a list of ..."
+        errors = [each for each in error.errors() if len(each["loc"]) > 2 or not {*each["loc"][:1]} & deep]
+        problems = [_problem(model, values, dict(each), spelled) for each in errors]
         raise Wrong("\n".join(f"{where}: {each}" for each in dict.fromkeys(problems))) from None
 
 

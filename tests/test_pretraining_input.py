@@ -1,0 +1,171 @@
+"""What pre-training refuses, each in one line and before anything is trained; and that every key matters."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fleet.config import is_bound
+from fleet.desk import Stopped
+from fleet.digest import digest
+from tests.small import KEYS, MODEL, config, finished, make_text, shared
+from train.config import TrainConfig
+
+ROOT = Path(__file__).parent.parent
+
+
+def said(tmp_path, script: str = "edt.py", **keys) -> str:
+    """What the command answers to a configuration; it must refuse it in one line, and leave nothing behind."""
+    file = tmp_path / "evolution.json"
+    data = {"tokenizer": str(shared() / "tokenizer"), "datasets": [{"source": str(shared() / "text.jsonl")}]}
+    file.write_text(json.dumps({**KEYS, **data, **keys}))
+    environment = {"HF_HUB_OFFLINE": "1", "XDG_STATE_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    command = [sys.executable, script, "--config", str(file)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert not (tmp_path / "runs").exists(), "nothing was begun"
+    line = done.stderr.strip()
+    assert "\n" not in line, line
+    return line
+
+
+@pytest.mark.parametrize("keys, why", [
+    ({"initial_population": [{"config": {"model_type": "bert"}}]}, "bert is not a causal language model"),
+    ({"initial_population": ["nobody/has-this"]}, "nobody/has-this"),
+    ({"initial_population": ["gone.json"]}, "gone.json.*cannot be read"),
+    ({"datasets": ["gone.jsonl"]}, "gone.jsonl: No such file"),
+    ({"datasets": ["nobody/no-data"]}, "dataset nobody/no-data: cannot be loaded"),
+    ({"population_size": 2, "group_size": 4}, "POPULATION_SIZE is 2, smaller than a group of GROUP_SIZE 4"),
+    ({"population_size": 6, "group_size": 4}, "not a multiple of GROUP_SIZE 4"),
+    ({"population_size": 12, "selection": "hypercube"}, "powers of two"),
+    ({"elitism": 1}, "ELITISM is 1, but with SELECTION hypercube"),
+    ({"elitism": 4, "selection": "rank"}, "ELITISM is 4: it must be below POPULATION_SIZE"),
+    ({"previous_generation": True}, "PREVIOUS_GENERATION needs"),
+    ({"seq_length": 4096}, "SEQ_LENGTH is 4096, but model .* has 2048 positions"),
+    ({"initial_population": [MODEL, MODEL]}, "WARM_START_STEPS trains one model for all"),
+    ({"datasets": [{"source": "stdlib", "wight": 2}]}, "DATASETS, number 1, wight: unknown"),
+])  # fmt: skip
+def test_what_cannot_work_is_refused_at_once(tmp_path, keys, why):
+    assert re.search(why, said(tmp_path, **keys))
+
+
+def test_a_dataset_without_the_field_is_refused(tmp_path):
+    make_text(tmp_path / "other.jsonl", field="body")
+    assert "no text in the field 'text'; it has: body" in said(tmp_path, datasets=["other.jsonl"])
+
+
+def test_members_of_different_shapes_are_named(tmp_path):
+    wide = {"config": {**MODEL["config"], "intermediate_size": 64}}
+    why = r"0/init-1 cannot be made: tensor model.layers.0.mlp.gate_proj.weight: \[48, 32\] in .*, \[64, 32\] in"
+    with pytest.raises(Stopped, match=why):
+        finished(tmp_path, initial_population=(MODEL, wide), warm_start_steps=0)
+
+
+def test_too_few_tokens_are_counted(tmp_path):
+    with pytest.raises(Stopped, match=r"training tokens where the run needs 108,801: [0-9,]+ are missing"):
+        finished(tmp_path, max_generations=212)
+
+
+def test_a_machine_with_another_text_leaves_it_to_others(tmp_path):
+    """Its worker gives the claim up and does not try again; another one, of the right text, makes the run."""
+    from tests.small import worker
+
+    c = config(tokenizer="", vocab_size=300, datasets=("stdlib",), stdlib_digest="0" * 16)
+    one = worker(tmp_path, c, "other")
+    while one.store.name and "0/tokenizer" not in one.desk.avoided:
+        one._turn()
+    assert one.chooser.choose(tick=True) is None
+    assert not one.desk.claims.held("0/tokenizer")
+
+
+# -- every key matters -------------------------------------------------------------------------------------------------
+
+RANK = {"selection": "rank", "group_size": 2}
+TURNS = {
+    "algorithm": ("diloco", {}), "project_name": None, "stdlib_digest": None, "threads": None, "grace_seconds": None,
+    "quorum": None, "trust_remote_code": None, "compile": None, "tokenizer": None,
+    "seed": (2, {}), "population_size": (2, {}), "max_generations": (2, {}),
+    "initial_population": (({"config": {**MODEL["config"], "num_hidden_layers": 2}},), {}),
+    "vocab_size": (270, {"tokenizer": "", "stdlib_digest": ""}), "warm_start_steps": (3, {}),
+    "datasets": (({"source": "fake"},), {}), "held_out": (0.2, {}), "eval_sequences": (6, {}),
+    "eval_batch_size": (1, {}), "max_epochs": (0.5, {}), "inner_steps": (5, {}), "batch_size": (1, {}),
+    "seq_length": (12, {}), "gradient_accumulation": (2, {}), "lr": (5e-3, {}), "lr_schedule": ("linear", {}),
+    "warmup_steps": (4, {}), "weight_decay": (0.5, {}), "clip": (0.1, {}), "precision": ("bf16-mixed", {}),
+    "inner_optimizer_state": ("reset", {}), "outer_lr": (0.5, {}), "outer_momentum": (0.5, {}),
+    "outer_nesterov": (False, {}), "shards": (2, {"algorithm": "diloco"}), "wire_dtype": ("int8", {}),
+    "weights_wire_dtype": ("bf16", {}), "error_feedback": (True, {"wire_dtype": "int8"}), "average_every": (1, {}),
+    "selection": ("matching", {"seed": 3, "group_size": 2}), "group_size": (2, {}), "previous_generation": (True, RANK),
+    "crossover": ("slerp", {}), "elitism": (1, RANK), "mutation_probability": (1.0, {}),
+    "mutation_strength": (0.5, {"mutation_probability": 1.0}),
+}  # fmt: skip
+
+
+def test_every_bound_key_is_turned():
+    assert {*TURNS} == {key for key in TrainConfig.model_fields if is_bound(TrainConfig, key)}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Runs by their settings, each made once."""
+    known: dict[str, str] = {}
+
+    def made(**keys) -> str:
+        name = json.dumps(keys, sort_keys=True)
+        if name not in known:
+            known[name] = digest(finished(tmp_path_factory.mktemp("knob"), **{"max_generations": 3, **keys}))
+        return known[name]
+
+    return made
+
+
+@pytest.mark.parametrize("key", [key for key, turn in TURNS.items() if turn])
+def test_turning_a_key_changes_the_result(runs, key):
+    to, given = TURNS[key]
+    assert runs(**given) != runs(**{**given, key: to})
+
+
+@pytest.mark.parametrize("how", ["linear", "slerp"])
+def test_crossovers_differ(runs, how):
+    assert runs(crossover=how) not in (runs(), runs(crossover="slerp" if how == "linear" else "linear"))
+
+
+def test_threads_are_those_of_torch(tmp_path):
+    import torch
+
+    from train.member import maker
+
+    before = torch.get_num_threads()
+    maker(config(threads=2))
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(before)
+
+
+def test_an_elastic_run_does_not_wait_for_a_late_member(tmp_path):
+    """A member that nobody makes is closed after the grace time; its children make do without it."""
+    from tests.small import worker
+    from train.member import maker
+
+    c = config(quorum=0.75, grace_seconds=0.3, poll_seconds=0.02)
+    late, stuck = worker(tmp_path, c, "late"), []
+
+    def holding(work):
+        if work.id == "1/m3" and not stuck:
+            stuck.append(work.id)
+            assert worker(tmp_path, c, "quick").run() == "over"
+        return maker(c)(work)
+
+    late.workshop.make = holding
+    assert late.run() == "over" and stuck
+    assert late.history["1/m3"].absent == "closed" and len([m for m in late.history.round(3) if m]) == 5
+
+
+def test_the_tokenizer_and_the_models_own_tokenizer(tmp_path):
+    """TOKENIZER names one; else it is the first model's own; else one is made of the built-in text."""
+    from train.member.prepare import tokenizer_name
+
+    assert tokenizer_name(config(tokenizer="a")) == "a"
+    assert tokenizer_name(config(tokenizer="", initial_population=("/models/b", "tiny"))) == "/models/b"
+    assert tokenizer_name(config(tokenizer="", initial_population=("tiny",))) == ""
