@@ -1,6 +1,7 @@
 """Small whole runs of pre-training, one process each: the real strategies, loop and store; only round 0 is shared."""
 
 import contextlib
+import hashlib
 import json
 import logging
 import os
@@ -20,7 +21,7 @@ from fleet.host import Host
 from fleet.run import create_run, open_run
 from fleet.start import environment, options
 from fleet.worker import Worker
-from train.config import TrainConfig
+from train.config import TrainConfig, TrainRoom
 
 SHAPE = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 2}
 MODEL = {"config": {"model_type": "llama", "tie_word_embeddings": True, **SHAPE}}
@@ -66,11 +67,18 @@ def run(trials: Iterable[Trial], jobs: int = 2) -> Iterator[Result]:
 def _one(base: str, trial: Trial) -> Result:
     logging.disable(logging.WARNING)
     config = trial.config
-    ground = Path(base) / f"ground-{trial.seed}-{config.warm_start_steps}-{config.total_steps}"
+    ground = Path(base) / f"ground-{_round_0(config)}"
     with tempfile.TemporaryDirectory(dir=base) as place:
         folder = _finished(Path(place), config, ground)
         _keep(folder, ground)
         return Result(trial, *_losses(folder, trial), *_moved(folder, config))
+
+
+def _round_0(config: TrainConfig) -> str:
+    """Equal where round 0 is."""
+    keys = {key: config.bound()[key] for key in (*TrainRoom.model_fields, "seed", "population_size", "threads")}
+    del keys["inner_steps"]  # it matters through the length of the whole alone
+    return hashlib.sha256(json.dumps([keys, config.total_steps], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _finished(place: Path, config: TrainConfig, ground: Path) -> Path:
@@ -153,3 +161,37 @@ def _moved(folder: Path, config: TrainConfig) -> tuple[float, float]:
             written, read = written + event["written"], read + event["read"]
     rounds = config.max_generations * config.population_size
     return written / rounds / 1e6, read / rounds / 1e6
+
+
+# -- the methods that are compared -------------------------------------------------------------------------------------
+
+BASE = {"warm_start_steps": 320, "inner_steps": 40, "max_generations": 24}
+QUICK = {"warm_start_steps": 80, "inner_steps": 20, "max_generations": 12}
+TUNED = Path(__file__).with_name("tuned.json")
+METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "synchronous, same total batch": ("diloco", {}),
+    "one worker alone, an eighth of the tokens": ("diloco", {}),
+    "DiLoCo": ("diloco", {}),
+    "EDT, pairs": ("edt", {"selection": "matching", "group_size": 2}),
+    "EDT, groups of 4": ("edt", {"selection": "matching", "group_size": 4}),
+    "EDT, hypercube of 4": ("edt", {"selection": "hypercube", "group_size": 4}),
+    "EDT, rank": ("edt", {"selection": "rank", "group_size": 2}),
+    "EDT, tournament": ("edt", {"selection": "tournament", "group_size": 2}),
+    "EDT, random": ("edt", {"selection": "random", "group_size": 2}),
+}
+
+
+def trial(name: str, seed: int, length: Mapping[str, Any] = BASE, **more: Any) -> Trial:
+    """One method at equal tokens and with the same warm start as all others."""
+    algorithm, keys = METHODS[name]
+    steps = length["warm_start_steps"] + length["inner_steps"] * length["max_generations"]
+    if name.startswith("synchronous"):  # which is a warm start that never ends; the last step belongs to a round
+        length = {"warm_start_steps": steps - 1, "inner_steps": 1, "max_generations": 1}
+    if name.startswith("one worker"):
+        length = {"warm_start_steps": steps - 1, "inner_steps": 1, "max_generations": 1, "population_size": 1}
+    return Trial(name, algorithm, seed, {**length, **keys, **tuned().get(name, {}), **more})
+
+
+def tuned() -> dict[str, dict[str, Any]]:
+    """What tune.py found; it used other seeds."""
+    return dict(json.loads(TUNED.read_text())["chosen"]) if TUNED.exists() else {}

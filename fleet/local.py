@@ -15,6 +15,7 @@ from fleet import faults, launches, status
 from fleet.config import FleetConfig, Wrong
 from fleet.history import History
 from fleet.host import Host
+from fleet.progress import Progress
 from fleet.recipe import NotYet
 from fleet.run import create_run, open_run
 from fleet.start import process, this_script
@@ -76,7 +77,7 @@ class Starter:
             return self._report(store, history, launch, seats)
 
     def _work(self, seats: list[Seat], history: History) -> None:
-        progress = status.Progress(history)
+        progress = Progress(history, self.config.max_generations)
         for seat in seats:
             self._sit(seat)
         while any(seat.code is None for seat in seats):

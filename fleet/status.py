@@ -26,33 +26,6 @@ from fleet.run import open_run
 _WORKERS, _ERRORS, _MEMBERS = 24, 5, 8  # so many lines of each at most
 
 
-class Progress:
-    """A plain line for every round that gets finished."""
-
-    def __init__(self, history: History) -> None:
-        self.history, self._told = history, history.first
-        self._looked = 0.0
-
-    def show(self, last: bool = False) -> None:
-        with contextlib.suppress(faults.Fault, NotYet):
-            if last or self.history.store.host.now() - self._looked > 1.0:
-                self._looked = self.history.store.host.now()
-                self.history.look_far()
-            while self._told < self.history.first:
-                print(f"round {self._told}: {round_text(self.history, self._told)}", flush=True)
-                self._told += 1
-
-
-def round_text(history: History, round: int) -> str:
-    members = history.round(round)
-    losses = [m.metrics["loss"] for m in members if isinstance(m.metrics.get("loss"), float)]
-    absent = Counter(m.absent for m in members if m.absent)
-    words = [f"{len(members)} members", *(f"{n} {why}" for why, n in sorted(absent.items()))]
-    if losses:
-        words.append(f"loss: best {min(losses):.4f}, mean {sum(losses) / len(losses):.4f}")
-    return ", ".join(words)
-
-
 def metrics_text(metrics: Mapping[str, Any]) -> str:
     return plain(" ".join(f"{k}={v:.6g}" if isinstance(v, float) else f"{k}={v}" for k, v in metrics.items()))
 

@@ -1,0 +1,106 @@
+"""How a run gets on, for whoever started it: one live view in a terminal, plain lines elsewhere."""
+
+import contextlib
+import sys
+from collections import Counter
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from fleet import diary, faults
+from fleet.history import History
+from fleet.recipe import NotYet, name
+
+_LOOK = 1.0  # seconds between two looks
+_SHOWN = 12  # members of a round that have a cell of their own
+
+
+class Progress:
+    def __init__(self, history: History, rounds: int) -> None:
+        self.history, self.rounds = history, rounds
+        self._now = history.store.host.now
+        self._told = self._began_at = history.first
+        self._began, self._looked = self._now(), 0.0
+        self._tokens, self._seen = 0, set[str]()
+        self._live = Live(console=Console(), auto_refresh=False) if sys.stdout.isatty() else None
+
+    def show(self, last: bool = False) -> None:
+        if not last and self._now() - self._looked < _LOOK:
+            return
+        self._looked = self._now()
+        with contextlib.suppress(faults.Fault, NotYet):
+            self.history.look_far()
+            self._count()
+            self._tell()
+        if self._live and last:
+            self._live.stop()
+
+    def _tell(self) -> None:
+        while self._told < self.history.first:
+            line = f"round {self._told}: {round_text(self.history, self._told)}"
+            if self._live:
+                self._live.console.print(line, highlight=False)
+            else:
+                print(f"{line}; {self.speed()}" if self._told + 1 == self.history.first else line, flush=True)
+            self._told += 1
+        if self._live and not self._live.is_started:
+            self._live.start()
+        if self._live:
+            self._live.update(Group(self._members(), Text(self.speed())), refresh=True)
+
+    def speed(self) -> str:
+        """Tokens a second, bytes moved, time left: of this start of the run."""
+        seconds, done = max(1e-3, self._now() - self._began), self.history.first - self._began_at
+        words = [f"{self._tokens / seconds:,.0f} tokens/s"] if self._tokens else []
+        words.append(f"{sum(d.written + d.read for d in diary.read_all(self.history.store)) / 1e6:,.0f} MB moved")
+        left = max(0, self.rounds + 1 - self.history.first)
+        if done and left:
+            words.append(f"about {_duration(left * seconds / done)} left")
+        return ", ".join(words)
+
+    def _count(self) -> None:
+        """The tokens of what was finished since the last look."""
+        for round in range(max(0, self._began_at), max(self.history.plans, default=-1) + 1):
+            for recipe in self.history.plans[round] if round in self.history.plans else ():
+                id = name(round, recipe.slot)
+                if id not in self._seen and not recipe.carried and self.history.finished(id):
+                    self._seen.add(id)
+                    tokens = self.history[id].metrics.get("tokens", 0)
+                    self._tokens += tokens if isinstance(tokens, int) else 0
+
+    def _members(self) -> Table:
+        """The rounds that are being made, and the last one that was finished, with each member's loss."""
+        table = Table(title=f"Round {min(self.history.first, self.rounds)} of {self.rounds}", title_justify="left")
+        table.add_column("round")
+        table.add_column("loss of each member", overflow="fold")
+        for round in sorted(round for round, plan in self.history.plans.items() if plan)[-4:]:
+            cells = [self._cell(name(round, recipe.slot), recipe.slot) for recipe in self.history.plans[round]]
+            more = f" and {len(cells) - _SHOWN} more" if len(cells) > _SHOWN else ""
+            table.add_row(str(round), "  ".join(cells[:_SHOWN]) + more)
+        return table
+
+    def _cell(self, id: str, slot: str) -> str:
+        if not self.history.finished(id):
+            return f"{slot} ..."
+        metrics = self.history[id].metrics
+        loss = metrics.get("loss", metrics.get("train_loss"))
+        return f"{slot} {loss:.4f}" if isinstance(loss, float) else f"{slot} done"
+
+
+def round_text(history: History, round: int) -> str:
+    members = history.round(round)
+    losses = [m.metrics["loss"] for m in members if isinstance(m.metrics.get("loss"), float)]
+    absent = Counter(m.absent for m in members if m.absent)
+    words = [f"{len(members)} members", *(f"{n} {why}" for why, n in sorted(absent.items()))]
+    if losses:
+        words.append(f"loss: best {min(losses):.4f}, mean {sum(losses) / len(losses):.4f}")
+    return ", ".join(words)
+
+
+def _duration(seconds: float) -> str:
+    for size, word in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {word}"
+    return f"{seconds:.0f} seconds"
