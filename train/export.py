@@ -11,6 +11,7 @@ import torch
 from cyclopts import App, Parameter
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
 
 from fleet import faults, launches
 from fleet.config import Wrong
@@ -56,6 +57,7 @@ class Exporter:
         end = tokenizer.eos_token_id
         self.model.generation_config = GenerationConfig(eos_token_id=end, pad_token_id=end, bos_token_id=end)
         out.mkdir(parents=True, exist_ok=True)
+        disable_progress_bar()
         self.model.save_pretrained(out)
         tokenizer.save_pretrained(out)
         (out / "README.md").write_text(self._readme(what, members))

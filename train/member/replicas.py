@@ -9,7 +9,7 @@ from torch import Tensor
 from fleet.work import Work
 from merge.outer import means, ranges
 from train.member import vectors
-from train.member.studio import Studio, named, only
+from train.member.studio import Studio, named
 
 WEIGHTS, MOMENTUM = "weights.safetensors", "momentum.safetensors"
 
@@ -18,7 +18,7 @@ def make_warm(studio: Studio, work: Work) -> Mapping[str, Any]:
     """The start that all share: the first steps, on everybody's batches."""
     learner = studio.learner(work)
     start = torch.empty(learner.layout.size)
-    vectors.load_weights(only(work, "init-"), start)
+    vectors.load_weights(named(work, "init-0"), start)
     metrics = studio.train(work, start)
     vectors.save_weights(work, learner.vector, learner.layout)
     studio.keep_optimizer(work)

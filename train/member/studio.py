@@ -1,6 +1,7 @@
 """What a worker keeps in its memory from one recipe to the next, and how it trains."""
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -29,6 +30,7 @@ Metrics = dict[str, Any]
 class Studio:
     def __init__(self, config: TrainConfig) -> None:
         torch.set_num_threads(config.threads)
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it CUDA's sums have no fixed order
         torch.use_deterministic_algorithms(True, warn_only=True)
         self.config = config
         self.outer = Outer(config.outer_lr, config.outer_momentum, config.outer_nesterov)
@@ -38,7 +40,7 @@ class Studio:
     def learner(self, work: Work) -> Learner:
         """The run's model; which weights are in it, its user knows."""
         if self._learner is None:
-            config = read_config(only(work, "init-").read(CONFIG))
+            config = read_config(named(work, "init-0").read(CONFIG))
             self._learner = Learner(empty(config, 0), self.config)
         return self._learner
 
@@ -139,13 +141,8 @@ class Studio:
         return share * c.warm_start_steps if round == 0 else c.warm_start_steps + (round - 1 + share) * c.inner_steps
 
 
-def only(work: Work, prefix: str) -> Parent:
-    """The parent whose slot begins so."""
-    (found,) = (parent for id, parent in work.parents.items() if place(id)[1].startswith(prefix))
-    return found
-
-
 def named(work: Work, slot: str) -> Parent:
+    """The parent in this slot."""
     (found,) = (parent for id, parent in work.parents.items() if place(id)[1] == slot)
     return found
 

@@ -1,0 +1,93 @@
+"""Where models and text may come from: files of every kind, a folder of a dataset, a trained model, an accelerator."""
+
+import json
+
+import pytest
+import torch
+
+from fleet.config import Wrong
+from fleet.digest import digest
+from tests.small import MODEL, config, finished, shared
+from train import text
+from train.config import Dataset
+from train.export import Exporter
+from train.loop import Learner
+from train.model import built
+
+DOCUMENTS = ["one fish\n", "two fish\nred fish\n", "blue fish\n"]
+
+
+def source(path, **more) -> Dataset:
+    return Dataset(source=str(path), **more)
+
+
+def test_text_jsonl_and_parquet_give_the_same_documents(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    (tmp_path / "a.txt").write_text("\n\n".join(DOCUMENTS))
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"body": each}) for each in DOCUMENTS))
+    pyarrow.parquet.write_table(pyarrow.table({"body": DOCUMENTS}), tmp_path / "a.parquet")
+    assert [*text.documents(source(tmp_path / "a.txt"))] == DOCUMENTS
+    for kind in ("jsonl", "parquet"):
+        assert [*text.documents(source(tmp_path / f"a.{kind}", text_field="body"))] == DOCUMENTS
+        with pytest.raises(Wrong, match="no text in the field 'text'; it has: body"):
+            text.check(source(tmp_path / f"a.{kind}"))
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_dataset_as_the_hub_has_them(tmp_path, monkeypatch, streaming):
+    """Its own loader, on a folder: no network is needed for that."""
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "fishes"
+    folder.mkdir()
+    (folder / "train.jsonl").write_text("\n".join(json.dumps({"text": each}) for each in DOCUMENTS))
+    assert [*text.documents(source(folder, streaming=streaming))] == DOCUMENTS
+
+
+@pytest.mark.parametrize("data, why", [("{", "gone|Expecting|line"), ("", "no documents"), ("[1]", "no text in")])
+def test_a_damaged_file_is_explained(tmp_path, data, why):
+    (tmp_path / "a.jsonl").write_text(data)
+    with pytest.raises(Wrong, match=why):
+        text.check(source(tmp_path / "a.jsonl"))
+
+
+def test_the_built_in_text_is_real_and_always_the_same():
+    documents = [*text.stdlib()]
+    assert sum(map(len, documents)) > 5_000_000 and documents == [*text.stdlib()]
+    assert any("class Thread" in each for each in documents)
+    assert text.stdlib_digest() == text.stdlib_digest()
+
+
+def test_a_run_can_begin_with_the_models_of_another(tmp_path):
+    """Two trained models, with the tokenizer that stands beside them; each slot begins at its own."""
+    first = finished(tmp_path / "first")
+    exporter = Exporter(first.store.disk.root)
+    exporter.export("3-m1", tmp_path / "3-m1")
+    exporter.export("best", tmp_path / "best")
+    models = (str(tmp_path / "3-m1"), str(tmp_path / "best"))
+    second = finished(tmp_path / "second", initial_population=models, tokenizer="", warm_start_steps=0)
+    begun = Exporter(second.store.disk.root)
+    assert torch.equal(begun.chosen("0-init-0")[1], exporter.chosen("3-m1")[1])
+    assert torch.equal(begun.chosen("0-init-1")[1], exporter.chosen("best")[1])
+    assert second["1/m1"].recipe.merge["of"] == ["0/init-1"]
+
+
+def test_two_sources_and_their_shares(tmp_path):
+    """The genome's shares of the sources are inherited and mutate."""
+    both = ({"source": str(shared() / "text.jsonl"), "weight": 3.0}, {"source": "fake"})
+    history = finished(tmp_path, datasets=both, mutation_probability=1.0)
+    shares = {member.metrics["genome_share_1"] for member in history.round(3) if member.id.startswith("3/m")}
+    assert len(shares) == 4 and history["0/tokens-0"].metrics["train"] > history["0/tokens-1"].metrics["train"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here: training on one is not tested")
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "fp16-mixed"])
+def test_an_accelerator_learns_and_repeats_itself(tmp_path, precision):
+    tokens = torch.randint(0, 257, (4, 17), generator=torch.Generator().manual_seed(1))
+    learner = Learner(built(MODEL, 257, 3), config(precision=precision))
+    before = float(learner.loss(tokens).detach())
+    [*learner.train([[tokens]] * 30, [1e-2] * 30)]
+    assert learner.device.type == "cuda" and float(learner.loss(tokens).detach()) < before - 0.5
+    runs = [digest(finished(tmp_path / str(n), precision=precision)) for n in range(2)]
+    assert runs[0] == runs[1]
