@@ -42,7 +42,7 @@ class EDT:
         else:
             families = self.families(generation)
             children = [self.child(k, generation, [f"{generation - 1}/m{p}" for p in families[k]]) for k in slots]
-        return [*children, *self.look(generation, children)]
+        return [*children, *self.look(generation)]
 
     # -- everybody is a parent equally often ------------------------------------------------------------------------
 
@@ -64,7 +64,7 @@ class EDT:
         children = []
         for k in range(len(elite), self.c.population_size):
             parents = self.choose(pool, self.dice(generation, k))
-            children.append(self.child(k, generation, parents, history))
+            children.append(self.child(k, generation, parents))
         return [*elite, *children, *carried]
 
     def pool(self, generation: int, history: Past) -> list[Member]:
@@ -97,7 +97,7 @@ class EDT:
 
     # -- recipes ----------------------------------------------------------------------------------------------------
 
-    def child(self, k: int, generation: int, parents: list[str], history: Past | None = None) -> Recipe:
+    def child(self, k: int, generation: int, parents: list[str]) -> Recipe:
         before = self.before(k, generation)
         shares = [float(x) for x in self.dice(generation, k, 2).dirichlet(np.ones(len(parents)))]
         merge = {"method": "child", "of": parents, "shares": shares}
@@ -113,7 +113,7 @@ class EDT:
             return f"{generation - 1}/m{k}"
         return "0/warm" if self.c.warm_start_steps else ""
 
-    def look(self, generation: int, children: list[Recipe]) -> list[Recipe]:
+    def look(self, generation: int) -> list[Recipe]:
         if generation % self.c.average_every and generation != self.c.max_generations:
             return []
         of = [f"{generation}/m{k}" for k in range(self.c.population_size)]

@@ -38,8 +38,7 @@ def config_of(model: str, batch: int, length: int, steps: int, rounds: int) -> T
 
 
 def worker_rates(config: TrainConfig) -> list[float]:
-    """Of each round: from the claim of a member to its publication, everything included but its evaluation's time is
-    not taken out either."""
+    """Of each round: all that the maker does, evaluation and files included."""
     from edt import EDT
     from train.member import maker
 

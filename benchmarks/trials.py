@@ -145,7 +145,11 @@ def _held_out(exporter: Any, config: TrainConfig) -> Any:
     from train.batches import Tokens
     from train.member.prepare import open_tokenizer, part_of
 
-    tokenizer, found, wanted = open_tokenizer(exporter.parent("0/tokenizer")), [], LOOKED_AT * config.seq_length + 1
+    tokenizer, found, wanted = (
+        open_tokenizer(exporter.parent("0/tokenizer"), exporter.config),
+        [],
+        LOOKED_AT * config.seq_length + 1,
+    )
     for document in text.stdlib():
         if part_of(document, config) == "held" and len(found) < wanted:
             found += tokenizer(document, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]

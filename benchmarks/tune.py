@@ -6,43 +6,41 @@ Everything that was tried is recorded in tuned.json beside what was chosen.
 """
 
 import json
-from itertools import product
 from typing import Any
 
 from cyclopts import App
 from rich.progress import track
 
-from benchmarks.trials import METHODS, TUNED, Trial, run, trial
+from benchmarks.trials import METHODS, TUNED, run, trial
 
 SEED = 101
 RATES = (4e-3, 8e-3, 16e-3)
-OUTER = ((0.7, 0.9), (1.0, 0.8))  # learning rate and momentum of the outer step
+ALONE = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)  # of what has no outer step
+OUTER = ((0.7, 0.9), (1.0, 0.8), (1.0, 0.6))  # learning rate and momentum of the outer step; at 8e-3 all are tried
+KEYS = ("lr", "outer_lr", "outer_momentum")
 app = App(name="python -m benchmarks.tune", help=__doc__, version_flags=[])
 
 
-def candidates() -> list[Trial]:
-    found = []
-    for name in METHODS:
-        alone = name.startswith(("synchronous", "one worker"))
-        for lr, (outer_lr, momentum) in product((2e-3, *RATES) if alone else RATES, OUTER[:1] if alone else OUTER):
-            if (outer_lr, momentum) == OUTER[0] or lr == 8e-3:
-                outer = {} if alone else {"outer_lr": outer_lr, "outer_momentum": momentum}
-                found.append(trial(name, SEED, lr=lr, **outer))
-    return found
+def candidates(name: str) -> list[dict[str, float]]:
+    if name.startswith(("synchronous", "one worker")):
+        return [{"lr": lr} for lr in ALONE]
+    tried = [(lr, *OUTER[0]) for lr in RATES] + [(8e-3, *outer) for outer in OUTER[1:]]
+    return [dict(zip(KEYS, values, strict=True)) for values in tried]
 
 
 @app.default
 def main() -> None:
     tried: dict[str, list[dict[str, Any]]] = {name: [] for name in METHODS}
-    trials = candidates()
+    if TUNED.exists():  # what was tried once need not be tried again
+        tried |= json.loads(TUNED.read_text())["tried"]
+    known = {name: [{key: each[key] for key in KEYS if key in each} for each in found] for name, found in tried.items()}
+    trials = [trial(n, SEED, **keys) for n in METHODS for keys in candidates(n) if keys not in known[n]]
     for result in track(run(trials), "tuning", len(trials)):
-        keys = {key: result.trial.keys[key] for key in ("lr", "outer_lr", "outer_momentum") if key in result.trial.keys}
+        keys = {key: result.trial.keys[key] for key in KEYS if key in result.trial.keys}
         tried[result.trial.name].append({"loss": round(result.averaged, 4), **keys})
         print(result.trial.name, tried[result.trial.name][-1], flush=True)
-    chosen = {}
-    for name, found in tried.items():
-        best = min(found, key=lambda each: each["loss"])
-        chosen[name] = {key: value for key, value in best.items() if key != "loss"}
+    best = {name: min(found, key=lambda each: each["loss"]) for name, found in tried.items()}
+    chosen = {name: {key: each[key] for key in KEYS if key in each} for name, each in best.items()}
     TUNED.write_text(json.dumps({"seed": SEED, "chosen": chosen, "tried": tried}, indent=1) + "\n")
 
 

@@ -4,7 +4,7 @@ import math
 
 from fleet.history import History
 from fleet.host import Host
-from fleet.recipe import name
+from fleet.recipe import Recipe, name, place
 
 
 class Elastic:
@@ -19,7 +19,7 @@ class Elastic:
         return [id for round in self.history.open_rounds() for id in self._late_in(round)]
 
     def _late_in(self, round: int) -> list[str]:
-        optional = [name(round, x.slot) for x in self.history.plans[round] if x.optional and not x.carried]
+        optional = [name(round, x.slot) for x in self.history.plans[round] if x.optional and _counts(round, x)]
         out = [id for id in optional if not self.history.finished(id)]
         good = [id for id in optional if id not in out and self.history[id]]
         if not out or len(good) < math.ceil(self.quorum * len(optional)):
@@ -34,14 +34,20 @@ class Elastic:
         return all(map(self.history.finished, self.history.recipe(id).parents))
 
     def _spared(self, id: str) -> bool:
-        """Every planned recipe that uses it keeps a present parent."""
+        """Every planned recipe that uses it keeps a present parent of its kind: of the same round."""
         users = [
             recipe
             for round in self.history.open_rounds()
             for recipe in self.history.plans[round]
             if id in recipe.parents
         ]
-        return all(any(p != id and self._present(p) for p in user.parents) for user in users)
+        beside = [[p for p in user.parents if p != id and place(p)[0] == place(id)[0]] for user in users]
+        return all(any(map(self._present, parents)) for parents in beside)
 
     def _present(self, id: str) -> bool:
         return self.history.finished(id) and bool(self.history[id])
+
+
+def _counts(round: int, recipe: Recipe) -> bool:
+    """Towards the quorum: not what is carried over, and not what can only look at others of its own round."""
+    return not recipe.carried and not any(place(parent)[0] == round for parent in recipe.parents)

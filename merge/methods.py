@@ -16,13 +16,6 @@ def linear(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     return total
 
 
-def mean(tensors: Sequence[Tensor]) -> Tensor:
-    total = tensors[0].clone()
-    for tensor in tensors[1:]:
-        total.add_(tensor)
-    return total.div_(len(tensors))
-
-
 def slerp(a: Tensor, b: Tensor, t: float) -> Tensor:
     """From a to b along the arc between their directions; a straight line where they have the same one."""
     x, y = a.double(), b.double()

@@ -42,11 +42,17 @@ class Tokens:
 
 
 def needed(config: TrainConfig, number: int) -> dict[str, int]:
-    """Tokens that the run takes from a source."""
+    """Tokens that the run cannot do without, of one source."""
     share = config.datasets[number].weight / math.fsum(each.weight for each in config.datasets)
     held = math.ceil(config.eval_sequences * share)
     train = math.ceil(config.sequences * share / config.max_epochs)
     return {"train": train * config.seq_length + 1, "held": held * config.seq_length + 1}
+
+
+def useful(config: TrainConfig, number: int) -> dict[str, int]:
+    """Tokens that the run can make use of: with so many no sequence comes twice, whatever genomes draw from it."""
+    least = needed(config, number)
+    return {**least, "train": max(least["train"], config.sequences * config.seq_length + 1)}
 
 
 def owned(config: TrainConfig, slot: int, round: int, step: int, part: int) -> Numbers:

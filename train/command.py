@@ -31,6 +31,7 @@ def prepared(config: TrainConfig, where: Path) -> TrainConfig:
     for source in config.datasets:
         text.check(source)
     _check_models(config)
+    _check_tokenizer(config)
     return config.model_copy(update={"stdlib_digest": text.stdlib_digest() if _uses_stdlib(config) else ""})
 
 
@@ -47,10 +48,12 @@ def _report(history: Any) -> None:
 
 
 def _absolute(config: TrainConfig, where: Path) -> TrainConfig:
-    """Local files by their whole paths: workers may be anywhere."""
+    """Local files by their whole paths, from the configuration's folder on: workers may be anywhere."""
+    from train import text
 
     def whole(name: Any) -> Any:
-        return str((where / name).resolve()) if isinstance(name, str) and name and (where / name).exists() else name
+        local = isinstance(name, str) and name and ((where / name).exists() or name.endswith(text.FILES))
+        return str((where / name).resolve()) if local else name
 
     datasets = tuple(each.model_copy(update={"source": whole(each.source)}) for each in config.datasets)
     models = tuple(map(whole, config.initial_population))
@@ -86,10 +89,24 @@ def _check_evolution(config: TrainConfig) -> None:
         raise Wrong(f"SELECTION hypercube needs powers of two, not POPULATION_SIZE {size} and GROUP_SIZE {group}")
 
 
+def _check_tokenizer(config: TrainConfig) -> None:
+    from transformers import AutoTokenizer
+
+    from train.member.prepare import tokenizer_name
+
+    if named := tokenizer_name(config):
+        try:
+            AutoTokenizer.from_pretrained(named, trust_remote_code=config.trust_remote_code)
+        except Exception as error:  # whatever a hub, a network and a tokenizer's class can come up with
+            line = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+            raise Wrong(f"tokenizer {named!r}: cannot be loaded: {line}") from None
+
+
 def _check_models(config: TrainConfig) -> None:
-    from train.model import described
+    from train.model import can_be_built, described
 
     for entry in config.initial_population:
+        can_be_built(entry, config.trust_remote_code)
         most = getattr(described(entry, config.trust_remote_code), "max_position_embeddings", None)
         if isinstance(most, int) and config.seq_length > most:
             raise Wrong(f"SEQ_LENGTH is {config.seq_length}, but model {entry!r} has {most} positions")

@@ -1,5 +1,6 @@
 """The keys of pre-training: what is trained, on what, how, and how its workers' changes come together."""
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -116,7 +117,7 @@ class TrainConfig(EvolutionRoom, ExchangeRoom, TrainRoom, FleetConfig):
     @property
     def allotted_steps(self) -> int:
         """Steps whose batches a slot owns in one round: the most that its genome could make of them."""
-        return int(self.inner_steps * MOST_STEPS) if self.mutation_probability else self.inner_steps
+        return math.ceil(self.inner_steps * MOST_STEPS) if self.mutation_probability else self.inner_steps
 
     @property
     def sequences(self) -> int:

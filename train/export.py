@@ -17,7 +17,7 @@ from fleet import faults, launches
 from fleet.config import Wrong
 from fleet.history import History
 from fleet.host import Host
-from fleet.recipe import Member, NotYet, name
+from fleet.recipe import Member, NotYet, name, place
 from fleet.run import open_run
 from fleet.status import metrics_text
 from fleet.work import Parent
@@ -34,7 +34,7 @@ _PROMPT, _SAMPLE = "def ", 60
 
 
 class Exporter:
-    """Reads a run; nothing in it changes."""
+    """Reads a run; what its members are stays as it is."""
 
     def __init__(self, run_dir: Path) -> None:
         self.store, run = open_run(run_dir, Host(), "export")
@@ -42,18 +42,19 @@ class Exporter:
         self.history = History(self.store)
         self.history.look_far()
         self.last = self.history.first - 1  # the last finished round
-        self.model: PreTrainedModel = empty(read_config(self.parent("0/init-0").read(CONFIG)), 0)
+        shape = read_config(self.parent("0/init-0").read(CONFIG), self.config)
+        self.model: PreTrainedModel = empty(shape, 0, self.config.trust_remote_code)
         self.layout = layout_of(self.model)
 
     def parent(self, id: str) -> Parent:
         return Parent(self.history[id], self.history.files(id))
 
-    def export(self, what: str, out: Path) -> list[Member]:
-        """Write the folder; returns the members that the model was made of."""
+    def export(self, what: str, out: Path) -> None:
+        """Write the folder."""
         members, vector = self.chosen(what)
-        for place, view in self.layout.views(vector).items():
-            self.model.get_parameter(place).data.copy_(view)
-        tokenizer = open_tokenizer(self.parent("0/tokenizer"))
+        for parameter, view in self.layout.views(vector).items():
+            self.model.get_parameter(parameter).data.copy_(view)
+        tokenizer = open_tokenizer(self.parent("0/tokenizer"), self.config)
         end = tokenizer.eos_token_id
         self.model.generation_config = GenerationConfig(eos_token_id=end, pad_token_id=end, bos_token_id=end)
         out.mkdir(parents=True, exist_ok=True)
@@ -61,7 +62,6 @@ class Exporter:
         self.model.save_pretrained(out)
         tokenizer.save_pretrained(out)
         (out / "README.md").write_text(self._readme(what, members))
-        return members
 
     def chosen(self, what: str) -> tuple[list[Member], Tensor]:
         """The members that it is made of, and its weights."""
@@ -75,7 +75,7 @@ class Exporter:
                 return self._average(self.last)
             return self._one(min(looked_at, key=lambda m: (m.metrics["loss"], m.id)).id)
         if not (match := re.fullmatch(r"([0-9]{1,5})-([a-z0-9][a-z0-9_-]*)", what)):
-            raise Wrong(f"--what {what}: average, best, or a round and a slot such as {self.last}-m0")
+            raise Wrong(f"--what {what}: average, best, or a round and a slot, as in 3-m0")
         round, slot = int(match[1]), match[2]
         return self._average(round) if slot in ("average", "global") else self._one(name(round, slot))
 
@@ -95,6 +95,8 @@ class Exporter:
     def _average(self, round: int) -> tuple[list[Member], Tensor]:
         members = self._members(round)
         parents = [self.parent(member.id) for member in members]
+        if not members:
+            raise Wrong(f"round {round} has no members whose average could be exported")
         if self.config.algorithm != "diloco":
             return members, children.mean_of(parents, children.WEIGHTS, self.layout.size)
         whole = torch.empty(self.layout.size)
@@ -114,12 +116,14 @@ class Exporter:
 
     def _readme(self, what: str, members: list[Member]) -> str:
         lines = [f"- `{m.id}`: {metrics_text(m.metrics)}; parents: {', '.join(m.recipe.parents)}" for m in members]
-        looked_at = [m for m in self.history.round(self.last) if m.id.endswith(("/average", "/global")) and m]
-        whole = [f"- `{m.id}`: {metrics_text(m.metrics)}" for m in looked_at]
+        round = place(members[0].id)[0]
+        looked_at = [m for m in self.history.round(round) if m.id.endswith(("/average", "/global")) and m]
+        evaluated = looked_at if len(members) > 1 else members
+        whole = [f"- `{m.id}`: {metrics_text(m.metrics)}" for m in evaluated]
         bound = json.dumps(self.config.bound(), indent=2)
         parts = (
             f"# {self.config.project_name}: {what}",
-            f"Made by {self.config.algorithm} in {self.last} rounds.",
+            f"Made by {self.config.algorithm} in {round} rounds.",
             "## Metrics\n\n" + ("\n".join(whole) or "Not evaluated as a whole."),
             "## Lineage\n\nThe members that it was made of:\n\n" + "\n".join(lines),
             f"## Configuration\n\n```json\n{bound}\n```",
@@ -136,7 +140,7 @@ def show(exporter: Exporter, what: str, out: Path) -> None:
         if report.picture(exporter.history):
             root = exporter.store.disk.root
             print(f"Every member's metrics: {root / report.TABLE}\nThe loss over the rounds: {root / report.PICTURE}")
-    tokenizer = open_tokenizer(exporter.parent("0/tokenizer"))
+    tokenizer = open_tokenizer(exporter.parent("0/tokenizer"), exporter.config)
     print(f"It says:\n{sample(exporter.model, tokenizer, exporter.config.seed)}")
 
 
@@ -144,7 +148,9 @@ def sample(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int
     torch.manual_seed(seed)
     given = tokenizer(_PROMPT, return_tensors="pt", add_special_tokens=False)["input_ids"]
     model.eval()
-    said = model.generate(given, max_new_tokens=_SAMPLE, do_sample=True, top_k=20, temperature=0.8, use_cache=True)
+    most = getattr(model.config, "max_position_embeddings", None) or _SAMPLE + given.shape[1]
+    count = max(1, min(_SAMPLE, most - given.shape[1]))
+    said = model.generate(given, max_new_tokens=count, do_sample=True, top_k=20, temperature=0.8, use_cache=True)
     return str(tokenizer.decode(said[0], skip_special_tokens=True))
 
 
@@ -164,6 +170,9 @@ def export(
 if __name__ == "__main__":
     try:
         App(name="python -m train.export", help=export.__doc__, version_flags=[], default_command=export)()
-    except (Wrong, faults.Fault, NotYet, KeyError, ValueError) as error:
-        print(error, file=sys.stderr)
+    except NotYet as what:
+        print(f"{what} is not finished yet; the run is too young to be exported", file=sys.stderr)
+        raise SystemExit(2) from None
+    except (Wrong, faults.Fault, KeyError, ValueError) as error:
+        print(*error.args, file=sys.stderr)
         raise SystemExit(2) from None

@@ -22,7 +22,7 @@ class Genome:
     shares: tuple[float, ...] = ()  # a factor for each source; none: all 1
 
     def steps(self, nominal: int) -> int:
-        return max(1, round(nominal * self.length))
+        return max(1, math.ceil(nominal * self.length))
 
     def weights(self, nominal: Sequence[float]) -> list[float]:
         return [weight * share for weight, share in zip(nominal, self.shares or [1.0] * len(nominal), strict=True)]

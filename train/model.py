@@ -14,9 +14,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
 from fleet.config import Wrong
+from train.config import TrainConfig
 
 # The Llama shapes of the literature on DiLoCo; `tiny` learns visibly within two minutes on two cores.
 SHAPES: Mapping[str, dict[str, Any]] = {
+    # the names stand in train.config, too
     "tiny": dict(hidden_size=96, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4),
     "14m": dict(hidden_size=128, intermediate_size=512, num_hidden_layers=6, num_attention_heads=4),
     "60m": dict(hidden_size=1024, intermediate_size=2688, num_hidden_layers=3, num_attention_heads=16),
@@ -37,8 +39,11 @@ def described(entry: Entered, trust: bool = False) -> PretrainedConfig:
             config = AutoConfig.for_model(**fresh)
         else:
             config = AutoConfig.from_pretrained(entry, trust_remote_code=trust)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Wrong(f"model {_short(entry)}: {_first_line(error)}") from None
+    except Wrong:
+        raise
+    except Exception as error:  # whatever a hub, a network and a configuration class can come up with
+        known = f"; the presets are {', '.join(SHAPES)}" if isinstance(entry, str) and "/" not in entry else ""
+        raise Wrong(f"model {_short(entry)}: {_first_line(error)}{known}") from None
     bidirectional = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
     known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or trust and getattr(config, "auto_map", None)
     if bidirectional or not known:
@@ -56,13 +61,27 @@ def built(entry: Entered, vocab: int, seed: int, trust: bool = False) -> PreTrai
     return empty(config, seed)
 
 
-def empty(config: PretrainedConfig, seed: int) -> PreTrainedModel:
+def empty(config: PretrainedConfig, seed: int, trust: bool = False) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=trust)
 
 
-def read_config(text: bytes) -> PretrainedConfig:
+def can_be_built(entry: Entered, trust: bool = False) -> None:
+    """Without weights, which takes no time: a configuration may contradict itself."""
+    try:
+        with torch.device("meta"):
+            empty(described(entry, trust), 0, trust)
+    except Wrong:
+        raise
+    except Exception as error:
+        raise Wrong(f"model {_short(entry)}: cannot be built: {_first_line(error)}") from None
+
+
+def read_config(text: bytes, run: TrainConfig) -> PretrainedConfig:
+    """As a run keeps it. Code of a model's own is only ever had from where the run's configuration says."""
+    if run.trust_remote_code and not _fresh(run.initial_population[0]):
+        return described(run.initial_population[0], True)
     return AutoConfig.for_model(**json.loads(text))
 
 
@@ -119,10 +138,34 @@ def same_shapes(one: Layout, other: Layout, name: str, other_name: str) -> None:
             raise Wrong(f"tensor {tensor}: {said[0]}, {said[1]}; the models of INITIAL_POPULATION must be alike")
 
 
+_UNLIKE = {
+    "_name_or_path",
+    "name_or_path",
+    "transformers_version",
+    "architectures",
+    "dtype",
+    "torch_dtype",
+    "use_cache",
+}
+
+
+def same_settings(one: PretrainedConfig, other: PretrainedConfig, name: str, other_name: str) -> None:
+    """The same shapes may be computed with in different ways: other heads, another activation."""
+    a, b = one.to_dict(), other.to_dict()
+    differing = sorted(key for key in {*a, *b} - _UNLIKE if a.get(key) != b.get(key) and not key.endswith("token_id"))
+    if differing:
+        said = ", ".join(f"{key} is {a.get(key)!r} in {name}, {b.get(key)!r} in {other_name}" for key in differing[:3])
+        raise Wrong(f"the models of INITIAL_POPULATION must be alike: {said}")
+
+
 def _fresh(entry: Entered) -> dict[str, Any]:
     """What a model without weights is made from; empty where weights are to be loaded."""
     if not isinstance(entry, str):
-        return {"model_type": "llama", **entry.get("config", {})}
+        if entry.keys() != {"config"} or not isinstance(entry["config"], dict):
+            raise Wrong(f'model {_short(entry)}: an object must be {{"config": {{...}}}}, with a model_type in it')
+        return {"model_type": "llama", **entry["config"]}
+    if entry.lower() in SHAPES and entry not in SHAPES:
+        raise Wrong(f"model {entry!r}: the preset is called {entry.lower()!r}")
     if entry in SHAPES:
         return {"model_type": "llama", "tie_word_embeddings": entry == "tiny", "use_cache": False, **SHAPES[entry]}
     if entry.endswith(".json"):

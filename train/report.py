@@ -32,13 +32,9 @@ def rows(history: History) -> list[dict[str, Any]]:
             member = history[name(round, recipe.slot)]
             if "loss" in member.metrics or "train_loss" in member.metrics:
                 outcome = history.outcome(member.origin)
-                machine = {"seconds": round_off(outcome.seconds), "by": outcome.by}
+                machine = {"seconds": f"{outcome.seconds:.3f}", "by": outcome.by}
                 found.append({"round": round, "slot": recipe.slot, **member.metrics, **machine})
     return found
-
-
-def round_off(seconds: float) -> float:
-    return round(seconds, 3)
 
 
 def picture(history: History) -> bool:

@@ -11,14 +11,14 @@ from fleet.config import Wrong
 from train.config import Dataset
 
 _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "__pycache__", "idlelib"}
-_DATA = (".jsonl", ".parquet", ".txt")
+FILES = (".jsonl", ".parquet", ".txt")
 
 
 def documents(source: Dataset) -> Iterator[str]:
     """The documents of a source, always in the same order."""
     if source.source == "stdlib":
         return stdlib()
-    if source.source.endswith(_DATA):
+    if source.source.endswith(FILES):
         return _local(source)
     return _hub(source)
 
@@ -68,9 +68,9 @@ def _local(source: Dataset) -> Iterator[str]:
         else:
             for batch in _parquet(path):
                 yield from (_field(row, source, "a row") for row in batch)
+    except Wrong:
+        raise
     except (OSError, ValueError) as error:
-        if isinstance(error, Wrong):
-            raise
         raise Wrong(f"dataset {path}: {getattr(error, 'strerror', None) or error}") from None
 
 
@@ -105,11 +105,13 @@ def _hub(source: Dataset) -> Iterator[str]:
         raise
     except Exception as error:  # whatever a hub, a network and a loader can come up with
         line = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-        raise Wrong(f"dataset {source.source}: cannot be loaded: {line}") from None
+        raise Wrong(
+            f"dataset {source.source}: cannot be loaded: {line} (local files end in {', '.join(FILES)})"
+        ) from None
 
 
 def _field(row: Any, source: Dataset, where: str) -> str:
     if not isinstance(row, dict) or not isinstance(row.get(source.text_field), str):
         has = ", ".join(map(str, list(row)[:8])) if isinstance(row, dict) else type(row).__name__
         raise Wrong(f"dataset {source.source}, {where}: no text in the field {source.text_field!r}; it has: {has}")
-    return row[source.text_field]
+    return row[source.text_field].encode(errors="replace").decode()  # half a character is none

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fleet.recipe import place
-from fleet.work import Parent, Work
+from fleet.work import Failed, Parent, Work
 from merge.methods import linear, slerp_all
 from merge.outer import means
 from train.genome import inherited
@@ -23,7 +23,8 @@ def make_child(studio: Studio, work: Work) -> Mapping[str, Any]:
     start, momentum = _crossed(studio, work)
     genome = inherited(c, settings["slot"], settings["round"], [parent.metrics for parent in _parents(work)])
     metrics = studio.train(work, start, genome)
-    weights, momentum = studio.outer.step(start, momentum, start - learner.vector.cpu())
+    change = studio.checked(start - learner.vector.cpu())
+    weights, momentum = studio.outer.step(start, momentum, change)
     momentum = studio.with_residual(work, momentum)
     vectors.save(work, WEIGHTS, weights, c.weights_wire_dtype)
     vectors.save(work, MOMENTUM, momentum, c.wire_dtype)
@@ -50,7 +51,9 @@ def mean_of(parents: list[Parent], name: str, size: int) -> Tensor:
 
 def _parents(work: Work) -> list[Parent]:
     """Those that are crossed; the slot's own last member may stand beside them for its optimizer's sake."""
-    return [work.parents[id] for id in work.recipe.merge["of"] if id in work.parents]
+    if found := [work.parents[id] for id in work.recipe.merge["of"] if id in work.parents]:
+        return found
+    raise Failed("none of its parents is there")
 
 
 def _crossed(studio: Studio, work: Work) -> tuple[Tensor, Tensor]:

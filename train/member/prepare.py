@@ -15,16 +15,17 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from fleet.config import Wrong
 from fleet.work import Elsewhere, Failed, Parent, Work
 from train import text
-from train.batches import needed
+from train.batches import needed, useful
 from train.config import Dataset, TrainConfig
 from train.member.studio import CONFIG, Studio
 from train.member.vectors import save_weights
-from train.model import SHAPES, built, empty, flat, layout_of, read_config, same_shapes
+from train.model import SHAPES, built, empty, flat, layout_of, read_config, same_settings, same_shapes
 
 END = "<|endoftext|>"
 _SAMPLE = 4_000_000  # characters that the tokenizer is made from
 _BATCH = 256  # documents that are tokenised at a time
 _PER_MILLE = 1000
+_HELD_OUT = "raise HELD_OUT, or lower EVAL_SEQUENCES"
 
 
 # -- the tokenizer -----------------------------------------------------------------------------------------------------
@@ -68,8 +69,10 @@ def byte_level_bpe(vocab_size: int) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, bos_token=END, pad_token=END)
 
 
-def open_tokenizer(parent: Parent) -> PreTrainedTokenizerBase:
-    """From a member's files. Only names of files that are safe to load are written there in the first place."""
+def open_tokenizer(parent: Parent, config: TrainConfig) -> PreTrainedTokenizerBase:
+    """From a member's files, which are data; one that needs code of its own, from where that came from."""
+    if config.trust_remote_code and (named := tokenizer_name(config)):
+        return AutoTokenizer.from_pretrained(named, trust_remote_code=True)
     with tempfile.TemporaryDirectory() as folder:
         for name in parent.files.files:
             (Path(folder) / name).write_bytes(parent.read(name))
@@ -93,7 +96,7 @@ def make_tokens(studio: Studio, work: Work) -> Mapping[str, Any]:
     source = config.datasets[work.recipe.merge["source"]]
     vocabulary = work.parents[work.recipe.parents[0]].metrics["vocabulary"]
     dtype = "<u2" if vocabulary <= 1 << 16 else "<u4"
-    wanted = needed(config, work.recipe.merge["source"])
+    wanted, least = (count(config, work.recipe.merge["source"]) for count in (useful, needed))
     got = {"train": 0, "held": 0}
     with contextlib.ExitStack() as stack:
         files = {part: stack.enter_context(work.create(part)) for part in got}
@@ -101,9 +104,8 @@ def make_tokens(studio: Studio, work: Work) -> Mapping[str, Any]:
             files[part].write(np.asarray(tokens, dtype=dtype).tobytes())
             got[part] += len(tokens)
     for part, count in got.items():
-        if missing := wanted[part] - count:
-            if missing > 0:
-                raise Failed(_too_short(source, part, count, wanted[part]))
+        if count < least[part]:
+            raise Failed(_too_short(source, part, count, least[part]))
     return {**got, "dtype": dtype}
 
 
@@ -123,7 +125,7 @@ def _tokens(
     with _wrong_anywhere():
         if source.source == "stdlib":
             check_stdlib(config)
-        tokenizer = open_tokenizer(work.parents[work.recipe.parents[0]])
+        tokenizer = open_tokenizer(work.parents[work.recipe.parents[0]], config)
         end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
         for batch in _batches(text.documents(source)):
             for part, tokens in zip(
@@ -155,10 +157,10 @@ def _batches(documents: Iterator[str]) -> Iterator[list[str]]:
 
 
 def _too_short(source: Dataset, part: str, count: int, wanted: int) -> str:
-    what, keys = ("training", "MAX_EPOCHS") if part == "train" else ("held-out", "HELD_OUT")
+    what, help = ("training", "train less, or raise MAX_EPOCHS") if part == "train" else ("held-out", _HELD_OUT)
     return (
         f"dataset {source.source}: {count:,} {what} tokens where the run needs {wanted:,}: {wanted - count:,} are "
-        f"missing; give it more text, train less, or raise {keys}"
+        f"missing; give it more text, {help}, in a run with another PROJECT_NAME"
     )
 
 
@@ -175,11 +177,11 @@ def make_init(studio: Studio, work: Work) -> Mapping[str, Any]:
         raise Failed(f"model {entry!r}: {model.config.vocab_size} embeddings for a tokenizer of {vocabulary} words")
     layout = layout_of(model)
     for first in work.recipe.parents[1:]:
-        other = layout_of(empty(read_config(work.parents[first].read(CONFIG)), 0))
-        try:
-            same_shapes(other, layout, repr(config.initial_population[0]), repr(entry))
-        except Wrong as error:
-            raise Failed(str(error)) from None
+        other = read_config(work.parents[first].read(CONFIG), config)
+        names = repr(config.initial_population[0]), repr(entry)
+        with _wrong_anywhere():
+            same_shapes(layout_of(empty(other, 0, config.trust_remote_code)), layout, *names)
+            same_settings(other, model.config, *names)
     work.write(CONFIG, model.config.to_json_string(use_diff=False).encode())
     save_weights(work, flat(model, layout), layout)
     return {"parameters": layout.size}

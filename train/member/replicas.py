@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fleet.work import Work
+from fleet.work import Failed, Work
 from merge.outer import means, ranges
 from train.member import vectors
 from train.member.studio import Studio, named
@@ -41,7 +41,7 @@ def make_replica(studio: Studio, work: Work) -> Mapping[str, Any]:
     """Train from the global model on the slot's own data, and publish the change."""
     start = _global(studio, work)
     metrics = studio.train(work, start)
-    change = studio.with_residual(work, start.sub_(studio.learner(work).vector.cpu()))
+    change = studio.with_residual(work, studio.checked(start.sub_(studio.learner(work).vector.cpu())))
     for number, cut in enumerate(ranges(len(change), studio.config.shard_count)):
         vectors.save(work, _change(number), change[cut.start : cut.stop], studio.config.wire_dtype)
     studio.keep_optimizer(work)
@@ -53,6 +53,8 @@ def make_shard(studio: Studio, work: Work) -> Mapping[str, Any]:
     old = work.parents[work.recipe.merge["old"]]
     replicas = [parent for id, parent in work.parents.items() if id != work.recipe.merge["old"]]
     number, size = work.recipe.merge["shard"], old.metrics["parameters"]
+    if not replicas:
+        raise Failed("no replica of this round is there")
     count = len(ranges(size, studio.config.shard_count)[number])
     with (
         vectors.opened([old], WEIGHTS, count) as (start,),

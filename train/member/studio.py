@@ -1,5 +1,6 @@
 """What a worker keeps in its memory from one recipe to the next, and how it trains."""
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ from train.batches import Tokens, batch, owned
 from train.config import TrainConfig
 from train.evaluate import evaluated
 from train.genome import Genome
-from train.loop import Learner, rate
+from train.loop import Learner, NotFinite, rate
 from train.member import vectors
 from train.model import empty, read_config
 
@@ -32,6 +33,7 @@ class Studio:
         torch.set_num_threads(config.threads)
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it CUDA's sums have no fixed order
         torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.backends.cuda.enable_mem_efficient_sdp(False)  # its gradients are summed in no fixed order
         self.config = config
         self.outer = Outer(config.outer_lr, config.outer_momentum, config.outer_nesterov)
         self._learner: Learner | None = None
@@ -40,8 +42,8 @@ class Studio:
     def learner(self, work: Work) -> Learner:
         """The run's model; which weights are in it, its user knows."""
         if self._learner is None:
-            config = read_config(named(work, "init-0").read(CONFIG))
-            self._learner = Learner(empty(config, 0), self.config)
+            config = read_config(named(work, "init-0").read(CONFIG), self.config)
+            self._learner = Learner(empty(config, 0, self.config.trust_remote_code), self.config)
         return self._learner
 
     def evaluate(self, work: Work) -> Metrics:
@@ -54,15 +56,15 @@ class Studio:
         """The inner loop, from the start or from where an earlier attempt got to."""
         learner, round = self.learner(work), work.recipe.train["round"]
         steps = genome.steps(work.recipe.train["steps"])
-        done, total = 0, 0.0
+        done, total, held = 0, 0.0, self._holds
+        self._holds = ""  # what is in memory is nobody's until it is published
         if saved := work.resume():
             done, total = saved.step, saved.state["total"]
             vectors.load(saved, "vector", learner.vector)
             _load_optimizer(saved, learner, saved.state["optimizer"])
         else:
             learner.start(start)
-            self._recall(work, learner)
-        self._holds = ""
+            self._recall(work, learner, held)
 
         def save(saver: Any) -> Mapping[str, Any]:
             vectors.save(saver, "vector", learner.vector)
@@ -79,8 +81,9 @@ class Studio:
         """It is part of the member; and it stays in memory for the slot's next one."""
         if self.config.inner_optimizer_state == "keep":
             learner = self.learner(work)
-            self._holds = _save_optimizer(work, learner)
-            work.write(STATE, json.dumps(learner.state()).encode())
+            state = json.dumps(learner.state()).encode()
+            work.write(STATE, state)
+            self._holds = _save_optimizer(work, learner) + hashlib.sha256(state).hexdigest()
 
     def sources(self, work: Work, part: str = "train") -> list[Tokens]:
         parents = [named(work, f"tokens-{number}") for number in range(len(self.config.datasets))]
@@ -92,6 +95,12 @@ class Studio:
     def through(self, vector: Tensor, wire: str) -> Tensor:
         """What arrives of it at the other end."""
         return WIRES[wire].decode(WIRES[wire].encode(vector), len(vector))
+
+    def checked(self, vector: Tensor) -> Tensor:
+        """Nothing that is not a number leaves a worker: it would be in every average from then on."""
+        if not bool(vector.isfinite().all()):
+            raise NotFinite("the weights are not finite after training")
+        return vector
 
     def with_residual(self, work: Work, message: Tensor) -> Tensor:
         """Error feedback: what the wire lost of the slot's last message is added to this one, and what it will lose of
@@ -111,12 +120,12 @@ class Studio:
         """The slot's own last member."""
         return work.parents.get(work.recipe.train.get("before", ""))
 
-    def _recall(self, work: Work, learner: Learner) -> None:
+    def _recall(self, work: Work, learner: Learner, held: str) -> None:
         """The optimizer as the slot's last member left it: still in memory, or from its files."""
         parent = self._before(work)
         if parent is None or AVERAGE not in parent.member.digests:
             learner.forget()
-        elif self._holds != parent.member.digests[AVERAGE] + parent.member.digests[SQUARE]:
+        elif held != "".join(parent.member.digests[name] for name in (AVERAGE, SQUARE, STATE)):
             _load_optimizer(parent, learner, json.loads(parent.read(STATE)))
 
     def _batches(self, work: Work, steps: range, genome: Genome) -> Iterator[list[Tensor]]:
