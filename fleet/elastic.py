@@ -42,10 +42,11 @@ class Elastic:
             if id in recipe.parents
         ]
         beside = [[p for p in user.parents if p != id and place(p)[0] == place(id)[0]] for user in users]
-        return all(any(map(self._present, parents)) for parents in beside)
+        return all(any(map(self._certain, parents)) for parents in beside)
 
-    def _present(self, id: str) -> bool:
-        return self.history.finished(id) and bool(self.history[id])
+    def _certain(self, id: str) -> bool:
+        """It is there, or it must be made."""
+        return not self.history.recipe(id).optional or self.history.finished(id) and bool(self.history[id])
 
 
 def _counts(round: int, recipe: Recipe) -> bool:

@@ -185,6 +185,41 @@ def test_a_loss_that_is_not_finite_never_reaches_an_average(tmp_path):
         finished(tmp_path, lr=10.0, warm_start_steps=60, warmup_steps=0, clip=0.0, weight_decay=10.0)
 
 
+@pytest.mark.parametrize("algorithm", ["edt", "diloco"])
+def test_a_last_step_that_is_not_finite_leaves_no_worker(tmp_path, monkeypatch, algorithm):
+    """The loss of a step is known before the step is taken; so the weights are looked at, too."""
+    from fleet.desk import Stopped
+
+    taken = Learner._step
+
+    def broken(self, lr):
+        taken(self, lr)
+        self.gradient.fill_(torch.nan)
+        self.vector[3] = torch.nan if self.state()["steps"] == 2 + 2 * 4 else self.vector[3]
+
+    monkeypatch.setattr(Learner, "_step", broken)
+    with pytest.raises(Stopped, match="2/.* cannot be made: the weights are not finite after training"):
+        finished(tmp_path, algorithm=algorithm)
+
+
+@pytest.mark.parametrize("algorithm", ["edt", "diloco"])
+def test_half_an_optimizer_in_memory_is_not_trusted(tmp_path, monkeypatch, algorithm):
+    """The disk fails between the two halves of AdamW's state; the next recipe begins with what is really its own."""
+    from fleet import faults
+    from train.member import studio, vectors
+
+    wanted, load, failed = digest(finished(tmp_path / "calm", algorithm=algorithm)), vectors.load, []
+
+    def failing(parent, name, into):
+        if name == studio.SQUARE and len(failed) < 3:
+            failed.append(name)
+            raise faults.Passing("EIO")
+        load(parent, name, into)
+
+    monkeypatch.setattr(vectors, "load", failing)
+    assert digest(finished(tmp_path / "stormy", algorithm=algorithm)) == wanted and len(failed) == 3
+
+
 # -- what is left of a run ---------------------------------------------------------------------------------------------
 
 

@@ -143,23 +143,25 @@ def test_threads_are_those_of_torch(tmp_path):
     torch.set_num_threads(before)
 
 
-def test_an_elastic_run_does_not_wait_for_a_late_member(tmp_path):
-    """A member that nobody makes is closed after the grace time; its children make do without it."""
+@pytest.mark.parametrize("algorithm, slot, there", [("edt", "m3", 5), ("diloco", "replica-3", 9)])
+def test_an_elastic_run_does_not_wait_for_a_late_member(tmp_path, algorithm, slot, there):
+    """A member that nobody makes is closed after the grace time; the others make do without it."""
     from tests.small import worker
     from train.member import maker
 
-    c = config(quorum=0.75, grace_seconds=0.3, poll_seconds=0.02)
+    c = config(algorithm=algorithm, quorum=0.75, grace_seconds=0.3, poll_seconds=0.02)
     late, stuck = worker(tmp_path, c, "late"), []
 
     def holding(work):
-        if work.id == "1/m3" and not stuck:
+        if work.id == f"1/{slot}" and not stuck:
             stuck.append(work.id)
             assert worker(tmp_path, c, "quick").run() == "over"
         return maker(c)(work)
 
     late.workshop.make = holding
     assert late.run() == "over" and stuck
-    assert late.history["1/m3"].absent == "closed" and len([m for m in late.history.round(3) if m]) == 5
+    assert late.history[f"1/{slot}"].absent == "closed"
+    assert len([member for member in late.history.round(3) if member]) == there
 
 
 def test_the_tokenizer_and_the_models_own_tokenizer(tmp_path):
