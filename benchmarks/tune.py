@@ -15,8 +15,8 @@ from benchmarks.trials import METHODS, TUNED, run, trial
 
 SEED = 101
 RATES = (4e-3, 8e-3, 16e-3)
-ALONE = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)  # of what has no outer step
-OUTER = ((0.7, 0.9), (1.0, 0.8), (1.0, 0.6))  # learning rate and momentum of the outer step; at 8e-3 all are tried
+ALONE = (2e-3, *RATES)  # of what has no outer step
+OUTER = ((0.7, 0.9), (1.0, 0.8))  # learning rate and momentum of the outer step; at 8e-3 all are tried
 KEYS = ("lr", "outer_lr", "outer_momentum")
 app = App(name="python -m benchmarks.tune", help=__doc__, version_flags=[])
 
