@@ -88,23 +88,17 @@ class Exchange:
         return Payload(self.store, name, self.files[name])
 
 
-def copied(place: Path, read: int, written: int) -> float:
-    """Seconds that cp and sync take for as many bytes as the exchange writes, and cat for what it reads beyond that."""
-    source = place / "source"
-    with source.open("wb") as file:
-        block = torch.randint(0, 256, (1 << 24,), dtype=torch.uint8).numpy().tobytes()
-        for _ in range(max(1, min(written, 1 << 28) // len(block))):
-            file.write(block)
-    size, seconds, left = source.stat().st_size, 0.0, written
-    while left > 0:
-        began = time.perf_counter()
-        subprocess.run(["cp", source, place / "copy"], check=True)
-        subprocess.run(["sync", place / "copy"], check=True)
-        seconds += (time.perf_counter() - began) * min(1.0, left / size)
-        left -= size
-    began = time.perf_counter()
-    subprocess.run(["cp", source, "/dev/null"], check=True)
-    return seconds + max(0, read - written) / size * (time.perf_counter() - began)
+def copied(place: Path, made: list[str], read: int) -> float:
+    """Seconds that cp and sync take for the files that the exchange wrote, and cat for what it read beyond that."""
+    target, began = place / "copy", time.perf_counter()
+    target.mkdir()
+    subprocess.run(["cp", "-r", *(place / "run" / "files" / name for name in made), target], check=True)
+    subprocess.run(["sync", "-f", target], check=True)
+    seconds = time.perf_counter() - began
+    files = [file for file in target.rglob("*") if file.is_file()]
+    size, began = sum(file.stat().st_size for file in files), time.perf_counter()
+    subprocess.run(["cat", *files], check=True, stdout=subprocess.DEVNULL)
+    return seconds + max(0, read - size) / size * (time.perf_counter() - began)
 
 
 @app.default
@@ -125,9 +119,9 @@ def main(quick: bool = False, place: Path | None = None, memory_of: int = 0) -> 
             exchange.run()
             seconds = time.perf_counter() - began
             read = exchange.store.disk.bytes_read - before
-            made = [f for n, files in exchange.files.items() if not n.endswith(".old") for f in files.values()]
-            written = sum(size for size, _ in made)
-            plain = copied(base, read, written)
+            made = [name for name in exchange.files if not name.endswith(".old")]
+            written = sum(size for name in made for size, _ in exchange.files[name].values())
+            plain = copied(base, made, read)
         finally:
             shutil.rmtree(base)
         ratio = seconds / plain

@@ -1,11 +1,13 @@
 """Files that are hashed while they are written, and synced on the side, or while they are read."""
 
+import functools
 import hashlib
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from fleet.disk import Reader, Writer
 
 _FLUSH = 1 << 26  # so many bytes are written between two syncs on the side
+_PIECE = 1 << 19  # bytes that are read before they are hashed
 _OVERLAP = 1 << 18  # from this many bytes on, hashing beside writing is worth a hand-over to another thread
 
 
@@ -66,17 +68,26 @@ class HashedFile:
 
 
 class HashedReader:
-    """What is read from it may be used for what is published only after it turned out to be right."""
+    """What is read from it may be used for what is published only after it turned out to be right. Hashing goes on
+    beside the reader's own work; so bytes are handed on as copies, which their reader may change."""
 
     def __init__(self, file: Reader, size: int) -> None:
         self._file, self._digest, self.size, self._done = file, hashlib.sha256(), size, 0
+        self._buffers: list[bytearray] = []
+        self._hashing: list[Future[None] | None] = [None, None]  # of each buffer
+        self._turn = 0
 
     def readinto(self, room: memoryview) -> int:
-        room = room.cast("B")
-        count = self._file.readinto(room)
-        self._digest.update(room[:count])
-        self._done += count
-        return count
+        """Fills it, but at the end of the file."""
+        room, done = room.cast("B"), 0
+        while done < len(room):
+            piece = self._next(len(room) - done)
+            if not piece:
+                break
+            room[done : done + len(piece)] = piece
+            done += len(piece)
+        self._done += done
+        return done
 
     def read(self, count: int) -> bytes:
         data = bytearray(count)
@@ -84,6 +95,35 @@ class HashedReader:
 
     def finish(self) -> tuple[int, str]:
         """Size and checksum of the whole file; what nobody asked for is read now."""
-        while self._done <= self.size and self.read(1 << 20):
+        while self._done <= self.size and self.read(_PIECE):
             pass
+        self._wait(0, 1)
         return self._done, self._digest.hexdigest()
+
+    def _next(self, most: int) -> memoryview:
+        """The next bytes, in one of two buffers; while they are used, the one thread of the process that hashes what is
+        read does so, one piece after the other."""
+        if most < _OVERLAP:
+            self._wait(0, 1)
+            small = bytearray(most)
+            piece = memoryview(small)[: self._file.readinto(memoryview(small))]
+            self._digest.update(piece)
+            return piece
+        self._buffers = self._buffers or [bytearray(_PIECE), bytearray(_PIECE)]
+        self._turn ^= 1
+        self._wait(self._turn)
+        room = memoryview(self._buffers[self._turn])[:most]
+        piece = room[: self._file.readinto(room)]
+        self._hashing[self._turn] = _hasher().submit(self._digest.update, piece)
+        return piece
+
+    def _wait(self, *turns: int) -> None:
+        for turn in turns:
+            if hashing := self._hashing[turn]:
+                hashing.result()
+                self._hashing[turn] = None
+
+
+@functools.cache
+def _hasher() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1)
