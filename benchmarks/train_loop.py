@@ -25,7 +25,7 @@ from train.config import TrainConfig
 from train.model import built
 
 THREADS = 2
-SHAPES = {"tiny, 8 x 64": ("tiny", 8, 64, 100), "14m, 8 x 256": ("14m", 8, 256, 20)}
+SHAPES = {"tiny, 8 x 64": ("tiny", 8, 64, 100), "14m, 8 x 256": ("14m", 8, 256, 40)}
 app = App(name="python -m benchmarks.train_loop", help=__doc__, version_flags=[])
 
 

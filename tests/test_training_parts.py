@@ -238,3 +238,19 @@ def test_fitness_decides_who_is_chosen():
         counts[how] = drawn.count("1/m0") / drawn.count("1/m7") if drawn.count("1/m7") else math.inf
         assert all(len({*each.choose(pool, np.random.default_rng(n))}) == 2 for n in range(20)), "two different parents"
     assert counts["random"] == pytest.approx(1.0, abs=0.3) and min(counts["rank"], counts["tournament"]) > 3
+
+
+def test_dropout_follows_from_the_seed():
+    """Two learners with the same seed before a step lose the same neurons, whatever was drawn before."""
+    entry = {"config": {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "resid_pdrop": 0.3}}
+    one, two = (Learner(built(entry, 257, 3), config()) for _ in range(2))
+    (tokens,) = some_batches(1)
+    for learner, seed in ((one, 7), (two, 7)):
+        torch.rand(3 if learner is one else 5)
+        learner.seed(seed)
+        [*learner.train([[tokens]], [1e-3])]
+    assert torch.equal(one.vector, two.vector)
+    two.seed(8)
+    one.seed(7)
+    assert [*one.train([[tokens]], [1e-3])] == [*two.train([[tokens]], [1e-3])]
+    assert not torch.equal(one.vector, two.vector)

@@ -89,6 +89,12 @@ class Learner:
             logits = self._run(input_ids=sequences[:, :-1], use_cache=False).logits
         return cross_entropy(logits.float().flatten(0, 1), sequences[:, 1:].flatten())
 
+    def seed(self, value: int) -> None:
+        """Of dropout, where a model has it. torch.manual_seed would note a whole stack for each absent device."""
+        torch.default_generator.manual_seed(value)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(value)
+
     def start(self, vector: Tensor) -> None:
         self.vector.copy_(vector)
 

@@ -133,7 +133,7 @@ class Studio:
         c, round, slots = self.config, work.recipe.train["round"], self._slots(work)
         sources, weights = self.sources(work), genome.weights([each.weight for each in c.datasets])
         for step in steps:
-            torch.manual_seed(hash((c.seed, round, slots[0], step)) & 0x7FFFFFFF)  # of dropout, where a model has it
+            self.learner(work).seed(hash((c.seed, round, slots[0], step)) & 0x7FFFFFFF)
             yield [
                 batch(sources, weights, owned(c, slot, round, step, part), c.seed)
                 for slot in slots
