@@ -137,6 +137,9 @@ def main(quick: bool = False, seeds: int = 0) -> None:
     with Progress() as progress:
         for result in progress.track(run(wanted), total=len(wanted), description="runs"):
             rows[result.trial.name].append(result)
+            progress.console.print(
+                f"{result.trial.name}, seed {result.trial.seed}: {result.averaged:.4f}", highlight=False
+            )
     console, length = Console(width=170), QUICK if quick else BASE
     names = [name for name in rows if not name.startswith(("warm start", "H ="))]
     console.print(losses(rows, names, "Loss on held-out text, in nats a token", _note(length, len(rows[SYNC]))))
