@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from fleet.recipe import Past, Recipe
 from train.config import TrainConfig
-from train.groundwork import first_weights, ground, tools, unique
+from train.groundwork import first_weights, ground, last_of, tools, unique
 
 ALGORITHM = "diloco"
 
@@ -31,7 +31,7 @@ class DiLoCo:
         return [*replicas, *shards, self.look(round)]
 
     def replica(self, k: int, round: int) -> Recipe:
-        before = (f"{round - 1}/replica-{k}" if round > 1 else self.warm) if self.remembers else ""
+        before = last_of(self.c, f"replica-{k}", round)
         parents = unique(*self.shards(round - 1), before, *tools(self.c))
         train = {"round": round, "slot": k, "steps": self.c.inner_steps, "before": before}
         optional = self.c.quorum < 1
@@ -53,15 +53,6 @@ class DiLoCo:
 
     def shards(self, round: int) -> list[str]:
         return [f"{round}/shard-{s}" for s in range(self.c.shard_count)]
-
-    @property
-    def warm(self) -> str:
-        return "0/warm" if self.c.warm_start_steps else ""
-
-    @property
-    def remembers(self) -> bool:
-        """A replica's own last member is a parent only where something of it goes on."""
-        return self.c.inner_optimizer_state == "keep" or self.c.error_feedback
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import numpy as np
 
 from fleet.recipe import Member, Past, Recipe
 from train.config import TrainConfig
-from train.groundwork import first_weights, ground, tools, unique
+from train.groundwork import first_weights, ground, last_of, tools, unique
 
 ALGORITHM = "edt"
 
@@ -98,20 +98,12 @@ class EDT:
     # -- recipes ----------------------------------------------------------------------------------------------------
 
     def child(self, k: int, generation: int, parents: list[str]) -> Recipe:
-        before = self.before(k, generation)
+        before = last_of(self.c, f"m{k}", generation)
         shares = [float(x) for x in self.dice(generation, k, 2).dirichlet(np.ones(len(parents)))]
         merge = {"method": "child", "of": parents, "shares": shares}
         train = {"round": generation, "slot": k, "steps": self.c.inner_steps, "before": before}
         everybody = unique(*parents, before, *tools(self.c))
         return Recipe(f"m{k}", everybody, merge, train, {"on": "held-out"}, "step", optional=self.c.quorum < 1)
-
-    def before(self, k: int, generation: int) -> str:
-        """The slot's own last member, whose optimizer its child goes on with."""
-        if self.c.inner_optimizer_state == "reset" and not self.c.error_feedback:
-            return ""
-        if generation > 1:
-            return f"{generation - 1}/m{k}"
-        return "0/warm" if self.c.warm_start_steps else ""
 
     def look(self, generation: int) -> list[Recipe]:
         if generation % self.c.average_every and generation != self.c.max_generations:

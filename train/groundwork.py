@@ -37,6 +37,15 @@ def first_weights(c: TrainConfig, slot: int = 0) -> str:
     return "0/warm" if c.warm_start_steps else f"0/init-{slot % len(c.initial_population)}"
 
 
+def last_of(c: TrainConfig, slot: str, round: int) -> str:
+    """The slot's own last member, whose optimizer the next one goes on with; empty where nothing of it goes on."""
+    if c.inner_optimizer_state == "reset" and not c.error_feedback:
+        return ""
+    if round > 1:
+        return f"{round - 1}/{slot}"
+    return "0/warm" if c.warm_start_steps else ""
+
+
 def unique(*ids: str) -> tuple[str, ...]:
     """Each once, in the order given; none for an empty name."""
     return tuple(id for id in dict.fromkeys(ids) if id)
