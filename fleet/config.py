@@ -19,6 +19,11 @@ LIMIT = 1 << 20
 Text = Annotated[
     str, StringConstraints(pattern=r"^\P{C}+$"), WithJsonSchema({"expected": "text without control characters"})
 ]
+Anything = Annotated[
+    str,
+    StringConstraints(pattern=r"^\P{C}*$"),
+    WithJsonSchema({"expected": "text without control characters, or none"}),
+]
 Name = Annotated[
     str,
     StringConstraints(pattern=r"^([A-Za-z0-9][A-Za-z0-9_.-]{0,63})?$"),
@@ -112,6 +117,10 @@ class FleetConfig(Room):
         0.0, "Ends the run for good when a worker has worked for so long; 0 never does.", ge=0, le=1e5
     )
     restarts: int = operational(5, "How often in a row a worker that crashed at once is started again.", ge=0, le=1000)
+    local_package: Anything = operational(
+        "", "The folder of the code that the launcher gives to all machines; empty: this project."
+    )
+    group_readable: bool = operational(False, "Lets the user's group read the run; otherwise it is the user's alone.")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = operational("INFO", "Of the workers' logs.")
 
 

@@ -14,7 +14,7 @@ from fleet import faults
 
 T = TypeVar("T")
 
-_FILE, _FOLDER = 0o600, 0o700
+_FILE, _FOLDER = 0o640, 0o750  # at most: the process's mask decides whether the group may read
 _SMALL, _BLOCK = 1 << 12, 1 << 22
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe must not hold us up

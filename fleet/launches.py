@@ -9,11 +9,11 @@ from fleet.store import Store, Value
 _NAME = re.compile(r"([0-9]{5})\.(start|stop)")
 
 
-def begin(store: Store, operational: dict[str, Any]) -> int:
-    """Register a new launch, with the settings that do not change results; returns its number."""
+def begin(store: Store, operational: dict[str, Any], code: str = "") -> int:
+    """Register a new launch, with the settings that do not change results and its code's hash; returns its number."""
     number = latest(store) + 1
     token = store.host.token()
-    while store.settle(_path(number, "start"), {"by": token, "operational": operational})["by"] != token:
+    while store.settle(path(number, "start"), {"by": token, "operational": operational, "code": code})["by"] != token:
         number += 1
     return number
 
@@ -24,15 +24,15 @@ def latest(store: Store) -> int:
 
 
 def settings(store: Store, launch: int) -> dict[str, Any]:
-    found = store.confirmed(_path(launch, "start"))["operational"]
+    found = store.confirmed(path(launch, "start"))["operational"]
     if not isinstance(found, dict):
-        raise faults.Damaged(f"{_path(launch, 'start')}: operational is {found!r}")
+        raise faults.Damaged(f"{path(launch, 'start')}: operational is {found!r}")
     return found
 
 
 def stop(store: Store, launch: int, why: str) -> Value:
     """Ask the workers of this launch and of earlier ones to end; a later launch goes on."""
-    return store.settle(_path(launch, "stop"), {"by": store.name, "why": why})
+    return store.settle(path(launch, "stop"), {"by": store.name, "why": why})
 
 
 def end(store: Store, why: str) -> Value:
@@ -51,9 +51,9 @@ def ordered(store: Store, launch: int) -> str:
         return f"the run was ended by {store.confirmed('launches/end').get('why')}"
     stops = [int(m[1]) for n in names if (m := _NAME.fullmatch(n)) and m[2] == "stop"]
     if stops and max(stops) >= launch:
-        return str(store.confirmed(_path(max(stops), "stop")).get("why"))
+        return str(store.confirmed(path(max(stops), "stop")).get("why"))
     return ""
 
 
-def _path(launch: int, kind: str) -> str:
+def path(launch: int, kind: str) -> str:
     return f"launches/{launch:05d}.{kind}"

@@ -18,30 +18,24 @@ from fleet.host import Host
 from fleet.progress import Progress
 from fleet.recipe import NotYet
 from fleet.run import create_run, open_run
+from fleet.seats import Seat, ending
 from fleet.start import process, this_script
 from fleet.store import Store
 
-_QUICK = 60.0  # a worker that lived for so long did not crash at once
 _SHOWN = 16  # members of the last round that are worth a line
-_FINAL = (0, 2, 3, 130)  # the run is over, something is wrong here, the run stopped, interrupted: no second try helps
 _GONE = ", but the disk that holds it is not mounted there any more: mount it again"
 
 
 @dataclass
-class Seat:
-    """One local worker's place; a new process takes it when the old one died."""
+class Place(Seat):
+    """A seat with the process that sits there."""
 
-    number: int
     process: subprocess.Popen[bytes] | None = None
-    started: float = 0.0
-    crashes: int = 0  # in a row, each soon after the start
-    again_at: float = 0.0
-    code: int | None = None  # how it ended for good
 
     @property
     def fate(self) -> str:
         row = f", {self.crashes} times in a row" if self.crashes > 1 else ""
-        return f"worker {self.number} {_ending(self.code or 0)}{row}"
+        return f"worker {self.number} {ending(self.code or 0)}{row}"
 
 
 class Starter:
@@ -72,11 +66,11 @@ class Starter:
         log = self.folder / "workers" / f"local-{launch}.log"
         print(f"{self.count} worker{'s' * (self.count > 1)}; what they say: {log}", flush=True)
         with log.open("a+b") as self._log:
-            seats = [Seat(n) for n in range(self.count)]
+            seats = [Place(n) for n in range(self.count)]
             self._work(seats, history)
             return self._report(store, history, launch, seats)
 
-    def _work(self, seats: list[Seat], history: History) -> None:
+    def _work(self, seats: list[Place], history: History) -> None:
         progress = Progress(history, self.config.max_generations)
         for seat in seats:
             self._sit(seat)
@@ -88,38 +82,34 @@ class Starter:
             time.sleep(0.1)
         progress.show(last=True)
 
-    def _sit(self, seat: Seat) -> None:
+    def _sit(self, seat: Place) -> None:
         name = f"local-{seat.number}-{self.host.token()[:8]}"
         seat.process = process(this_script(), name, self.folder, self.config.threads, self._log)
         seat.started = self.host.now()
 
-    def _check(self, seat: Seat) -> None:
+    def _check(self, seat: Place) -> None:
         """A worker that was killed gets a successor, with a growing pause when it died at once."""
         now = self.host.now()
         if seat.process is None:
-            if seat.code is None and now >= seat.again_at:
+            if seat.code is None and now >= (seat.again_at or 0.0):
                 self._sit(seat)
             return
         if (code := seat.process.poll()) is None:
             return
         if seat.process.stdin:
             seat.process.stdin.close()
-        seat.crashes = seat.crashes + 1 if now - seat.started < _QUICK else 1
         seat.process = None
-        if code in _FINAL or self._signals or seat.crashes > self.config.restarts:
-            seat.code, seat.crashes = code, 0 if code in _FINAL else seat.crashes
-            if code == 2:
-                print(f"worker {seat.number} ended with code 2; its place stays empty", flush=True)
-            return
-        print(f"worker {seat.number} {_ending(code)}; another takes its place", flush=True)
-        seat.again_at = now + (min(10.0, 0.1 * 2**seat.crashes) if seat.crashes > 1 else 0.0)
+        if seat.ended(code, now, self.config.restarts, leaving=bool(self._signals)):
+            print(f"worker {seat.number} {ending(code)}; another takes its place", flush=True)
+        elif code == 2:
+            print(f"worker {seat.number} ended with code 2; its place stays empty", flush=True)
 
     # -- ending --------------------------------------------------------------------------------------------------------
 
     def _signal(self, number: int, frame: FrameType | None) -> None:
         self._signals += 1
 
-    def _forward(self, seats: list[Seat]) -> None:
+    def _forward(self, seats: list[Place]) -> None:
         """The first Ctrl-C lets each worker end at its next step boundary, the second ends it at once."""
         if self._signals == self._passed_on:
             return
@@ -135,7 +125,7 @@ class Starter:
             elif seat.code is None:
                 seat.code = 130
 
-    def _report(self, store: Store, history: History, launch: int, seats: list[Seat]) -> int:
+    def _report(self, store: Store, history: History, launch: int, seats: list[Place]) -> int:
         with contextlib.suppress(faults.Passing, NotYet):
             history.look_far()
         if history.over:
@@ -182,12 +172,3 @@ class Starter:
         with contextlib.suppress(Wrong, faults.Fault):
             return open_run(self.folder, self.host, "starter")[0].run_id == store.run_id
         return False
-
-
-def _ending(code: int) -> str:
-    if code >= 0:
-        return f"ended with code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:  # a real-time signal
-        return f"was killed by signal {-code}"

@@ -62,7 +62,7 @@ def _real_folder(store: Store, inner: str) -> None:
 
 def create_run(base: Path, project: str, bound: Mapping[str, Any], host: Host) -> tuple[Store, bool]:
     """Make the run's folder, or join the one that is there; says whether it is new."""
-    _make_base(base, host)
+    make_base(base, host)
     folder = base / project
     try:
         store, run = open_run(folder, host, f"starter-{host.token()}")
@@ -114,7 +114,7 @@ def _check_binding(folder: Path, stands: Mapping[str, Any], wanted: Mapping[str,
 # -- the place ---------------------------------------------------------------------------------------------------------
 
 
-def _make_base(base: Path, host: Host) -> None:
+def make_base(base: Path, host: Host) -> None:
     """BASE_DIR, made when its parent exists; refused where another disk was mounted the last time."""
     now, before = mount_of(base), _remembered().get(str(base))
     if before and before != str(now) and not (base / ".base").is_file():
@@ -126,7 +126,7 @@ def _make_base(base: Path, host: Host) -> None:
         if not base.parent.is_dir():
             raise Wrong(f"BASE_DIR {base}: neither it nor its parent exists; is the shared disk mounted?")
         try:
-            base.mkdir(mode=0o700, exist_ok=True)  # another starter may have been faster
+            base.mkdir(mode=0o750, exist_ok=True)  # another starter may have been faster
         except OSError as error:
             raise Wrong(f"BASE_DIR {base}: cannot be made: {error.strerror}") from None
     if not os.access(base, os.W_OK | os.X_OK):

@@ -3,6 +3,7 @@
 `python SCRIPT` starts local workers; `python SCRIPT --worker NAME RUN_DIR` is one. Nothing on the disk names code.
 """
 
+import json
 import logging
 import os
 import re
@@ -24,7 +25,7 @@ from fleet.desk import Options, Stopped
 from fleet.history import History
 from fleet.host import Host
 from fleet.recipe import Strategy
-from fleet.run import open_run
+from fleet.run import create_run, open_run
 from fleet.work import Maker
 from fleet.worker import Worker
 
@@ -58,6 +59,7 @@ class Method(Generic[C]):
 
 def main(method: Method[Any], arguments: list[str] | None = None) -> None:
     """The whole command line of a method's script."""
+    os.umask(0o077)
     name = " ".join(["python", *this_script()[1:]])
     app = App(name=name, help=method.about, help_epilogue=_EXAMPLES.format(name=name), version_flags=[])
 
@@ -73,6 +75,7 @@ def main(method: Method[Any], arguments: list[str] | None = None) -> None:
         ] = "",
         worker: Annotated[tuple[str, Path] | None, Parameter(show=False)] = None,
         leash: Annotated[bool, Parameter(show=False)] = False,
+        make: Annotated[bool, Parameter(show=False)] = False,
     ) -> int:
         if worker:
             return work(method, *worker, leash)
@@ -80,6 +83,9 @@ def main(method: Method[Any], arguments: list[str] | None = None) -> None:
 
         where = config.absolute().parent
         chosen = method.prepared(settled(method, load(config, method.config), algorithm), where)
+        _let_group_read(chosen)
+        if make:
+            return made(chosen, where)
         starter = Starter(chosen, where, workers)
         if (code := starter.run()) == 0 and starter.over:
             method.finished(chosen, starter.folder)
@@ -94,6 +100,16 @@ def main(method: Method[Any], arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     sys.exit(2)
+
+
+def made(config: FleetConfig, where: Path) -> int:
+    """Make the run's folder, or join it, and start nothing; what the launcher wants to know is one line of JSON."""
+    base = (where / config.base_dir).resolve()
+    store, new = create_run(base, config.project_name, config.bound(), Host())
+    known = {"folder": str(base / config.project_name), "run_id": store.run_id, "new": new}
+    more = {"operational": config.operational(), "threads": config.threads, "restarts": config.restarts}
+    print(json.dumps(known | more))
+    return 0
 
 
 def this_script() -> list[str]:
@@ -129,6 +145,7 @@ def work(method: Method[Any], name: str, folder: Path, leash: bool) -> int:
     store, run = open_run(folder, host, name)
     launch = launches.latest(store)
     config = method.config.joined(run["config"], launches.settings(store, launch))
+    _let_group_read(config)
     logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(message)s")
     worker = Worker(store, method.strategy(config), method.maker(config), options(config, launch), method.report)
     try:
@@ -136,6 +153,11 @@ def work(method: Method[Any], name: str, folder: Path, leash: bool) -> int:
     except Stopped as why:
         print(f"{name}: {why}", file=sys.stderr)
         return 3
+
+
+def _let_group_read(config: FleetConfig) -> None:
+    if config.group_readable:
+        os.umask(0o027)
 
 
 def options(config: FleetConfig, launch: int) -> Options:
@@ -152,10 +174,10 @@ def options(config: FleetConfig, launch: int) -> Options:
     )
 
 
-def environment(threads: int) -> dict[str, str]:
+def thread_counts(threads: int) -> dict[str, str]:
     """Every library's own way to be told how many threads it may use."""
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS")
-    return {**os.environ, **dict.fromkeys(names, str(threads))}
+    return dict.fromkeys(names, str(threads))
 
 
 def process(method_command: list[str], name: str, folder: Path, threads: int, log: Any) -> subprocess.Popen[bytes]:
@@ -165,7 +187,7 @@ def process(method_command: list[str], name: str, folder: Path, threads: int, lo
         stdin=subprocess.PIPE,
         stdout=log,
         stderr=subprocess.STDOUT,
-        env=environment(threads),
+        env={**os.environ, **thread_counts(threads)},
         start_new_session=True,
     )
 

@@ -1,0 +1,90 @@
+"""The project's code as one file, named by its hash: all workers of a launch run exactly this."""
+
+import base64
+import hashlib
+import io
+import re
+import subprocess
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from fleet import faults
+from fleet.config import Wrong
+from fleet.store import Store
+
+FOLDER = "code"
+_MOST = 64 << 20
+_KINDS = {".py", ".json", ".yml", ".yaml", ".toml", ".txt", ".md", ".cfg"}  # where git does not say what belongs to it
+
+
+@dataclass(frozen=True)
+class Code:
+    digest: str
+    data: bytes
+    requirements: dict[str, str]  # package: version, as requirements.txt pins them
+
+    @property
+    def text(self) -> str:
+        return base64.b64encode(self.data).decode()
+
+    @property
+    def name(self) -> str:
+        return f"{FOLDER}/{self.digest}.tar"
+
+
+def pack(root: Path) -> Code:
+    """The same files give the same bytes, whoever packs them and when."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for name in _files(root):
+            data = (root / name).read_bytes()
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
+    data = packed.getvalue()
+    if len(data) > _MOST:
+        raise Wrong(f"{root}: {len(data) >> 20} MB of code; more than {_MOST >> 20} MB: keep data out of the project")
+    return Code(hashlib.sha256(data).hexdigest(), data, requirements(root))
+
+
+def requirements(root: Path) -> dict[str, str]:
+    try:
+        lines = (root / "requirements.txt").read_text().splitlines()
+    except OSError:
+        return {}
+    found = [re.match(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?==(\S+)", line) for line in lines]
+    return {each[1]: each[2] for each in found if each}
+
+
+def keep(store: Store, code: Code) -> None:
+    """Put it on the run's disk, once. Its name says what must be in it, so whoever writes it writes the same."""
+    store.folder(FOLDER)
+    if f"{code.digest}.tar" in store.names(FOLDER):
+        return
+    draft = f"tmp/code-{store.host.token()}"
+    try:
+        store.disk.write(draft, code.data, sync=True)
+        store.disk.rename(draft, code.name)
+    except faults.Full as error:
+        raise Wrong(f"no room for the code on the shared disk: {error}") from None
+    store.sync(FOLDER)
+
+
+def _files(root: Path) -> list[str]:
+    """What git tracks, as it lies there now; elsewhere all that looks like a part of a project."""
+    if not root.is_dir():
+        raise Wrong(f"LOCAL_PACKAGE {root}: no such folder")
+    command = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--", "."]
+    try:
+        tracked = subprocess.run(command, capture_output=True, timeout=60).stdout.decode(errors="surrogateescape")
+        names = [name for name in tracked.split("\0") if name]
+    except (OSError, subprocess.TimeoutExpired):
+        names = []
+    if not names:
+        names = [str(file.relative_to(root)) for file in root.rglob("*") if file.suffix in _KINDS]
+        names = [name for name in names if not any(part.startswith(".") for part in Path(name).parts)]
+    files = sorted(name for name in names if (root / name).is_file() and not (root / name).is_symlink())
+    if not files:
+        raise Wrong(f"{root}: no code there")
+    return files

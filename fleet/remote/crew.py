@@ -1,0 +1,197 @@
+"""A machine's crew: starts its workers, starts them again when they crash, and writes down how each one ended.
+
+Started by `far.start` with an order on its standard input; it outlives the connection. Bare Python, so that it is there
+in a moment and small beside its workers. workers/MACHINE.crew tells people what it knows; nothing acts on that file.
+"""
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from fleet.seats import Seat, ending
+
+_BEAT = 0.1
+
+
+@dataclass
+class Post(Seat):
+    """A seat on this machine: its device and the process that sits there."""
+
+    env: Any = None
+    name: str = ""
+    pid: int = 0
+    born: str = ""
+    said: str = ""  # how the last process ended
+
+    def __post_init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+
+
+class Crew:
+    def __init__(self, order: dict[str, Any]) -> None:
+        os.umask(order["umask"])
+        self.order = order
+        self.posts = [Post(number, env=env) for number, env in enumerate(order["seats"])]
+        self.workers = _folder_of(order["run"], order["run_id"])
+        self.signals = self.passed_on = 0
+        self.lock = _only_one(order["locks"], order["run_id"])
+
+    def run(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._signal)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        for post in self.posts:
+            self._sit(post)
+        self._tell()
+        print(json.dumps(self.state()), flush=True)
+        _let_go()
+        while any(post.code is None for post in self.posts):
+            self._forward()
+            if [post for post in self.posts if self._changed(post)]:
+                self._tell()
+            time.sleep(_BEAT)
+        self._tell()
+
+    def state(self) -> dict[str, Any]:
+        order, boot = self.order, Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        seats = [{key: value for key, value in asdict(post).items() if key != "again_at"} for post in self.posts]
+        about = {key: order[key] for key in ("machine", "launch", "digest")}
+        host = {"host": os.uname().nodename, "boot": boot, "pid": os.getpid(), "born": _born(os.getpid())}
+        return {**about, **host, "at": time.time(), "seats": seats}
+
+    # -- seats ---------------------------------------------------------------------------------------------------------
+
+    def _sit(self, post: Post) -> None:
+        order = self.order
+        post.name = f"{order['machine']}-{post.number}-{uuid.uuid4().hex[:8]}"
+        command = [order["python"], *order["command"], "--worker", post.name, order["run"]]
+        log = self._log(post)
+        try:
+            post.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                cwd=order["code"], env={**os.environ, **post.env}, start_new_session=True,
+            )  # fmt: skip
+        finally:
+            os.close(log)
+        post.pid, post.born, post.started, post.again_at = (
+            post.process.pid,
+            _born(post.process.pid),
+            time.monotonic(),
+            None,
+        )
+
+    def _changed(self, post: Post) -> bool:
+        now = time.monotonic()
+        if post.process is None:
+            if post.code is None and now >= (post.again_at or 0.0):
+                self._sit(post)
+                return True
+            return False
+        kills = _out_of_memory_kills()
+        if (code := post.process.poll()) is None:
+            self.kills = kills
+            return False
+        post.process = None
+        memory = code == -signal.SIGKILL and kills > self.kills
+        post.said = ending(code) + (" when the machine was out of memory" if memory else "")
+        again = post.ended(code, now, self.order["restarts"], leaving=bool(self.signals))
+        self._note(post, f"{post.name} {post.said}{'; another takes its place' if again else ''}")
+        return True
+
+    kills = 0
+
+    def _forward(self) -> None:
+        """The first signal lets each worker end at its next step, the second ends it at once."""
+        if self.signals == self.passed_on:
+            return
+        self.passed_on = self.signals
+        for post in self.posts:
+            if post.process and self.signals == 1:
+                post.process.terminate()
+            elif post.process:
+                os.killpg(post.process.pid, signal.SIGKILL)
+            elif post.code is None:
+                post.code = 130
+
+    def _signal(self, *_: Any) -> None:
+        self.signals += 1
+
+    # -- what people read ----------------------------------------------------------------------------------------------
+
+    def _log(self, post: Post) -> int:
+        name = f"{self.order['machine']}-{post.number}.log"
+        return os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640, dir_fd=self.workers)
+
+    def _note(self, post: Post, line: str) -> None:
+        try:
+            log = self._log(post)
+            os.write(log, (time.strftime("%Y-%m-%d %H:%M:%S ") + line + "\n").encode())
+            os.close(log)
+        except OSError:
+            pass  # a full disk must not end the crew
+
+    def _tell(self) -> None:
+        name = f"{self.order['machine']}.crew"
+        draft = f"{name}.{os.getpid()}"
+        try:
+            file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o640, dir_fd=self.workers)
+            os.write(file, json.dumps(self.state()).encode())
+            os.close(file)
+            os.rename(draft, name, src_dir_fd=self.workers, dst_dir_fd=self.workers)
+        except OSError:
+            pass
+
+
+def _folder_of(run: str, run_id: str) -> int:
+    """A handle on workers/ of the very run that is meant; it stays the same when something is mounted over it."""
+    try:
+        found = json.loads(Path(run, "run.json").read_text().splitlines()[0]).get("id")
+        handle = os.open(Path(run, "workers"), os.O_RDONLY | os.O_DIRECTORY)
+    except (OSError, ValueError, IndexError, AttributeError):
+        raise SystemExit(f"{run}: not the folder of a run; is the shared disk mounted?") from None
+    if found != run_id:
+        raise SystemExit(f"{run}: another run than the one that was meant ({found}, not {run_id})")
+    return handle
+
+
+def _only_one(folder: str, run_id: str) -> IO[str]:
+    """One crew of a run on one machine; the lock ends with this process."""
+    file = Path(folder, f"{run_id}.lock").open("a")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise SystemExit("another crew of this run is there already") from None
+    return file
+
+
+def _let_go() -> None:
+    """Nothing more is said to whoever started us."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nothing, stream)
+
+
+def _out_of_memory_kills() -> int:
+    for line in Path("/proc/vmstat").read_text().splitlines():
+        if line.startswith("oom_kill "):
+            return int(line.split()[1])
+    return 0
+
+
+def _born(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
+    except OSError:
+        return ""
+
+
+if __name__ == "__main__":
+    Crew(json.load(sys.stdin)).run()

@@ -1,0 +1,179 @@
+"""The run's folder, as the launcher needs it: here, or on a machine that sees it when this one does not."""
+
+import base64
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fleet import faults, launches
+from fleet.config import Wrong
+from fleet.history import History
+from fleet.host import Host
+from fleet.recipe import NotYet
+from fleet.remote import code
+from fleet.remote.link import Link
+from fleet.run import NoRun, make_base, open_run
+from fleet.status import View, metrics_text, plain
+
+_LOG = 1 << 16  # so much of a log's end is shown at first
+
+
+class Door:
+    """Every verb takes and gives plain data, so that it can be asked over a wire as well."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root  # where the method's script lies
+        self._view: View | None = None
+
+    def base(self, base: str) -> None:
+        make_base(Path(base), Host())
+
+    def create(self, command: list[str], file: str, text: str) -> dict[str, Any]:
+        """Make the run, or join it: the method's own script does that, since it knows what the run is bound to."""
+        with tempfile.TemporaryDirectory() as draft:
+            if text:
+                file = str(Path(draft, "evolution.json"))
+                Path(file).write_text(text)
+            words = [sys.executable, *command, "--config", file, "--make"]
+            done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, cwd=self._root)
+        if done.returncode:
+            lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
+            raise Wrong("\n".join(lines[-8:]).replace(file, "evolution.json") if text else "\n".join(lines[-8:]))
+        made = dict(json.loads(done.stdout.strip().splitlines()[-1]))
+        self.open(made["folder"])
+        return made
+
+    def open(self, folder: str) -> str:
+        """Of a run that is there; its id."""
+        self.folder = Path(folder)
+        self.store, _ = open_run(self.folder, Host(), f"launcher-{os.getpid()}")
+        return self.store.run_id
+
+    def peek(self, folder: str) -> str:
+        """The id of a run that may not be there yet."""
+        try:
+            return self.open(folder)
+        except NoRun:
+            return ""
+
+    def begin(self, operational: dict[str, Any], digest: str, joining: bool) -> dict[str, Any]:
+        """Where somebody works already, theirs is the launch; or a new one."""
+        now = self.state()
+        if joining and now["launch"] and not now["why"]:
+            if now["code"] != digest:
+                raise Wrong(
+                    f"launch {now['launch']} of this run is at work with other code ({now['code'][:12]}) than what "
+                    f"lies here ({digest[:12]}): stop it first, or launch from the code that it runs"
+                )
+            return {"launch": now["launch"], "new": False}
+        return {"launch": launches.begin(self.store, operational, digest), "new": True}
+
+    def keep_code(self, digest: str, data: str) -> str:
+        """Put the code where all machines find it."""
+        made = code.Code(digest, base64.b64decode(data), {})
+        code.keep(self.store, made)
+        return made.name
+
+    def state(self) -> dict[str, Any]:
+        history = History(self.store)
+        with contextlib.suppress(NotYet, faults.Passing):
+            history.look_far()
+        launch = launches.latest(self.store)
+        known = self.store.confirmed(launches.path(launch, "start")) if launch else {}
+        last = history.round(history.first - 1)[-8:] if history.over else []
+        return {
+            "over": history.over, "ended": launches.ended(self.store), "launch": launch,
+            "code": str(known.get("code", "")), "why": launches.ordered(self.store, launch) if launch else "",
+            "last": [f"{member.id}  {member.absent or metrics_text(member.metrics)}".rstrip() for member in last],
+            "crews": self.crews(),
+        }  # fmt: skip
+
+    def crews(self) -> list[dict[str, Any]]:
+        """What the crews wrote down; anybody may have written there, and nothing is done about it."""
+        found = []
+        for name in sorted(self.store.names("workers")):
+            with contextlib.suppress(ValueError, faults.Fault):
+                if name.endswith(".crew") and isinstance(known := json.loads(self.store.news(f"workers/{name}")), dict):
+                    found.append(known)
+        return found
+
+    def picture(self, width: int, color: bool) -> dict[str, Any]:
+        """What the status view shows, drawn for a terminal of this width."""
+        self._view = self._view or View(self.folder)
+        text = io.StringIO()
+        Console(file=text, width=width, force_terminal=color).print(self._view.picture())
+        return {"text": text.getvalue(), "over": self._view.over, "state": self._view.state}
+
+    def stop(self, why: str) -> int:
+        launch = launches.latest(self.store)
+        if launch:
+            launches.stop(self.store, launch, why)
+        return launch
+
+    def logs(self, wanted: str, seen: dict[str, int]) -> list[tuple[str, int, str]]:
+        """(name, how far, text) of each log that has grown beyond what was seen."""
+        found = []
+        for name in sorted(self.store.names("workers")):
+            if not name.endswith(".log") or wanted and not _of(name, wanted):
+                continue
+            with contextlib.suppress(OSError), self.store.disk.path(f"workers/{name}").open("rb") as file:
+                end = file.seek(0, os.SEEK_END)
+                begin = seen.get(name, max(0, end - _LOG))
+                file.seek(begin)
+                if data := file.read(end - begin):
+                    found.append((name.removesuffix(".log"), end, data.decode(errors="replace")))
+        return found
+
+    def clean(self) -> dict[str, int]:
+        """Old code and dead drafts; the caller has made sure that nobody works."""
+        keep = f"{self.state()['code']}.tar"
+        old = [f"{code.FOLDER}/{name}" for name in self.store.names(code.FOLDER) if name != keep]
+        drafts = [f"tmp/{name}" for name in self.store.names("tmp")]
+        for name in [*old, *drafts]:
+            with contextlib.suppress(faults.Fault):
+                self.store.disk.remove(name)
+        return {"code": len(old), "drafts": len(drafts)}
+
+    def ask(self, verb: str, **words: Any) -> Any:
+        return getattr(self, verb)(**words)
+
+
+def _of(name: str, machine: str) -> bool:
+    return name.rpartition("-")[0] == machine
+
+
+class FarDoor:
+    """The same door, on another machine: answers come over the wire."""
+
+    def __init__(self, link: Link, digest: str, data: str) -> None:
+        self._link = link
+        found = link.ask("receive", digest=digest, data="") or link.ask("receive", wait=60, digest=digest, data=data)
+        link.ask("become", code=found["code"], module="fleet.remote.door", words=[link.prefix])
+
+    def ask(self, verb: str, **words: Any) -> Any:
+        return self._link.ask(verb, wait=600, **words)["answer"]
+
+
+def main(prefix: str) -> None:
+    """Be the far end of a FarDoor."""
+    os.umask(0o077)
+    door = Door(Path.cwd())
+    for line in sys.stdin:
+        ask = json.loads(line)
+        try:
+            answer = {"answer": door.ask(ask["verb"], **ask["with"])}
+        except (Wrong, faults.Fault) as error:
+            answer = {"problem": plain(error, 2000)}
+        print(prefix + json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

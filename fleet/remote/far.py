@@ -1,0 +1,366 @@
+"""What runs on a machine while somebody asks about it: one line of JSON in, one out, until the stream ends.
+
+The launcher sends this file's text over SSH, so it needs nothing there but a Python's standard library. It runs code
+of the project only from a copy whose hash came over SSH too.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import os
+import platform
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+MARK = "FLEET_RUN"  # in the environment of every process of a run: the run's id
+_CODE_LIMIT = 256 << 20
+
+
+class Problem(Exception):
+    """Something that a person can mend."""
+
+
+# -- what is here ------------------------------------------------------------------------------------------------------
+
+
+def facts(packages: list[str]) -> dict[str, Any]:
+    return {
+        "host": socket.gethostname(),
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "prefix": sys.prefix,
+        "kernel": f"{platform.system()} {platform.machine()}",
+        "versions": {name: _version(name) for name in packages},
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": _memory(),
+        "devices": _devices(),
+        "clock": time.time(),
+        "lingers": not _killed_at_logout(),
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _memory() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _devices() -> list[str]:
+    """The accelerators' names, without loading any library that would take them."""
+    if not shutil.which("nvidia-smi"):
+        return []
+    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.strip().splitlines()
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+
+
+def _killed_at_logout() -> bool:
+    """systemd can be told to end all that a user has started when he logs out."""
+    found = ""
+    for file in [Path("/etc/systemd/logind.conf"), *sorted(Path("/etc/systemd/logind.conf.d").glob("*.conf"))]:
+        try:
+            lines = file.read_text().splitlines()
+        except OSError:
+            continue
+        found = next((line for line in reversed(lines) if line.startswith("KillUserProcesses=")), found)
+    yes = found.partition("=")[2].strip().lower() in ("yes", "true", "1", "on")
+    return yes and os.getuid() != 0 and not Path(f"/var/lib/systemd/linger/{os.environ.get('USER', '')}").exists()
+
+
+# -- is it the same disk -----------------------------------------------------------------------------------------------
+
+
+def show(base: str, token: str) -> dict[str, Any]:
+    """Leave a token for the others, in the ways that the store needs."""
+    folder = Path(base, ".check")
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        _sweep(folder)
+        draft, name = folder / f"{token}.draft", folder / token
+        with draft.open("w") as file:
+            file.write(token)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(draft, name)
+        draft.unlink()
+        handle = os.open(folder, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
+    except OSError as error:
+        raise Problem(f"BASE_DIR {base}: {_why(error, base)}") from None
+    space = os.statvfs(base)
+    return {"free": space.f_bavail * space.f_frsize, "device": os.stat(base).st_dev}
+
+
+def seen(base: str, tokens: list[str], seconds: float) -> dict[str, Any]:
+    """Which of all machines' tokens come into sight here, and after how long."""
+    folder, began, missing = Path(base, ".check"), time.monotonic(), set(tokens)
+    while True:
+        try:
+            os.listdir(folder)  # a listing refreshes what a network disk shows
+        except OSError:
+            pass
+        missing -= {token for token in missing if _text(folder / token) == token}
+        if not missing or time.monotonic() - began > seconds:
+            return {"missing": sorted(missing), "after": time.monotonic() - began}
+        time.sleep(0.05)
+
+
+def unshow(base: str, token: str) -> dict[str, Any]:
+    try:
+        Path(base, ".check", token).unlink()
+        Path(base, ".check").rmdir()  # by the last one
+    except OSError:
+        pass
+    return {}
+
+
+def _sweep(folder: Path) -> None:
+    """What a check left that was cut off; only the disk's own clock is looked at."""
+    stamp = folder / f".{os.getpid()}-{time.monotonic_ns()}"
+    stamp.touch()
+    now = stamp.stat().st_mtime
+    stamp.unlink()
+    for entry in folder.iterdir():
+        try:
+            if now - entry.stat().st_mtime > 3600:
+                entry.unlink()
+        except OSError:
+            pass
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _why(error: OSError, base: str) -> str:
+    if not os.path.isdir(base):
+        return "not there; is the shared disk mounted?"
+    return f"cannot be used for a run (new files, hard links, fsync): {error.strerror or error}"
+
+
+# -- code --------------------------------------------------------------------------------------------------------------
+
+
+def receive(digest: str, data: str) -> dict[str, Any]:
+    """The project's code over the wire, where the launcher does not see the disk; nothing, if it is not here yet."""
+    ready = _cache("code") / digest
+    if not data:
+        return {"code": str(ready)} if ready.is_dir() else {}
+    return {"code": str(_unpacked(base64.b64decode(data), digest))}
+
+
+def fetch(tar: str, digest: str) -> dict[str, Any]:
+    """The project's code from the run's folder to this machine's own disk, if it is the code that was named."""
+    ready = _cache("code") / digest
+    if ready.is_dir():
+        return {"code": str(ready)}
+    for wait in (0.0, 0.2, 1.0, 3.0):  # a network disk may show it late
+        time.sleep(wait)
+        try:
+            os.listdir(os.path.dirname(tar))
+            with open(tar, "rb") as file:
+                return {"code": str(_unpacked(file.read(_CODE_LIMIT + 1), digest))}
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise Problem(f"the code {tar} cannot be read: {error.strerror}") from None
+    raise Problem(f"the code {tar} is not there; is the shared disk mounted?")
+
+
+def tidy(keep: list[str]) -> dict[str, Any]:
+    """Forget copies of other code; the caller has made sure that nobody runs them."""
+    old = [each for each in _cache("code").iterdir() if each.name not in keep]
+    for each in old:
+        shutil.rmtree(each, ignore_errors=True)
+    return {"removed": len(old)}
+
+
+def _unpacked(data: bytes, digest: str) -> Path:
+    if len(data) > _CODE_LIMIT or hashlib.sha256(data).hexdigest() != digest:
+        raise Problem("the code on the disk is not the code that was sent: somebody or something has changed it")
+    ready = _cache("code") / digest
+    if ready.is_dir():
+        return ready
+    draft = ready.with_name(f"{digest}.{os.getpid()}")
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+            for entry in tar:
+                _unpack(tar, entry, draft)
+        os.rename(draft, ready)
+    except OSError as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        if not ready.is_dir():  # another one was faster
+            raise Problem(f"no copy of the code can be made in {ready.parent}: {error.strerror}") from None
+    return ready
+
+
+def _unpack(tar: tarfile.TarFile, entry: tarfile.TarInfo, into: Path) -> None:
+    """Plain files below the folder, nothing else; no filter of tarfile's is there in older Pythons."""
+    parts = entry.name.split("/")
+    if not entry.isreg() or entry.name.startswith("/") or {"", ".", ".."} & set(parts):
+        raise Problem(f"the code holds something that is not a plain file: {entry.name!r}")
+    target, data = into.joinpath(*parts), tar.extractfile(entry)
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    target.write_bytes(data.read() if data else b"")
+
+
+def _cache(inner: str) -> Path:
+    """A folder of this user's own on this machine's own disk."""
+    tries = []
+    for place in (_own_cache(), Path(os.environ.get("TMPDIR") or "/tmp", f"fleet-{os.getuid()}")):
+        folder = place / inner
+        try:
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            status = place.lstat()
+            if status.st_uid != os.getuid() or status.st_mode & 0o022:
+                raise PermissionError(1, "others may write there")
+            folder.mkdir(mode=0o700, exist_ok=True)
+            probe = folder / f".{os.getpid()}"
+            probe.write_text("x" * 4096)
+            probe.unlink()
+            return folder
+        except OSError as error:
+            tries.append(f"{folder}: {error.strerror}")
+    raise Problem("no folder for a copy of the code can be made: " + "; ".join(tries))
+
+
+def _own_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path(os.path.expanduser("~"), ".cache"), "fleet")
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+def start(code: str, order: dict[str, Any], env: dict[str, str]) -> dict[str, Any]:
+    """Start a crew from the copy of the code, which lives on without us; wait until it has started its workers."""
+    if running := _marked(order["run_id"]):
+        return {"already": running}
+    inner = {**os.environ, **env, MARK: order["run_id"], "PYTHONDONTWRITEBYTECODE": "1"}
+    crew = subprocess.Popen(
+        [sys.executable, "-S", "-m", "fleet.remote.crew"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        cwd=code, env=inner, start_new_session=True,
+    )  # fmt: skip
+    assert crew.stdin and crew.stdout
+    locks = str(_cache("locks"))
+    crew.stdin.write(json.dumps({**order, "python": sys.executable, "code": code, "locks": locks}).encode())
+    crew.stdin.close()
+    said = crew.stdout.readline().decode(errors="replace").strip()
+    if said.startswith("{"):
+        return dict(json.loads(said))
+    rest = said + "\n" + crew.stdout.read(4000).decode(errors="replace")
+    raise Problem(f"no worker could be started: {rest.strip().splitlines()[-1] if rest.strip() else 'it said nothing'}")
+
+
+def running(run_id: str) -> dict[str, Any]:
+    return {"processes": _marked(run_id)}
+
+
+def ask_to_end(run_id: str) -> dict[str, Any]:
+    """The crew passes it on to its workers; each ends at its next step."""
+    return _signalled(run_id, "crew", signal.SIGTERM)
+
+
+def kill(run_id: str, seconds: float) -> dict[str, Any]:
+    """End all processes of the run at once: crews first, or they would start workers again. Says what is left."""
+    began, killed = time.monotonic(), set()
+    while found := _marked(run_id):
+        for each in sorted(found, key=lambda each: each["what"] != "crew"):
+            killed.add(each["pid"])
+            _end(each["pid"], signal.SIGKILL, group=each["what"] != "child")
+        if time.monotonic() - began > seconds:
+            break
+        time.sleep(0.05)
+    return {"killed": len(killed), "left": found}
+
+
+def _signalled(run_id: str, what: str, number: int) -> dict[str, Any]:
+    found = [each for each in _marked(run_id) if each["what"] == what]
+    for each in found:
+        _end(each["pid"], number)
+    return {"asked": len(found)}
+
+
+def _end(pid: int, number: int, group: bool = False) -> None:
+    try:
+        if group and os.getpgid(pid) == pid:  # crews and workers lead groups of their own
+            os.killpg(pid, number)
+        else:
+            os.kill(pid, number)
+    except OSError:
+        pass
+
+
+def _marked(run_id: str) -> list[dict[str, Any]]:
+    """All processes of the run on this machine, also those that have left their group: the mark stays with them."""
+    found, mark = [], f"{MARK}={run_id}".encode()
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit() or int(entry) == os.getpid():
+            continue
+        try:
+            inner = Path("/proc", entry, "environ").read_bytes().split(b"\0")
+            words = Path("/proc", entry, "cmdline").read_bytes().split(b"\0")
+            stat = Path("/proc", entry, "stat").read_text().rsplit(")", 1)[1].split()
+        except OSError:  # it has ended, or it is another user's
+            continue
+        if mark in inner and stat[0] not in "ZX":
+            what = "crew" if b"fleet.remote.crew" in words else "worker" if b"--worker" in words else "child"
+            found.append({"pid": int(entry), "what": what, "born": stat[19]})
+    return found
+
+
+# -- talking -----------------------------------------------------------------------------------------------------------
+
+
+def become(code: str, module: str, words: list[str]) -> None:
+    """Go on as a module of the project, from the copy of its code, on the same streams."""
+    os.chdir(code)
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    os.execv(sys.executable, [sys.executable, "-u", "-m", module, *words])
+
+
+VERBS = {
+    each.__name__: each
+    for each in (facts, show, seen, unshow, receive, fetch, tidy, start, running, ask_to_end, kill, become)
+}  # fmt: skip
+
+
+def main(prefix: str) -> None:
+    if sys.version_info < (3, 11):  # noqa: UP036 - this file meets whatever Python is there
+        print(prefix + json.dumps({"problem": f"Python {platform.python_version()} is too old; 3.11 is needed"}))
+        return
+    print(prefix + json.dumps({"ready": os.getpid()}), flush=True)
+    for line in sys.stdin.buffer:
+        ask = json.loads(line)
+        try:
+            answer = VERBS[ask["verb"]](**ask["with"]) or {}
+        except Problem as problem:
+            answer = {"problem": str(problem)}
+        except OSError as error:
+            answer = {"problem": f"{error.strerror}: {error.filename}"}
+        print(prefix + json.dumps(answer), flush=True)

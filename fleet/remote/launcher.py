@@ -1,0 +1,226 @@
+"""Start, check, watch and stop a run on all machines: what stands behind launch_to_machines.py."""
+
+import json
+import os
+import re
+import secrets
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fleet.config import FleetConfig, Wrong, lowered, read_json, validated
+from fleet.machines import Machine
+from fleet.remote import preflight
+from fleet.remote.all_machines import Bad, Links
+from fleet.remote.code import Code, pack
+from fleet.remote.door import Door, FarDoor
+from fleet.remote.preflight import Report
+from fleet.remote.route import Route, route_to
+from fleet.start import thread_counts
+
+Scripts = Mapping[str, Sequence[str]]  # method: its script, as Python's words
+
+
+@dataclass(frozen=True)
+class Place:
+    """What the configuration file says about where the run is, without anything that costs an import."""
+
+    file: Path
+    base: str  # as the launching machine calls it
+    project: str
+    algorithm: str
+    local_package: str
+
+    @property
+    def folder(self) -> str:
+        return f"{self.base}/{self.project}"
+
+    def of(self, machine: Machine) -> str:
+        """BASE_DIR as that machine calls it."""
+        return machine.base_dir.rstrip("/") if machine.base_dir else self.base
+
+
+def place(file: Path, algorithm: str, scripts: Scripts) -> Place:
+    value = read_json(file)
+    if not isinstance(value, dict):
+        raise Wrong(f"{file}: an object is expected, {{...}}")
+    keys = lowered(value, str(file))
+    algorithm = algorithm or str(keys.get("algorithm") or "") or next(iter(scripts))
+    if algorithm not in scripts:
+        raise Wrong(f"ALGORITHM {algorithm!r}: the launcher starts {' or '.join(scripts)}")
+    base = os.path.normpath(file.absolute().parent / str(keys.get("base_dir") or "runs"))
+    project = str(keys.get("project_name") or algorithm)
+    package = str(keys.get("local_package") or "")
+    return Place(file, base, project, algorithm, str(file.absolute().parent / package) if package else "")
+
+
+class Launcher:
+    def __init__(
+        self, place: Place, machines: Sequence[Machine], scripts: Scripts, root: Path, seconds: float = 15.0,
+        through: str = "", ssh_config: Path | None = None, strict: bool = False,
+    ) -> None:  # fmt: skip
+        self.place, self.machines, self.scripts = place, machines, scripts
+        self.through, self.strict, self.seconds = through, strict, seconds
+        self.console = Console(width=None if sys.stdout.isatty() else 200)
+        self.code: Code = pack(Path(place.local_package or root))
+        self._root, self._ssh_config = Path(place.local_package or root), ssh_config
+        self._door: Door | FarDoor | None = None
+
+    def links(self, machines: Sequence[Machine] | None = None) -> Links:
+        return Links(self.machines if machines is None else machines, self.seconds, self._ssh_config, self.console)
+
+    # -- the way to the run --------------------------------------------------------------------------------------------
+
+    def door(self, links: Links | None) -> Door | FarDoor:
+        """Here, if this machine sees the disk; or by way of one that does."""
+        if self._door:
+            return self._door
+        if self.sees_disk():
+            self._door = Door(self._root)
+            return self._door
+        if links is None:
+            links = self.links(self._gates())
+        gates = [machine for machine in links.there if machine in self._gates()]
+        if not gates:
+            why = "; ".join(f"{name}: {why}" for name, why in links.bad.items())
+            raise Wrong(f"BASE_DIR {self.place.base} is not on this machine, and none that has it answers: {why}")
+        self._gate = gates[0]
+        self._door = FarDoor(links.fresh(self._gate), self.code.digest, self.code.text)
+        return self._door
+
+    def sees_disk(self) -> bool:
+        return not self.through and Path(self.place.base).parent.is_dir()
+
+    def named(self, name: str) -> Machine:
+        for machine in self.machines:
+            if machine.name == name:
+                return machine
+        raise Wrong(f"no machine is called {name!r}: machines.json names {', '.join(m.name for m in self.machines)}")
+
+    def base_at_door(self) -> str:
+        return self.place.base if isinstance(self._door, Door) else self.place.of(self._gate)
+
+    def open(self, links: Links | None) -> tuple[Door | FarDoor, str]:
+        """The run that is there, and its id."""
+        door = self.door(links)
+        return door, door.ask("open", folder=f"{self.base_at_door()}/{self.place.project}")
+
+    def _gates(self) -> list[Machine]:
+        return [self.named(self.through)] if self.through else list(self.machines)
+
+    # -- looking at the machines ---------------------------------------------------------------------------------------
+
+    def look(self, links: Links, run_id: str) -> list[Report]:
+        """Ask every machine about itself, and all of them about the disk that they should share."""
+        reports = {m.name: Report(m, why=links.bad.get(m.name, "")) for m in self.machines}
+        began = time.time()
+        asked = {"packages": list(self.code.requirements)}
+        for name, facts in links.ask("facts", "looking", lambda m: asked, wait=10).items():
+            if isinstance(facts, Bad):
+                reports[name].why = str(facts)
+            else:
+                reports[name].facts, reports[name].notes = facts, list(links[name].notes)
+                reports[name].clock = facts["clock"] - (began + time.time()) / 2
+        self._look_at_disk(links, reports)
+        if run_id:
+            for name, found in links.ask("running", "looking for workers", lambda m: {"run_id": run_id}).items():
+                reports[name].running = [] if isinstance(found, Bad) else found["processes"]
+        preflight.judge([*reports.values()], self.code.requirements, self.strict)
+        return [*reports.values()]
+
+    def _look_at_disk(self, links: Links, reports: Mapping[str, Report]) -> None:
+        round = secrets.token_hex(6)
+        tokens = {m.name: f"{round}-{n}" for n, m in enumerate(self.machines)}
+        good = [m for m in links.there if not reports[m.name].why]
+
+        def mine(m: Machine) -> dict[str, Any]:
+            return {"base": self.place.of(m), "token": tokens[m.name]}
+
+        shown = links.ask("show", "writing to BASE_DIR", mine, good)
+        for name, got in shown.items():
+            if isinstance(got, Bad):
+                reports[name].why = str(got)
+            else:
+                reports[name].free = got["free"]
+        good = [m for m in good if not reports[m.name].why]
+        all_tokens = [tokens[m.name] for m in good]
+        words = {"tokens": all_tokens, "seconds": 5.0}
+        names = {token: name for name, token in tokens.items()}
+        seen = links.ask("seen", "comparing disks", lambda m: {"base": self.place.of(m), **words}, good, wait=6)
+        for name, got in seen.items():
+            if isinstance(got, Bad):
+                reports[name].why = str(got)
+            else:
+                reports[name].missing, reports[name].after = [names[token] for token in got["missing"]], got["after"]
+        links.ask("unshow", "tidying up", mine, good)
+
+    # -- starting ------------------------------------------------------------------------------------------------------
+
+    def create(self, links: Links | None) -> dict[str, Any]:
+        door = self.door(links)
+        here = isinstance(door, Door)
+        text = "" if here else self._config_text()
+        made: dict[str, Any] = door.ask(
+            "create", command=list(self._command()), file=str(self.place.file.absolute()), text=text
+        )
+        return made
+
+    def _config_text(self) -> str:
+        """For a machine that calls the disk by its own name."""
+        keys = lowered(read_json(self.place.file), str(self.place.file))
+        return json.dumps({key.upper(): value for key, value in keys.items()} | {"BASE_DIR": self.base_at_door()})
+
+    def _command(self) -> Sequence[str]:
+        """In the copy of the code, and here where the launcher's own project lies."""
+        return self.scripts[self.place.algorithm]
+
+    def route(self, machine: Machine) -> Route:
+        return route_to(machine, self._ssh_config)
+
+    def foreseen(self) -> dict[str, Any]:
+        """What `create` would say, as far as it can be known without doing it."""
+        values = lowered(read_json(self.place.file), str(self.place.file))
+        known = {key: value for key, value in values.items() if key in FleetConfig.model_fields}
+        config = validated(FleetConfig, known, str(self.place.file))
+        more = {"operational": config.operational(), "threads": config.threads, "restarts": config.restarts}
+        return {"folder": self.place.folder, "run_id": "RUN-ID", **more}
+
+    def order(self, machine: Machine, made: Mapping[str, Any], launch: int) -> dict[str, Any]:
+        """What its crew is told."""
+        return {
+            "run": f"{self.place.of(machine)}/{self.place.project}", "run_id": made["run_id"], "launch": launch,
+            "machine": file_name(machine.name), "digest": self.code.digest,
+            "command": list(self._command()), "restarts": made["restarts"], "seats": seats(machine),
+            "umask": 0o027 if made["operational"]["group_readable"] else 0o077,
+        }  # fmt: skip
+
+    def start(self, links: Links, machines: Sequence[Machine], made: Mapping[str, Any], launch: int) -> dict[str, Any]:
+        """The code, and then the workers. What each machine answered."""
+        tars = {m.name: f"{self.place.of(m)}/{self.place.project}/{self.code.name}" for m in machines}
+        fetched = links.ask(
+            "fetch", "copying the code", lambda m: {"tar": tars[m.name], "digest": self.code.digest}, machines, wait=30
+        )
+        ready = [m for m in machines if not isinstance(fetched[m.name], Bad)]
+        env = thread_counts(made["threads"])
+
+        def words(m: Machine) -> dict[str, Any]:
+            return {"code": fetched[m.name]["code"], "order": self.order(m, made, launch), "env": {**env, **m.env}}
+
+        return fetched | links.ask("start", "starting its workers", words, ready, wait=10)
+
+
+def file_name(machine: str) -> str:
+    """What its files in the run are called."""
+    return re.sub(r"[^A-Za-z0-9_-]", "-", machine)[:40]
+
+
+def seats(machine: Machine) -> list[dict[str, str]]:
+    """What differs in the environment of each of its workers."""
+    if machine.devices:
+        return [{"CUDA_VISIBLE_DEVICES": str(device)} for device in machine.devices]
+    return [{} for _ in range(machine.workers)]

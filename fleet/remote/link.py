@@ -1,0 +1,97 @@
+"""A conversation with far.py on one machine: it is sent along, asked line by line, and leaves nothing there."""
+
+import json
+import shlex
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import paramiko
+
+from fleet.machines import Machine
+from fleet.remote.route import route_to
+from fleet.remote.ssh import Connection, Unreachable
+from fleet.status import plain
+
+_FAR = Path(__file__).with_name("far.py")
+_BOOT = (
+    "import sys; del sys.path[0]; "
+    "exec(compile(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())), 'far', 'exec')); "
+    "main(sys.argv[1])"
+)
+
+
+class Trouble(Exception):
+    """The machine answers, and says what is wrong there."""
+
+
+def command(machine: Machine, prefix: str) -> str:
+    """What the machine's shell is given. Only `setup` is shell, by design; all other words are quoted."""
+    python = f"exec {shlex.join([machine.python, '-u', '-c', _BOOT, prefix])}"
+    if not machine.setup:
+        return python
+    inner = f"{{ {machine.setup}\n}} && {python}"
+    return f"exec {shlex.join(['bash', '-lc', inner])}"
+
+
+class Link:
+    def __init__(
+        self, machine: Machine, seconds: float, passphrases: Mapping[Path, str], ssh_config: Path | None
+    ) -> None:
+        self.machine, self.seconds = machine, seconds
+        self.prefix = f"@{uuid.uuid4().hex} "  # a setup's own words may stand between the answers
+        self._connection = Connection(route_to(machine, ssh_config), seconds, passphrases, ssh_config)
+        self.notes = self._connection.notes
+        try:
+            self._channel = self._connection.execute(command(machine, self.prefix))
+            self._lines = self._channel.makefile("rb")
+            source = _FAR.read_bytes()
+            self._send(f"{len(source)}\n".encode() + source)
+            self._answer(seconds)
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def ask(self, verb: str, wait: float = 0.0, **words: Any) -> dict[str, Any]:
+        """One question, one answer, which may take `wait` seconds longer than answers usually may."""
+        self._send(json.dumps({"verb": verb, "with": words}).encode() + b"\n")
+        return {} if verb == "become" else self._answer(self.seconds + wait)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _send(self, data: bytes) -> None:
+        try:
+            self._channel.sendall(data)
+        except (OSError, EOFError, paramiko.SSHException):
+            raise self._ended() from None
+
+    def _answer(self, seconds: float) -> dict[str, Any]:
+        self._channel.settimeout(seconds)
+        try:
+            while line := self._lines.readline():
+                text = line.decode(errors="replace")
+                if text.startswith(self.prefix):
+                    answer = json.loads(text[len(self.prefix) :])
+                    if "problem" in answer:
+                        raise Trouble(plain(answer["problem"], 1000))
+                    return dict(answer)
+        except TimeoutError:
+            raise Unreachable(f"no answer within {seconds:g} s") from None
+        except (OSError, EOFError, ValueError, paramiko.SSHException):
+            pass
+        raise self._ended()
+
+    def _ended(self) -> Exception:
+        """Why far.py is not there (any more), from what the shell said last."""
+        if not self._channel.status_event.wait(2.0):  # it comes after the end of the stream
+            return Unreachable("the connection was lost")
+        said = self._channel.makefile_stderr("rb").read(20_000).decode(errors="replace").strip().splitlines()
+        code, last = self._channel.recv_exit_status(), plain(said[-1], 300) if said else ""
+        if code in (126, 127):
+            where = " after its setup line" if self.machine.setup else ""
+            return Trouble(f"its python {self.machine.python!r} does not run there{where}: {last}")
+        if code == -1:
+            return Unreachable("the connection was lost")
+        return Trouble(f"its shell ended with code {code}: {last or 'it said nothing'}")

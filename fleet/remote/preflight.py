@@ -1,0 +1,140 @@
+"""What the machines said about themselves: what would go wrong, what differs, and all of it in one table."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from fleet.machines import Machine
+from fleet.status import plain
+
+_CLOCKS = 5.0  # seconds that two clocks may differ before it is worth a word
+_SHOWN = ("torch", "transformers")  # packages with a column of their own
+
+
+@dataclass
+class Report:
+    """One machine, as far as it could be asked."""
+
+    machine: Machine
+    why: str = ""  # it cannot take part
+    notes: list[str] = field(default_factory=list)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    free: int | None = None
+    missing: list[str] | None = None  # machines whose tokens it does not see
+    after: float = 0.0  # seconds until it saw all of them
+    clock: float = 0.0  # ahead of the launcher's
+    running: list[Mapping[str, Any]] = field(default_factory=list)  # processes of this run
+
+    @property
+    def workers(self) -> int:
+        return sum(each["what"] == "worker" for each in self.running)
+
+
+def judge(reports: Sequence[Report], requirements: Mapping[str, str], strict: bool) -> None:
+    """Fill in what is wrong with each machine and what is worth a word."""
+    known = [report for report in reports if not report.why]
+    for report in known:
+        _packages(report, requirements)
+        _devices(report)
+        if abs(report.clock) > _CLOCKS:
+            report.notes.append(f"its clock is {abs(report.clock):.0f} s {'ahead' if report.clock > 0 else 'behind'}")
+        if report.facts.get("lingers") is False:
+            report.notes.append(
+                "systemd ends what its users started when they log out: run `loginctl enable-linger` there"
+            )
+    _disks(known)
+    for name, of in differing([report for report in known if not report.why]).items():
+        if name not in ("torch", "python"):
+            continue
+        words = f"{name} differs: " + ", ".join(f"{version} on {_names(where)}" for version, where in of.items())
+        for report in known:
+            if strict and not report.why:
+                report.why = words
+            elif not report.why:
+                report.notes.append(f"{words}; results may differ in their last bits")
+
+
+def differing(reports: Sequence[Report]) -> dict[str, dict[str, list[str]]]:
+    """Of each package that is not the same everywhere: who has which version. Python itself counts by its release."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for report in reports:
+        python = str(report.facts.get("python", "")).rpartition(".")[0]
+        for name, version in {"python": python, **report.facts.get("versions", {})}.items():
+            found.setdefault(name, {}).setdefault(version, []).append(report.machine.name)
+    return {name: of for name, of in found.items() if len(of) > 1}
+
+
+def _packages(report: Report, requirements: Mapping[str, str]) -> None:
+    versions = report.facts["versions"]
+    if lacking := [name for name in requirements if not versions.get(name)]:
+        words = " ".join(f"{name}=={requirements[name]}" for name in lacking)
+        report.why = f"its Python lacks {', '.join(lacking)}: {report.facts['executable']} -m pip install {words}"
+
+
+def _devices(report: Report) -> None:
+    there = report.facts["devices"]
+    if lacking := [device for device in report.machine.devices if device >= len(there)]:
+        report.why = report.why or f"device {lacking[0]} is not there: it has {len(there)} accelerators"
+
+
+def _disks(reports: Sequence[Report]) -> None:
+    """Machines that do not see each other's tokens do not share a disk; those who are fewer are named."""
+    if not (asked := [report for report in reports if report.missing is not None]):
+        return
+    names = {report.machine.name for report in asked}
+    groups: dict[frozenset[str], list[Report]] = {}
+    for report in asked:
+        groups.setdefault(frozenset(names - {*(report.missing or [])}), []).append(report)
+    if len(groups) < 2:
+        return
+    largest = max(groups.values(), key=len)
+    several = "; ".join(_names([each.machine.name for each in group]) for group in groups.values())
+    for group in groups.values():
+        if group is largest and len(group) > 1:
+            continue
+        for report in group:
+            report.why = report.why or f"its BASE_DIR is not the same disk: machines that see the same one: {several}"
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+# -- for people --------------------------------------------------------------------------------------------------------
+
+
+def table(reports: Sequence[Report]) -> Table:
+    odd = differing([report for report in reports if report.facts])
+    shown = Table(title="Machines", title_justify="left")
+    for column in ("machine", "Python", *_SHOWN, "cores, memory", "accelerators", "free", "disk", "workers", "says"):
+        shown.add_column(column, overflow="fold", min_width=9 if column == "says" else None)
+    for report in reports:
+        facts = report.facts
+        if not facts:
+            shown.add_row(report.machine.name, *[""] * (len(_SHOWN) + 6), Text(f"NO: {report.why}", style="red"))
+            continue
+        versions = facts["versions"]
+        cells = [_cell(facts["python"], "python" in odd)]
+        cells += [_cell(versions.get(name) or "none", name in odd) for name in _SHOWN]
+        says = [Text(f"NO: {report.why}", style="red")] if report.why else [Text("ready", style="green")]
+        others = [name for name in odd if name not in (*_SHOWN, "python")]
+        notes = report.notes + [f"{name} is {versions[name] or 'missing'} here" for name in others]
+        shown.add_row(
+            report.machine.name, *cells, f"{facts['cores']}, {facts['memory'] / 2**30:.0f} GB",
+            Text(plain(_devices_text(facts["devices"]))), "" if report.free is None else f"{report.free / 1e9:.0f} GB",
+            "" if report.missing is None else f"seen after {report.after:.1f} s" if not report.missing else "another",
+            str(report.workers or ""), Text("\n").join([*says, *(Text(plain(note, 400)) for note in notes)]),
+        )  # fmt: skip
+    return shown
+
+
+def _cell(text: str, odd: bool) -> Text:
+    return Text(plain(text), style="red" if odd else "")
+
+
+def _devices_text(devices: Sequence[str]) -> str:
+    kinds = dict.fromkeys(devices)
+    return "; ".join(f"{devices.count(kind)} x {kind}" for kind in kinds) or "none"

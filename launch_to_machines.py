@@ -1,0 +1,13 @@
+"""Start the run that evolution.json describes on every machine of machines.json, and look after it.
+
+The machines share one disk; SSH and Python are all that they need beside it. Workers go on when this command ends.
+"""
+
+from pathlib import Path
+
+from fleet.remote.commands import main
+
+SCRIPTS = {"edt": ("edt.py",), "diloco": ("diloco.py",)}
+
+if __name__ == "__main__":
+    main(SCRIPTS, Path(__file__).parent, __doc__)
