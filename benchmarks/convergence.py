@@ -63,7 +63,7 @@ def rounds(seed: int) -> list[Trial]:
     inner = BASE["inner_steps"] * BASE["max_generations"]
     return [
         renamed(trial(DILOCO, seed, {**BASE, "inner_steps": h, "max_generations": inner // h}), f"H = {h}")
-        for h in (10, 160)
+        for h in (10, 120)
     ]
 
 

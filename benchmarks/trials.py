@@ -19,15 +19,15 @@ from typing import Any
 from fleet import launches
 from fleet.host import Host
 from fleet.run import create_run, open_run
-from fleet.start import environment, options
+from fleet.start import options, thread_counts
 from fleet.worker import Worker
 from train.config import TrainConfig, TrainRoom
 
 SHAPE = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 2}
 MODEL = {"config": {"model_type": "llama", "tie_word_embeddings": True, **SHAPE}}
 COMMON = {
-    "initial_population": (MODEL,), "vocab_size": 264, "batch_size": 4, "seq_length": 64, "population_size": 8,
-    "eval_sequences": 32, "eval_batch_size": 32, "warmup_steps": 50, "lr": 4e-3, "max_epochs": 2.0,
+    "initial_population": (MODEL,), "vocab_size": 264, "batch_size": 8, "seq_length": 64, "population_size": 8,
+    "eval_sequences": 32, "eval_batch_size": 32, "warmup_steps": 50, "lr": 5.6e-3, "max_epochs": 2.0,
 }  # fmt: skip
 LOOKED_AT = 512  # held-out sequences of the last evaluation
 
@@ -59,7 +59,7 @@ class Result:
 def run(trials: Iterable[Trial], jobs: int = 2) -> Iterator[Result]:
     """Whole runs, so many at a time, each on one core."""
     with tempfile.TemporaryDirectory() as base:
-        os.environ.update(environment(1))
+        os.environ.update(thread_counts(1))
         with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
             yield from pool.map(partial(_one, base), list(trials))
 
@@ -169,14 +169,15 @@ def _moved(folder: Path, config: TrainConfig) -> tuple[float, float]:
 
 # -- the methods that are compared -------------------------------------------------------------------------------------
 
-BASE = {"warm_start_steps": 320, "inner_steps": 40, "max_generations": 24}
-QUICK = {"warm_start_steps": 80, "inner_steps": 20, "max_generations": 12}
+BASE = {"warm_start_steps": 240, "inner_steps": 40, "max_generations": 18}
+QUICK = {"warm_start_steps": 60, "inner_steps": 20, "max_generations": 9}
 TUNED = Path(__file__).with_name("tuned.json")
 METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "synchronous, same total batch": ("diloco", {}),
     "one worker alone, an eighth of the tokens": ("diloco", {}),
     "DiLoCo": ("diloco", {}),
     "EDT, pairs": ("edt", {"selection": "matching", "group_size": 2}),
+    "EDT, pairs along a hypercube": ("edt", {"selection": "hypercube", "group_size": 2}),
     "EDT, groups of 4": ("edt", {"selection": "matching", "group_size": 4}),
     "EDT, hypercube of 4": ("edt", {"selection": "hypercube", "group_size": 4}),
     "EDT, rank": ("edt", {"selection": "rank", "group_size": 2}),

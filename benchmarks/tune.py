@@ -11,28 +11,30 @@ from typing import Any
 from cyclopts import App
 from rich.progress import track
 
-from benchmarks.trials import METHODS, TUNED, run, trial
+from benchmarks.trials import BASE, COMMON, METHODS, TUNED, run, trial
 
 SEED = 101
-RATES = (4e-3, 8e-3, 16e-3)
-ALONE = (2e-3, *RATES)  # of what has no outer step
-OUTER = ((0.7, 0.9), (1.0, 0.8))  # learning rate and momentum of the outer step; at 8e-3 all are tried
+RATES = (4e-3, 5.6e-3, 8e-3)
+ALONE = (2e-3, *RATES, 11e-3)  # of what has no outer step
+USUAL = 5.6e-3  # at which all outer steps are tried
+OUTER = ((0.8, 0.8), (1.0, 0.8), (0.6, 0.85), (0.5, 0.8))  # learning rate and momentum of the outer step
 KEYS = ("lr", "outer_lr", "outer_momentum")
+WITH = json.loads(json.dumps({**COMMON, **BASE}))  # what all were tried with
 app = App(name="python -m benchmarks.tune", help=__doc__, version_flags=[])
 
 
 def candidates(name: str) -> list[dict[str, float]]:
     if name.startswith(("synchronous", "one worker")):
         return [{"lr": lr} for lr in ALONE]
-    tried = [(lr, *OUTER[0]) for lr in RATES] + [(8e-3, *outer) for outer in OUTER[1:]]
+    tried = [(lr, *OUTER[0]) for lr in RATES] + [(USUAL, *outer) for outer in OUTER[1:]]
     return [dict(zip(KEYS, values, strict=True)) for values in tried]
 
 
 @app.default
 def main() -> None:
     tried: dict[str, list[dict[str, Any]]] = {name: [] for name in METHODS}
-    if TUNED.exists():  # what was tried once need not be tried again
-        tried |= json.loads(TUNED.read_text())["tried"]
+    if TUNED.exists() and (before := json.loads(TUNED.read_text()))["with"] == WITH:  # what was tried need not be again
+        tried |= before["tried"]
     known = {name: [{key: each[key] for key in KEYS if key in each} for each in found] for name, found in tried.items()}
     trials = [trial(n, SEED, **keys) for n in METHODS for keys in candidates(n) if keys not in known[n]]
     for result in track(run(trials), "tuning", len(trials)):
@@ -41,7 +43,7 @@ def main() -> None:
         print(result.trial.name, tried[result.trial.name][-1], flush=True)
     best = {name: min(found, key=lambda each: each["loss"]) for name, found in tried.items()}
     chosen = {name: {key: each[key] for key in KEYS if key in each} for name, each in best.items()}
-    TUNED.write_text(json.dumps({"seed": SEED, "chosen": chosen, "tried": tried}, indent=1) + "\n")
+    TUNED.write_text(json.dumps({"seed": SEED, "with": WITH, "chosen": chosen, "tried": tried}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -108,6 +108,7 @@ def made(config: FleetConfig, where: Path) -> int:
     store, new = create_run(base, config.project_name, config.bound(), Host())
     known = {"folder": str(base / config.project_name), "run_id": store.run_id, "new": new}
     more = {"operational": config.operational(), "threads": config.threads, "restarts": config.restarts}
+    more["workers"] = config.num_machines
     print(json.dumps(known | more))
     return 0
 

@@ -1,10 +1,11 @@
 """The command line of launch_to_machines.py."""
 
+import json
 import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +18,7 @@ from fleet import faults
 from fleet import machines as machines_file
 from fleet.config import Wrong
 from fleet.machines import Machine
-from fleet.remote import preflight, shown
+from fleet.remote import engines, preflight, shown
 from fleet.remote.all_machines import Bad, Links
 from fleet.remote.door import Door, FarDoor
 from fleet.remote.launcher import Launcher, Scripts, file_name, place
@@ -65,6 +66,29 @@ class Common:
     "Refuse machines whose torch or Python differ."
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Via:
+    """Who starts the processes, if not SSH."""
+
+    via: Annotated[list[str], Parameter(consume_multiple=True)] = field(default_factory=list)
+    "`ray [ADDRESS]` or `slurm`: an engine that is there already starts the workers. machines.json is not read."
+    python: str = sys.executable
+    "Slurm: the Python on its nodes."
+    slurm: Annotated[list[str], Parameter(negative="")] = field(default_factory=list)
+    "Slurm: further options of sbatch, such as --slurm=--partition=gpu."
+
+    @property
+    def engine(self) -> str:
+        if self.via and self.via[0] not in ("ray", "slurm") or len(self.via) > 1 + (self.via[:1] == ["ray"]):
+            raise Wrong(f"--via {' '.join(self.via)}: `ray`, `ray ADDRESS` or `slurm` is expected")
+        return self.via[0] if self.via else ""
+
+    @property
+    def address(self) -> str:
+        return self.via[1] if len(self.via) > 1 else ""
+
+
 def main(scripts: Scripts, root: Path, about: str, arguments: list[str] | None = None) -> None:
     name = f"python {Path(sys.argv[0]).name}"
     app = App(name=name, help=about, help_epilogue=_EXAMPLES.format(name=name), version_flags=[])
@@ -86,10 +110,11 @@ class Commands:
     def __init__(self, scripts: Scripts, root: Path) -> None:
         self._scripts, self._root = scripts, root
 
-    def _launcher(self, common: Common) -> Launcher:
+    def _launcher(self, common: Common, machines: bool = True) -> Launcher:
         return Launcher(
-            place(common.config, common.algorithm, self._scripts), machines_file.load(common.machines), self._scripts,
-            self._root, common.timeout, common.through, common.ssh_config, common.strict,
+            place(common.config, common.algorithm, self._scripts),
+            machines_file.load(common.machines) if machines else (),
+            self._scripts, self._root, common.timeout, common.through, common.ssh_config, common.strict,
         )  # fmt: skip
 
     # -- starting ------------------------------------------------------------------------------------------------------
@@ -103,9 +128,13 @@ class Commands:
         min_machines: Annotated[
             int, Parameter(help="With fewer machines nothing is started.", validator=Number(gte=1))
         ] = 1,
+        via: Via = Via(),
     ) -> int:
         """Check all machines, give them the code, start their workers, and watch until Ctrl-C; they go on."""
-        launcher = self._launcher(common)
+        launcher = self._launcher(common, machines=not via.engine)
+        if via.engine:
+            working = _handed_over(launcher, via, dry_run)
+            return _watched(launcher) if working and not detach and not dry_run else 0
         if dry_run:
             shown.plan(launcher)
             return 0
@@ -113,10 +142,11 @@ class Commands:
             here = launcher.sees_disk()
             made = aside.submit(launcher.create, None) if here else None
             with launcher.links() as links:
-                code = _started(launcher, links, made.result() if made else launcher.create(links), min_machines)
-        if detach or code > 1:
-            return min(code, 1)
-        return max(code, _watched(launcher))
+                known = made.result() if made else launcher.create(links)
+                started = _started(launcher, links, known, min_machines)
+        if detach or not started.working:
+            return started.code
+        return max(started.code, _watched(launcher))
 
     def check(self, *, common: Common = Common()) -> int:
         """Look at all machines: can each be reached, has it what is needed, is the disk the same? Starts nothing."""
@@ -169,9 +199,12 @@ class Commands:
     def stop(
         self, *, common: Common = Common(),
         now: Annotated[bool, Parameter(negative="", help="Kill all their processes at once.")] = False,
+        via: Via = Via(),
     ) -> int:  # fmt: skip
         """Ask all workers to end at their next step and keep what they have; the run can go on later."""
-        launcher = self._launcher(common)
+        launcher = self._launcher(common, machines=not via.engine)
+        if via.engine:
+            return _taken_back(launcher, via, now)
         with launcher.links() as links:
             door, run_id = launcher.open(links)
             door.ask("stop", why="stopped by its user")
@@ -190,9 +223,9 @@ class Commands:
             if machine in links.bad:
                 raise Wrong(f"{machine}: {links.bad[machine]}")
             left = _ended(launcher, links, [chosen], made["run_id"], now, quietly=not now)
-            if left.get(machine):
+            if isinstance(got := left.get(machine), Bad) or got and got["left"]:
                 raise Wrong(f"{machine}: its processes do not end; try --now")
-            return _started(launcher, links, made, 1, only=[chosen])
+            return _started(launcher, links, made, 1, only=[chosen]).code
 
     def clean(self, *, common: Common = Common()) -> int:
         """Remove old code and dead drafts from the disk and the machines. Refused while anybody works."""
@@ -211,20 +244,30 @@ class Commands:
         return 0
 
 
-def _started(
-    launcher: Launcher, links: Links, made: dict[str, Any], least: int, only: Sequence[Machine] | None = None
-) -> int:
-    """Start the workers wherever none are; 0 all machines, 1 some, 2 none."""
-    door, console = launcher.door(links), launcher.console
-    state = door.ask("state")
+@dataclass(frozen=True)
+class Started:
+    code: int  # 1: not on all machines
+    working: bool  # somewhere
+
+
+def _may_start(state: dict[str, Any], made: dict[str, Any]) -> bool:
     print(f"{'New run' if made['new'] else 'The run'} {made['folder']}", flush=True)
     if state["over"]:
         print("The run is over. To start another one, choose another PROJECT_NAME. Its last round:")
         print(*(f"  {plain(line)}" for line in state["last"]), sep="\n")
-        return 0
-    if state["ended"]:
+    elif state["ended"]:
         print(f"The run was ended: {plain(state['why'])}")
-        return 2
+    return not (state["over"] or state["ended"])
+
+
+def _started(
+    launcher: Launcher, links: Links, made: dict[str, Any], least: int, only: Sequence[Machine] | None = None
+) -> Started:
+    """Start the workers wherever none are."""
+    door, console = launcher.door(links), launcher.console
+    state = door.ask("state")
+    if not _may_start(state, made):
+        return Started(0 if state["over"] else 1, False)
     reports = launcher.look(links, made["run_id"])
     console.print(preflight.table(reports))
     running = [report for report in reports if report.running]
@@ -232,10 +275,10 @@ def _started(
     if state["why"] and running:
         names = ", ".join(report.machine.name for report in running)
         print(f"Workers on {names} were asked to stop and still finish: try again soon, or `stop --now` first.")
-        return 2
+        return Started(1, False)
     if len(wanted) + len(running) < least or not wanted and not running:
         print(f"{len(wanted) + len(running)} of {len(reports)} machines are ready; nothing was started.")
-        return 2
+        return Started(1, False)
     joined = {r.machine.name: {"already": r.running} for r in running}
     answers: dict[str, Any] = dict(joined)
     if wanted:
@@ -247,7 +290,50 @@ def _started(
     listed = list(launcher.machines if only is None else only)
     console.print(shown.started(listed, answers, {report.machine.name: report.why for report in reports}))
     bad = [m for m in listed if isinstance(answers.get(m.name, Bad()), Bad)]
-    return 0 if not bad else 1 if len(bad) < len(listed) else 2
+    return Started(int(bool(bad)), len(bad) < len(listed))
+
+
+def _handed_over(launcher: Launcher, via: Via, dry_run: bool) -> bool:
+    """Let an engine start the workers; says whether any work now."""
+    if not launcher.sees_disk():
+        raise Wrong(f"BASE_DIR {launcher.place.base}: --via {via.engine} needs it on this machine")
+    if dry_run:
+        made = launcher.foreseen()
+        if via.engine == "slurm":
+            print(engines.slurm_script(launcher, made, 1, made["workers"], via.python, via.slurm))
+        else:
+            print(f"On each accelerator of the Ray cluster {via.address}, or each node without one, an actor runs:")
+            print(json.dumps(engines.words(launcher, made, 1, "SEAT", leash=True), indent=1))
+        return False
+    made, door = launcher.create(None), launcher.door(None)
+    state = door.ask("state")
+    if not _may_start(state, made):
+        return False
+    door.ask("keep_code", digest=launcher.code.digest, data=launcher.code.text)
+    launch = door.ask("begin", operational=made["operational"], digest=launcher.code.digest, joining=False)["launch"]
+    print(f"Launch {launch}", flush=True)
+    if via.engine == "slurm":
+        script = engines.slurm_script(launcher, made, launch, made["workers"], via.python, via.slurm)
+        print(f"Slurm job {engines.submit(script)}", flush=True)
+    else:
+        print(*engines.start_on_ray(launcher, made, launch, via.address), sep="\n", flush=True)
+    return True
+
+
+def _taken_back(launcher: Launcher, via: Via, now: bool) -> int:
+    door, run_id = launcher.open(None)
+    launch = door.ask("stop", why="stopped by its user")
+    if now and via.engine == "ray":
+        print(f"{engines.end_on_ray(run_id, via.address)} actors killed")
+    elif now:
+        engines.cancel(launcher.place.project)
+    print("Waiting for the workers to end. Ctrl-C stops waiting.", flush=True)
+    while True:
+        crews = [crew for crew in door.ask("crews") if crew.get("launch") == launch]
+        if all(seat.get("code") is not None for crew in crews for seat in crew.get("seats", [])):
+            print("No worker is left.")
+            return 0
+        time.sleep(0.5)
 
 
 def _ended(

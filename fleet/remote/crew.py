@@ -42,10 +42,10 @@ class Crew:
         self.posts = [Post(number, env=env) for number, env in enumerate(order["seats"])]
         self.workers = _folder_of(order["run"], order["run_id"])
         self.signals = self.passed_on = 0
-        self.lock = _only_one(order["locks"], order["run_id"])
+        self.lock = _only_one(order["locks"], order["lock"])
 
     def run(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
             signal.signal(number, self._signal)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         for post in self.posts:
@@ -109,7 +109,7 @@ class Crew:
     kills = 0
 
     def _forward(self) -> None:
-        """The first signal lets each worker end at its next step, the second ends it at once."""
+        """The first signal lets each worker end at its next step; the second, or a SIGQUIT, ends it at once."""
         if self.signals == self.passed_on:
             return
         self.passed_on = self.signals
@@ -121,8 +121,8 @@ class Crew:
             elif post.code is None:
                 post.code = 130
 
-    def _signal(self, *_: Any) -> None:
-        self.signals += 1
+    def _signal(self, number: int, _: Any) -> None:
+        self.signals += 2 if number == signal.SIGQUIT else 1
 
     # -- what people read ----------------------------------------------------------------------------------------------
 
@@ -162,9 +162,9 @@ def _folder_of(run: str, run_id: str) -> int:
     return handle
 
 
-def _only_one(folder: str, run_id: str) -> IO[str]:
-    """One crew of a run on one machine; the lock ends with this process."""
-    file = Path(folder, f"{run_id}.lock").open("a")
+def _only_one(folder: str, name: str) -> IO[str]:
+    """No second crew in the same place; the lock ends with this process."""
+    file = Path(folder, f"{name}.lock").open("a")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

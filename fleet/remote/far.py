@@ -7,11 +7,13 @@ of the project only from a copy whose hash came over SSH too.
 from __future__ import annotations
 
 import base64
+import ctypes
 import hashlib
 import io
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import socket
@@ -260,21 +262,40 @@ def start(code: str, order: dict[str, Any], env: dict[str, str]) -> dict[str, An
     """Start a crew from the copy of the code, which lives on without us; wait until it has started its workers."""
     if running := _marked(order["run_id"]):
         return {"already": running}
-    inner = {**os.environ, **env, MARK: order["run_id"], "PYTHONDONTWRITEBYTECODE": "1"}
     crew = subprocess.Popen(
-        [sys.executable, "-S", "-m", "fleet.remote.crew"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        cwd=code, env=inner, start_new_session=True,
+        _CREW, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        cwd=code, env=_environment(order, env), start_new_session=True,
     )  # fmt: skip
     assert crew.stdin and crew.stdout
-    locks = str(_cache("locks"))
-    crew.stdin.write(json.dumps({**order, "python": sys.executable, "code": code, "locks": locks}).encode())
+    crew.stdin.write(_order(order, code))
     crew.stdin.close()
     said = crew.stdout.readline().decode(errors="replace").strip()
     if said.startswith("{"):
         return dict(json.loads(said))
     rest = said + "\n" + crew.stdout.read(4000).decode(errors="replace")
     raise Problem(f"no worker could be started: {rest.strip().splitlines()[-1] if rest.strip() else 'it said nothing'}")
+
+
+def hold(tar: str, digest: str, order: dict[str, Any], env: dict[str, str], leash: bool) -> None:
+    """Be a crew in this process's place: for engines that start processes themselves, several on a machine."""
+    code = fetch(tar, digest)["code"]
+    if leash:  # when the parent is gone, the crew is asked to end
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+    order["machine"] = re.sub(r"[^A-Za-z0-9_-]", "-", f"{socket.gethostname()}-{order['machine']}")[:40]
+    reader, writer = os.pipe()
+    os.write(writer, _order(order, code))
+    os.close(writer)
+    os.dup2(reader, 0)
+    os.chdir(code)
+    os.execve(_CREW[0], _CREW, _environment(order, env))
+
+
+def _environment(order: dict[str, Any], env: dict[str, str]) -> dict[str, str]:
+    return {**os.environ, **env, MARK: order["run_id"], "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def _order(order: dict[str, Any], code: str) -> bytes:
+    return json.dumps({**order, "python": sys.executable, "code": code, "locks": str(_cache("locks"))}).encode()
 
 
 def running(run_id: str) -> dict[str, Any]:
@@ -287,8 +308,11 @@ def ask_to_end(run_id: str) -> dict[str, Any]:
 
 
 def kill(run_id: str, seconds: float) -> dict[str, Any]:
-    """End all processes of the run at once: crews first, or they would start workers again. Says what is left."""
+    """End all processes of the run at once, by their crews, which write it down, or in spite of them."""
     began, killed = time.monotonic(), set()
+    _signalled(run_id, "crew", signal.SIGQUIT)
+    while time.monotonic() - began < 1.0 and _marked(run_id):
+        time.sleep(0.05)
     while found := _marked(run_id):
         for each in sorted(found, key=lambda each: each["what"] != "crew"):
             killed.add(each["pid"])
@@ -344,6 +368,7 @@ def become(code: str, module: str, words: list[str]) -> None:
     os.execv(sys.executable, [sys.executable, "-u", "-m", module, *words])
 
 
+_CREW = [sys.executable, "-S", "-m", "fleet.remote.crew"]
 VERBS = {
     each.__name__: each
     for each in (facts, show, seen, unshow, receive, fetch, tidy, start, running, ask_to_end, kill, become)

@@ -188,7 +188,7 @@ class Launcher:
         known = {key: value for key, value in values.items() if key in FleetConfig.model_fields}
         config = validated(FleetConfig, known, str(self.place.file))
         more = {"operational": config.operational(), "threads": config.threads, "restarts": config.restarts}
-        return {"folder": self.place.folder, "run_id": "RUN-ID", **more}
+        return {"folder": self.place.folder, "run_id": "RUN-ID", "workers": config.num_machines, **more}
 
     def order(self, machine: Machine, made: Mapping[str, Any], launch: int) -> dict[str, Any]:
         """What its crew is told."""
@@ -196,6 +196,7 @@ class Launcher:
             "run": f"{self.place.of(machine)}/{self.place.project}", "run_id": made["run_id"], "launch": launch,
             "machine": file_name(machine.name), "digest": self.code.digest,
             "command": list(self._command()), "restarts": made["restarts"], "seats": seats(machine),
+            "lock": made["run_id"],
             "umask": 0o027 if made["operational"]["group_readable"] else 0o077,
         }  # fmt: skip
 
