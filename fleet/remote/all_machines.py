@@ -66,7 +66,7 @@ class Links:
         self._ssh_config = ssh_config
         self._open: dict[str, Link] = {}
         self.bad: dict[str, str] = {}
-        self._passphrases: dict[Path, str] = {}
+        self._passphrases: dict[Path, bytes] = {}
         self._connect(machines)
 
     def __enter__(self) -> "Links":
@@ -123,7 +123,7 @@ class Links:
                 self._open[name] = got
         if locked and (asked := [key for key in dict.fromkeys(locked.values()) if key not in self._passphrases]):
             for key in asked:
-                self._passphrases[key] = getpass.getpass(f"Passphrase of {key}: ")
+                self._passphrases[key] = getpass.getpass(f"Passphrase of {key}: ").encode()
             self._connect([machine for machine in machines if machine.name in locked])
         elif locked:
             self.bad |= {name: f"the passphrase of {key} is wrong" for name, key in locked.items()}

@@ -1,6 +1,7 @@
 """The command line of launch_to_machines.py."""
 
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -90,6 +91,7 @@ class Via:
 
 
 def main(scripts: Scripts, root: Path, about: str, arguments: list[str] | None = None) -> None:
+    os.umask(0o077)
     name = f"python {Path(sys.argv[0]).name}"
     app = App(name=name, help=about, help_epilogue=_EXAMPLES.format(name=name), version_flags=[])
     commands = Commands(scripts, root)
@@ -156,8 +158,8 @@ class Commands:
             door.ask("base", base=launcher.base_at_door())
             run_id = door.ask("peek", folder=f"{launcher.base_at_door()}/{launcher.place.project}")
             reports = launcher.look(links, run_id)
-        launcher.console.print(preflight.table(reports))
-        return int(any(report.why for report in reports))
+        launcher.console.print(preflight.table(reports), *filter(None, [launcher.stranger]))
+        return int(any(report.why for report in reports) or bool(launcher.stranger))
 
     # -- watching ------------------------------------------------------------------------------------------------------
 
@@ -270,6 +272,8 @@ def _started(
         return Started(0 if state["over"] else 1, False)
     reports = launcher.look(links, made["run_id"])
     console.print(preflight.table(reports))
+    if launcher.stranger:
+        raise Wrong(launcher.stranger)
     running = [report for report in reports if report.running]
     wanted = [r.machine for r in reports if not r.why and not r.running and (only is None or r.machine in only)]
     if state["why"] and running:

@@ -37,6 +37,7 @@ class Problem(Exception):
 
 
 def facts(packages: list[str]) -> dict[str, Any]:
+    _cache("code")  # it must be there to start anything
     return {
         "host": socket.gethostname(),
         "python": platform.python_version(),

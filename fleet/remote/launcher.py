@@ -15,7 +15,7 @@ from rich.console import Console
 
 from fleet.config import FleetConfig, Wrong, lowered, read_json, validated
 from fleet.machines import Machine
-from fleet.remote import preflight
+from fleet.remote import far, preflight
 from fleet.remote.all_machines import Bad, Links
 from fleet.remote.code import Code, pack
 from fleet.remote.door import Door, FarDoor
@@ -68,6 +68,7 @@ class Launcher:
         self.through, self.strict, self.seconds = through, strict, seconds
         self.console = Console(width=None if sys.stdout.isatty() else 200)
         self.code: Code = pack(Path(place.local_package or root))
+        self.stranger = ""  # why this machine's own BASE_DIR is not the one of the others
         self._root, self._ssh_config = Path(place.local_package or root), ssh_config
         self._door: Door | FarDoor | None = None
 
@@ -126,17 +127,25 @@ class Launcher:
             else:
                 reports[name].facts, reports[name].notes = facts, list(links[name].notes)
                 reports[name].clock = facts["clock"] - (began + time.time()) / 2
-        self._look_at_disk(links, reports)
+        here = Report(Machine(host="localhost", name="this-machine"))
+        self._look_at_disk(links, reports, here)
         if run_id:
             for name, found in links.ask("running", "looking for workers", lambda m: {"run_id": run_id}).items():
                 reports[name].running = [] if isinstance(found, Bad) else found["processes"]
-        preflight.judge([*reports.values()], self.code.requirements, self.strict)
+        preflight.judge([*reports.values()], here, self.code.requirements, self.strict)
+        if here.why:
+            raise Wrong(
+                f"BASE_DIR {self.place.base} here is not the disk that the machines share: use --through MACHINE"
+            )
         return [*reports.values()]
 
-    def _look_at_disk(self, links: Links, reports: Mapping[str, Report]) -> None:
+    def _look_at_disk(self, links: Links, reports: Mapping[str, Report], here: Report) -> None:
         round = secrets.token_hex(6)
         tokens = {m.name: f"{round}-{n}" for n, m in enumerate(self.machines)}
         good = [m for m in links.there if not reports[m.name].why]
+        mine_here = f"{round}-here"
+        if self.sees_disk():
+            far.show(self.place.base, mine_here)
 
         def mine(m: Machine) -> dict[str, Any]:
             return {"base": self.place.of(m), "token": tokens[m.name]}
@@ -148,15 +157,18 @@ class Launcher:
             else:
                 reports[name].free = got["free"]
         good = [m for m in good if not reports[m.name].why]
-        all_tokens = [tokens[m.name] for m in good]
+        all_tokens = [tokens[m.name] for m in good] + ([mine_here] if self.sees_disk() else [])
         words = {"tokens": all_tokens, "seconds": 5.0}
-        names = {token: name for name, token in tokens.items()}
+        names = {token: name for name, token in tokens.items()} | {mine_here: here.machine.name}
         seen = links.ask("seen", "comparing disks", lambda m: {"base": self.place.of(m), **words}, good, wait=6)
         for name, got in seen.items():
             if isinstance(got, Bad):
                 reports[name].why = str(got)
             else:
                 reports[name].missing, reports[name].after = [names[token] for token in got["missing"]], got["after"]
+        if self.sees_disk():
+            here.missing = [names[token] for token in far.seen(self.place.base, all_tokens, 5.0)["missing"]]
+            far.unshow(self.place.base, mine_here)
         links.ask("unshow", "tidying up", mine, good)
 
     # -- starting ------------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ def command(machine: Machine, prefix: str) -> str:
 
 class Link:
     def __init__(
-        self, machine: Machine, seconds: float, passphrases: Mapping[Path, str], ssh_config: Path | None
+        self, machine: Machine, seconds: float, passphrases: Mapping[Path, bytes], ssh_config: Path | None
     ) -> None:
         self.machine, self.seconds = machine, seconds
         self.prefix = f"@{uuid.uuid4().hex} "  # a setup's own words may stand between the answers

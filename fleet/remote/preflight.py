@@ -33,8 +33,8 @@ class Report:
         return sum(each["what"] == "worker" for each in self.running)
 
 
-def judge(reports: Sequence[Report], requirements: Mapping[str, str], strict: bool) -> None:
-    """Fill in what is wrong with each machine and what is worth a word."""
+def judge(reports: Sequence[Report], here: Report, requirements: Mapping[str, str], strict: bool) -> None:
+    """Fill in what is wrong with each machine and what is worth a word; `here` is the launching one."""
     known = [report for report in reports if not report.why]
     for report in known:
         _packages(report, requirements)
@@ -45,7 +45,7 @@ def judge(reports: Sequence[Report], requirements: Mapping[str, str], strict: bo
             report.notes.append(
                 "systemd ends what its users started when they log out: run `loginctl enable-linger` there"
             )
-    _disks(known)
+    _disks([here, *known])
     for name, of in differing([report for report in known if not report.why]).items():
         if name not in ("torch", "python"):
             continue
@@ -91,12 +91,14 @@ def _disks(reports: Sequence[Report]) -> None:
     if len(groups) < 2:
         return
     largest = max(groups.values(), key=len)
-    several = "; ".join(_names([each.machine.name for each in group]) for group in groups.values())
+    several = " / ".join(_names([each.machine.name for each in group]) for group in groups.values())
     for group in groups.values():
         if group is largest and len(group) > 1:
             continue
         for report in group:
-            report.why = report.why or f"its BASE_DIR is not the same disk: machines that see the same one: {several}"
+            report.why = (
+                report.why or f"its BASE_DIR is another disk than that of others; the same one is seen by: {several}"
+            )
 
 
 def _names(names: Sequence[str]) -> str:

@@ -14,6 +14,8 @@ from fleet.remote.link import command
 from fleet.start import thread_counts
 from fleet.status import plain
 
+_ENDINGS = {0: "the run is over", 3: "it was told to stop", 130: "it was asked to end"}
+
 
 def plan(launcher: Launcher) -> None:
     """For every machine exactly what would be done. Nobody is asked, nothing is written."""
@@ -66,9 +68,10 @@ def crews(found: Sequence[Mapping[str, Any]]) -> Table:
     for crew in found:
         for seat in [each for each in crew.get("seats", []) if isinstance(each, dict)][:64]:
             code = seat.get("code")
+            said = _ENDINGS.get(code) or seat.get("said") or ""  # type: ignore[arg-type]
             now = "ended" if code is not None else "at work, when its crew last wrote"
             words = (crew.get("machine"), crew.get("host"), crew.get("launch"), seat.get("name"), seat.get("pid"))
-            table.add_row(*(Text(plain(word, 80)) for word in (*words, seat.get("said") or "", now)))
+            table.add_row(*(Text(plain(word, 80)) for word in (*words, said, now)))
     return table
 
 

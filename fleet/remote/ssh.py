@@ -32,7 +32,7 @@ class Connection:
     """To one host, perhaps through others. A command's standard streams are all that it gives."""
 
     def __init__(
-        self, route: Route, seconds: float, passphrases: Mapping[Path, str], ssh_config: Path | None = None
+        self, route: Route, seconds: float, passphrases: Mapping[Path, bytes], ssh_config: Path | None = None
     ) -> None:
         self.route, self.seconds = route, seconds
         self._before: Connection | None = None
@@ -63,7 +63,7 @@ class Connection:
 
     # -- getting there -------------------------------------------------------------------------------------------------
 
-    def _connect(self, passphrases: Mapping[Path, str], ssh_config: Path | None) -> None:
+    def _connect(self, passphrases: Mapping[Path, bytes], ssh_config: Path | None) -> None:
         stream = self._stream(passphrases, ssh_config)
         try:
             self._transport = paramiko.Transport(stream)
@@ -81,7 +81,7 @@ class Connection:
     def _transport_speaks(self) -> bool:
         return bool(self._transport and self._transport.remote_version)
 
-    def _stream(self, passphrases: Mapping[Path, str], ssh_config: Path | None) -> socket.socket:
+    def _stream(self, passphrases: Mapping[Path, bytes], ssh_config: Path | None) -> socket.socket:
         """A socket, or what stands for one."""
         if self.route.proxy:
             proxy: socket.socket = paramiko.ProxyCommand(self.route.proxy)  # type: ignore[assignment]
@@ -139,7 +139,7 @@ class Connection:
 
     # -- logging in ----------------------------------------------------------------------------------------------------
 
-    def _log_in(self, passphrases: Mapping[Path, str]) -> None:
+    def _log_in(self, passphrases: Mapping[Path, bytes]) -> None:
         assert self._transport
         tried, locked = 0, list[Path]()
         for key in self._keys(passphrases, locked):
@@ -155,7 +155,7 @@ class Connection:
         names = ", ".join(str(file) for file in self.route.keys if file.is_file()) or "no key file"
         raise Unreachable(f"{self.route}: it takes none of the keys ({names}, and the agent's); try `ssh-copy-id`")
 
-    def _keys(self, passphrases: Mapping[Path, str], locked: list[Path]) -> Iterator[paramiko.PKey]:
+    def _keys(self, passphrases: Mapping[Path, bytes], locked: list[Path]) -> Iterator[paramiko.PKey]:
         """The agent's first, as OpenSSH does. Encrypted ones without a passphrase are noted."""
         files = {_public(file): file for file in self.route.keys if file.is_file()}
         for key in _of_agent() if self.route.agent else ():
@@ -164,7 +164,7 @@ class Connection:
                 yield key
         for file in files.values():
             try:
-                yield paramiko.PKey.from_path(file, passphrases.get(file))
+                yield paramiko.PKey.from_path(file, passphrases.get(file))  # type: ignore[arg-type]  # it wants bytes
             except (paramiko.PasswordRequiredException, TypeError):
                 locked.append(file)
             except (paramiko.SSHException, paramiko.pkey.UnknownKeyType, ValueError, OSError) as error:

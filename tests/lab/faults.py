@@ -1,0 +1,44 @@
+"""A machine whose view of the shared disk has misfortunes, of which the others notice nothing."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.lab.machines import Machine
+
+PROJECT = Path(__file__).resolve().parents[2]
+BACKING, CONTROL = "/run/backing", "/run/faults.json"
+
+
+def why_not() -> str:
+    """Why there can be no such disk here, where there can be a lab; empty if there can."""
+    try:
+        import mfusepy  # noqa: F401
+    except (ImportError, OSError, AttributeError) as error:
+        return f"misfortunes of the shared disk need mfusepy and Debian's fuse3: {error}"
+    return "" if os.path.exists("/dev/fuse") else "misfortunes of the shared disk need /dev/fuse"
+
+
+class Faults:
+    """Of a machine's shared disk, from now until its next boot; none at first. Whatever runs there is to start later."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine, shared = machine, machine.lab.shared
+        self.are()
+        machine.do(f"mkdir {BACKING}; mount --bind {shared} {BACKING}")
+        program = f"{sys.executable} -m tests.lab.faultfs {BACKING} {shared} {CONTROL}"
+        machine.do(f"cd {PROJECT}; {program} >/run/faults.log 2>&1")
+
+    def are(self, *rules: dict[str, Any], **beliefs: Any) -> None:
+        """The misfortunes from now on, as faultfs.py tells them."""
+        control = self._machine.root / CONTROL[1:]
+        draft = control.with_suffix(".draft")
+        draft.write_text(json.dumps({**beliefs, "rules": rules}))
+        draft.rename(control)
+
+    def struck(self) -> list[str]:
+        """The calls that met one, such as "write /runs/x": on which a test has to insist."""
+        log = self._machine.root / f"{CONTROL[1:]}.struck"
+        return log.read_text().splitlines() if log.exists() else []

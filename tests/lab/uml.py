@@ -1,0 +1,178 @@
+"""Machines that are kernels of their own: user-mode Linux, each with its own NFS client, clock, memory and sshd.
+
+A machine sees the files of the box through hostfs, and what it writes stays in its own memory. The folders of which
+everybody has their own are empty there (/home, /mnt, /root, /run, /tmp), but for the project and its Python.
+"""
+
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.lab.network import ip
+
+PROJECT = Path(__file__).resolve().parents[2]
+BOOT = Path(__file__).with_name("uml.sh")
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+MEMORY = 512  # MiB that a machine may use; it takes from the box what it has touched
+BOOTS_WITHIN = 60.0  # seconds; five are usual
+
+# The kernel finds the machine's folder and keeps its memory where nobody but this process sees it.
+_POWER = f"""
+cd "$1"
+mount -t tmpfs -o size=100% memory /run
+mkdir /run/machine
+mount --bind . /run/machine
+TMPDIR=/run linux.uml mem={MEMORY}M umid=kernel uml_dir=/run/ rootfstype=hostfs rootflags=/ ro init=/run/machine/boot \\
+  con=null con0=null,fd:1 quiet vec0:transport=tap,ifname="$2",depth=128,gro=1 </dev/null >console 2>&1 &
+"""
+
+
+class Held:
+    """A shell in namespaces of its own, or inside others'. It waits on a pipe when its script is done; when that is
+    closed, however its holder ends, all that it has started is killed."""
+
+    def __init__(self, script: str, *arguments: str, apart: tuple[str, ...] = (), inside: "Held | None" = None) -> None:
+        unshare = [*(inside.enter if inside else ()), "unshare", "--pid", "--fork", "--kill-child", *apart]
+        self._process = subprocess.Popen(
+            [*unshare, "sh", "-ec", f"{script}\necho ready\nread leash", "sh", *arguments],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            start_new_session=True, env={"PATH": PATH},
+        )  # fmt: skip
+        self.pid = self._process.pid
+        assert self._process.stdout
+        said = list[str]()
+        for line in self._process.stdout:
+            if line == "ready\n":
+                return
+            said.append(line)
+        self.end()
+        raise OSError("".join(said))
+
+    @property
+    def enter(self) -> list[str]:
+        """What stands before a command in these namespaces."""
+        return ["nsenter", "-t", str(self.pid), "-n", "-m", "-u", "--"]
+
+    def freeze(self) -> None:
+        os.killpg(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.killpg(self.pid, signal.SIGCONT)
+
+    def end(self) -> None:
+        if self._process.poll() is None:
+            self.thaw()
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.close()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+
+class Machine:
+    """Off at first. Its line to the switch is a tap that has its name there."""
+
+    def __init__(self, name: str, address: str, switch: Held, folder: Path, ssh_config: Path) -> None:
+        self.name, self.address, self.folder = name, address, folder
+        self._switch, self._ssh = switch, ["ssh", "-F", str(ssh_config), name]
+        self._power: Held | None = None
+        ip([f"tuntap add {name} mode tap", f"link set {name} master switch up"], switch.pid)
+
+    @property
+    def home(self) -> Path:
+        return Path(f"/home/w-{self.name}")
+
+    def furnish(self, settings: dict[str, str], hosts: str, authorized: str) -> str:
+        """Its folder, with all that it is to know when it boots; returns its public host key."""
+        self.folder.mkdir()
+        settings |= {"NAME": self.name, "ADDRESS": self.address, "SEEN": " ".join(_seen())}
+        (self.folder / "settings").write_text("".join(f"{key}={shlex.quote(settings[key])}\n" for key in settings))
+        (self.folder / "hosts").write_text(hosts)
+        (self.folder / "authorized_keys").write_text(authorized)
+        (self.folder / "lib").mkdir()
+        (self.folder / "lib" / "modules").symlink_to("/usr/lib/uml/modules")  # where modprobe -d looks
+        shutil.copy(BOOT, self.folder / "boot").chmod(0o700)
+        return new_key(self.folder / "host_key")
+
+    # -- power and network --------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self.switch_on()
+        self.wait()
+
+    def switch_on(self) -> None:
+        """It begins to boot, with an empty local disk."""
+        assert not self._power, f"{self.name} is on"
+        self._power = Held(_POWER, str(self.folder), self.name, apart=("--mount",), inside=self._switch)
+
+    def wait(self) -> None:
+        """Until the shared disk is mounted there and it lets people in."""
+        end = time.monotonic() + BOOTS_WITHIN
+        while not self._answers():
+            said = (self.folder / "console").read_text(errors="replace")
+            if "Kernel panic" in said or time.monotonic() > end:
+                raise OSError(f"{self.name} does not boot; its console says:\n{said[-3000:]}")
+            time.sleep(0.1)
+
+    def power_off(self) -> None:
+        """Everything dies at once, and nobody is told. Its own disk was in its memory."""
+        if self._power:
+            self._power.end()
+            self._power = None
+
+    def cut(self) -> None:
+        """Unplug the network."""
+        ip([f"link set {self.name} down"], self._switch.pid)
+
+    def heal(self) -> None:
+        ip([f"link set {self.name} up"], self._switch.pid)
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def ssh(self, *command: str, folder: Path | None = None) -> list[str]:
+        """The command line, on this side, of a command there."""
+        line = shlex.join(command)
+        return [*self._ssh, f"cd {shlex.quote(str(folder))} && exec {line}" if folder else line]
+
+    def run(self, *command: str, input: str | None = None, timeout: float = 20) -> subprocess.CompletedProcess[str]:
+        """A command as root, through SSH."""
+        given = {"input": input} if input is not None else {"stdin": subprocess.DEVNULL}
+        return subprocess.run(self.ssh(*command), timeout=timeout, capture_output=True, text=True, check=False, **given)
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection((self.address, 22), timeout=1) as line:
+                return line.recv(4) == b"SSH-"
+        except OSError:
+            return False
+
+
+def _seen() -> list[str]:
+    """The project and its Python, wherever they lie; what is below /usr is seen anyway."""
+    paths = {Path(path) for path in (PROJECT, sys.prefix, sys.base_prefix)}
+    paths |= {path.resolve() for path in paths}
+    outer = [path for path in paths if not any(path.is_relative_to(other) for other in (paths - {path}))]
+    return sorted(str(path) for path in outer if not path.is_relative_to("/usr"))
+
+
+def new_key(file: Path) -> str:
+    """Makes an SSH key; returns the public one."""
+    tell("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(file))
+    return file.with_suffix(".pub").read_text().strip()
+
+
+def tell(*command: str) -> str:
+    """What a command says, which must not fail."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={"PATH": PATH})
+    if done.returncode:
+        raise OSError(f"{shlex.join(command)}: {done.stderr.strip()}")
+    return done.stdout

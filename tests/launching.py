@@ -1,0 +1,47 @@
+"""Toy runs on the machines of a lab, started by the launcher as a person would."""
+
+import json
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from tests.helpers import LONG, Started, Toys, until
+from tests.lab.machines import Lab
+
+LAUNCHER = [sys.executable, "-m", "tests.toy.launch"]
+
+
+@dataclass
+class Launched(Toys):
+    """A run on the lab's shared folder."""
+
+    lab: Lab | None = None
+    machines: Any = None  # entries of machines.json; all of the lab's by default
+
+    def entry(self, host: str, **keys: Any) -> dict[str, Any]:
+        return {"host": host, "python": sys.executable, **keys}
+
+    def command(self, *words: str, base: str = "", **changed: Any) -> list[str]:
+        """The command line, with its two files as they are now."""
+        assert self.lab
+        self.keys |= changed
+        known = {"project_name": "toy", "base_dir": base or str(self.place / "runs"), **self.keys}
+        (self.place / "evolution.json").write_text(json.dumps(known))
+        entries = [self.entry(each.name) for each in self.lab] if self.machines is None else self.machines
+        (self.place / "machines.json").write_text(json.dumps(entries))
+        options = [f"--config={self.place / 'evolution.json'}", f"--machines={self.place / 'machines.json'}"]
+        return [*LAUNCHER, *words, *options, f"--ssh-config={self.lab.ssh_config}"]
+
+    def ask(self, *words: str, before: tuple[str, ...] = (), **changed: Any) -> Started:
+        """A command that goes on by itself."""
+        return self.run([*before, *self.command(*words, **changed)])
+
+    def says(self, *words: str, code: int = 0, **changed: Any) -> str:
+        """A command that ends, and what it said; never a traceback."""
+        asked = self.ask(*words, **changed)
+        asked.ends(code)
+        assert "Traceback" not in asked.said, asked.said
+        return asked.said
+
+    def wait_over(self) -> None:
+        until(lambda: self.folder.exists() and self.is_over(), "the run is over", LONG, pause=0.1)
