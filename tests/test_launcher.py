@@ -129,15 +129,17 @@ def test_machines_that_cannot_take_part_are_named_and_hold_nobody_up(tmp_path, f
         lab.known_hosts.write_text("\n".join(lines) + "\n")
         run = fleet(lab, machines=machines)
         lab["h8"].do(f"mkdir -p {run.place}/runs")
-        said = " ".join(run.says("check", "--timeout", "3", code=1).split())
+        said = " ".join(run.says("check", "--timeout", "3", code=1).replace("│", " ").split())
+        print(said)  # for whoever reads why this failed
         for wanted in (
             "its host key is not known", "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub", "no answer within 3 s",
             "accepts connections, but is silent for 3 s", "its host key has CHANGED", "ssh-keygen -R",
             "its python '/opt/no python' does not run there", "its shell ended with code 1: oops",
-            "no folder for a copy of the code can be made", "its BASE_DIR is another disk than others'; those who share one:", "this-machine / h8",
+            "no folder for a copy of the code can be made", "its BASE_DIR is another disk than others'",
+                "this-machine, bare / h8",
             "the name nowhere.invalid does not resolve", "its Python lacks",
         ):  # fmt: skip
-            assert wanted in said, (wanted, said)
+            assert wanted in said, wanted
 
 
 def test_too_few_machines_start_nothing(fleet, lab):

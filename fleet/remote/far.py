@@ -211,6 +211,7 @@ def _unpacked(data: bytes, digest: str) -> Path:
         return ready
     draft = ready.with_name(f"{digest}.{os.getpid()}")
     try:
+        draft.mkdir(mode=0o700)
         with tarfile.open(fileobj=io.BytesIO(data)) as tar:
             for entry in tar:
                 _unpack(tar, entry, draft)
@@ -380,6 +381,7 @@ def main(prefix: str) -> None:
     if sys.version_info < (3, 11):  # noqa: UP036 - this file meets whatever Python is there
         print(prefix + json.dumps({"problem": f"Python {platform.python_version()} is too old; 3.11 is needed"}))
         return
+    os.umask(0o077)
     print(prefix + json.dumps({"ready": os.getpid()}), flush=True)
     for line in sys.stdin.buffer:
         ask = json.loads(line)

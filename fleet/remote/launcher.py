@@ -133,10 +133,7 @@ class Launcher:
             for name, found in links.ask("running", "looking for workers", lambda m: {"run_id": run_id}).items():
                 reports[name].running = [] if isinstance(found, Bad) else found["processes"]
         preflight.judge([*reports.values()], here, self.code.requirements, self.strict)
-        if here.why:
-            raise Wrong(
-                f"BASE_DIR {self.place.base} here is not the disk that the machines share: use --through MACHINE"
-            )
+        self.stranger = f"This machine: {here.why}. With --through MACHINE it need not see it." if here.why else ""
         return [*reports.values()]
 
     def _look_at_disk(self, links: Links, reports: Mapping[str, Report], here: Report) -> None:
@@ -167,7 +164,7 @@ class Launcher:
             else:
                 reports[name].missing, reports[name].after = [names[token] for token in got["missing"]], got["after"]
         if self.sees_disk():
-            here.missing = [names[token] for token in far.seen(self.place.base, all_tokens, 5.0)["missing"]]
+            here.missing = [names[token] for token in far.seen(self.place.base, all_tokens, 2.0)["missing"]]
             far.unshow(self.place.base, mine_here)
         links.ask("unshow", "tidying up", mine, good)
 

@@ -96,9 +96,7 @@ def _disks(reports: Sequence[Report]) -> None:
         if group is largest and len(group) > 1:
             continue
         for report in group:
-            report.why = (
-                report.why or f"its BASE_DIR is another disk than that of others; the same one is seen by: {several}"
-            )
+            report.why = report.why or f"its BASE_DIR is another disk than others'; those who share one: {several}"
 
 
 def _names(names: Sequence[str]) -> str:
@@ -109,7 +107,7 @@ def _names(names: Sequence[str]) -> str:
 
 
 def table(reports: Sequence[Report]) -> Table:
-    odd = differing([report for report in reports if report.facts])
+    odd = differing([report for report in reports if not report.why])
     shown = Table(title="Machines", title_justify="left")
     for column in ("machine", "Python", *_SHOWN, "cores, memory", "accelerators", "free", "disk", "workers", "says"):
         shown.add_column(column, overflow="fold", min_width=9 if column == "says" else None)
@@ -122,8 +120,8 @@ def table(reports: Sequence[Report]) -> Table:
         cells = [_cell(facts["python"], "python" in odd)]
         cells += [_cell(versions.get(name) or "none", name in odd) for name in _SHOWN]
         says = [Text(f"NO: {report.why}", style="red")] if report.why else [Text("ready", style="green")]
-        others = [name for name in odd if name not in (*_SHOWN, "python")]
-        notes = report.notes + [f"{name} is {versions[name] or 'missing'} here" for name in others]
+        others = [f"{name} {versions[name]}" for name in odd if name not in (*_SHOWN, "python") and not report.why]
+        notes = report.notes + ([f"not the same everywhere: {', '.join(others)}"] if others else [])
         shown.add_row(
             report.machine.name, *cells, f"{facts['cores']}, {facts['memory'] / 2**30:.0f} GB",
             Text(plain(_devices_text(facts["devices"]))), "" if report.free is None else f"{report.free / 1e9:.0f} GB",

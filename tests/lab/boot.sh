@@ -45,6 +45,7 @@ MaxSessions 200
 Subsystem sftp internal-sftp
 END
 cat >run/serve <<END
+set -e
 # Newer ones keep away for a while whoever failed to log in, older ones do not know how to be told.
 $SSHD -f /run/sshd_config -o PerSourcePenalties=no 2>/dev/null || $SSHD -f /run/sshd_config
 until (: </dev/tcp/$ADDRESS/22) 2>/dev/null; do sleep 0.01; done

@@ -1,22 +1,10 @@
-"""One machine's view of a shared disk, with misfortunes: `python -m tests.lab.faultfs BACKING MOUNT CONTROL`.
-
-CONTROL is a JSON file that is read again whenever it changes. For `absent`, `stale` and `listing` seconds this machine
-goes on believing that a name is not there, what a file is and holds, and which names a folder has (-1: for ever); what
-it changes itself it knows at once, and a fresh listing corrects what it believes to be absent, as on NFS.
-
-`rules` is a list of objects. `op` and `path` (a pattern, such as "/rounds/*") say which calls are meant, all by default.
-Of these, `skip` go well, then at most `count` meet it, each with the probability `chance` (by `seed`). Then the call
-takes `delay` seconds more, writes only `short` bytes, or fails with `error` ("EIO"), with `done` after it was done.
-CONTROL.struck gets a line for each time.
-"""
+"""A shared disk as one machine sees it, with misfortunes: `python -m tests.lab.faultfs BACKING MOUNT CONTROL`."""
 
 import contextlib
 import errno
 import fnmatch
 import functools
-import json
 import os
-import random
 import resource
 import stat
 import sys
@@ -29,60 +17,14 @@ from typing import Any
 
 import mfusepy
 
+from tests.lab.luck import Luck
+
 BLOCK, WRITTEN_ONCE = 1 << 20, "*/files/*"  # only these can be mapped into memory, which needs the kernel's cache
 STAT = "mode nlink uid gid size ino blocks".split()
 TIMES = "atime mtime ctime".split()
 ROOM = "bavail bfree blocks bsize favail ffree files frsize namemax".split()
 
-
-@dataclass
-class Rule:
-    op: str = "*"
-    path: str = "*"
-    skip: int = 0
-    count: int = sys.maxsize
-    chance: float = 1.0
-    delay: float = 0.0
-    short: int = 0
-    error: str = ""
-    done: bool = False
-
-    def strikes(self, op: str, path: str, dice: random.Random) -> bool:
-        if not (fnmatch.fnmatchcase(op, self.op) and fnmatch.fnmatchcase(path, self.path)):
-            return False
-        self.skip -= 1
-        if self.skip >= 0 or self.count <= 0 or dice.random() >= self.chance:
-            return False
-        self.count -= 1
-        return True
-
-
-class Luck:
-    """What CONTROL says just now."""
-
-    def __init__(self, control: Path) -> None:
-        self._control, self._seen, self._lock = control, 0, threading.Lock()
-        self._struck = control.with_name(f"{control.name}.struck")
-        self._set({})
-
-    def look(self) -> "Luck":
-        with self._lock:
-            if (changed := self._control.stat().st_mtime_ns) != self._seen:
-                self._set(json.loads(self._control.read_text()))
-                self._seen = changed
-        return self
-
-    def _set(self, said: dict[str, Any]) -> None:
-        self.absent, self.stale, self.listing = (float(said.get(key, 0)) for key in ("absent", "stale", "listing"))
-        self._rules, self._dice = [Rule(**rule) for rule in said.get("rules", ())], random.Random(said.get("seed", 0))
-
-    def strikes(self, op: str, path: str) -> list[Rule]:
-        with self._lock:
-            struck = [rule for rule in self._rules if rule.strikes(op, path, self._dice)]
-            if struck:
-                with self._struck.open("a") as file:
-                    file.write(f"{op} {path}\n")
-        return struck
+Entry = tuple[str, dict[str, int], int]
 
 
 def unlucky(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -156,15 +98,18 @@ class FaultFS(mfusepy.Operations):
             return Known(time.monotonic(), error)
         return Known(time.monotonic(), found, handle)
 
-    def _list(self, path: str) -> list[str]:
+    def _list(self, path: str) -> list[Entry]:
         with self._lock:
-            known = self._lists.get(path)
+            known = self._lists.pop(path, None)
             if not (known and known.holds(self.luck.listing)):
-                known = self._lists[path] = Known(time.monotonic(), os.listdir(self._at(path)))
-                for name in known.what:
-                    if (seen := self._files.get(_join(path, name))) and isinstance(seen.what, OSError):
-                        del self._files[_join(path, name)]
-            return [".", "..", *known.what]
+                with os.scandir(self._at(path)) as found:
+                    known = Known(time.monotonic(), [(each.name, {"st_ino": each.inode()}, 0) for each in found])
+                for each in (f"{path.rstrip('/')}/{name}" for name, _, _ in known.what):
+                    if each in self._files and isinstance(self._files[each].what, OSError):
+                        del self._files[each]
+            if self.luck.listing:
+                self._lists[path] = known
+            return known.what
 
     @contextlib.contextmanager
     def _changing(self, *paths: str) -> Iterator[None]:
@@ -193,7 +138,7 @@ class FaultFS(mfusepy.Operations):
         return os.open(self._at(path), os.O_RDONLY | os.O_DIRECTORY)
 
     @unlucky
-    def readdir(self, path: str, handle: int) -> list[str]:
+    def readdir(self, path: str, handle: int) -> list[Entry]:
         return self._list(path)
 
     @unlucky
@@ -294,10 +239,6 @@ for each in CHANGES:
 def _attributes(found: os.stat_result) -> dict[str, int]:
     fields = {f"st_{name}": getattr(found, f"st_{name}") for name in STAT}
     return fields | {f"st_{name}": getattr(found, f"st_{name}_ns") for name in TIMES}
-
-
-def _join(folder: str, name: str) -> str:
-    return f"{folder.rstrip('/')}/{name}"
 
 
 if __name__ == "__main__":

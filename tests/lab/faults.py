@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.lab.machines import Machine
+from tests.lab.machine import Machine
 
 PROJECT = Path(__file__).resolve().parents[2]
 BACKING, CONTROL = "/run/backing", "/run/faults.json"
@@ -22,7 +22,7 @@ def why_not() -> str:
 
 
 class Faults:
-    """Of a machine's shared disk, from now until its next boot; none at first. Whatever runs there is to start later."""
+    """Of one machine's shared disk, until its next boot; none at first. Only what starts later meets them."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine, shared = machine, machine.lab.shared
@@ -32,7 +32,7 @@ class Faults:
         machine.do(f"cd {PROJECT}; {program} >/run/faults.log 2>&1")
 
     def are(self, *rules: dict[str, Any], **beliefs: Any) -> None:
-        """The misfortunes from now on, as faultfs.py tells them."""
+        """The misfortunes from now on, as luck.py explains them."""
         control = self._machine.root / CONTROL[1:]
         draft = control.with_suffix(".draft")
         draft.write_text(json.dumps({**beliefs, "rules": rules}))

@@ -1,0 +1,172 @@
+"""Words for shells, and crews: nothing of a user's becomes a command, and no worker is left to itself."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fleet.host import Host
+from fleet.machines import Machine
+from fleet.remote import far
+from fleet.remote.link import command
+from fleet.run import create_run
+from tests.helpers import ROOT, until
+from tests.toy.config import ToyConfig
+
+HOSTILE = [
+    "'",
+    '"',
+    "$(touch hacked)",
+    "`touch hacked`",
+    "; touch hacked #",
+    "\\",
+    "!",
+    "*",
+    "&&",
+    "|",
+    ">x",
+    "é",
+    "~",
+    " ",
+]
+
+
+def hostile(dice: random.Random) -> str:
+    return "".join(dice.choice([*HOSTILE, "a", "B", "7", "/", "-", "="]) for _ in range(dice.randint(1, 12)))
+
+
+def spoken(words: list[str], machine: Machine, folder: Path, asks: list[dict]) -> list[dict]:
+    """What far.py answers when a login shell is given the command, as sshd does."""
+    source = Path(far.__file__).read_bytes()
+    lines = b"".join(json.dumps(ask).encode() + b"\n" for ask in asks)
+    done = subprocess.run(
+        [*words, command(machine, "@x ")], input=f"{len(source)}\n".encode() + source + lines, capture_output=True,
+        cwd=folder, timeout=60, env={**os.environ, "HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache")},
+    )  # fmt: skip
+    lines = [line for line in done.stdout.decode().splitlines() if line.startswith("@x ")]
+    assert lines, done.stderr.decode()
+    return [json.loads(line[3:]) for line in lines]
+
+
+# -- nothing of a user's is ever a command --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shell", [["bash", "-c"], ["sh", "-c"]], ids=lambda words: words[0])
+def test_no_value_of_the_users_becomes_a_command(tmp_path, shell):
+    dice = random.Random(7)
+    for n in range(12):
+        python = tmp_path / f"py {hostile(dice).replace('/', '_')}{n}"
+        python.symlink_to(sys.executable)
+        base = tmp_path / f"{hostile(dice).replace('/', '_')}{n}"
+        base.mkdir()
+        machine = Machine(host="h", name="h", python=str(python), setup="true" if n % 2 else None)
+        said = spoken(shell, machine, tmp_path, [{"verb": "show", "with": {"base": str(base), "token": "t"}}])
+        assert said[0]["ready"] and said[1]["free"], said
+        assert (base / ".check" / "t").read_text() == "t"
+    assert not list(tmp_path.rglob("hacked"))
+
+
+def test_what_a_machine_s_setup_says_is_not_taken_for_an_answer(tmp_path):
+    machine = Machine(host="h", name="h", python=sys.executable, setup="echo '@y {}'; echo noise; export SEEN=here")
+    asks = [{"verb": "facts", "with": {"packages": ["numpy", "no-such-package"]}}]
+    facts = spoken(["sh", "-c"], machine, tmp_path, asks)[1]
+    assert facts["versions"]["numpy"] and not facts["versions"]["no-such-package"] and facts["cores"] >= 1
+
+
+def test_workers_get_their_environment_as_it_is(tmp_path):
+    """Whatever the values are, from the order's JSON to the worker's environment no shell sees them."""
+    dice = random.Random(11)
+    env = {f"V{n}": "".join(hostile(dice) for _ in range(3)) for n in range(30)}
+    script = tmp_path / "code" / "worker.py"
+    script.parent.mkdir()
+    (tmp_path / "code" / "fleet").symlink_to(ROOT / "fleet")
+    script.write_text("import json, os, sys\njson.dump(dict(os.environ), open(sys.argv[3] + '/seen', 'w'))\n")
+    run, run_id = made_run(tmp_path)
+    machine = Machine(host="h", name="h", python=sys.executable)
+    order = an_order(run, run_id, ["worker.py"])
+    ask = {"verb": "start", "with": {"code": str(script.parent), "order": order, "env": env}}
+    state = spoken(["sh", "-c"], machine, tmp_path, [ask])[1]
+    assert state["seats"][0]["pid"]
+    seen = until(lambda: (run / "seen").exists() and (run / "seen").read_text(), "the worker wrote")
+    assert {key: value for key, value in json.loads(seen).items() if key in env} == env
+    assert not list(tmp_path.rglob("hacked"))
+
+
+# -- crews -----------------------------------------------------------------------------------------------------------
+
+
+def made_run(place: Path) -> tuple[Path, str]:
+    store, _ = create_run(place / "base", "run", ToyConfig().bound(), Host())
+    return place / "base" / "run", store.run_id
+
+
+def an_order(run: Path, run_id: str, words: list[str], **more: object) -> dict:
+    usual: dict[str, object] = {
+        "launch": 1, "machine": "h", "digest": "d", "restarts": 2, "seats": [{}], "lock": run_id, "umask": 0o077,
+    }  # fmt: skip
+        "launch": 1,
+        "machine": "h",
+        "digest": "d",
+        "restarts": 2,
+        "seats": [{}],
+        "lock": run_id,
+        "umask": 0o077,
+    }
+    return {"run": str(run), "run_id": run_id, "command": words, **usual, **more}
+
+
+def started(tmp_path: Path, body: str, monkeypatch: pytest.MonkeyPatch, **more: object) -> tuple[Path, str]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "fleet").symlink_to(ROOT / "fleet")
+    (code / "w.py").write_text(body)
+    run, run_id = made_run(tmp_path)
+    far.start(str(code), an_order(run, run_id, ["w.py"], **more), {})
+    return run, run_id
+
+
+def crew_of(run: Path) -> dict:
+    return json.loads((run / "workers" / "h.crew").read_text())
+
+
+def test_a_worker_that_crashes_is_started_again_but_not_for_ever(tmp_path, monkeypatch):
+    run, run_id = started(tmp_path, "raise SystemExit(7)", monkeypatch)
+    seat = until(lambda: (seat := crew_of(run)["seats"][0])["code"] is not None and seat, "it gives up")
+    assert (seat["code"], seat["crashes"], seat["said"]) == (7, 3, "ended with code 7")
+    assert (run / "workers" / "h-0.log").read_text().count("ended with code 7; another takes its place") == 2
+    until(lambda: not far.running(run_id)["processes"], "the crew ends, too")
+
+
+def test_a_worker_that_ended_well_is_not_started_again(tmp_path, monkeypatch):
+    run, run_id = started(tmp_path, "raise SystemExit(0)", monkeypatch, seats=[{}, {"A": "1"}])
+    until(lambda: [seat["code"] for seat in crew_of(run)["seats"]] == [0, 0], "both ended")
+    until(lambda: not far.running(run_id)["processes"], "the crew ends, too")
+
+
+def test_a_crew_passes_the_word_on_and_can_be_killed_with_all_its_own(tmp_path, monkeypatch):
+    stubborn = "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nopen('up', 'w')\n"
+    stubborn += "if os.fork() == 0: os.setsid()\ntime.sleep(600)"
+    run, run_id = started(tmp_path, stubborn, monkeypatch)
+    until(lambda: (tmp_path / "code" / "up").exists(), "it is up")
+    until(lambda: len(far.running(run_id)["processes"]) == 3, "crew, worker and child")
+    with pytest.raises(far.Problem, match="already|another crew"):
+        monkeypatch.setattr(far, "_marked", lambda run_id: [])
+        far.start(str(tmp_path / "code"), an_order(run, run_id, ["w.py"]), {})
+    monkeypatch.undo()
+    assert far.ask_to_end(run_id) == {"asked": 1}
+    assert far.kill(run_id, 10.0)["left"] == []
+    assert far.running(run_id) == {"processes": []} and crew_of(run)["seats"][0]["code"] == -signal.SIGKILL
+
+
+def test_a_crew_refuses_another_run_than_the_one_that_was_meant(tmp_path, monkeypatch):
+    run, _ = started(tmp_path, "", monkeypatch)
+    with pytest.raises(far.Problem, match="another run than the one that was meant"):
+        far.start(str(tmp_path / "code"), an_order(run, "other", ["w.py"]), {})
+    with pytest.raises(far.Problem, match="not the folder of a run; is the shared disk mounted"):
+        far.start(str(tmp_path / "code"), an_order(tmp_path / "base" / "nothing", "x", ["w.py"]), {})
