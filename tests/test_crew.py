@@ -109,14 +109,6 @@ def an_order(run: Path, run_id: str, words: list[str], **more: object) -> dict:
     usual: dict[str, object] = {
         "launch": 1, "machine": "h", "digest": "d", "restarts": 2, "seats": [{}], "lock": run_id, "umask": 0o077,
     }  # fmt: skip
-        "launch": 1,
-        "machine": "h",
-        "digest": "d",
-        "restarts": 2,
-        "seats": [{}],
-        "lock": run_id,
-        "umask": 0o077,
-    }
     return {"run": str(run), "run_id": run_id, "command": words, **usual, **more}
 
 

@@ -3,9 +3,10 @@
 import json
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
+from tests.lab.luck import Rule
 from tests.lab.machine import Machine
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -31,11 +32,12 @@ class Faults:
         program = f"{sys.executable} -m tests.lab.faultfs {BACKING} {shared} {CONTROL}"
         machine.do(f"cd {PROJECT}; {program} >/run/faults.log 2>&1")
 
-    def are(self, *rules: dict[str, Any], **beliefs: Any) -> None:
+    def are(self, *rules: Rule, absent: float = 0, stale: float = 0, listing: float = 0, seed: int = 0) -> None:
         """The misfortunes from now on, as luck.py explains them."""
+        said = {"absent": absent, "stale": stale, "listing": listing, "seed": seed, "rules": [*map(asdict, rules)]}
         control = self._machine.root / CONTROL[1:]
         draft = control.with_suffix(".draft")
-        draft.write_text(json.dumps({**beliefs, "rules": rules}))
+        draft.write_text(json.dumps(said))
         draft.rename(control)
 
     def struck(self) -> list[str]:

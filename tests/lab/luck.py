@@ -1,13 +1,9 @@
 """The misfortunes of a shared disk, as a file called CONTROL tells them.
 
-It is JSON, and is read again whenever it changes. For `absent`, `stale` and `listing` seconds this machine
-goes on believing that a name is not there, what a file is and holds, and which names a folder has (-1: for ever); what
-it changes itself it knows at once, and a fresh listing corrects what it believes to be absent, as on NFS.
-
-`rules` is a list of objects. `op` and `path` (a pattern, such as "/rounds/*") say which calls are meant, or all.
-Of these, `skip` go well, then at most `count` are struck, each with the probability `chance` (by `seed`): it takes
-`delay` seconds more, writes only `short` bytes, or fails with `error` ("EIO"), which with `done` is but what is said
-of a call that went well. CONTROL.struck gets a line for each.
+It is JSON, and is read again whenever it changes. For `absent`, `stale` and `listing` seconds the machine goes on
+believing that a name is not there, what a file is and holds, and which names a folder has (-1: for ever). What it
+changes itself it knows at once, and a fresh listing corrects what it believes to be absent, as on NFS. `rules` is a
+list of Rule, and `seed` is for their chances. CONTROL.struck gets a line for each call that meets one.
 """
 
 import fnmatch
@@ -22,15 +18,17 @@ from typing import Any
 
 @dataclass
 class Rule:
-    op: str = "*"
-    path: str = "*"
+    """Of the calls that fit `op` and `path`, `skip` go well; then at most `count` meet it, each with some `chance`."""
+
+    op: str = "*"  # a method of FaultFS
+    path: str = "*"  # a pattern, such as "/rounds/*"
     skip: int = 0
     count: int = sys.maxsize
     chance: float = 1.0
-    delay: float = 0.0
-    short: int = 0
-    error: str = ""
-    done: bool = False
+    delay: float = 0.0  # seconds
+    short: int = 0  # so many bytes are written, and no more
+    error: str = ""  # such as "EIO"
+    done: bool = False  # the error is but the answer to a call that went well
 
     def strikes(self, op: str, path: str, dice: random.Random) -> bool:
         if not (fnmatch.fnmatchcase(op, self.op) and fnmatch.fnmatchcase(path, self.path)):
