@@ -123,7 +123,7 @@ def connected(address: str) -> Any:
     except ImportError:
         raise Wrong(f"Ray is missing here: {sys.executable} -m pip install -r requirements-ray.txt") from None
     try:
-        ray.init(address=address or "auto", namespace="fleet", log_to_driver=False, ignore_reinit_error=True)
+        ray.init(address=address or "auto", namespace="fleet", log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise Wrong(f"no Ray cluster at {address or 'this machine'}: {error}; `ray start --head` makes one") from None
     return ray

@@ -30,7 +30,7 @@ class Faults:
         self.are()
         machine.do(f"mkdir {BACKING}; mount --bind {shared} {BACKING}")
         program = f"{sys.executable} -m tests.lab.faultfs {BACKING} {shared} {CONTROL}"
-        machine.do(f"cd {PROJECT}; {program} >/run/faults.log 2>&1")
+        machine.do(f"cd {PROJECT}; {program} >/run/faults.log 2>&1 || (cat /run/faults.log >&2; exit 1)")
 
     def are(self, *rules: Rule, absent: float = 0, stale: float = 0, listing: float = 0, seed: int = 0) -> None:
         """The misfortunes from now on, as luck.py explains them."""
