@@ -46,7 +46,7 @@ class Machine(BaseModel):
     name: Host = Field("", description="What messages call it; the host by default.")
     workers: int = Field(1, ge=1, le=1024, description="How many workers run there; not beside `devices`.")
     devices: Devices = Field((), strict=False, min_length=1, description="One worker for each of these accelerators.")
-    python: Text = Field("python3", description="The Python that makes the environment there.")
+    python: Text = Field("python3", description="The Python that runs the workers there.")
     setup: Text | None = Field(None, description="A shell command that comes first there, such as `module load cuda`.")
     env: Environment = Field(default_factory=dict, description="Environment variables of its workers.")
     base_dir: Text | None = Field(None, description="Where it mounts the shared disk's BASE_DIR, if elsewhere.")

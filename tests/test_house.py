@@ -22,8 +22,8 @@ FLOORS = (
     (("train", "train.*"), ("merge", "merge.*")),
     (("fleet", "fleet.*"),),
 )
-BESIDE = {"benchmarks": ("tests.toy*",)}  # benchmarks measure with the toy models
-THIRD_PARTY = {"fleet": {"pydantic", "cyclopts", "rich", "paramiko"}}  # all that the run itself may need
+BESIDE = {"benchmarks": ("tests.toy*", "tests.helpers", "tests.launching", "tests.lab*")}  # toy models and their lab
+THIRD_PARTY = {"fleet": {"pydantic", "cyclopts", "rich", "paramiko", "ray"}}  # all that a run may need; Ray on request
 CONFIGURATION = {"pydantic"}  # and a room's config.py: whoever only reads the configuration waits for no torch
 
 

@@ -21,6 +21,8 @@ from fleet.desk import Stopped
 from fleet.digest import digest
 from fleet.history import History
 from fleet.host import Host
+from fleet.remote.code import pack
+from fleet.remote.launcher import Launcher, place
 from fleet.run import create_run, open_run
 from fleet.worker import Worker
 from tests.helpers import listing
@@ -72,6 +74,8 @@ OPERATIONAL = {
     "time_limit_hours": Turn(0.5),
     "restarts": Turn(1),
     "log_level": Turn("WARNING"),
+    "local_package": Turn("mine"),
+    "group_readable": Turn(True),
     "sleep": Turn(600.0),
 }
 TURNS = BOUND | OPERATIONAL
@@ -187,6 +191,25 @@ def log_level(tmp_path, turn):
         toy(tmp_path / level, log_level=level, num_machines=1)
         (log,) = (tmp_path / level / "runs" / "matching" / "workers").glob("*.log")
         assert (" INFO published" in log.read_text()) == (level == "INFO")
+
+
+def group_readable(tmp_path, turn):
+    for allowed in (False, turn.to):
+        toy(tmp_path / str(allowed), group_readable=allowed, num_machines=1)
+        run = tmp_path / str(allowed) / "runs" / "matching"
+        assert {bool(each.stat().st_mode & 0o040) for each in (run, *run.glob("files/*/*"))} == {allowed}
+        assert not [each for each in run.rglob("*") if each.stat().st_mode & 0o007]
+
+
+def local_package(tmp_path, turn):
+    """What the launcher packs."""
+    (tmp_path / turn.to).mkdir()
+    (tmp_path / turn.to / "mine.py").write_text("mine = True\n")
+    scripts, digests = {"edt": ("edt.py",)}, []
+    for package in ("", turn.to):
+        (tmp_path / "evolution.json").write_text(json.dumps({"LOCAL_PACKAGE": package}))
+        digests.append(Launcher(place(tmp_path / "evolution.json", "", scripts), (), scripts, ROOT).code.digest)
+    assert digests == [pack(ROOT).digest, pack(tmp_path / turn.to).digest]
 
 
 CRASHING = """
@@ -328,6 +351,7 @@ EFFECTS = {
     for each in (
         *(algorithm, project_name, threads, quorum, grace_seconds, base_dir, num_machines, snapshot_minutes),
         *(dead_seconds, poll_seconds, backup_factor, time_limit_hours, restarts, log_level, sleep),
+        *(local_package, group_readable),
     )
 }
 

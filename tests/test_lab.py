@@ -41,12 +41,16 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 def ssh(lab: Lab, name: str, command: str = "true", *options: str) -> subprocess.CompletedProcess[str]:
-    line = ["ssh", "-F", str(lab.ssh_config), "-o", "ConnectTimeout=1", "-o", "BatchMode=yes", *options, name, command]
-    return subprocess.run(line, capture_output=True, text=True, timeout=20, check=False)
+    line = ["ssh", "-F", str(lab.ssh_config), "-o", "BatchMode=yes", *options, name, command]
+    return subprocess.run(line, capture_output=True, text=True, timeout=30, check=False)
 
 
 def lets_in(lab: Lab, name: str) -> bool:
     return ssh(lab, name).returncode == 0
+
+
+def is_silent(lab: Lab, name: str, *options: str) -> bool:
+    return ssh(lab, name, "true", "-o", "ConnectTimeout=1", *options).returncode == REFUSED
 
 
 def python(machine: Machine, program: str, *arguments: object) -> str:
@@ -88,30 +92,29 @@ def test_the_shared_folder_and_those_without_it(lab):
 
 def test_one_behind_another_is_reached_through_that_one_alone(lab):
     assert lets_in(lab, "h3")
-    assert ssh(lab, "h3", "true", "-o", "ProxyJump=none").returncode == REFUSED
-    assert ssh(lab, "h3", "true", "-o", "ProxyJump=h2").returncode == REFUSED
+    assert is_silent(lab, "h3", "-o", "ProxyJump=none") and is_silent(lab, "h3", "-o", "ProxyJump=h2")
     assert lab["h1"].run("ssh", "-F", str(lab.ssh_config), "-o", "ProxyJump=none", "h3", "hostname").stdout == "h3\n"
 
 
-@pytest.mark.parametrize("name", ["h1", "h2", "h3"])
+@pytest.mark.parametrize("name", ["h1", "h3"])
 def test_power_and_cable(lab, name):
     machine = lab[name]
     machine.do("echo kept > kept; sleep 600 >/dev/null 2>&1 &")
     before = machine.do("cat /proc/sys/kernel/random/boot_id")
     machine.power_off()
-    assert not lets_in(lab, name)
+    assert is_silent(lab, name)
     machine.start()
     assert lets_in(lab, name) and not machine.pids("sleep 600")
     assert machine.do("cat kept") == "kept\n" and machine.do("cat /proc/sys/kernel/random/boot_id") != before
     machine.cut()
-    assert not lets_in(lab, name)
+    assert is_silent(lab, name)
     machine.heal()
     assert lets_in(lab, name) and lets_in(lab, "h3")
 
 
 def test_an_sshd_that_hangs(lab):
     lab["h2"].hang()
-    assert "banner exchange" in ssh(lab, "h2").stderr
+    assert "banner exchange" in ssh(lab, "h2", "true", "-o", "ConnectTimeout=1").stderr
     lab["h2"].answer()
     assert lets_in(lab, "h2")
 
@@ -238,9 +241,8 @@ def test_it_believes_for_a_while_what_it_saw(lab, disk):
     (lab.shared / "newer").write_text("new")
     (lab.shared / "newer").rename(lab.shared / "news")
     assert python(lab["h3"], look, lab.shared) == "False old False"
-    assert python(lab["h3"], "os.chdir(sys.argv[1]); open('news', 'w').write('own')" + f"\n{look}", lab.shared) == (
-        "False own False"
-    )
+    python(lab["h3"], "os.chdir(sys.argv[1]); open('news', 'w').write('own')", lab.shared)
+    assert python(lab["h3"], look, lab.shared) == "False own False"
     disk.are(absent=-1)
     assert python(lab["h3"], look, lab.shared) == "False own True", "the listing is fresh, and corrects the rest"
     assert python(lab["h3"], look, lab.shared) == "True own True"

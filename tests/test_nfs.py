@@ -1,11 +1,13 @@
 """A real run on a real NFS disk: three machines with kernels of their own, and what may happen to them and the disk."""
 
+import contextlib
 import json
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -17,7 +19,8 @@ from tests.lab.uml import Machine
 pytestmark = [pytest.mark.nfs, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
 PYTHON = ("env", "OPENBLAS_NUM_THREADS=1", "PYTHONUNBUFFERED=1", sys.executable)
-MAKE = """
+CHAIN = {"population_size": 1, "max_generations": 90_000, "dead_seconds": 10_000.0, "poll_seconds": 0.13}
+STARTER = """
 import json, sys
 from pathlib import Path
 from fleet import launches
@@ -26,8 +29,10 @@ from fleet.run import create_run
 from tests.toy.config import ToyConfig
 config = ToyConfig(**json.loads(sys.argv[2]))
 store, _ = create_run(Path(sys.argv[1]), config.project_name, config.bound(), Host())
-launches.begin(store, config.operational())
 """
+LAUNCH = "launches.begin(store, config.operational())"
+STOP = "launches.stop(store, launches.latest(store), 'enough')"
+CLOCK = "import sys, time\nfor line in sys.stdin: print(time.time(), flush=True)"
 Make = Callable[..., "Shared"]
 
 
@@ -36,85 +41,84 @@ class Shared:
 
     def __init__(self, lab: NfsLab, seen: Toys) -> None:
         self.lab, self.seen = lab, seen
-        self.base = lab.shared / "runs"
-        keys = json.dumps({**seen.keys, "project_name": "toy"})
-        made = subprocess.run(lab["m1"].ssh(*PYTHON, "-c", MAKE, str(self.base), keys, folder=ROOT), timeout=60)
-        assert made.returncode == 0
+        self.base = lab.shared / seen.place.name
+        self.order(LAUNCH)
 
-    def worker(self, machine: Machine, name: str = "") -> Started:
-        words = ("-m", "tests.toy", "--worker", name or machine.name, str(self.base / "toy"))
-        return self.seen.run(machine.ssh(*PYTHON, *words, folder=ROOT))
+    def order(self, what: str, **operational: Any) -> None:
+        """As a starter on m1; it makes the run if there is none."""
+        keys = json.dumps({**self.seen.keys, **operational, "project_name": "toy"})
+        command = self.lab["m1"].ssh(*PYTHON, "-c", STARTER + what, str(self.base), keys, folder=ROOT)
+        subprocess.run(command, timeout=60, check=True, stdin=subprocess.DEVNULL)
+
+    def worker(self, machine: str, name: str = "") -> Started:
+        words = ("-m", "tests.toy", "--worker", name or machine, str(self.base / "toy"))
+        return self.seen.run(self.lab[machine].ssh(*PYTHON, *words, folder=ROOT))
 
     def workers(self) -> dict[str, Started]:
         """One in each machine, and each has made something."""
-        started = {machine.name: self.worker(machine) for machine in self.lab.machines.values()}
-        until(lambda: {"m1", "m2", "m3"} <= {*self.makers()}, "all have begun", pause=0.5)
+        started = {name: self.worker(name) for name in self.lab.names}
+        until(lambda: self.makers() >= started.keys(), "all have made something", pause=0.5)
         return started
 
-    def makers(self) -> list[str]:
+    def makers(self) -> set[str]:
         """Who has finished members, as m1 sees it."""
         done = self.lab["m1"].run("sh", "-c", f"cat {self.base}/toy/rounds/*/*.done", timeout=60).stdout.splitlines()
-        return [json.loads(line)["by"] for line in done if line.startswith("{")]
+        return {json.loads(line)["by"] for line in done if line.startswith("{")}
 
-    def same(self) -> Toys:
-        """The run is over and has the bytes of an undisturbed one that was made here."""
+    def fetch(self) -> Toys:
+        """A copy of the run on this side, where the shared disk is not mounted."""
         self.seen.folder.parent.mkdir()
-        packed = subprocess.run(
-            self.lab["m1"].ssh("tar", "-C", str(self.base), "-c", "toy"), stdout=subprocess.PIPE, timeout=60, check=True
-        )
-        subprocess.run(["tar", "-C", str(self.seen.folder.parent), "-x"], input=packed.stdout, timeout=60, check=True)
-        self.seen.same()
-        assert self.seen.check_files()
+        pack = self.lab["m1"].ssh("tar", "-C", str(self.base), "-c", "toy")
+        packed = subprocess.run(pack, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, timeout=60, check=True).stdout
+        subprocess.run(["tar", "-C", str(self.seen.folder.parent), "-x"], input=packed, timeout=60, check=True)
         return self.seen
+
+    def ends_well(self, *workers: Started) -> None:
+        """With the bytes of an undisturbed run that was made here."""
+        for worker in workers:
+            worker.ends(0)
+        self.fetch().same()
+        assert self.seen.check_files()
 
 
 @pytest.fixture
 def shared(tmp_path: Path, toys: Callable[..., Toys]) -> Iterator[Make]:
-    """Makes a run on a new shared disk."""
-    labs: list[NfsLab] = []
+    """Makes runs on a new shared disk."""
+    with contextlib.ExitStack() as labs:
+        made: list[NfsLab] = []
 
-    def make(version: str = "4.2", **keys: Any) -> Shared:
-        labs.append(NfsLab(tmp_path / "lab", version=version).__enter__())
-        return Shared(labs[0], toys(**{"max_generations": 12, "sleep": 1.0, **keys}))
+        def make(name: str = "here", version: str = "4.2", **keys: Any) -> Shared:
+            if not made:
+                made.append(labs.enter_context(NfsLab(tmp_path / "lab", version=version)))
+            return Shared(made[0], toys(name, **{"max_generations": 12, "sleep": 1.0, **keys}))
 
-    yield make
-    for lab in labs:
-        lab.__exit__(None, None, None)
+        yield make
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_three_machines_make_the_same_bytes(shared: Make, version: str) -> None:
-    run = shared(version, sleep=0.3)
-    for worker in run.workers().values():
-        worker.ends(0)
-    makers = {claim.rpartition(" ")[2] for claim in run.makers()}
-    assert makers == {"m1", "m2", "m3"}
-    run.same()
+    run = shared(version=version, sleep=0.3)
+    run.ends_well(*run.workers().values())
 
 
 def test_a_machine_loses_its_power(shared: Make) -> None:
-    """Another boots in its place, and a new worker there joins."""
+    """It boots again, and a new worker there joins."""
     run = shared()
     workers = run.workers()
     run.lab["m2"].power_off()
     run.lab["m2"].start()
-    again = run.worker(run.lab["m2"], "m2-again")
-    for worker in (workers["m1"], workers["m3"], again):
-        worker.ends(0)
+    run.ends_well(workers["m1"], workers["m3"], run.worker("m2", "m2-again"))
     assert "m2-again" in run.makers()
-    assert run.same().events("over", of="m1")
 
 
 def test_the_network_of_a_machine_is_cut(shared: Make) -> None:
-    """Its worker goes on where it was, and finds what it was making made by another."""
+    """Its worker waits where it is, and goes on with the others when it sees the disk again."""
     run = shared()
     workers = run.workers()
     run.lab["m2"].cut()
     time.sleep(30)
     run.lab["m2"].heal()
-    for worker in workers.values():
-        worker.ends(0)
-    run.same()
+    run.ends_well(*workers.values())
 
 
 def test_the_server_stands_still(shared: Make) -> None:
@@ -123,9 +127,7 @@ def test_the_server_stands_still(shared: Make) -> None:
     run.lab.server.stop()
     time.sleep(20)
     run.lab.server.go_on()
-    for worker in workers.values():
-        worker.ends(0)
-    run.same()
+    run.ends_well(*workers.values())
 
 
 def test_the_server_dies_and_starts_again(shared: Make) -> None:
@@ -134,6 +136,59 @@ def test_the_server_dies_and_starts_again(shared: Make) -> None:
     run.lab.server.crash()
     time.sleep(5)
     run.lab.server.start()
-    for worker in workers.values():
-        worker.ends(0)
-    run.same()
+    run.ends_well(*workers.values())
+
+
+# -- waiting -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_waiting_worker_on_another_machine_starts_soon(shared: Make, version: str) -> None:
+    """One makes a chain of members, each of which another waits for to evaluate."""
+    found = list[float]()
+    runs = {seconds: shared(f"{seconds:g}", version, **CHAIN, sleep=seconds) for seconds in (1.5, 4.0)}
+    for run in runs.values():
+        run.worker("m1")
+    time.sleep(8)
+    for run in runs.values():
+        run.order(LAUNCH, sleep=0.0)
+        run.worker("m2")
+    time.sleep(60)
+    ahead = {name: clock(run.lab[name]) for name in ("m1", "m2")}
+    for seconds, run in runs.items():
+        run.order(STOP)
+        for worker in run.seen.started:
+            worker.ends(3)
+        found += (some := delays(run.fetch(), ahead, 0.5 * seconds))
+        print(version, seconds, [round(each, 3) for each in some])
+    assert len(found) >= 20
+    print(f"NFS {version}: {len(found)} waits, median {median(found):.3f} s, longest {max(found):.3f} s")
+    assert median(found) < 1
+
+
+def delays(run: Toys, ahead: dict[str, float], at_least: float) -> list[float]:
+    """From m1's publication to m2's claim, of what m2 has waited for; an event's stamp is of its machine's clock."""
+    published = {event["id"]: event["at"] - ahead["m1"] for event in run.events("published", of="m1")}
+    events, found = run.events(of="m2"), list[float]()
+    for claimed, waited in zip(events, events[1:], strict=False):
+        parent = claimed.get("id", "").replace("average", "m0")
+        if (claimed["what"], waited["what"]) == ("claimed", "waited") and waited["seconds"] > at_least:
+            found += [claimed["at"] - ahead["m2"] - published[parent]] if parent in published else []
+    return found
+
+
+def clock(machine: Machine) -> float:
+    """How many seconds a machine's clock is ahead of ours, by the quickest of its answers."""
+    asked = subprocess.Popen(
+        machine.ssh(*PYTHON, "-c", CLOCK), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    answers = list[tuple[float, float]]()
+    with asked:
+        assert asked.stdin and asked.stdout
+        for _ in range(20):
+            before = time.time()
+            print(file=asked.stdin, flush=True)
+            theirs = float(asked.stdout.readline())
+            answers.append((time.time() - before, theirs - (before + time.time()) / 2))
+    print(machine.name, min(answers))
+    return min(answers)[1]

@@ -19,7 +19,7 @@ import mfusepy
 
 from tests.lab.luck import Luck
 
-BLOCK, WRITTEN_ONCE = 1 << 20, "*/files/*"  # only these can be mapped into memory, which needs the kernel's cache
+WRITTEN_ONCE = "*/files/*"  # only these can be mapped into memory, which needs the kernel's cache
 STAT = "mode nlink uid gid size ino blocks".split()
 TIMES = "atime mtime ctime".split()
 ROOM = "bavail bfree blocks bsize favail ffree files frsize namemax".split()
@@ -112,7 +112,7 @@ class FaultFS(mfusepy.Operations):
             return known.what
 
     @contextlib.contextmanager
-    def _changing(self, *paths: str) -> Iterator[None]:
+    def _changing(self, *paths: str, names: bool = True) -> Iterator[None]:
         """What it changes itself it knows afterwards."""
         try:
             yield
@@ -121,8 +121,9 @@ class FaultFS(mfusepy.Operations):
                 for path in paths:
                     for known in [each for each in self._files if each == path or each.startswith(f"{path}/")]:
                         del self._files[known]
-                    self._files.pop(os.path.dirname(path), None)
-                    self._lists.pop(os.path.dirname(path), None)
+                    if names:
+                        self._files.pop(os.path.dirname(path), None)
+                        self._lists.pop(os.path.dirname(path), None)
 
     # -- names --------------------------------------------------------------------------------------------------------
 
@@ -184,7 +185,8 @@ class FaultFS(mfusepy.Operations):
         self._open(path, self._at(path), fi, mode)
 
     def _open(self, path: str, place: str, fi: Any, mode: int = 0) -> None:
-        with self._changing(*([path] if fi.flags & (os.O_CREAT | os.O_TRUNC) else [])):
+        new, emptied = fi.flags & os.O_CREAT, fi.flags & os.O_TRUNC
+        with self._changing(*([path] if new or emptied else []), names=bool(new)):
             fi.fh = os.open(place, fi.flags & ~os.O_NOFOLLOW, mode)
             fi.direct_io = True
 
@@ -194,12 +196,12 @@ class FaultFS(mfusepy.Operations):
 
     @unlucky
     def write(self, path: str, data: bytes, offset: int, fi: Any) -> int:
-        with self._changing(path):
+        with self._changing(path, names=False):
             return os.pwrite(fi.fh, data, offset)
 
     @unlucky
     def truncate(self, path: str, length: int, fi: Any = None) -> None:
-        with self._changing(path):
+        with self._changing(path, names=False):
             os.truncate(fi.fh if fi else self._at(path), length)
 
     @unlucky
@@ -247,5 +249,5 @@ if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     mfusepy.FUSE(
         FaultFS(backing, Luck(control)), str(mount), raw_fi=True, fsname="faultfs", allow_other=True, use_ino=True,
-        attr_timeout=0, entry_timeout=0, negative_timeout=0, max_read=BLOCK,
+        attr_timeout=0, entry_timeout=0, negative_timeout=0,
     )  # fmt: skip

@@ -1,5 +1,7 @@
 """A machine whose view of the shared disk has misfortunes, of which the others notice nothing."""
 
+import ctypes.util
+import importlib.util
 import json
 import os
 import sys
@@ -9,17 +11,16 @@ from pathlib import Path
 from tests.lab.luck import Rule
 from tests.lab.machine import Machine
 
+LIBRARY = ctypes.util.find_library("fuse3")  # version 2 writes 4 KiB at a time
 PROJECT = Path(__file__).resolve().parents[2]
 BACKING, CONTROL = "/run/backing", "/run/faults.json"
 
 
 def why_not() -> str:
     """Why there can be no such disk here, where there can be a lab; empty if there can."""
-    try:
-        import mfusepy  # noqa: F401
-    except (ImportError, OSError, AttributeError) as error:
-        return f"misfortunes of the shared disk need mfusepy and Debian's fuse3: {error}"
-    return "" if os.path.exists("/dev/fuse") else "misfortunes of the shared disk need /dev/fuse"
+    if not (importlib.util.find_spec("mfusepy") and LIBRARY and os.path.exists("/dev/fuse")):
+        return "misfortunes of the shared disk need mfusepy, Debian's fuse3, and /dev/fuse"
+    return ""
 
 
 class Faults:
@@ -28,9 +29,10 @@ class Faults:
     def __init__(self, machine: Machine) -> None:
         self._machine, shared = machine, machine.lab.shared
         self.are()
-        machine.do(f"mkdir {BACKING}; mount --bind {shared} {BACKING}")
-        program = f"{sys.executable} -m tests.lab.faultfs {BACKING} {shared} {CONTROL}"
-        machine.do(f"cd {PROJECT}; {program} >/run/faults.log 2>&1 || (cat /run/faults.log >&2; exit 1)")
+        machine.do(f"mkdir {BACKING} /run/empty; mount --bind {shared} {BACKING}; mount --bind /run/empty {shared}")
+        program = f"FUSE_LIBRARY_PATH={LIBRARY} {sys.executable} -m tests.lab.faultfs {BACKING} {shared} {CONTROL}"
+        serves = f"{program} >/run/faults.log 2>&1 && ls {shared} && grep -q ^faultfs /proc/mounts"
+        machine.do(f"cd {PROJECT}; {serves} || (cat /run/faults.log >&2; exit 1)")
 
     def are(self, *rules: Rule, absent: float = 0, stale: float = 0, listing: float = 0, seed: int = 0) -> None:
         """The misfortunes from now on, as luck.py explains them."""

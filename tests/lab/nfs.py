@@ -33,11 +33,12 @@ mkdir /run/disk /run/rpcbind /run/ganesha /run/clients
 mount -o loop "$1" /run/disk
 chmod 777 /run/disk
 ip link set lo up
+ip link add nowhere type bridge
 rpcbind -w
 """
 _GANESHA = """
 NFS_CORE_PARAM { Protocols = 3, 4; Mount_Path_Pseudo = true; Enable_RQUOTA = false; }
-NFSv4 { Lease_Lifetime = 10; Grace_Period = 10; RecoveryRoot = "/run/clients"; }
+NFSv4 { Lease_Lifetime = 10; Grace_Period = 10; RecoveryRoot = "/run/clients"; Graceless = %s; }
 EXPORT { Export_Id = 1; Path = /run/disk; Pseudo = /exp; Access_Type = RW; Squash = No_Root_Squash; SecType = sys;
          FSAL { Name = VFS; } }
 """
@@ -77,10 +78,11 @@ class Server:
 
     def __init__(self, box: Held, folder: Path) -> None:
         self._box, self._log, self._configuration = box, folder / "ganesha.log", folder / "ganesha.conf"
-        self._configuration.write_text(_GANESHA)
         self._process: Held | None = None
 
-    def start(self) -> None:
+    def start(self, anew: bool = False) -> None:
+        """Clients have a while to claim what they had open; a new disk has none."""
+        self._configuration.write_text(_GANESHA % str(anew).lower())
         script = 'ganesha.nfsd -F -L "$1" -f "$2" -p /run/ganesha/pid -N NIV_EVENT >/dev/null 2>&1 &'
         self._process = Held(script, str(self._log), str(self._configuration), inside=self._box)
         end = time.monotonic() + 30
@@ -142,7 +144,7 @@ class NfsLab:
         ip([f"addr add {network.prefix}.{SERVER}/24 dev switch"], box.pid)
         self.server = Server(box, self.folder)
         self._undo.callback(self.server.crash)
-        self.server.start()
+        self.server.start(anew=True)
         self._furnish(box, network.prefix)
         for machine in self.machines.values():
             self._undo.callback(machine.power_off)

@@ -130,11 +130,11 @@ class Machine:
             self._power = None
 
     def cut(self) -> None:
-        """Unplug the network."""
-        ip([f"link set {self.name} down"], self._switch.pid)
+        """Unplug the network. A tap that is set down would never work again for the kernel at its other end."""
+        ip([f"link set {self.name} master nowhere"], self._switch.pid)
 
     def heal(self) -> None:
-        ip([f"link set {self.name} up"], self._switch.pid)
+        ip([f"link set {self.name} master switch"], self._switch.pid)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
