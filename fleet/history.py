@@ -247,7 +247,7 @@ class History:
             try:
                 for earlier in range(self.first, round):
                     self.plan(earlier)
-            except NotYet:  # not visible here yet: begin again rather than know a later plan without an earlier one
+            except (NotYet, faults.Fault):  # begin again rather than know a later plan without an earlier one
                 self.plans.clear()
                 self._open.clear()
                 raise

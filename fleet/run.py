@@ -55,7 +55,7 @@ def open_run(folder: Path, host: Host, name: str) -> tuple[Store, Mapping[str, A
 def _real_folder(store: Store, inner: str) -> None:
     """A link would lead the run's files to somewhere else."""
     try:
-        store.disk.list(inner)
+        store.patiently(lambda: store.disk.list(inner))
     except (faults.Missing, faults.Refused) as error:
         raise Wrong(f"{store.disk.root}/{inner}: a folder of the run is expected here: {error}") from None
 

@@ -32,6 +32,14 @@ store, _ = create_run(Path(sys.argv[1]), config.project_name, config.bound(), Ho
 """
 LAUNCH = "launches.begin(store, config.operational())"
 STOP = "launches.stop(store, launches.latest(store), 'enough')"
+OWNER = """
+import sys, time
+from pathlib import Path
+from tests.lab.nfs import NfsLab
+with NfsLab(Path(sys.argv[1]), ("m1",)) as lab:
+    print(lab["m1"].address, flush=True)
+    time.sleep(600)
+"""
 CLOCK = "import sys, time\nfor line in sys.stdin: print(time.time(), flush=True)"
 Make = Callable[..., "Shared"]
 
@@ -139,6 +147,36 @@ def test_the_server_dies_and_starts_again(shared: Make) -> None:
     run.ends_well(*workers.values())
 
 
+# -- the lab -----------------------------------------------------------------------------------------------------------
+
+
+def test_labs_are_apart_and_leave_nothing(tmp_path: Path) -> None:
+    """One ends well, the other by SIGKILL."""
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path / "other")], cwd=ROOT, stdout=subprocess.PIPE)
+    assert owner.stdout
+    with NfsLab(tmp_path / "mine", ("m1",)) as lab:
+        address = owner.stdout.readline().decode().strip()
+        assert address.endswith(".21") and lab["m1"].address.endswith(".21") and address != lab["m1"].address
+        assert lab["m1"].do("hostname; ls /mnt/shared").split() == ["m1", "lost+found"]
+        assert "Read-only" in lab["m1"].run("touch", str(ROOT / "new")).stderr
+        assert not lab.shared.is_mount() and holders(tmp_path / "mine") and holders(tmp_path / "other")
+        owner.kill()
+        owner.wait()
+        until(lambda: not holders(tmp_path / "other"), "the killed one's lab is gone", 20)
+        assert lab["m1"].do("touch /mnt/shared/still; ls /mnt/shared").split() == ["lost+found", "still"]
+    until(lambda: not holders(tmp_path), "all is gone", 20)
+
+
+def holders(folder: Path) -> list[str]:
+    """What is there because of a lab: processes, loop devices."""
+    lines = [*Path("/proc").glob("[0-9]*/cmdline"), *Path("/sys/block").glob("loop*/loop/backing_file")]
+    found = []
+    for line in lines:
+        with contextlib.suppress(OSError):
+            found += [str(line)] if f"{folder}/" in line.read_text(errors="replace") else []
+    return found
+
+
 # -- waiting -----------------------------------------------------------------------------------------------------------
 
 
@@ -159,8 +197,7 @@ def test_a_waiting_worker_on_another_machine_starts_soon(shared: Make, version: 
         run.order(STOP)
         for worker in run.seen.started:
             worker.ends(3)
-        found += (some := delays(run.fetch(), ahead, 0.5 * seconds))
-        print(version, seconds, [round(each, 3) for each in some])
+        found += delays(run.fetch(), ahead, 0.5 * seconds)
     assert len(found) >= 20
     print(f"NFS {version}: {len(found)} waits, median {median(found):.3f} s, longest {max(found):.3f} s")
     assert median(found) < 1
@@ -190,5 +227,4 @@ def clock(machine: Machine) -> float:
             print(file=asked.stdin, flush=True)
             theirs = float(asked.stdout.readline())
             answers.append((time.time() - before, theirs - (before + time.time()) / 2))
-    print(machine.name, min(answers))
     return min(answers)[1]

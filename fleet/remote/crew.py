@@ -152,11 +152,16 @@ class Crew:
 
 def _folder_of(run: str, run_id: str) -> int:
     """A handle on workers/ of the very run that is meant; it stays the same when something is mounted over it."""
-    try:
-        found = json.loads(Path(run, "run.json").read_text().splitlines()[0]).get("id")
-        handle = os.open(Path(run, "workers"), os.O_RDONLY | os.O_DIRECTORY)
-    except (OSError, ValueError, IndexError, AttributeError):
-        raise SystemExit(f"{run}: not the folder of a run; is the shared disk mounted?") from None
+    for wait in (0.1, 0.5, 2.0, 0.0):  # a network disk may answer wrongly once
+        try:
+            found = json.loads(Path(run, "run.json").read_text().splitlines()[0]).get("id")
+            handle = os.open(Path(run, "workers"), os.O_RDONLY | os.O_DIRECTORY)
+            break
+        except (OSError, ValueError, IndexError, AttributeError) as error:
+            why = error
+            time.sleep(wait)
+    else:
+        raise SystemExit(f"{run}: not the folder of a run; is the shared disk mounted? {why}")
     if found != run_id:
         raise SystemExit(f"{run}: another run than the one that was meant ({found}, not {run_id})")
     return handle

@@ -1,6 +1,7 @@
 """Where people have an engine that starts processes already, it starts the same crews: Ray, or Slurm."""
 
 import json
+import logging
 import shlex
 import subprocess
 import sys
@@ -123,7 +124,7 @@ def connected(address: str) -> Any:
     except ImportError:
         raise Wrong(f"Ray is missing here: {sys.executable} -m pip install -r requirements-ray.txt") from None
     try:
-        ray.init(address=address or "auto", namespace="fleet", log_to_driver=False, logging_level="ERROR")
+        ray.init(address=address or "auto", namespace="fleet", log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise Wrong(f"no Ray cluster at {address or 'this machine'}: {error}; `ray start --head` makes one") from None
     return ray

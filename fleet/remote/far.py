@@ -182,17 +182,19 @@ def fetch(tar: str, digest: str) -> dict[str, Any]:
     ready = _cache("code") / digest
     if ready.is_dir():
         return {"code": str(ready)}
-    for wait in (0.0, 0.2, 1.0, 3.0):  # a network disk may show it late
+    why = ""
+    for wait in (0.0, 0.2, 1.0, 3.0):  # a network disk may show it late, or answer wrongly once
         time.sleep(wait)
         try:
             os.listdir(os.path.dirname(tar))
             with open(tar, "rb") as file:
-                return {"code": str(_unpacked(file.read(_CODE_LIMIT + 1), digest))}
+                data = file.read(_CODE_LIMIT + 1)
+            return {"code": str(_unpacked(data, digest))}
         except FileNotFoundError:
-            continue
+            why = f"the code {tar} is not there; is the shared disk mounted?"
         except OSError as error:
-            raise Problem(f"the code {tar} cannot be read: {error.strerror}") from None
-    raise Problem(f"the code {tar} is not there; is the shared disk mounted?")
+            why = f"the code {tar} cannot be read: {error.strerror}"
+    raise Problem(why)
 
 
 def tidy(keep: list[str]) -> dict[str, Any]:

@@ -7,13 +7,18 @@ hangs on pipes to this process: however it ends, nothing of a lab is left but it
 import contextlib
 import os
 import shutil
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from types import TracebackType
 
+from tests.lab.machine import PATH
 from tests.lab.network import Network, ip
-from tests.lab.uml import PATH, Held, Machine, new_key, tell
+from tests.lab.uml import Apart, Machine, new_key, tell
 
 VERSIONS = ("4.2", "3")
 DISK = 1 << 30  # bytes of the shared disk; the box gives what is written
@@ -65,7 +70,7 @@ def why_not() -> str:
         for tool in tools
         if not shutil.which(tool, path=PATH)
     ]
-    if not [*Path("/usr/lib").glob("**/ganesha/libfsalvfs.so")]:
+    if not [*Path("/usr/lib").glob("*/ganesha/libfsalvfs.so")]:
         lacking.append("libfsalvfs.so (nfs-ganesha-vfs)")
     if lacking:
         return f"a lab with NFS needs {', '.join(lacking)}"
@@ -76,15 +81,18 @@ def why_not() -> str:
 class Server:
     """Of the shared disk."""
 
-    def __init__(self, box: Held, folder: Path) -> None:
+    def __init__(self, box: Apart, folder: Path) -> None:
         self._box, self._log, self._configuration = box, folder / "ganesha.log", folder / "ganesha.conf"
-        self._process: Held | None = None
+        self._process: Apart | None = None
 
     def start(self, anew: bool = False) -> None:
         """Clients have a while to claim what they had open; a new disk has none."""
         self._configuration.write_text(_GANESHA % str(anew).lower())
         script = 'ganesha.nfsd -F -L "$1" -f "$2" -p /run/ganesha/pid -N NIV_EVENT >/dev/null 2>&1 &'
-        self._process = Held(script, str(self._log), str(self._configuration), inside=self._box)
+        self._process = Apart(
+            script, str(self._log), str(self._configuration),
+            log=self._log.with_suffix(".err"), inside=self._box,
+        )  # fmt: skip
         end = time.monotonic() + 30
         while not tell(*self._box.enter, "ss", "-Hltn", "sport = 2049"):
             if time.monotonic() > end:
@@ -122,6 +130,9 @@ class NfsLab:
     def __getitem__(self, name: str) -> Machine:
         return self.machines[name]
 
+    def __iter__(self) -> Iterator[Machine]:
+        return iter(self.machines.values())
+
     def __enter__(self) -> "NfsLab":
         with self._undo:
             self._build()
@@ -137,7 +148,7 @@ class NfsLab:
         disk.touch(exist_ok=False)
         os.truncate(disk, DISK)
         tell("mke2fs", "-q", "-t", "ext4", str(disk))
-        box = Held(_SERVER, str(disk), apart=("--net", "--mount", "--uts"))
+        box = Apart(_SERVER, str(disk), log=self.folder / "box.log", apart=("--net", "--mount", "--uts"))
         self._undo.callback(box.end)
         network = Network(box.pid)
         self._undo.callback(network.remove)
@@ -146,13 +157,13 @@ class NfsLab:
         self._undo.callback(self.server.crash)
         self.server.start(anew=True)
         self._furnish(box, network.prefix)
-        for machine in self.machines.values():
+        for machine in self:
             self._undo.callback(machine.power_off)
             machine.switch_on()
-        for machine in self.machines.values():
+        for machine in self:
             machine.wait()
 
-    def _furnish(self, box: Held, prefix: str) -> None:
+    def _furnish(self, box: Apart, prefix: str) -> None:
         addresses = {name: f"{prefix}.{FIRST + n}" for n, name in enumerate(self.names)}
         known = {"localhost": "127.0.0.1", "srv": f"{prefix}.{SERVER}", **addresses}
         hosts = "".join(f"{address} {name}\n" for name, address in known.items())
@@ -165,3 +176,78 @@ class NfsLab:
             entries += f"Host {name}\n  HostName {address}\n"
         self.known_hosts.write_text(keys)
         self.ssh_config.write_text(entries + _SSH.format(key=self.key, known_hosts=self.known_hosts))
+
+
+# -- who sees what when ------------------------------------------------------------------------------------------------
+
+_CREATE = """
+import os, sys
+for name in sys.stdin:
+    os.close(os.open(name.strip(), os.O_CREAT | os.O_EXCL))
+    print("created", flush=True)
+"""
+_LOOK = """
+import os, sys, time
+def there():
+    return name in os.listdir() if sys.argv[1] == "lists" else os.path.exists(name)
+for line in sys.stdin:
+    name = line.strip()
+    print(there(), flush=True)
+    while not there():
+        time.sleep(0.01)
+    print("seen", flush=True)
+"""
+
+
+class _Program:
+    """One that answers each line with another, in a machine's folder on the shared disk."""
+
+    def __init__(self, machine: Machine, folder: Path, *words: str) -> None:
+        line = machine.ssh(sys.executable, "-c", *words, folder=folder)
+        self.process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+
+    def tell(self, text: str) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(f"{text}\n")
+
+    def hear(self) -> str:
+        assert self.process.stdout
+        return self.process.stdout.readline().strip()
+
+
+def delays(lab: NfsLab, how: str, count: int) -> list[float]:
+    """Seconds, by this side's clock, from the end of a creation on one machine until another sees the name for which it
+    has looked in vain."""
+    one, other = list(lab)[:2]
+    one.do(f"mkdir -p {lab.shared}/{how}")
+    create = _Program(one, lab.shared / how, _CREATE)
+    look = _Program(other, lab.shared / how, _LOOK, how)
+    found = []
+    with create.process, look.process:
+        for n in range(count):
+            look.tell(f"name-{n}")
+            assert look.hear() == "False"
+            create.tell(f"name-{n}")
+            assert create.hear() == "created"
+            created = time.monotonic()
+            assert look.hear() == "seen"
+            found.append(time.monotonic() - created)
+    return found
+
+
+def main() -> None:
+    if why := why_not():
+        sys.exit(why)
+    for version in VERSIONS:
+        with tempfile.TemporaryDirectory() as folder, NfsLab(Path(folder), ("m1", "m2"), version) as lab:
+            for how, words, count in (("lists", "lists the folder", 30), ("asks", "asks for the name only", 2)):
+                found = delays(lab, how, count)
+                print(
+                    f"NFS {version}: after {count} creations, whoever {words} sees them"
+                    f" {median(found):.3f} s later (longest {max(found):.3f} s)",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -6,7 +6,6 @@ everybody has their own are empty there (/home, /mnt, /root, /run, /tmp), but fo
 
 import os
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -14,11 +13,11 @@ import sys
 import time
 from pathlib import Path
 
+from tests.lab.machine import PATH, Held
 from tests.lab.network import ip
 
 PROJECT = Path(__file__).resolve().parents[2]
 BOOT = Path(__file__).with_name("uml.sh")
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MEMORY = 512  # MiB that a machine may use; it takes from the box what it has touched
 BOOTS_WITHIN = 60.0  # seconds; five are usual
 
@@ -29,30 +28,24 @@ mount -t tmpfs -o size=100% memory /run
 mkdir /run/machine
 mount --bind . /run/machine
 TMPDIR=/run linux.uml mem={MEMORY}M umid=kernel uml_dir=/run/ rootfstype=hostfs rootflags=/ ro init=/run/machine/boot \\
-  con=null con0=null,fd:1 quiet vec0:transport=tap,ifname="$2",depth=128,gro=1 </dev/null >console 2>&1 &
+  con=null con0=null,fd:1 quiet vec0:transport=tap,ifname="$2",mac="$3",depth=128,gro=1 </dev/null >console 2>&1 &
 """
 
 
-class Held:
-    """A shell in namespaces of its own, or inside others'. It waits on a pipe when its script is done; when that is
-    closed, however its holder ends, all that it has started is killed."""
+class Apart(Held):
+    """A shell in namespaces of its own, or inside others'. When its script is done it waits for the end of its input;
+    all that it has started is killed then."""
 
-    def __init__(self, script: str, *arguments: str, apart: tuple[str, ...] = (), inside: "Held | None" = None) -> None:
-        unshare = [*(inside.enter if inside else ()), "unshare", "--pid", "--fork", "--kill-child", *apart]
-        self._process = subprocess.Popen(
-            [*unshare, "sh", "-ec", f"{script}\necho ready\nread leash", "sh", *arguments],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            start_new_session=True, env={"PATH": PATH},
-        )  # fmt: skip
-        self.pid = self._process.pid
-        assert self._process.stdout
-        said = list[str]()
-        for line in self._process.stdout:
-            if line == "ready\n":
-                return
-            said.append(line)
-        self.end()
-        raise OSError("".join(said))
+    def __init__(
+        self, script: str, *arguments: str, log: Path, apart: tuple[str, ...] = (), inside: "Apart | None" = None
+    ) -> None:
+        shell = ["unshare", "--pid", "--fork", "--kill-child", *apart, "sh", "-ec", f"{script}\necho ready\nread -r _"]
+        super().__init__([*(inside.enter if inside else ()), *shell, "sh", *arguments], log)
+        try:
+            self.hear()
+        except OSError:
+            self.end()
+            raise
 
     @property
     def enter(self) -> list[str]:
@@ -68,23 +61,18 @@ class Held:
     def end(self) -> None:
         if self._process.poll() is None:
             self.thaw()
-        assert self._process.stdin and self._process.stdout
+        assert self._process.stdin
         self._process.stdin.close()
-        try:
-            self._process.wait(20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
+        self.wait()
 
 
 class Machine:
     """Off at first. Its line to the switch is a tap that has its name there."""
 
-    def __init__(self, name: str, address: str, switch: Held, folder: Path, ssh_config: Path) -> None:
+    def __init__(self, name: str, address: str, switch: Apart, folder: Path, ssh_config: Path) -> None:
         self.name, self.address, self.folder = name, address, folder
         self._switch, self._ssh = switch, ["ssh", "-F", str(ssh_config), name]
-        self._power: Held | None = None
+        self._power: Apart | None = None
         ip([f"tuntap add {name} mode tap", f"link set {name} master switch up"], switch.pid)
 
     @property
@@ -100,7 +88,8 @@ class Machine:
         (self.folder / "authorized_keys").write_text(authorized)
         (self.folder / "lib").mkdir()
         (self.folder / "lib" / "modules").symlink_to("/usr/lib/uml/modules")  # where modprobe -d looks
-        shutil.copy(BOOT, self.folder / "boot").chmod(0o700)
+        (self.folder / "boot").write_text(BOOT.read_text())
+        (self.folder / "boot").chmod(0o700)
         return new_key(self.folder / "host_key")
 
     # -- power and network --------------------------------------------------------------------------------------------
@@ -112,7 +101,11 @@ class Machine:
     def switch_on(self) -> None:
         """It begins to boot, with an empty local disk."""
         assert not self._power, f"{self.name} is on"
-        self._power = Held(_POWER, str(self.folder), self.name, apart=("--mount",), inside=self._switch)
+        card = "02:00:" + ":".join(f"{int(number):02x}" for number in self.address.split("."))  # the same at each boot
+        self._power = Apart(
+            _POWER, str(self.folder), self.name, card,
+            log=self.folder / "power.log", apart=("--mount",), inside=self._switch,
+        )  # fmt: skip
 
     def wait(self) -> None:
         """Until the shared disk is mounted there and it lets people in."""
@@ -145,8 +138,14 @@ class Machine:
 
     def run(self, *command: str, input: str | None = None, timeout: float = 20) -> subprocess.CompletedProcess[str]:
         """A command as root, through SSH."""
-        given = {"input": input} if input is not None else {"stdin": subprocess.DEVNULL}
-        return subprocess.run(self.ssh(*command), timeout=timeout, capture_output=True, text=True, check=False, **given)
+        line = self.ssh(*command)
+        return subprocess.run(line, input=input or "", timeout=timeout, capture_output=True, text=True, check=False)
+
+    def do(self, script: str, timeout: float = 20) -> str:
+        """What a bash script says, which must succeed."""
+        done = self.run("bash", "-ec", script, timeout=timeout)
+        assert not done.returncode, f"{self.name}: {script}: {done.stderr}"
+        return done.stdout
 
     def _answers(self) -> bool:
         try:
