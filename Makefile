@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 EXTRA := requirements-ray.txt requirements-hivemind.txt requirements-metrics.txt requirements-posttrain.txt requirements-dev.txt
 CONFIG ?= evolution.json
 
-.PHONY: run test test-slow storm lint docs clean
+.PHONY: run test test-slow test-nfs storm lint docs clean
 run: $(VENV)/.run
 	$(RUN) edt_sim.py --config $(CONFIG)
 
@@ -14,6 +14,10 @@ test: lint
 
 test-slow: $(VENV)/.test storm
 	$(RUN) -m pytest -m slow
+
+# On a real NFS disk that three machines mount, each with a kernel of its own.
+test-nfs: $(VENV)/.test
+	$(RUN) -m pytest -m nfs
 
 # The simulated disk with all its misfortunes: every crash point, and SEEDS random ones.
 SEEDS ?= 2000
