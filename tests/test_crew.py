@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -162,3 +163,29 @@ def test_a_crew_refuses_another_run_than_the_one_that_was_meant(tmp_path, monkey
         far.start(str(tmp_path / "code"), an_order(run, "other", ["w.py"]), {})
     with pytest.raises(far.Problem, match="not the folder of a run; is the shared disk mounted"):
         far.start(str(tmp_path / "code"), an_order(tmp_path / "base" / "nothing", "x", ["w.py"]), {})
+
+
+@pytest.fixture
+def small_memory() -> Iterator[Path]:
+    """A control group whose processes may have 64 MB."""
+    name = f"crew-{os.getpid()}"
+    for folder, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
+        group = Path(folder, name)
+        try:
+            group.mkdir()
+            (group / limit).write_text(str(64 << 20))
+        except OSError as error:
+            why = error
+            continue
+        yield group
+        until(lambda group=group: not (group / "cgroup.procs").read_text(), "its processes ended")
+        group.rmdir()
+        return
+    pytest.skip(f"no control group can be made here: {why}")
+
+
+def test_a_worker_that_the_kernel_killed_for_its_memory_is_told_from_others(tmp_path, monkeypatch, small_memory):
+    hungry = f"import os\nopen('{small_memory}/cgroup.procs', 'w').write(str(os.getpid()))\nx = b'x' * (1 << 29)"
+    run, _ = started(tmp_path, hungry, monkeypatch, restarts=0)
+    seat = until(lambda: (seat := crew_of(run)["seats"][0])["code"] is not None and seat, "it is killed")
+    assert seat["said"] == "was killed by SIGKILL when the machine was out of memory"

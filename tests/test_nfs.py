@@ -121,7 +121,7 @@ def test_a_machine_loses_its_power(shared: Make) -> None:
 
 def test_the_network_of_a_machine_is_cut(shared: Make) -> None:
     """Its worker waits where it is, and goes on with the others when it sees the disk again."""
-    run = shared()
+    run = shared(max_generations=24)
     workers = run.workers()
     run.lab["m2"].cut()
     time.sleep(30)
