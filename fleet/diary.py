@@ -78,14 +78,14 @@ def number(event: dict[str, Any], key: str) -> float:
 
 
 def _tail(path: Path) -> bytes:
-    with contextlib.suppress(OSError), _plain_file(path) as handle:
+    with contextlib.suppress(OSError), plain_file(path) as handle:
         size = os.fstat(handle).st_size
         return os.pread(handle, _TAIL, max(0, size - _TAIL))
     return b""
 
 
 @contextlib.contextmanager
-def _plain_file(path: Path) -> Iterator[int]:
+def plain_file(path: Path) -> Iterator[int]:
     """Never a link, and never a pipe that would keep us waiting."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -94,3 +94,8 @@ def _plain_file(path: Path) -> Iterator[int]:
         yield handle
     finally:
         os.close(handle)
+
+
+def plain(text: object, most: int = 200) -> str:
+    """Text from the disk, which anybody may have written: nothing that a terminal would obey."""
+    return "".join(c if c.isprintable() else " " for c in str(text)[:most])

@@ -65,7 +65,7 @@ class Starter:
             signal.signal(number, self._signal)
         log = self.folder / "workers" / f"local-{launch}.log"
         print(f"{self.count} worker{'s' * (self.count > 1)}; what they say: {log}", flush=True)
-        with log.open("a+b") as self._log:
+        with open(log, "a+b", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o640)) as self._log:
             seats = [Place(n) for n in range(self.count)]
             self._work(seats, history)
             return self._report(store, history, launch, seats)

@@ -1,5 +1,6 @@
 """machines.json: the machines that a person has, read strictly, since their names end up in commands."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,9 @@ Host = Annotated[
     str,
     StringConstraints(pattern=r"^[A-Za-z0-9_]([A-Za-z0-9_.:-]{0,251}[A-Za-z0-9])?$"),
     WithJsonSchema({"expected": "a host's name or address (letters, digits, '.', '-', '_', ':')"}),
+]
+Whole = Annotated[
+    str, StringConstraints(pattern=r"^/\P{C}+$"), WithJsonSchema({"expected": 'a whole path, such as "/mnt/disk/runs"'})
 ]
 User = Annotated[
     str,
@@ -49,7 +53,12 @@ class Machine(BaseModel):
     python: Text = Field("python3", description="The Python that runs the workers there.")
     setup: Text | None = Field(None, description="A shell command that comes first there, such as `module load cuda`.")
     env: Environment = Field(default_factory=dict, description="Environment variables of its workers.")
-    base_dir: Text | None = Field(None, description="Where it mounts the shared disk's BASE_DIR, if elsewhere.")
+    base_dir: Whole | None = Field(None, description="Where it mounts the shared disk's BASE_DIR, if elsewhere.")
+
+
+def file_name(machine: str) -> str:
+    """What its files in a run are called."""
+    return re.sub(r"[^A-Za-z0-9_-]", "-", machine)[:40]
 
 
 def load(path: Path) -> tuple[Machine, ...]:
@@ -58,14 +67,14 @@ def load(path: Path) -> tuple[Machine, ...]:
         raise Wrong(f'{path}: a list with at least one machine is expected, such as ["192.168.0.1", "192.168.0.2"]')
     machines = [_machine(entry, f"{path}: machine {n}") for n, entry in enumerate(entries, 1)]
     places = [(machine.host.lower(), machine.port or 22, machine.user) for machine in machines]
-    names = [machine.name.lower() for machine in machines]
+    names = [file_name(machine.name).lower() for machine in machines]
     for n, (machine, place, name) in enumerate(zip(machines, places, names, strict=True)):
         if place in places[:n]:
             why = "for more workers on one machine use its workers or devices"
             raise Wrong(f"{path}: machine {n + 1}: the host {machine.host} stands there twice; {why}")
         if name in names[:n]:
             why = "give one of the two another name"
-            raise Wrong(f"{path}: machine {n + 1}: the name {machine.name} stands there twice; {why}")
+            raise Wrong(f"{path}: machine {n + 1}: the name {machine.name} stands there twice, or nearly; {why}")
     return tuple(machines)
 
 

@@ -22,6 +22,7 @@ from cyclopts.validators import Number
 from fleet import faults, launches
 from fleet.config import FleetConfig, Wrong, load
 from fleet.desk import Options, Stopped
+from fleet.diary import plain
 from fleet.history import History
 from fleet.host import Host
 from fleet.recipe import Strategy
@@ -75,10 +76,11 @@ def main(method: Method[Any], arguments: list[str] | None = None) -> None:
         ] = "",
         worker: Annotated[tuple[str, Path] | None, Parameter(show=False)] = None,
         leash: Annotated[bool, Parameter(show=False)] = False,
+        launch: Annotated[int, Parameter(show=False)] = 0,
         make: Annotated[bool, Parameter(show=False)] = False,
     ) -> int:
         if worker:
-            return work(method, *worker, leash)
+            return work(method, *worker, leash, launch)
         from fleet.local import Starter
 
         where = config.absolute().parent
@@ -134,8 +136,8 @@ def settled(method: Method[C], config: C, flag: str) -> C:
     return method.config.joined(bound, config.operational())
 
 
-def work(method: Method[Any], name: str, folder: Path, leash: bool) -> int:
-    """Be one worker of a run."""
+def work(method: Method[Any], name: str, folder: Path, leash: bool, launch: int = 0) -> int:
+    """Be one worker of a run, in the launch that is named, or the newest."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name):
         raise Wrong(f"{name!r} cannot be a worker's name: letters, digits, '-' and '_'")
     host = Host()
@@ -144,7 +146,7 @@ def work(method: Method[Any], name: str, folder: Path, leash: bool) -> int:
     if leash:
         threading.Thread(target=_hold_leash, args=(host,), daemon=True).start()
     store, run = open_run(folder, host, name)
-    launch = launches.latest(store)
+    launch = launch or launches.latest(store)
     config = method.config.joined(run["config"], launches.settings(store, launch))
     _let_group_read(config)
     logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(message)s")
@@ -152,7 +154,7 @@ def work(method: Method[Any], name: str, folder: Path, leash: bool) -> int:
     try:
         return {"over": 0, "interrupted": 130}[worker.run()]
     except Stopped as why:
-        print(f"{name}: {why}", file=sys.stderr)
+        print(f"{name}: {plain(why, 1000)}", file=sys.stderr)
         return 3
 
 

@@ -17,7 +17,7 @@ from rich.text import Text
 from fleet import diary, faults, launches
 from fleet.claims import Claims, Watch
 from fleet.config import Wrong
-from fleet.diary import Diary
+from fleet.diary import Diary, plain
 from fleet.history import History
 from fleet.host import Host
 from fleet.recipe import NotYet, Recipe, name
@@ -28,11 +28,6 @@ _WORKERS, _ERRORS, _MEMBERS = 24, 5, 8  # so many lines of each at most
 
 def metrics_text(metrics: Mapping[str, Any]) -> str:
     return plain(" ".join(f"{k}={v:.6g}" if isinstance(v, float) else f"{k}={v}" for k, v in metrics.items()))
-
-
-def plain(text: object, most: int = 200) -> str:
-    """Text from the disk, which anybody may have written: nothing that a terminal would obey."""
-    return "".join(c if c.isprintable() else " " for c in str(text)[:most])
 
 
 class View:

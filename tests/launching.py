@@ -5,6 +5,9 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from fleet.host import Host
+from fleet.remote import far
+from fleet.run import open_run
 from tests.helpers import LONG, Started, Toys, until
 from tests.lab.machines import Lab
 
@@ -42,6 +45,15 @@ class Launched(Toys):
         asked.ends(code)
         assert "Traceback" not in asked.said, asked.said
         return asked.said
+
+    def kill_all(self) -> None:
+        """Crews first, or they would start workers again."""
+        launchers = [each.process for each in self.started if each.process.poll() is None]
+        for process in launchers:
+            process.kill()
+        if (self.folder / "run.json").exists():
+            far.kill(open_run(self.folder, Host(), "test")[0].run_id, 10.0)
+        super().kill_all()
 
     def wait_over(self) -> None:
         until(lambda: self.folder.exists() and self.is_over(), "the run is over", LONG, pause=0.1)

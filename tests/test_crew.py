@@ -68,7 +68,7 @@ def test_no_value_of_the_users_becomes_a_command(tmp_path, shell):
         machine = Machine(host="h", name="h", python=str(python), setup="true" if n % 2 else None)
         said = spoken(shell, machine, tmp_path, [{"verb": "show", "with": {"base": str(base), "token": "t"}}])
         assert said[0]["ready"] and said[1]["free"], said
-        assert (base / ".check" / "t").read_text() == "t"
+        assert (base / f".check-{os.getuid()}" / "t").read_text() == "t"
     assert not list(tmp_path.rglob("hacked"))
 
 
@@ -148,7 +148,7 @@ def test_a_crew_passes_the_word_on_and_can_be_killed_with_all_its_own(tmp_path, 
     run, run_id = started(tmp_path, stubborn, monkeypatch)
     until(lambda: (tmp_path / "code" / "up").exists(), "it is up")
     until(lambda: len(far.running(run_id)["processes"]) == 3, "crew, worker and child")
-    with pytest.raises(far.Problem, match="already|another crew"):
+    with pytest.raises(far.Problem, match="another crew of this run is there already"):
         monkeypatch.setattr(far, "_marked", lambda run_id: [])
         far.start(str(tmp_path / "code"), an_order(run, run_id, ["w.py"]), {})
     monkeypatch.undo()
@@ -189,3 +189,16 @@ def test_a_worker_that_the_kernel_killed_for_its_memory_is_told_from_others(tmp_
     run, _ = started(tmp_path, hungry, monkeypatch, restarts=0)
     seat = until(lambda: (seat := crew_of(run)["seats"][0])["code"] is not None and seat, "it is killed")
     assert seat["said"] == "was killed by SIGKILL when the machine was out of memory"
+
+
+@pytest.mark.parametrize("trap", ["link", "pipe"])
+def test_a_trap_in_the_place_of_a_log_leads_nowhere(tmp_path, monkeypatch, trap):
+    target = tmp_path / "target"
+    target.write_text("mine\n")
+    run, _ = made_run(tmp_path)
+    log = run / "workers" / "h-0.log"
+    log.symlink_to(target) if trap == "link" else os.mkfifo(log)
+    run, run_id = started(tmp_path, "raise SystemExit(0)", monkeypatch)
+    assert until(lambda: crew_of(run)["seats"][0]["said"], "it says so").startswith("cannot be started: ")
+    assert target.read_text() == "mine\n"
+    assert far.kill(run_id, 10.0)["left"] == []

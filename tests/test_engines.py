@@ -54,7 +54,7 @@ def test_ray_starts_the_same_workers(toys, tmp_path, monkeypatch):
         cluster.add_node(num_cpus=2)
         via = ("--via", "ray", cluster.address)
         said = asked(run, "launch", *via, "--detach")
-        assert said.count("fleet-") == 2
+        assert said.count("An actor holds a worker") == 2
         until(lambda: len(run.alive()) == 2, "two workers", LONG)
         assert "No worker is left" in asked(run, "stop", *via)
         until(lambda: not run.alive(), "none is left")

@@ -159,13 +159,13 @@ def test_too_few_machines_start_nothing(fleet, lab):
 def test_a_cable_pulled_in_the_middle_is_one_machine_s_trouble(fleet, lab):
     run = fleet(sleep=0.1)
     launching = run.ask("launch", "--timeout=3", "--detach")
-    until(lambda: (run.place / "runs" / ".check").exists(), "they compare their disks", pause=0.001)
+    until(lambda: [*run.place.glob("runs/.check-*/*")], "they compare their disks", pause=0.001)
     lab["h2"].cut()
     try:
         launching.end(60)
     finally:
         lab["h2"].heal()
-    assert "Traceback" not in launching.said and len([n for n in run.alive() if n[:2] != "h2"]) == 2 or run.is_over()
+    assert "Traceback" not in launching.said
     run.wait_over()
     run.same()
 
@@ -194,7 +194,7 @@ def test_an_encrypted_key_is_asked_for_once(tmp_path, fleet):
         run = fleet(lab)
         assert "is encrypted: give it to the agent with" in " ".join(run.says("check", code=1).split())
         said = answered(run.command("check"), {"Passphrase of": "open sesame\n"})
-        assert said.count("Passphrase of") == 1 and said.count("ready") == 2
+        assert said.count("Passphrase of") == 1 and said.count("ready") >= 2
         assert "passphrase" in answered(run.command("check"), {"Passphrase of": "wrong\n"})
 
 
@@ -205,7 +205,7 @@ def test_two_launchers_at_once_start_one_crew_a_machine(fleet):
         each.end(LONG)
         assert "Traceback" not in each.said
     until(lambda: len(run.alive()) == 3, "one worker on each machine")
-    assert len(run.alive()) == 3
+    assert [len(machine.pids("fleet.remote.crew")) for machine in run.lab] == [1, 1, 1]
     run.says("stop", "--now")
 
 

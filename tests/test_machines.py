@@ -98,11 +98,17 @@ def test_a_user_is_a_plain_name(says, bad):
     ("key", "a\n", "text without control characters is expected"),
     ("setup", "module load cuda\nreboot", "text without control characters is expected"),
     ("python", None, "null: text without control characters is expected"),
-    ("base_dir", "a\0", "text without control characters is expected"),
+    ("base_dir", "/a\0", 'a whole path, such as "/mnt/disk/runs" is expected'),
+    ("base_dir", "runs", 'a whole path, such as "/mnt/disk/runs" is expected'),
 ])  # fmt: skip
 def test_a_mistake_is_explained(says, key, value, why):
     text = says(["first", {"host": "second", key: value}])
     assert text.startswith(f"machine 2: {key} is ") and why in text
+
+
+def test_names_that_would_share_their_files_are_refused(says):
+    assert "the name gpu-1 stands there twice, or nearly" in says(["gpu.1", "gpu-1"])
+    assert "twice, or nearly" in says([f"{'a' * 40}{end}" for end in "bc"])
 
 
 def test_an_unknown_key_names_the_nearest_known_one(says):

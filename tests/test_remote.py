@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import json
-import shlex
+import os
 import subprocess
 import tarfile
 from io import BytesIO
@@ -13,10 +13,10 @@ import pytest
 
 from fleet.config import Wrong
 from fleet.host import Host
-from fleet.launches import latest
 from fleet.machines import Machine
 from fleet.remote import engines, far, preflight
 from fleet.remote.code import keep, pack
+from fleet.remote.engines import Via
 from fleet.remote.launcher import Launcher, place, seats
 from fleet.remote.preflight import Report
 from fleet.remote.route import Route, first_hop, known, route_to
@@ -25,6 +25,8 @@ from tests.helpers import ROOT
 from tests.toy.config import ToyConfig
 
 # -- code ------------------------------------------------------------------------------------------------------------
+
+CHECKS = f".check-{os.getuid()}"
 
 
 def test_the_same_files_give_the_same_code(tmp_path):
@@ -53,12 +55,43 @@ def test_only_the_code_that_was_named_is_unpacked(tmp_path, monkeypatch):
     there = Path(far.fetch(str(tar), code.digest)["code"])
     assert (there / "fleet" / "worker.py").read_bytes() == (ROOT / "fleet" / "worker.py").read_bytes()
     assert there.stat().st_mode & 0o077 == 0
-    assert far.fetch("nowhere", code.digest) == {"code": str(there)}  # it is here already
+    (there / "fleet" / "worker.py").write_text("")  # as after a power cut
+    assert far.fetch(str(tar), code.digest) == {"code": str(there)}
+    assert (there / "fleet" / "worker.py").read_bytes() == (ROOT / "fleet" / "worker.py").read_bytes()
     tar.chmod(0o600)
     tar.write_bytes(tar.read_bytes()[:-512] + b"x" * 512)
-    with pytest.raises(far.Problem, match="not the code that was sent"):
-        far.fetch(str(tar), "0" * 64)
     assert far.tidy([]) == {"removed": 1} and not there.exists()
+    with pytest.raises(far.Problem, match="not the code that was sent"):
+        far.fetch(str(tar), code.digest)
+    keep(store, code)  # what was damaged is put there again
+    assert far.fetch(str(tar), code.digest) == {"code": str(there)}
+
+
+def test_what_only_concerns_the_launcher_is_not_packed(tmp_path):
+    for name in ("a.py", "machines.json"):
+        (tmp_path / name).write_text("1\n")
+    (tmp_path / "runs" / "r").mkdir(parents=True)
+    (tmp_path / "runs" / "r" / "run.json").write_text("{}\n")
+    packed = pack(tmp_path, [tmp_path / "inner" / ".." / "machines.json"])
+    assert tarfile.open(fileobj=BytesIO(packed.data)).getnames() == ["a.py"]
+
+
+def test_tokens_are_never_left_in_another_folder(tmp_path):
+    """Somebody else's link in their place, whose old files would be swept away."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "old").write_text("mine")
+    os.utime(home / "old", (0, 0))
+    (tmp_path / CHECKS).symlink_to(home)
+    with pytest.raises(far.Problem, match="is a link"):
+        far.show(str(tmp_path), "0123456789ab-1")
+    assert [each.name for each in home.iterdir()] == ["old"]
+    (tmp_path / CHECKS).unlink()
+    for name in ("ffffffffffff-1", "stranger"):
+        far.show(str(tmp_path), name)
+        os.utime(tmp_path / CHECKS / name, (0, 0))
+    far.show(str(tmp_path), "0123456789ab-1")
+    assert sorted(each.name for each in (tmp_path / CHECKS).iterdir()) == ["0123456789ab-1", "stranger"]
 
 
 @pytest.mark.parametrize("name, kind", [
@@ -99,7 +132,7 @@ def test_the_user_s_own_ssh_configuration_counts(tmp_path):
     piped = route_to(Machine(host="piped"), config)
     assert piped.proxy == "nc piped 22" and piped.known_hosts[0] == tmp_path / "known"
     (tmp_path / "broken").write_text("Host a\n  Nonsense yes\n")
-    with pytest.raises(Wrong, match="your SSH configuration cannot be used: .*Nonsense|terminating"):
+    with pytest.raises(Wrong, match="your SSH configuration cannot be used: .*terminating"):
         route_to(Machine(host="a"), tmp_path / "broken")
 
 
@@ -157,10 +190,6 @@ def test_what_is_missing_is_named_with_the_command_that_mends_it():
 def test_versions_that_differ_are_noted_or_refused():
     reports = [report("a"), report("b", versions={"torch": "2.12.0", "rich": "15"})]
     assert judged(*reports) == ["", ""] and "torch differs: 2.13.0 on a, 2.12.0 on b" in reports[1].notes[0]
-    assert (
-        all("torch differs" in why for why in judged(*[report("a"), report("b", python="3.12.1")], strict=True))
-        is False
-    )
     assert all("python differs" in why for why in judged(report("a"), report("b", python="3.12.1"), strict=True))
 
 
@@ -179,19 +208,24 @@ def test_machines_on_another_disk_are_told_apart():
 def test_slurm_gets_a_script_that_a_shell_can_only_read_in_one_way(tmp_path):
     (tmp_path / "evolution.json").write_text(json.dumps({"ALGORITHM": "diloco", "NUM_MACHINES": 5, "THREADS": 2}))
     launcher = Launcher(place(tmp_path / "evolution.json", "", {"diloco": ("d.py",)}), (), {"diloco": ("d.py",)}, ROOT)
-    script = engines.slurm_script(launcher, launcher.foreseen(), 1, 5, "/opt/it's python", ["--partition=gpu"])
+    python = tmp_path / "it's python"
+    python.write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"\n")
+    python.chmod(0o700)
+    made = launcher.foreseen()
+    engine = engines.engine_of(launcher, Via(["slurm"], str(python), ["--partition=gpu"]), made, 1)
+    script = engine.plan(5, 2, "ID", "/runs/x")
     lines = script.splitlines()
     assert "#SBATCH --ntasks=5" in lines and "#SBATCH --cpus-per-task=2" in lines and "#SBATCH --partition=gpu" in lines
-    assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
-    fake = script.replace("exec srun --kill-on-bad-exit=0", "printf '%s\\0'")
+    assert "#SBATCH --job-name=fleet-ID" in lines
+    fake = script.replace("srun --kill-on-bad-exit=0", "env SLURM_PROCID=3")
     words = subprocess.run(["bash"], input=fake, text=True, capture_output=True, check=True).stdout.split("\0")
-    assert words[0] == "/opt/it's python" and json.loads(words[3])["digest"] == launcher.code.digest
+    assert words[:2] == ["-P", "-c"] and words[4] == "3" and json.loads(words[3])["digest"] == launcher.code.digest
     compile(words[2], "program", "exec")
-    assert shlex.split(shlex.quote(words[0])) == [words[0]]
+    with pytest.raises(Wrong, match="cannot be told such a name"):
+        engine.plan(5, 2, "ID", '/runs/"x')
 
 
-def test_an_unknown_method_and_a_wrong_machine_are_named(tmp_path):
+def test_an_unknown_method_is_named(tmp_path):
     (tmp_path / "evolution.json").write_text('{"ALGORITHM": "magic"}')
     with pytest.raises(Wrong, match="ALGORITHM 'magic': the launcher starts edt or diloco"):
         place(tmp_path / "evolution.json", "", {"edt": (), "diloco": ()})
-    assert latest(create_run(tmp_path / "b", "r", ToyConfig().bound(), Host())[0]) == 0

@@ -12,17 +12,18 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 
 from fleet.config import Wrong
+from fleet.diary import plain
 from fleet.machines import Machine
 from fleet.remote.link import Link, Trouble
 from fleet.remote.ssh import Locked, Unreachable
-from fleet.status import plain
 
 T = TypeVar("T")
-Answer = Any  # what the call gave, or a Bad
 
 
 class Bad(str):
     """Why a machine has no answer."""
+
+    given_up = False  # it did not answer in time, and may still do something
 
 
 def on_all(
@@ -46,7 +47,9 @@ def on_all(
             for name in [name for name in lines if name in results]:
                 progress.update(lines.pop(name), visible=False)
             time.sleep(0.02)
-    return {m.name: results.get(m.name, Bad(f"no answer within {seconds:.0f} s ({doing})")) for m in machines}
+    late = Bad(f"no answer within {seconds:.0f} s ({doing})")
+    late.given_up = True
+    return {m.name: results.get(m.name, late) for m in machines}
 
 
 def _one(machine: Machine, call: Callable[[Machine], T], results: dict[str, T | Bad]) -> None:
@@ -100,6 +103,10 @@ class Links:
             doing,
             self.console,
         )
+        for name, answer in found.items():
+            if isinstance(answer, Bad) and (answer.given_up or self._open[name].closed):
+                self._open.pop(name).close()
+                self.bad[name] = answer
         return found
 
     def _connect(self, machines: Sequence[Machine]) -> None:
@@ -114,7 +121,7 @@ class Links:
                 return error.key
 
         # several steps may each take their time: the way there, logging in, Python
-        for name, got in on_all(machines, connect, 2 * self.seconds + 1, "connecting", self.console).items():
+        for name, got in on_all(machines, connect, 3 * self.seconds, "connecting", self.console).items():
             if isinstance(got, Bad):
                 self.bad[name] = got
             elif isinstance(got, Path):
@@ -123,7 +130,10 @@ class Links:
                 self._open[name] = got
         if locked and (asked := [key for key in dict.fromkeys(locked.values()) if key not in self._passphrases]):
             for key in asked:
-                self._passphrases[key] = getpass.getpass(f"Passphrase of {key}: ").encode()
+                try:
+                    self._passphrases[key] = getpass.getpass(f"Passphrase of {key}: ").encode()
+                except EOFError:
+                    raise Wrong(f"no passphrase of {key} was given") from None
             self._connect([machine for machine in machines if machine.name in locked])
         elif locked:
             self.bad |= {name: f"the passphrase of {key} is wrong" for name, key in locked.items()}

@@ -1,11 +1,13 @@
 """The project's code as one file, named by its hash: all workers of a launch run exactly this."""
 
 import base64
+import contextlib
 import hashlib
 import io
 import re
 import subprocess
 import tarfile
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,11 +35,12 @@ class Code:
         return f"{FOLDER}/{self.digest}.tar"
 
 
-def pack(root: Path) -> Code:
-    """The same files give the same bytes, whoever packs them and when."""
+def pack(root: Path, without: Collection[Path] = ()) -> Code:
+    """The same files give the same bytes, whoever packs them and when. What is only the launcher's stays here."""
+    apart = {path.resolve() for path in without}
     packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for name in _files(root):
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        for name in [name for name in _files(root) if (root / name).resolve() not in apart]:
             data = (root / name).read_bytes()
             entry = tarfile.TarInfo(name)
             entry.size = len(data)
@@ -60,8 +63,9 @@ def requirements(root: Path) -> dict[str, str]:
 def keep(store: Store, code: Code) -> None:
     """Put it on the run's disk, once. Its name says what must be in it, so whoever writes it writes the same."""
     store.folder(FOLDER)
-    if f"{code.digest}.tar" in store.names(FOLDER):
-        return
+    with contextlib.suppress(faults.Fault):
+        if hashlib.sha256(b"".join(store.disk.blocks(code.name))).hexdigest() == code.digest:
+            return
     draft = f"tmp/code-{store.host.token()}"
     try:
         store.disk.write(draft, code.data, sync=True)
@@ -84,6 +88,8 @@ def _files(root: Path) -> list[str]:
     if not names:
         names = [str(file.relative_to(root)) for file in root.rglob("*") if file.suffix in _KINDS]
         names = [name for name in names if not any(part.startswith(".") for part in Path(name).parts)]
+        runs = [str(file.parent.relative_to(root)) + "/" for file in root.rglob("run.json")]
+        names = [name for name in names if not name.startswith(tuple(runs))]
     files = sorted(name for name in names if (root / name).is_file() and not (root / name).is_symlink())
     if not files:
         raise Wrong(f"{root}: no code there")

@@ -4,10 +4,13 @@ Started by `far.start` with an order on its standard input; it outlives the conn
 in a moment and small beside its workers. workers/MACHINE.crew tells people what it knows; nothing acts on that file.
 """
 
+import contextlib
 import fcntl
 import json
+import math
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -19,6 +22,8 @@ from typing import IO, Any
 from fleet.seats import Seat, ending
 
 _BEAT = 0.1
+_TOLD = 10.0  # seconds until it writes again, so that a silent crew is seen to be gone
+_LINKS = os.O_NOFOLLOW | os.O_NONBLOCK  # who else writes to the disk must not lead us to other files
 
 
 @dataclass
@@ -42,6 +47,7 @@ class Crew:
         self.posts = [Post(number, env=env) for number, env in enumerate(order["seats"])]
         self.workers = _folder_of(order["run"], order["run_id"])
         self.signals = self.passed_on = 0
+        self.kills, self.starved = _out_of_memory_kills(), -math.inf  # how often, and when the last time
         self.lock = _only_one(order["locks"], order["lock"])
 
     def run(self) -> None:
@@ -53,15 +59,18 @@ class Crew:
         self._tell()
         print(json.dumps(self.state()), flush=True)
         _let_go()
+        told = time.monotonic()
         while any(post.code is None for post in self.posts):
             self._forward()
-            if [post for post in self.posts if self._changed(post)]:
+            self._look_for_starvation()
+            if [post for post in self.posts if self._changed(post)] or time.monotonic() - told > _TOLD:
                 self._tell()
+                told = time.monotonic()
             time.sleep(_BEAT)
         self._tell()
 
     def state(self) -> dict[str, Any]:
-        order, boot = self.order, Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        order, boot = self.order, _boot()
         seats = [{key: value for key, value in asdict(post).items() if key != "again_at"} for post in self.posts]
         about = {key: order[key] for key in ("machine", "launch", "digest")}
         host = {"host": os.uname().nodename, "boot": boot, "pid": os.getpid(), "born": _born(os.getpid())}
@@ -70,9 +79,17 @@ class Crew:
     # -- seats ---------------------------------------------------------------------------------------------------------
 
     def _sit(self, post: Post) -> None:
+        """Start a process; what the machine cannot do now it may be able to do later."""
+        try:
+            self._start(post)
+        except OSError as error:
+            post.said, post.again_at = f"cannot be started: {error}", time.monotonic() + _TOLD
+
+    def _start(self, post: Post) -> None:
         order = self.order
         post.name = f"{order['machine']}-{post.number}-{uuid.uuid4().hex[:8]}"
         command = [order["python"], *order["command"], "--worker", post.name, order["run"]]
+        command += ["--launch", str(order["launch"])]
         log = self._log(post)
         try:
             post.process = subprocess.Popen(
@@ -95,18 +112,18 @@ class Crew:
                 self._sit(post)
                 return True
             return False
-        kills = _out_of_memory_kills()
         if (code := post.process.poll()) is None:
-            self.kills = kills
             return False
         post.process = None
-        memory = code == -signal.SIGKILL and kills > self.kills
+        memory = code == -signal.SIGKILL and now - self.starved < _TOLD
         post.said = ending(code) + (" when the machine was out of memory" if memory else "")
         again = post.ended(code, now, self.order["restarts"], leaving=bool(self.signals))
         self._note(post, f"{post.name} {post.said}{'; another takes its place' if again else ''}")
         return True
 
-    kills = 0
+    def _look_for_starvation(self) -> None:
+        if (kills := _out_of_memory_kills()) > self.kills:
+            self.kills, self.starved = kills, time.monotonic()
 
     def _forward(self) -> None:
         """The first signal lets each worker end at its next step; the second, or a SIGQUIT, ends it at once."""
@@ -128,26 +145,28 @@ class Crew:
 
     def _log(self, post: Post) -> int:
         name = f"{self.order['machine']}-{post.number}.log"
-        return os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640, dir_fd=self.workers)
+        log = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _LINKS, 0o640, dir_fd=self.workers)
+        if not stat.S_ISREG(os.fstat(log).st_mode):
+            os.close(log)
+            raise OSError(f"{name} is not a file")
+        os.set_blocking(log, True)
+        return log
 
     def _note(self, post: Post, line: str) -> None:
-        try:
-            log = self._log(post)
-            os.write(log, (time.strftime("%Y-%m-%d %H:%M:%S ") + line + "\n").encode())
-            os.close(log)
-        except OSError:
-            pass  # a full disk must not end the crew
+        with contextlib.suppress(OSError), os.fdopen(self._log(post), "a") as log:  # a full disk must not end the crew
+            log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
 
     def _tell(self) -> None:
         name = f"{self.order['machine']}.crew"
-        draft = f"{name}.{os.getpid()}"
+        draft = f"{name}.{uuid.uuid4().hex}"
         try:
-            file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o640, dir_fd=self.workers)
-            os.write(file, json.dumps(self.state()).encode())
-            os.close(file)
+            file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _LINKS, 0o640, dir_fd=self.workers)
+            with os.fdopen(file, "w") as text:
+                text.write(json.dumps(self.state()))
             os.rename(draft, name, src_dir_fd=self.workers, dst_dir_fd=self.workers)
         except OSError:
-            pass
+            with contextlib.suppress(OSError):
+                os.unlink(draft, dir_fd=self.workers)
 
 
 def _folder_of(run: str, run_id: str) -> int:
@@ -155,7 +174,7 @@ def _folder_of(run: str, run_id: str) -> int:
     for wait in (0.1, 0.5, 2.0, 0.0):  # a network disk may answer wrongly once
         try:
             found = json.loads(Path(run, "run.json").read_text().splitlines()[0]).get("id")
-            handle = os.open(Path(run, "workers"), os.O_RDONLY | os.O_DIRECTORY)
+            handle = os.open(Path(run, "workers"), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             break
         except (OSError, ValueError, IndexError, AttributeError) as error:
             why = error
@@ -168,8 +187,8 @@ def _folder_of(run: str, run_id: str) -> int:
 
 
 def _only_one(folder: str, name: str) -> IO[str]:
-    """No second crew in the same place; the lock ends with this process."""
-    file = Path(folder, f"{name}.lock").open("a")
+    """No second crew in the same place; the lock ends with this process. The folder may be seen by other machines."""
+    file = Path(folder, f"{name}-{_machine()}.lock").open("a")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -189,6 +208,15 @@ def _out_of_memory_kills() -> int:
         if line.startswith("oom_kill "):
             return int(line.split()[1])
     return 0
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _machine() -> str:
+    """Of containers on one kernel each counts."""
+    return f"{_boot()}-{os.stat('/proc/self/ns/pid').st_ino}"
 
 
 def _born(pid: int) -> str:

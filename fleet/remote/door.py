@@ -15,13 +15,14 @@ from rich.console import Console
 
 from fleet import faults, launches
 from fleet.config import Wrong
+from fleet.diary import plain, plain_file
 from fleet.history import History
 from fleet.host import Host
 from fleet.recipe import NotYet
 from fleet.remote import code
 from fleet.remote.link import Link
 from fleet.run import NoRun, make_base, open_run
-from fleet.status import View, metrics_text, plain
+from fleet.status import View, metrics_text
 
 _LOG = 1 << 16  # so much of a log's end is shown at first
 
@@ -64,8 +65,8 @@ class Door:
         except NoRun:
             return ""
 
-    def begin(self, operational: dict[str, Any], digest: str, joining: bool) -> dict[str, Any]:
-        """Where somebody works already, theirs is the launch; or a new one."""
+    def begin(self, operational: dict[str, Any], digest: str, data: str, joining: bool) -> dict[str, Any]:
+        """Where somebody works already, theirs is the launch; or a new one. The code is put where all find it."""
         now = self.state()
         if joining and now["launch"] and not now["why"]:
             if now["code"] != digest:
@@ -74,13 +75,8 @@ class Door:
                     f"lies here ({digest[:12]}): stop it first, or launch from the code that it runs"
                 )
             return {"launch": now["launch"], "new": False}
+        code.keep(self.store, code.Code(digest, base64.b64decode(data), {}))
         return {"launch": launches.begin(self.store, operational, digest), "new": True}
-
-    def keep_code(self, digest: str, data: str) -> str:
-        """Put the code where all machines find it."""
-        made = code.Code(digest, base64.b64decode(data), {})
-        code.keep(self.store, made)
-        return made.name
 
     def state(self) -> dict[str, Any]:
         history = History(self.store)
@@ -93,24 +89,35 @@ class Door:
             "over": history.over, "ended": launches.ended(self.store), "launch": launch,
             "code": str(known.get("code", "")), "why": launches.ordered(self.store, launch) if launch else "",
             "last": [f"{member.id}  {member.absent or metrics_text(member.metrics)}".rstrip() for member in last],
-            "crews": self.crews(),
         }  # fmt: skip
 
     def crews(self) -> list[dict[str, Any]]:
         """What the crews wrote down; anybody may have written there, and nothing is done about it."""
         found = []
         for name in sorted(self.store.names("workers")):
-            with contextlib.suppress(ValueError, faults.Fault):
-                if name.endswith(".crew") and isinstance(known := json.loads(self.store.news(f"workers/{name}")), dict):
-                    found.append(known)
+            if name.endswith(".crew"):
+                with contextlib.suppress(Exception):  # whatever it holds
+                    known = json.loads(self.store.news(f"workers/{name}"))
+                    seats = [{**seat, "code": seat["code"] and int(seat["code"])} for seat in known["seats"][:64]]
+                    found.append({**known, "seats": seats, "at": float(known["at"]), "launch": int(known["launch"])})
         return found
 
     def picture(self, width: int, color: bool) -> dict[str, Any]:
         """What the status view shows, drawn for a terminal of this width."""
         self._view = self._view or View(self.folder)
         text = io.StringIO()
-        Console(file=text, width=width, force_terminal=color).print(self._view.picture())
-        return {"text": text.getvalue(), "over": self._view.over, "state": self._view.state}
+        with contextlib.suppress(faults.Passing):  # then there is no news this time
+            Console(file=text, width=width, force_terminal=color).print(self._view.picture())
+            launch = launches.latest(self.store)
+            why = launches.ordered(self.store, launch) if launch else ""
+            return {
+                "text": text.getvalue(),
+                "over": self._view.over,
+                "state": self._view.state,
+                "why": why,
+                "launch": launch,
+            }
+        return {"text": "", "over": False, "state": "", "why": "", "launch": 0}
 
     def stop(self, why: str) -> int:
         launch = launches.latest(self.store)
@@ -124,11 +131,12 @@ class Door:
         for name in sorted(self.store.names("workers")):
             if not name.endswith(".log") or wanted and not _of(name, wanted):
                 continue
-            with contextlib.suppress(OSError), self.store.disk.path(f"workers/{name}").open("rb") as file:
-                end = file.seek(0, os.SEEK_END)
+            path = self.store.disk.path(f"workers/{name}")
+            with contextlib.suppress(OSError), plain_file(path) as file:
+                end = os.fstat(file).st_size
                 begin = seen.get(name, max(0, end - _LOG))
-                file.seek(begin)
-                if data := file.read(end - begin):
+                if data := os.pread(file, min(_LOG, end - begin), begin):
+                    end = begin + len(data)
                     found.append((name.removesuffix(".log"), end, data.decode(errors="replace")))
         return found
 
@@ -159,7 +167,7 @@ class FarDoor:
         link.ask("become", code=found["code"], module="fleet.remote.door", words=[link.prefix])
 
     def ask(self, verb: str, **words: Any) -> Any:
-        return self._link.ask(verb, wait=600, **words)["answer"]
+        return self._link.ask(verb, wait=600.0 if verb == "create" else 15.0, **words)["answer"]
 
 
 def main(prefix: str) -> None:
@@ -172,6 +180,8 @@ def main(prefix: str) -> None:
             answer = {"answer": door.ask(ask["verb"], **ask["with"])}
         except (Wrong, faults.Fault) as error:
             answer = {"problem": plain(error, 2000)}
+        except Exception as error:  # this end must not die of it
+            answer = {"problem": f"{type(error).__name__}: {plain(error, 500)}"}
         print(prefix + json.dumps(answer), flush=True)
 
 

@@ -1,153 +1,100 @@
 """Where people have an engine that starts processes already, it starts the same crews: Ray, or Slurm."""
 
 import json
-import logging
-import shlex
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Protocol
+
+from cyclopts import Parameter
 
 from fleet.config import Wrong
+from fleet.remote import on_ray, on_slurm
 from fleet.remote.launcher import Launcher
+from fleet.remote.link import FAR
+from fleet.remote.starting import begun, may_start
 from fleet.start import thread_counts
 
-_FAR = Path(__file__).with_name("far.py")
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Via:
+    """Who starts the processes, if not SSH."""
+
+    via: Annotated[list[str], Parameter(consume_multiple=True, negative="")] = field(default_factory=list)
+    "`ray [ADDRESS]` or `slurm`: an engine that is there already starts the workers. machines.json is not read."
+    python: str = ""
+    "Slurm: the Python on its nodes; this one by default."
+    slurm: Annotated[list[str], Parameter(negative="")] = field(default_factory=list)
+    "Slurm: further options of sbatch, such as --slurm=--partition=gpu."
+
+    @property
+    def engine(self) -> str:
+        name, *more = self.via or [""]
+        if name not in ("", "ray", "slurm") or len(more) > (name == "ray"):
+            raise Wrong(f"--via {' '.join(self.via)}: `ray`, `ray ADDRESS` or `slurm` is expected")
+        if (self.python or self.slurm) and name != "slurm":
+            raise Wrong("--python and --slurm are for --via slurm")
+        return name
+
+    @property
+    def address(self) -> str:
+        return (*self.via, "", "")[1]
 
 
-def words(launcher: Launcher, made: Mapping[str, Any], launch: int, place: str, leash: bool) -> dict[str, Any]:
+class Engine(Protocol):
+    def plan(self, tasks: int, threads: int, run_id: str, folder: str) -> str: ...
+    def start(self, tasks: int, threads: int, run_id: str, folder: str) -> str: ...
+    def kill(self, run_id: str) -> str: ...
+    def working(self, run_id: str) -> int: ...
+
+
+def handed_over(launcher: Launcher, via: Via, dry_run: bool) -> bool:
+    """Let an engine start the workers; says whether any work now."""
+    if not launcher.sees_disk():
+        raise Wrong(f"BASE_DIR {launcher.place.base}: --via {via.engine} needs it on this machine")
+    if dry_run:
+        made = launcher.foreseen()
+        print(engine_of(launcher, via, made, 1).plan(made["workers"], made["threads"], "RUN-ID", launcher.place.folder))
+        return False
+    made, door = launcher.create(None), launcher.door(None)
+    if not may_start(door.ask("state"), made):
+        return False
+    engine = engine_of(launcher, via, made, begun(launcher, door, made, joining=False))
+    print(engine.start(made["workers"], made["threads"], made["run_id"], launcher.place.folder), flush=True)
+    return True
+
+
+def taken_back(launcher: Launcher, via: Via, now: bool) -> int:
+    """Stop, and wait until the engine has nothing of this run any more."""
+    door, run_id = launcher.open(None)
+    door.ask("stop", why="stopped by its user")
+    engine = engine_of(launcher, via)
+    if now:
+        print(engine.kill(run_id))
+    print("Waiting for the workers to end. Ctrl-C stops waiting.", flush=True)
+    while engine.working(run_id):
+        time.sleep(1.0)
+    print("No worker is left.")
+    return 0
+
+
+def engine_of(launcher: Launcher, via: Via, made: Mapping[str, Any] | None = None, launch: int = 0) -> Engine:
+    words = json.dumps(_words(launcher, made, launch)) if made else ""
+    if via.engine == "ray":
+        return on_ray.Ray(via.address, _program(), words)
+    return on_slurm.Slurm(via.python or sys.executable, via.slurm, _program(), words)
+
+
+def _words(launcher: Launcher, made: Mapping[str, Any], launch: int) -> dict[str, Any]:
     """What `far.hold` is called with: the same order that a machine's crew gets over SSH, for one worker."""
-    run = f"{launcher.place.folder}/{launcher.code.name}"
-    order = {
-        "run": launcher.place.folder, "run_id": made["run_id"], "launch": launch, "machine": place,
-        "digest": launcher.code.digest, "command": list(launcher.scripts[launcher.place.algorithm]),
-        "restarts": made["restarts"], "seats": [{}], "lock": f"{made['run_id']}-{launch}-{place}",
-        "umask": 0o027 if made["operational"]["group_readable"] else 0o077,
-    }  # fmt: skip
+    run = launcher.place.folder
+    order = launcher.order(run, "", made, launch, [{}])
     env = thread_counts(made["threads"])
-    return {"tar": run, "digest": launcher.code.digest, "order": order, "env": env, "leash": leash}
+    return {"tar": f"{run}/{launcher.code.name}", "digest": launcher.code.digest, "order": order, "env": env}
 
 
-def program(call: str) -> str:
+def _program() -> str:
     """far.py with a last line: it comes with the order, and not from the disk."""
-    return f"{_FAR.read_text()}\n\n{call}\n"
-
-
-# -- Slurm -------------------------------------------------------------------------------------------------------------
-
-
-def slurm_script(
-    launcher: Launcher, made: Mapping[str, Any], launch: int, tasks: int, python: str, options: Sequence[str]
-) -> str:
-    """One worker for each task; srun tells each its number, and Slurm its devices."""
-    place = launcher.place
-    call = "import json\nwords = json.loads(sys.argv[1])\nwords['order']['machine'] = os.environ['SLURM_PROCID']\n"
-    call += "words['order']['lock'] += os.environ['SLURM_PROCID']\nhold(**words)"
-    order = json.dumps(words(launcher, made, launch, "", leash=False))
-    log = f"{place.folder}/workers/slurm-%j.log"
-    if any(c in log for c in "\n\"'\\"):
-        raise Wrong(f"BASE_DIR {place.base!r}: sbatch cannot be told such a name")
-    lines = [
-        "#!/bin/bash",
-        f"#SBATCH --job-name=fleet-{place.project}",
-        f"#SBATCH --ntasks={tasks}",
-        f"#SBATCH --cpus-per-task={made['threads']}",
-        f'#SBATCH --output="{log}"',
-        *(f"#SBATCH {option}" for option in options),
-        "",
-        "# Each task checks the code by its hash, copies it to its machine, and runs one worker from there.",
-        f"order={shlex.quote(order)}",
-        f"program={shlex.quote(program(call))}",
-        f'exec srun --kill-on-bad-exit=0 {shlex.quote(python)} -c "$program" "$order"',
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def submit(script: str) -> str:
-    """The job's number."""
-    try:
-        done = subprocess.run(["sbatch", "--parsable"], input=script, capture_output=True, text=True, timeout=60)
-    except FileNotFoundError:
-        raise Wrong("sbatch is not here: run this on a machine that can submit Slurm jobs") from None
-    if done.returncode:
-        raise Wrong(f"Slurm does not take the job: {done.stderr.strip()}")
-    return done.stdout.strip()
-
-
-def cancel(project: str) -> None:
-    """Cancel the run's jobs of this user."""
-    command = ["scancel", "--me", f"--name=fleet-{project}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    if done.returncode:
-        raise Wrong(f"Slurm does not cancel the job: {done.stderr.strip()}")
-
-
-# -- Ray ---------------------------------------------------------------------------------------------------------------
-
-
-def start_on_ray(launcher: Launcher, made: Mapping[str, Any], launch: int, address: str) -> list[str]:
-    """An actor for each accelerator of the cluster, or for each node without one; it holds a worker and its device."""
-    ray = connected(address)
-    holder = ray.remote(_holder())
-    started = []
-    for node in sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: node["NodeID"]):
-        devices = int(node["Resources"].get("GPU", 0))
-        for seat in range(max(1, devices)):
-            name = f"fleet-{made['run_id']}-{launch}-{node['NodeID'][:8]}-{seat}"
-            affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            actor = holder.options(
-                name=name, namespace="fleet", lifetime="detached", num_cpus=0 if devices else min(1, made["threads"]),
-                num_gpus=1 if devices else 0, scheduling_strategy=affinity,
-            ).remote()  # fmt: skip
-            told = words(launcher, made, launch, f"{node['NodeID'][:8]}-{seat}", leash=True)
-            call = "import json\nhold(**json.loads(sys.argv[1]))"
-            started.append((name, actor.start.remote(program(call), json.dumps(told))))
-    return [f"{name} on {ray.get(answer, timeout=120)}" for name, answer in started]
-
-
-def end_on_ray(run_id: str, address: str) -> int:
-    """Kill the actors of a run; each takes its crew along."""
-    ray = connected(address)
-    found = [each["name"] for each in ray.util.list_named_actors(all_namespaces=True) if each["namespace"] == "fleet"]
-    mine = [name for name in found if name.startswith(f"fleet-{run_id}-")]
-    for name in mine:
-        ray.kill(ray.get_actor(name, namespace="fleet"))
-    return len(mine)
-
-
-def connected(address: str) -> Any:
-    try:
-        import ray
-        import ray.util.scheduling_strategies
-    except ImportError:
-        raise Wrong(f"Ray is missing here: {sys.executable} -m pip install -r requirements-ray.txt") from None
-    try:
-        ray.init(address=address or "auto", namespace="fleet", log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise Wrong(f"no Ray cluster at {address or 'this machine'}: {error}; `ray start --head` makes one") from None
-    return ray
-
-
-def _holder() -> type:
-    """Made here, so that it travels by its own text: the project need not lie on the cluster's nodes."""
-
-    class Holder:
-        def start(self, program: str, order: str) -> str:
-            import os
-            import socket
-            import subprocess
-            import sys
-            import threading
-
-            process = subprocess.Popen([sys.executable, "-c", program, order], stdin=subprocess.DEVNULL)
-
-            def hold() -> None:
-                process.wait()
-                os._exit(0)  # the worker's place is free again
-
-            threading.Thread(target=hold, daemon=True).start()
-            return socket.gethostname()
-
-    return Holder
+    return f"{FAR.read_text()}\n\nhold(sys.argv[2], **json.loads(sys.argv[1]))\n"

@@ -21,10 +21,12 @@ import subprocess
 import sys
 import tarfile
 import time
+import uuid
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+_TOKEN = re.compile(r"[0-9a-f]{12}-([0-9]+|here)(\.draft)?")
 MARK = "FLEET_RUN"  # in the environment of every process of a run: the run's id
 _CODE_LIMIT = 256 << 20
 
@@ -42,13 +44,10 @@ def facts(packages: list[str]) -> dict[str, Any]:
         "host": socket.gethostname(),
         "python": platform.python_version(),
         "executable": sys.executable,
-        "prefix": sys.prefix,
-        "kernel": f"{platform.system()} {platform.machine()}",
         "versions": {name: _version(name) for name in packages},
         "cores": len(os.sched_getaffinity(0)),
         "memory": _memory(),
         "devices": _devices(),
-        "clock": time.time(),
         "lingers": not _killed_at_logout(),
     }
 
@@ -96,9 +95,11 @@ def _killed_at_logout() -> bool:
 
 def show(base: str, token: str) -> dict[str, Any]:
     """Leave a token for the others, in the ways that the store needs."""
-    folder = Path(base, ".check")
+    folder = _checks(base)
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.is_symlink():
+            raise Problem(f"{folder} is a link: remove it")
         _sweep(folder)
         draft, name = folder / f"{token}.draft", folder / token
         with draft.open("w") as file:
@@ -113,12 +114,12 @@ def show(base: str, token: str) -> dict[str, Any]:
     except OSError as error:
         raise Problem(f"BASE_DIR {base}: {_why(error, base)}") from None
     space = os.statvfs(base)
-    return {"free": space.f_bavail * space.f_frsize, "device": os.stat(base).st_dev}
+    return {"free": space.f_bavail * space.f_frsize}
 
 
 def seen(base: str, tokens: list[str], seconds: float) -> dict[str, Any]:
     """Which of all machines' tokens come into sight here, and after how long."""
-    folder, began, missing = Path(base, ".check"), time.monotonic(), set(tokens)
+    folder, began, missing = _checks(base), time.monotonic(), set(tokens)
     while True:
         try:
             os.listdir(folder)  # a listing refreshes what a network disk shows
@@ -132,22 +133,25 @@ def seen(base: str, tokens: list[str], seconds: float) -> dict[str, Any]:
 
 def unshow(base: str, token: str) -> dict[str, Any]:
     try:
-        Path(base, ".check", token).unlink()
-        Path(base, ".check").rmdir()  # by the last one
+        (_checks(base) / token).unlink()
     except OSError:
         pass
     return {}
 
 
+def _checks(base: str) -> Path:
+    return Path(base, f".check-{os.getuid()}")  # others may have runs there
+
+
 def _sweep(folder: Path) -> None:
     """What a check left that was cut off; only the disk's own clock is looked at."""
-    stamp = folder / f".{os.getpid()}-{time.monotonic_ns()}"
+    stamp = folder / f"{uuid.uuid4().hex[:12]}-0"
     stamp.touch()
     now = stamp.stat().st_mtime
     stamp.unlink()
     for entry in folder.iterdir():
         try:
-            if now - entry.stat().st_mtime > 3600:
+            if _TOKEN.fullmatch(entry.name) and now - entry.stat().st_mtime > 3600:
                 entry.unlink()
         except OSError:
             pass
@@ -179,9 +183,6 @@ def receive(digest: str, data: str) -> dict[str, Any]:
 
 def fetch(tar: str, digest: str) -> dict[str, Any]:
     """The project's code from the run's folder to this machine's own disk, if it is the code that was named."""
-    ready = _cache("code") / digest
-    if ready.is_dir():
-        return {"code": str(ready)}
     why = ""
     for wait in (0.0, 0.2, 1.0, 3.0):  # a network disk may show it late, or answer wrongly once
         time.sleep(wait)
@@ -198,8 +199,9 @@ def fetch(tar: str, digest: str) -> dict[str, Any]:
 
 
 def tidy(keep: list[str]) -> dict[str, Any]:
-    """Forget copies of other code; the caller has made sure that nobody runs them."""
-    old = [each for each in _cache("code").iterdir() if each.name not in keep]
+    """Forget copies of other code that no run of this user works with."""
+    used = [*keep, *(each["code"] for each in _marked(""))]
+    old = [each for each in _cache("code").iterdir() if each.name not in used]
     for each in old:
         shutil.rmtree(each, ignore_errors=True)
     return {"removed": len(old)}
@@ -210,19 +212,34 @@ def _unpacked(data: bytes, digest: str) -> Path:
         raise Problem("the code on the disk is not the code that was sent: somebody or something has changed it")
     ready = _cache("code") / digest
     if ready.is_dir():
-        return ready
-    draft = ready.with_name(f"{digest}.{os.getpid()}")
+        if _is_copy(data, ready):
+            return ready
+        shutil.rmtree(ready, ignore_errors=True)  # the power went, or somebody tidied up
+    draft = ready.with_name(f"{digest}.{uuid.uuid4().hex}")
     try:
         draft.mkdir(mode=0o700)
         with tarfile.open(fileobj=io.BytesIO(data)) as tar:
             for entry in tar:
                 _unpack(tar, entry, draft)
+        os.sync()
         os.rename(draft, ready)
     except OSError as error:
         shutil.rmtree(draft, ignore_errors=True)
         if not ready.is_dir():  # another one was faster
             raise Problem(f"no copy of the code can be made in {ready.parent}: {error.strerror}") from None
     return ready
+
+
+def _is_copy(data: bytes, folder: Path) -> bool:
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        for entry in tar:
+            file = tar.extractfile(entry)
+            try:
+                if not file or (folder / entry.name).read_bytes() != file.read():
+                    return False
+            except OSError:
+                return False
+    return True
 
 
 def _unpack(tar: tarfile.TarFile, entry: tarfile.TarInfo, into: Path) -> None:
@@ -246,7 +263,7 @@ def _cache(inner: str) -> Path:
             if status.st_uid != os.getuid() or status.st_mode & 0o022:
                 raise PermissionError(1, "others may write there")
             folder.mkdir(mode=0o700, exist_ok=True)
-            probe = folder / f".{os.getpid()}"
+            probe = folder / f".{uuid.uuid4().hex}"
             probe.write_text("x" * 4096)
             probe.unlink()
             return folder
@@ -264,7 +281,7 @@ def _own_cache() -> Path:
 
 def start(code: str, order: dict[str, Any], env: dict[str, str]) -> dict[str, Any]:
     """Start a crew from the copy of the code, which lives on without us; wait until it has started its workers."""
-    if running := _marked(order["run_id"]):
+    if running := [each for each in _marked(order["run_id"]) if each["what"] != "child"]:
         return {"already": running}
     crew = subprocess.Popen(
         _CREW, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -273,18 +290,25 @@ def start(code: str, order: dict[str, Any], env: dict[str, str]) -> dict[str, An
     assert crew.stdin and crew.stdout
     crew.stdin.write(_order(order, code))
     crew.stdin.close()
-    said = crew.stdout.readline().decode(errors="replace").strip()
-    if said.startswith("{"):
-        return dict(json.loads(said))
-    rest = said + "\n" + crew.stdout.read(4000).decode(errors="replace")
-    raise Problem(f"no worker could be started: {rest.strip().splitlines()[-1] if rest.strip() else 'it said nothing'}")
+    said = ["it said nothing"]
+    for line in crew.stdout:  # the system's own warnings may come first
+        text = line.decode(errors="replace").strip()
+        if text.startswith("{"):
+            return dict(json.loads(text))
+        said += [text] if text else []
+    raise Problem(f"no worker could be started: {said[-1]}")
 
 
-def hold(tar: str, digest: str, order: dict[str, Any], env: dict[str, str], leash: bool) -> None:
+def hold(place: str, tar: str, digest: str, order: dict[str, Any], env: dict[str, str]) -> None:
     """Be a crew in this process's place: for engines that start processes themselves, several on a machine."""
-    code = fetch(tar, digest)["code"]
-    if leash:  # when the parent is gone, the crew is asked to end
+    os.umask(0o077)
+    order["machine"], order["lock"] = place, f"{order['lock']}-{order['launch']}-{place}"
+    if "leash" in sys.argv:  # when the parent is gone, the crew is asked to end
+        parent = os.getppid()
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+        if parent == 1:
+            raise SystemExit("the one who started this is gone already")
+    code = fetch(tar, digest)["code"]
     order["machine"] = re.sub(r"[^A-Za-z0-9_-]", "-", f"{socket.gethostname()}-{order['machine']}")[:40]
     reader, writer = os.pipe()
     os.write(writer, _order(order, code))
@@ -295,7 +319,9 @@ def hold(tar: str, digest: str, order: dict[str, Any], env: dict[str, str], leas
 
 
 def _environment(order: dict[str, Any], env: dict[str, str]) -> dict[str, str]:
-    return {**os.environ, **env, MARK: order["run_id"], "PYTHONDONTWRITEBYTECODE": "1"}
+    given = {**os.environ, **env, MARK: order["run_id"], "PYTHONDONTWRITEBYTECODE": "1"}
+    given.pop("PYTHONSAFEPATH", None)  # the copy of the code is where they start
+    return given
 
 
 def _order(order: dict[str, Any], code: str) -> bytes:
@@ -308,30 +334,29 @@ def running(run_id: str) -> dict[str, Any]:
 
 def ask_to_end(run_id: str) -> dict[str, Any]:
     """The crew passes it on to its workers; each ends at its next step."""
-    return _signalled(run_id, "crew", signal.SIGTERM)
+    return _signalled(run_id, "crew", signal.SIGTERM) or _signalled(run_id, "worker", signal.SIGTERM)
 
 
 def kill(run_id: str, seconds: float) -> dict[str, Any]:
     """End all processes of the run at once, by their crews, which write it down, or in spite of them."""
-    began, killed = time.monotonic(), set()
+    began = time.monotonic()
     _signalled(run_id, "crew", signal.SIGQUIT)
-    while time.monotonic() - began < 1.0 and _marked(run_id):
+    while time.monotonic() - began < seconds / 2 and [each for each in _marked(run_id) if each["what"] == "crew"]:
         time.sleep(0.05)
     while found := _marked(run_id):
         for each in sorted(found, key=lambda each: each["what"] != "crew"):
-            killed.add(each["pid"])
             _end(each["pid"], signal.SIGKILL, group=each["what"] != "child")
         if time.monotonic() - began > seconds:
             break
         time.sleep(0.05)
-    return {"killed": len(killed), "left": found}
+    return {"left": found}
 
 
 def _signalled(run_id: str, what: str, number: int) -> dict[str, Any]:
     found = [each for each in _marked(run_id) if each["what"] == what]
     for each in found:
         _end(each["pid"], number)
-    return {"asked": len(found)}
+    return {"asked": len(found)} if found else {}
 
 
 def _end(pid: int, number: int, group: bool = False) -> None:
@@ -356,10 +381,19 @@ def _marked(run_id: str) -> list[dict[str, Any]]:
             stat = Path("/proc", entry, "stat").read_text().rsplit(")", 1)[1].split()
         except OSError:  # it has ended, or it is another user's
             continue
-        if mark in inner and stat[0] not in "ZX":
+        mine = mark in inner if run_id else any(each.startswith(mark) for each in inner)
+        if mine and stat[0] not in "ZX":
             what = "crew" if b"fleet.remote.crew" in words else "worker" if b"--worker" in words else "child"
-            found.append({"pid": int(entry), "what": what, "born": stat[19]})
+            found.append({"pid": int(entry), "what": what, "code": _code_of(entry)})
     return found
+
+
+def _code_of(pid: str) -> str:
+    """The hash of the code that it runs, by the folder that it runs in."""
+    try:
+        return os.path.basename(os.readlink(f"/proc/{pid}/cwd"))
+    except OSError:
+        return ""
 
 
 # -- talking -----------------------------------------------------------------------------------------------------------
@@ -384,7 +418,11 @@ def main(prefix: str) -> None:
         print(prefix + json.dumps({"problem": f"Python {platform.python_version()} is too old; 3.11 is needed"}))
         return
     os.umask(0o077)
-    print(prefix + json.dumps({"ready": os.getpid()}), flush=True)
+
+    def say(answer: dict[str, Any]) -> None:
+        print(f"\n{prefix}{json.dumps(answer)}", flush=True)  # whatever stands on the line already
+
+    say({"ready": os.getpid(), "clock": time.time()})
     for line in sys.stdin.buffer:
         ask = json.loads(line)
         try:
@@ -393,4 +431,4 @@ def main(prefix: str) -> None:
             answer = {"problem": str(problem)}
         except OSError as error:
             answer = {"problem": f"{error.strerror}: {error.filename}"}
-        print(prefix + json.dumps(answer), flush=True)
+        say(answer)

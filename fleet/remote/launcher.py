@@ -2,25 +2,23 @@
 
 import json
 import os
-import re
 import secrets
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from fleet.config import FleetConfig, Wrong, lowered, read_json, validated
-from fleet.machines import Machine
+from fleet.machines import Machine, file_name
 from fleet.remote import far, preflight
 from fleet.remote.all_machines import Bad, Links
 from fleet.remote.code import Code, pack
 from fleet.remote.door import Door, FarDoor
 from fleet.remote.preflight import Report
-from fleet.remote.route import Route, route_to
 from fleet.start import thread_counts
 
 Scripts = Mapping[str, Sequence[str]]  # method: its script, as Python's words
@@ -62,18 +60,24 @@ def place(file: Path, algorithm: str, scripts: Scripts) -> Place:
 class Launcher:
     def __init__(
         self, place: Place, machines: Sequence[Machine], scripts: Scripts, root: Path, seconds: float = 15.0,
-        through: str = "", ssh_config: Path | None = None, strict: bool = False,
+        through: str = "", ssh_config: Path | None = None, strict: bool = False, apart: Sequence[Path] = (),
     ) -> None:  # fmt: skip
         self.place, self.machines, self.scripts = place, machines, scripts
         self.through, self.strict, self.seconds = through, strict, seconds
         self.console = Console(width=None if sys.stdout.isatty() else 200)
-        self.code: Code = pack(Path(place.local_package or root))
+        self._mine = apart
         self.stranger = ""  # why this machine's own BASE_DIR is not the one of the others
-        self._root, self._ssh_config = Path(place.local_package or root), ssh_config
+        self._root, self.ssh_config = Path(place.local_package or root), ssh_config
         self._door: Door | FarDoor | None = None
 
+    @cached_property
+    def code(self) -> Code:
+        """Without the files that say what this launcher is to do: they may hold secrets, and may change."""
+        usual = [self._root / name for name in ("machines.json", "evolution.json")]
+        return pack(self._root, [self.place.file, *self._mine, *usual])
+
     def links(self, machines: Sequence[Machine] | None = None) -> Links:
-        return Links(self.machines if machines is None else machines, self.seconds, self._ssh_config, self.console)
+        return Links(self.machines if machines is None else machines, self.seconds, self.ssh_config, self.console)
 
     # -- the way to the run --------------------------------------------------------------------------------------------
 
@@ -85,7 +89,8 @@ class Launcher:
             self._door = Door(self._root)
             return self._door
         if links is None:
-            links = self.links(self._gates())
+            with self.links(self._gates()) as links:
+                return self.door(links)
         gates = [machine for machine in links.there if machine in self._gates()]
         if not gates:
             why = "; ".join(f"{name}: {why}" for name, why in links.bad.items())
@@ -119,14 +124,13 @@ class Launcher:
     def look(self, links: Links, run_id: str) -> list[Report]:
         """Ask every machine about itself, and all of them about the disk that they should share."""
         reports = {m.name: Report(m, why=links.bad.get(m.name, "")) for m in self.machines}
-        began = time.time()
         asked = {"packages": list(self.code.requirements)}
         for name, facts in links.ask("facts", "looking", lambda m: asked, wait=10).items():
             if isinstance(facts, Bad):
                 reports[name].why = str(facts)
             else:
                 reports[name].facts, reports[name].notes = facts, list(links[name].notes)
-                reports[name].clock = facts["clock"] - (began + time.time()) / 2
+                reports[name].clock = links[name].clock
         here = Report(Machine(host="localhost", name="this-machine"))
         self._look_at_disk(links, reports, here)
         if run_id:
@@ -142,7 +146,10 @@ class Launcher:
         good = [m for m in links.there if not reports[m.name].why]
         mine_here = f"{round}-here"
         if self.sees_disk():
-            far.show(self.place.base, mine_here)
+            try:
+                far.show(self.place.base, mine_here)
+            except far.Problem as problem:
+                raise Wrong(str(problem)) from None
 
         def mine(m: Machine) -> dict[str, Any]:
             return {"base": self.place.of(m), "token": tokens[m.name]}
@@ -175,7 +182,7 @@ class Launcher:
         here = isinstance(door, Door)
         text = "" if here else self._config_text()
         made: dict[str, Any] = door.ask(
-            "create", command=list(self._command()), file=str(self.place.file.absolute()), text=text
+            "create", command=list(self.scripts[self.place.algorithm]), file=str(self.place.file.absolute()), text=text
         )
         return made
 
@@ -183,13 +190,6 @@ class Launcher:
         """For a machine that calls the disk by its own name."""
         keys = lowered(read_json(self.place.file), str(self.place.file))
         return json.dumps({key.upper(): value for key, value in keys.items()} | {"BASE_DIR": self.base_at_door()})
-
-    def _command(self) -> Sequence[str]:
-        """In the copy of the code, and here where the launcher's own project lies."""
-        return self.scripts[self.place.algorithm]
-
-    def route(self, machine: Machine) -> Route:
-        return route_to(machine, self._ssh_config)
 
     def foreseen(self) -> dict[str, Any]:
         """What `create` would say, as far as it can be known without doing it."""
@@ -199,13 +199,14 @@ class Launcher:
         more = {"operational": config.operational(), "threads": config.threads, "restarts": config.restarts}
         return {"folder": self.place.folder, "run_id": "RUN-ID", "workers": config.num_machines, **more}
 
-    def order(self, machine: Machine, made: Mapping[str, Any], launch: int) -> dict[str, Any]:
-        """What its crew is told."""
+    def order(
+        self, run: str, machine: str, made: Mapping[str, Any], launch: int, seats: list[dict[str, str]]
+    ) -> dict[str, Any]:
+        """What a crew is told."""
         return {
-            "run": f"{self.place.of(machine)}/{self.place.project}", "run_id": made["run_id"], "launch": launch,
-            "machine": file_name(machine.name), "digest": self.code.digest,
-            "command": list(self._command()), "restarts": made["restarts"], "seats": seats(machine),
-            "lock": made["run_id"],
+            "run": run, "run_id": made["run_id"], "launch": launch, "machine": file_name(machine),
+            "digest": self.code.digest, "command": list(self.scripts[self.place.algorithm]),
+            "restarts": made["restarts"], "seats": seats, "lock": made["run_id"],
             "umask": 0o027 if made["operational"]["group_readable"] else 0o077,
         }  # fmt: skip
 
@@ -219,14 +220,10 @@ class Launcher:
         env = thread_counts(made["threads"])
 
         def words(m: Machine) -> dict[str, Any]:
-            return {"code": fetched[m.name]["code"], "order": self.order(m, made, launch), "env": {**env, **m.env}}
+            order = self.order(f"{self.place.of(m)}/{self.place.project}", m.name, made, launch, seats(m))
+            return {"code": fetched[m.name]["code"], "order": order, "env": {**env, **m.env}}
 
         return fetched | links.ask("start", "starting its workers", words, ready, wait=10)
-
-
-def file_name(machine: str) -> str:
-    """What its files in the run are called."""
-    return re.sub(r"[^A-Za-z0-9_-]", "-", machine)[:40]
 
 
 def seats(machine: Machine) -> list[dict[str, str]]:

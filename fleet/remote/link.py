@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,12 +10,12 @@ from typing import Any
 
 import paramiko
 
+from fleet.diary import plain
 from fleet.machines import Machine
 from fleet.remote.route import route_to
 from fleet.remote.ssh import Connection, Unreachable
-from fleet.status import plain
 
-_FAR = Path(__file__).with_name("far.py")
+FAR = Path(__file__).with_name("far.py")
 _BOOT = (
     "import sys; del sys.path[0]; "
     "exec(compile(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())), 'far', 'exec')); "
@@ -31,7 +32,7 @@ def command(machine: Machine, prefix: str) -> str:
     python = f"exec {shlex.join([machine.python, '-u', '-c', _BOOT, prefix])}"
     if not machine.setup:
         return python
-    inner = f"{{ {machine.setup}\n}} && {python}"
+    inner = f"{{ {machine.setup}\n}} </dev/null && {python}"  # what comes on the standard input is not for it
     return f"exec {shlex.join(['bash', '-lc', inner])}"
 
 
@@ -39,16 +40,16 @@ class Link:
     def __init__(
         self, machine: Machine, seconds: float, passphrases: Mapping[Path, bytes], ssh_config: Path | None
     ) -> None:
-        self.machine, self.seconds = machine, seconds
+        self.machine, self.seconds, self.closed = machine, seconds, False
         self.prefix = f"@{uuid.uuid4().hex} "  # a setup's own words may stand between the answers
         self._connection = Connection(route_to(machine, ssh_config), seconds, passphrases, ssh_config)
         self.notes = self._connection.notes
         try:
             self._channel = self._connection.execute(command(machine, self.prefix))
             self._lines = self._channel.makefile("rb")
-            source = _FAR.read_bytes()
+            source = FAR.read_bytes()
             self._send(f"{len(source)}\n".encode() + source)
-            self._answer(seconds)
+            self.clock = self._answer(seconds)["clock"] - time.time()  # ahead of ours by so much
         except BaseException:
             self._connection.close()
             raise
@@ -59,6 +60,7 @@ class Link:
         return {} if verb == "become" else self._answer(self.seconds + wait)
 
     def close(self) -> None:
+        self.closed = True
         self._connection.close()
 
     def _send(self, data: bytes) -> None:
@@ -68,9 +70,19 @@ class Link:
             raise self._ended() from None
 
     def _answer(self, seconds: float) -> dict[str, Any]:
-        self._channel.settimeout(seconds)
+        """An answer that comes too late would be taken for the next one: then there is no next one."""
         try:
-            while line := self._lines.readline():
+            return self._next(time.monotonic() + seconds)
+        except TimeoutError:
+            self.close()
+            raise Unreachable(f"no answer within {seconds:g} s") from None
+        except Unreachable:
+            self.close()
+            raise
+
+    def _next(self, end: float) -> dict[str, Any]:
+        try:
+            while self._in_time(end) and (line := self._lines.readline()):
                 text = line.decode(errors="replace")
                 if text.startswith(self.prefix):
                     answer = json.loads(text[len(self.prefix) :])
@@ -78,10 +90,16 @@ class Link:
                         raise Trouble(plain(answer["problem"], 1000))
                     return dict(answer)
         except TimeoutError:
-            raise Unreachable(f"no answer within {seconds:g} s") from None
+            raise
         except (OSError, EOFError, ValueError, paramiko.SSHException):
             pass
         raise self._ended()
+
+    def _in_time(self, end: float) -> bool:
+        if (left := end - time.monotonic()) <= 0:
+            raise TimeoutError
+        self._channel.settimeout(left)
+        return True
 
     def _ended(self) -> Exception:
         """Why far.py is not there (any more), from what the shell said last."""

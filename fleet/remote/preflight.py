@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from fleet.diary import plain
 from fleet.machines import Machine
-from fleet.status import plain
 
 _CLOCKS = 5.0  # seconds that two clocks may differ before it is worth a word
 _SHOWN = ("torch", "transformers")  # packages with a column of their own
@@ -29,6 +30,11 @@ class Report:
     running: list[Mapping[str, Any]] = field(default_factory=list)  # processes of this run
 
     @property
+    def busy(self) -> bool:
+        """Its crew or its workers run; a stray child of theirs keeps nobody from starting."""
+        return any(each["what"] != "child" for each in self.running)
+
+    @property
     def workers(self) -> int:
         return sum(each["what"] == "worker" for each in self.running)
 
@@ -41,6 +47,8 @@ def judge(reports: Sequence[Report], here: Report, requirements: Mapping[str, st
         _devices(report)
         if abs(report.clock) > _CLOCKS:
             report.notes.append(f"its clock is {abs(report.clock):.0f} s {'ahead' if report.clock > 0 else 'behind'}")
+        if report.running and not report.busy:
+            report.notes.append(f"{len(report.running)} stray processes of this run are left; `stop --now` ends them")
         if report.facts.get("lingers") is False:
             report.notes.append(
                 "systemd ends what its users started when they log out: run `loginctl enable-linger` there"
@@ -106,33 +114,39 @@ def _names(names: Sequence[str]) -> str:
 # -- for people --------------------------------------------------------------------------------------------------------
 
 
-def table(reports: Sequence[Report]) -> Table:
+def picture(reports: Sequence[Report]) -> Group:
+    """A line for each machine; below them in full what is wrong, since there are commands in it to be copied."""
     odd = differing([report for report in reports if not report.why])
-    shown = Table(title="Machines", title_justify="left")
-    for column in ("machine", "Python", *_SHOWN, "cores, memory", "accelerators", "free", "disk", "workers", "says"):
-        shown.add_column(column, overflow="fold", min_width=9 if column == "says" else None)
+    table = Table(title="Machines", title_justify="left")
+    for column in ("machine", "", "Python", *_SHOWN, "cores", "memory", "accelerators", "free", "disk", "workers"):
+        table.add_column(column, overflow="fold")
     for report in reports:
-        facts = report.facts
-        if not facts:
-            shown.add_row(report.machine.name, *[""] * (len(_SHOWN) + 6), Text(f"NO: {report.why}", style="red"))
-            continue
-        versions = facts["versions"]
-        cells = [_cell(facts["python"], "python" in odd)]
-        cells += [_cell(versions.get(name) or "none", name in odd) for name in _SHOWN]
-        says = [Text(f"NO: {report.why}", style="red")] if report.why else [Text("ready", style="green")]
-        others = [f"{name} {versions[name]}" for name in odd if name not in (*_SHOWN, "python") and not report.why]
-        notes = report.notes + ([f"not the same everywhere: {', '.join(others)}"] if others else [])
-        shown.add_row(
-            report.machine.name, *cells, f"{facts['cores']}, {facts['memory'] / 2**30:.0f} GB",
-            Text(plain(_devices_text(facts["devices"]))), "" if report.free is None else f"{report.free / 1e9:.0f} GB",
-            "" if report.missing is None else f"seen after {report.after:.1f} s" if not report.missing else "another",
-            str(report.workers or ""), Text("\n").join([*says, *(Text(plain(note, 400)) for note in notes)]),
-        )  # fmt: skip
-    return shown
+        ready = Text("no", "red") if report.why else Text("ready", "green")
+        table.add_row(report.machine.name, ready, *(_cells(report, odd) if report.facts else []))
+    return Group(table, *(line for report in reports for line in _words(report, odd)))
+
+
+def _cells(report: Report, odd: Mapping[str, Any]) -> list[Text | str]:
+    facts, seen = report.facts, f"seen after {report.after:.1f} s"
+    disk = "" if report.missing is None else seen if not report.missing else "another"
+    return [
+        _cell(facts["python"], "python" in odd),
+        *(_cell(facts["versions"].get(name) or "none", name in odd) for name in _SHOWN),
+        str(facts["cores"]), f"{facts['memory'] / 2**30:.0f} GB", Text(plain(_devices_text(facts["devices"]))),
+        "" if report.free is None else f"{report.free / 1e9:.0f} GB", disk, str(report.workers or ""),
+    ]  # fmt: skip
+
+
+def _words(report: Report, odd: Mapping[str, Any]) -> list[Text]:
+    name, versions = plain(report.machine.name), report.facts.get("versions", {})
+    others = [f"{each} {versions[each]}" for each in odd if each not in (*_SHOWN, "python") and not report.why]
+    notes = report.notes + ([f"not the same everywhere: {', '.join(others)}"] if others else [])
+    wrong = [Text(f"{name}: NO: {report.why}", "red")] if report.why else []
+    return wrong + [Text(f"{name}: {plain(note, 600)}") for note in notes]
 
 
 def _cell(text: str, odd: bool) -> Text:
-    return Text(plain(text), style="red" if odd else "")
+    return Text(plain(text), "red" if odd else "")
 
 
 def _devices_text(devices: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 import base64
 import getpass
+import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +10,8 @@ from pathlib import Path
 import paramiko
 
 from fleet.config import Wrong
+from fleet.diary import plain
 from fleet.machines import Machine
-from fleet.status import plain
 
 _NONE = "none"
 
@@ -73,9 +74,7 @@ def _route(host: str, options: list[str], ssh_config: Path | None) -> Route:
     tokens["%u"] = getpass.getuser()
 
     def filled(text: str) -> str:
-        for token, value in tokens.items():
-            text = text.replace(token, value)
-        return text
+        return re.sub("%.", lambda token: tokens.get(token[0], token[0]), text)
 
     files = [file for key in ("userknownhostsfile", "globalknownhostsfile") for file in one(key).split()]
     return Route(

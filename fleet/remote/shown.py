@@ -1,18 +1,20 @@
 """What the launcher shows: what it would do, what runs where, how workers ended."""
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
+from fleet.diary import plain
 from fleet.machines import Machine
 from fleet.remote.all_machines import Bad
-from fleet.remote.launcher import Launcher
+from fleet.remote.launcher import Launcher, seats
 from fleet.remote.link import command
+from fleet.remote.route import route_to
 from fleet.start import thread_counts
-from fleet.status import plain
 
 _ENDINGS = {0: "the run is over", 3: "it was told to stop", 130: "it was asked to end"}
 
@@ -24,16 +26,17 @@ def plan(launcher: Launcher) -> None:
     print(f"The run {place.folder}, method {place.algorithm}: would be made unless it is there.")
     print(f"The code, {len(code.data)} bytes, would be put there as {code.name}.")
     for machine in launcher.machines:
-        order = launcher.order(machine, made, launch=1)
+        run = f"{place.of(machine)}/{place.project}"
+        order = launcher.order(run, machine.name, made, 1, seats(machine))
         env = {**thread_counts(made["threads"]), **machine.env}
-        print(f"\n{machine.name}: by SSH to {launcher.route(machine)}")
+        print(f"\n{machine.name}: by SSH to {route_to(machine, launcher.ssh_config)}")
         print(f"  its shell is given: {command(machine, '@MARK ')}")
         print("  that is sent far.py, and asked:")
         base, tar = place.of(machine), f"{order['run']}/{code.name}"
         asks: list[tuple[str, Mapping[str, Any]]] = [
             ("facts", {"packages": list(code.requirements)}),
             ("show", {"base": base, "token": "TOKEN"}),
-            ("seen", {"base": base, "tokens": ["TOKEN", "..."]}),
+            ("seen", {"base": base, "tokens": ["TOKEN", "..."], "seconds": 5.0}),
             ("unshow", {"base": base, "token": "TOKEN"}),
             ("running", {"run_id": order["run_id"]}),
             ("fetch", {"tar": tar, "digest": code.digest}),
@@ -66,30 +69,28 @@ def crews(found: Sequence[Mapping[str, Any]]) -> Table:
     """What the crews wrote down last. The disk may hold anything: nothing is taken on trust."""
     table = _table("Crews", "machine", "host", "launch", "worker", "process", "how it ended last", "now")
     for crew in found:
-        for seat in [each for each in crew.get("seats", []) if isinstance(each, dict)][:64]:
+        ago = f"{max(0.0, time.time() - crew['at']):.0f} s ago"
+        for seat in crew["seats"]:
             code = seat.get("code")
-            said = _ENDINGS.get(code) or seat.get("said") or ""  # type: ignore[arg-type]
-            now = "ended" if code is not None else "at work, when its crew last wrote"
+            said = _ENDINGS.get(code) or seat.get("said") or ""
+            now = "ended" if code is not None else f"at work {ago}"
             words = (crew.get("machine"), crew.get("host"), crew.get("launch"), seat.get("name"), seat.get("pid"))
             table.add_row(*(Text(plain(word, 80)) for word in (*words, said, now)))
     return table
 
 
-def ended(launcher: Launcher, left: Mapping[str, Any], bad: Mapping[str, str]) -> int:
-    """Which machines are empty now; 1 if not all are, as far as is known."""
-    table, code = _table("Workers", "machine", "left"), 0
-    for machine in launcher.machines:
+def ended(machines: Sequence[Machine], left: Mapping[str, Any], bad: Mapping[str, str]) -> Table:
+    """Which machines are empty now, as far as is known."""
+    table = _table("Workers", "machine", "left")
+    for machine in machines:
         got = left.get(machine.name, Bad(bad.get(machine.name, "not asked")))
         if isinstance(got, Bad):
             table.add_row(machine.name, Text(f"unknown: {plain(got, 1000)}", "red"))
-            code = 1
         elif got["left"]:
             table.add_row(machine.name, Text(", ".join(f"{each['what']} {each['pid']}" for each in got["left"]), "red"))
-            code = 1
         else:
             table.add_row(machine.name, Text("none", "green"))
-    launcher.console.print(table)
-    return code
+    return table
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -4,7 +4,9 @@ import base64
 import contextlib
 import hashlib
 import logging
+import shlex
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,6 +16,9 @@ import paramiko
 from fleet.remote.route import Known, Route, first_hop, known
 
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # what matters is raised, and told in one line
+
+
+_AT_ONCE = threading.Semaphore(8)  # through gates: sshd turns away whom it has not let in yet beyond ten or so
 
 
 class Unreachable(Exception):
@@ -32,14 +37,17 @@ class Connection:
     """To one host, perhaps through others. A command's standard streams are all that it gives."""
 
     def __init__(
-        self, route: Route, seconds: float, passphrases: Mapping[Path, bytes], ssh_config: Path | None = None
-    ) -> None:
+        self, route: Route, seconds: float, passphrases: Mapping[Path, bytes], ssh_config: Path | None = None,
+        between: bool = False,
+    ) -> None:  # fmt: skip
         self.route, self.seconds = route, seconds
         self._before: Connection | None = None
         self._transport: paramiko.Transport | None = None
+        self._proxy: paramiko.ProxyCommand | None = None
         self.notes: list[str] = []
         try:
-            self._connect(passphrases, ssh_config)
+            with _AT_ONCE if route.jump and not between else contextlib.nullcontext():
+                self._connect(passphrases, ssh_config)
         except BaseException:
             self.close()
             raise
@@ -60,6 +68,9 @@ class Connection:
             self._transport.close()
         if self._before:
             self._before.close()
+        if self._proxy:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._proxy.process.wait(2.0)
 
     # -- getting there -------------------------------------------------------------------------------------------------
 
@@ -84,12 +95,13 @@ class Connection:
     def _stream(self, passphrases: Mapping[Path, bytes], ssh_config: Path | None) -> socket.socket:
         """A socket, or what stands for one."""
         if self.route.proxy:
-            proxy: socket.socket = paramiko.ProxyCommand(self.route.proxy)  # type: ignore[assignment]
-            proxy.settimeout(self.seconds)
-            return proxy
+            words = shlex.join(["sh", "-c", f"exec {self.route.proxy}"])  # a line of shell, as OpenSSH has it
+            self._proxy = paramiko.ProxyCommand(words)
+            self._proxy.settimeout(self.seconds)
+            return self._proxy  # type: ignore[return-value]
         try:
             if hop := first_hop(self.route, ssh_config):
-                self._before = Connection(hop[0], self.seconds, passphrases, ssh_config)
+                self._before = Connection(hop[0], self.seconds, passphrases, ssh_config, between=True)
                 return self._before.channel_to(self.route.host, self.route.port)
             return socket.create_connection((self.route.host, self.route.port), self.seconds)
         except socket.gaierror:
@@ -144,8 +156,11 @@ class Connection:
         tried, locked = 0, list[Path]()
         for key in self._keys(passphrases, locked):
             tried += 1
-            with contextlib.suppress(paramiko.AuthenticationException):
+            try:
                 self._transport.auth_publickey(self.route.user, key)
+            except paramiko.AuthenticationException as error:
+                if "timeout" in str(error).lower():
+                    raise Unreachable(f"{self.route}: no answer within {self.seconds:g} s, while logging in") from None
             if self._transport.is_authenticated():
                 return
             if not self._transport.is_active():
@@ -156,12 +171,13 @@ class Connection:
         raise Unreachable(f"{self.route}: it takes none of the keys ({names}, and the agent's); try `ssh-copy-id`")
 
     def _keys(self, passphrases: Mapping[Path, bytes], locked: list[Path]) -> Iterator[paramiko.PKey]:
-        """The agent's first, as OpenSSH does. Encrypted ones without a passphrase are noted."""
+        """First those of the agent that are named, then its others, then files. Encrypted ones are noted."""
         files = {_public(file): file for file in self.route.keys if file.is_file()}
-        for key in _of_agent() if self.route.agent else ():
-            if not self.route.keys_only or key.get_base64() in files:
-                files.pop(key.get_base64(), None)
-                yield key
+        agents = {key.get_base64(): key for key in _of_agent()} if self.route.agent else {}
+        named = [public for public in files if public in agents]
+        for public in named + [each for each in agents if each not in files and not self.route.keys_only]:
+            files.pop(public, None)
+            yield agents[public]
         for file in files.values():
             try:
                 yield paramiko.PKey.from_path(file, passphrases.get(file))  # type: ignore[arg-type]  # it wants bytes

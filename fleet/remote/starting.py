@@ -1,0 +1,76 @@
+"""Starting the workers wherever none are."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from fleet.config import Wrong
+from fleet.diary import plain
+from fleet.remote import preflight, shown
+from fleet.remote.all_machines import Bad, Links
+from fleet.remote.door import Door, FarDoor
+from fleet.remote.launcher import Launcher
+from fleet.remote.preflight import Report
+
+
+@dataclass(frozen=True)
+class Started:
+    code: int  # 1: not on all machines
+    working: bool  # somewhere
+
+
+def may_start(state: dict[str, Any], made: dict[str, Any]) -> bool:
+    """Say which run it is; there may be nothing left to do."""
+    print(f"{'New run' if made['new'] else 'The run'} {made['folder']}", flush=True)
+    if state["over"]:
+        print("The run is over. To start another one, choose another PROJECT_NAME. Its last round:")
+        print(*(f"  {plain(line)}" for line in state["last"]), sep="\n")
+    elif state["ended"]:
+        print(f"The run was ended: {plain(state['why'])}")
+    return not (state["over"] or state["ended"])
+
+
+def begun(launcher: Launcher, door: Door | FarDoor, made: dict[str, Any], joining: bool) -> int:
+    """The number of the launch that the workers belong to; their code lies in the run then."""
+    code = launcher.code
+    found = door.ask("begin", operational=made["operational"], digest=code.digest, data=code.text, joining=joining)
+    print(f"{'Launch' if found['new'] else 'Joining launch'} {found['launch']}", flush=True)
+    return int(found["launch"])
+
+
+def start(launcher: Launcher, links: Links, made: dict[str, Any], least: int = 1, joining: bool = False) -> Started:
+    """Where workers are already, their launch is joined."""
+    door = launcher.door(links)
+    state = door.ask("state")
+    if not may_start(state, made):
+        return Started(0 if state["over"] else 1, False)
+    reports = launcher.look(links, made["run_id"])
+    launcher.console.print(preflight.picture(reports))
+    if launcher.stranger:
+        raise Wrong(launcher.stranger)
+    busy = [report for report in reports if report.busy]
+    wanted = [report.machine for report in reports if not report.why and not report.busy]
+    if why := _why_not(launcher, state, reports, busy, len(wanted) + len(busy), least):
+        print(why)
+        return Started(1, False)
+    answers: dict[str, Any] = {report.machine.name: {"already": report.running} for report in busy}
+    if wanted:
+        launch = begun(launcher, door, made, joining or bool(busy))
+        answers |= launcher.start(links, wanted, made, launch)
+    whys = {report.machine.name: report.why for report in reports}
+    launcher.console.print(shown.started(launcher.machines, answers, whys))
+    bad = [m for m in launcher.machines if isinstance(answers.get(m.name, Bad()), Bad)]
+    return Started(int(bool(bad)), len(bad) < len(launcher.machines))
+
+
+def _why_not(
+    launcher: Launcher, state: dict[str, Any], reports: list[Report], busy: list[Report], ready: int, least: int
+) -> str:
+    if state["why"] and busy:
+        names = ", ".join(report.machine.name for report in busy)
+        return f"Workers on {names} were asked to stop and still finish: try again soon, or `stop --now` first."
+    codes = {r.machine.name: {each["code"] for each in r.running if each["what"] == "crew"} for r in busy}
+    if others := [name for name, found in codes.items() if found - {launcher.code.digest}]:
+        return f"Workers on {', '.join(others)} are at work with other code than what lies here: stop them first."
+    if ready < max(1, least):
+        return f"{ready} of {len(reports)} machines are ready; nothing was started."
+    return ""

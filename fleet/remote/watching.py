@@ -1,0 +1,79 @@
+"""Watching a run until it is over, and its workers until none is left."""
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.live import Live
+from rich.text import Text
+
+from fleet.diary import plain
+from fleet.machines import Machine
+from fleet.remote import shown
+from fleet.remote.all_machines import Bad, Links
+from fleet.remote.door import Door, FarDoor
+from fleet.remote.launcher import Launcher
+
+
+def killed(links: Links, machines: Sequence[Machine], run_id: str) -> dict[str, Any]:
+    """What is left on each machine after all was killed."""
+    return links.ask("kill", "killing", lambda m: {"run_id": run_id, "seconds": 10.0}, machines, wait=11)
+
+
+def waited(links: Links, machines: Sequence[Machine], run_id: str) -> dict[str, Any]:
+    """Wait until no process of the run is left on any of them that answers."""
+    left, ended = list(machines), dict[str, Any]()
+    while left:
+        found = links.ask("running", "waiting for its workers to end", lambda m: {"run_id": run_id}, left)
+        for name, got in found.items():
+            if isinstance(got, Bad):
+                ended[name] = got
+            elif all(each["what"] == "child" for each in got["processes"]):
+                ended[name] = {"left": []}
+                print(f"{plain(name)}: no worker is left", flush=True)
+        left = [machine for machine in left if machine.name in found and machine.name not in ended]
+        time.sleep(0.5 if left else 0)
+    return ended
+
+
+def watched(launcher: Launcher) -> int:
+    """The live status until the run is over or the user has seen enough."""
+    door, _ = launcher.open(None)
+    try:
+        why = _look(launcher, door)
+    except KeyboardInterrupt:
+        script = f"python {Path(sys.argv[0]).name}"
+        print(f"\nThe workers go on. `{script} status` looks again, `{script} stop` ends them.")
+        return 0
+    if why:
+        print(f"The run stopped: {plain(why, 1000)}")
+        return 1
+    print("The run is over. Its last round:", *(f"  {plain(line)}" for line in door.ask("state")["last"]), sep="\n")
+    return 0
+
+
+def _nobody_left(crews: Sequence[Mapping[str, Any]], launch: int) -> bool:
+    """As far as crews have written: what they wrote only ends the watching."""
+    mine = [seat for crew in crews if crew["launch"] == launch for seat in crew["seats"]]
+    return bool(mine) and all(seat.get("code") is not None for seat in mine)
+
+
+def _look(launcher: Launcher, door: Door | FarDoor) -> str:
+    """Why it stopped; nothing when it is over."""
+    console, told = launcher.console, ""
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            picture = door.ask("picture", width=console.width, color=console.is_terminal)
+            if picture["text"] and console.is_terminal:
+                live.update(Text.from_ansi(picture["text"]), refresh=True)
+            elif picture["state"] not in ("", told):
+                told = picture["state"]
+                print(plain(told, 1000), flush=True)
+            if picture["over"] or picture["why"]:
+                return "" if picture["over"] else str(picture["why"])
+            if picture["launch"] and _nobody_left(crews := door.ask("crews"), picture["launch"]):
+                console.print(shown.crews(crews))
+                return "all its workers have ended; their logs may say why (`logs`)"
+            time.sleep(2.0)
