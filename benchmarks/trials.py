@@ -177,7 +177,6 @@ METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "one worker alone, an eighth of the tokens": ("diloco", {}),
     "DiLoCo": ("diloco", {}),
     "EDT, pairs": ("edt", {"selection": "matching", "group_size": 2}),
-    "EDT, pairs along a hypercube": ("edt", {"selection": "hypercube", "group_size": 2}),
     "EDT, groups of 4": ("edt", {"selection": "matching", "group_size": 4}),
     "EDT, hypercube of 4": ("edt", {"selection": "hypercube", "group_size": 4}),
     "EDT, rank": ("edt", {"selection": "rank", "group_size": 2}),

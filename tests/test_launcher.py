@@ -217,8 +217,9 @@ def test_other_code_does_not_join(fleet, tmp_path):
     shutil.copytree(Path(__file__).parents[1] / "fleet", other / "fleet")
     shutil.copytree(Path(__file__).parents[1] / "tests", other / "tests")
     run.machines = [run.entry("h1"), run.entry("h2")]
-    said = run.says("launch", "--detach", code=2, local_package=str(other))
-    assert "is at work with other code" in said
+    said = run.says("launch", "--detach", code=1, local_package=str(other))
+    assert "Workers on h1 are at work with other code" in said
+    assert "has other code" in run.says("restart", "h1", code=2)
     tar = next((run.folder / "code").glob("*.tar"))
     tar.chmod(0o600)
     tar.write_bytes(tar.read_bytes().replace(b"import", b"imporT", 1))  # nobody runs what the disk says
@@ -226,4 +227,42 @@ def test_other_code_does_not_join(fleet, tmp_path):
         entry.do("rm -rf ~/.cache/fleet/code")
     del run.keys["local_package"]
     assert "is not the code that was sent" in run.says("launch", "--detach", code=1)
+    run.says("stop", "--now")
+
+
+def test_machines_may_share_a_home_and_their_setup_may_read_and_print(fleet):
+    run = fleet(max_generations=4)
+    setup = f"export XDG_CACHE_HOME={run.place}/cache; read -r line; echo -n welcome"
+    run.machines = [run.entry(machine.name, setup=setup) for machine in run.lab]
+    assert run.says("launch", sleep=0.2).count("started") == 3
+    run.same()
+
+
+def test_what_strangers_write_in_the_run_is_shown_or_passed_over(fleet):
+    run = fleet(sleep=0.1, max_generations=50)
+    run.says("launch", "--detach")
+    workers = run.folder / "workers"
+    for n, text in enumerate(
+        ['{"seats":5}', "{}", '{"seats":[{"code":[]}]}', "[" * 60_000, "\x1b[2J", '{"launch":1e999}']
+    ):
+        (workers / f"evil{n}.crew").write_text(text)
+    (workers / "x-0.log").symlink_to("/etc/passwd")
+    os.mkfifo(workers / "y-0.log")
+    assert "h1-0" in run.says("status") and "root:" not in run.says("logs") and "\x1b[2J" not in run.says("status")
+    assert run.says("restart", "h1").count("started") == 1
+    os.kill(next(pid for name, pid in run.alive().items() if name[:2] == "h2"), signal.SIGKILL)
+    run.says("stop", "--now")
+    said = run.says("restart", "h1", code=2)
+    assert "no launch is at work" in said
+
+
+def test_workers_without_a_crew_are_ended_too(fleet, lab):
+    run = fleet(sleep=0.1, max_generations=100)
+    run.says("launch", "--detach")
+    until(lambda: len(run.alive()) == 3, "they work")
+    lab["h2"].do(f"kill -9 {' '.join(map(str, lab['h2'].pids('fleet.remote.crew')))}")
+    until(lambda: not lab["h2"].pids("fleet.remote.crew"), "its crew is gone")
+    before = run.alive()
+    assert run.says("restart", "h2").count("started") == 1
+    assert len(lab["h2"].pids("fleet.remote.crew")) == 1 and len(run.alive()) == 3 and {*run.alive()} != {*before}
     run.says("stop", "--now")
