@@ -82,7 +82,7 @@ class View:
     # -- rounds -------------------------------------------------------------------------------------------------------
 
     def _rounds(self, rounds: range) -> Table:
-        table = _table("Open rounds", "round", "finished", "being made", "free", "waiting for")
+        table = table_of("Open rounds", "round", "finished", "being made", "free", "waiting for")
         for round in rounds:
             table.add_row(*map(Text, self._round(round)))
         return table
@@ -121,7 +121,7 @@ class View:
     # -- workers ------------------------------------------------------------------------------------------------------
 
     def _workers(self, diaries: list[Diary]) -> Table:
-        table = _table("Workers", "worker", "machine", "made", "a minute", "MB written", "last did", "ago")
+        table = table_of("Workers", "worker", "machine", "made", "a minute", "MB written", "last did", "ago")
         for d in diaries[:_WORKERS]:
             ago = f"{max(0.0, time.time() - d.last):.0f} s"
             row = (d.name, d.machine, str(d.made), f"{d.rate:.1f}", _mb(d.written), d.doing, ago)
@@ -134,13 +134,13 @@ class View:
 def _errors(diaries: list[Diary]) -> Iterator[Table]:
     errors = sorted((error, d.name) for d in diaries for error in d.errors)[-_ERRORS:]
     if errors:
-        table = _table("Last errors", "ago", "worker", "what", "why")
+        table = table_of("Last errors", "ago", "worker", "what", "why")
         for (at, what, why), worker in errors:
             table.add_row(*(Text(plain(x, 500)) for x in (f"{max(0.0, time.time() - at):.0f} s", worker, what, why)))
         yield table
 
 
-def _table(title: str, *columns: str) -> Table:
+def table_of(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left")
     for column in columns:
         table.add_column(column, overflow="fold")

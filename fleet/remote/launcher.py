@@ -5,7 +5,7 @@ import os
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from fleet.config import FleetConfig, Wrong, lowered, read_json, validated
 from fleet.machines import Machine, file_name
 from fleet.remote import far, preflight
 from fleet.remote.all_machines import Bad, Links
-from fleet.remote.code import Code, pack
+from fleet.remote.code import Code, pack, requirements
 from fleet.remote.door import Door, FarDoor
 from fleet.remote.preflight import Report
 from fleet.start import thread_counts
@@ -67,14 +67,15 @@ class Launcher:
         self.console = Console(width=None if sys.stdout.isatty() else 200)
         self._mine = apart
         self.stranger = ""  # why this machine's own BASE_DIR is not the one of the others
-        self._root, self.ssh_config = Path(place.local_package or root), ssh_config
+        self._project, self._root, self.ssh_config = root, Path(place.local_package or root), ssh_config
         self._door: Door | FarDoor | None = None
 
     @cached_property
     def code(self) -> Code:
         """Without the files that say what this launcher is to do: they may hold secrets, and may change."""
         usual = [self._root / name for name in ("machines.json", "evolution.json")]
-        return pack(self._root, [self.place.file, *self._mine, *usual])
+        code = pack(self._root, [self.place.file, *self._mine, *usual])
+        return code if code.requirements else replace(code, requirements=requirements(self._project))
 
     def links(self, machines: Sequence[Machine] | None = None) -> Links:
         return Links(self.machines if machines is None else machines, self.seconds, self.ssh_config, self.console)

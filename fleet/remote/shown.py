@@ -15,6 +15,7 @@ from fleet.remote.launcher import Launcher, seats
 from fleet.remote.link import command
 from fleet.remote.route import route_to
 from fleet.start import thread_counts
+from fleet.status import table_of
 
 _ENDINGS = {0: "the run is over", 3: "it was told to stop", 130: "it was asked to end"}
 
@@ -48,7 +49,7 @@ def plan(launcher: Launcher) -> None:
 
 def started(machines: Sequence[Machine], answers: Mapping[str, Any], why: Mapping[str, str]) -> Table:
     """What runs where, and what does not and why."""
-    table = _table("Workers", "machine", "host", "workers", "processes", "what")
+    table = table_of("Workers", "machine", "host", "workers", "processes", "what")
     for machine in machines:
         answer = answers.get(machine.name)
         if isinstance(answer, Bad) or answer is None:
@@ -67,7 +68,7 @@ def started(machines: Sequence[Machine], answers: Mapping[str, Any], why: Mappin
 
 def crews(found: Sequence[Mapping[str, Any]]) -> Table:
     """What the crews wrote down last. The disk may hold anything: nothing is taken on trust."""
-    table = _table("Crews", "machine", "host", "launch", "worker", "process", "how it ended last", "now")
+    table = table_of("Crews", "machine", "host", "launch", "worker", "process", "how it ended last", "now")
     for crew in found:
         ago = f"{max(0.0, time.time() - crew['at']):.0f} s ago"
         for seat in crew["seats"]:
@@ -81,7 +82,7 @@ def crews(found: Sequence[Mapping[str, Any]]) -> Table:
 
 def ended(machines: Sequence[Machine], left: Mapping[str, Any], bad: Mapping[str, str]) -> Table:
     """Which machines are empty now, as far as is known."""
-    table = _table("Workers", "machine", "left")
+    table = table_of("Workers", "machine", "left")
     for machine in machines:
         got = left.get(machine.name, Bad(bad.get(machine.name, "not asked")))
         if isinstance(got, Bad):
@@ -90,11 +91,4 @@ def ended(machines: Sequence[Machine], left: Mapping[str, Any], bad: Mapping[str
             table.add_row(machine.name, Text(", ".join(f"{each['what']} {each['pid']}" for each in got["left"]), "red"))
         else:
             table.add_row(machine.name, Text("none", "green"))
-    return table
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column, overflow="fold")
     return table
