@@ -209,7 +209,8 @@ def local_package(tmp_path, turn):
     for package in ("", turn.to):
         (tmp_path / "evolution.json").write_text(json.dumps({"LOCAL_PACKAGE": package}))
         digests.append(Launcher(place(tmp_path / "evolution.json", "", scripts), (), scripts, ROOT).code.digest)
-    assert digests == [pack(ROOT).digest, pack(tmp_path / turn.to).digest]
+    apart = [ROOT / name for name in ("machines.json", "evolution.json")]
+    assert digests == [pack(ROOT, apart).digest, pack(tmp_path / turn.to).digest]
 
 
 CRASHING = """
