@@ -391,7 +391,7 @@ def _marked(run_id: str) -> list[dict[str, Any]]:
 def _code_of(pid: str) -> str:
     """The hash of the code that it runs, by the folder that it runs in."""
     try:
-        return os.path.basename(os.readlink(f"/proc/{pid}/cwd"))
+        return os.path.basename(os.readlink(f"/proc/{pid}/cwd").removesuffix(" (deleted)"))
     except OSError:
         return ""
 
