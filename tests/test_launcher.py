@@ -58,11 +58,13 @@ def test_a_run_on_three_machines_has_the_same_bytes(fleet):
     assert "The run is over. To start another one" in run.says("launch")
 
 
-def test_it_stops_goes_on_and_is_watched(fleet):
+def test_it_stops_goes_on_and_is_watched(fleet, lab):
     run = fleet(sleep=0.1, max_generations=30)
     assert "Launch 1" in run.says("launch", "--detach")
     until(lambda: run.events("published", of="h2"), "h2 works")
     assert "h2-0-" in run.says("status")
+    listening = lab["h2"].do("ss -Hltun").splitlines()
+    assert len(listening) == 1 and f"{lab['h2'].address}:22 " in listening[0]  # its sshd, and nothing of ours
     assert set(re.findall(r"^h\d-0 ", run.says("logs"), re.M)) == {"h1-0 ", "h2-0 ", "h3-0 "}
     assert set(re.findall(r"^h\d-0 ", run.says("logs", "h2"), re.M)) == {"h2-0 "}
     assert run.says("launch", "--detach").count("running already") == 3  # joins
