@@ -15,6 +15,7 @@ _LIMIT = 100_000_000  # bytes of a header, as safetensors has it
 DTYPES = {
     **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16},
     **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8},
+    **{"BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2},
 }
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -68,23 +69,32 @@ def write_header(sink: Sink, header: Header) -> None:
     sink.write(len(text).to_bytes(8, "little") + text)
 
 
-def read_header(source: Source) -> Header:
-    """Leaves the source at the first tensor's bytes."""
+def read_header(source: Source, size: int | None = None) -> Header:
+    """Leaves the source at the first tensor's bytes. Where the file's size is known, all must fit in it."""
     length = int.from_bytes(_exactly(source, 8), "little")
-    if length > _LIMIT:
+    if length > (_LIMIT if size is None else min(_LIMIT, size - 8)):
         raise Wrong(f"not a safetensors file: its header would have {length} bytes")
     try:
         fields = json.loads(_exactly(source, length))
         about = fields.pop("__metadata__", {})
-        places = {name: (Entry(DTYPES[f["dtype"]], tuple(f["shape"])), f["data_offsets"]) for name, f in fields.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        places = {name: (_entry(f), f["data_offsets"]) for name, f in fields.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Wrong(f"not a safetensors file that this project reads: {error!r}") from None
     tensors, begin = {}, 0
     for name, (entry, place) in sorted(places.items(), key=lambda item: item[1][1]):
         if place != [begin, begin + entry.bytes]:
             raise Wrong(f"tensor {name}: bytes {place} where {[begin, begin + entry.bytes]} were expected")
         tensors[name], begin = entry, place[1]
+    if size is not None and 8 + length + begin != size:
+        raise Wrong(f"it has {size} bytes where its header says {8 + length + begin}: cut off, or not whole yet")
     return Header(tensors, about)
+
+
+def _entry(field: Any) -> Entry:
+    shape = field["shape"]
+    if not all(type(each) is int and each >= 0 for each in shape):
+        raise ValueError(f"a shape of {shape}")
+    return Entry(DTYPES[field["dtype"]], tuple(shape))
 
 
 def chunks(source: Source, dtype: torch.dtype, count: int, size: int = CHUNK) -> Iterator[Tensor]:

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from fleet.recipe import place
 from fleet.work import Failed, Parent, Work
-from merge.methods import linear, slerp_all
+from merge.group import weighted
+from merge.methods.arcs import slerp_all
 from merge.outer import means
 from train.genome import inherited
 from train.member import vectors
@@ -66,10 +67,10 @@ def _crossed(studio: Studio, work: Work) -> tuple[Tensor, Tensor]:
     if studio.config.crossover == "outer":
         return mean_of(parents, WEIGHTS, layout.size), mean_of(parents, MOMENTUM, layout.size)
     shares = _shares(work)
-    momentum = linear(_loaded(parents, MOMENTUM, layout.size), shares)
+    momentum = weighted(_loaded(parents, MOMENTUM, layout.size), shares)
     weights = _loaded(parents, WEIGHTS, layout.size)
     if studio.config.crossover == "linear":
-        return linear(weights, shares), momentum
+        return weighted(weights, shares), momentum
     start, views = torch.empty(layout.size), [layout.views(each) for each in weights]
     for name, room in layout.views(start).items():
         room.copy_(slerp_all([view[name] for view in views], shares))

@@ -1,0 +1,125 @@
+"""Merge models by a recipe: mergekit's YAML in, a Hugging Face folder out.
+
+    python -m merge recipe.yml merged-model
+    python -m merge recipe.yml merged-model --shard-size 2GB --threads 8 --overwrite
+    python -m merge recipe.yml merged-model --device cuda --seed 7
+
+A recipe:
+
+    merge_method: slerp
+    base_model: org/model-a
+    models:
+      - model: org/model-a
+      - model: ./model-b
+    parameters:
+      t: [0, 0.5, 1]        # over the layers
+    dtype: bfloat16
+
+docs/merging.md explains all methods and their parameters.
+"""
+
+import contextlib
+import resource
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+app = App(name="python -m merge", help=__doc__, help_format="plaintext", version_flags=[])
+
+
+@app.default
+def main(
+    recipe: Path,
+    out: Path,
+    *,
+    overwrite: Annotated[bool, Parameter(negative="")] = False,
+    shard_size: str = "5GB",
+    threads: int = 0,
+    memory: str = "256MiB",
+    device: str = "cpu",
+    seed: int = 0,
+    quiet: Annotated[bool, Parameter(negative="")] = False,
+) -> None:
+    """Merge.
+
+    Parameters
+    ----------
+    recipe:
+        The recipe, a YAML file.
+    out:
+        The folder to make.
+    overwrite:
+        Replace the folder if it exists.
+    shard_size:
+        The most bytes of a weight file.
+    threads:
+        Tensors that are merged at a time; 0: two for each processor.
+    memory:
+        How much to keep of what a method looks at more than once; the rest is read again.
+    device:
+        Where the arithmetic is done: cpu, cuda, cuda:1, mps.
+    seed:
+        Of random drops, in dare and della.
+    quiet:
+        No progress.
+    """
+    from merge import output  # after --help: it needs torch
+    from merge.engine import How
+    from merge.merging import merge
+
+    how = How(threads, output.size_of(memory), device, seed)
+    with contextlib.ExitStack() as stack:
+        took = merge(
+            recipe,
+            out,
+            shard_size=shard_size,
+            overwrite=overwrite,
+            how=how,
+            planned=lambda plan: stack.enter_context(bar(plan.bytes, quiet)),
+        )
+    for note in took.notes:
+        print(f"Note: {note}.")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    speed = (took.read + took.written) / took.seconds / 1e9
+    print(
+        f"{out}: {took.written / 1e9:.2f} GB of {took.read / 1e9:.2f} GB in {took.seconds:.1f} s, "
+        f"{speed:.2f} GB/s read and written, peak memory {peak / 1e6:.0f} MB"
+    )
+
+
+@contextlib.contextmanager
+def bar(total: int, quiet: bool) -> Iterator:
+    """Progress by bytes, where somebody looks."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda bytes: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("merging", total=total)
+        yield lambda bytes: progress.advance(task, bytes)
+
+
+def run() -> int:
+    try:
+        app()
+    except KeyboardInterrupt:
+        print("\nInterrupted; nothing is left behind.", file=sys.stderr)
+        return 130
+    except (ValueError, OSError, RuntimeError) as error:
+        from merge.files import Wrong
+
+        if not isinstance(error, (Wrong, OSError)):
+            raise
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(run())

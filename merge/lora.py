@@ -1,0 +1,87 @@
+"""A model with a PEFT adapter, merged while its rows are read."""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from merge.donors import Donor, Stored, changed
+from merge.files import Wrong
+
+_PART = re.compile(
+    r"^base_model\.model\.(?P<module>.+)\.(?P<part>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)(\.weight)?$"
+)
+
+
+def adapted(donor: Donor, folder: Path, adapter: Mapping[str, Stored]) -> Donor:
+    """The model as `merge_and_unload` would leave it."""
+    settings = _settings(folder)
+    parts: dict[str, dict[str, Tensor]] = {}
+    tensors = dict(donor.tensors)
+    for key, stored in adapter.items():
+        if found := _PART.match(key):
+            parts.setdefault(found["module"], {})[found["part"]] = stored.read().float()
+        elif (name := key.removeprefix("base_model.model.").replace(".base_layer.", ".")) in tensors:
+            _same_shape(folder, name, tensors[name].shape, stored.shape)
+            tensors[name] = stored  # MODULES_TO_SAVE, and biases: whole
+        else:
+            raise Wrong(f"{folder}: {key} belongs to no tensor of {donor.folder}")
+    for module, part in parts.items():
+        name = f"{module}.weight"
+        if name not in tensors:
+            raise Wrong(f"{folder}: it adapts {module}, which {donor.folder} does not have")
+        tensors[name] = _with(tensors[name], part, settings, module, folder)
+    return replace(donor, tensors=tensors)
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    try:
+        settings = json.loads((folder / "adapter_config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise Wrong(f"{folder}: it has no adapter_config.json that can be read: {error}") from None
+    if settings.get("peft_type") != "LORA":
+        raise Wrong(f"{folder}: an adapter of the kind {settings.get('peft_type')}; only LoRA can be merged here")
+    return dict(settings)
+
+
+def _with(stored: Stored, part: Mapping[str, Tensor], settings: Mapping[str, Any], module: str, folder: Path) -> Stored:
+    """Rows of W + scale B A; of B A turned round where the weight stands the other way round."""
+    embedding = "lora_embedding_A" in part
+    names = ("lora_embedding_A", "lora_embedding_B") if embedding else ("lora_A", "lora_B")
+    if not all(name in part for name in names) or len(stored.shape) != 2:
+        raise Wrong(f"{folder}: {module}: a pair of matrices for a matrix is expected, not {', '.join(part)}")
+    a, b = (part[name] for name in names)
+    left, right = (a.T, b.T) if embedding or settings.get("fan_in_fan_out") else (b, a)
+    _same_shape(folder, module, stored.shape, (left.shape[0], right.shape[1]))
+    rank = a.shape[0]
+    alpha = _pattern(settings.get("alpha_pattern"), module, settings.get("lora_alpha", rank))
+    scale = alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
+    length = part.get("lora_magnitude_vector")
+    if length is not None and (embedding or settings.get("fan_in_fan_out")):
+        raise Wrong(f"{folder}: {module}: DoRA of weights that stand the other way round cannot be merged row by row")
+
+    def rows(begin: int, end: int, weight: Tensor) -> Tensor:
+        merged = torch.addmm(weight.float(), left[begin:end], right, alpha=scale)
+        if length is None:
+            return merged
+        return merged * (length.flatten()[begin:end] / merged.norm(dim=1))[:, None]
+
+    return changed(stored, rows)
+
+
+def _pattern(patterns: Mapping[str, Any] | None, module: str, default: float) -> float:
+    for pattern, value in (patterns or {}).items():
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            return float(value)
+    return float(default)
+
+
+def _same_shape(folder: Path, name: str, here: tuple[int, ...], there: tuple[int, ...]) -> None:
+    if tuple(here) != tuple(there):
+        raise Wrong(f"{folder}: {name}: the adapter has {list(there)}, the model {list(here)}")

@@ -1,0 +1,100 @@
+"""The ways to merge tensors. Each is a pure function of a group and its parameters; what it yields is the result."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor
+
+from merge.group import Group
+from merge.methods import arcs, changes, fusion, sums
+
+
+class _Required:
+    """A parameter without a default."""
+
+
+REQUIRED = _Required()
+
+
+@dataclass(frozen=True)
+class Param:
+    default: Any = REQUIRED
+    each: bool = False  # every model has its own; else the tensor has one
+    kind: type = float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Method:
+    merge: Callable[[Group, Mapping[str, Any]], Iterator[Tensor]]
+    params: Mapping[str, Param] = field(default_factory=dict)
+    base: Literal["none", "optional", "required"] = "none"  # none: a base is a model like the others
+    least: int = 1  # models beside the base
+    most: int | None = None
+    looks: int = 1  # how often it goes through its tensors
+    check: Callable[[Mapping[str, Any]], None] = lambda p: None
+
+
+def _task(thin: Any, vote: bool, normalize: bool, rescale: bool | None = None, **more: Param) -> Method:
+    params = {"weight": Param(each=True), "lambda": Param(1.0), "normalize": Param(normalize, kind=bool), **more}
+    if rescale is not None:
+        params |= {"density": Param(1.0, each=True, low=0, high=1), "rescale": Param(rescale, kind=bool)}
+    check = changes.check_della if "epsilon" in more else lambda p: None
+    looks = 3 if thin in (changes.by_magnitude, changes.without_outliers) else 1
+    return Method(changes.method(thin, vote), params, "required", looks=looks, check=check)
+
+
+_GAMMA = {"gamma": Param(0.01, each=True, low=0, high=1)}
+_EPSILON = {"epsilon": Param(0.15, each=True, low=0, high=1)}
+_T = {"t": Param()}
+
+METHODS: Mapping[str, Method] = {
+    "linear": Method(
+        sums.linear, {"weight": Param(each=True), "normalize": Param(True, kind=bool)}, check=arcs.check_shares
+    ),
+    "slerp": Method(arcs.slerp, _T, "required", most=1, looks=2),
+    "nuslerp": Method(
+        arcs.nuslerp,
+        {
+            "weight": Param(each=True),
+            "nuslerp_flatten": Param(True, kind=bool),
+            "nuslerp_row_wise": Param(False, kind=bool),
+        },
+        "optional",
+        least=2,
+        most=2,
+        looks=2,
+    ),
+    "multislerp": Method(
+        arcs.multislerp,
+        {"weight": Param(each=True), "normalize_weights": Param(True, kind=bool), "eps": Param(1e-8, low=0)},
+        "optional",
+        looks=2,
+        check=arcs.check_shares,
+    ),
+    "karcher": Method(
+        arcs.karcher,
+        {"weight": Param(1.0, each=True, low=0), "max_iter": Param(10, kind=int, low=0), "tol": Param(1e-5, low=0)},
+        looks=2,
+        check=arcs.check_shares,
+    ),
+    "task_arithmetic": _task(None, vote=False, normalize=False),
+    "ties": _task(changes.by_magnitude, vote=True, normalize=True, rescale=False),
+    "dare_linear": _task(changes.at_random, vote=False, normalize=False, rescale=True),
+    "dare_ties": _task(changes.at_random, vote=True, normalize=False, rescale=True),
+    "breadcrumbs": _task(changes.without_outliers, vote=False, normalize=False, rescale=False, **_GAMMA),
+    "breadcrumbs_ties": _task(changes.without_outliers, vote=True, normalize=False, rescale=False, **_GAMMA),
+    "della": _task(changes.by_rank_at_random, vote=True, normalize=True, rescale=True, **_EPSILON),
+    "della_linear": _task(changes.by_rank_at_random, vote=False, normalize=False, rescale=True, **_EPSILON),
+    "model_stock": Method(arcs.model_stock, {"filter_wise": Param(False, kind=bool)}, "required", least=2, looks=2),
+    "sce": Method(fusion.sce, {"select_topk": Param(1.0, low=0, high=1)}, "required", looks=5),
+    "nearswap": Method(sums.nearswap, {"t": Param(low=0)}, "required", most=1),
+    "arcee_fusion": Method(fusion.arcee_fusion, {}, "required", most=1, looks=3),
+    "passthrough": Method(
+        sums.passthrough, {"scale": Param(1.0, each=True), "residual": Param(1.0, each=True)}, most=1
+    ),
+}
+
+IGNORED = ("int8_mask",)  # stands in many recipes; it saves memory that is not used here

@@ -1,0 +1,69 @@
+"""Methods that choose numbers by how much they differ."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from merge.group import Group, weighted
+from merge.methods.ranks import Largest, cuts
+
+Params = Mapping[str, Any]
+
+
+def sce(group: Group, p: Params) -> Iterator[Tensor]:
+    """Select what varies most between the models, weigh models by the energy of that, erase the minority's signs."""
+    n = len(group.others)
+    chosen = _most_varied(group, p["select_topk"])
+    energy = torch.zeros(n, dtype=torch.float64)
+    for _, changes in chosen():
+        energy += torch.stack([(change * change).sum(dtype=torch.float64) for change in changes]).cpu()
+    total = float(energy.sum())
+    weights = [float(each) / total for each in energy] if total > 0 else [1 / n] * n
+    for base, changes in chosen():
+        up = weighted(changes, [1.0] * n) >= 0
+        agrees = [torch.where(up, change > 0, change < 0) for change in changes]
+        mixed = weighted([change * same for change, same in zip(changes, agrees, strict=True)], weights)
+        divisor = weighted([same.float() for same in agrees], weights)
+        yield base + mixed.div_(divisor.add_(divisor == 0))
+
+
+def _most_varied(group: Group, share: float) -> Any:
+    """The changes, of which only those numbers are left that vary most between the models."""
+    if share >= 1 or len(group.others) < 1:
+        return group.changes
+
+    def variances() -> Iterator[Sequence[Tensor]]:
+        return ([torch.stack(changes).var(0, correction=0)] for _, changes in group.changes())
+
+    varied = sum(int(each.count_nonzero()) for (each,) in variances())
+    ((cut,),) = cuts(variances, group.size, [[int(varied * share)]])
+
+    def chosen() -> Iterator[tuple[Tensor, list[Tensor]]]:
+        largest = Largest(cut)
+        for base, changes in group.changes():
+            mask = largest(torch.stack(changes).var(0, correction=0))
+            yield base, [change.mul_(mask) for change in changes]
+
+    return chosen
+
+
+def arcee_fusion(group: Group, p: Params) -> Iterator[Tensor]:
+    """Take over what is unusually important: above the median by 1.5 times the distance between the quartiles."""
+
+    def importances() -> Iterator[list[Tensor]]:
+        return ([importance(base, other)] for base, other in group.blocks())
+
+    quartiles = [int(q * (group.size - 1)) for q in (0.25, 0.5, 0.75)]
+    (found,) = cuts(importances, group.size, [[group.size - rank for rank in quartiles]])
+    low, middle, high = (torch.tensor(max(0, cut.bits), dtype=torch.int32).view(torch.float32) for cut in found)
+    threshold = float(middle + 1.5 * (high - low))
+    for base, other in group.blocks():
+        yield base + (other - base) * (importance(base, other) >= threshold)
+
+
+def importance(base: Tensor, other: Tensor) -> Tensor:
+    """How far a number has moved, times how differently its row is distributed."""
+    p, q = torch.log_softmax(other, -1), torch.log_softmax(base, -1)
+    return (other - base).abs_() * (p.exp() * (p - q)).sum(-1, keepdim=True).clamp_min_(0)

@@ -1,0 +1,140 @@
+"""The result's folder: its files laid out beforehand, and there as a whole or not at all."""
+
+import fcntl
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from merge.files import Entry, Header, Wrong, write_header
+from merge.planning import Job
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
+
+
+def size_of(text: str) -> int:
+    """Bytes, as people write them: 5GB, 512MiB."""
+    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([KMG]?I?)B?\s*", text.upper())
+    if not found or found[2] not in _UNITS or (size := int(float(found[1]) * _UNITS[found[2]])) < 1:
+        raise Wrong(f"{text!r} is not a size; write 5GB or 512MiB")
+    return size
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor's bytes go."""
+
+    file: int
+    begin: int
+
+
+def shards(jobs: Sequence[Job], most: int) -> list[list[Job]]:
+    """Tensors in their order, in files of at most so many bytes; a larger tensor has a file to itself."""
+    found: list[list[Job]] = [[]]
+    size = 0
+    for job in jobs:
+        if found[-1] and size + job.bytes > most:
+            found.append([])
+            size = 0
+        found[-1].append(job)
+        size += job.bytes
+    return found
+
+
+@contextmanager
+def laid_out(folder: Path, parts: Sequence[Sequence[Job]]) -> Iterator[tuple[list[int], dict[str, Place]]]:
+    """The weight files with all headers written and all room reserved: file descriptors, and each tensor's place."""
+    names = _names(len(parts))
+    with ExitStack() as stack:
+        files, places = [], {}
+        for n, (name, part) in enumerate(zip(names, parts, strict=True)):
+            file = stack.enter_context((folder / name).open("w+b", buffering=0))
+            write_header(file, Header({job.name: Entry(job.dtype, job.shape) for job in part}, {"format": "pt"}))
+            begin = file.tell()
+            for job in part:
+                places[job.name] = Place(n, begin)
+                begin += job.bytes
+            os.posix_fallocate(file.fileno(), 0, begin)
+            files.append(file.fileno())
+        yield files, places
+        for each in files:
+            os.fsync(each)
+    if len(parts) > 1:
+        weights = {job.name: name for name, part in zip(names, parts, strict=True) for job in part}
+        about = {"total_size": sum(job.bytes for part in parts for job in part)}
+        write_json(folder / "model.safetensors.index.json", {"metadata": about, "weight_map": weights})
+
+
+def _names(count: int) -> list[str]:
+    if count == 1:
+        return ["model.safetensors"]
+    return [f"model-{n:05}-of-{count:05}.safetensors" for n in range(1, count + 1)]
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+@contextmanager
+def whole(out: Path, size: int, overwrite: bool) -> Iterator[Path]:
+    """A folder to fill, which becomes `out` at the end, and leaves nothing where it does not come to that."""
+    out = out.absolute()
+    if out.exists() and not overwrite:
+        raise Wrong(f"{out} exists; --overwrite replaces it")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(out.parent).free
+    if free < size + (1 << 20):
+        raise Wrong(f"{out.parent} has {free / 1e9:.2f} GB of free space; the result needs {size / 1e9:.2f} GB")
+    draft = out.parent / f".{out.name}.unfinished"
+    with _held(draft.with_suffix(".lock"), out):
+        shutil.rmtree(draft, ignore_errors=True)  # of a merge that was killed
+        draft.mkdir()
+        try:
+            yield draft
+            _sync(draft)
+            _replace(draft, out)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+
+
+@contextmanager
+def _held(lock: Path, out: Path) -> Iterator[None]:
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise Wrong(f"another merge is writing {out} at this moment") from None
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+
+
+def _sync(folder: Path) -> None:
+    for path in folder.iterdir():
+        _fsync(path)
+    _fsync(folder)
+
+
+def _replace(draft: Path, out: Path) -> None:
+    old = out.parent / f".{out.name}.replaced"
+    shutil.rmtree(old, ignore_errors=True)
+    if out.exists():
+        out.rename(old)
+    draft.rename(out)
+    _fsync(out.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _fsync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

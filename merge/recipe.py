@@ -1,0 +1,307 @@
+"""What a merge is: mergekit's YAML, read strictly, as frozen records."""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from merge.files import Wrong
+
+LIMIT = 1 << 20
+DTYPES = ("float32", "bfloat16", "float16")
+Setting = Any  # a value; a list of values, spread over the layers; a list of {filter, value}, or one of them
+Settings = Mapping[str, Setting]
+
+
+@dataclass(frozen=True)
+class Input:
+    """A model, or some of its layers, with what it is told by itself."""
+
+    model: str
+    layers: tuple[int, int] | None = None
+    parameters: Settings = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Layers of the result that are made of the same layers of each input; `models:` is a slice of all layers."""
+
+    inputs: tuple[Input, ...]
+    base_model: str | None = None
+    parameters: Settings = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Token:
+    """Where the embedding of a token comes from."""
+
+    source: str | None = None  # a model; none: the usual rules
+    kind: str = "model"  # or "zero", or "model_token": another token of that model
+    token: str | None = None
+    token_id: int | None = None
+    force: bool = False  # also for models that know the token
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Which tokenizer the result has."""
+
+    source: str = "union"
+    tokens: Mapping[str, Token] = field(default_factory=dict)
+    pad_to_multiple_of: int | None = None
+
+
+@dataclass(frozen=True)
+class Merge:
+    method: str
+    slices: tuple[Slice, ...]
+    base_model: str | None = None
+    parameters: Settings = field(default_factory=dict)
+    dtype: str | None = None
+    out_dtype: str | None = None
+    tokenizer: Tokens | None = None
+    chat_template: str | None = None
+    text: str = ""
+
+    @property
+    def models(self) -> list[str]:
+        """All that it names, the base first."""
+        bases = [self.base_model, *(each.base_model for each in self.slices)]
+        inputs = [one.model for each in self.slices for one in each.inputs]
+        return list(dict.fromkeys(name for name in [*bases, *inputs] if name))
+
+
+def load(path: Path) -> Merge:
+    try:
+        with path.open("rb") as file:
+            data = file.read(LIMIT + 1)
+    except OSError as error:
+        raise Wrong(f"{path}: cannot be read: {error.strerror}") from None
+    if len(data) > LIMIT:
+        raise Wrong(f"{path}: longer than {LIMIT} bytes")
+    try:
+        return parse(data.decode())
+    except UnicodeDecodeError as error:
+        raise Wrong(f"{path}: not UTF-8 at byte {error.start}") from None
+    except Wrong as error:
+        raise Wrong(f"{path}: {error}") from None
+
+
+def parse(text: str) -> Merge:
+    return merge_of(plain_yaml(text), text)
+
+
+def merge_of(value: Any, text: str = "") -> Merge:
+    """The recipe in a YAML file's data."""
+    known = "merge_method models slices base_model parameters dtype out_dtype tokenizer_source tokenizer chat_template"
+    given = _fields(value, "the file", known)
+    if ("models" in given) == ("slices" in given):
+        raise Wrong("one of `models` and `slices` is needed" + (", not both" if "models" in given else ""))
+    if "tokenizer" in given and "tokenizer_source" in given:
+        raise Wrong("`tokenizer` and `tokenizer_source` say the same; one of them is enough")
+    if "models" in given:
+        slices = (Slice(_inputs(given["models"], "models", "model parameters")),)
+    else:
+        slices = tuple(_slice(each, f"slices[{n}]") for n, each in enumerate(_list(given["slices"], "slices")))
+    return Merge(
+        method=_text(given.get("merge_method"), "merge_method"),
+        slices=slices,
+        base_model=_model(given["base_model"], "base_model") if "base_model" in given else None,
+        parameters=_settings(given.get("parameters"), "parameters"),
+        dtype=_dtype(given, "dtype"),
+        out_dtype=_dtype(given, "out_dtype"),
+        tokenizer=_tokens(given),
+        chat_template=_text(given["chat_template"], "chat_template") if "chat_template" in given else None,
+        text=text,
+    )
+
+
+# -- YAML --------------------------------------------------------------------------------------------------------------
+
+
+class _Loader(yaml.SafeLoader):
+    """No key twice."""
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: set[Any] = set()
+    for key, _ in node.value:
+        name = loader.construct_object(key)  # type: ignore[no-untyped-call]
+        if not isinstance(name, str):
+            raise Wrong(f"line {key.start_mark.line + 1}: the key {name!r} is not text")
+        if name in seen:
+            raise Wrong(f"line {key.start_mark.line + 1}: the key {name!r} stands there twice")
+        seen.add(name)
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
+
+
+def plain_yaml(text: str) -> Any:
+    """Data only: no anchors, no tags, no key twice."""
+    try:
+        for event in yaml.parse(text, Loader=_Loader):
+            where = f"line {event.start_mark.line + 1}" if event.start_mark else "the file"
+            if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+                raise Wrong(f"{where}: anchors and aliases are not accepted; write the value where it is needed")
+            if getattr(event, "tag", None):
+                raise Wrong(f"{where}: the tag {event.tag} is not accepted; plain values only")
+        return yaml.load(text, Loader=_Loader)  # a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        place = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise Wrong(f"{place}not YAML: {error.problem}") from None
+    except yaml.YAMLError as error:
+        raise Wrong(f"not YAML: {' '.join(str(error).split())[:200]}") from None
+    except RecursionError:
+        raise Wrong("nested too deeply") from None
+
+
+# -- its parts ---------------------------------------------------------------------------------------------------------
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """In words, for messages."""
+    known = list(known)
+    near = difflib.get_close_matches(name[:64], known, n=1, cutoff=0.0)
+    return f"the nearest known one is {near[0]} (known: {', '.join(known)})" if near else "none is known here"
+
+
+def _fields(value: Any, where: str, known: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise Wrong(f"{where}: `key: value` lines are expected, not {_short(value)}")
+    for key in value:
+        if key not in known.split():
+            raise Wrong(f"{where}: unknown key {_short(key)}; {nearest(key, known.split())}")
+    return {key: each for key, each in value.items() if each is not None}
+
+
+def _slice(value: Any, where: str) -> Slice:
+    given = _fields(value, where, "sources base_model parameters")
+    inputs = _inputs(given.get("sources"), f"{where}.sources", "model layer_range parameters")
+    lengths = {one.model: one.layers[1] - one.layers[0] for one in inputs if one.layers}
+    if len(lengths) < len({one.model for one in inputs}):
+        raise Wrong(f"{where}: each source needs a layer_range, [first, behind the last]")
+    if len(set(lengths.values())) > 1:
+        raise Wrong(f"{where}: its sources have different numbers of layers: {lengths}")
+    base = _model(given["base_model"], f"{where}.base_model") if "base_model" in given else None
+    return Slice(inputs, base, _settings(given.get("parameters"), f"{where}.parameters"))
+
+
+def _inputs(value: Any, where: str, known: str) -> tuple[Input, ...]:
+    found = []
+    for n, each in enumerate(_list(value, where)):
+        here = f"{where}[{n}]"
+        given = _fields({"model": each} if isinstance(each, str) else each, here, known)
+        layers = _layers(given["layer_range"], f"{here}.layer_range") if "layer_range" in given else None
+        parameters = _settings(given.get("parameters"), f"{here}.parameters")
+        found.append(Input(_model(given.get("model"), f"{here}.model"), layers, parameters))
+    return tuple(found)
+
+
+def _layers(value: Any, where: str) -> tuple[int, int]:
+    whole = isinstance(value, list) and len(value) == 2 and all(type(each) is int for each in value)
+    if not whole or not 0 <= value[0] < value[1]:
+        raise Wrong(f"{where}: [first, behind the last] is expected, as in [0, 16], not {_short(value)}")
+    return value[0], value[1]
+
+
+def _tokens(given: Mapping[str, Any]) -> Tokens | None:
+    if "tokenizer_source" in given:
+        return Tokens(_text(given["tokenizer_source"], "tokenizer_source"))
+    if "tokenizer" not in given:
+        return None
+    fields = _fields(given["tokenizer"], "tokenizer", "source tokens pad_to_multiple_of")
+    each = fields.get("tokens", {})
+    if not isinstance(each, dict):
+        raise Wrong(f"tokenizer.tokens: `token: rule` lines are expected, not {_short(each)}")
+    multiple = fields.get("pad_to_multiple_of")
+    if multiple is not None and (type(multiple) is not int or multiple < 1):
+        raise Wrong(f"tokenizer.pad_to_multiple_of: a whole number from 1 is expected, not {_short(multiple)}")
+    rules = {token: _token(rule, f"tokenizer.tokens[{token!r}]") for token, rule in each.items()}
+    return Tokens(_text(fields.get("source", "union"), "tokenizer.source"), rules, multiple)
+
+
+def _token(value: Any, where: str) -> Token:
+    given = _fields(value, where, "source force")
+    source, force = given.get("source"), given.get("force", False)
+    if not isinstance(force, bool):
+        raise Wrong(f"{where}.force: true or false is expected, not {_short(force)}")
+    if not isinstance(source, dict):
+        return Token(None if source is None else _model(source, f"{where}.source"), force=force)
+    fields = _fields(source, f"{where}.source", "kind model token token_id")
+    if fields.get("kind") == "zero" and len(fields) == 1:
+        return Token(kind="zero", force=force)
+    if fields.get("kind") != "model_token" or ("token" in fields) == ("token_id" in fields):
+        example = "a model, {kind: zero}, or {kind: model_token, model: M, token: T} (or token_id: N)"
+        raise Wrong(f"{where}.source: {example} is expected, not {_short(source)}")
+    model = _model(fields.get("model"), f"{where}.source.model")
+    token, number = fields.get("token"), fields.get("token_id")
+    if not (isinstance(token, str) or type(number) is int and number >= 0):
+        raise Wrong(f"{where}.source: a token, or the number of one, is expected")
+    return Token(model, "model_token", token, number, force)
+
+
+def _settings(value: Any, where: str) -> Settings:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise Wrong(f"{where}: `parameter: value` lines are expected, not {_short(value)}")
+    for key, setting in value.items():
+        _check_setting(setting, f"{where}.{key}")
+    return {key: setting for key, setting in value.items() if setting is not None}
+
+
+def _check_setting(value: Setting, where: str) -> None:
+    if isinstance(value, dict):
+        value = [value]
+    if not isinstance(value, list):
+        return
+    if not value:
+        raise Wrong(f"{where}: an empty list says nothing")
+    if any(isinstance(each, dict) for each in value):
+        for n, each in enumerate(value):
+            given = _fields(each, f"{where}[{n}]", "filter value")
+            inner = given.get("value")
+            if inner is None or isinstance(inner, dict):
+                raise Wrong(f"{where}[{n}]: a value, or a list of values, is expected")
+            _check_setting(inner, f"{where}[{n}].value")
+    elif any(isinstance(each, list) or each is None for each in value):
+        raise Wrong(f"{where}: a list of values is expected, not {_short(value)}")
+
+
+def _list(value: Any, where: str) -> list[Any]:
+    if not isinstance(value, list) or not value:
+        raise Wrong(f"{where}: a list is expected, `- model: ...`, not {_short(value)}")
+    return value
+
+
+def _model(value: Any, where: str) -> str:
+    """A reference as text; mergekit also writes it as {model: {path: P}, lora: {path: L}}."""
+    if isinstance(value, dict):
+        given = _fields(value, where, "model lora path revision")
+        if "model" in given:
+            return _model(given["model"], where) + (f"+{_model(given['lora'], where)}" if "lora" in given else "")
+        return _text(given.get("path"), where) + (f"@{given['revision']}" if "revision" in given else "")
+    return _text(value, where)
+
+
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str) or not value.strip() or "\0" in value:
+        raise Wrong(f"{where}: text is expected, not {_short(value)}" if value is not None else f"{where} is missing")
+    return value
+
+
+def _dtype(given: Mapping[str, Any], key: str) -> str | None:
+    name = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}.get(str(given.get(key)), given.get(key))
+    if name is not None and name not in DTYPES:
+        raise Wrong(f"{key} is {_short(name)}; {', '.join(DTYPES)} are possible (arithmetic is float32 always)")
+    return name
+
+
+def _short(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 60 else shown[:57] + "..."
