@@ -161,7 +161,7 @@ def check_della(p: Params) -> None:
 
 
 def _words(group: Group, model: str) -> Callable[[int], Tensor]:
-    """Random 32-bit numbers that depend on the seed, the tensor's name and the model, not on how many are drawn at once."""
+    """Random 32-bit numbers: a function of seed, name and model, however many are drawn at once."""
     text = f"{group.seed}\n{group.name}\n{model}".encode()
     source = np.random.SFC64(np.frombuffer(hashlib.sha256(text).digest(), np.uint32).tolist())
     spare = np.empty(0, np.int32)

@@ -65,5 +65,6 @@ def arcee_fusion(group: Group, p: Params) -> Iterator[Tensor]:
 
 def importance(base: Tensor, other: Tensor) -> Tensor:
     """How far a number has moved, times how differently its row is distributed."""
-    p, q = torch.log_softmax(other, -1), torch.log_softmax(base, -1)
-    return (other - base).abs_() * (p.exp() * (p - q)).sum(-1, keepdim=True).clamp_min_(0)
+    p, q = torch.log_softmax(other.double(), -1), torch.log_softmax(base.double(), -1)
+    distance = (p.exp() * (p - q)).sum(-1, keepdim=True).clamp_min_(0)
+    return (other - base).abs_() * distance.float()
