@@ -1,6 +1,7 @@
 """Models to merge, made on the spot: one, and others that differ from it as fine-tuned ones do."""
 
 import json
+import sys
 from pathlib import Path
 
 import torch
@@ -39,3 +40,7 @@ def llamas(folder: Path, dtype: str, hidden: int, layers: int, vocabulary: int) 
                 change = torch.randn(shape, generator=own).mul_(0.003)
                 file.write(bytes_of(start.add_(change).to(numbers)))
     return [folder / name for name in MODELS]
+
+
+if __name__ == "__main__":  # for those who measure memory, and must not have made models themselves
+    llamas(Path(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:]))

@@ -19,6 +19,7 @@ docs/merging.md explains all methods and their parameters.
 """
 
 import contextlib
+import ctypes
 import resource
 import sys
 from collections.abc import Iterator
@@ -56,7 +57,7 @@ def main(
     shard_size:
         The most bytes of a weight file.
     threads:
-        Tensors that are merged at a time; 0: two for each processor.
+        Tensors that are merged at a time; 0: as many as there are processors.
     memory:
         How much to keep of what a method looks at more than once; the rest is read again.
     device:
@@ -70,6 +71,7 @@ def main(
     from merge.engine import How
     from merge.merging import merge
 
+    keep_memory()
     how = How(threads, output.size_of(memory), device, seed)
     with contextlib.ExitStack() as stack:
         took = merge(
@@ -88,6 +90,14 @@ def main(
         f"{out}: {took.written / 1e9:.2f} GB of {took.read / 1e9:.2f} GB in {took.seconds:.1f} s, "
         f"{speed:.2f} GB/s read and written, peak memory {peak / 1e6:.0f} MB"
     )
+
+
+def keep_memory() -> None:
+    """Blocks come and go; giving their memory back to the system each time would cost as much as the arithmetic."""
+    with contextlib.suppress(OSError, AttributeError):
+        libc, trim_threshold, mmap_threshold = ctypes.CDLL("libc.so.6"), -1, -3
+        libc.mallopt(trim_threshold, 1 << 28)
+        libc.mallopt(mmap_threshold, 1 << 28)
 
 
 @contextlib.contextmanager

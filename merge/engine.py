@@ -26,7 +26,7 @@ Progress = Callable[[int], None]
 class How:
     """What does not change the result."""
 
-    threads: int = 0  # 0: two for each processor, so that some wait for the disk while others work
+    threads: int = 0  # tensors that are merged at a time; 0: as many as there are processors
     memory: int = 256 << 20  # how much may be kept of what a method looks at more than once
     device: str = "cpu"
     seed: int = 0  # but for random drops
@@ -34,7 +34,7 @@ class How:
 
     @property
     def workers(self) -> int:
-        return self.threads or 2 * (len(os.sched_getaffinity(0)) or 1)
+        return self.threads or max(2, len(os.sched_getaffinity(0)))
 
 
 def check_device(name: str) -> None:

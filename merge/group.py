@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-_BLOCK = 1 << 16  # numbers of a tensor that are in memory at a time: its copies stay in a core's own cache
+_BLOCK = 1 << 17  # numbers of a tensor that are in memory at a time: its copies stay in a processor's cache
 _BLOCK_GPU = 1 << 24
 
 

@@ -155,7 +155,9 @@ def sce(xs, base, select_topk=1.0):
     changes = [x - base for x in xs]
     if select_topk < 1:
         # the variances that the choice rests on are compared in float32, as they are computed
-        varied = torch.stack([change.float() for change in changes]).var(0, correction=0)
+        narrow = [change.float() for change in changes]
+        mean = sum(narrow) / len(narrow)
+        varied = sum(torch.square(change - mean) for change in narrow) / len(narrow)
         mask = largest(varied, int(int(varied.count_nonzero()) * select_topk))
         changes = [change * mask for change in changes]
     energy = [float((change * change).sum()) for change in changes]

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from merge.files import Wrong
-from merge.group import Group
-from merge.methods.ranks import Cut, Largest, cuts
+from merge.group import Group, weighted
+from merge.methods.ranks import Cut, Largest, cuts, equal, masked_
 
 Params = Mapping[str, Any]
 Thin = Callable[[Group, Params], list[Callable[[Tensor], Tensor]]]  # one for each model, to be fed block after block
@@ -36,15 +36,14 @@ def _agreed(weighed: Sequence[Tensor], weights: Sequence[float], normalize: bool
     """Of those that go the way of the sum; a sum of 0 goes up."""
     sign = _sum(weighed).add_(0.0)  # which makes a negative zero positive
     sign = torch.ones_like(sign).copysign_(sign)
-    total, divisor = torch.zeros_like(sign), torch.zeros_like(sign)
-    for each, weight in zip(weighed, weights, strict=True):
-        same = (each * sign).clamp_min_(0)
-        total.add_(same)
-        if normalize:
-            divisor.add_(same.sign_(), alpha=weight)
-    if normalize:
-        total.div_(divisor.add_(divisor == 0))
-    return total.mul_(sign)
+    same = [each.mul_(sign).clamp_min_(0) for each in weighed]
+    total = _sum(same).mul_(sign)
+    if not normalize:
+        return total
+    divisor = weighted([each.sign_() for each in same], weights)
+    if (least := min(weights)) > 0:
+        return total.div_(divisor.clamp_min_(least))  # which changes nothing but a zero
+    return total.div_(divisor + equal(divisor, 0))
 
 
 def _sum(tensors: Sequence[Tensor]) -> Tensor:
@@ -124,20 +123,20 @@ def _scaled(rule: Callable[[Tensor], Tensor], factor: float) -> Callable[[Tensor
     return lambda change: rule(change) * factor
 
 
-def _dropping(words: Callable[[int], Tensor], density: float, factor: float) -> Callable[[Tensor], Tensor]:
+def _dropping(words: Callable[[int], np.ndarray], density: float, factor: float) -> Callable[[Tensor], Tensor]:
     if density >= 1:
         return _all
     limit = round(density * 2**32) - 2**31
 
     def dropped(change: Tensor) -> Tensor:
-        keep = (words(change.numel()) < limit).view_as(change)
-        return change.mul_(keep.to(change.device)).mul_(factor)
+        keep = torch.from_numpy(words(change.numel()) < limit).view(change.shape).to(change.device)
+        return masked_(change, keep).mul_(factor)
 
     return dropped
 
 
 def _by_rank(
-    words: Callable[[int], Tensor], density: float, epsilon: float, rescale: bool
+    words: Callable[[int], np.ndarray], density: float, epsilon: float, rescale: bool
 ) -> Callable[[Tensor], Tensor]:
     if density >= 1 or density <= 0:
         return lambda change: change * density
@@ -147,7 +146,8 @@ def _by_rank(
         last = max(1, change.shape[1] - 1)
         rising = 1 - ranks / last if change.shape[1] > 1 else torch.full_like(change, 0.5)
         chance = (density - epsilon) + 2 * epsilon * rising
-        draw = (words(change.numel()).view_as(change).to(change.device).double() + 2**31) / 2**32
+        words_here = torch.from_numpy(words(change.numel())).view(change.shape).to(change.device)
+        draw = (words_here.double() + 2**31) / 2**32
         kept = change * (draw < chance)
         return kept / chance if rescale else kept
 
@@ -160,17 +160,17 @@ def check_della(p: Params) -> None:
             raise Wrong(f"density {density} with epsilon {epsilon}: density - epsilon and + epsilon must lie in (0, 1)")
 
 
-def _words(group: Group, model: str) -> Callable[[int], Tensor]:
+def _words(group: Group, model: str) -> Callable[[int], np.ndarray]:
     """Random 32-bit numbers: a function of seed, name and model, however many are drawn at once."""
     text = f"{group.seed}\n{group.name}\n{model}".encode()
     source = np.random.SFC64(np.frombuffer(hashlib.sha256(text).digest(), np.uint32).tolist())
     spare = np.empty(0, np.int32)
 
-    def draw(count: int) -> Tensor:
+    def draw(count: int) -> np.ndarray:
         nonlocal spare
         fresh = source.random_raw((max(0, count - len(spare)) + 1) // 2).view(np.int32)
         words = np.concatenate([spare, fresh]) if len(spare) else fresh
         spare = words[count:]
-        return torch.from_numpy(words[:count])
+        return words[:count]
 
     return draw

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from merge.group import Group, weighted
-from merge.methods.ranks import Largest, cuts
+from merge.methods.ranks import Largest, cuts, masked_
 
 Params = Mapping[str, Any]
 
@@ -35,7 +35,7 @@ def _most_varied(group: Group, share: float) -> Any:
         return group.changes
 
     def variances() -> Iterator[Sequence[Tensor]]:
-        return ([torch.stack(changes).var(0, correction=0)] for _, changes in group.changes())
+        return ([variance(changes)] for _, changes in group.changes())
 
     varied = sum(int(each.count_nonzero()) for (each,) in variances())
     ((cut,),) = cuts(variances, group.size, [[int(varied * share)]])
@@ -43,10 +43,20 @@ def _most_varied(group: Group, share: float) -> Any:
     def chosen() -> Iterator[tuple[Tensor, list[Tensor]]]:
         largest = Largest(cut)
         for base, changes in group.changes():
-            mask = largest(torch.stack(changes).var(0, correction=0))
-            yield base, [change.mul_(mask) for change in changes]
+            mask = largest(variance(changes))
+            yield base, [masked_(change, mask) for change in changes]
 
     return chosen
+
+
+def variance(tensors: Sequence[Tensor]) -> Tensor:
+    """Of each number between the tensors."""
+    mean = weighted(tensors, [1.0] * len(tensors)).div_(len(tensors))
+    total = torch.zeros_like(mean)
+    for each in tensors:
+        off = each - mean
+        total.add_(off.mul_(off))
+    return total.div_(len(tensors))
 
 
 def arcee_fusion(group: Group, p: Params) -> Iterator[Tensor]:
