@@ -55,8 +55,11 @@ RECIPES = {
         "rescale": True,
         "normalize": False,
     },
-    "breadcrumbs": {"base": 0, "others": [1, 2], "each": {"weight": [0.3, 0.9], "density": [0.5, 0.7], "gamma": [0.02, 0.1]},
-},
+    "breadcrumbs": {
+        "base": 0,
+        "others": [1, 2],
+        "each": {"weight": [0.3, 0.9], "density": [0.5, 0.7], "gamma": [0.02, 0.1]},
+    },
     "breadcrumbs_ties": {"base": 0, "others": [1, 2], "each": {"weight": [0.3, 0.9], "density": [0.5, 0.7]}},
     "model_stock": {"base": 0, "others": [1, 2]},
     "model_stock, rows": {"base": 0, "others": [1, 2], "filter_wise": True},

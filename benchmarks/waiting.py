@@ -20,7 +20,7 @@ from fleet.store import Store
 from fleet.worker import Worker
 from tests.toy.strategies import strategy
 
-# -- the delay --------------------------------------------------------------------------------------------------------
+# -- the delay ---------------------------------------------------------------------------------------------------------
 
 PAIRS = {1.0: 2, 2.0: 3, 3.0: 4, 12.0: 8}  # seconds of waiting -> so many pairs of workers at once
 QUICK_PAIRS = {1.0: 2, 3.0: 3}
@@ -77,7 +77,7 @@ def _delays(run: Toys, at_least: float) -> list[float]:
     return found
 
 
-# -- the cost ---------------------------------------------------------------------------------------------------------
+# -- the cost ----------------------------------------------------------------------------------------------------------
 
 
 def idle(place: Path, quick: bool) -> Table:

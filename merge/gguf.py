@@ -13,15 +13,15 @@ from torch import Tensor
 from merge.donors import Donor, Stored, read_config
 from merge.files import Wrong
 
-# What llama.cpp's converter does to a kind of model beside renaming: llama's rotary halves are interleaved, gemma's norms
-# have 1 added. Kinds that it rearranges in other ways are not listed.
+# What llama.cpp's converter does to a kind of model beside renaming: llama's rotary halves are interleaved, gemma's
+# norms have 1 added. Kinds that it rearranges in other ways are not listed.
 _PLAIN = ("qwen2", "qwen3", "phi3", "starcoder2")
 _INTERLEAVED = ("llama", "mistral")
 _NORMS_PLUS_ONE = ("gemma", "gemma2", "gemma3_text", "nemotron")
 
 
 def open_gguf(path: Path, stack: ExitStack) -> Donor:
-    """Its configuration and tokenizer are written, in Hugging Face form, to a folder that lives as long as the stack."""
+    """Its configuration and tokenizer are written, in Hugging Face form, to a folder that the stack removes."""
     if not path.is_file():
         raise Wrong(f"{path}: no such file")
     try:

@@ -36,11 +36,10 @@ class Vocabulary:
     def __init__(self, recipe: Merge, models: Sequence[Donor], leader: Donor) -> None:
         assert recipe.tokenizer
         self.rules, self.models, self.leader = dict(recipe.tokenizer.tokens), models, leader
+        source, names = recipe.tokenizer.source, [donor.reference for donor in models]
+        if source not in ("union", "base", *names):
+            raise Wrong(f"tokenizer_source is {source!r}; one of {', '.join(['union', 'base', *names])} is possible")
         self.words = {donor.reference: words_of(donor.folder) for donor in models}
-        source = recipe.tokenizer.source
-        if source not in ("union", "base", *self.words):
-            known = ", ".join(["union", "base", *self.words])
-            raise Wrong(f"tokenizer_source is {source!r}; one of {known} is possible")
         self.source = next((donor for donor in models if donor.reference == source), leader)
         made = copy.deepcopy(dict(self.words[self.source.reference].file))
         if source == "union":

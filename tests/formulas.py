@@ -1,4 +1,4 @@
-"""Every merge method as its formula says it: whole tensors in float64, numbers in a sorted list, no blocks, no tricks."""
+"""Every merge method as its formula says it: whole tensors in float64, sorted lists, no blocks, no tricks."""
 
 import math
 from collections.abc import Sequence

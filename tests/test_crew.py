@@ -54,7 +54,7 @@ def spoken(words: list[str], machine: Machine, folder: Path, asks: list[dict]) -
     return [json.loads(line[3:]) for line in lines]
 
 
-# -- nothing of a user's is ever a command --------------------------------------------------------------------------
+# -- nothing of a user's is ever a command -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shell", [["bash", "-c"], ["sh", "-c"]], ids=lambda words: words[0])
@@ -98,7 +98,7 @@ def test_workers_get_their_environment_as_it_is(tmp_path):
     assert not list(tmp_path.rglob("hacked"))
 
 
-# -- crews -----------------------------------------------------------------------------------------------------------
+# -- crews -------------------------------------------------------------------------------------------------------------
 
 
 def made_run(place: Path) -> tuple[Path, str]:

@@ -14,7 +14,7 @@ from fleet.host import Host
 from fleet.run import open_run
 from tests.helpers import LONG, MISHAPS, Started, Toys, freeze, kill, listing, one_of, state, until
 
-# -- killed ----------------------------------------------------------------------------------------------------------
+# -- killed ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_storm_of_sigkill(toys):
@@ -74,7 +74,7 @@ def busy(run: Toys) -> list[str]:
     return sorted(run.makers("00001/m."))
 
 
-# -- stopped, and resumed too late -----------------------------------------------------------------------------------
+# -- stopped, and resumed too late -------------------------------------------------------------------------------------
 
 
 def stopped_before_publishing(run: Toys, worker: Started) -> str:
@@ -156,7 +156,7 @@ def test_a_worker_that_was_killed_is_replaced_at_once(toys):
     run.same()
 
 
-# -- interrupted -----------------------------------------------------------------------------------------------------
+# -- interrupted -------------------------------------------------------------------------------------------------------
 
 
 def test_ctrl_c_keeps_the_work_and_the_same_command_goes_on(toys):
@@ -234,7 +234,7 @@ def test_two_starters_by_mistake_are_harmless(toys):
     run.same()
 
 
-# -- recipes that go wrong -------------------------------------------------------------------------------------------
+# -- recipes that go wrong ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

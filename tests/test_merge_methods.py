@@ -138,7 +138,7 @@ def test_every_method_has_a_formula_or_a_test_of_its_own():
     assert {name for name, *_ in CASES} | RANDOM | OWN_TEST == set(METHODS)
 
 
-# -- what must hold whatever the formula ----------------------------------------------------------------------------------
+# -- what must hold whatever the formula -------------------------------------------------------------------------------
 
 
 def sensible(name: str, n: int) -> dict:
@@ -218,7 +218,7 @@ def test_passthrough_scales_all_or_what_is_added_to_the_residual_stream():
         assert torch.equal(merged("passthrough", [x], residual=(0.5,), key=f"model.layers.1.{part}.weight"), factor * x)
 
 
-# -- exact thresholds -------------------------------------------------------------------------------------------------------
+# -- exact thresholds --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -240,7 +240,7 @@ def test_the_k_largest_are_found_without_sorting(seed):
         assert torch.equal(kept, -numbers * mask)
 
 
-# -- random drops -----------------------------------------------------------------------------------------------------------
+# -- random drops ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(RANDOM))

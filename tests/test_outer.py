@@ -7,7 +7,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from merge import files, methods, outer, wire
+from merge import files, outer, wire
+from merge.group import weighted
+from merge.methods.arcs import slerp_all
 
 SIZES = [0, 1, 63, 64, 65, 1000, files.CHUNK, files.CHUNK + 77]
 
@@ -127,14 +129,15 @@ def test_slerp_keeps_to_the_arc():
     angle = math.acos(float(x @ y / (x.norm() * y.norm())))
     for t in (0.0, 0.3, 1.0):
         formula = (math.sin((1 - t) * angle) * x + math.sin(t * angle) * y) / math.sin(angle)
-        assert torch.allclose(methods.slerp(a, b, t).double(), formula, atol=1e-6)
-    assert torch.allclose(methods.slerp(a, 2 * a, 0.5), 1.5 * a)
+        assert torch.allclose(slerp_all([a, b], [1 - t, t]).double(), formula, atol=1e-6)
+    assert torch.allclose(slerp_all([a, 2 * a], [0.5, 0.5]), 1.5 * a)
     zero = torch.zeros(100)
-    assert torch.equal(methods.slerp(zero, b, 0.5), 0.5 * b)
-    assert torch.equal(methods.slerp_all([a, b], [0.7, 0.3]), methods.slerp(a, b, 0.3))
+    assert torch.equal(slerp_all([zero, b], [0.5, 0.5]), 0.5 * b)
+    three = slerp_all([a, b, a], [0.25, 0.25, 0.5])
+    assert torch.equal(three, slerp_all([slerp_all([a, b], [0.5, 0.5]), a], [0.5, 0.5]))
 
 
 def test_linear_is_the_weighted_sum():
     a, b = random(100, 1), random(100, 2)
     wanted = 0.25 * a.double() + 0.75 * b.double()
-    assert torch.allclose(methods.linear([a, b], [0.25, 0.75]).double(), wanted, atol=1e-6)
+    assert torch.allclose(weighted([a, b], [0.25, 0.75]).double(), wanted, atol=1e-6)

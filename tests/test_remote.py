@@ -24,7 +24,7 @@ from fleet.run import create_run
 from tests.helpers import ROOT
 from tests.toy.config import ToyConfig
 
-# -- code ------------------------------------------------------------------------------------------------------------
+# -- code --------------------------------------------------------------------------------------------------------------
 
 CHECKS = f".check-{os.getuid()}"
 
@@ -109,7 +109,7 @@ def test_code_that_would_leave_its_folder_is_refused(tmp_path, monkeypatch, name
         far.receive(hashlib.sha256(packed.getvalue()).hexdigest(), base64.b64encode(packed.getvalue()).decode())
 
 
-# -- the way there ---------------------------------------------------------------------------------------------------
+# -- the way there -----------------------------------------------------------------------------------------------------
 
 
 def test_the_user_s_own_ssh_configuration_counts(tmp_path):
@@ -160,7 +160,7 @@ def test_known_hosts_may_be_hashed_patterns_revoked_or_broken(tmp_path):
     assert about("port.org").keys == () and len(about("port.org", 2222).keys) == 1
 
 
-# -- judgements ------------------------------------------------------------------------------------------------------
+# -- judgements --------------------------------------------------------------------------------------------------------
 
 
 def report(name: str, **facts: object) -> Report:

@@ -17,7 +17,7 @@ from tests.helpers import Toys, listing, mounted, one_of, until
 PLAIN_USER = ("setpriv", "--bounding-set=-all", "--inh-caps=-all") if os.getuid() == 0 else ()
 
 
-# -- the configuration -----------------------------------------------------------------------------------------------
+# -- the configuration -------------------------------------------------------------------------------------------------
 
 
 def test_another_configuration_is_refused_with_its_differences(toys):
@@ -61,7 +61,7 @@ def test_of_two_starters_with_different_configurations_one_is_refused(tmp_path, 
         create_run(tmp_path / "runs", "x", {"seed": 2}, Late())
 
 
-# -- no place for a run ----------------------------------------------------------------------------------------------
+# -- no place for a run ------------------------------------------------------------------------------------------------
 
 
 def test_base_dir_is_made_below_what_exists_and_not_else(toys):
@@ -189,7 +189,7 @@ def test_a_worker_has_a_plain_name(toys, name):
     assert refused.end() != 0 and not list(run.folder.glob("workers/*"))
 
 
-# -- a disk that goes away -------------------------------------------------------------------------------------------
+# -- a disk that goes away ---------------------------------------------------------------------------------------------
 
 
 def test_the_mount_goes_away_and_nothing_is_written_below_it(toys):

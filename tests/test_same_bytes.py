@@ -47,7 +47,7 @@ def test_another_seed_gives_other_bytes(toys):
     assert undisturbed(json.dumps(keys)) != undisturbed(json.dumps({**keys, "seed": 2}))
 
 
-# -- elastic rounds --------------------------------------------------------------------------------------------------
+# -- elastic rounds ----------------------------------------------------------------------------------------------------
 
 
 def test_a_late_worker_is_closed_out_and_stays_out(toys):

@@ -104,7 +104,7 @@ class Largest:
         return found if late is None else found.masked_fill(late, 0)
 
     def _next(self, numbers: Tensor) -> tuple[int, Tensor | None]:
-        """From which bits on this block's numbers stay; in the block where the ties end, which of them come too late."""
+        """From which bits on this block's numbers stay; where the ties end, which of them come too late."""
         if self.all_ties:
             return self.bits, None
         if not self.ties:
@@ -119,7 +119,7 @@ class Largest:
         return self.bits, late
 
 
-# -- NumPy compares and selects ten times as fast as torch does on a processor -------------------------------------------
+# -- NumPy compares and selects ten times as fast as torch does on a processor -----------------------------------------
 
 
 def equal(numbers: Tensor, value: float) -> Tensor:

@@ -1,0 +1,312 @@
+"""Models that are not plain folders: adapters, GGUF files, other vocabularies; and chat templates."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+from merge.donors import Donors
+from merge.files import Wrong
+from tests.merging import SHAPE, llama, run, says, tokenizer, weights
+
+peft = pytest.importorskip("peft", reason="peft is not installed: merging adapters is not tested")
+gguf = pytest.importorskip("gguf", reason="gguf is not installed: reading GGUF files is not tested")
+
+
+def copied(*models: str) -> dict:
+    """The model as it is; or the mean of several."""
+    inputs = [{"model": model, "parameters": {"weight": 1.0}} for model in models]
+    return {"merge_method": "linear", "models": inputs}
+
+
+# -- adapters ----------------------------------------------------------------------------------------------------------
+
+ALL = ["q_proj", "k_proj", "o_proj", "up_proj", "down_proj"]
+ADAPTERS = {
+    "plain": {"target_modules": ["q_proj", "v_proj"], "r": 4, "lora_alpha": 16},
+    "stabilized": {"target_modules": ALL, "r": 4, "lora_alpha": 8, "use_rslora": True},
+    "patterns": {
+        **{"target_modules": ALL, "r": 4, "lora_alpha": 8, "rank_pattern": {"q_proj": 2}},
+        "alpha_pattern": {"layers.1.mlp.up_proj": 32, "k_proj": 4},
+    },
+    "embeddings": {"target_modules": ["embed_tokens", "q_proj"], "r": 4, "lora_alpha": 8},
+    "saved whole": {"target_modules": ["q_proj"], "r": 2, "lora_alpha": 8, "modules_to_save": ["lm_head"]},
+    "decomposed": {"target_modules": ALL, "r": 4, "lora_alpha": 8, "use_dora": True},
+}
+
+
+def adapter(model, folder: Path, **settings) -> dict[str, torch.Tensor]:
+    """Save an adapter with random weights; what peft makes of it."""
+    torch.manual_seed(7)
+    made = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **settings))
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+    made.save_pretrained(folder)
+    return {name: each.clone() for name, each in made.merge_and_unload().state_dict().items()}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ADAPTERS)
+def test_an_adapter_is_merged_as_peft_merges_it(kind, tmp_path):
+    model = llama(tmp_path / "model", 1)
+    wanted = adapter(AutoModelForCausalLM.from_pretrained(model), tmp_path / "lora", **ADAPTERS[kind])
+    found = run(tmp_path / "out", copied(f"{model}+{tmp_path / 'lora'}"))
+    before = weights(model)
+    assert found.keys() == before.keys()
+    assert all(torch.allclose(found[name], wanted[name], atol=1e-5) for name in found)
+    assert sum(not torch.equal(found[name], before[name]) for name in found) >= 4
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_adapter_of_weights_that_stand_the_other_way_round(tmp_path):
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_positions=16, n_embd=16, n_layer=2, n_head=2))
+    model.save_pretrained(tmp_path / "model")
+    settings = {"target_modules": ["c_attn", "c_proj"], "r": 4, "fan_in_fan_out": True}
+    wanted = adapter(model, tmp_path / "lora", **settings)
+    found = run(tmp_path / "out", copied(f"{tmp_path / 'model'}+{tmp_path / 'lora'}"))
+    assert "lm_head.weight" not in found and len(found) > 10
+    assert all(torch.allclose(found[name], wanted[name], atol=1e-5) for name in found)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_adapters_that_do_not_fit(tmp_path):
+    model, other = llama(tmp_path / "model", 1), llama(tmp_path / "other", 1, hidden_size=64)
+    adapter(AutoModelForCausalLM.from_pretrained(other), tmp_path / "lora", **ADAPTERS["plain"])
+    with pytest.raises(Wrong, match=r"q_proj.*\[64, 64\].*\[32, 32\]"):
+        run(tmp_path / "out", copied(f"{model}+{tmp_path / 'lora'}"))
+    settings = json.loads((tmp_path / "lora" / "adapter_config.json").read_text())
+    (tmp_path / "lora" / "adapter_config.json").write_text(json.dumps({**settings, "peft_type": "IA3"}))
+    with pytest.raises(Wrong, match="IA3"):
+        run(tmp_path / "out", copied(f"{model}+{tmp_path / 'lora'}"))
+
+
+# -- GGUF --------------------------------------------------------------------------------------------------------------
+
+
+def write_gguf(path: Path, model: Path, kind: str, quantized) -> None:
+    """A file as llama.cpp's converter writes it, by the gguf package."""
+    shape = {**SHAPE, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    tokens = tokenizer(path.parent / "words", "the quick brown fox jumps over the lazy dog")
+    writer = gguf.GGUFWriter(str(path), kind)
+    writer.add_context_length(64)
+    writer.add_embedding_length(64)
+    writer.add_block_count(2)
+    writer.add_feed_forward_length(96)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_dimension_count(16)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(shape["vocab_size"])
+    file = json.loads((path.parent / "words" / "tokenizer.json").read_text())
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens + [f"<unused{n}>" for n in range(shape["vocab_size"] - len(tokens))])
+    writer.add_token_types([1] * shape["vocab_size"])
+    writer.add_token_merges([" ".join(merge) for merge in file["model"]["merges"]])
+    writer.add_eos_token_id(0)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
+    for name, tensor in weights(model).items():
+        stem, _, suffix = name.rpartition(".")
+        data = tensor.float().numpy()
+        if kind == "llama" and (".q_proj." in name or ".k_proj." in name):
+            heads = 4 if ".q_proj." in name else 2
+            data = data.reshape(heads, 2, -1, data.shape[1]).swapaxes(1, 2).reshape(data.shape)
+        sort = quantized if data.ndim > 1 else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(f"{names.get_name(stem)}.{suffix}", gguf.quantize(data, sort), raw_dtype=sort)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize("sort", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q5_1"])
+def test_a_gguf_file_is_read_as_transformers_reads_it(sort, tmp_path):
+    model = llama(tmp_path / "model", 1, hidden_size=64, intermediate_size=96, num_hidden_layers=2)
+    write_gguf(tmp_path / "m.gguf", model, "llama", gguf.GGMLQuantizationType[sort])
+    out = tmp_path / "out"
+    found = run(out, {**copied(str(tmp_path / "m.gguf")), "out_dtype": "float32"})
+    wanted = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="m.gguf", dtype=torch.float32).state_dict()
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in found)
+    if sort == "F32":
+        assert all(torch.equal(found[name], each) for name, each in weights(model).items())
+    assert torch.isfinite(says(out)).all()
+    text = "the quick brown fox"
+    assert AutoTokenizer.from_pretrained(out).decode(AutoTokenizer.from_pretrained(out)(text)["input_ids"]) == text
+
+
+def test_a_gguf_file_beside_a_folder(tmp_path):
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    a, b = llama(tmp_path / "a", 1, **shape), llama(tmp_path / "b", 2, **shape)
+    write_gguf(tmp_path / "b.gguf", b, "llama", gguf.GGMLQuantizationType.F32)
+    assert_equal(
+        run(tmp_path / "1", copied(str(a), str(tmp_path / "b.gguf"))), run(tmp_path / "2", copied(str(a), str(b)))
+    )
+
+
+def assert_equal(one: dict, other: dict) -> None:
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("damage", ["cut", "garbage", "missing"])
+def test_a_damaged_gguf_file(damage, tmp_path):
+    model = llama(tmp_path / "model", 1, hidden_size=64, intermediate_size=96, num_hidden_layers=2)
+    path = tmp_path / "m.gguf"
+    write_gguf(path, model, "llama", gguf.GGMLQuantizationType.F16)
+    data = path.read_bytes()
+    path.write_bytes({"cut": data[: len(data) // 2], "garbage": b"GGUF" + b"\xff" * 5000, "missing": b""}[damage])
+    if damage == "missing":
+        path.unlink()
+    with pytest.raises(Wrong, match=r"m\.gguf"):
+        run(tmp_path / "out", copied(str(path)))
+
+
+# -- vocabularies ------------------------------------------------------------------------------------------------------
+
+TEXTS = ("aa ab abc abcd the then there", "xx xy xyz the then zebra zebras")
+
+
+@pytest.fixture
+def speakers(tmp_path) -> tuple[Path, Path]:
+    """Two models whose tokenizers share some tokens, at different places; the second has one more row than tokens."""
+    folders = []
+    for n, (text, special) in enumerate(zip(TEXTS, (("</s>",), ("</s>", "<tool>")), strict=True)):
+        folder = tmp_path / f"speaker{n}"
+        words = tokenizer(folder, text, special, size=270 + n)
+        llama(folder, n + 1, vocab_size=len(words) + n)
+        folders.append(folder)
+    return folders[0], folders[1]
+
+
+def vocabulary(folder: Path) -> dict[str, int]:
+    return AutoTokenizer.from_pretrained(folder).get_vocab()
+
+
+def test_different_vocabularies_need_a_rule(speakers, tmp_path):
+    with pytest.raises(Wrong, match=r"has different shapes: \[2\d\d, 32\].*tokenizer_source"):
+        run(tmp_path / "out", copied(*map(str, speakers)))
+
+
+@pytest.mark.parametrize("source", ["base", "union", "second"])
+def test_embeddings_follow_their_tokens(speakers, source, tmp_path):
+    a, b = speakers
+    recipe = {**copied(str(a), str(b)), "tokenizer_source": str(b) if source == "second" else source}
+    found, out = run(tmp_path / "out", recipe), tmp_path / "out"
+    one, other, made = vocabulary(a), vocabulary(b), vocabulary(out)
+    assert made == {"base": one, "second": other}.get(source, made)
+    if source == "union":
+        assert made.keys() == one.keys() | other.keys() and all(made[token] == id for token, id in one.items())
+    before = [weights(model) for model in speakers]
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        for token, row in made.items():
+            x = before[0][name][one[token]] if token in one else before[1][name][other[token]]
+            y = before[1][name][other[token]] if token in other else x
+            assert torch.allclose(found[name][row], (x + y) / 2, atol=1e-6), (name, token)
+    size = found["lm_head.weight"].shape[0]
+    assert json.loads((out / "config.json").read_text())["vocab_size"] == size
+    assert size == {"base": len(one), "second": len(other) + 1}.get(source, len(made))
+    assert torch.isfinite(says(out)).all()
+    words = AutoTokenizer.from_pretrained(out)
+    for text in TEXTS if source == "union" else TEXTS[:1]:
+        assert words.decode(words(text)["input_ids"]) == text
+    if source == "union":
+        ids = set(words(TEXTS[1])["input_ids"])
+        assert ids & {made[token] for token in other.keys() - one.keys()}  # what the base did not know is put to use
+        assert words.convert_tokens_to_ids("<tool>") == made["<tool>"] and words("<tool>")["input_ids"] == [
+            made["<tool>"]
+        ]
+
+
+def test_padded_vocabularies_stay_padded(tmp_path):
+    models = []
+    for n in (1, 2):
+        words = tokenizer(tmp_path / f"m{n}", TEXTS[0], size=270)
+        models.append(str(llama(tmp_path / f"m{n}", n, vocab_size=len(words) + 20)))
+    plain = run(tmp_path / "plain", copied(*models))
+    ruled = run(tmp_path / "ruled", {**copied(*models), "tokenizer_source": "union"})
+    assert_equal(plain, ruled)
+    recipe = {**copied(*models), "tokenizer": {"source": "base", "pad_to_multiple_of": 128}}
+    wide = run(tmp_path / "wide", recipe)["lm_head.weight"]
+    assert wide.shape[0] % 128 == 0 and torch.equal(wide[: len(plain["lm_head.weight"])], plain["lm_head.weight"])
+
+
+def test_rules_for_tokens(speakers, tmp_path):
+    a, b = map(str, speakers)
+    rules = {
+        "</s>": {"source": b, "force": True},
+        "<new>": {"source": {"kind": "model_token", "model": b, "token": "<tool>"}},
+        "<zero>": {"source": {"kind": "zero"}},
+        "<tool>": {"source": {"kind": "model_token", "model": a, "token_id": 5}},
+    }
+    found = run(tmp_path / "out", {**copied(a, b), "tokenizer": {"source": "union", "tokens": rules}})
+    made, one, other = vocabulary(tmp_path / "out"), vocabulary(speakers[0]), vocabulary(speakers[1])
+    first, second, rows = (each["lm_head.weight"] for each in (weights(speakers[0]), weights(speakers[1]), found))
+    assert torch.allclose(rows[made["</s>"]], second[other["</s>"]], atol=1e-6)
+    assert torch.allclose(rows[made["<new>"]], second[other["<tool>"]], atol=1e-6)
+    assert not rows[made["<zero>"]].any()
+    assert torch.allclose(rows[made["<tool>"]], (first[5] + second[other["<tool>"]]) / 2, atol=1e-6)
+    assert one.keys() < made.keys()
+
+
+@pytest.mark.parametrize("rule, why", [
+    ({"source": {"kind": "model_token", "model": "A", "token": "nowhere"}}, "no token 'nowhere'"),
+    ({"source": {"kind": "model_token", "model": "A", "token_id": 10_000}}, "not number 10000"),
+    ({"source": "elsewhere"}, "not one of the models"),
+    ({"source": {"kind": "zero", "model": "A"}}, "is expected"),
+    ({"force": 3}, "true or false"),
+])  # fmt: skip
+def test_rules_that_cannot_be_followed(speakers, rule, why, tmp_path):
+    text = json.dumps(rule).replace('"A"', json.dumps(str(speakers[0])))
+    recipe = {**copied(*map(str, speakers)), "tokenizer": {"source": "base", "tokens": {"<x>": json.loads(text)}}}
+    with pytest.raises(Wrong, match=why):
+        run(tmp_path / "out", recipe)
+
+
+def test_the_tokenizer_comes_along(speakers, tmp_path):
+    a = str(speakers[0])
+    run(tmp_path / "out", copied(a, a))
+    assert vocabulary(tmp_path / "out") == vocabulary(speakers[0])
+
+
+# -- chat templates ----------------------------------------------------------------------------------------------------
+
+TALK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+
+
+@pytest.mark.parametrize("template, said", [
+    ("chatml", "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nho<|im_end|>\n"),
+    ("alpaca", "### Instruction:\nhi\n\n### Response:\nho\n\n"),
+    ("{% for m in messages %}[{{ m['content'] }}]{% endfor %}", "[hi][ho]"),
+    ("auto", "B:hiB:ho"),
+])  # fmt: skip
+def test_chat_templates(speakers, template, said, tmp_path):
+    models = [str(speakers[0])]
+    for n, mark in enumerate("ABB"):
+        folder = tmp_path / f"copy{n}"
+        shutil.copytree(speakers[0], folder)
+        (folder / "chat_template.jinja").write_text(
+            f"{{% for m in messages %}}{mark}:{{{{ m['content'] }}}}{{% endfor %}}"
+        )
+        models.append(str(folder))
+    run(tmp_path / "out", {**copied(*models), "chat_template": template})
+    words = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert words.apply_chat_template(TALK, tokenize=False) == said
+
+
+def test_an_unknown_chat_template(speakers, tmp_path):
+    with pytest.raises(Wrong, match="nearest known one is chatml"):
+        run(tmp_path / "out", {**copied(str(speakers[0])), "chat_template": "chatlm"})
+
+
+def test_files_are_closed_again(speakers):
+    with Donors() as donors:
+        tensor = next(iter(donors[str(speakers[0])].tensors.values()))
+        tensor.read()
+    with pytest.raises(OSError):
+        tensor.read()
