@@ -21,12 +21,13 @@ docs/merging.md explains all methods and their parameters.
 import contextlib
 import ctypes
 import resource
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import App, Parameter, validators
 
 app = App(name="python -m merge", help=__doc__, help_format="plaintext", version_flags=[])
 
@@ -38,7 +39,7 @@ def main(
     *,
     overwrite: Annotated[bool, Parameter(negative="")] = False,
     shard_size: str = "5GB",
-    threads: int = 0,
+    threads: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 0,
     memory: str = "256MiB",
     device: str = "cpu",
     seed: int = 0,
@@ -72,16 +73,9 @@ def main(
     from merge.merging import merge
 
     keep_memory()
-    how = How(threads, output.size_of(memory), device, seed)
-    with contextlib.ExitStack() as stack:
-        took = merge(
-            recipe,
-            out,
-            shard_size=shard_size,
-            overwrite=overwrite,
-            how=how,
-            planned=lambda plan: stack.enter_context(bar(plan.bytes, quiet)),
-        )
+    how, size = How(threads, output.size_of(memory), device, seed), output.size_of(shard_size)
+    with bar(quiet) as progress:
+        took = merge(recipe, out, shard_size=size, overwrite=overwrite, how=how, progress=progress)
     for note in took.notes:
         print(f"Note: {note}.")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -101,27 +95,39 @@ def keep_memory() -> None:
 
 
 @contextlib.contextmanager
-def bar(total: int, quiet: bool) -> Iterator:
+def bar(quiet: bool) -> Iterator[Callable[[int, int], None]]:
     """Progress by bytes, where somebody looks."""
     if quiet or not sys.stderr.isatty():
-        yield lambda bytes: None
+        yield lambda bytes, total: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("merging", total=total)
-        yield lambda bytes: progress.advance(task, bytes)
+        task = progress.add_task("merging", total=None)
+        yield lambda bytes, total: progress.update(task, advance=bytes, total=total)
+
+
+class Stopped(BaseException):
+    """By a signal."""
+
+
+def stop(number: int, _frame: object) -> None:
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)  # once is enough: what has been written is being removed
+    raise Stopped(number)
 
 
 def run() -> int:
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, stop)
     try:
         app()
-    except KeyboardInterrupt:
+    except Stopped as stopped:
         print("\nInterrupted; nothing is left behind.", file=sys.stderr)
-        return 130
-    except (ValueError, OSError, RuntimeError) as error:
+        return 128 + stopped.args[0]
+    except (ValueError, OSError) as error:
         from merge.files import Wrong
 
         if not isinstance(error, (Wrong, OSError)):

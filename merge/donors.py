@@ -1,12 +1,11 @@
 """Models to merge: wherever they lie, as named tensors that are read row by row, and their configuration."""
 
-import json
+import fnmatch
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,11 @@ import torch
 from torch import Tensor
 
 from merge import files
-from merge.files import Wrong
+from merge.files import Wrong, read_json
 from merge.group import Rows, in_memory
 
-BUFFERS = (".rotary_emb.inv_freq", ".attn.masked_bias", ".attention.masked_bias", ".attention.bias")  # not weights
-_WANTED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
+_BESIDE = ("*.json", "*.model", "*.txt", "*.jinja")
+_WEIGHTS = (("model*.safetensors", "adapter_model*.safetensors"), ("pytorch_model*.bin", "adapter_model*.bin"))
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Stored:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    rows: Rows = field(compare=False)
+    rows: Rows
 
     @property
     def bytes(self) -> int:
@@ -46,8 +45,8 @@ class Donor:
     config: Mapping[str, Any]
     tensors: Mapping[str, Stored]
 
-    @cached_property
-    def vocabulary(self) -> int:
+    @property
+    def vocabulary_size(self) -> int:
         return int(self.config.get("vocab_size") or self.config.get("text_config", {}).get("vocab_size") or 0)
 
 
@@ -73,15 +72,16 @@ class Donors:
         if model.endswith(".gguf"):
             from merge.gguf import open_gguf
 
-            return open_gguf(Path(model), self.stack)
-        folder = located(model)
-        donor = Donor(reference, folder, read_config(folder), dict(self._tensors(folder)))
-        if not adapter:
-            return donor
-        from merge.lora import adapted
+            donor = open_gguf(Path(model), self.stack)
+        else:
+            folder = located(model)
+            donor = Donor(model, folder, read_config(folder), dict(self._tensors(folder)))
+        if adapter:
+            from merge.lora import adapted
 
-        where = located(adapter)
-        return adapted(donor, where, dict(self._tensors(where, "adapter_model")))
+            where = located(adapter)
+            donor = adapted(donor, where, dict(self._tensors(where, "adapter_model")))
+        return replace(donor, reference=reference)
 
     def _tensors(self, folder: Path, stem: str = "") -> Iterator[tuple[str, Stored]]:
         for path in weight_files(folder, stem):
@@ -105,23 +105,21 @@ def located(reference: str) -> Path:
         return folder
     if reference.startswith(("/", ".", "~")) or reference.count("/") > 1 or folder.exists():
         raise Wrong(f"{reference}: not a folder with a model, a .gguf file, or a hub id")
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import list_repo_files, snapshot_download
 
-    name, _, revision = reference.partition("@")
+    name, _, at = reference.partition("@")
     try:
-        return Path(snapshot_download(name, revision=revision or None, allow_patterns=list(_WANTED)))
+        there = list_repo_files(name, revision=at or None)
+        safe = any(fnmatch.fnmatch(file, pattern) for file in there for pattern in _WEIGHTS[0])
+        wanted = [*_BESIDE, *_WEIGHTS[0 if safe else 1]]
+        return Path(snapshot_download(name, revision=at or None, allow_patterns=wanted))
     except Exception as error:  # whatever a hub and a network can come up with
         why = str(error).splitlines()[0][:200]
         raise Wrong(f"{reference}: no such folder here, and the hub does not give it: {why}") from None
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    try:
-        value = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise Wrong(f"{folder}: it has no config.json that can be read: {error}") from None
-    if not isinstance(value, dict):
-        raise Wrong(f"{folder}/config.json: an object is expected")
+    value = read_json(folder / "config.json")
     if "quantization_config" in value:
         raise Wrong(f"{folder}: its weights are quantized; merge the model that they were made of")
     return value
@@ -131,11 +129,11 @@ def weight_files(folder: Path, stem: str = "") -> list[Path]:
     """The shards that an index names, or the one file that there is."""
     for base, suffix in ((stem or "model", "safetensors"), (stem or "pytorch_model", "bin")):
         if (index := folder / f"{base}.{suffix}.index.json").is_file():
-            try:
-                names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-            except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-                raise Wrong(f"{index}: cannot be read: {error!r}") from None
-            if any(not isinstance(name, str) or name != Path(name).name for name in names):
+            there = read_json(index).get("weight_map")
+            if not isinstance(there, dict) or not all(isinstance(name, str) for name in there.values()):
+                raise Wrong(f"{index}: a weight_map of files is expected")
+            names = sorted(set(there.values()))
+            if any(name != Path(name).name for name in names):
                 raise Wrong(f"{index}: it names files of other folders")
             if missing := [name for name in names if not (folder / name).is_file()]:
                 raise Wrong(f"{folder}: shards are missing: {', '.join(missing)}")

@@ -3,16 +3,15 @@
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from merge import output
-from merge.donors import Stored
 from merge.files import Wrong, bytes_of
 from merge.group import Group, Rows
 from merge.methods import METHODS
@@ -24,13 +23,12 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True)
 class How:
-    """What does not change the result."""
+    """How it is done; of the result, only random drops depend on it."""
 
-    threads: int = 0  # tensors that are merged at a time; 0: as many as there are processors
+    threads: int = 0  # tensors that are merged at a time; 0: as many as there are processors, at least two
     memory: int = 256 << 20  # how much may be kept of what a method looks at more than once
     device: str = "cpu"
-    seed: int = 0  # but for random drops
-    dtype: torch.dtype | None = None  # of inputs, before the arithmetic
+    seed: int = 0
 
     @property
     def workers(self) -> int:
@@ -44,38 +42,34 @@ def check_device(name: str) -> None:
         raise Wrong(f"the device {name} cannot be used here: {str(error).splitlines()[0]}") from None
 
 
-def merged(job: Job, how: How, kept: "Kept | None" = None) -> Iterator[Tensor]:
+def merged(job: Job, how: How, kept: "Kept") -> Iterator[Tensor]:
     """The blocks of a tensor, one after the other, in fp32."""
-    kept = kept or Kept(0)
-    with kept.room_for(job) as keep:
-        others = [keep(_cast(each, how.dtype)) for each in job.others]
-        base = keep(_cast(job.base, how.dtype)) if job.base else None
+    with kept.for_method(job.method) as keep:
+        base, others = keep(job.base.rows) if job.base else None, [keep(each.rows) for each in job.others]
         group = Group(job.shape, others, base, job.name, job.models, how.seed, how.device)
-        yield from METHODS[job.method].merge(group, job.params)
+        yield from METHODS[job.method].merge(group, job.params or {})
 
 
 def write(jobs: list[Job], folder: Path, shard_size: int, how: How, progress: Progress) -> None:
     """All tensors into the folder's files. The largest first, so that no thread is left with one at the end."""
-    kept = Kept(how.memory)
-    with output.laid_out(folder, output.shards(jobs, shard_size)) as (files, places), one_thread_each():
-        flusher = Flusher(files)
-        stop = threading.Event()
+    kept, stop = Kept(how.memory), threading.Event()
+    with output.laid_out(folder, output.shards(jobs, shard_size)) as places, one_thread_each():
+        flusher = Flusher({place.file for place in places.values()})
 
         def make(job: Job) -> None:
             place = places[job.name]
-            fd, begin = files[place.file], place.begin
+            begin = place.begin
             for data in _bytes(job, how, kept):
                 if stop.is_set():
                     return
-                begin += _written(fd, data, begin)
+                begin += _written(place.file, data, begin)
                 progress(len(data))
             flusher.written(job.bytes)
 
         with flusher, ThreadPoolExecutor(how.workers, "merge") as pool:
             futures = [pool.submit(make, job) for job in sorted(jobs, key=lambda job: -job.bytes)]
             try:
-                done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-                for future in done:
+                for future in as_completed(futures):
                     future.result()
             except BaseException:
                 stop.set()
@@ -85,7 +79,7 @@ def write(jobs: list[Job], folder: Path, shard_size: int, how: How, progress: Pr
 
 def _bytes(job: Job, how: How, kept: "Kept") -> Iterator[memoryview]:
     if not job.method:
-        yield bytes_of(job.others[0].read().contiguous())
+        yield bytes_of(job.others[0].read().to(job.dtype).contiguous())
         return
     for block in merged(job, how, kept):
         yield bytes_of(block.to(job.dtype).cpu().contiguous())
@@ -99,46 +93,48 @@ def _written(fd: int, data: memoryview, begin: int) -> int:
     return len(data)
 
 
-def _cast(stored: Stored, dtype: torch.dtype | None) -> Stored:
-    if dtype is None:
-        return stored
-    return replace(stored, dtype=dtype, rows=lambda begin, end: stored.rows(begin, end).to(dtype))
-
-
 class Kept:
     """Keeps the rows of tensors that are read more than once, as far as the memory for that goes."""
 
     def __init__(self, bytes: int) -> None:
-        self.free, self._lock = bytes, threading.Lock()
+        self._free, self._lock = bytes, threading.Lock()
 
     @contextmanager
-    def room_for(self, job: Job) -> Iterator[Callable[[Stored], Rows]]:
-        need = sum(each.bytes for each in (*job.others, *([job.base] if job.base else [])))
-        with self._lock:
-            fits = need <= self.free and METHODS[job.method].looks > 1
-            self.free -= need if fits else 0
+    def for_method(self, method: str) -> Iterator[Callable[[Rows], Rows]]:
+        """What is kept for one tensor's inputs is given back at the end."""
+        taken: list[int] = []
+
+        def keep(rows: Rows) -> Rows:
+            known: dict[int, Tensor] = {}
+
+            def remembered(begin: int, end: int) -> Tensor:
+                if begin in known:
+                    return known[begin]
+                found = rows(begin, end)
+                if self._take(found.nbytes):
+                    taken.append(found.nbytes)
+                    known[begin] = found
+                return found
+
+            return remembered if METHODS[method].rereads else rows
+
         try:
-            yield _remembered if fits else (lambda stored: stored.rows)
+            yield keep
         finally:
-            with self._lock:
-                self.free += need if fits else 0
+            self._take(-sum(taken))
 
-
-def _remembered(stored: Stored) -> Rows:
-    known: dict[int, Tensor] = {}
-
-    def rows(begin: int, end: int) -> Tensor:
-        if begin not in known:
-            known[begin] = stored.rows(begin, end)
-        return known[begin]
-
-    return rows
+    def _take(self, bytes: int) -> bool:
+        with self._lock:
+            if bytes > self._free:
+                return False
+            self._free -= bytes
+            return True
 
 
 class Flusher:
     """Has the disk write while the processors still work, so that the last fsync has little left to do."""
 
-    def __init__(self, files: list[int]) -> None:
+    def __init__(self, files: set[int]) -> None:
         self.files, self.waiting, self.over = files, 0, False
         self.error: OSError | None = None  # the system tells each error of a disk only once
         self._change = threading.Condition()

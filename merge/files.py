@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -54,6 +55,19 @@ class Header:
     @property
     def bytes(self) -> int:
         return sum(entry.bytes for entry in self.tensors.values())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file of some model's; or in one line, why there is none."""
+    try:
+        value = json.loads(path.read_text())
+    except OSError as error:
+        raise Wrong(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise Wrong(f"{path}: not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise Wrong(f"{path}: an object is expected, {{...}}")
+    return value
 
 
 def write_header(sink: Sink, header: Header) -> None:

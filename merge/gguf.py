@@ -1,7 +1,7 @@
 """Models in GGUF files: read row by row, dequantized, under the names that transformers gives their tensors."""
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,8 @@ from torch import Tensor
 from merge.donors import Donor, Stored, read_config
 from merge.files import Wrong
 
-# What llama.cpp's converter does to a kind of model beside renaming: llama's rotary halves are interleaved, gemma's
-# norms have 1 added. Kinds that it rearranges in other ways are not listed.
-_PLAIN = ("qwen2", "qwen3", "phi3", "starcoder2")
-_INTERLEAVED = ("llama", "mistral")
-_NORMS_PLUS_ONE = ("gemma", "gemma2", "gemma3_text", "nemotron")
+# llama.cpp's converter interleaves the rotary halves of the first kinds, and only renames the tensors of the others.
+_INTERLEAVED, _PLAIN = ("llama", "mistral"), ("qwen2", "qwen3")
 
 
 def open_gguf(path: Path, stack: ExitStack) -> Donor:
@@ -53,7 +50,7 @@ def _describe(path: Path, folder: Path) -> Mapping[str, str]:
 
     config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
     kind = config.model_type
-    if kind not in (*_PLAIN, *_INTERLEAVED, *_NORMS_PLUS_ONE):
+    if kind not in (*_PLAIN, *_INTERLEAVED):
         raise Wrong(f"{path}: GGUF files of the kind {kind} cannot be read here; merge the Hugging Face model")
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
@@ -62,9 +59,7 @@ def _describe(path: Path, folder: Path) -> Mapping[str, str]:
     AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
     arch = {name: key for key, name in MODEL_ARCH_NAMES.items()}
-    known = get_tensor_name_map(
-        arch[{"mistral": "llama", "gemma3_text": "gemma3"}.get(kind, kind)], config.num_hidden_layers
-    )
+    known = get_tensor_name_map(arch["llama" if kind == "mistral" else kind], config.num_hidden_layers)
     found = {}
     for name in model.state_dict():
         stem, _, suffix = name.rpartition(".")
@@ -80,13 +75,12 @@ def _stored(tensor: Any, name: str, config: Mapping[str, Any]) -> Stored:
     data = tensor.data.reshape(int(np.prod(shape[:-1])), -1)
     dtypes = {GGMLQuantizationType.F16: torch.float16, GGMLQuantizationType.BF16: torch.bfloat16}
     order = _order(name, shape, config)
-    change = _change(name, config)
 
     def rows(begin: int, end: int) -> Tensor:
         some = data[begin:end] if order is None or len(shape) == 1 else data[order[begin:end]]
         made = dequantize(some, tensor.tensor_type)
         made = made.copy() if order is None or len(shape) > 1 else made[:, order]
-        return change(torch.from_numpy(made))
+        return torch.from_numpy(made)
 
     return Stored(shape, dtypes.get(tensor.tensor_type, torch.float32), rows)
 
@@ -100,9 +94,3 @@ def _order(name: str, shape: tuple[int, ...], config: Mapping[str, Any]) -> np.n
     count = config[heads[part]]
     places = np.arange(shape[0] if len(shape) > 1 else shape[-1]).reshape(count, -1, 2)
     return places.swapaxes(1, 2).reshape(-1)
-
-
-def _change(name: str, config: Mapping[str, Any]) -> Callable[[Tensor], Tensor]:
-    if config["model_type"] in _NORMS_PLUS_ONE and name.endswith("norm.weight"):
-        return lambda rows: rows - 1
-    return lambda rows: rows

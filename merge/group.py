@@ -1,15 +1,18 @@
 """Tensors of one shape, seen together, block by block, so that their size does not matter."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 _BLOCK = 1 << 17  # numbers of a tensor that are in memory at a time: its copies stay in a processor's cache
 _BLOCK_GPU = 1 << 24
+
+
+Params = Mapping[str, Any]  # what a method is told: a value, or for each of the others one
 
 
 class Rows(Protocol):
@@ -72,4 +75,11 @@ def weighted(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     total = first * weight
     for tensor, weight in rest:
         total.add_(tensor, alpha=weight)
+    return total
+
+
+def summed(tensors: Sequence[Tensor]) -> Tensor:
+    total = tensors[0].clone()
+    for each in tensors[1:]:
+        total.add_(each)
     return total

@@ -1,6 +1,5 @@
 """A model with a PEFT adapter, merged while its rows are read."""
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from merge.donors import Donor, Stored, changed
-from merge.files import Wrong
+from merge.files import Wrong, read_json
 
 _PART = re.compile(
     r"^base_model\.model\.(?P<module>.+)\.(?P<part>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)(\.weight)?$"
@@ -41,13 +40,10 @@ def adapted(donor: Donor, folder: Path, adapter: Mapping[str, Stored]) -> Donor:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    try:
-        settings = json.loads((folder / "adapter_config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise Wrong(f"{folder}: it has no adapter_config.json that can be read: {error}") from None
+    settings = read_json(folder / "adapter_config.json")
     if settings.get("peft_type") != "LORA":
         raise Wrong(f"{folder}: an adapter of the kind {settings.get('peft_type')}; only LoRA can be merged here")
-    return dict(settings)
+    return settings
 
 
 def _with(stored: Stored, part: Mapping[str, Tensor], settings: Mapping[str, Any], module: str, folder: Path) -> Stored:

@@ -29,7 +29,7 @@ def size_of(text: str) -> int:
 class Place:
     """Where a tensor's bytes go."""
 
-    file: int
+    file: int  # its descriptor
     begin: int
 
 
@@ -47,23 +47,21 @@ def shards(jobs: Sequence[Job], most: int) -> list[list[Job]]:
 
 
 @contextmanager
-def laid_out(folder: Path, parts: Sequence[Sequence[Job]]) -> Iterator[tuple[list[int], dict[str, Place]]]:
-    """The weight files with all headers written and all room reserved: file descriptors, and each tensor's place."""
-    names = _names(len(parts))
+def laid_out(folder: Path, parts: Sequence[Sequence[Job]]) -> Iterator[dict[str, Place]]:
+    """The weight files, all headers written and all room reserved: each tensor's place. At the end they are synced."""
+    names, places = _names(len(parts)), dict[str, Place]()
     with ExitStack() as stack:
-        files, places = [], {}
-        for n, (name, part) in enumerate(zip(names, parts, strict=True)):
+        for name, part in zip(names, parts, strict=True):
             file = stack.enter_context((folder / name).open("w+b", buffering=0))
             write_header(file, Header({job.name: Entry(job.dtype, job.shape) for job in part}, {"format": "pt"}))
             begin = file.tell()
             for job in part:
-                places[job.name] = Place(n, begin)
+                places[job.name] = Place(file.fileno(), begin)
                 begin += job.bytes
             os.posix_fallocate(file.fileno(), 0, begin)
-            files.append(file.fileno())
-        yield files, places
-        for each in files:
-            os.fsync(each)
+        yield places
+        for descriptor in {place.file for place in places.values()}:
+            os.fsync(descriptor)
     if len(parts) > 1:
         weights = {job.name: name for name, part in zip(names, parts, strict=True) for job in part}
         about = {"total_size": sum(job.bytes for part in parts for job in part)}
@@ -108,6 +106,8 @@ def _held(lock: Path, out: Path) -> Iterator[None]:
     with lock.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(file.fileno()), lock.stat()):
+                raise OSError  # the one who held it has removed it, and somebody else has a new one
         except OSError:
             raise Wrong(f"another merge is writing {out} at this moment") from None
         try:

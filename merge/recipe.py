@@ -12,7 +12,7 @@ from merge.files import Wrong
 
 LIMIT = 1 << 20
 DTYPES = ("float32", "bfloat16", "float16")
-Setting = Any  # a value; a list of values, spread over the layers; a list of {filter, value}, or one of them
+Setting = tuple[tuple[str, tuple[Any, ...]], ...]  # of the first filter that fits: values, spread over the layers
 Settings = Mapping[str, Setting]
 
 
@@ -64,7 +64,7 @@ class Merge:
     out_dtype: str | None = None
     tokenizer: Tokens | None = None
     chat_template: str | None = None
-    text: str = ""
+    text: str = ""  # the file that it stood in
 
     @property
     def models(self) -> list[str]:
@@ -94,7 +94,7 @@ def parse(text: str) -> Merge:
     return merge_of(plain_yaml(text), text)
 
 
-def merge_of(value: Any, text: str = "") -> Merge:
+def merge_of(value: Any, text: str) -> Merge:
     """The recipe in a YAML file's data."""
     known = "merge_method models slices base_model parameters dtype out_dtype tokenizer_source tokenizer chat_template"
     given = _fields(value, "the file", known)
@@ -182,11 +182,11 @@ def _fields(value: Any, where: str, known: str) -> dict[str, Any]:
 def _slice(value: Any, where: str) -> Slice:
     given = _fields(value, where, "sources base_model parameters")
     inputs = _inputs(given.get("sources"), f"{where}.sources", "model layer_range parameters")
-    lengths = {one.model: one.layers[1] - one.layers[0] for one in inputs if one.layers}
-    if len(lengths) < len({one.model for one in inputs}):
+    if not all(one.layers for one in inputs):
         raise Wrong(f"{where}: each source needs a layer_range, [first, behind the last]")
-    if len(set(lengths.values())) > 1:
-        raise Wrong(f"{where}: its sources have different numbers of layers: {lengths}")
+    if len({one.layers[1] - one.layers[0] for one in inputs if one.layers}) > 1:
+        ranges = ", ".join(f"{one.model} {list(one.layers or ())}" for one in inputs)
+        raise Wrong(f"{where}: its sources have different numbers of layers: {ranges}")
     base = _model(given["base_model"], f"{where}.base_model") if "base_model" in given else None
     return Slice(inputs, base, _settings(given.get("parameters"), f"{where}.parameters"))
 
@@ -250,27 +250,37 @@ def _settings(value: Any, where: str) -> Settings:
         return {}
     if not isinstance(value, dict):
         raise Wrong(f"{where}: `parameter: value` lines are expected, not {_short(value)}")
-    for key, setting in value.items():
-        _check_setting(setting, f"{where}.{key}")
-    return {key: setting for key, setting in value.items() if setting is not None}
+    return {key: setting_of(each, f"{where}.{key}") for key, each in value.items() if each is not None}
 
 
-def _check_setting(value: Setting, where: str) -> None:
-    if isinstance(value, dict):
-        value = [value]
-    if not isinstance(value, list):
-        return
-    if not value:
+def setting_of(value: Any, where: str) -> Setting:
+    """Of a value, a list of values, a {filter, value}, or a list of these."""
+    several = value if isinstance(value, list) else [value]
+    if not several:
         raise Wrong(f"{where}: an empty list says nothing")
-    if any(isinstance(each, dict) for each in value):
-        for n, each in enumerate(value):
-            given = _fields(each, f"{where}[{n}]", "filter value")
-            inner = given.get("value")
-            if inner is None or isinstance(inner, dict):
-                raise Wrong(f"{where}[{n}]: a value, or a list of values, is expected")
-            _check_setting(inner, f"{where}[{n}].value")
-    elif any(isinstance(each, list) or each is None for each in value):
-        raise Wrong(f"{where}: a list of values is expected, not {_short(value)}")
+    if not any(isinstance(each, dict) for each in several):
+        return (("", tuple(_scalar(each, where) for each in several)),)
+    found = []
+    for n, each in enumerate(several):
+        given = _fields(each, f"{where}[{n}]", "filter value")
+        inner = given.get("value")
+        if inner is None or isinstance(inner, dict):
+            raise Wrong(f"{where}[{n}]: a value, or a list of values, is expected")
+        part = _text(given.get("filter", "*"), f"{where}[{n}].filter")
+        found += [("" if part == "*" else part, values) for _, values in setting_of(inner, f"{where}[{n}].value")]
+    return tuple(found)
+
+
+def _scalar(value: Any, where: str) -> bool | int | float | str:
+    """YAML takes 1e-4 for text."""
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    if not isinstance(value, (bool, int, float)):
+        raise Wrong(f"{where}: a number, or a list of numbers, is expected, not {_short(value)}")
+    return value
 
 
 def _list(value: Any, where: str) -> list[Any]:

@@ -16,7 +16,7 @@ from merge.engine import How
 from merge.files import Wrong
 from merge.merging import merge
 from merge.parameters import chosen
-from merge.recipe import parse
+from merge.recipe import parse, setting_of
 from tests import formulas
 from tests.merging import llama, run, says, weights
 
@@ -78,7 +78,7 @@ def test_the_same_bytes_with_any_number_of_threads_and_any_memory(halves, tmp_pa
 
 def test_shards_hold_what_one_file_holds(models, tmp_path):
     one = run(tmp_path / "one", ties(models))
-    many = run(tmp_path / "many", ties(models), shard_size="20KB")
+    many = run(tmp_path / "many", ties(models), shard_size=20_000)
     assert one.keys() == many.keys() and all(torch.equal(one[name], many[name]) for name in one)
     index = json.loads((tmp_path / "many" / "model.safetensors.index.json").read_text())
     sizes = [path.stat().st_size for path in (tmp_path / "many").glob("*.safetensors")]
@@ -142,7 +142,7 @@ def test_curves_over_layers_and_filters(models, tmp_path):
     ([{"filter": "a", "value": [2, 4]}, {"filter": "mlp", "value": 3}], "a.mlp.b", 0.5, 3.0),
 ])  # fmt: skip
 def test_settings(setting, name, t, value):
-    assert chosen(setting, name, t) == value
+    assert chosen(setting_of(setting, "x"), name, t) == value
 
 
 def test_a_source_wins_over_its_slice_and_that_over_the_recipe(models, tmp_path):
@@ -332,25 +332,27 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "merge", *arguments]
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+SLOW = """
+import time
+from merge import engine
+whole = engine._written
+def slowly(*given):
+    print("writing", flush=True)
+    time.sleep(0.2)
+    return whole(*given)
+engine._written = slowly
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_merge_leaves_nothing_that_looks_finished(how, tmp_path):
-    """Stopped in the middle, at a tensor that is a pipe: it waits there for a writer that never comes."""
     models = [str(llama(tmp_path / f"m{n}", n)) for n in range(2)]
-    recipe = tmp_path / "recipe.yml"
+    recipe, out = tmp_path / "recipe.yml", tmp_path / "out"
     recipe.write_text(yaml.safe_dump(ties(models)))
-    (tmp_path / "sitecustomize.py").write_text(
-        "import threading, sys\n"
-        "from merge import engine\n"
-        "whole = engine._written\n"
-        "def some(*given):\n"
-        "    print('writing', flush=True)\n"
-        "    threading.Event().wait(60)\n"
-        "    return whole(*given)\n"
-        "engine._written = some\n"
-    )
+    (tmp_path / "sitecustomize.py").write_text(SLOW)
     path = os.pathsep.join([str(tmp_path), str(Path(__file__).parent.parent)])
     started = subprocess.Popen(
-        command(str(recipe), str(tmp_path / "out")),
+        command(str(recipe), str(out)),
         **{
             "stdout": subprocess.PIPE,
             "stderr": subprocess.PIPE,
@@ -360,15 +362,56 @@ def test_an_interrupted_merge_leaves_nothing_that_looks_finished(how, tmp_path):
     )
     assert "writing" in started.stdout.readline()
     started.send_signal(how)
-    if how == signal.SIGINT:
-        started.kill()  # the threads wait for an event of this test alone; what is asked is what a new merge finds
-    started.communicate()
-    assert not (tmp_path / "out").exists()
+    _, error = started.communicate(timeout=60)
     left = [path for path in tmp_path.iterdir() if path.name.startswith(".out")]
-    assert not any((path / "config.json").exists() for path in left)
-    done = subprocess.run(command(str(recipe), str(tmp_path / "out")), capture_output=True, text=True)
+    assert not out.exists() and not any((path / "config.json").exists() for path in left)
+    if how != signal.SIGKILL:
+        assert started.returncode == 128 + how and error.strip() == "Interrupted; nothing is left behind." and not left
+    done = subprocess.run(command(str(recipe), str(out)), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".out")]
+
+
+def test_a_disk_that_fails_while_it_is_flushed(models, tmp_path, monkeypatch):
+    """The system tells each error once: it must not get lost with the thread that hears it."""
+    from merge import engine
+
+    monkeypatch.setattr(engine, "_FLUSH", 1)
+    before = run(tmp_path / "good", ties(models))
+    calls = []
+
+    def broken(fd):
+        calls.append(fd)
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fdatasync", broken)
+    with pytest.raises(OSError, match="Input/output"):
+        run(tmp_path / "out", ties(models))
+    assert calls and before and [path.name for path in tmp_path.iterdir()] == ["good"]
+
+
+def test_no_more_is_kept_than_allowed():
+    from merge.engine import Kept
+
+    kept = Kept(100)
+    reads = []
+
+    def rows(begin, end):
+        reads.append(begin)
+        return torch.zeros(end - begin)
+
+    with kept.for_method("ties") as keep:
+        first = keep(rows)
+        for _ in range(2):
+            for begin in (0, 10, 20, 30):
+                first(begin, begin + 10)
+    assert reads == [0, 10, 20, 30, 20, 30]  # two blocks of 40 bytes fit
+    with kept.for_method("ties") as keep:
+        again = keep(rows)
+        again(0, 25), again(0, 25)
+    assert reads[6:] == [0]
+    with kept.for_method("linear") as keep:
+        assert keep(rows) is rows
 
 
 def test_two_merges_into_one_folder(models, tmp_path):

@@ -4,17 +4,15 @@ All angles come from inner products, summed in float64; what happens between the
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from merge.files import Wrong
-from merge.group import Group, weighted
+from merge.group import Group, Params, weighted
 
 _PARALLEL = 1e-6  # sines below this mean that two directions are the same, or opposite
-Params = Mapping[str, Any]
 
 
 def slerp(group: Group, p: Params) -> Iterator[Tensor]:
@@ -67,23 +65,36 @@ def model_stock(group: Group, p: Params) -> Iterator[Tensor]:
 
 def inner_products(blocks: Iterable[Sequence[Tensor]]) -> Tensor:
     """Of every tensor with every other one."""
-    total: Any = 0.0
+    total: Tensor | None = None
     for block in blocks:
-        wide = [tensor.double().flatten() for tensor in block]
-        pairs = [[torch.dot(a, b) if n <= m else None for m, b in enumerate(wide)] for n, a in enumerate(wide)]
-        both = [[pairs[min(n, m)][max(n, m)] for m in range(len(wide))] for n in range(len(wide))]
-        total = total + torch.stack([torch.stack(row) for row in both]).cpu()  # type: ignore[arg-type]
-    return torch.zeros(0, 0) if isinstance(total, float) else total
+        wide = torch.stack([tensor.flatten() for tensor in block]).double()
+        found = (wide @ wide.T).cpu()
+        total = found if total is None else total.add_(found)
+    if total is None:
+        raise ValueError("tensors without numbers have no directions")
+    return total
+
+
+def cosines(products: Tensor) -> tuple[Tensor, Tensor]:
+    """Lengths, and the cosines between directions: 0 with what has none."""
+    lengths = products.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+    both = lengths[..., :, None] * lengths[..., None, :]
+    return lengths, torch.where(both > 0, products / torch.where(both > 0, both, 1.0), 0.0).clamp(-1, 1)
+
+
+def on_arc(aa: Tensor, ab: Tensor, bb: Tensor, t: float) -> tuple[Tensor, Tensor]:
+    """What slerp weighs two tensors with; on a line where they have the same direction, or opposite ones."""
+    lengths = (aa * bb).clamp_min(0).sqrt()
+    angle = torch.acos((ab / torch.where(lengths > 0, lengths, 1.0)).clamp(-1, 1))
+    sine = torch.where(lengths > 0, torch.sin(angle), 0.0)
+    straight, safe = sine < _PARALLEL, torch.where(sine < _PARALLEL, 1.0, sine)
+    first = torch.where(straight, 1 - t, torch.sin((1 - t) * angle) / safe)
+    return first, torch.where(straight, t, torch.sin(t * angle) / safe)
 
 
 def arc(products: Tensor, t: float) -> list[float]:
-    """What slerp weighs two tensors with; on a line where they have the same direction, or opposite ones."""
-    if not len(products):
-        return [1 - t, t]
-    lengths = math.sqrt(products[0, 0] * products[1, 1])
-    angle = math.acos(max(-1.0, min(1.0, products[0, 1] / lengths))) if lengths > 0 else 0.0
-    sine = math.sin(angle)
-    return [1 - t, t] if sine < _PARALLEL else [math.sin((1 - t) * angle) / sine, math.sin(t * angle) / sine]
+    """The same for two whole tensors."""
+    return [float(each) for each in on_arc(products[0, 0], products[0, 1], products[1, 1], t)]
 
 
 def slerp_all(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
@@ -110,24 +121,22 @@ def check_shares(p: Params) -> None:
 
 def karcher_weights(products: Tensor, weights: Sequence[float], steps: int, tol: float) -> list[float]:
     """Gradient descent on the sphere, in the span of the tensors' directions."""
-    lengths = products.diagonal().clamp_min(0).sqrt() if len(products) else torch.zeros(len(weights))
+    lengths, between = cosines(products)
     scale = float((torch.tensor(weights).double() * lengths).sum())
-    here = torch.tensor([w if length > 0 else 0.0 for w, length in zip(weights, lengths, strict=True)]).double()
+    here = torch.where(lengths > 0, torch.tensor(weights).double(), 0.0)
     if not here.any():
         return [0.0] * len(weights)
-    share = here / here.sum()
-    safe = torch.where(lengths > 0, lengths, 1.0)
-    cosines = products / safe[:, None] / safe[None, :]
+    share, safe = here / here.sum(), torch.where(lengths > 0, lengths, 1.0)
 
     def unit(v: Tensor) -> tuple[Tensor, float]:
-        length = math.sqrt(max(0.0, float(v @ cosines @ v)))
+        length = math.sqrt(max(0.0, float(v @ between @ v)))
         return (v / length if length > tol else v), length
 
     mean, length = unit(share)
     if length <= tol:  # they cancel out: any direction is as good
         mean = torch.eye(len(share), dtype=torch.float64)[int(share.nonzero()[0])]
     for _ in range(steps):
-        dots = (cosines @ mean).clamp(-1, 1)
+        dots = (between @ mean).clamp(-1, 1)
         angles, sines = torch.acos(dots), (1 - dots * dots).sqrt()
         pull = share * torch.where(sines > _PARALLEL, angles / torch.where(sines > 0, sines, 1.0), 0.0)
         step, length = unit(pull - (pull @ dots) * mean)
@@ -139,29 +148,20 @@ def karcher_weights(products: Tensor, weights: Sequence[float], steps: int, tol:
 
 def _mean_direction(products: Tensor, weights: Sequence[float], eps: float, name: str) -> list[float]:
     """The published way, through the tangent plane at this mean, leads back to it: there the weighted mean is 0."""
-    if not len(products) or not products.any():
+    w, (lengths, between) = torch.tensor(weights).double(), cosines(products)
+    length = math.sqrt(max(0.0, float(w @ between @ w)))
+    if not lengths.any() or (length < eps and len(w) == 2):
         return list(weights)
-    w, lengths = torch.tensor(weights).double(), products.diagonal().clamp_min(0).sqrt()
-    safe = torch.where(lengths > 0, lengths, 1.0)
-    cosines = products / safe[:, None] / safe[None, :]
-    length = math.sqrt(max(0.0, float(w @ cosines @ w)))
     if length < eps:
-        if len(w) == 2:
-            return list(weights)
         raise Wrong(f"multislerp: the directions of {name or 'the tensors'} cancel each other out with these weights")
-    return [float(each) for each in float(w @ lengths) / length * w / safe]
+    return [float(each) for each in float(w @ lengths) / length * w / torch.where(lengths > 0, lengths, 1.0)]
 
 
 def _stock(products: Tensor) -> Tensor:
     """How far from the base: n cos / (1 + (n - 1) cos), with the mean cosine of two changes."""
-    n = products.shape[-1]
-    if not n:
-        return torch.zeros(())
-    lengths = products.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
-    both = lengths[..., :, None] * lengths[..., None, :]
-    cosines = torch.where(both > 0, products / torch.where(both > 0, both, 1.0), 0.0).clamp(-1, 1)
+    n, (_, between) = products.shape[-1], cosines(products)
     first, second = torch.triu_indices(n, n, 1)
-    mean = cosines[..., first, second].mean(-1)
+    mean = between[..., first, second].mean(-1)
     below = 1 + (n - 1) * mean
     return torch.where(below.abs() < 1e-6, 0.0, n * mean / torch.where(below.abs() < 1e-6, 1.0, below))
 
@@ -186,7 +186,8 @@ def _back(base: Tensor | None, merged: Tensor) -> Tensor:
 
 def _each_row(sides: Sequence[Tensor], t: float) -> Tensor:
     a, b = (side.double() for side in sides)
-    return _arcs(a, b, (a * a).sum(1)[:, None], (a * b).sum(1)[:, None], (b * b).sum(1)[:, None], t)
+    first, second = on_arc(*((x * y).sum(1)[:, None] for x, y in ((a, a), (a, b), (b, b))), t)
+    return (first * a + second * b).float()
 
 
 def _columns(group: Group, t: float) -> Iterator[Tensor]:
@@ -197,9 +198,8 @@ def _columns(group: Group, t: float) -> Iterator[Tensor]:
         for row, product in zip(total, (a * a, a * b, b * b), strict=True):
             row.index_add_(0, place, product)
     for (place, (a, b)), (base, _) in zip(_places(group, _sides(group)), _parts(group), strict=True):
-        aa, ab, bb = total[:, place]
-        merged = _arcs(a, b, aa, ab, bb, t).view(-1, group.columns)
-        yield _back(base, merged)
+        first, second = on_arc(*total[:, place], t)
+        yield _back(base, (first * a + second * b).float().view(-1, group.columns))
 
 
 def _places(group: Group, blocks: Iterator[list[Tensor]]) -> Iterator[tuple[Tensor, list[Tensor]]]:
@@ -209,13 +209,3 @@ def _places(group: Group, blocks: Iterator[list[Tensor]]) -> Iterator[tuple[Tens
         place = torch.arange(begin, begin + sides[0].numel(), device=group.device) % width
         begin += sides[0].numel()
         yield place, [side.double().flatten() for side in sides]
-
-
-def _arcs(a: Tensor, b: Tensor, aa: Tensor, ab: Tensor, bb: Tensor, t: float) -> Tensor:
-    lengths = (aa * bb).sqrt()
-    angle = torch.acos((ab / torch.where(lengths > 0, lengths, 1.0)).clamp(-1, 1))
-    sine = torch.where(lengths > 0, torch.sin(angle), 0.0)
-    straight, safe = sine < _PARALLEL, torch.where(sine < _PARALLEL, 1.0, sine)
-    first = torch.where(straight, 1 - t, torch.sin((1 - t) * angle) / safe)
-    second = torch.where(straight, t, torch.sin(t * angle) / safe)
-    return (first * a + second * b).float()

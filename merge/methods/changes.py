@@ -4,18 +4,16 @@ A method of this family is made of two choices: what is dropped of a change, and
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from merge.files import Wrong
-from merge.group import Group, weighted
+from merge.group import Group, Params, summed, weighted
 from merge.methods.ranks import Cut, Largest, cuts, equal, masked_
 
-Params = Mapping[str, Any]
 Thin = Callable[[Group, Params], list[Callable[[Tensor], Tensor]]]  # one for each model, to be fed block after block
 
 
@@ -26,7 +24,7 @@ def method(thin: Thin | None, vote: bool) -> Callable[[Group, Params], Iterator[
         divisor = total if p["normalize"] and abs(total) >= 1e-8 else 1.0
         for base, changes in group.changes():
             weighed = [rule(change).mul_(w) for rule, change, w in zip(thinned, changes, weights, strict=True)]
-            mixed = _agreed(weighed, weights, p["normalize"]) if vote else _sum(weighed).div_(divisor)
+            mixed = _agreed(weighed, weights, p["normalize"]) if vote else summed(weighed).div_(divisor)
             yield mixed.mul_(p["lambda"]).add_(base)
 
     return merge
@@ -34,10 +32,10 @@ def method(thin: Thin | None, vote: bool) -> Callable[[Group, Params], Iterator[
 
 def _agreed(weighed: Sequence[Tensor], weights: Sequence[float], normalize: bool) -> Tensor:
     """Of those that go the way of the sum; a sum of 0 goes up."""
-    sign = _sum(weighed).add_(0.0)  # which makes a negative zero positive
+    sign = summed(weighed).add_(0.0)  # which makes a negative zero positive
     sign = torch.ones_like(sign).copysign_(sign)
     same = [each.mul_(sign).clamp_min_(0) for each in weighed]
-    total = _sum(same).mul_(sign)
+    total = summed(same).mul_(sign)
     if not normalize:
         return total
     divisor = weighted([each.sign_() for each in same], weights)
@@ -46,19 +44,12 @@ def _agreed(weighed: Sequence[Tensor], weights: Sequence[float], normalize: bool
     return total.div_(divisor + equal(divisor, 0))
 
 
-def _sum(tensors: Sequence[Tensor]) -> Tensor:
-    total = tensors[0].clone()
-    for each in tensors[1:]:
-        total.add_(each)
-    return total
-
-
 # -- what is dropped ---------------------------------------------------------------------------------------------------
 
 
 def by_magnitude(group: Group, p: Params) -> list[Callable[[Tensor], Tensor]]:
     """Keep the largest."""
-    if min(p["density"], default=1) >= 1:
+    if min(p["density"]) >= 1:
         return [_all] * len(group.others)
     wanted = [[int(density * group.size)] for density in p["density"]]
     found = cuts(lambda: _magnitudes(group), group.size, wanted)

@@ -1,15 +1,13 @@
 """Methods that choose numbers by how much they differ."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from merge.group import Group, weighted
+from merge.group import Group, Params, summed, weighted
 from merge.methods.ranks import Largest, cuts, masked_
-
-Params = Mapping[str, Any]
 
 
 def sce(group: Group, p: Params) -> Iterator[Tensor]:
@@ -22,7 +20,7 @@ def sce(group: Group, p: Params) -> Iterator[Tensor]:
     total = float(energy.sum())
     weights = [float(each) / total for each in energy] if total > 0 else [1 / n] * n
     for base, changes in chosen():
-        up = weighted(changes, [1.0] * n) >= 0
+        up = summed(changes) >= 0
         agrees = [torch.where(up, change > 0, change < 0) for change in changes]
         mixed = weighted([change * same for change, same in zip(changes, agrees, strict=True)], weights)
         divisor = weighted([same.float() for same in agrees], weights)
@@ -31,7 +29,7 @@ def sce(group: Group, p: Params) -> Iterator[Tensor]:
 
 def _most_varied(group: Group, share: float) -> Any:
     """The changes, of which only those numbers are left that vary most between the models."""
-    if share >= 1 or len(group.others) < 1:
+    if share >= 1:
         return group.changes
 
     def variances() -> Iterator[Sequence[Tensor]]:
@@ -51,7 +49,7 @@ def _most_varied(group: Group, share: float) -> Any:
 
 def variance(tensors: Sequence[Tensor]) -> Tensor:
     """Of each number between the tensors."""
-    mean = weighted(tensors, [1.0] * len(tensors)).div_(len(tensors))
+    mean = summed(tensors).div_(len(tensors))
     total = torch.zeros_like(mean)
     for each in tensors:
         off = each - mean

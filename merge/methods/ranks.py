@@ -27,7 +27,7 @@ def cuts(
     blocks: Callable[[], Iterator[Sequence[Tensor]]], size: int, wanted: Sequence[Sequence[int]]
 ) -> list[list[Cut]]:
     """A block has one piece of each tensor, nothing negative; of each tensor, the cuts of so many largest."""
-    places = sorted({(n, k) for n, each in enumerate(wanted) for k in each if 0 < k <= size})
+    places = {(n, k) for n, each in enumerate(wanted) for k in each if 0 < k <= size}
     upper = _counted(blocks, {(n, None) for n, _ in places})
     found = {place: _falling(upper[place[0], None], place[1]) for place in places}  # the bucket, and which in it
     lower = _counted(blocks, {(n, found[n, k][0]) for n, k in places})
@@ -44,7 +44,7 @@ def _counted(
     blocks: Callable[[], Iterator[Sequence[Tensor]]], wanted: set[tuple[int, int | None]]
 ) -> dict[tuple[int, int | None], Tensor]:
     """How often each value of 16 bits occurs: of the upper ones, or of the lower ones in a bucket."""
-    counters = {place: _Counter() for place in sorted(wanted, key=str)}
+    counters = {place: _Counter() for place in wanted}
     for pieces in blocks() if wanted else ():
         for (n, bucket), counter in counters.items():
             bits = pieces[n].reshape(-1).view(torch.int32)

@@ -1,0 +1,56 @@
+"""What the names of a model's tensors tell: its layers, its embeddings, its output head."""
+
+import re
+from collections.abc import Iterable
+
+_NUMBERED = re.compile(r"^(.+?)\.(\d+)\.(.+)$")
+_HEAD = re.compile(r"(^|\.)(lm_head|embed_out)\.(weight|bias)$")
+_EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|word_embeddings|embed_in)\.weight$")
+_BUFFER = re.compile(r"\.(rotary_emb\.inv_freq|attn\.masked_bias|attn\.bias|attention\.masked_bias|attention\.bias)$")
+_TO_RESIDUAL = re.compile(
+    r"\.(o_proj|out_proj|down_proj|c_proj|fc2|fc_out|dense_4h_to_h|w2|wo|(attention|self_attention|self_attn|output)\.dense)"
+    r"\.(weight|bias)$"
+)
+
+
+def is_head(name: str) -> bool:
+    return bool(_HEAD.search(name))
+
+
+def is_embedding(name: str) -> bool:
+    return bool(_EMBEDDING.search(name))
+
+
+def is_vocabulary(name: str) -> bool:
+    """Whether a tensor has a row for each token."""
+    return is_head(name) or is_embedding(name)
+
+
+def is_buffer(name: str, dimensions: int) -> bool:
+    """Masks and frequencies that old files hold beside the weights; a bias of weights has one dimension."""
+    return dimensions != 1 and bool(_BUFFER.search(name)) or name.endswith("rotary_emb.inv_freq")
+
+
+def writes_to_residual(name: str) -> bool:
+    """Whether it belongs to the last matrix of attention or of the MLP: what adds to the residual stream."""
+    return layer_of(name) is not None and bool(_TO_RESIDUAL.search(name))
+
+
+def layer_of(name: str) -> tuple[str, int, str] | None:
+    """Stack, number, and the rest of the name; nothing for tensors outside the layers."""
+    found = _NUMBERED.match(name)
+    return (found[1], int(found[2]), found[3]) if found else None
+
+
+def stacks(names: Iterable[str]) -> dict[str, set[int]]:
+    """The model's stacks of layers, and their numbers."""
+    found: dict[str, set[int]] = {}
+    for name in names:
+        if layer := layer_of(name):
+            found.setdefault(layer[0], set()).add(layer[1])
+    return found
+
+
+def comes_first(name: str) -> bool:
+    """Whether a tensor outside the layers stands before them."""
+    return not is_head(name) and any(word in name for word in ("emb", "wte", "wpe"))
