@@ -53,11 +53,11 @@ TIES = "merge_method: ties\nbase_model: A\nmodels: [{model: B, parameters: {weig
     (TIES + "parameters: {density: 1.5}\n", "density.* is 1.5; from 0 to 1 is possible"),
     (TIES + "parameters: {density: [0.5, -0.1]}\n", "density.* is -0.1; from 0 to 1"),
     (TIES + "parameters: {density: .nan}\n", "density.* is nan; a number is expected"),
-    (TIES + "parameters: {normalize: 1}\n", "normalize.* is 1; true or false is expected"),
+    (TIES + "parameters: {normalize: 1}\n", "normalize.* is 1.*; true or false is expected"),
     (TIES + "parameters: {density: []}\n", "an empty list says nothing"),
     (TIES + "parameters: {density: [{value: 1, fliter: x}]}\n", "the nearest known one is filter"),
     (TIES + "parameters: {density: [{filter: x}]}\n", "a value, or a list of values, is expected"),
-    (TIES + "parameters: {density: [[1, 2]]}\n", "a list of values is expected"),
+    (TIES + "parameters: {density: [[1, 2]]}\n", "a list of numbers, is expected"),
     (TIES + "dtype: float64\n", "dtype is 'float64'; float32, bfloat16, float16 are possible"),
     (TIES + "tokenizer_source: C\n", "tokenizer_source is 'C'; one of union, base, A, B is possible"),
     (TIES + "tokenizer_source: union\ntokenizer: {}\n", "one of them is enough"),
@@ -77,6 +77,19 @@ TIES = "merge_method: ties\nbase_model: A\nmodels: [{model: B, parameters: {weig
         "merge_method: linear\nparameters: {weight: 1}\nslices: [{sources: [{model: A, layer_range: [0, 2]}, "
         "{model: B, layer_range: [0, 3]}]}]\n",
         "different numbers of layers",
+    ),
+    (TIES + "parameters: {density: 2020-01-01}\n", "a number, or a list of numbers, is expected"),
+    (TIES + "parameters: {density: {filter: 3, value: 1}}\n", "filter: text is expected, not 3"),
+    ("merge_method: slerp\nbase_model: A\nparameters: {t: 1}\nmodels: [A, A]\n", "just 1 model.* here are 0"),
+    (
+        "merge_method: linear\nparameters: {weight: 1}\nslices: [{sources: [{model: A, layer_range: [0, 2]}, "
+        "{model: A, layer_range: [0, 3]}]}]\n",
+        "different numbers of layers",
+    ),
+    (
+        "merge_method: linear\nparameters: {weight: 1}\nslices: [{sources: [{model: A, layer_range: [0, 2]}, "
+        "{model: A}]}]\n",
+        "needs a layer_range",
     ),
     # YAML
     ("merge_method: &x linear\nmodels: [*x]\n", "line 1: anchors and aliases are not accepted"),
@@ -156,6 +169,20 @@ def test_a_missing_tensor(pair, tmp_path):
     refused(linear(less, pair[0]), r"model.layers.2.mlp.up_proj.weight is missing in .*less", tmp_path / "out")
 
 
+def test_a_parameter_of_the_base_is_named(pair, tmp_path):
+    a, b = pair
+    inputs = [{"model": a, "parameters": {"weight": 0.5}}, {"model": b, "parameters": {"weight": 0.5}}]
+    text = yaml.safe_dump({"merge_method": "task_arithmetic", "base_model": a, "models": inputs})
+    assert "`weight` has no effect: it is the base" in merge(recipes.parse(text), tmp_path / "out").notes[0]
+
+
+def test_one_model_twice(pair, tmp_path):
+    found = run(tmp_path / "out", yaml.safe_load(linear(pair[0], pair[0], pair[1])))
+    a, b = (weights(Path(path)) for path in pair)
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert torch.allclose(found[name], (2 * a[name] + b[name]) / 3, atol=1e-6)
+
+
 def test_what_differs_without_harm_is_said(pair, tmp_path):
     other = copy_of(pair[1], tmp_path / "other", rms_norm_eps=1e-3)
     took = merge(recipes.parse(linear(pair[0], other)), tmp_path / "out")
@@ -182,7 +209,7 @@ def test_models_that_are_not_there(path, why, tmp_path):
 
 def test_folders_that_are_no_models(pair, tmp_path):
     (tmp_path / "empty").mkdir()
-    refused(linear(tmp_path / "empty"), "no config.json", tmp_path / "out")
+    refused(linear(tmp_path / "empty"), "config.json: cannot be read: No such file", tmp_path / "out")
     bare = copy_of(pair[0], tmp_path / "bare")
     (bare / "model.safetensors").unlink()
     refused(linear(bare), "no model.safetensors in it", tmp_path / "out")
@@ -190,8 +217,8 @@ def test_folders_that_are_no_models(pair, tmp_path):
     for text, why in (
         ('{"weight_map": {"x": "model-1.safetensors"}}', "shards are missing: model-1.safetensors"),
         ('{"weight_map": {"x": "../secret.safetensors"}}', "files of other folders"),
-        ('{"weight_map": 3}', "cannot be read"),
-        ("{", "cannot be read"),
+        ('{"weight_map": 3}', "a weight_map of files is expected"),
+        ("{", "not JSON"),
     ):
         index.write_text(text)
         refused(linear(bare), why, tmp_path / "out")

@@ -6,7 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+from safetensors.torch import save_file
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTJConfig,
+    GPTJForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from merge.donors import Donors
 from merge.files import Wrong
@@ -84,6 +94,21 @@ def test_adapters_that_do_not_fit(tmp_path):
     (tmp_path / "lora" / "adapter_config.json").write_text(json.dumps({**settings, "peft_type": "IA3"}))
     with pytest.raises(Wrong, match="IA3"):
         run(tmp_path / "out", copied(f"{model}+{tmp_path / 'lora'}"))
+    (tmp_path / "lora" / "adapter_config.json").write_text("[1]")
+    with pytest.raises(Wrong, match="an object is expected"):
+        run(tmp_path / "out", copied(f"{model}+{tmp_path / 'lora'}"))
+    good = adapter(AutoModelForCausalLM.from_pretrained(model), tmp_path / "good", **ADAPTERS["plain"])
+    file = tmp_path / "good" / "adapter_model.safetensors"
+    whole = weights(tmp_path / "good")
+    for change, why in (
+        ({"base_model.model.model.nothing.lora_A.weight": torch.ones(4, 32)}, "does not have"),
+        ({"base_model.model.nothing.weight": torch.ones(4)}, "belongs to no tensor"),
+        ({"base_model.model.model.layers.0.mlp.up_proj.lora_A.weight": torch.ones(4, 32)}, "a pair of matrices"),
+    ):
+        save_file({**whole, **change}, file)
+        with pytest.raises(Wrong, match=why):
+            run(tmp_path / "out", copied(f"{model}+{tmp_path / 'good'}"))
+    assert good
 
 
 # -- GGUF --------------------------------------------------------------------------------------------------------------
@@ -110,7 +135,7 @@ def write_gguf(path: Path, model: Path, kind: str, quantized) -> None:
     writer.add_token_types([1] * shape["vocab_size"])
     writer.add_token_merges([" ".join(merge) for merge in file["model"]["merges"]])
     writer.add_eos_token_id(0)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], 2)
     for name, tensor in weights(model).items():
         stem, _, suffix = name.rpartition(".")
         data = tensor.float().numpy()
@@ -148,6 +173,32 @@ def test_a_gguf_file_beside_a_folder(tmp_path):
     assert_equal(
         run(tmp_path / "1", copied(str(a), str(tmp_path / "b.gguf"))), run(tmp_path / "2", copied(str(a), str(b)))
     )
+
+
+def test_a_gguf_file_of_another_kind(tmp_path):
+    shape = {**SHAPE, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(Qwen2Config(**shape))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    model.save_pretrained(tmp_path / "model")
+    write_gguf(tmp_path / "m.gguf", tmp_path / "model", "qwen2", gguf.GGMLQuantizationType.F32)
+    assert_equal(run(tmp_path / "out", copied(str(tmp_path / "m.gguf"))), weights(tmp_path / "model"))
+    other = llama(tmp_path / "llama", 1, hidden_size=64, intermediate_size=96, num_hidden_layers=2)
+    write_gguf(tmp_path / "other.gguf", other, "gemma2", gguf.GGMLQuantizationType.F32)
+    with pytest.raises(Wrong, match="other.gguf: GGUF files of the kind gemma2 cannot be read here"):
+        run(tmp_path / "other", copied(str(tmp_path / "other.gguf")))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_gguf_file_by_any_path_and_with_an_adapter(tmp_path, monkeypatch):
+    model = llama(tmp_path / "model", 1, hidden_size=64, intermediate_size=96, num_hidden_layers=2)
+    write_gguf(tmp_path / "m.gguf", model, "llama", gguf.GGMLQuantizationType.F32)
+    wanted = adapter(AutoModelForCausalLM.from_pretrained(model), tmp_path / "lora", **ADAPTERS["plain"])
+    monkeypatch.chdir(tmp_path)
+    found = run(tmp_path / "out", copied("./m.gguf+./lora"))
+    assert all(torch.allclose(found[name], wanted[name], atol=1e-5) for name in found)
+    assert_equal(run(tmp_path / "plain", copied("./m.gguf")), weights(model))
 
 
 def assert_equal(one: dict, other: dict) -> None:
@@ -223,6 +274,62 @@ def test_embeddings_follow_their_tokens(speakers, source, tmp_path):
         ]
 
 
+def test_a_union_of_the_same_model_twice_and_of_a_base_that_is_not_merged(speakers, tmp_path):
+    a, b = map(str, speakers)
+    twice = run(tmp_path / "twice", {**copied(a, a, b), "tokenizer_source": "union"})
+    once = run(tmp_path / "once", {**copied(a, b), "tokenizer_source": "union"})
+    assert twice.keys() == once.keys() and twice["lm_head.weight"].shape == once["lm_head.weight"].shape
+    rules = {"<tool>": {"source": a, "force": True}, "</s>": {"source": a, "force": True}}
+    recipe = {**copied(b), "base_model": a, "tokenizer": {"source": "union", "tokens": {"</s>": rules["</s>"]}}}
+    found = run(tmp_path / "base", recipe)["lm_head.weight"]
+    made = vocabulary(tmp_path / "base")
+    assert torch.equal(found[made["</s>"]], weights(speakers[0])["lm_head.weight"][vocabulary(speakers[0])["</s>"]])
+    only = next(iter(vocabulary(speakers[0]).keys() - vocabulary(speakers[1]).keys()))
+    assert torch.equal(found[made[only]], weights(speakers[0])["lm_head.weight"][vocabulary(speakers[0])[only]])
+
+
+def test_a_head_with_a_bias(tmp_path):
+    models = []
+    for n, text in enumerate(TEXTS):
+        folder = tmp_path / f"m{n}"
+        words = tokenizer(folder, text, size=270)
+        torch.manual_seed(n)
+        model = GPTJForCausalLM(
+            GPTJConfig(vocab_size=len(words), n_positions=16, n_embd=16, n_layer=1, n_head=2, rotary_dim=4)
+        )
+        torch.nn.init.normal_(model.lm_head.bias)
+        model.save_pretrained(folder)
+        models.append(folder)
+    found = run(tmp_path / "out", {**copied(*map(str, models)), "tokenizer_source": "union"})["lm_head.bias"]
+    made, one, other = (vocabulary(folder) for folder in (tmp_path / "out", *models))
+    a, b = (weights(folder)["lm_head.bias"] for folder in models)
+    for token, row in made.items():
+        x = a[one[token]] if token in one else b[other[token]]
+        y = b[other[token]] if token in other else x
+        assert torch.allclose(found[row], (x + y) / 2, atol=1e-6)
+
+
+def test_what_is_no_number_is_copied(tmp_path):
+    model = llama(tmp_path / "a", 1)
+    tensors = {**weights(model), "model.counts": torch.arange(5), "model.layers.0.rotary_emb.inv_freq": torch.ones(3)}
+    tensors["model.empty.weight"] = torch.zeros(0, 4)
+    save_file(tensors, model / "model.safetensors")
+    found = run(tmp_path / "out", copied(str(model), str(model)))
+    assert torch.equal(found["model.counts"], torch.arange(5)) and found["model.empty.weight"].shape == (0, 4)
+    assert found.keys() == tensors.keys() - {"model.layers.0.rotary_emb.inv_freq"}
+
+
+def test_tokenizers_that_have_no_union(speakers, tmp_path):
+    file = speakers[1] / "tokenizer.json"
+    said = json.loads(file.read_text())
+    file.write_text(json.dumps({**said, "model": {"type": "Unigram", "vocab": [["x", -1.0], ["yy", -2.0]]}}))
+    with pytest.raises(Wrong, match="BPE and Unigram have no union"):
+        run(tmp_path / "out", {**copied(*map(str, speakers)), "tokenizer_source": "union"})
+    file.write_text("{}")
+    with pytest.raises(Wrong, match="vocabularies need a tokenizer.json"):
+        run(tmp_path / "out", {**copied(*map(str, speakers)), "tokenizer_source": "union"})
+
+
 def test_padded_vocabularies_stay_padded(tmp_path):
     models = []
     for n in (1, 2):
@@ -282,6 +389,9 @@ TALK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"
 @pytest.mark.parametrize("template, said", [
     ("chatml", "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nho<|im_end|>\n"),
     ("alpaca", "### Instruction:\nhi\n\n### Response:\nho\n\n"),
+    ("llama3", "<bos><|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|><|start_header_id|>assistant"
+     "<|end_header_id|>\n\nho<|eot_id|>"),
+    ("mistral", "<bos>[INST] hi [/INST] ho</s>"),
     ("{% for m in messages %}[{{ m['content'] }}]{% endfor %}", "[hi][ho]"),
     ("auto", "B:hiB:ho"),
 ])  # fmt: skip
@@ -296,7 +406,7 @@ def test_chat_templates(speakers, template, said, tmp_path):
         models.append(str(folder))
     run(tmp_path / "out", {**copied(*models), "chat_template": template})
     words = AutoTokenizer.from_pretrained(tmp_path / "out")
-    assert words.apply_chat_template(TALK, tokenize=False) == said
+    assert words.apply_chat_template(TALK, tokenize=False, bos_token="<bos>") == said
 
 
 def test_an_unknown_chat_template(speakers, tmp_path):
