@@ -22,9 +22,9 @@ from cyclopts import App, Parameter
 from rich.console import Console
 
 from benchmarks.figures import NONE, goal, spread, table
+from benchmarks.models import MODELS
 
 app = App(name="python -m benchmarks.merge", help=__doc__, version_flags=[])
-MODELS = ("a", "b", "c")  # as benchmarks.models names them; importing it would bring torch, and its memory, along
 HALVES = {"weight": 0.5, "density": 0.5}
 RECIPES = {  # method: models, whether the first is the base, parameters of each, parameters
     "linear": (3, False, {"weight": 0.3}, {}),

@@ -4,15 +4,15 @@ import json
 import sys
 from pathlib import Path
 
-import torch
-
-from merge.files import Entry, Header, bytes_of, write_header
-
 MODELS = ("a", "b", "c")
 
 
 def llamas(folder: Path, dtype: str, hidden: int, layers: int, vocabulary: int) -> list[Path]:
     """Three, as Hugging Face folders."""
+    import torch  # here: who only wants their names, and measures memory, shall not have it
+
+    from merge.files import Entry, Header, bytes_of, write_header
+
     inner, numbers = hidden * 8 // 3 // 64 * 64, getattr(torch, dtype)
     config = {
         **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden},
