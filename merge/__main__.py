@@ -73,6 +73,7 @@ def main(
     from merge.merging import merge
 
     keep_memory()
+    open_many()
     how, size = How(threads, output.size_of(memory), device, seed), output.size_of(shard_size)
     with bar(quiet) as progress:
         took = merge(recipe, out, shard_size=size, overwrite=overwrite, how=how, progress=progress)
@@ -94,6 +95,13 @@ def keep_memory() -> None:
         libc.mallopt(mmap_threshold, 1 << 28)
 
 
+def open_many() -> None:
+    """Every shard of every model is open at once; the usual limit of 1,024 files may be raised without asking."""
+    with contextlib.suppress(OSError, ValueError):
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 @contextlib.contextmanager
 def bar(quiet: bool) -> Iterator[Callable[[int, int], None]]:
     """Progress by bytes, where somebody looks."""
@@ -109,19 +117,23 @@ def bar(quiet: bool) -> Iterator[Callable[[int, int], None]]:
         yield lambda bytes, total: progress.update(task, advance=bytes, total=total)
 
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 class Stopped(BaseException):
     """By a signal."""
 
 
 def stop(number: int, _frame: object) -> None:
-    for each in (signal.SIGINT, signal.SIGTERM):
+    for each in SIGNALS:
         signal.signal(each, signal.SIG_IGN)  # once is enough: what has been written is being removed
     raise Stopped(number)
 
 
 def run() -> int:
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, stop)
+    for each in SIGNALS:
+        if signal.getsignal(each) != signal.SIG_IGN:  # nohup, and jobs in the background of a script
+            signal.signal(each, stop)
     try:
         app()
     except Stopped as stopped:

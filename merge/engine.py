@@ -37,7 +37,7 @@ class How:
 
 def check_device(name: str) -> None:
     try:
-        torch.empty(1, device=name)
+        torch.zeros(1, device=name).cpu()  # "meta" has no numbers
     except (RuntimeError, AssertionError) as error:
         raise Wrong(f"the device {name} cannot be used here: {str(error).splitlines()[0]}") from None
 
@@ -50,18 +50,23 @@ def merged(job: Job, how: How, kept: "Kept") -> Iterator[Tensor]:
         yield from METHODS[job.method].merge(group, job.params or {})
 
 
-def write(jobs: list[Job], folder: Path, shard_size: int, how: How, progress: Progress) -> None:
-    """All tensors into the folder's files. The largest first, so that no thread is left with one at the end."""
-    kept, stop = Kept(how.memory), threading.Event()
+def write(jobs: list[Job], folder: Path, shard_size: int, how: How, progress: Progress) -> list[str]:
+    """All tensors into the folder's files; the names of those with numbers that are none.
+
+    The largest first, so that no thread is left with one at the end.
+    """
+    kept, stop, broken = Kept(how.memory), threading.Event(), set[str]()
     with output.laid_out(folder, output.shards(jobs, shard_size)) as places, one_thread_each():
         flusher = Flusher({place.file for place in places.values()})
 
         def make(job: Job) -> None:
             place = places[job.name]
             begin = place.begin
-            for data in _bytes(job, how, kept):
+            for data, good in _bytes(job, how, kept):
                 if stop.is_set():
                     return
+                if not good:
+                    broken.add(job.name)
                 begin += _written(place.file, data, begin)
                 progress(len(data))
             flusher.written(job.bytes)
@@ -75,14 +80,22 @@ def write(jobs: list[Job], folder: Path, shard_size: int, how: How, progress: Pr
                 stop.set()
                 pool.shutdown(cancel_futures=True)
                 raise
+    return sorted(broken)
 
 
-def _bytes(job: Job, how: How, kept: "Kept") -> Iterator[memoryview]:
+def _bytes(job: Job, how: How, kept: "Kept") -> Iterator[tuple[memoryview, bool]]:
+    """A tensor's bytes, and whether all of their numbers are good."""
     if not job.method:
-        yield bytes_of(job.others[0].read().to(job.dtype).contiguous())
+        yield bytes_of(job.others[0].read().to(job.dtype).contiguous()), True
         return
     for block in merged(job, how, kept):
-        yield bytes_of(block.to(job.dtype).cpu().contiguous())
+        yield bytes_of(block.to(job.dtype).cpu().contiguous()), fits(block, job.dtype)
+
+
+def fits(block: Tensor, dtype: torch.dtype) -> bool:
+    """Whether all its numbers are finite, and stay so in this dtype."""
+    (low, high), most = block.aminmax(), torch.finfo(dtype).max
+    return bool(-most <= low and high <= most)
 
 
 def _written(fd: int, data: memoryview, begin: int) -> int:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 CHUNK = 1 << 19  # numbers that are in memory at a time; a multiple of every block that a wire format has
-_LIMIT = 100_000_000  # bytes of a header, as safetensors has it
+_LIMIT = 100_000_000  # bytes of a header, as safetensors has it; and of a JSON file
+_MOST_DIMENSIONS, _MOST_NUMBERS = 16, 1 << 50  # of a tensor
 
 DTYPES = {
     **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16},
@@ -60,13 +61,15 @@ class Header:
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a file of some model's; or in one line, why there is none."""
     try:
-        value = json.loads(path.read_text())
+        with path.open("rb") as file:
+            data = file.read(_LIMIT + 1)
+        value = json.loads(data.decode()) if len(data) <= _LIMIT else None
     except OSError as error:
         raise Wrong(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise Wrong(f"{path}: not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise Wrong(f"{path}: an object is expected, {{...}}")
+        raise Wrong(f"{path}: an object of at most {_LIMIT} bytes is expected, {{...}}")
     return value
 
 
@@ -91,7 +94,7 @@ def read_header(source: Source, size: int | None = None) -> Header:
     try:
         fields = json.loads(_exactly(source, length))
         about = fields.pop("__metadata__", {})
-        places = {name: (_entry(f), f["data_offsets"]) for name, f in fields.items()}
+        places = {name: (_entry(f), _offsets(f)) for name, f in fields.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Wrong(f"not a safetensors file that this project reads: {error!r}") from None
     tensors, begin = {}, 0
@@ -106,9 +109,18 @@ def read_header(source: Source, size: int | None = None) -> Header:
 
 def _entry(field: Any) -> Entry:
     shape = field["shape"]
-    if not all(type(each) is int and each >= 0 for each in shape):
+    if not isinstance(shape, list) or not all(type(each) is int and each >= 0 for each in shape):
         raise ValueError(f"a shape of {shape}")
+    if len(shape) > _MOST_DIMENSIONS or math.prod(each or 1 for each in shape) > _MOST_NUMBERS:
+        raise ValueError("a shape of more numbers than any disk holds")
     return Entry(DTYPES[field["dtype"]], tuple(shape))
+
+
+def _offsets(field: Any) -> list[int]:
+    place = field["data_offsets"]
+    if not isinstance(place, list) or not all(type(each) is int for each in place):
+        raise ValueError("data_offsets are two whole numbers")
+    return place
 
 
 def chunks(source: Source, dtype: torch.dtype, count: int, size: int = CHUNK) -> Iterator[Tensor]:

@@ -23,7 +23,7 @@ def furnish(folder: Path, recipe: Merge, plan: Plan, template: str | None) -> No
     """config.json comes last: a folder without it is no model to anybody."""
     source = plan.vocabulary.source if plan.vocabulary else plan.leader
     names = _SETTINGS if plan.vocabulary else (*_VOCABULARY, *_SETTINGS)
-    copies = [*((source, name) for name in names), (plan.leader, "generation_config.json")]
+    copies = [(source, name) for name in (*names, "generation_config.json")]
     for donor, name in copies:
         if (donor.folder / name).is_file():
             shutil.copyfile(donor.folder / name, folder / name)

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from merge.donors import Donor, Stored, read_config
+from merge.donors import Donor, read_config
 from merge.files import Wrong
+from merge.weights import Stored
 
 # llama.cpp's converter interleaves the rotary halves of the first kinds, and only renames the tensors of the others.
 _INTERLEAVED, _PLAIN = ("llama", "mistral"), ("qwen2", "qwen3")

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from merge.donors import Donor, Stored, changed
+from merge.donors import Donor
 from merge.files import Wrong, read_json
+from merge.weights import Stored, changed
 
 _PART = re.compile(
     r"^base_model\.model\.(?P<module>.+)\.(?P<part>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)(\.weight)?$"
@@ -56,7 +57,9 @@ def _with(stored: Stored, part: Mapping[str, Tensor], settings: Mapping[str, Any
     left, right = (a.T, b.T) if embedding or settings.get("fan_in_fan_out") else (b, a)
     _same_shape(folder, module, stored.shape, (left.shape[0], right.shape[1]))
     rank = a.shape[0]
-    alpha = _pattern(settings.get("alpha_pattern"), module, settings.get("lora_alpha", rank))
+    alpha = _pattern(settings.get("alpha_pattern"), module, settings.get("lora_alpha", rank), folder)
+    if not rank:
+        raise Wrong(f"{folder}: {module}: matrices of rank 0")
     scale = alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
     length = part.get("lora_magnitude_vector")
     if length is not None and (embedding or settings.get("fan_in_fan_out")):
@@ -71,11 +74,15 @@ def _with(stored: Stored, part: Mapping[str, Tensor], settings: Mapping[str, Any
     return changed(stored, rows)
 
 
-def _pattern(patterns: Mapping[str, Any] | None, module: str, default: float) -> float:
-    for pattern, value in (patterns or {}).items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
-            return float(value)
-    return float(default)
+def _pattern(patterns: Any, module: str, default: Any, folder: Path) -> float:
+    try:
+        matching = (value for pattern, value in (patterns or {}).items() if re.match(rf"(.*\.)?({pattern})$", module))
+        value = next(matching, default)
+    except (AttributeError, re.error):
+        raise Wrong(f"{folder}: an alpha_pattern of {{pattern: number}} is expected") from None
+    if type(value) not in (int, float) or not abs(value) < 1e9:
+        raise Wrong(f"{folder}: {module}: lora_alpha is {str(value)[:60]!r}; a number is expected")
+    return float(value)
 
 
 def _same_shape(folder: Path, name: str, here: tuple[int, ...], there: tuple[int, ...]) -> None:

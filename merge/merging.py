@@ -36,12 +36,15 @@ def merge(
     """
     begin = time.monotonic()
     engine.check_device(how.device)
+    output.free_for(Path(out), overwrite, [] if isinstance(recipe, Merge) else [Path(recipe)])
     recipe = recipe if isinstance(recipe, Merge) else recipes.load(Path(recipe))
     with Donors() as donors:
         made = plan(recipe, donors)
         template = folder.chat_template(recipe.chat_template, [donors[name] for name in recipe.models])
-        with output.whole(Path(out), made.bytes, overwrite) as draft:
-            engine.write(made.jobs, draft, shard_size, how, lambda bytes: progress(bytes, made.bytes))
+        folders = [donors[name].folder for name in recipe.models]
+        with output.whole(Path(out), made.bytes, overwrite, folders) as draft:
+            broken = engine.write(made.jobs, draft, shard_size, how, lambda bytes: progress(bytes, made.bytes))
             folder.furnish(draft, recipe, made, template)
     read = sum(each.bytes for job in made.jobs for each in job.inputs)
-    return Took(time.monotonic() - begin, read, made.bytes, tuple(made.notes))
+    more = [f"{name} has numbers that are not finite, or too large for its dtype" for name in broken]
+    return Took(time.monotonic() - begin, read, made.bytes, (*made.notes, *more))

@@ -1,10 +1,14 @@
 """What the names of a model's tensors tell: its layers, its embeddings, its output head."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
-_NUMBERED = re.compile(r"^(.+?)\.(\d+)\.(.+)$")
-_HEAD = re.compile(r"(^|\.)(lm_head|embed_out)\.(weight|bias)$")
+T = TypeVar("T")
+
+_NUMBERED = re.compile(r"^(.+?)\.(\d{1,6})\.(.+)$")
+_HEAD = re.compile(r"(^|\.)(lm_head|embed_out|cls\.predictions)(\.decoder)?\.(weight|bias)$")
+_OUTERMOST = re.compile(r"^(model|transformer|gpt_neox|bert|roberta)\.")
 _EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|word_embeddings|embed_in)\.weight$")
 _BUFFER = re.compile(r"\.(rotary_emb\.inv_freq|attn\.masked_bias|attn\.bias|attention\.masked_bias|attention\.bias)$")
 _TO_RESIDUAL = re.compile(
@@ -14,7 +18,8 @@ _TO_RESIDUAL = re.compile(
 
 
 def is_head(name: str) -> bool:
-    return bool(_HEAD.search(name))
+    """Whether it is the matrix that makes words of the last layer; its bias may stand beside tied embeddings, too."""
+    return bool(_HEAD.search(name)) and name.endswith(".weight")
 
 
 def is_embedding(name: str) -> bool:
@@ -23,7 +28,7 @@ def is_embedding(name: str) -> bool:
 
 def is_vocabulary(name: str) -> bool:
     """Whether a tensor has a row for each token."""
-    return is_head(name) or is_embedding(name)
+    return bool(_HEAD.search(name)) or is_embedding(name)
 
 
 def is_buffer(name: str, dimensions: int) -> bool:
@@ -53,4 +58,13 @@ def stacks(names: Iterable[str]) -> dict[str, set[int]]:
 
 def comes_first(name: str) -> bool:
     """Whether a tensor outside the layers stands before them."""
-    return not is_head(name) and any(word in name for word in ("emb", "wte", "wpe"))
+    behind = _HEAD.search(name) or "embedding_norm" in name
+    return not behind and any(word in name for word in ("emb", "wte", "wpe", "project_in"))
+
+
+def named_alike(view: Mapping[str, T], like: Mapping[str, T]) -> dict[str, T]:
+    """The same tensors under another model's names, where these differ in the outermost part alone, as of GPT-2."""
+    if view.keys() <= like.keys():
+        return dict(view)
+    theirs = {_OUTERMOST.sub("", name): name for name in like}
+    return {theirs.get(_OUTERMOST.sub("", name), name): each for name, each in view.items()}

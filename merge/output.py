@@ -5,8 +5,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "
 
 def size_of(text: str) -> int:
     """Bytes, as people write them: 5GB, 512MiB."""
-    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([KMG]?I?)B?\s*", text.upper())
+    found = re.fullmatch(r"\s*([0-9]{0,15}\.?[0-9]{1,15})\s*([KMG]?I?)B?\s*", text.upper())
     if not found or found[2] not in _UNITS or (size := int(float(found[1]) * _UNITS[found[2]])) < 1:
         raise Wrong(f"{text!r} is not a size; write 5GB or 512MiB")
     return size
@@ -78,13 +78,39 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-@contextmanager
-def whole(out: Path, size: int, overwrite: bool) -> Iterator[Path]:
-    """A folder to fill, which becomes `out` at the end, and leaves nothing where it does not come to that."""
-    out = out.absolute()
-    if out.exists() and not overwrite:
+def free_for(out: Path, overwrite: bool, needed: Iterable[Path] = ()) -> Path:
+    """Where the result goes, links followed; or why it may not: only a model's folder is ever replaced."""
+    out = out.expanduser().resolve()
+    if not out.exists():
+        return out
+    if not overwrite:
         raise Wrong(f"{out} exists; --overwrite replaces it")
-    out.parent.mkdir(parents=True, exist_ok=True)
+    if not out.is_dir() or (any(out.iterdir()) and not (out / "config.json").is_file()):
+        raise Wrong(f"{out} is not the folder of a model; it is not replaced")
+    for path in (Path.cwd(), *needed):
+        if path.resolve().is_relative_to(out):
+            raise Wrong(f"{out} is not replaced: {path} is in it")
+    return out
+
+
+@contextmanager
+def whole(out: Path, size: int, overwrite: bool, needed: Iterable[Path] = ()) -> Iterator[Path]:
+    """A folder to fill, which becomes `out` at the end, and leaves nothing where it does not come to that."""
+    out = free_for(out, overwrite, needed)
+    parents = [each for each in out.parents if not each.exists()]
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with _drafted(out, size) as draft:
+            yield draft
+    except BaseException:
+        with suppress(OSError):
+            for each in parents:  # the innermost first
+                each.rmdir()
+        raise
+
+
+@contextmanager
+def _drafted(out: Path, size: int) -> Iterator[Path]:
     free = shutil.disk_usage(out.parent).free
     if free < size + (1 << 20):
         raise Wrong(f"{out.parent} has {free / 1e9:.2f} GB of free space; the result needs {size / 1e9:.2f} GB")

@@ -1,6 +1,5 @@
 """What a recipe makes: every tensor of the result, of which tensors it is made, and how. Nothing is merged here."""
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,16 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from merge.donors import Donor, Donors, Stored, changed
+from merge.configs import TOKEN_IDS, check_kinds, differences, stacked
+from merge.donors import Donor, Donors
 from merge.files import Wrong
-from merge.names import comes_first, is_buffer, is_embedding, is_head, is_vocabulary, layer_of, stacks
+from merge.methods import Method
+from merge.names import comes_first, is_buffer, is_embedding, is_head, is_vocabulary, layer_of, named_alike, stacks
 from merge.parameters import check_names, method_of, resolved
 from merge.recipe import Input, Merge, Settings
 from merge.vocabulary import Vocabulary
+from merge.weights import Stored, changed
 
-_LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
-_SAME = ("num_attention_heads", "num_key_value_heads", "head_dim", "n_head", "hidden_size", "num_experts_per_tok")
-_ARITHMETIC = ("rope_theta", "rope_scaling", "rope_parameters", "hidden_act", "rms_norm_eps", "sliding_window")
+Config = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Job:
 @dataclass(frozen=True)
 class Plan:
     jobs: list[Job]
-    config: dict[str, Any]
+    config: Config
     leader: Donor  # whose configuration, and by default whose tokenizer, the result has
     vocabulary: Vocabulary | None
     notes: list[str]
@@ -74,14 +74,15 @@ def plan(recipe: Merge, donors: Donors) -> Plan:
     notes = check_names(recipe)
     leader = donors[recipe.base_model or recipe.slices[0].inputs[0].model]
     models = [donors[name] for name in recipe.models]
-    _same_kind(models, leader)
-    notes += _differences(models, leader)
+    check_kinds(models, leader)
+    notes += differences(models, leader, parts[0].inputs[0].layers is not None)
     vocabulary = Vocabulary(recipe.tokenizer, models, leader) if recipe.tokenizer else None
     views = {donor.reference: view for donor, view in zip(models, _untied(models), strict=True)}
     _same_names(parts[0], views)
     jobs = [_job(recipe, views, vocabulary, *each) for each in _names(parts, views)]
     notes += vocabulary.notes if vocabulary else []
-    return Plan(jobs, _config(leader, parts, jobs), leader, vocabulary, notes)
+    config = _config(leader, vocabulary.source if vocabulary else None, parts, jobs, donors)
+    return Plan(jobs, config, leader, vocabulary, notes)
 
 
 # -- which models ------------------------------------------------------------------------------------------------------
@@ -100,11 +101,18 @@ def _part(recipe: Merge, number: int) -> Part:
         found = f"here are {len(others)}"
         raise Wrong(f"{recipe.method} merges {limits} model(s) beside the base_model, if it has one; {found}")
     if base is None:
-        return Part(others, False, said.parameters)
+        return Part(_with_base(recipe, method, others), False, said.parameters)
     ranges = {one.layers for one in said.inputs if one.model == base} or {one.layers for one in others}
     if len(ranges) > 1:
         raise Wrong(f"the base_model {base} must be a source, with one layer_range, where the sources' ranges differ")
     return Part((Input(base, *ranges), *others), True, said.parameters)
+
+
+def _with_base(recipe: Merge, method: Method, inputs: tuple[Input, ...]) -> tuple[Input, ...]:
+    """To a method that knows no base it is one of the models; it need not be listed where whole models are merged."""
+    base = recipe.base_model
+    listed = base is None or method.most == 1 or inputs[0].layers or any(one.model == base for one in inputs)
+    return inputs if listed else (*inputs, Input(str(base)))
 
 
 def _untied(models: Sequence[Donor]) -> list[View]:
@@ -114,11 +122,10 @@ def _untied(models: Sequence[Donor]) -> list[View]:
     for donor in models:
         view = {name: each for name, each in donor.tensors.items() if not is_buffer(name, len(each.shape))}
         if tied(donor):
-            view = {name: each for name, each in view.items() if not is_head(name)}
             embedding = next((each for name, each in view.items() if is_embedding(name)), None)
-            if embedding:
-                view |= {name: embedding for name in heads if name.endswith(".weight")}
-        views.append(view)
+            view = {name: each for name, each in view.items() if not is_head(name)}
+            view |= {name: embedding for name in heads if embedding}
+        views.append(named_alike(view, views[0]) if views else view)
     return views
 
 
@@ -126,30 +133,6 @@ def tied(donor: Donor) -> bool:
     """Whether its output head is its embeddings."""
     said = donor.config.get("tie_word_embeddings")
     return bool(said) if said is not None else not any(map(is_head, donor.tensors))
-
-
-def _same_kind(models: Sequence[Donor], leader: Donor) -> None:
-    for donor in models:
-        mine, other = (each.config.get("model_type") for each in (leader, donor))
-        if mine != other:
-            raise Wrong(
-                f"{leader.reference} is of the kind {mine}, {donor.reference} of the kind {other}: "
-                "their tensors mean different things, and cannot be merged"
-            )
-        for key in _SAME:
-            if leader.config.get(key) != donor.config.get(key):
-                values = f"{leader.config.get(key)} in {leader.reference}, {donor.config.get(key)} in {donor.reference}"
-                raise Wrong(f"{key} is {values}: the models have different shapes")
-
-
-def _differences(models: Sequence[Donor], leader: Donor) -> list[str]:
-    return [
-        f"{key} is {json.dumps(donor.config.get(key))} in {donor.reference}, "
-        f"{json.dumps(leader.config.get(key))} in {leader.reference}: the result has the latter"
-        for donor in models
-        for key in _ARITHMETIC
-        if donor.config.get(key) != leader.config.get(key)
-    ]
 
 
 # -- which tensors -----------------------------------------------------------------------------------------------------
@@ -269,7 +252,7 @@ def _same_shape(name: str, inputs: Sequence[Input], stored: Sequence[Stored]) ->
 # -- the result's config.json ------------------------------------------------------------------------------------------
 
 
-def _config(leader: Donor, parts: Sequence[Part], jobs: Sequence[Job]) -> dict[str, Any]:
+def _config(leader: Donor, tokens: Donor | None, parts: Sequence[Part], jobs: Sequence[Job], donors: Donors) -> Config:
     config = dict(leader.config)
     floats = {job.dtype for job in jobs if job.method}
     if len(floats) == 1:
@@ -280,12 +263,10 @@ def _config(leader: Donor, parts: Sequence[Part], jobs: Sequence[Job]) -> dict[s
     if rows := [job.shape[0] for job in jobs if is_embedding(job.name)]:
         where = config if "vocab_size" in config else config.get("text_config", config)
         where["vocab_size"] = rows[0]
-    if parts[0].inputs[0].layers:
-        layers = [layer for part in parts for layer in range(*(part.inputs[0].layers or (0, 0)))]
-        before = next((config[key] for key in _LAYER_COUNTS if key in config), None)
-        for key, value in list(config.items()):
-            if key in _LAYER_COUNTS:
-                config[key] = len(layers)
-            elif isinstance(value, list) and len(value) == before and max(layers) < len(value):
-                config[key] = [value[layer] for layer in layers]  # what each layer is
+    if tokens:
+        config |= {key: tokens.config[key] for key in TOKEN_IDS if key in tokens.config}
+    config.pop("auto_map", None)
+    firsts = [(part.inputs[0].model, part.inputs[0].layers) for part in parts]
+    if firsts[0][1]:
+        stacked(config, [(donors[model], layer) for model, layers in firsts for layer in range(*(layers or (0, 0)))])
     return config

@@ -11,6 +11,7 @@ import yaml
 from merge.files import Wrong
 
 LIMIT = 1 << 20
+_MOST_LAYERS = 100_000
 DTYPES = ("float32", "bfloat16", "float16")
 Setting = tuple[tuple[str, tuple[Any, ...]], ...]  # of the first filter that fits: values, spread over the layers
 Settings = Mapping[str, Setting]
@@ -151,6 +152,8 @@ def plain_yaml(text: str) -> Any:
             if getattr(event, "tag", None):
                 raise Wrong(f"{where}: the tag {event.tag} is not accepted; plain values only")
         return yaml.load(text, Loader=_Loader)  # a SafeLoader
+    except Wrong:
+        raise
     except yaml.MarkedYAMLError as error:
         place = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise Wrong(f"{place}not YAML: {error.problem}") from None
@@ -158,6 +161,8 @@ def plain_yaml(text: str) -> Any:
         raise Wrong(f"not YAML: {' '.join(str(error).split())[:200]}") from None
     except RecursionError:
         raise Wrong("nested too deeply") from None
+    except ValueError as error:  # a date that does not exist, a number of thousands of digits
+        raise Wrong(f"not YAML: {error}") from None
 
 
 # -- its parts ---------------------------------------------------------------------------------------------------------
@@ -204,7 +209,7 @@ def _inputs(value: Any, where: str, known: str) -> tuple[Input, ...]:
 
 def _layers(value: Any, where: str) -> tuple[int, int]:
     whole = isinstance(value, list) and len(value) == 2 and all(type(each) is int for each in value)
-    if not whole or not 0 <= value[0] < value[1]:
+    if not whole or not 0 <= value[0] < value[1] < _MOST_LAYERS:
         raise Wrong(f"{where}: [first, behind the last] is expected, as in [0, 16], not {_short(value)}")
     return value[0], value[1]
 
@@ -219,8 +224,9 @@ def _tokens(given: Mapping[str, Any]) -> Tokens | None:
     if not isinstance(each, dict):
         raise Wrong(f"tokenizer.tokens: `token: rule` lines are expected, not {_short(each)}")
     multiple = fields.get("pad_to_multiple_of")
-    if multiple is not None and (type(multiple) is not int or multiple < 1):
-        raise Wrong(f"tokenizer.pad_to_multiple_of: a whole number from 1 is expected, not {_short(multiple)}")
+    if multiple is not None and (type(multiple) is not int or not 1 <= multiple <= LIMIT):
+        found = f"not {_short(multiple)}"
+        raise Wrong(f"tokenizer.pad_to_multiple_of: a whole number from 1 to {LIMIT} is expected, {found}")
     rules = {token: _token(rule, f"tokenizer.tokens[{token!r}]") for token, rule in each.items()}
     return Tokens(_text(fields.get("source", "union"), "tokenizer.source"), rules, multiple)
 
@@ -278,7 +284,7 @@ def _scalar(value: Any, where: str) -> bool | int | float | str:
             return float(value)
         except ValueError:
             return value
-    if not isinstance(value, (bool, int, float)):
+    if not isinstance(value, (bool, int, float)) or (type(value) is int and abs(value) > 1 << 53):
         raise Wrong(f"{where}: a number, or a list of numbers, is expected, not {_short(value)}")
     return value
 

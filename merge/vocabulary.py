@@ -1,7 +1,6 @@
 """Models with different vocabularies: which tokens the result has, and where each of its embeddings comes from."""
 
 import copy
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from merge.donors import Donor, Stored
+from merge.donors import Donor
 from merge.files import Wrong, read_json
 from merge.recipe import Token, Tokens
+from merge.weights import Stored
 
+_MOST = 1 << 24  # tokens
 Place = tuple[tuple[str, int], ...]  # rows of models
 
 
@@ -55,6 +56,7 @@ class Vocabulary:
         """A model's tensor, row by row that of the result's tokens; some rows come from other models."""
         mine = tensors[model]
         places: list[Place] = []
+        self._check_rows(tensors)
 
         def rows(begin: int, end: int) -> Tensor:
             if not places:
@@ -84,10 +86,22 @@ class Vocabulary:
     def _by_rule(self, rule: Token, token: str, have: Mapping[str, int]) -> Place:
         if rule.source is None:  # kind: zero
             return ()
-        if rule.kind == "model":
-            return ((rule.source, have[rule.source]),)
-        id = rule.token_id if rule.token_id is not None else self.words[rule.source].ids[rule.token or ""]
-        return ((rule.source, id),)
+        return ((rule.source, self._row(rule, token)),)
+
+    def _row(self, rule: Token, token: str) -> int:
+        if rule.token_id is not None:
+            return rule.token_id
+        return self.words[str(rule.source)].ids[token if rule.kind == "model" else str(rule.token)]
+
+    def _check_rows(self, tensors: Mapping[str, Stored]) -> None:
+        """What a rule takes from a model must be there."""
+        for token, rule in self.rules.items():
+            if rule.source is None:
+                continue
+            rows = tensors[rule.source].shape[0] if rule.source in tensors else 0
+            if self._row(rule, token) >= rows:
+                row = self._row(rule, token)
+                raise Wrong(f"tokenizer.tokens[{token!r}]: {rule.source} has {rows} embeddings, not number {row}")
 
     def _check_rules(self) -> None:
         for token, rule in self.rules.items():
@@ -95,23 +109,14 @@ class Vocabulary:
                 continue
             if rule.source not in self.words:
                 raise Wrong(f"tokenizer.tokens[{token!r}]: {rule.source} is not one of the models")
-            ids, size = (
-                self.words[rule.source].ids,
-                next(d.vocabulary_size for d in self.models if d.reference == rule.source),
-            )
             wanted = rule.token if rule.kind == "model_token" else token
-            if rule.token_id is None and wanted not in ids:
+            if rule.token_id is None and wanted not in self.words[rule.source].ids:
                 raise Wrong(f"tokenizer.tokens[{token!r}]: {rule.source} has no token {wanted!r}")
-            if rule.token_id is not None and rule.token_id >= size:
-                raise Wrong(f"tokenizer.tokens[{token!r}]: {rule.source} has {size} tokens, not number {rule.token_id}")
 
     def _notes(self) -> list[str]:
         nobody = [t for t in self.result.ids if not any(t in words.ids for words in self.words.values())]
         without = [t for t in nobody if not self.rules[t].source]
         return [f"the token {token!r} is in no model: its embedding is zero" for token in without]
-
-    def save(self, folder: Path) -> None:
-        (folder / "tokenizer.json").write_text(json.dumps(self.result.file, ensure_ascii=False))
 
 
 def _runs(places: Sequence[Place]) -> Iterator[tuple[Place, int]]:
@@ -144,9 +149,14 @@ def _some(stored: Stored, begin: int, end: int) -> Tensor:
 def words_of(folder: Path) -> Words:
     try:
         file = read_json(folder / "tokenizer.json")
-        return Words(file, _ids(file))
-    except (Wrong, KeyError, TypeError, AttributeError) as error:
-        raise Wrong(f"{folder}: vocabularies need a tokenizer.json that can be read: {error}") from None
+        ids = _ids(file)
+        for merge in file["model"].get("merges", ()):
+            _pair(merge)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Wrong(f"{folder}: vocabularies need a tokenizer.json that can be read: {error!r}") from None
+    if not ids or not all(isinstance(token, str) and type(id) is int and 0 <= id < _MOST for token, id in ids.items()):
+        raise Wrong(f"{folder}: a tokenizer.json with tokens, each with its number, is expected")
+    return Words(file, ids)
 
 
 def _ids(file: Mapping[str, Any]) -> dict[str, int]:
@@ -165,10 +175,11 @@ def _add_all(made: dict[str, Any], words: Words) -> None:
     if mine.get("type") != other.get("type") or not isinstance(mine["vocab"], dict):
         kinds = f"{mine.get('type')} and {other.get('type')}"
         raise Wrong(f"tokenizers of the kinds {kinds} have no union; choose one of them as tokenizer_source")
-    taken = known.keys() | {each["content"] for each in added}
-    fresh = [token for token in sorted(words.ids, key=words.ids.__getitem__) if token not in taken]
+    theirs = sorted(other["vocab"], key=other["vocab"].__getitem__)
+    fresh = [token for token in theirs if token not in known]
     number = 1 + max(known.values())
-    mine["vocab"].update({token: number + n for n, token in enumerate(fresh)})
+    mine["vocab"] |= {token: known[token] for token in theirs if token in known}  # some were only added to mine
+    mine["vocab"] |= {token: number + n for n, token in enumerate(fresh)}
     if "merges" in mine:
         pairs = {_pair(merge) for merge in mine["merges"]}
         as_text = bool(mine["merges"]) and isinstance(mine["merges"][0], str)
@@ -177,8 +188,9 @@ def _add_all(made: dict[str, Any], words: Words) -> None:
     _add_tokens(made, added)
 
 
-def _pair(merge: str | Sequence[str]) -> tuple[str, ...]:
-    return tuple(merge.split(" ", 1) if isinstance(merge, str) else merge)
+def _pair(merge: str | Sequence[str]) -> tuple[str, str]:
+    left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
+    return str(left), str(right)
 
 
 def _add_tokens(made: dict[str, Any], tokens: Sequence[Mapping[str, Any]]) -> None:

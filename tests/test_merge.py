@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from merge.engine import How
@@ -370,6 +371,51 @@ def test_an_interrupted_merge_leaves_nothing_that_looks_finished(how, tmp_path):
     done = subprocess.run(command(str(recipe), str(out)), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".out")]
+
+
+def test_only_the_folder_of_a_model_is_replaced(models, tmp_path, monkeypatch):
+    out, recipe = tmp_path / "out", tmp_path / "out" / "r.yml"
+    out.mkdir()
+    run(out, ties(models), overwrite=True)  # an empty one
+    run(out, ties(models), overwrite=True)  # a model's
+    recipe.write_text(yaml.safe_dump(ties(models)))
+    with pytest.raises(Wrong, match="r.yml is in it"):
+        merge(recipe, out, overwrite=True)
+    link = tmp_path / "link"
+    link.symlink_to(out)
+    run(link, ties(models), overwrite=True)
+    assert link.is_symlink() and (out / "config.json").is_file()
+    with pytest.raises(Wrong, match="is not replaced: .* is in it"):
+        run(Path(models[1]), ties(models), overwrite=True)
+    monkeypatch.chdir(out)
+    with pytest.raises(Wrong, match="is not replaced"):
+        run(out, ties(models), overwrite=True)
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "to_my_mother.txt").write_text("dear")
+    for place in (tmp_path / "letters", tmp_path / "letters" / "to_my_mother.txt"):
+        with pytest.raises(Wrong, match="is not the folder of a model"):
+            run(place, ties(models), overwrite=True)
+
+
+def test_folders_made_for_a_merge_that_failed_are_removed(models, tmp_path, monkeypatch):
+    from merge import engine
+
+    monkeypatch.setattr(engine, "write", lambda *more: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run(tmp_path / "a" / "b" / "out", ties(models))
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("dtype, value", [("float16", 1e5), ("float32", float("nan")), ("bfloat16", float("inf"))])
+def test_numbers_that_are_none_are_named(dtype, value, tmp_path):
+    name = "model.layers.1.mlp.up_proj.weight"
+    model = llama(tmp_path / "bad", 1)
+    tensors = weights(model)
+    tensors[name][3, 4] = value
+    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+    recipe = {"merge_method": "linear", "parameters": {"weight": 1}, "models": [str(model)] * 2, "out_dtype": dtype}
+    took = merge(parse(yaml.safe_dump(recipe)), tmp_path / "out")
+    assert took.notes == (f"{name} has numbers that are not finite, or too large for its dtype",)
 
 
 def test_a_disk_that_fails_while_it_is_flushed(models, tmp_path, monkeypatch):

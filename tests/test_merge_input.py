@@ -91,6 +91,14 @@ TIES = "merge_method: ties\nbase_model: A\nmodels: [{model: B, parameters: {weig
         "{model: A}]}]\n",
         "needs a layer_range",
     ),
+    (TIES + f"parameters: {{density: 1{'0' * 400}}}\n", "a number, or a list of numbers, is expected"),
+    (TIES + f"parameters: {{density: 1{'0' * 5000}}}\n", "not YAML"),
+    (TIES + "parameters: {density: 2020-13-45}\n", "not YAML"),
+    (TIES + "tokenizer: {pad_to_multiple_of: 10000000000}\n", "a whole number from 1 to"),
+    (
+        f"merge_method: passthrough\nslices: [{{sources: [{{model: A, layer_range: [0, 1{'0' * 30}]}}]}}]\n",
+        "behind the last",
+    ),
     # YAML
     ("merge_method: &x linear\nmodels: [*x]\n", "line 1: anchors and aliases are not accepted"),
     ("merge_method: !!python/name:os.system linear\n" + MODELS, "line 1: the tag .* is not accepted"),
@@ -189,6 +197,43 @@ def test_what_differs_without_harm_is_said(pair, tmp_path):
     assert ["rms_norm_eps is 0.001 in" in note for note in took.notes] == [True]
 
 
+def test_layers_that_a_configuration_promises(pair, tmp_path):
+    less = copy_of(pair[1], tmp_path / "less", num_hidden_layers=6)
+    refused(linear(less, less), "model.layers has 4 layers, its config.json says 6", tmp_path / "out")
+    hole = copy_of(pair[1], tmp_path / "hole")
+    save_file({k: v for k, v in weights(hole).items() if "layers.2." not in k}, hole / "model.safetensors")
+    refused(linear(hole, hole), "model.layers has 3 layers, its config.json says 4", tmp_path / "out")
+
+
+def test_an_index_that_promises_more_than_its_shards_have(tmp_path):
+    model = llama(tmp_path / "m", 1, shard="20KB")
+    index = model / "model.safetensors.index.json"
+    said = json.loads(index.read_text())
+    said["weight_map"]["model.layers.0.extra.weight"] = said["weight_map"]["lm_head.weight"]
+    index.write_text(json.dumps(said))
+    refused(linear(model), "its index has model.layers.0.extra.weight, its files do not", tmp_path / "out")
+
+
+BINS = {
+    "a list": ([torch.ones(2)], "a dictionary of tensors is expected"),
+    "keys": ({3: torch.ones(2)}, "cannot be merged"),
+    "complex": ({"x": torch.ones(2, dtype=torch.complex64)}, "cannot be merged"),
+    "sparse": ({"x": torch.ones(2, 2).to_sparse()}, "cannot be merged|not a file of tensors"),
+    "giant": ({"x": torch.ones(1).expand(1 << 40)}, "cannot be merged"),
+    "meta": ({"x": torch.ones(2, device="meta")}, "cannot be merged|not a file of tensors"),
+    "nothing": ({}, "there is no tensor"),
+    "code": ({"x": Path("/")}, "not a file of tensors alone"),
+}
+
+
+@pytest.mark.parametrize("kind", BINS)
+def test_bin_files_with_something_else(kind, pair, tmp_path):
+    bad = copy_of(pair[0], tmp_path / "bad")
+    (bad / "model.safetensors").unlink()
+    torch.save(BINS[kind][0], bad / "pytorch_model.bin")
+    refused(linear(bad), f"bad.*: .*({BINS[kind][1]})", tmp_path / "out")
+
+
 def test_quantized_models(pair, tmp_path):
     other = copy_of(pair[1], tmp_path / "other", quantization_config={"quant_method": "gptq"})
     refused(linear(pair[0], other), "its weights are quantized", tmp_path / "out")
@@ -202,6 +247,8 @@ def test_quantized_models(pair, tmp_path):
     ("./no-such", "not a folder with a model"),
     ("a/b/c", "not a folder with a model"),
     ("no-such.gguf", "no such file"),
+    ("~nobody-of-this-name/model", "nobody-of-this-name"),
+    ("org/model@refs/pr/1", "the hub does not give it"),
 ])  # fmt: skip
 def test_models_that_are_not_there(path, why, tmp_path):
     refused(linear(path), why, tmp_path / "out")
@@ -247,17 +294,23 @@ GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
     (header({"x": {**GOOD, "shape": [-2]}}, bytes(8)), "a shape of"),
     (header({"x": {**GOOD, "shape": [2.0]}}, bytes(8)), "a shape of"),
     (header({"x": {**GOOD, "shape": [True, 2]}}, bytes(8)), "a shape of"),
-    (header({"x": {**GOOD, "shape": [10**30, 10**30]}}, bytes(8)), "bytes .* were expected"),
+    (header({"x": {**GOOD, "shape": [10**30, 10**30]}}, bytes(8)), "more numbers than any disk"),
+    (header({"x": {**GOOD, "shape": [0, 10**30], "data_offsets": [0, 0]}}), "more numbers than any disk"),
+    (header({"x": {**GOOD, "shape": [1] * 100}}, bytes(4)), "more numbers than any disk"),
+    (header({"x": {**GOOD, "shape": 2}}, bytes(8)), "a shape of"),
+    (header({}), "there is no tensor in model.safetensors"),
     (header({"x": {**GOOD, "data_offsets": [0, 80]}}, bytes(8)), "were expected"),
     (header({"x": {**GOOD, "data_offsets": [4, 12]}}, bytes(12)), "were expected"),
     (header({"x": GOOD, "y": GOOD}, bytes(8)), "were expected"),
-    (header({"x": {**GOOD, "data_offsets": "08"}}, bytes(8)), "were expected"),
-    (header({"x": {**GOOD, "data_offsets": None}}, bytes(8)), "not a safetensors file|were expected"),
+    (header({"x": {**GOOD, "data_offsets": "08"}}, bytes(8)), "two whole numbers"),
+    (header({"x": {**GOOD, "data_offsets": None}}, bytes(8)), "two whole numbers"),
+    (header({"x": {**GOOD, "data_offsets": [0, "8"]}, "y": GOOD}, bytes(8)), "two whole numbers"),
+    (header(json.dumps({"x": GOOD}).encode().replace(b"8]", b"9" * 5000 + b"]"), bytes(8)), "not a safetensors file"),
 ])  # fmt: skip
 def test_damaged_or_hostile_weight_files(data, why, pair, tmp_path):
     bad = copy_of(pair[0], tmp_path / "bad")
     (bad / "model.safetensors").write_bytes(data)
-    refused(linear(bad), f"bad/model.safetensors: .*({why})", tmp_path / "out")
+    refused(linear(bad), f"bad.*: .*({why})", tmp_path / "out")
 
 
 def test_a_truncated_weight_file(pair, tmp_path):
@@ -272,8 +325,9 @@ def test_a_device_that_is_not_there(pair, tmp_path):
 
     with pytest.raises(Wrong, match="the device cuda:77 cannot be used here"):
         merge(recipes.parse(linear(*pair)), tmp_path / "out", how=How(device="cuda:77"))
-    with pytest.raises(Wrong, match="the device gpu cannot be used here"):
-        merge(recipes.parse(linear(*pair)), tmp_path / "out", how=How(device="gpu"))
+    for name in ("gpu", "meta"):
+        with pytest.raises(Wrong, match=f"the device {name} cannot be used here"):
+            merge(recipes.parse(linear(*pair)), tmp_path / "out", how=How(device=name))
 
 
 @pytest.mark.parametrize(
@@ -283,7 +337,7 @@ def test_sizes(text, size):
     assert size_of(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "x", "5XB", "-1GB", "0", "1e9"])
+@pytest.mark.parametrize("text", ["", "x", "5XB", "-1GB", "0", "1e9", "9" * 400])
 def test_what_is_no_size(text):
     with pytest.raises(Wrong, match="not a size"):
         size_of(text)

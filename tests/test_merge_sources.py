@@ -95,8 +95,19 @@ def test_adapters_that_do_not_fit(tmp_path):
     with pytest.raises(Wrong, match="IA3"):
         run(tmp_path / "out", copied(f"{model}+{tmp_path / 'lora'}"))
     (tmp_path / "lora" / "adapter_config.json").write_text("[1]")
-    with pytest.raises(Wrong, match="an object is expected"):
+    with pytest.raises(Wrong, match="an object .*is expected"):
         run(tmp_path / "out", copied(f"{model}+{tmp_path / 'lora'}"))
+    for said, why in (
+        ({"lora_alpha": float("inf")}, "lora_alpha is 'inf'; a number"),
+        ({"lora_alpha": "16"}, "lora_alpha is '16'; a number"),
+        ({"lora_alpha": True}, "lora_alpha is 'True'; a number"),
+        ({"alpha_pattern": [1]}, "an alpha_pattern of .* is expected"),
+        ({"alpha_pattern": {"(": 1}}, "an alpha_pattern of .* is expected"),
+    ):
+        adapter(AutoModelForCausalLM.from_pretrained(model), tmp_path / "lora", **ADAPTERS["plain"])
+        (tmp_path / "lora" / "adapter_config.json").write_text(json.dumps({**settings, **said}))
+        with pytest.raises(Wrong, match=why):
+            run(tmp_path / "out", copied(f"{model}+{tmp_path / 'lora'}"))
     good = adapter(AutoModelForCausalLM.from_pretrained(model), tmp_path / "good", **ADAPTERS["plain"])
     file = tmp_path / "good" / "adapter_model.safetensors"
     whole = weights(tmp_path / "good")
@@ -280,7 +291,8 @@ def test_a_union_of_the_same_model_twice_and_of_a_base_that_is_not_merged(speake
     once = run(tmp_path / "once", {**copied(a, b), "tokenizer_source": "union"})
     assert twice.keys() == once.keys() and twice["lm_head.weight"].shape == once["lm_head.weight"].shape
     rules = {"<tool>": {"source": a, "force": True}, "</s>": {"source": a, "force": True}}
-    recipe = {**copied(b), "base_model": a, "tokenizer": {"source": "union", "tokens": {"</s>": rules["</s>"]}}}
+    tokens = {"source": "union", "tokens": {"</s>": rules["</s>"]}}
+    recipe = {"merge_method": "passthrough", "models": [b], "base_model": a, "tokenizer": tokens}
     found = run(tmp_path / "base", recipe)["lm_head.weight"]
     made = vocabulary(tmp_path / "base")
     assert torch.equal(found[made["</s>"]], weights(speakers[0])["lm_head.weight"][vocabulary(speakers[0])["</s>"]])
@@ -307,6 +319,58 @@ def test_a_head_with_a_bias(tmp_path):
         x = a[one[token]] if token in one else b[other[token]]
         y = b[other[token]] if token in other else x
         assert torch.allclose(found[row], (x + y) / 2, atol=1e-6)
+
+
+def test_a_token_of_one_model_is_a_piece_of_words_of_another(speakers, tmp_path):
+    """Each way round: the union's pairs may only speak of what is in its vocabulary."""
+    a, b = speakers
+    piece = next(token for token in vocabulary(b) if token not in vocabulary(a) and len(token) > 2)
+    file = a / "tokenizer.json"
+    said = json.loads(file.read_text())
+    mark = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    said["added_tokens"].append({**mark, "id": len(vocabulary(a)), "content": piece})
+    file.write_text(json.dumps(said))
+    llama(a, 1, vocab_size=len(vocabulary(a)))
+    for n, pair in enumerate(((a, b), (b, a))):
+        out = tmp_path / f"out{n}"
+        run(out, {**copied(*map(str, pair)), "tokenizer_source": "union"})
+        words = AutoTokenizer.from_pretrained(out)
+        assert words(f"{TEXTS[1]}{piece}")["input_ids"].count(vocabulary(out)[piece]) >= 1
+        assert words.decode(words(TEXTS[1])["input_ids"]) == TEXTS[1]
+
+
+def test_the_ids_of_special_tokens_follow_the_tokenizer(speakers, tmp_path):
+    a, b = speakers
+    for folder, eos in ((a, 0), (b, 1)):
+        for name in ("config.json", "generation_config.json"):
+            file = folder / name
+            file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": eos}))
+    for source, eos in ((a, 0), (b, 1)):
+        out = tmp_path / f"out{eos}"
+        run(out, {**copied(str(a), str(b)), "tokenizer_source": str(source)})
+        found = [
+            json.loads((out / name).read_text())["eos_token_id"] for name in ("config.json", "generation_config.json")
+        ]
+        assert found == [eos, eos]
+
+
+def test_damaged_tokenizers(speakers, tmp_path):
+    a, b = speakers
+    said = json.loads((b / "tokenizer.json").read_text())
+    for change in (
+        {"vocab": {"x": "y"}},
+        {"vocab": {"x": -1}},
+        {"vocab": {"x": 1 << 40}},
+        {"vocab": {}, "merges": []},
+        {"vocab": 3},
+        {"merges": ["ab"]},
+        {"merges": [3]},
+    ):
+        added = [] if change.get("vocab") == {} else said["added_tokens"]
+        changed = {**said, "added_tokens": added, "model": {**said["model"], **change}}
+        (b / "tokenizer.json").write_text(json.dumps(changed))
+        with pytest.raises(Wrong, match=r"tokenizer\.json"):
+            run(tmp_path / "out", {**copied(str(a), str(b)), "tokenizer_source": "union"})
 
 
 def test_what_is_no_number_is_copied(tmp_path):
@@ -364,12 +428,15 @@ def test_rules_for_tokens(speakers, tmp_path):
 @pytest.mark.parametrize("rule, why", [
     ({"source": {"kind": "model_token", "model": "A", "token": "nowhere"}}, "no token 'nowhere'"),
     ({"source": {"kind": "model_token", "model": "A", "token_id": 10_000}}, "not number 10000"),
+    ({"source": {"kind": "model_token", "model": "A", "token_id": 300}}, "has 2[0-9][0-9] embeddings, not number 300"),
     ({"source": "elsewhere"}, "not one of the models"),
     ({"source": {"kind": "zero", "model": "A"}}, "is expected"),
     ({"force": 3}, "true or false"),
 ])  # fmt: skip
 def test_rules_that_cannot_be_followed(speakers, rule, why, tmp_path):
     text = json.dumps(rule).replace('"A"', json.dumps(str(speakers[0])))
+    file = speakers[0] / "config.json"  # it may say what it likes
+    file.write_text(json.dumps({**json.loads(file.read_text()), "vocab_size": 1000}))
     recipe = {**copied(*map(str, speakers)), "tokenizer": {"source": "base", "tokens": {"<x>": json.loads(text)}}}
     with pytest.raises(Wrong, match=why):
         run(tmp_path / "out", recipe)
