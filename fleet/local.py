@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO
+from typing import IO, Protocol
 
 from fleet import faults, launches, status
 from fleet.config import FleetConfig, Wrong
@@ -26,11 +26,36 @@ _SHOWN = 16  # members of the last round that are worth a line
 _GONE = ", but the disk that holds it is not mounted there any more: mount it again"
 
 
+class Process(Protocol):
+    """Whoever sits there: a process of this machine, or one that is held elsewhere."""
+
+    def poll(self) -> int | None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Local:
+    """A process on a leash, that leads a group of its own."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self.poll, self.terminate = process.poll, process.terminate
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # its own children go with it
+
+    def close(self) -> None:
+        if self._process.stdin:
+            self._process.stdin.close()
+
+
 @dataclass
 class Place(Seat):
     """A seat with the process that sits there."""
 
-    process: subprocess.Popen[bytes] | None = None
+    process: Process | None = None
 
     @property
     def fate(self) -> str:
@@ -39,8 +64,8 @@ class Place(Seat):
 
 
 class Starter:
-    def __init__(self, config: FleetConfig, where: Path, workers: int | None) -> None:
-        self.host = Host()
+    def __init__(self, config: FleetConfig, where: Path, workers: int | None, view: type[Progress] = Progress) -> None:
+        self.host, self.view = Host(), view
         self.config, self.count = config, workers or config.num_machines
         self.base = (where / config.base_dir).resolve()
         self.folder = self.base / config.project_name
@@ -71,7 +96,7 @@ class Starter:
             return self._report(store, history, launch, seats)
 
     def _work(self, seats: list[Place], history: History) -> None:
-        progress = Progress(history, self.config.max_generations)
+        progress = self.view(history, self.config.max_generations)
         for seat in seats:
             self._sit(seat)
         while any(seat.code is None for seat in seats):
@@ -84,8 +109,11 @@ class Starter:
 
     def _sit(self, seat: Place) -> None:
         name = f"local-{seat.number}-{self.host.token()[:8]}"
-        seat.process = process(this_script(), name, self.folder, self.config.threads, self._log)
+        seat.process = self.hired(name)
         seat.started = self.host.now()
+
+    def hired(self, name: str) -> Process:
+        return Local(process(this_script(), name, self.folder, self.config.threads, self._log))
 
     def _check(self, seat: Place) -> None:
         """A worker that was killed gets a successor, with a growing pause when it died at once."""
@@ -96,8 +124,7 @@ class Starter:
             return
         if (code := seat.process.poll()) is None:
             return
-        if seat.process.stdin:
-            seat.process.stdin.close()
+        seat.process.close()
         seat.process = None
         if seat.ended(code, now, self.config.restarts, leaving=bool(self._signals)):
             print(f"worker {seat.number} {ending(code)}; another takes its place", flush=True)
@@ -120,8 +147,7 @@ class Starter:
             if seat.process and self._signals == 1:
                 seat.process.terminate()
             elif seat.process:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(seat.process.pid, signal.SIGKILL)  # it leads a group: its own children go with it
+                seat.process.kill()
             elif seat.code is None:
                 seat.code = 130
 

@@ -39,7 +39,7 @@ class Progress:
 
     def _tell(self) -> None:
         while self._told < self.history.first:
-            line = f"round {self._told}: {round_text(self.history, self._told)}"
+            line = self.line(self._told)
             if self._live:
                 self._live.console.print(line, highlight=False)
             else:
@@ -48,7 +48,11 @@ class Progress:
         if self._live and not self._live.is_started:
             self._live.start()
         if self._live:
-            self._live.update(Group(self._members(), Text(self.speed())), refresh=True)
+            self._live.update(Group(self.table(), Text(self.speed())), refresh=True)
+
+    def line(self, round: int) -> str:
+        """What is told of a round once it is finished."""
+        return f"round {round}: {round_text(self.history, round)}"
 
     def speed(self) -> str:
         """Tokens a second, bytes moved, time left: of this start of the run."""
@@ -57,7 +61,7 @@ class Progress:
         words.append(f"{sum(d.written + d.read for d in diary.read_all(self.history.store)) / 1e6:,.0f} MB moved")
         left = max(0, self.rounds + 1 - self.history.first)
         if done and left:
-            words.append(f"about {_duration(left * seconds / done)} left")
+            words.append(f"about {duration(left * seconds / done)} left")
         return ", ".join(words)
 
     def _count(self) -> None:
@@ -70,7 +74,7 @@ class Progress:
                     tokens = self.history[id].metrics.get("tokens", 0)
                     self._tokens += tokens if isinstance(tokens, int) else 0
 
-    def _members(self) -> Table:
+    def table(self) -> Table:
         """The rounds that are being made, and the last one that was finished, with each member's loss."""
         table = Table(title=f"Round {min(self.history.first, self.rounds)} of {self.rounds}", title_justify="left")
         table.add_column("round")
@@ -99,7 +103,7 @@ def round_text(history: History, round: int) -> str:
     return ", ".join(words)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     for size, word in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {word}"

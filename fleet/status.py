@@ -24,10 +24,16 @@ from fleet.recipe import NotYet, Recipe, name
 from fleet.run import open_run
 
 _WORKERS, _ERRORS, _MEMBERS = 24, 5, 8  # so many lines of each at most
+_LONGEST = 40  # signs of a value
 
 
 def metrics_text(metrics: Mapping[str, Any]) -> str:
-    return plain(" ".join(f"{k}={v:.6g}" if isinstance(v, float) else f"{k}={v}" for k, v in metrics.items()))
+    return plain(" ".join(f"{key}={_short(value)}" for key, value in metrics.items()))
+
+
+def _short(value: Any) -> str:
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
 class View:

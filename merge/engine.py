@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -80,6 +80,28 @@ def write(jobs: list[Job], folder: Path, shard_size: int, how: How, progress: Pr
                 stop.set()
                 pool.shutdown(cancel_futures=True)
                 raise
+    return sorted(broken)
+
+
+def fill(jobs: list[Job], tensors: Mapping[str, Tensor], how: How) -> list[str]:
+    """All tensors into others that are in memory already, rounded as in files; the names of those with bad numbers."""
+    kept, broken = Kept(how.memory), set[str]()
+
+    @torch.no_grad()
+    def make(job: Job) -> None:
+        place, begin = tensors[job.name].view(-1), 0
+        if not job.method:
+            place.copy_(job.others[0].read().to(job.dtype).view(-1))
+            return
+        for block in merged(job, how, kept):
+            place[begin : begin + block.numel()].copy_(block.view(-1))
+            begin += block.numel()
+            if not fits(block, job.dtype):
+                broken.add(job.name)
+
+    with one_thread_each(), ThreadPoolExecutor(how.workers, "merge") as pool:
+        for _ in pool.map(make, sorted(jobs, key=lambda job: -job.bytes)):
+            pass
     return sorted(broken)
 
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from merge import strictyaml
 from merge.files import Wrong
 
 LIMIT = 1 << 20
@@ -92,7 +91,11 @@ def load(path: Path) -> Merge:
 
 
 def parse(text: str) -> Merge:
-    return merge_of(plain_yaml(text), text)
+    try:
+        value = strictyaml.parse(text)
+    except strictyaml.Bad as error:
+        raise Wrong(str(error)) from None
+    return merge_of(value, text)
 
 
 def merge_of(value: Any, text: str) -> Merge:
@@ -118,51 +121,6 @@ def merge_of(value: Any, text: str) -> Merge:
         chat_template=_text(given["chat_template"], "chat_template") if "chat_template" in given else None,
         text=text,
     )
-
-
-# -- YAML --------------------------------------------------------------------------------------------------------------
-
-
-class _Loader(yaml.SafeLoader):
-    """No key twice."""
-
-
-def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    seen: set[Any] = set()
-    for key, _ in node.value:
-        name = loader.construct_object(key)  # type: ignore[no-untyped-call]
-        if not isinstance(name, str):
-            raise Wrong(f"line {key.start_mark.line + 1}: the key {name!r} is not text")
-        if name in seen:
-            raise Wrong(f"line {key.start_mark.line + 1}: the key {name!r} stands there twice")
-        seen.add(name)
-    return loader.construct_mapping(node, deep=True)
-
-
-_Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
-
-
-def plain_yaml(text: str) -> Any:
-    """Data only: no anchors, no tags, no key twice."""
-    try:
-        for event in yaml.parse(text, Loader=_Loader):
-            where = f"line {event.start_mark.line + 1}" if event.start_mark else "the file"
-            if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-                raise Wrong(f"{where}: anchors and aliases are not accepted; write the value where it is needed")
-            if getattr(event, "tag", None):
-                raise Wrong(f"{where}: the tag {event.tag} is not accepted; plain values only")
-        return yaml.load(text, Loader=_Loader)  # a SafeLoader
-    except Wrong:
-        raise
-    except yaml.MarkedYAMLError as error:
-        place = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-        raise Wrong(f"{place}not YAML: {error.problem}") from None
-    except yaml.YAMLError as error:
-        raise Wrong(f"not YAML: {' '.join(str(error).split())[:200]}") from None
-    except RecursionError:
-        raise Wrong("nested too deeply") from None
-    except ValueError as error:  # a date that does not exist, a number of thousands of digits
-        raise Wrong(f"not YAML: {error}") from None
 
 
 # -- its parts ---------------------------------------------------------------------------------------------------------

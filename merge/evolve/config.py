@@ -1,0 +1,147 @@
+"""The keys of a merge search: the genome file's and the command line's. No torch: whoever only looks waits for none."""
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import model_validator
+
+from fleet.config import FleetConfig, Room, Text, Wrong, bound, operational, validated
+from merge import strictyaml
+
+METHODS = Literal[
+    "linear", "slerp", "nuslerp", "multislerp", "karcher", "task_arithmetic", "ties", "dare_linear", "dare_ties",
+    "breadcrumbs", "breadcrumbs_ties", "della", "della_linear",
+]  # fmt: skip
+_BASED = ("task_arithmetic", "ties", "dare_linear", "dare_ties", "breadcrumbs", "breadcrumbs_ties", "della")
+_NO_BASE = ("linear", "slerp", "karcher")  # slerp's base is the strongest model of its layers
+
+
+class Genome(Room):
+    """What is searched."""
+
+    models: tuple[Text, ...] = bound(..., "The models to merge.", min_length=2, max_length=64, strict=False)
+    merge_method: METHODS = bound(..., "How.")
+    base_model: str = bound("", "The base, for methods that have one; not one of the models.")
+    tokenizer_source: str = bound("", "As in a recipe.")
+    layer_granularity: int = bound(
+        0, "So many layers have parameters of their own; 0: all layers alike.", ge=0, le=100_000
+    )
+    normalize: bool | None = bound(None, "As in a recipe; by default as the method is published.")
+    allow_negative_weights: bool = bound(False, "Else weights are taken by their absolute value.")
+    smooth: bool = bound(False, "Parameters run over the layers, from group to group, instead of jumping.")
+    filters: tuple[Text, ...] = bound(
+        (), "Parts of tensors' names that have parameters of their own: mlp, self_attn.", max_length=16, strict=False
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] = bound("float32", "Of inputs before the arithmetic.")
+    out_dtype: Literal["", "float32", "bfloat16", "float16"] = bound("", "Of the result; empty: the models' own.")
+
+    @model_validator(mode="after")
+    def _check(self) -> "Genome":
+        method, base = self.merge_method, self.base_model
+        if method in (*_BASED, "della_linear") and not base:
+            raise ValueError(f"base_model is missing: {method} merges changes of a base")
+        if method in _NO_BASE and base:
+            raise ValueError(f"base_model is {base!r}, but {method} has no base; make it one of the models")
+        if base in self.models:
+            raise ValueError(f"base_model {base!r} is one of the models: its change of itself is nothing")
+        if len(set(self.models)) < len(self.models):
+            raise ValueError("models: one of them stands there twice")
+        if method == "nuslerp" and len(self.models) != 2:
+            raise ValueError(f"models: nuslerp merges two models, here are {len(self.models)}")
+        if method == "slerp" and (self.smooth or self.filters):
+            raise ValueError("slerp chooses two models for each group of layers: it knows no smooth and no filters")
+        if self.smooth and not self.layer_granularity:
+            raise ValueError("smooth needs a layer_granularity")
+        return self
+
+
+class Task(Room):
+    """What is scored."""
+
+    name: Text = bound(..., "An lm-eval task or group.")
+    weight: float = bound(1.0, "In the score; a negative one minimises.", ge=-1e6, le=1e6)
+    metric: Text = bound("acc,none", "As lm-eval names it: metric,filter.")
+
+
+class SearchConfig(FleetConfig):
+    """A search. Its storage path is the folder of a run."""
+
+    genome: Genome = bound(..., "What is searched.")
+    tasks: tuple[Task, ...] = bound(..., "What is scored.", min_length=1, max_length=64, strict=False)
+    limit: int | None = bound(None, "Questions of each task.", ge=1, le=10**7)
+    num_fewshot: int | None = bound(None, "Examples in each prompt.", ge=0, le=1000)
+    shuffle: bool = bound(False, "Let the seed choose which questions the limit leaves, instead of the first ones.")
+    random_init: bool = bound(False, "Begin anywhere, not at equal weights.")
+    apply_chat_template: bool | None = bound(None, "By default where the tokenizer has one.")
+    fewshot_as_multiturn: bool = bound(True, "With a chat template: examples are turns of the talk.")
+    max_fevals: int = bound(100, "Candidates; the last generation is finished.", ge=1, le=10**6)
+    sigma0: float = bound(1 / 6, "How far the first points scatter.", gt=0, le=100)
+    population_size: int = bound(0, "Candidates of a generation; 0: 4 + 3 ln(coordinates).", ge=0, le=4096)
+    race: bool = bound(False, "Stop hopeless candidates early.")
+    holdout: float = bound(0.0, "The share of questions that is kept for the end.", ge=0, lt=1)
+    batch_size: int = bound(0, "Requests at a time; 0: as fits.", ge=0, le=65536)
+    task_path: tuple[Text, ...] = bound((), "Folders with tasks of one's own.", strict=False)
+    load_in_8bit: bool = bound(False, "Candidates in 8 bits.")
+    load_in_4bit: bool = bound(False, "Candidates in 4 bits.")
+    vllm: bool = bound(False, "Candidates answer in vLLM.")
+    buffered: bool = bound(False, "Candidates are merged and scored by different workers.")
+    allow_benchmark_tasks: bool = bound(False, "Let lm-eval's own tasks be the target.")
+    trust_remote_code: bool = bound(False, "Let models run code of their own.")
+    in_memory: bool = operational(True, "Candidates are built in the live model; else in a folder.")
+    reshard: bool = operational(False, "Copy each model into one file first.")
+    merge_cuda: bool = operational(False, "Merge on the GPU.")
+    wandb: bool = operational(False, "Report to Weights & Biases.")
+    wandb_project: str = operational("merge-search", "Where.")
+    wandb_entity: str = operational("", "Whose.")
+
+
+IN_FILE = (
+    *("genome", "tasks", "limit", "num_fewshot", "shuffle", "random_init", "apply_chat_template"),
+    "fewshot_as_multiturn",
+)
+
+
+def read(path: Path, options: Mapping[str, Any]) -> SearchConfig:
+    """The genome file and the command line's options as one record; models that lie here by their whole paths."""
+    try:
+        value = strictyaml.parse(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise Wrong(f"{path}: cannot be read: {getattr(error, 'strerror', error)}") from None
+    except strictyaml.Bad as error:
+        raise Wrong(f"{path}: {error}") from None
+    if not isinstance(value, dict) or not isinstance(value.get("genome"), dict) or not value.get("tasks"):
+        raise Wrong(f"{path}: `genome:` and `tasks:` are expected; docs/merge-search.md has examples")
+    for key in value:
+        if key not in IN_FILE:
+            near = difflib.get_close_matches(str(key)[:64], IN_FILE, n=1, cutoff=0.0)[0]
+            raise Wrong(f"{path}: unknown key {str(key)[:64]!r}; the nearest known one is {near}")
+    given = {key: each for key, each in value["genome"].items() if each is not None}
+    genome = validated(Genome, given, f"{path}: genome", str)
+    tasks = [_task(each, f"{path}: tasks, number {n}") for n, each in enumerate(_listed(path, value["tasks"]), 1)]
+    models = {"models": tuple(map(_whole, genome.models)), "base_model": _whole(genome.base_model)}
+    said = {key: each for key, each in value.items() if each is not None} | dict(options)
+    said |= {"genome": genome.model_copy(update=models).model_dump(), "tasks": [task.model_dump() for task in tasks]}
+    return validated(SearchConfig, said, str(path), str)
+
+
+def _listed(path: Path, tasks: Any) -> list[Any]:
+    if not isinstance(tasks, list):
+        raise Wrong(f"{path}: tasks: a list is expected, of names or of {{name, weight, metric}}")
+    return tasks
+
+
+def _task(value: Any, where: str) -> Task:
+    value = {"name": value} if isinstance(value, str) else value
+    if not isinstance(value, dict):
+        raise Wrong(f"{where}: a name, or name, weight and metric, is expected")
+    return validated(Task, value, where, str)
+
+
+def _whole(name: str) -> str:
+    """A local model's or adapter's whole path: workers may be anywhere."""
+    if name and Path(name).expanduser().exists():
+        return str(Path(name).expanduser().resolve())
+    model, plus, adapter = name.partition("+")
+    return f"{_whole(model)}+{_whole(adapter)}" if plus else name

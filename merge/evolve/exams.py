@@ -1,0 +1,122 @@
+"""How candidates are graded: which questions count now and which at the end, what a score is, when to give up."""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fleet.config import Wrong
+from merge.evolve.config import SearchConfig
+from train import tasks
+from train.tasks import Asked, Exam, Marks
+
+Metrics = Mapping[str, Any]
+Questions = dict[str, list[int]]
+_STAGES = (1 / 8, 1 / 4, 1 / 2, 1.0)  # of the questions, in a race
+_HOPELESS = 2.33  # standard errors below the best: a chance of 1% to be as good
+
+
+def asked(c: SearchConfig) -> Asked:
+    names = tuple(dict.fromkeys(task.name for task in c.tasks))
+    how = (c.limit, c.num_fewshot, c.shuffle, c.apply_chat_template, c.fewshot_as_multiturn)
+    return Asked(names, *how, c.task_path, c.seed)
+
+
+def check(c: SearchConfig, loaded: Mapping[str, Any]) -> None:
+    tasks.check_metrics(loaded, [(task.name, task.metric) for task in c.tasks])
+    if (public := loaded.get("public")) and not c.allow_benchmark_tasks:
+        raise Wrong(
+            f"{public[0]} is one of lm-eval's own tasks. A search that is scored by a public test set makes the set "
+            "worthless: score by tasks of your own (--task-search-path), or say --allow-benchmark-tasks"
+        )
+    if c.race or c.holdout:
+        option = "race" if c.race else "holdout"
+        for task in c.tasks:
+            if not tasks.is_mean(loaded, task.name, task.metric):
+                raise Wrong(
+                    f"--{option}: {task.metric} of {task.name} is not a mean over single questions, so it cannot be "
+                    "compared question by question"
+                )
+
+
+def quantized(c: SearchConfig) -> bool:
+    return c.load_in_8bit or c.load_in_4bit
+
+
+def quantization(c: SearchConfig) -> dict[str, Any]:
+    if not quantized(c):
+        return {}
+    from transformers import BitsAndBytesConfig
+
+    return {"quantization_config": BitsAndBytesConfig(load_in_8bit=c.load_in_8bit, load_in_4bit=c.load_in_4bit)}
+
+
+def questions(c: SearchConfig, exam: Exam, held: bool) -> Questions:
+    """Those of the search, or those that were held out of it: chosen by the seed, never both."""
+    found = {}
+    for name, all_of_it in exam.questions().items():
+        order = np.random.default_rng([c.seed, 7, len(all_of_it)]).permutation(len(all_of_it))
+        cut = len(all_of_it) - round(c.holdout * len(all_of_it))
+        if not 0 < cut or (c.holdout and cut == len(all_of_it)):
+            raise Wrong(f"--holdout {c.holdout}: {name} has {len(all_of_it)} questions, too few to cut")
+        found[name] = sorted(all_of_it[n] for n in (order[cut:] if held else order[:cut]))
+    return found
+
+
+def sat(c: SearchConfig, exam: Exam, model: Any, rival: Metrics | None = None, held: bool = False) -> Metrics:
+    """A model's score; of a race, perhaps only what it would probably have been."""
+    everything = questions(c, exam, held)
+    for share in _STAGES if rival else (1.0,):
+        some = _subset(c, everything, share)
+        marks = exam.marks(model, some)
+        if rival and share < 1:
+            mean, error = behind(c, marks, some, rival, everything)
+            if mean + _HOPELESS * error < 0:
+                count = sum(map(len, some.values()))
+                return {**graded(c, marks), "score": float(rival["score"]) + mean, "asked": count, "given_up": True}
+    return {**graded(c, marks), "asked": sum(map(len, everything.values())), "given_up": False}
+
+
+def graded(c: SearchConfig, marks: Marks) -> Metrics:
+    scores = {f"{task.name}/{task.metric}": marks.results[task.name][task.metric] for task in c.tasks}
+    score = sum(task.weight * scores[f"{task.name}/{task.metric}"] for task in c.tasks)
+    if not math.isfinite(score):
+        raise Wrong(f"the score is {score}: {scores}")
+    return {"score": float(score), "scores": json.dumps(scores), "single": json.dumps(_single(c, marks))}
+
+
+def behind(
+    c: SearchConfig, marks: Marks, some: Questions, rival: Metrics, everything: Questions
+) -> tuple[float, float]:
+    """How far a candidate is ahead of the rival on the same questions, and the standard error of that."""
+    theirs, mean, variance = json.loads(rival["single"]), 0.0, 0.0
+    mine = _single(c, marks)
+    for task in c.tasks:
+        key = f"{task.name}/{task.metric}"
+        place = {question: n for n, question in enumerate(everything[task.name])}
+        other = [theirs[key][place[question]] for question in some[task.name]]
+        ahead = np.asarray(mine[key], float) - np.asarray(other, float)
+        mean += task.weight * float(ahead.mean())
+        variance += task.weight**2 * (float(ahead.var(ddof=1)) / len(ahead) if len(ahead) > 1 else math.inf)
+    return mean, math.sqrt(variance)
+
+
+def _single(c: SearchConfig, marks: Marks) -> dict[str, list[float]]:
+    """Question by question, where a metric has such marks."""
+    found = {}
+    for task in c.tasks:
+        values = marks.single.get(task.name, {}).get(task.metric, [])
+        if values and all(isinstance(value, (bool, int, float)) for value in values):
+            found[f"{task.name}/{task.metric}"] = [round(float(value), 6) for value in values]
+    return found
+
+
+def _subset(c: SearchConfig, everything: Questions, share: float) -> Questions:
+    """The first so many in an order that the seed chose: a larger share contains every smaller one."""
+    found = {}
+    for name, numbers in everything.items():
+        order = np.random.default_rng([c.seed, 11, len(numbers)]).permutation(len(numbers))
+        found[name] = sorted(numbers[n] for n in order[: max(2, round(share * len(numbers)))])
+    return found

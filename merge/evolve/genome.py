@@ -1,0 +1,140 @@
+"""What is searched: points in space, and the recipes that they stand for. Pure."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fleet.config import Wrong
+from merge.evolve.config import Genome
+
+
+@dataclass(frozen=True)
+class Gene:
+    """A parameter that every model has: where its coordinate starts, and the parameter's value there."""
+
+    name: str
+    start: float | None  # None: equal shares
+    value: Callable[[float], float]
+
+
+def _share(x: float) -> float:
+    return min(1.0, abs(x))
+
+
+WEIGHT = Gene("weight", None, abs)
+DENSITY = Gene("density", 0.7, _share)
+GAMMA = Gene("gamma", 0.2, lambda x: 0.05 * _share(x))
+EPSILON = Gene("epsilon", 0.5, lambda x: 0.3 * _share(x))  # and within what the density allows
+
+GENES: Mapping[str, tuple[Gene, ...]] = {
+    **dict.fromkeys(("linear", "slerp", "nuslerp", "multislerp", "karcher", "task_arithmetic"), (WEIGHT,)),
+    **dict.fromkeys(("ties", "dare_linear", "dare_ties"), (WEIGHT, DENSITY)),
+    **dict.fromkeys(("breadcrumbs", "breadcrumbs_ties"), (WEIGHT, DENSITY, GAMMA)),
+    **dict.fromkeys(("della", "della_linear"), (WEIGHT, DENSITY, EPSILON)),
+}
+NORMALIZE = ("linear", "ties", "dare_ties", "breadcrumbs_ties", "della")  # unless the genome says otherwise
+HAS_NORMALIZE = (*NORMALIZE, "task_arithmetic", "dare_linear", "breadcrumbs", "della_linear")
+
+
+@dataclass(frozen=True)
+class Space:
+    """Coordinates: layer groups x models x filters x genes, the last counted first."""
+
+    genome: Genome
+    layers: int
+
+    def __post_init__(self) -> None:
+        if self.genome.layer_granularity and self.layers % self.genome.layer_granularity:
+            fitting = ", ".join(str(n) for n in range(1, self.layers + 1) if self.layers % n == 0)
+            raise Wrong(
+                f"genome.layer_granularity is {self.genome.layer_granularity}, which does not divide the models' "
+                f"{self.layers} layers; possible are 0 (all layers alike) and {fitting}"
+            )
+
+    @property
+    def genes(self) -> tuple[Gene, ...]:
+        return GENES[self.genome.merge_method]
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        groups = self.layers // self.genome.layer_granularity if self.genome.layer_granularity else 1
+        return groups, len(self.genome.models), len(self.genome.filters) + 1, len(self.genes)
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape))
+
+    def start(self, seed: int | None = None) -> list[float]:
+        """Equal weights; or, with a seed, anywhere in the unit cube."""
+        if seed is not None:
+            return [float(x) for x in np.random.default_rng(seed).random(self.size)]
+        starts = [1 / len(self.genome.models) if gene.start is None else gene.start for gene in self.genes]
+        return [float(x) for x in np.broadcast_to(starts, self.shape).ravel()]
+
+    def recipe(self, point: Sequence[float]) -> dict[str, Any]:
+        """The recipe of a point, as plain data: what stands in best_config.yaml."""
+        x, genome = np.asarray(point, float).reshape(self.shape), self.genome
+        if genome.merge_method == "slerp":
+            parts = [self._pair(group) for group in x[:, :, 0, 0]]
+        elif genome.smooth:
+            parts = [self._sources(x)]
+        else:
+            parts = [self._sources(x[n : n + 1]) for n in range(len(x))]
+        said: dict[str, Any] = {"merge_method": genome.merge_method}
+        if len(parts) == 1:
+            said |= parts[0]
+        else:
+            said["slices"] = [_slice(part, n, genome.layer_granularity) for n, part in enumerate(parts)]
+        if genome.base_model:
+            said["base_model"] = genome.base_model
+        if genome.merge_method in HAS_NORMALIZE:
+            normalize = genome.merge_method in NORMALIZE if genome.normalize is None else genome.normalize
+            said["parameters"] = {**said.get("parameters", {}), "normalize": normalize}
+        more = {"dtype": genome.dtype, "out_dtype": genome.out_dtype, "tokenizer_source": genome.tokenizer_source}
+        return said | {key: value for key, value in more.items() if value}
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _sources(self, x: np.ndarray) -> dict[str, Any]:
+        """Models with their parameters; several groups become curves over the layers."""
+        sources = []
+        for m, model in enumerate(self.genome.models):
+            params: dict[str, Any] = {}
+            for g, gene in enumerate(self.genes):
+                values = [[self._value(g, x[n, m, f]) for n in range(len(x))] for f in range(x.shape[2])]
+                plain = [value if len(value) > 1 else value[0] for value in values]
+                filters = [*self.genome.filters, "*"]
+                several = [{"filter": part, "value": value} for part, value in zip(filters, plain, strict=True)]
+                several[-1].pop("filter")
+                params[gene.name] = several if self.genome.filters else plain[0]
+            sources.append({"model": model, "parameters": params})
+        return {"models": sources}
+
+    def _value(self, gene: int, genes: np.ndarray) -> float:
+        one, x = self.genes[gene], float(genes[gene])
+        if one is WEIGHT and self.genome.allow_negative_weights:
+            return x
+        if one is EPSILON:
+            density = DENSITY.value(float(genes[self.genes.index(DENSITY)]))
+            return min(one.value(x), 0.99 * density, 0.99 * (1 - density))
+        return one.value(x)
+
+    def _pair(self, weights: np.ndarray) -> dict[str, Any]:
+        """The two strongest models, the strongest first, as far apart as their weights say."""
+        first, second = (int(n) for n in np.argsort(-np.abs(weights), kind="stable")[:2])
+        total = abs(float(weights[first])) + abs(float(weights[second]))
+        models = [{"model": self.genome.models[n]} for n in (first, second)]
+        t = abs(float(weights[second])) / total if total else 0.5
+        return {"models": models, "base_model": self.genome.models[first], "parameters": {"t": t}}
+
+
+def _slice(part: Mapping[str, Any], number: int, layers: int) -> dict[str, Any]:
+    here = [number * layers, (number + 1) * layers]
+    sources = [{"model": each["model"], "layer_range": here, **_own(each)} for each in part["models"]]
+    return {"sources": sources, **{key: part[key] for key in ("base_model", "parameters") if key in part}}
+
+
+def _own(source: Mapping[str, Any]) -> dict[str, Any]:
+    return {"parameters": source["parameters"]} if "parameters" in source else {}

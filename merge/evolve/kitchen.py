@@ -1,0 +1,162 @@
+"""What makes candidates: donors that stay in memory, a live model that takes on one candidate after the other, and the
+exam that each of them sits."""
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fleet.config import Wrong
+from merge import engine, folder
+from merge.donors import Donor, Donors
+from merge.engine import How
+from merge.evolve import exams
+from merge.evolve.config import SearchConfig
+from merge.evolve.exams import Metrics
+from merge.evolve.genome import Space
+from merge.evolve.records import text_of
+from merge.group import in_memory
+from merge.merging import merge
+from merge.planning import Plan, plan
+from merge.recipe import Merge, merge_of
+from merge.weights import Stored
+from train import tasks
+from train.tasks import Exam
+
+
+class Resident(Donors):
+    """Donors whose tensors are read once."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.device = device
+
+    def _opened(self, reference: str) -> Donor:
+        donor = super()._opened(reference)
+        return replace(donor, tensors={name: self._read(each) for name, each in donor.tensors.items()})
+
+    def _read(self, stored: Stored) -> Stored:
+        tensor = stored.read().to(self.device)
+        return Stored(stored.shape, tensor.dtype, in_memory(tensor))
+
+
+@dataclass(frozen=True)
+class Live:
+    """A model whose weights may be replaced, with its exam."""
+
+    key: str
+    model: Any
+    exam: Exam
+    places: Mapping[str, torch.Tensor] | None  # where its weights are; None: each candidate is loaded from a folder
+
+
+class Kitchen:
+    def __init__(self, config: SearchConfig, number: int = 0) -> None:
+        torch.set_num_threads(config.threads)
+        devices = torch.cuda.device_count()
+        self.config, self.device = config, f"cuda:{number % devices}" if devices else "cpu"
+        merging = self.device if config.merge_cuda else "cpu"
+        self.how = How(threads=config.threads, device=merging)
+        self.donors: Donors = Resident(merging) if config.in_memory else Donors()
+        self._live: Live | None = None
+        self._loaded: dict[str, Any] | None = None
+
+    @property
+    def loaded(self) -> dict[str, Any]:
+        if self._loaded is None:
+            self._loaded = tasks.load(exams.asked(self.config))
+        return self._loaded
+
+    def check(self) -> Metrics:
+        """Tasks, metrics, and whether the donors fit together: before anything is merged."""
+        exams.check(self.config, self.loaded)
+        layers = self.donors[self.config.genome.models[0]].layers or 0
+        space = Space(self.config.genome, layers)
+        recipe = space.recipe(space.start())
+        made = plan(merge_of(recipe, text_of(recipe)), self.donors)
+        return {"layers": layers, "coordinates": space.size, "tensors": len(made.jobs), "bytes": made.bytes}
+
+    def scored(self, recipe: Mapping[str, Any], rival: Metrics | None = None, held: bool = False) -> Metrics:
+        """What became of a candidate; with a rival, it is given up once it has no hope to beat it."""
+        said = merge_of(recipe, text_of(recipe))
+        made = plan(said, self.donors)
+        if self._live is None or self._live.key != _key(made):
+            self._live = None  # first out, then in: there may be no room for both
+            self._live = self._furnished(said, made)
+        live = self._live
+        if live.places is not None:
+            if broken := engine.fill(made.jobs, live.places, self.how):
+                raise Wrong(f"{broken[0]} has numbers that are not finite, or too large for its dtype")
+            return exams.sat(self.config, live.exam, live.model, rival, held)
+        with tempfile.TemporaryDirectory(prefix="candidate-") as out:
+            took = merge(said, Path(out) / "model", how=self.how)
+            if broken := [note for note in took.notes if "not finite" in note]:
+                raise Wrong(broken[0])
+            return exams.sat(self.config, live.exam, self._loaded_from(Path(out) / "model"), rival, held)
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _furnished(self, said: Merge, made: Plan) -> Live:
+        """A model of the candidates' shape and their tokenizer."""
+        from transformers import AutoTokenizer
+
+        with tempfile.TemporaryDirectory(prefix="search-") as place:
+            folder.furnish(Path(place), said, made, None)
+            tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=self.config.trust_remote_code)
+            model = (
+                self._empty(Path(place), made) if self.config.in_memory and not exams.quantized(self.config) else None
+            )
+        exam = Exam(exams.asked(self.config), tokenizer, self.loaded, self.config.batch_size or None)
+        places = _places(model, made) if model is not None else None
+        return Live(_key(made), model if places is not None else None, exam, places)
+
+    def _empty(self, place: Path, made: Plan) -> Any:
+        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers.initialization import no_init_weights
+
+        trust = self.config.trust_remote_code
+        config = AutoConfig.from_pretrained(place, trust_remote_code=trust)
+        (dtype,) = {job.dtype for job in made.jobs if job.method} or {torch.float32}
+        with no_init_weights(), torch.device(self.device):
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust)
+        model.tie_weights()
+        return model.requires_grad_(False).eval()
+
+    def _loaded_from(self, place: Path) -> Any:
+        from transformers import AutoModelForCausalLM
+
+        more = exams.quantization(self.config)
+        trust = self.config.trust_remote_code
+        model = AutoModelForCausalLM.from_pretrained(place, dtype="auto", trust_remote_code=trust, **more)
+        return model.eval() if more else model.to(self.device).eval()
+
+
+def _key(made: Plan) -> str:
+    source = made.vocabulary.source if made.vocabulary else made.leader
+    size = made.vocabulary.size if made.vocabulary else 0
+    config = {key: value for key, value in made.config.items() if not key.startswith("_")}
+    return json.dumps(
+        [config, source.reference if made.vocabulary else _words(source), size], sort_keys=True, default=str
+    )
+
+
+def _words(donor: Donor) -> list[int]:
+    """Donors of equal tokenizers share an exam."""
+    return [(donor.folder / name).stat().st_size for name in ("tokenizer.json",) if (donor.folder / name).is_file()]
+
+
+def _places(model: Any, made: Plan) -> Mapping[str, torch.Tensor] | None:
+    """Where each tensor of the plan lies in the model; nothing where they are not the very same tensors."""
+    state = model.state_dict(keep_vars=True)
+    jobs = {job.name: job for job in made.jobs}
+    filled = {state[name].data_ptr() for name in jobs if name in state}
+    fits = all(
+        name in state and tuple(state[name].shape) == job.shape and state[name].dtype == job.dtype
+        for name, job in jobs.items()
+    )
+    whole = all(tensor.data_ptr() in filled for tensor in state.values())
+    return {name: state[name].detach() for name in jobs} if fits and whole else None

@@ -1,0 +1,87 @@
+"""The search as a method of the fleet: what its workers make, and what is written for people."""
+
+import contextlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fleet import faults
+from fleet.config import Wrong
+from fleet.history import History
+from fleet.recipe import NotYet
+from fleet.start import Method
+from fleet.work import Failed, Maker, Work
+from merge.evolve import records
+from merge.evolve.config import SearchConfig
+from merge.evolve.strategy import MergeSearch
+
+ALGORITHM = "merge-search"
+
+
+def maker(config: SearchConfig) -> Maker:
+    from merge.evolve.kitchen import Kitchen
+    from merge.files import Wrong as WrongModels
+
+    kitchens: list[Kitchen] = []
+
+    def make(work: Work) -> Mapping[str, Any]:
+        if not kitchens:
+            kitchens.append(Kitchen(config, _seat(work.draft.store.name)))
+        try:
+            return _made(kitchens[0], work)
+        except (Wrong, WrongModels) as verdict:
+            raise Failed(str(verdict)) from None
+
+    return make
+
+
+def _made(kitchen: Any, work: Work) -> Mapping[str, Any]:
+    what, how = work.recipe.merge, work.recipe.evaluate
+    if what["kind"] == "check":
+        return dict(kitchen.check())
+    if what["kind"] == "twin":
+        twin = work.history[what["of"]]
+        if not twin:
+            raise Failed(f"it is the same as {what['of']}, which failed")
+        return twin.metrics
+    rival = work.history[how["rival"]].metrics if "rival" in how else None
+    return dict(kitchen.scored(what["recipe"], rival, how["on"] == "held-out"))
+
+
+def _seat(worker: str) -> int:
+    """Local workers share a machine's devices: `local-3-...` sits at the fourth."""
+    found = re.match(r"local-(\d+)-", worker)
+    return int(found[1]) if found else 0
+
+
+def report(history: History) -> None:
+    """history.jsonl and the others, in the run's folder."""
+    from train.report import replace
+
+    with contextlib.suppress(faults.Fault, NotYet, KeyError):
+        config = SearchConfig.joined(history.store.read("run.json")["config"], {})
+        found = records.read(config, history)
+        if len(found.rows) > _written(history):
+            for name, data in records.files(found).items():
+                replace(history.store, name, data)
+
+
+def _written(history: History) -> int:
+    """How many candidates are in the table already: somebody may know more than this worker does."""
+    with contextlib.suppress(faults.Fault):
+        return history.store.disk.read(records.TABLE, 1 << 28).count(b"\n")
+    return 0
+
+
+def _settled(config: SearchConfig, where: Path) -> SearchConfig:
+    return config
+
+
+METHOD = Method(ALGORITHM, "", SearchConfig, MergeSearch, maker, _settled, lambda config, folder: None, report)
+
+
+def configured(config: SearchConfig) -> str:
+    """As a configuration file of the fleet."""
+    return json.dumps({key.upper(): value for key, value in config.model_dump(mode="json").items()}, indent=2) + "\n"

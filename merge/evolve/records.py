@@ -1,0 +1,170 @@
+"""What a search writes for people: every candidate, the best recipe after each improvement, a picture. Pure but for the
+history that it reads."""
+
+import csv
+import io
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fleet.history import History
+from fleet.host import Host
+from fleet.recipe import place
+from fleet.run import open_run
+from merge.evolve.config import SearchConfig
+from merge.evolve.genome import Space
+from merge.evolve.strategy import CHECK
+
+TABLE, PLAIN, BEST, PICTURE = "history.jsonl", "history.csv", "best_config.yaml", "progress.png"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A candidate."""
+
+    generation: int
+    index: int
+    genotype: Sequence[float]
+    score: float | None
+    scores: Mapping[str, float]
+    seconds: float
+    error: str
+    given_up: bool = False
+    asked: int = 0  # questions
+
+    def line(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class Found:
+    """All that a search has come to so far."""
+
+    config: SearchConfig
+    layers: int
+    rows: Sequence[Row]
+    donors: Mapping[str, float | None]  # scores on the search's questions
+    held: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # winner and donors on those held out
+
+    @property
+    def best(self) -> Row | None:
+        good = [row for row in self.rows if row.score is not None and not row.given_up]
+        return max(good, key=lambda row: (row.score, -row.generation, -row.index), default=None)
+
+    def recipe(self, row: Row) -> dict[str, Any]:
+        return Space(self.config.genome, self.layers).recipe(row.genotype)
+
+
+def found_in(folder: Path, config: SearchConfig) -> Found:
+    """What a search's folder holds."""
+    store, _ = open_run(folder, Host(), "reader")
+    history = History(store)
+    history.look_far()
+    return read(config, history)
+
+
+def read(config: SearchConfig, history: History) -> Found:
+    """From a run's registers: of the generations that are being made, what is finished."""
+    rows, donors, held = [], dict[str, float | None](), dict[str, Mapping[str, Any]]()
+    layers = int(history[CHECK].metrics["layers"])
+    names = dict(zip((f"donor-{n}" for n in range(99)), models(config), strict=False))
+    for round in range(1, max(history.plans, default=0) + 1):
+        for recipe in history.plan(round):
+            id = f"{round}/{recipe.slot}"
+            if not history.finished(id):
+                continue
+            outcome = history.outcome(id)
+            metrics = outcome.member.metrics
+            if recipe.slot[0] == "c":
+                rows.append(_row(*place(id), recipe.genome["point"], metrics, outcome.seconds, outcome.why))
+            elif recipe.evaluate["on"] == "held-out":
+                held[names.get(recipe.slot, recipe.slot)] = metrics
+            else:
+                donors[names[recipe.slot]] = metrics.get("score")
+    return Found(config, layers, rows, donors, held)
+
+
+def _row(generation: int, slot: str, point: Sequence[float], metrics: Mapping[str, Any], took: float, why: str) -> Row:
+    scores = json.loads(metrics["scores"]) if "scores" in metrics else {}
+    more = (bool(metrics.get("given_up")), int(metrics.get("asked", 0)))
+    return Row(generation, int(slot[1:]), point, metrics.get("score"), scores, round(took, 3), why, *more)
+
+
+def with_interval(metrics: Mapping[str, Any], weights: Mapping[str, float]) -> tuple[float, float]:
+    """A score and half the width of its 95% confidence interval, from the marks of single questions."""
+    single, variance = json.loads(metrics["single"]), 0.0
+    for key, weight in weights.items():
+        marks = single.get(key, [])
+        variance += weight**2 * statistics.variance(marks) / len(marks) if len(marks) > 1 else math.inf
+    return metrics["score"], 1.96 * math.sqrt(variance)
+
+
+def models(config: SearchConfig) -> list[str]:
+    genome = config.genome
+    return [*genome.models, *([genome.base_model] if genome.base_model else [])]
+
+
+def files(found: Found) -> dict[str, bytes]:
+    """By their names."""
+    lines = "".join(json.dumps(row.line()) + "\n" for row in found.rows)
+    made = {PLAIN: _table(found).encode(), TABLE: lines.encode()}
+    if best := found.best:
+        made[BEST] = text_of(found.recipe(best)).encode()
+    return made
+
+
+def text_of(recipe: Mapping[str, Any]) -> str:
+    """The recipe as a file: what `python -m merge` and others read."""
+    return yaml.dump(dict(recipe), Dumper=_Plain, sort_keys=False, allow_unicode=True)
+
+
+class _Plain(yaml.SafeDumper):
+    """No anchors: they are refused, here and elsewhere."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _table(found: Found) -> str:
+    text = io.StringIO()
+    tasks = sorted({key for row in found.rows for key in row.scores})
+    columns = ["generation", "index", "score", *tasks, "seconds", "asked", "given_up", "error", "genotype"]
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    for row in found.rows:
+        line = {key: value for key, value in row.line().items() if key != "scores"}
+        writer.writerow({**line, **row.scores, "genotype": json.dumps(list(row.genotype))})
+    return text.getvalue()
+
+
+def picture(found: Found) -> bytes:
+    """The best so far, each generation's mean, and the donors."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.add_subplot()
+    generations = sorted({row.generation for row in found.rows})
+    scores = {
+        n: [row.score for row in found.rows if row.generation == n and row.score is not None] for n in generations
+    }
+    there = [n for n in generations if scores[n]]
+    axes.plot([n for n in there for _ in scores[n]], [x for n in there for x in scores[n]], ".", color="0.7")
+    axes.plot(there, [max(x for m in there if m <= n for x in scores[m]) for n in there], "-", label="best so far")
+    axes.plot(there, [sum(scores[n]) / len(scores[n]) for n in there], "--", label="mean of the generation")
+    for n, (name, score) in enumerate(found.donors.items()):
+        if score is not None:
+            axes.axhline(score, color=f"C{n + 2}", linewidth=0.8, label=name.rstrip("/").rpartition("/")[2][:40])
+    axes.set(xlabel="generation", ylabel="score")
+    axes.legend(fontsize="small")
+    data = io.BytesIO()
+    figure.savefig(data, format="png", dpi=120)
+    return data.getvalue()

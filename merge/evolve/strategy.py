@@ -1,0 +1,115 @@
+"""The search as a run: round 0 looks whether it can work, each round after it is a generation, the last one looks at
+the questions that were held out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fleet.recipe import Past, Recipe
+from merge.evolve.config import SearchConfig
+from merge.evolve.genome import Space
+from merge.evolve.search import Generation, Search
+
+CHECK = "0/check"
+Points = Sequence[Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One point that was tried, as the search's user sees it."""
+
+    generation: int
+    index: int
+    point: tuple[float, ...]
+    recipe: Mapping[str, Any]
+    metrics: Mapping[str, Any]  # empty: it failed
+    twin: bool = False  # another one had the same recipe, and was scored for both
+
+    @property
+    def score(self) -> float | None:
+        return self.metrics.get("score")
+
+
+@dataclass(frozen=True)
+class MergeSearch:
+    c: SearchConfig
+
+    def plan(self, round: int, history: Past) -> list[Recipe]:
+        if round == 0:
+            return [Recipe("check", merge={"kind": "check"})]
+        space = self.space(history)
+        search = self.search(space)
+        last = self.generations(search)
+        if round > last + 1 or (round == last + 1 and not self.c.holdout):
+            return []
+        past = [candidates(space, history, n) for n in range(1, round)]
+        if round == last + 1:
+            return self.finals(past)
+        points = search.next([Generation([one.point for one in each], [one.score for one in each]) for each in past])
+        return [*self.generation(round, points, space, past), *(self.donors() if round == 1 else [])]
+
+    def generations(self, search: Search) -> int:
+        return -(-self.c.max_fevals // search.population)
+
+    def candidates(self, history: Past) -> int:
+        """How many there will be."""
+        search = self.search(self.space(history))
+        return self.generations(search) * search.population
+
+    def space(self, history: Past) -> Space:
+        return Space(self.c.genome, int(history[CHECK].metrics["layers"]))
+
+    def search(self, space: Space) -> Search:
+        start = space.start(self.c.seed if self.c.random_init else None)
+        return Search(tuple(start), self.c.sigma0, self.c.population_size, self.c.seed)
+
+    def generation(self, round: int, points: Points, space: Space, past: Sequence[Sequence[Candidate]]) -> list[Recipe]:
+        """Nothing is scored twice: a point with the recipe of an earlier one has its score."""
+        known = {str(one.recipe): f"{one.generation}/c{one.index}" for each in past for one in each if not one.twin}
+        rival = best(past) if self.c.race else None
+        found = []
+        for n, point in enumerate(points):
+            recipe, id = space.recipe(point), f"{round}/c{n}"
+            twin = known.setdefault(str(recipe), id)
+            what = {"kind": "score", "recipe": recipe} if twin == id else {"kind": "twin", "of": twin}
+            against = {"rival": f"{rival.generation}/c{rival.index}"} if rival and twin == id else {}
+            parents = (CHECK, twin) if twin.startswith(f"{round}/") and twin != id else (CHECK,)
+            how = {"on": "tasks", **against}
+            found.append(Recipe(f"c{n}", parents, what, {}, how, "nothing", {"point": point}, True))
+        return found
+
+    def donors(self, held: bool = False) -> list[Recipe]:
+        """Each model alone, to compare with."""
+        genome = self.c.genome
+        names = [*genome.models, *([genome.base_model] if genome.base_model else [])]
+        return [self._look(f"donor-{n}", alone(name), held) for n, name in enumerate(names)]
+
+    def finals(self, past: Sequence[Sequence[Candidate]]) -> list[Recipe]:
+        winner = best(past)
+        return [self._look("winner", winner.recipe, True), *self.donors(True)] if winner else []
+
+    def _look(self, slot: str, recipe: Mapping[str, Any], held: bool) -> Recipe:
+        evaluate = {"on": "held-out" if held else "tasks"}
+        return Recipe(slot, (CHECK,), {"kind": "score", "recipe": recipe}, {}, evaluate, "nothing", optional=True)
+
+
+def alone(model: str) -> dict[str, Any]:
+    return {"merge_method": "passthrough", "models": [{"model": model}]}
+
+
+def candidates(space: Space, history: Past, round: int) -> list[Candidate]:
+    """A generation, all of it finished."""
+    found = []
+    for recipe in history.plan(round):
+        if recipe.slot[0] == "c" and "point" in recipe.genome:
+            member = history[f"{round}/{recipe.slot}"]
+            point, twin = tuple(recipe.genome["point"]), recipe.merge["kind"] == "twin"
+            made = space.recipe(point)
+            found.append(Candidate(round, int(recipe.slot[1:]), point, made, member.metrics if member else {}, twin))
+    return found
+
+
+def best(past: Sequence[Sequence[Candidate]]) -> Candidate | None:
+    """The best score; of equal ones the first. One that was given up in a race is behind somebody."""
+    good = [one for each in past for one in each if one.score is not None and not one.metrics.get("given_up")]
+    return max(good, key=lambda one: (one.metrics["score"], -one.generation, -one.index), default=None)

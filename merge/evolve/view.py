@@ -1,0 +1,103 @@
+"""How a search gets on, for whoever started it; and what it came to."""
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from fleet.history import History
+from fleet.progress import Progress, duration
+from fleet.recipe import NotYet
+from merge.evolve import records
+from merge.evolve.config import SearchConfig
+from merge.evolve.records import Found, Row
+from merge.evolve.strategy import CHECK, MergeSearch
+
+
+class SearchView(Progress):
+    def __init__(self, history: History, rounds: int) -> None:
+        super().__init__(history, rounds)
+        self.config = SearchConfig.joined(history.store.read("run.json")["config"], {})
+
+    def line(self, round: int) -> str:
+        if round == 0:
+            metrics = self.history[CHECK].metrics
+            return f"checked: {metrics['coordinates']} coordinates, {metrics['bytes'] / 1e6:,.0f} MB a candidate"
+        return generation_text(self._found(), round)
+
+    def speed(self) -> str:
+        """Candidates a minute, and the time left."""
+        try:
+            found = self._found()
+            total = MergeSearch(self.config).candidates(self.history)
+        except (NotYet, KeyError):
+            return "looking at tasks and models"
+        seconds, done = max(1e-3, self._now() - self._began), len(found.rows) - self._already(found)
+        words = [f"{len(found.rows)} of {total} candidates", f"{60 * done / seconds:.1f} a minute"]
+        if done and total > len(found.rows):
+            words.append(f"about {duration((total - len(found.rows)) * seconds / done)} left")
+        return ", ".join(words)
+
+    def table(self) -> Table:
+        return table_of(self._found())
+
+    def _found(self) -> Found:
+        return records.read(self.config, self.history)
+
+    def _already(self, found: Found) -> int:
+        """Candidates of before this start."""
+        return sum(row.generation < self._began_at for row in found.rows)
+
+
+def generation_text(found: Found, generation: int) -> str:
+    rows = [row for row in found.rows if row.generation == generation]
+    if not rows:
+        return "held-out questions: looked at"
+    scores = [row.score for row in rows if row.score is not None]
+    failed, given_up = len(rows) - len(scores), sum(row.given_up for row in rows)
+    words = [f"generation {generation}: {len(rows)} candidates"]
+    words += [f"{failed} failed ({next(row.error for row in rows if row.score is None)[:80]})"] if failed else []
+    words += [f"{given_up} given up early"] if given_up else []
+    if scores:
+        words.append(f"best {max(scores):.4f}, mean {sum(scores) / len(scores):.4f}")
+    if best := found.best:
+        words.append(f"best so far {best.score:.4f}")
+    return ", ".join(words)
+
+
+def table_of(found: Found) -> Table:
+    """The best so far beside the donors; on held-out questions, too, once these were looked at."""
+    table = Table(title="Merge search", title_justify="left")
+    held = bool(found.held)
+    for name in ("", "score", *(["held out"] if held else [])):
+        table.add_column(name, justify="left" if not name else "right")
+    best = found.best
+    table.add_row(_where(best), _number(best.score if best else None), *([_held(found, "winner")] if held else []))
+    for name in records.models(found.config):
+        table.add_row(name, _number(found.donors.get(name)), *([_held(found, name)] if held else []))
+    return table
+
+
+def _where(best: Row | None) -> str:
+    return f"best merge (generation {best.generation}, candidate {best.index})" if best else "best merge"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def _held(found: Found, name: str) -> str:
+    if "score" not in (metrics := found.held.get(name, {})):
+        return "-"
+    weights = {f"{task.name}/{task.metric}": task.weight for task in found.config.tasks}
+    mean, half = records.with_interval(metrics, weights)
+    return f"{mean:.4f} ± {half:.4f}"
+
+
+def summary(found: Found) -> Sequence[str]:
+    """In words, at the end."""
+    if (best := found.best) is None:
+        reasons = [row.error for row in found.rows if row.error]
+        return [f"No candidate has a score. The last one failed: {reasons[-1]}" if reasons else "No candidate yet."]
+    donors = [score for score in found.donors.values() if score is not None]
+    ahead = f", {best.score - max(donors):+.4f} beside the best donor" if donors and best.score is not None else ""
+    return [f"The best merge scores {best.score:.4f}{ahead}."]

@@ -1,0 +1,192 @@
+"""A model that lm-eval asks: it says what HFLM says, and spends its time in the model.
+
+Texts are made tokens once, not once a model. Continuations of one context share it: context and all continuations are
+one row, in which a continuation sees the context and itself, but not the others. Only tokens that are asked for are
+compared with the vocabulary. Whether a model can be asked in this way is tried out on it; others are asked one
+continuation a row.
+"""
+
+import contextlib
+import gc
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from lm_eval.models.huggingface import HFLM
+from torch import Tensor
+
+_TOKENS = {"cpu": 4096, "cuda": 65536}  # of a batch, where nobody says how many requests it has
+Asked = tuple[Any, list[int], list[int]]  # lm-eval's: the texts, the context's tokens, the continuation's
+
+
+@dataclass(frozen=True)
+class Row:
+    """A context with its continuations, which may be several or one."""
+
+    context: list[int]
+    continuations: list[list[int]]
+    places: list[int]  # which requests they are
+
+    @property
+    def tokens(self) -> list[int]:
+        """What the model reads: nobody asks what comes after a continuation's last token."""
+        return self.context + [token for each in self.continuations for token in each[:-1]]
+
+    def ends(self) -> Iterator[tuple[int, int]]:
+        """Where each continuation's tokens begin and end in the row."""
+        begin = len(self.context)
+        for each in self.continuations:
+            yield begin, begin + len(each) - 1
+            begin += len(each) - 1
+
+
+class Sitter(HFLM):  # type: ignore[misc]
+    """HFLM with its log-likelihoods computed in another way; the rest is HFLM's."""
+
+    def __init__(self, model: Any, tokenizer: Any, batch_size: int | None = None) -> None:
+        super().__init__(pretrained=model, tokenizer=tokenizer, batch_size=batch_size or 8)
+        self._known: dict[tuple[str, str], tuple[list[int], list[int]]] = {}
+        self._most = batch_size
+        self.shares = True  # contexts
+        self._tried = False
+
+    def ask(self, model: Any) -> None:
+        """Another model of the same kind and tokenizer."""
+        self._model = model
+
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        if (context, continuation) not in self._known:
+            self._known[context, continuation] = super()._encode_pair(context, continuation)
+        return self._known[context, continuation]
+
+    def _loglikelihood_tokens(self, requests: Sequence[Asked], **more: Any) -> list[tuple[float, bool]]:
+        if self.backend != "causal" or not requests:
+            return super()._loglikelihood_tokens(requests, **more)  # type: ignore[no-any-return]
+        if not self._tried:
+            self._try(requests)
+        rows = _rows(requests, self.shares, int(self.max_length))
+        found: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
+        for batch in self._batches(rows):
+            for row, answers in zip(batch, self._patiently(batch), strict=True):
+                for place, answer in zip(row.places, answers, strict=True):
+                    found[place] = answer
+        return found
+
+    def _batches(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
+        """Rows of about the same length, the longest first: if memory does not suffice, it is known at once."""
+        most = _TOKENS.get(self.device.type, _TOKENS["cuda"])
+        batch: list[Row] = []
+        for row in sorted(rows, key=lambda row: (-len(row.tokens), row.tokens)):
+            asked = sum(len(each.places) for each in batch) + len(row.places)
+            full = asked > self._most if self._most else (len(batch) + 1) * len(batch[0].tokens) > most if batch else 0
+            if batch and full:
+                yield batch
+                batch = []
+            batch.append(row)
+        if batch:
+            yield batch
+
+    def _patiently(self, batch: list[Row]) -> list[list[tuple[float, bool]]]:
+        """A batch that is too large for the memory is cut in two, once."""
+        try:
+            return self._answers(batch)
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not _out_of_memory(error) or len(batch) < 2:
+                raise
+        gc.collect()  # after the error is gone, and what it held with it
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        half = len(batch) // 2
+        return self._answers(batch[:half]) + self._answers(batch[half:])
+
+    @torch.inference_mode()
+    def _answers(self, batch: list[Row]) -> list[list[tuple[float, bool]]]:
+        width = max(len(row.tokens) for row in batch)
+        tokens = torch.tensor([row.tokens + [0] * (width - len(row.tokens)) for row in batch], device=self.device)
+        more: dict[str, Any] = {}
+        if self.shares:
+            more = {"attention_mask": _seen(batch, width, tokens.device), "position_ids": _positions(batch, tokens)}
+        first = min(len(row.context) for row in batch) - 1
+        kept = width - first if _keeps_logits(type(self.model)) else width
+        if kept < width:
+            more["logits_to_keep"] = kept
+        logits = self.model(tokens, use_cache=False, **more).logits
+        return [list(_of_row(row, each, width - kept)) for row, each in zip(batch, logits, strict=True)]
+
+    def _try(self, requests: Sequence[Asked]) -> None:
+        """Ask some in both ways; where they differ by more than rounding, contexts are not shared."""
+        self._tried = True
+        few = list(requests[:16])
+        rows = [row for row in _rows(few, True, int(self.max_length)) if len(row.places) > 1]
+        if not rows or getattr(self.model.config, "is_encoder_decoder", False):
+            self.shares = bool(rows)
+            return
+        longest = max(rows, key=lambda row: len(row.tokens))
+        alone = [Row(longest.context, [each], [n]) for n, each in enumerate(longest.continuations)]
+        self.shares = False
+        wanted = [answer for (answer,) in self._answers(alone)]
+        self.shares = True
+        with contextlib.suppress(RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError):
+            found = self._answers([longest])[0]
+            close = 1e-3 if self.model.dtype == torch.float32 else 0.05
+            self.shares = all(
+                abs(a - b) <= close * max(1, abs(b)) for (a, _), (b, _) in zip(found, wanted, strict=True)
+            )
+            return
+        self.shares = False
+
+
+def _rows(requests: Sequence[Asked], share: bool, most: int) -> list[Row]:
+    """What does not fit the model loses tokens at its left, as in lm-eval; then its context is its own."""
+    rows: dict[tuple[Any, ...], Row] = {}
+    for place, (_, context, continuation) in enumerate(requests):
+        surplus = max(0, len(context) + len(continuation) - most - 1)
+        together = share and not surplus
+        key = (tuple(context), 0) if together else (tuple(context), place + 1)
+        known = rows.get(key)
+        if known and len(known.tokens) + len(continuation) - 1 > most:
+            key = (tuple(context), place + 1)
+            known = None
+        row = known or rows.setdefault(key, Row(context[surplus:], [], []))
+        row.continuations.append(continuation)
+        row.places.append(place)
+    return list(rows.values())
+
+
+def _of_row(row: Row, logits: Tensor, cut: int) -> Iterator[tuple[float, bool]]:
+    """The sum of a continuation's log-probabilities, and whether each of its tokens is the likeliest."""
+    last = len(row.context) - 1
+    for (begin, end), tokens in zip(row.ends(), row.continuations, strict=True):
+        said = torch.cat([logits[last - cut : last + 1 - cut], logits[begin - cut : end - cut]])
+        wanted = torch.tensor(tokens, device=logits.device)
+        chosen = F.log_softmax(said, dim=-1).gather(1, wanted[:, None]).squeeze(1)
+        yield float(chosen.sum()), bool((said.argmax(-1) == wanted).all())
+
+
+def _seen(batch: Sequence[Row], width: int, device: torch.device) -> Tensor:
+    """Which tokens each token sees: the context before it, and its own continuation before it."""
+    mask = torch.ones(width, width, dtype=torch.bool).tril().repeat(len(batch), 1, 1, 1)
+    for seen, row in zip(mask, batch, strict=True):
+        for begin, end in row.ends():
+            seen[0, begin:end, len(row.context) : begin] = False
+    return mask.to(device)
+
+
+def _positions(batch: Sequence[Row], tokens: Tensor) -> Tensor:
+    places = torch.arange(tokens.shape[1]).repeat(len(batch), 1)
+    for place, row in zip(places, batch, strict=True):
+        for begin, end in row.ends():
+            place[begin:end] -= begin - len(row.context)
+    return places.to(tokens.device)
+
+
+def _keeps_logits(kind: type) -> bool:
+    forward: Callable[..., Any] = kind.forward  # type: ignore[attr-defined]
+    return "logits_to_keep" in inspect.signature(forward).parameters
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -1,0 +1,205 @@
+"""How good a model is at lm-eval's tasks. Tasks, prompts and their tokens are made once; many models answer them."""
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fleet.config import Wrong
+
+SEED = 1234  # lm-eval's own, of examples in prompts
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a model is asked, and how."""
+
+    tasks: tuple[str, ...]
+    limit: int | None = None  # questions of a task
+    num_fewshot: int | None = None
+    shuffle: bool = False  # which questions the limit leaves
+    apply_chat_template: bool | None = None  # None: where the tokenizer has one
+    fewshot_as_multiturn: bool = True
+    task_path: tuple[str, ...] = ()  # folders of tasks of one's own
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Of one model: what lm-eval reports of each task or group, and each question's own."""
+
+    results: Mapping[str, Mapping[str, Any]]  # task -> "acc,none" -> value
+    single: Mapping[str, Mapping[str, list[Any]]]  # task -> "acc,none" -> question by question
+
+
+def load(asked: Asked) -> dict[str, Any]:
+    """The tasks and groups, and which are lm-eval's own; or why they cannot be had. One's own folders come first:
+    lm-eval's many tasks take seconds to look through."""
+    os.environ.setdefault("HF_DATASETS_TRUST_REMOTE_CODE", "0")
+    from lm_eval.tasks import TaskManager
+
+    for folder in asked.task_path:
+        if not Path(folder).is_dir():
+            raise Wrong(f"task search path {folder}: not a folder")
+    with _quiet():
+        manager = TaskManager(include_path=list(asked.task_path), include_defaults=False)
+        if public := [name for name in asked.tasks if name not in manager.all_tasks]:
+            manager = TaskManager(include_path=list(asked.task_path))
+        unknown = [name for name in public if name not in manager.all_tasks]
+    if unknown:
+        raise Wrong(f"there is no task {unknown[0]!r}; the nearest known one is {_nearest(unknown[0], manager)}")
+    try:
+        with _quiet():
+            loaded: dict[str, Any] = manager.load(list(asked.tasks))
+    except Exception as error:  # whatever a hub, a file and a task's own code can come up with
+        line = (str(error).strip().splitlines() or [""])[0][:300]
+        raise Wrong(f"the tasks {', '.join(asked.tasks)} cannot be loaded: {type(error).__name__}: {line}") from None
+    for task in loaded["tasks"].values():
+        _settle(task, asked)
+    return loaded | {"public": public}
+
+
+def check_metrics(loaded: Mapping[str, Any], wanted: Sequence[tuple[str, str]]) -> None:
+    for name, metric in wanted:
+        if metric not in (known := metrics_of(loaded, name)):
+            raise Wrong(f"task {name} has no metric {metric!r}; it has {', '.join(known)}")
+
+
+def metrics_of(loaded: Mapping[str, Any], name: str) -> list[str]:
+    """All that lm-eval will report of a task, or of a group of tasks."""
+    if task := loaded["tasks"].get(name):
+        return [f"{metric},{each.name}" for metric in task.aggregation() for each in task._filters]
+    said = [
+        f"{each.metric},{key}" for each in loaded["groups"][name].aggregate_metric_list or () for key in _list(each)
+    ]
+    return list(dict.fromkeys(said))
+
+
+def is_mean(loaded: Mapping[str, Any], name: str, metric: str) -> bool:
+    """Whether a metric is the mean of marks that each question has."""
+    task = loaded["tasks"].get(name)
+    return task is not None and getattr(task.aggregation()[metric.split(",")[0]], "__name__", "") == "mean"
+
+
+class Exam:
+    """Tasks that are asked of many models, which share a tokenizer."""
+
+    def __init__(self, asked: Asked, tokenizer: Any, loaded: dict[str, Any], batch_size: int | None = None) -> None:
+        self.asked, self.tokenizer, self.loaded, self._size = asked, tokenizer, loaded, batch_size
+        self._sitter: Any = None
+        self._papers: dict[str, Paper] = {name: Paper(task) for name, task in loaded["tasks"].items()}
+        self.chat = bool(tokenizer.chat_template) if asked.apply_chat_template is None else asked.apply_chat_template
+
+    def questions(self) -> dict[str, list[int]]:
+        """The numbers of those that are asked, of each task."""
+        found = {}
+        for name, task in self.loaded["tasks"].items():
+            there = len(task.eval_docs)
+            order = np.random.default_rng([self.asked.seed, there]).permutation(there) if self.asked.shuffle else None
+            chosen = range(there) if order is None else order
+            found[name] = sorted(int(n) for n in chosen[: self.asked.limit])
+        return found
+
+    def marks(self, model: Any, questions: Mapping[str, Sequence[int]] | None = None) -> Marks:
+        """Ask a model all questions, or some."""
+        from lm_eval.evaluator import evaluate
+
+        from train.likelihood import Sitter
+
+        if self._sitter is None:
+            self._sitter = Sitter(model, self.tokenizer, self._size)
+        self._sitter.ask(model)
+        model.eval()
+        chosen = {name: sorted(numbers) for name, numbers in (questions or self.questions()).items()}
+        for paper in self._papers.values():
+            paper.answers.clear()
+        with _quiet():
+            found = evaluate(
+                self._sitter,
+                self.loaded,
+                samples=chosen,
+                bootstrap_iters=0,
+                log_samples=False,
+                apply_chat_template=self.chat,
+                fewshot_as_multiturn=self.chat and self.asked.fewshot_as_multiturn,
+            )
+        return Marks(found["results"], {name: paper.single() for name, paper in self._papers.items()})
+
+
+class Paper:
+    """A task whose requests are made once for each choice of questions, and whose marks are kept one by one."""
+
+    def __init__(self, task: Any) -> None:
+        self.task, self.answers = task, list[Mapping[str, Any]]()
+        self._made: dict[tuple[int, ...], list[Any]] = {}
+        self._docs: dict[tuple[int, ...], list[tuple[int, Any]]] = {}
+        self._build, self._iterate, self._process = task.build_all_requests, task.doc_iterator, task.process_results
+        task.build_all_requests, task.doc_iterator, task.process_results = self.build, self.iterate, self.process
+
+    def build(self, *, samples: list[int], **more: Any) -> None:
+        key = tuple(samples)
+        if key not in self._made:
+            self._build(samples=samples, **more)
+            self._made[key] = list(self.task.instances)
+        for instance in self._made[key]:
+            instance.resps, instance.filtered_resps = [], {}
+        self.task._instances = self._made[key]
+
+    def iterate(self, *, samples: list[int], **more: Any) -> list[tuple[int, Any]]:
+        key = tuple(samples)
+        if key not in self._docs:
+            self._docs[key] = list(self._iterate(samples=samples, **more))
+        return self._docs[key]
+
+    def process(self, doc: Any, results: Any) -> Any:
+        self.answers.append(self._process(doc, results))
+        return self.answers[-1]
+
+    def single(self) -> dict[str, list[Any]]:
+        """lm-eval goes through all questions once for each filter."""
+        filters = list(self.task.instances[0].filtered_resps)
+        count = len(self.answers) // len(filters)
+        found: dict[str, list[Any]] = {}
+        for n, name in enumerate(filters):
+            for answer in self.answers[n * count : (n + 1) * count]:
+                for metric, value in answer.items():
+                    found.setdefault(f"{metric},{name}", []).append(value)
+        return found
+
+
+def _settle(task: Any, asked: Asked) -> None:
+    """As lm-eval's simple_evaluate does: a task's own 0 examples stay 0."""
+    own = task.get_config("num_fewshot")
+    if asked.num_fewshot is not None and own != 0:
+        task.set_config(key="num_fewshot", value=asked.num_fewshot)
+    elif own is None:
+        task.set_config(key="num_fewshot", value=0)
+    task.set_fewshot_seed(seed=SEED)
+
+
+def _nearest(name: str, manager: Any) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name, manager.all_tasks, n=3, cutoff=0.0)
+    return f"{near[0]} (or {', '.join(near[1:])})" if len(near) > 1 else ", ".join(near) or "none"
+
+
+def _list(aggregate: Any) -> list[str]:
+    names = aggregate.filter_list
+    return [names] if isinstance(names, str) else list(names)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """lm-eval reports each step; here it is one of hundreds."""
+    logger, before = logging.getLogger("lm_eval"), logging.getLogger("lm_eval").level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
