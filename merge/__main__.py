@@ -40,7 +40,6 @@ def main(
     overwrite: Annotated[bool, Parameter(negative="")] = False,
     shard_size: str = "5GB",
     threads: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 0,
-    memory: str = "256MiB",
     device: str = "cpu",
     seed: int = 0,
     quiet: Annotated[bool, Parameter(negative="")] = False,
@@ -59,8 +58,6 @@ def main(
         The most bytes of a weight file.
     threads:
         Tensors that are merged at a time; 0: as many as there are processors.
-    memory:
-        How much to keep of what a method looks at more than once; the rest is read again.
     device:
         Where the arithmetic is done: cpu, cuda, cuda:1, mps.
     seed:
@@ -74,7 +71,7 @@ def main(
 
     keep_memory()
     open_many()
-    how, size = How(threads, output.size_of(memory), device, seed), output.size_of(shard_size)
+    how, size = How(threads, device, seed), output.size_of(shard_size)
     with bar(quiet) as progress:
         took = merge(recipe, out, shard_size=size, overwrite=overwrite, how=how, progress=progress)
     for note in took.notes:
@@ -88,9 +85,11 @@ def main(
 
 
 def keep_memory() -> None:
-    """Blocks come and go; giving their memory back to the system each time would cost as much as the arithmetic."""
+    """Blocks come and go; giving their memory back to the system each time would cost as much as the arithmetic. All
+    threads take them from one heap: what one of them has done with is there for the others."""
     with contextlib.suppress(OSError, AttributeError):
-        libc, trim_threshold, mmap_threshold = ctypes.CDLL("libc.so.6"), -1, -3
+        libc, trim_threshold, mmap_threshold, heaps = ctypes.CDLL("libc.so.6"), -1, -3, -8
+        libc.mallopt(heaps, 1)
         libc.mallopt(trim_threshold, 1 << 28)
         libc.mallopt(mmap_threshold, 1 << 28)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from merge import output
 from merge.files import Wrong, bytes_of
-from merge.group import Group, Rows
+from merge.group import Group
 from merge.methods import METHODS
 from merge.planning import Job
 
@@ -26,7 +26,6 @@ class How:
     """How it is done; of the result, only random drops depend on it."""
 
     threads: int = 0  # tensors that are merged at a time; 0: as many as there are processors, at least two
-    memory: int = 256 << 20  # how much may be kept of what a method looks at more than once
     device: str = "cpu"
     seed: int = 0
 
@@ -42,12 +41,12 @@ def check_device(name: str) -> None:
         raise Wrong(f"the device {name} cannot be used here: {str(error).splitlines()[0]}") from None
 
 
-def merged(job: Job, how: How, kept: "Kept") -> Iterator[Tensor]:
-    """The blocks of a tensor, one after the other, in fp32."""
-    with kept.for_method(job.method) as keep:
-        base, others = keep(job.base.rows) if job.base else None, [keep(each.rows) for each in job.others]
-        group = Group(job.shape, others, base, job.name, job.models, how.seed, how.device)
-        yield from METHODS[job.method].merge(group, job.params or {})
+def merged(job: Job, how: How) -> Iterator[Tensor]:
+    """The blocks of a tensor, one after the other, in fp32. A method that looks twice reads twice: the second time the
+    system still has it in its memory."""
+    base, others = job.base.rows if job.base else None, [each.rows for each in job.others]
+    group = Group(job.shape, others, base, job.name, job.models, how.seed, how.device)
+    yield from METHODS[job.method].merge(group, job.params or {})
 
 
 def write(jobs: list[Job], folder: Path, shard_size: int, how: How, progress: Progress) -> list[str]:
@@ -55,14 +54,14 @@ def write(jobs: list[Job], folder: Path, shard_size: int, how: How, progress: Pr
 
     The largest first, so that no thread is left with one at the end.
     """
-    kept, stop, broken = Kept(how.memory), threading.Event(), set[str]()
+    stop, broken = threading.Event(), set[str]()
     with output.laid_out(folder, output.shards(jobs, shard_size)) as places, one_thread_each():
         flusher = Flusher({place.file for place in places.values()})
 
         def make(job: Job) -> None:
             place = places[job.name]
             begin = place.begin
-            for data, good in _bytes(job, how, kept):
+            for data, good in _bytes(job, how):
                 if stop.is_set():
                     return
                 if not good:
@@ -85,7 +84,7 @@ def write(jobs: list[Job], folder: Path, shard_size: int, how: How, progress: Pr
 
 def fill(jobs: list[Job], tensors: Mapping[str, Tensor], how: How) -> list[str]:
     """All tensors into others that are in memory already, rounded as in files; the names of those with bad numbers."""
-    kept, broken = Kept(how.memory), set[str]()
+    broken = set[str]()
 
     @torch.no_grad()
     def make(job: Job) -> None:
@@ -93,7 +92,7 @@ def fill(jobs: list[Job], tensors: Mapping[str, Tensor], how: How) -> list[str]:
         if not job.method:
             place.copy_(job.others[0].read().to(job.dtype).view(-1))
             return
-        for block in merged(job, how, kept):
+        for block in merged(job, how):
             place[begin : begin + block.numel()].copy_(block.view(-1))
             begin += block.numel()
             if not fits(block, job.dtype):
@@ -105,12 +104,12 @@ def fill(jobs: list[Job], tensors: Mapping[str, Tensor], how: How) -> list[str]:
     return sorted(broken)
 
 
-def _bytes(job: Job, how: How, kept: "Kept") -> Iterator[tuple[memoryview, bool]]:
+def _bytes(job: Job, how: How) -> Iterator[tuple[memoryview, bool]]:
     """A tensor's bytes, and whether all of their numbers are good."""
     if not job.method:
         yield bytes_of(job.others[0].read().to(job.dtype).contiguous()), True
         return
-    for block in merged(job, how, kept):
+    for block in merged(job, how):
         yield bytes_of(block.to(job.dtype).cpu().contiguous()), fits(block, job.dtype)
 
 
@@ -126,44 +125,6 @@ def _written(fd: int, data: memoryview, begin: int) -> int:
         count = os.pwrite(fd, left, begin)
         left, begin = left[count:], begin + count
     return len(data)
-
-
-class Kept:
-    """Keeps the rows of tensors that are read more than once, as far as the memory for that goes."""
-
-    def __init__(self, bytes: int) -> None:
-        self._free, self._lock = bytes, threading.Lock()
-
-    @contextmanager
-    def for_method(self, method: str) -> Iterator[Callable[[Rows], Rows]]:
-        """What is kept for one tensor's inputs is given back at the end."""
-        taken: list[int] = []
-
-        def keep(rows: Rows) -> Rows:
-            known: dict[int, Tensor] = {}
-
-            def remembered(begin: int, end: int) -> Tensor:
-                if begin in known:
-                    return known[begin]
-                found = rows(begin, end)
-                if self._take(found.nbytes):
-                    taken.append(found.nbytes)
-                    known[begin] = found
-                return found
-
-            return remembered if METHODS[method].rereads else rows
-
-        try:
-            yield keep
-        finally:
-            self._take(-sum(taken))
-
-    def _take(self, bytes: int) -> bool:
-        with self._lock:
-            if bytes > self._free:
-                return False
-            self._free -= bytes
-            return True
 
 
 class Flusher:

@@ -33,7 +33,6 @@ class Method:
     base: Literal["none", "optional", "required"] = "none"  # none: a base is a model like the others
     least: int = 1  # models beside the base
     most: int | None = None
-    rereads: bool = False  # whether it goes through its tensors more than once
     check: Callable[[Mapping[str, Any]], None] = lambda p: None
 
 
@@ -42,8 +41,7 @@ def _task(thin: Any, vote: bool, normalize: bool, rescale: bool | None = None, *
     if rescale is not None:
         params |= {"density": Param(1.0, each=True, low=0, high=1), "rescale": Param(rescale, kind=bool)}
     check = changes.check_della if "epsilon" in more else lambda p: None
-    rereads = thin in (changes.by_magnitude, changes.without_outliers)
-    return Method(changes.method(thin, vote), params, "required", rereads=rereads, check=check)
+    return Method(changes.method(thin, vote), params, "required", check=check)
 
 
 _GAMMA = {"gamma": Param(0.01, each=True, low=0, high=1)}
@@ -54,7 +52,7 @@ METHODS: Mapping[str, Method] = {
     "linear": Method(
         sums.linear, {"weight": Param(each=True), "normalize": Param(True, kind=bool)}, check=arcs.check_shares
     ),
-    "slerp": Method(arcs.slerp, _T, "required", most=1, rereads=True),
+    "slerp": Method(arcs.slerp, _T, "required", most=1),
     "nuslerp": Method(
         arcs.nuslerp,
         {
@@ -65,19 +63,16 @@ METHODS: Mapping[str, Method] = {
         "optional",
         least=2,
         most=2,
-        rereads=True,
     ),
     "multislerp": Method(
         arcs.multislerp,
         {"weight": Param(each=True), "normalize_weights": Param(True, kind=bool), "eps": Param(1e-8, low=0)},
         "optional",
-        rereads=True,
         check=arcs.check_shares,
     ),
     "karcher": Method(
         arcs.karcher,
         {"weight": Param(1.0, each=True, low=0), "max_iter": Param(10, kind=int, low=0), "tol": Param(1e-5, low=0)},
-        rereads=True,
         check=arcs.check_shares,
     ),
     "task_arithmetic": _task(None, vote=False, normalize=False),
@@ -88,12 +83,10 @@ METHODS: Mapping[str, Method] = {
     "breadcrumbs_ties": _task(changes.without_outliers, vote=True, normalize=False, rescale=False, **_GAMMA),
     "della": _task(changes.by_rank_at_random, vote=True, normalize=True, rescale=True, **_EPSILON),
     "della_linear": _task(changes.by_rank_at_random, vote=False, normalize=False, rescale=True, **_EPSILON),
-    "model_stock": Method(
-        arcs.model_stock, {"filter_wise": Param(False, kind=bool)}, "required", least=2, rereads=True
-    ),
-    "sce": Method(fusion.sce, {"select_topk": Param(1.0, low=0, high=1)}, "required", rereads=True),
+    "model_stock": Method(arcs.model_stock, {"filter_wise": Param(False, kind=bool)}, "required", least=2),
+    "sce": Method(fusion.sce, {"select_topk": Param(1.0, low=0, high=1)}, "required"),
     "nearswap": Method(sums.nearswap, {"t": Param(low=0)}, "required", most=1),
-    "arcee_fusion": Method(fusion.arcee_fusion, {}, "required", most=1, rereads=True),
+    "arcee_fusion": Method(fusion.arcee_fusion, {}, "required", most=1),
     "passthrough": Method(
         sums.passthrough, {"scale": Param(1.0, each=True), "residual": Param(1.0, each=True)}, most=1
     ),
