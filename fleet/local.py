@@ -108,9 +108,13 @@ class Starter:
         progress.show(last=True)
 
     def _sit(self, seat: Place) -> None:
-        name = f"local-{seat.number}-{self.host.token()[:8]}"
+        name = f"{self.title(seat.number)}-{seat.number}-{self.host.token()[:8]}"
         seat.process = self.hired(name)
         seat.started = self.host.now()
+
+    def title(self, number: int) -> str:
+        """How the names of workers in this seat begin."""
+        return "local"
 
     def hired(self, name: str) -> Process:
         return Local(process(this_script(), name, self.folder, self.config.threads, self._log))

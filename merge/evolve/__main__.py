@@ -156,10 +156,15 @@ def main(
     config = configs.read(genome_config_path, _options(where, searching, placed, made, kept))
     if placed.machines and strategy != "fleet":
         raise Wrong(f"--machines goes with --strategy fleet, not {strategy}")
+    if strategy in ("buffered", "serial"):  # both merge to disk
+        config = config.model_copy(update={"in_memory": False, "buffered": strategy == "buffered"})
     if strategy != "fleet":
         from merge.evolve.on_ray import search
 
-        code = search(config, where, strategy, placed)
+        _make_way(config, where)
+        where.parent.mkdir(parents=True, exist_ok=True)
+        seats = placed.workers or _workers(placed)
+        code = search(config, where, strategy, seats, placed.num_gpus, placed.ray_address)
     elif placed.machines:
         return _launched(config, where, placed.machines)
     else:

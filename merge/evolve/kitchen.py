@@ -29,14 +29,16 @@ from train.tasks import Exam
 
 
 class Resident(Donors):
-    """Donors whose tensors are read once."""
+    """Donors that are opened once, wherever they lie now; with a device, their tensors are read once, too."""
 
     def __init__(self, device: str) -> None:
         super().__init__()
-        self.device = device
+        self.device, self.copies = device, dict[str, Path]()
 
     def _opened(self, reference: str) -> Donor:
-        donor = super()._opened(reference)
+        donor = replace(super()._opened(str(self.copies.get(reference, reference))), reference=reference)
+        if not self.device:
+            return donor
         return replace(donor, tensors={name: self._read(each) for name, each in donor.tensors.items()})
 
     def _read(self, stored: Stored) -> Stored:
@@ -61,7 +63,7 @@ class Kitchen:
         self.config, self.device = config, f"cuda:{number % devices}" if devices else "cpu"
         merging = self.device if config.merge_cuda else "cpu"
         self.how = How(threads=config.threads, device=merging)
-        self.donors: Donors = Resident(merging) if config.in_memory else Donors()
+        self.donors = Resident(merging if config.in_memory and not config.buffered else "")
         self._live: Live | None = None
         self._loaded: dict[str, Any] | None = None
 
@@ -80,22 +82,36 @@ class Kitchen:
         made = plan(merge_of(recipe, text_of(recipe)), self.donors)
         return {"layers": layers, "coordinates": space.size, "tensors": len(made.jobs), "bytes": made.bytes}
 
-    def scored(self, recipe: Mapping[str, Any], rival: Metrics | None = None, held: bool = False) -> Metrics:
-        """What became of a candidate; with a rival, it is given up once it has no hope to beat it."""
+    def know(self, copies: Mapping[str, Path]) -> None:
+        """Where models lie beside the search, too."""
+        self.donors.copies.update(copies)
+
+    def merged(self, recipe: Mapping[str, Any], out: Path) -> int:
+        """A candidate as a folder."""
+        took = merge(merge_of(recipe, text_of(recipe)), out, how=self.how)
+        if broken := [note for note in took.notes if "not finite" in note]:
+            raise Wrong(broken[0])
+        return took.written
+
+    def scored(
+        self, recipe: Mapping[str, Any], rival: Metrics | None = None, held: bool = False, there: Path | None = None
+    ) -> Metrics:
+        """What became of a candidate; with a rival, it is given up once it has no hope to beat it. It may be merged
+        already."""
         said = merge_of(recipe, text_of(recipe))
         made = plan(said, self.donors)
         if self._live is None or self._live.key != _key(made):
             self._live = None  # first out, then in: there may be no room for both
             self._live = self._furnished(said, made)
         live = self._live
+        if there:
+            return exams.sat(self.config, live.exam, self._loaded_from(there), rival, held)
         if live.places is not None:
             if broken := engine.fill(made.jobs, live.places, self.how):
                 raise Wrong(f"{broken[0]} has numbers that are not finite, or too large for its dtype")
             return exams.sat(self.config, live.exam, live.model, rival, held)
         with tempfile.TemporaryDirectory(prefix="candidate-") as out:
-            took = merge(said, Path(out) / "model", how=self.how)
-            if broken := [note for note in took.notes if "not finite" in note]:
-                raise Wrong(broken[0])
+            self.merged(recipe, Path(out) / "model")
             return exams.sat(self.config, live.exam, self._loaded_from(Path(out) / "model"), rival, held)
 
     # -- inside -------------------------------------------------------------------------------------------------------
@@ -107,12 +123,13 @@ class Kitchen:
         with tempfile.TemporaryDirectory(prefix="search-") as place:
             folder.furnish(Path(place), said, made, None)
             tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=self.config.trust_remote_code)
-            model = (
-                self._empty(Path(place), made) if self.config.in_memory and not exams.quantized(self.config) else None
-            )
+            model = self._empty(Path(place), made) if self._fills() and not exams.quantized(self.config) else None
         exam = Exam(exams.asked(self.config), tokenizer, self.loaded, self.config.batch_size or None)
         places = _places(model, made) if model is not None else None
         return Live(_key(made), model if places is not None else None, exam, places)
+
+    def _fills(self) -> bool:
+        return self.config.in_memory and not self.config.buffered
 
     def _empty(self, place: Path, made: Plan) -> Any:
         from transformers import AutoConfig, AutoModelForCausalLM

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,18 @@ from typing import Any
 from fleet import faults
 from fleet.config import Wrong
 from fleet.history import History
-from fleet.recipe import NotYet
+from fleet.recipe import NotYet, place
 from fleet.start import Method
-from fleet.work import Failed, Maker, Work
+from fleet.work import Elsewhere, Failed, Maker, Parent, Work
 from merge.evolve import records
 from merge.evolve.config import SearchConfig
 from merge.evolve.strategy import MergeSearch
 
 ALGORITHM = "merge-search"
+
+
+MERGER = "merger"  # how the names of workers begin that merge for others, of a buffered search
+SCORER = "scorer"
 
 
 def maker(config: SearchConfig) -> Maker:
@@ -27,8 +32,11 @@ def maker(config: SearchConfig) -> Maker:
     kitchens: list[Kitchen] = []
 
     def make(work: Work) -> Mapping[str, Any]:
+        name = work.draft.store.name
+        if (work.recipe.merge["kind"] == "merge") != name.startswith(MERGER) and name.startswith((MERGER, SCORER)):
+            raise Elsewhere("this worker has another part")
         if not kitchens:
-            kitchens.append(Kitchen(config, _seat(work.draft.store.name)))
+            kitchens.append(Kitchen(config, _seat(name)))
         try:
             return _made(kitchens[0], work)
         except (Wrong, WrongModels) as verdict:
@@ -41,13 +49,33 @@ def _made(kitchen: Any, work: Work) -> Mapping[str, Any]:
     what, how = work.recipe.merge, work.recipe.evaluate
     if what["kind"] == "check":
         return dict(kitchen.check())
+    if any(place(id)[1].startswith("m") for id in work.absent):
+        raise Failed("it could not be merged")
+    kitchen.know({name: _folder(work.parents[f"0/model-{n}"]) for n, name in _copies(kitchen.config, work)})
+    if what["kind"] == "merge":
+        with tempfile.TemporaryDirectory(prefix="merge-", dir=work.path("config.json").parent.parent) as draft:
+            took = kitchen.merged(what["recipe"], Path(draft) / "model")
+            for file in (Path(draft) / "model").iterdir():
+                file.rename(work.path(file.name))
+        return {"bytes": took}
     if what["kind"] == "twin":
         twin = work.history[what["of"]]
         if not twin:
             raise Failed(f"it is the same as {what['of']}, which failed")
         return twin.metrics
+    merged = [_folder(parent) for id, parent in work.parents.items() if place(id)[0] and parent.files.files]
     rival = work.history[how["rival"]].metrics if "rival" in how else None
-    return dict(kitchen.scored(what["recipe"], rival, how["on"] == "held-out"))
+    return dict(kitchen.scored(what["recipe"], rival, how["on"] == "held-out", *merged))
+
+
+def _copies(config: SearchConfig, work: Work) -> list[tuple[int, str]]:
+    """The models that round 0 has copied, for whoever needs them."""
+    return [(n, name) for n, name in enumerate(records.models(config)) if f"0/model-{n}" in work.parents]
+
+
+def _folder(parent: Parent) -> Path:
+    """A merged model's, all its files looked at."""
+    return [parent.path(name).parent for name in parent.files.files][0]
 
 
 def _seat(worker: str) -> int:

@@ -77,7 +77,7 @@ def read(config: SearchConfig, history: History) -> Found:
     for round in range(1, max(history.plans, default=0) + 1):
         for recipe in history.plan(round):
             id = f"{round}/{recipe.slot}"
-            if not history.finished(id):
+            if not history.finished(id) or recipe.merge["kind"] == "merge":
                 continue
             outcome = history.outcome(id)
             metrics = outcome.member.metrics

@@ -36,7 +36,9 @@ class MergeSearch:
 
     def plan(self, round: int, history: Past) -> list[Recipe]:
         if round == 0:
-            return [Recipe("check", merge={"kind": "check"})]
+            copies = [alone(name) for name in (self.models() if self.c.reshard else [])]
+            files = [Recipe(f"model-{n}", (CHECK,), {"kind": "merge", "recipe": copy}) for n, copy in enumerate(copies)]
+            return [Recipe("check", merge={"kind": "check"}), *files]
         space = self.space(history)
         search = self.search(space)
         last = self.generations(search)
@@ -71,18 +73,28 @@ class MergeSearch:
         for n, point in enumerate(points):
             recipe, id = space.recipe(point), f"{round}/c{n}"
             twin = known.setdefault(str(recipe), id)
-            what = {"kind": "score", "recipe": recipe} if twin == id else {"kind": "twin", "of": twin}
+            what: dict[str, Any] = {"kind": "score", "recipe": recipe} if twin == id else {"kind": "twin", "of": twin}
             against = {"rival": f"{rival.generation}/c{rival.index}"} if rival and twin == id else {}
-            parents = (CHECK, twin) if twin.startswith(f"{round}/") and twin != id else (CHECK,)
-            how = {"on": "tasks", **against}
+            needed = [twin] if twin.startswith(f"{round}/") and twin != id else []
+            if self.c.buffered and twin == id:
+                merged = Recipe(f"m{n}", self.ground(), {"kind": "merge", "recipe": recipe}, optional=True)
+                needed, found = [f"{round}/m{n}"], [*found, merged]
+            parents, how = (*self.ground(), *needed), {"on": "tasks", **against}
             found.append(Recipe(f"c{n}", parents, what, {}, how, "nothing", {"point": point}, True))
         return found
 
+    def ground(self) -> tuple[str, ...]:
+        """What round 0 makes: a look at everything, and on request the models in one file each."""
+        names = self.models() if self.c.reshard else []
+        return CHECK, *(f"0/model-{n}" for n in range(len(names)))
+
+    def models(self) -> list[str]:
+        genome = self.c.genome
+        return [*genome.models, *([genome.base_model] if genome.base_model else [])]
+
     def donors(self, held: bool = False) -> list[Recipe]:
         """Each model alone, to compare with."""
-        genome = self.c.genome
-        names = [*genome.models, *([genome.base_model] if genome.base_model else [])]
-        return [self._look(f"donor-{n}", alone(name), held) for n, name in enumerate(names)]
+        return [self._look(f"donor-{n}", alone(name), held) for n, name in enumerate(self.models())]
 
     def finals(self, past: Sequence[Sequence[Candidate]]) -> list[Recipe]:
         winner = best(past)
@@ -90,7 +102,7 @@ class MergeSearch:
 
     def _look(self, slot: str, recipe: Mapping[str, Any], held: bool) -> Recipe:
         evaluate = {"on": "held-out" if held else "tasks"}
-        return Recipe(slot, (CHECK,), {"kind": "score", "recipe": recipe}, {}, evaluate, "nothing", optional=True)
+        return Recipe(slot, self.ground(), {"kind": "score", "recipe": recipe}, {}, evaluate, "nothing", optional=True)
 
 
 def alone(model: str) -> dict[str, Any]:
