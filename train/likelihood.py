@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from lm_eval.models.huggingface import HFLM
 from torch import Tensor
 
+from fleet.config import Wrong
+
 _TOKENS = {"cpu": 4096, "cuda": 65536}  # of a batch, where nobody says how many requests it has
 Asked = tuple[Any, list[int], list[int]]  # lm-eval's: the texts, the context's tokens, the continuation's
 
@@ -94,13 +96,20 @@ class Sitter(HFLM):  # type: ignore[misc]
         try:
             return self._answers(batch)
         except (torch.OutOfMemoryError, RuntimeError) as error:
-            if not _out_of_memory(error) or len(batch) < 2:
+            if not _out_of_memory(error):
                 raise
+            if len(batch) < 2:
+                raise Wrong("the memory does not suffice for a single question") from None
         gc.collect()  # after the error is gone, and what it held with it
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         half = len(batch) // 2
-        return self._answers(batch[:half]) + self._answers(batch[half:])
+        try:
+            return self._answers(batch[:half]) + self._answers(batch[half:])
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not _out_of_memory(error):
+                raise
+            raise Wrong("the memory does not suffice for half a batch either; give a smaller --batch-size") from None
 
     @torch.inference_mode()
     def _answers(self, batch: list[Row]) -> list[list[tuple[float, bool]]]:

@@ -37,9 +37,9 @@ class Marks:
     single: Mapping[str, Mapping[str, list[Any]]]  # task -> "acc,none" -> question by question
 
 
-def load(asked: Asked) -> dict[str, Any]:
-    """The tasks and groups, and which are lm-eval's own; or why they cannot be had. One's own folders come first:
-    lm-eval's many tasks take seconds to look through."""
+def load(asked: Asked, public: bool = True) -> dict[str, Any]:
+    """The tasks and groups, or why they cannot be had. One's own folders come first: lm-eval's many tasks take seconds
+    to look through, and may be unwanted as public test sets."""
     os.environ.setdefault("HF_DATASETS_TRUST_REMOTE_CODE", "0")
     from lm_eval.tasks import TaskManager
 
@@ -48,11 +48,16 @@ def load(asked: Asked) -> dict[str, Any]:
             raise Wrong(f"task search path {folder}: not a folder")
     with _quiet():
         manager = TaskManager(include_path=list(asked.task_path), include_defaults=False)
-        if public := [name for name in asked.tasks if name not in manager.all_tasks]:
+        if theirs := [name for name in asked.tasks if name not in manager.all_tasks]:
             manager = TaskManager(include_path=list(asked.task_path))
-        unknown = [name for name in public if name not in manager.all_tasks]
+        unknown = [name for name in theirs if name not in manager.all_tasks]
     if unknown:
         raise Wrong(f"there is no task {unknown[0]!r}; the nearest known one is {_nearest(unknown[0], manager)}")
+    if theirs and not public:
+        raise Wrong(
+            f"{theirs[0]} is one of lm-eval's own tasks. A public test set that a search is scored by means nothing "
+            "afterwards: score by tasks of your own (--task-search-path), or say --allow-benchmark-tasks"
+        )
     try:
         with _quiet():
             loaded: dict[str, Any] = manager.load(list(asked.tasks))
@@ -61,7 +66,7 @@ def load(asked: Asked) -> dict[str, Any]:
         raise Wrong(f"the tasks {', '.join(asked.tasks)} cannot be loaded: {type(error).__name__}: {line}") from None
     for task in loaded["tasks"].values():
         _settle(task, asked)
-    return loaded | {"public": public}
+    return loaded
 
 
 def check_metrics(loaded: Mapping[str, Any], wanted: Sequence[tuple[str, str]]) -> None:

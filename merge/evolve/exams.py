@@ -26,11 +26,6 @@ def asked(c: SearchConfig) -> Asked:
 
 def check(c: SearchConfig, loaded: Mapping[str, Any]) -> None:
     tasks.check_metrics(loaded, [(task.name, task.metric) for task in c.tasks])
-    if (public := loaded.get("public")) and not c.allow_benchmark_tasks:
-        raise Wrong(
-            f"{public[0]} is one of lm-eval's own tasks. A search that is scored by a public test set makes the set "
-            "worthless: score by tasks of your own (--task-search-path), or say --allow-benchmark-tasks"
-        )
     if c.race or c.holdout:
         option = "race" if c.race else "holdout"
         for task in c.tasks:

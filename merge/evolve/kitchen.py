@@ -70,7 +70,7 @@ class Kitchen:
     @property
     def loaded(self) -> dict[str, Any]:
         if self._loaded is None:
-            self._loaded = tasks.load(exams.asked(self.config))
+            self._loaded = tasks.load(exams.asked(self.config), self.config.allow_benchmark_tasks)
         return self._loaded
 
     def check(self) -> Metrics:
