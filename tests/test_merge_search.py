@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from fleet.config import Wrong
 from merge.evolve import config as configs
-from merge.evolve import exams, records
+from merge.evolve import exams
 from merge.evolve.config import Genome, SearchConfig
 from merge.evolve.genome import GENES, Space
 from merge.evolve.kitchen import Kitchen

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fleet.config import Wrong
 
-_TOKENS = {"cpu": 4096, "cuda": 65536}  # of a batch, where nobody says how many requests it has
+_TOKENS = {"cpu": 1024, "cuda": 65536}  # of a batch, where nobody says how many requests it has
 Asked = tuple[Any, list[int], list[int]]  # lm-eval's: the texts, the context's tokens, the continuation's
 
 
@@ -170,9 +170,10 @@ def _of_row(row: Row, logits: Tensor, cut: int) -> Iterator[tuple[float, bool]]:
     last = len(row.context) - 1
     for (begin, end), tokens in zip(row.ends(), row.continuations, strict=True):
         said = torch.cat([logits[last - cut : last + 1 - cut], logits[begin - cut : end - cut]])
-        wanted = torch.tensor(tokens, device=logits.device)
-        chosen = F.log_softmax(said, dim=-1).gather(1, wanted[:, None]).squeeze(1)
-        yield float(chosen.sum()), bool((said.argmax(-1) == wanted).all())
+        wanted = torch.tensor(tokens, device=logits.device)[:, None]
+        chosen = F.log_softmax(said, dim=-1).gather(1, wanted)
+        likely = bool((said.gather(1, wanted) >= said.amax(-1, keepdim=True)).all())  # quicker than to look where
+        yield float(chosen.sum()), likely and bool((said.argmax(-1, keepdim=True) == wanted).all())
 
 
 def _seen(batch: Sequence[Row], width: int, device: torch.device) -> Tensor:

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -145,6 +145,9 @@ class Paper:
         self._docs: dict[tuple[int, ...], list[tuple[int, Any]]] = {}
         self._build, self._iterate, self._process = task.build_all_requests, task.doc_iterator, task.process_results
         task.build_all_requests, task.doc_iterator, task.process_results = self.build, self.iterate, self.process
+        for name in ("doc_to_choice", "doc_to_target"):  # templates, which lm-eval fills in again each time
+            if hasattr(task, name):
+                setattr(task, name, _remembered(getattr(task, name)))
 
     def build(self, *, samples: list[int], **more: Any) -> None:
         key = tuple(samples)
@@ -177,6 +180,20 @@ class Paper:
         return found
 
 
+def _remembered(of_question: Callable[..., Any]) -> Callable[..., Any]:
+    """What a template makes of a question; the questions are the same objects each time."""
+    known: dict[int, tuple[Any, Any]] = {}
+
+    def remembered(doc: Any, *more: Any, **others: Any) -> Any:
+        if more or others:
+            return of_question(doc, *more, **others)
+        if id(doc) not in known or known[id(doc)][0] is not doc:
+            known[id(doc)] = doc, of_question(doc)
+        return known[id(doc)][1]
+
+    return remembered
+
+
 def _settle(task: Any, asked: Asked) -> None:
     """As lm-eval's simple_evaluate does: a task's own 0 examples stay 0."""
     own = task.get_config("num_fewshot")
@@ -201,10 +218,19 @@ def _list(aggregate: Any) -> list[str]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """lm-eval reports each step; here it is one of hundreds."""
+    """lm-eval reports each step, and draws bars; here it is one of hundreds."""
+    import tqdm.std
+
     logger, before = logging.getLogger("lm_eval"), logging.getLogger("lm_eval").level
     logger.setLevel(logging.ERROR)
+    drawn = tqdm.std.tqdm.__init__
+
+    def undrawn(self: Any, *args: Any, **more: Any) -> None:
+        drawn(self, *args, **{**more, "disable": True})
+
+    tqdm.std.tqdm.__init__ = undrawn  # type: ignore[method-assign]
     try:
         yield
     finally:
         logger.setLevel(before)
+        tqdm.std.tqdm.__init__ = drawn  # type: ignore[method-assign]

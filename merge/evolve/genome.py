@@ -44,6 +44,7 @@ class Space:
 
     genome: Genome
     layers: int
+    dtype: str = ""  # the models' own
 
     def __post_init__(self) -> None:
         if self.genome.layer_granularity and self.layers % self.genome.layer_granularity:
@@ -92,7 +93,11 @@ class Space:
         if genome.merge_method in HAS_NORMALIZE:
             normalize = genome.merge_method in NORMALIZE if genome.normalize is None else genome.normalize
             said["parameters"] = {**said.get("parameters", {}), "normalize": normalize}
-        more = {"dtype": genome.dtype, "out_dtype": genome.out_dtype, "tokenizer_source": genome.tokenizer_source}
+        more = {
+            "dtype": genome.dtype,
+            "out_dtype": genome.out_dtype or self.dtype,
+            "tokenizer_source": genome.tokenizer_source,
+        }
         return said | {key: value for key, value in more.items() if value}
 
     # -- inside -------------------------------------------------------------------------------------------------------

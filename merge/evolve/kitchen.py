@@ -78,9 +78,11 @@ class Kitchen:
         exams.check(self.config, self.loaded)
         layers = self.donors[self.config.genome.models[0]].layers or 0
         space = Space(self.config.genome, layers)
-        recipe = space.recipe(space.start())
+        recipe = {key: value for key, value in space.recipe(space.start()).items() if key != "dtype"}
         made = plan(merge_of(recipe, text_of(recipe)), self.donors)
-        return {"layers": layers, "coordinates": space.size, "tensors": len(made.jobs), "bytes": made.bytes}
+        dtypes = {job.dtype for job in made.jobs if job.method}
+        dtype = str(dtypes.pop()).removeprefix("torch.") if len(dtypes) == 1 else "float32"
+        return {"layers": layers, "dtype": dtype, "coordinates": space.size, "tensors": len(made.jobs)}
 
     def know(self, copies: Mapping[str, Path]) -> None:
         """Where models lie beside the search, too."""
@@ -141,7 +143,7 @@ class Kitchen:
         with no_init_weights(), torch.device(self.device):
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust)
         model.tie_weights()
-        return model.requires_grad_(False).eval()
+        return model.eval()  # weights that ask for no gradient are multiplied with cut inputs in a slower way
 
     def _loaded_from(self, place: Path) -> Any:
         from transformers import AutoModelForCausalLM

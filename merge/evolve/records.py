@@ -19,7 +19,7 @@ from fleet.recipe import place
 from fleet.run import open_run
 from merge.evolve.config import SearchConfig
 from merge.evolve.genome import Space
-from merge.evolve.strategy import CHECK
+from merge.evolve.strategy import MergeSearch
 
 TABLE, PLAIN, BEST, PICTURE = "history.jsonl", "history.csv", "best_config.yaml", "progress.png"
 
@@ -47,7 +47,7 @@ class Found:
     """All that a search has come to so far."""
 
     config: SearchConfig
-    layers: int
+    space: Space
     rows: Sequence[Row]
     donors: Mapping[str, float | None]  # scores on the search's questions
     held: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # winner and donors on those held out
@@ -58,7 +58,7 @@ class Found:
         return max(good, key=lambda row: (row.score, -row.generation, -row.index), default=None)
 
     def recipe(self, row: Row) -> dict[str, Any]:
-        return Space(self.config.genome, self.layers).recipe(row.genotype)
+        return self.space.recipe(row.genotype)
 
 
 def found_in(folder: Path, config: SearchConfig) -> Found:
@@ -72,7 +72,6 @@ def found_in(folder: Path, config: SearchConfig) -> Found:
 def read(config: SearchConfig, history: History) -> Found:
     """From a run's registers: of the generations that are being made, what is finished."""
     rows, donors, held = [], dict[str, float | None](), dict[str, Mapping[str, Any]]()
-    layers = int(history[CHECK].metrics["layers"])
     names = dict(zip((f"donor-{n}" for n in range(99)), models(config), strict=False))
     for round in range(1, max(history.plans, default=0) + 1):
         for recipe in history.plan(round):
@@ -87,7 +86,7 @@ def read(config: SearchConfig, history: History) -> Found:
                 held[names.get(recipe.slot, recipe.slot)] = metrics
             else:
                 donors[names[recipe.slot]] = metrics.get("score")
-    return Found(config, layers, rows, donors, held)
+    return Found(config, MergeSearch(config).space(history), rows, donors, held)
 
 
 def _row(generation: int, slot: str, point: Sequence[float], metrics: Mapping[str, Any], took: float, why: str) -> Row:

@@ -59,7 +59,8 @@ class MergeSearch:
         return self.generations(search) * search.population
 
     def space(self, history: Past) -> Space:
-        return Space(self.c.genome, int(history[CHECK].metrics["layers"]))
+        known = history[CHECK].metrics
+        return Space(self.c.genome, int(known["layers"]), str(known["dtype"]))
 
     def search(self, space: Space) -> Search:
         start = space.start(self.c.seed if self.c.random_init else None)

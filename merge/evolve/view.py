@@ -21,7 +21,7 @@ class SearchView(Progress):
     def line(self, round: int) -> str:
         if round == 0:
             metrics = self.history[CHECK].metrics
-            return f"checked: {metrics['coordinates']} coordinates, {metrics['bytes'] / 1e6:,.0f} MB a candidate"
+            return f"checked: {metrics['coordinates']} coordinates, {metrics['tensors']} tensors of {metrics['dtype']}"
         return generation_text(self._found(), round)
 
     def speed(self) -> str:
