@@ -42,7 +42,7 @@ def facts(seed: int = 0) -> list[tuple[int, str, str, str]]:
 
 
 def donors(folder: Path, layers: int = 2, steps: int = 30, first: int = 3) -> list[Path]:
-    """A base that knows a little of everything; and for each part of the facts a model that went on to learn that part."""
+    """A base that knows a little of everything; and for each part of the facts a model that went on to learn it."""
     number = {word: n for n, word in enumerate(words())}
     rows = torch.tensor([[number[w] for w in (f"p{part}", "of", s, "is", a, b)] for part, s, a, b in facts()])
     with torch.random.fork_rng():

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fleet.config import Wrong
 
+_WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "local_attention")
 _TOKENS = {"cpu": 1024, "cuda": 65536}  # of a batch, where nobody says how many requests it has
 Asked = tuple[Any, list[int], list[int]]  # lm-eval's: the texts, the context's tokens, the continuation's
 
@@ -31,6 +32,10 @@ class Row:
     context: list[int]
     continuations: list[list[int]]
     places: list[int]  # which requests they are
+
+    @property
+    def shared(self) -> bool:
+        return len(self.places) > 1
 
     @property
     def tokens(self) -> list[int]:
@@ -69,7 +74,7 @@ class Sitter(HFLM):  # type: ignore[misc]
             return super()._loglikelihood_tokens(requests, **more)  # type: ignore[no-any-return]
         if not self._tried:
             self._try(requests)
-        rows = _rows(requests, self.shares, int(self.max_length))
+        rows = _rows(requests, self._reach() if self.shares else 0, int(self.max_length))
         found: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
         for batch in self._batches(rows):
             for row, answers in zip(batch, self._patiently(batch), strict=True):
@@ -81,10 +86,10 @@ class Sitter(HFLM):  # type: ignore[misc]
         """Rows of about the same length, the longest first: if memory does not suffice, it is known at once."""
         most = _TOKENS.get(self.device.type, _TOKENS["cuda"])
         batch: list[Row] = []
-        for row in sorted(rows, key=lambda row: (-len(row.tokens), row.tokens)):
+        for row in sorted(rows, key=lambda row: (row.shared, -len(row.tokens), row.tokens)):
             asked = sum(len(each.places) for each in batch) + len(row.places)
             full = asked > self._most if self._most else (len(batch) + 1) * len(batch[0].tokens) > most if batch else 0
-            if batch and full:
+            if batch and (full or row.shared != batch[0].shared):
                 yield batch
                 batch = []
             batch.append(row)
@@ -116,8 +121,11 @@ class Sitter(HFLM):  # type: ignore[misc]
         width = max(len(row.tokens) for row in batch)
         tokens = torch.tensor([row.tokens + [0] * (width - len(row.tokens)) for row in batch], device=self.device)
         more: dict[str, Any] = {}
-        if self.shares:
-            more = {"attention_mask": _seen(batch, width, tokens.device), "position_ids": _positions(batch, tokens)}
+        if batch[0].shared:
+            seen = _seen(batch, width).to(tokens.device)
+            least = torch.finfo(self.model.dtype).min
+            mask = torch.zeros(seen.shape, dtype=self.model.dtype, device=tokens.device).masked_fill_(~seen, least)
+            more = {"attention_mask": mask, "position_ids": _positions(batch, tokens)}
         first = min(len(row.context) for row in batch) - 1
         kept = width - first if _keeps_logits(type(self.model)) else width
         if kept < width:
@@ -128,41 +136,41 @@ class Sitter(HFLM):  # type: ignore[misc]
     def _try(self, requests: Sequence[Asked]) -> None:
         """Ask some in both ways; where they differ by more than rounding, contexts are not shared."""
         self._tried = True
-        few = list(requests[:16])
-        rows = [row for row in _rows(few, True, int(self.max_length)) if len(row.places) > 1]
-        if not rows or getattr(self.model.config, "is_encoder_decoder", False):
-            self.shares = bool(rows)
+        rows = [row for row in _rows(requests[:64], self._reach(), int(self.max_length)) if row.shared]
+        if not rows:
             return
         longest = max(rows, key=lambda row: len(row.tokens))
         alone = [Row(longest.context, [each], [n]) for n, each in enumerate(longest.continuations)]
-        self.shares = False
         wanted = [answer for (answer,) in self._answers(alone)]
-        self.shares = True
-        with contextlib.suppress(RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError):
-            found = self._answers([longest])[0]
-            close = 1e-3 if self.model.dtype == torch.float32 else 0.05
-            self.shares = all(
-                abs(a - b) <= close * max(1, abs(b)) for (a, _), (b, _) in zip(found, wanted, strict=True)
-            )
-            return
         self.shares = False
+        with contextlib.suppress(RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError):
+            close = 1e-3 if self.model.dtype == torch.float32 else 0.05
+            pairs = zip(self._answers([longest])[0], wanted, strict=True)
+            self.shares = all(abs(a - b) <= close * max(1, abs(b)) for (a, _), (b, _) in pairs)
+
+    def _reach(self) -> int:
+        """Tokens that every layer sees back: a mask of one's own would let some see farther."""
+        text = self.model.config.get_text_config()
+        said = [getattr(text, key, None) for key in _WINDOWS]
+        return min([int(self.max_length), *(each for each in said if isinstance(each, int) and each > 0)])
 
 
-def _rows(requests: Sequence[Asked], share: bool, most: int) -> list[Row]:
-    """What does not fit the model loses tokens at its left, as in lm-eval; then its context is its own."""
-    rows: dict[tuple[Any, ...], Row] = {}
+def _rows(requests: Sequence[Asked], reach: int, most: int) -> list[Row]:
+    """Continuations of one context together, as far as they fit. What does not fit the model by itself loses tokens at
+    its left, as in lm-eval."""
+    open_rows: dict[tuple[int, ...], Row] = {}
+    rows: list[Row] = []
     for place, (_, context, continuation) in enumerate(requests):
         surplus = max(0, len(context) + len(continuation) - most - 1)
-        together = share and not surplus
-        key = (tuple(context), 0) if together else (tuple(context), place + 1)
-        known = rows.get(key)
-        if known and len(known.tokens) + len(continuation) - 1 > most:
-            key = (tuple(context), place + 1)
-            known = None
-        row = known or rows.setdefault(key, Row(context[surplus:], [], []))
+        row = open_rows.get(tuple(context))
+        if row is None or surplus or len(row.tokens) + len(continuation) - 1 > reach:
+            row = Row(context[surplus:], [], [])
+            rows.append(row)
+            if not surplus:
+                open_rows[tuple(context)] = row
         row.continuations.append(continuation)
         row.places.append(place)
-    return list(rows.values())
+    return rows
 
 
 def _of_row(row: Row, logits: Tensor, cut: int) -> Iterator[tuple[float, bool]]:
@@ -176,13 +184,13 @@ def _of_row(row: Row, logits: Tensor, cut: int) -> Iterator[tuple[float, bool]]:
         yield float(chosen.sum()), likely and bool((said.argmax(-1, keepdim=True) == wanted).all())
 
 
-def _seen(batch: Sequence[Row], width: int, device: torch.device) -> Tensor:
+def _seen(batch: Sequence[Row], width: int) -> Tensor:
     """Which tokens each token sees: the context before it, and its own continuation before it."""
     mask = torch.ones(width, width, dtype=torch.bool).tril().repeat(len(batch), 1, 1, 1)
     for seen, row in zip(mask, batch, strict=True):
         for begin, end in row.ends():
             seen[0, begin:end, len(row.context) : begin] = False
-    return mask.to(device)
+    return mask
 
 
 def _positions(batch: Sequence[Row], tokens: Tensor) -> Tensor:

@@ -211,11 +211,6 @@ def _nearest(name: str, manager: Any) -> str:
     return f"{near[0]} (or {', '.join(near[1:])})" if len(near) > 1 else ", ".join(near) or "none"
 
 
-def _list(aggregate: Any) -> list[str]:
-    names = aggregate.filter_list
-    return [names] if isinstance(names, str) else list(names)
-
-
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """lm-eval reports each step, and draws bars; here it is one of hundreds."""
