@@ -79,10 +79,13 @@ def metrics_of(loaded: Mapping[str, Any], name: str) -> list[str]:
     """All that lm-eval will report of a task, or of a group of tasks."""
     if task := loaded["tasks"].get(name):
         return [f"{metric},{each.name}" for metric in task.aggregation() for each in task._filters]
-    said = [
-        f"{each.metric},{key}" for each in loaded["groups"][name].aggregate_metric_list or () for key in _list(each)
+    every = [each.name for task in loaded["tasks"].values() for each in task._filters]
+    found = [
+        f"{each.metric},{key}"
+        for each in loaded["groups"][name].aggregate_metric_list or ()
+        for key in each.filter_list or every
     ]
-    return list(dict.fromkeys(said))
+    return list(dict.fromkeys(found))
 
 
 def is_mean(loaded: Mapping[str, Any], name: str, metric: str) -> bool:
