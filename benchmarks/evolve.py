@@ -1,7 +1,7 @@
 """The merge search: candidates a minute, beside merging to disk, loading and lm-eval's simple_evaluate for each.
 
     python -m benchmarks.evolve
-    python -m benchmarks.evolve --evals 60 --mergekit-evolve ENV/bin/mergekit-evolve
+    python -m benchmarks.evolve --evals 84 --words 20
 
 Three models of 34 million parameters in bfloat16, made on the spot; 64 questions of four choices.
 """
@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -38,7 +37,6 @@ def main(
     evals: Annotated[int, Parameter(help="Candidates of each search.")] = 42,
     words: Annotated[int, Parameter(help="Of a question.")] = 6,
     folder: Annotated[Path | None, Parameter(help="Where models and searches are.")] = None,
-    mergekit_evolve: Annotated[Path | None, Parameter(help="Its command, in an environment of its own.")] = None,
 ) -> None:
     console = Console(width=140)
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
@@ -56,9 +54,6 @@ def main(
             times, quick = rate * sequence / 60, f"{first:.1f} s (goal 10)"
             wanted = goal(times >= 5, f"{times:.1f} (goal 5)") if "disk" not in name else f"{times:.1f}"
             shown.add_row(name, f"{rate:.0f}", wanted, goal(first <= 10, quick))
-        if mergekit_evolve:
-            rate, first = others(mergekit_evolve, place, evals)
-            shown.add_row("mergekit-evolve, pool", f"{rate:.0f}", f"{rate * sequence / 60:.1f}", f"{first:.1f} s")
         console.print(shown)
         for method in ("linear", "ties"):
             outside, seconds = outside_the_model(place, method)
@@ -172,31 +167,15 @@ def outside_the_model(place: Path, method: str, count: int = 10) -> tuple[float,
     space = Space(kitchen.config.genome, 6)
     kitchen.scored(space.recipe(space.start()))
     spent: list[float] = []
-    for layer in working(kitchen):
-        layer.register_forward_pre_hook(lambda *_: spent.append(-time.perf_counter()))
-        layer.register_forward_hook(lambda *_: spent.append(time.perf_counter()))
+    assert kitchen._live
+    model = kitchen._live.model
+    model.register_forward_pre_hook(lambda *_: spent.append(-time.perf_counter()))
+    model.register_forward_hook(lambda *_: spent.append(time.perf_counter()))
     begin = time.perf_counter()
     for n in range(count):
         kitchen.scored(space.recipe(np.random.default_rng(n).random(space.size)))
     whole = time.perf_counter() - begin
     return 1 - sum(spent) / whole, whole / count
-
-
-def working(kitchen: Any) -> Iterator[Any]:
-    yield kitchen._live.model
-
-
-def others(command: Path, place: Path, evals: int) -> tuple[float, float]:
-    """mergekit-evolve on the same genome; it writes a line for each candidate."""
-    out, begin = place / "theirs", time.monotonic()
-    words = [str(command), str(place / "linear.yml"), "--storage-path", str(out), "--max-fevals", str(evals)]
-    words += ["--task-search-path", str(place / "tasks"), "--strategy", "pool", "--no-in-memory", "--no-vllm"]
-    started = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert started.stdout
-    seen = [time.monotonic() - begin for line in started.stdout if "candidate score" in line]
-    if started.wait() or len(seen) < 2:
-        raise SystemExit(f"{command} did not search to the end")
-    return 60 * (len(seen) - 1) / (seen[-1] - seen[0]), seen[0]
 
 
 def quiet() -> None:

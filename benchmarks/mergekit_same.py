@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import torch
 import yaml
 from cyclopts import App, Parameter
@@ -23,6 +24,9 @@ from safetensors.torch import load_file
 
 from benchmarks.figures import NONE, goal, table
 from benchmarks.models import MODELS, llamas
+from merge.evolve.config import Genome
+from merge.evolve.genome import Space
+from merge.evolve.records import text_of
 from merge.merging import merge
 from merge.recipe import parse
 
@@ -96,6 +100,30 @@ def stacked(folder: Path, dtype: str) -> str:
     )
 
 
+def searched(folder: Path, dtype: str) -> dict[str, str]:
+    """Recipes as a search writes them into its best_config.yaml."""
+    a, b, c = (str(folder / name) for name in MODELS)
+    genomes = {
+        "linear": {"models": [a, b, c], "merge_method": "linear", "layer_granularity": 2},
+        "slerp": {"models": [a, b, c], "merge_method": "slerp", "layer_granularity": 1},
+        "ties": {"models": [b, c], "base_model": a, "merge_method": "ties", "layer_granularity": 2},
+        "ties, smooth": {
+            **{"models": [b, c], "base_model": a, "merge_method": "ties", "layer_granularity": 1, "smooth": True},
+            **{"filters": ["self_attn", "mlp"]},
+        },
+        "task_arithmetic": {
+            **{"models": [b, c], "base_model": a, "merge_method": "task_arithmetic", "layer_granularity": 4},
+            **{"allow_negative_weights": True, "filters": ["mlp"]},
+        },
+    }
+    found = {}
+    for n, (name, genome) in enumerate(genomes.items()):
+        space = Space(Genome(**genome), 4, dtype)
+        point = np.random.default_rng(n).normal(0.4, 0.3, space.size)
+        found[f"of a search: {name}"] = text_of(space.recipe(point))
+    return found
+
+
 def differences(mine: Path, other: Path, allowed: float) -> tuple[int, float, int, str]:
     """How many tensors; the largest distance as a share of a tensor's largest number; how many numbers are farther."""
     a, b = ({k: v for f in sorted(p.glob("*.safetensors")) for k, v in load_file(f).items()} for p in (mine, other))
@@ -113,7 +141,10 @@ def differences(mine: Path, other: Path, allowed: float) -> tuple[int, float, in
 
 
 @app.default
-def main(mergekit: Annotated[Path, Parameter(help="mergekit-yaml, in an environment of its own.")]) -> None:
+def main(
+    mergekit: Annotated[Path, Parameter(help="mergekit-yaml, in an environment of its own.")],
+    only: Annotated[str, Parameter(help="Recipes with this in their names: search.")] = "",
+) -> None:
     console = Console(width=150)
     shown = table(
         "The same recipes through mergekit", "recipe", "numbers", "tensors", "largest difference", "farther", ""
@@ -122,9 +153,9 @@ def main(mergekit: Annotated[Path, Parameter(help="mergekit-yaml, in an environm
         for dtype in ("float32", "bfloat16"):
             folder = Path(temporary) / dtype
             llamas(folder, dtype, hidden=192, layers=4, vocabulary=1000)
-            texts = {name: recipe_of(name, folder, dtype) for name in RECIPES} | {
-                "passthrough, stacked": stacked(folder, dtype)
-            }
+            texts = {name: recipe_of(name, folder, dtype) for name in RECIPES}
+            texts |= {"passthrough, stacked": stacked(folder, dtype)} | searched(folder, dtype)
+            texts = {name: text for name, text in texts.items() if only in name}
             for n, (name, text) in enumerate(texts.items()):
                 (folder / f"{n}.yml").write_text(text)
                 merge(parse(text), folder / f"mine-{n}")

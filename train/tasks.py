@@ -114,21 +114,24 @@ class Exam:
         return found
 
     def marks(self, model: Any, questions: Mapping[str, Sequence[int]] | None = None) -> Marks:
-        """Ask a model all questions, or some."""
+        """Ask a model all questions, or some; a model of transformers, or whatever lm-eval can ask."""
+        from lm_eval.api.model import LM
         from lm_eval.evaluator import evaluate
 
         from train.likelihood import Sitter
 
-        if self._sitter is None:
-            self._sitter = Sitter(model, self.tokenizer, self._size)
-        self._sitter.ask(model)
-        model.eval()
+        if isinstance(model, LM):
+            sitter = model
+        else:
+            self._sitter = self._sitter or Sitter(model, self.tokenizer, self._size)
+            self._sitter.ask(model.eval())
+            sitter = self._sitter
         chosen = {name: sorted(numbers) for name, numbers in (questions or self.questions()).items()}
         for paper in self._papers.values():
             paper.answers.clear()
         with _quiet():
             found = evaluate(
-                self._sitter,
+                sitter,
                 self.loaded,
                 samples=chosen,
                 bootstrap_iters=0,

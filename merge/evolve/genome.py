@@ -87,7 +87,7 @@ class Space:
         if len(parts) == 1:
             said |= parts[0]
         else:
-            said["slices"] = [_slice(part, n, genome.layer_granularity) for n, part in enumerate(parts)]
+            said["slices"] = [self._slice(part, n) for n, part in enumerate(parts)]
         if genome.base_model:
             said["base_model"] = genome.base_model
         if genome.merge_method in HAS_NORMALIZE:
@@ -117,6 +117,14 @@ class Space:
             sources.append({"model": model, "parameters": params})
         return {"models": sources}
 
+    def _slice(self, part: Mapping[str, Any], number: int) -> dict[str, Any]:
+        layers = self.genome.layer_granularity
+        here = [number * layers, (number + 1) * layers]
+        sources = [{"model": each["model"], "layer_range": here, **each} for each in part["models"]]
+        if self.genome.base_model:  # mergekit wants to see it among the sources
+            sources.append({"model": self.genome.base_model, "layer_range": here})
+        return {"sources": sources, **{key: part[key] for key in ("base_model", "parameters") if key in part}}
+
     def _value(self, gene: int, genes: np.ndarray) -> float:
         one, x = self.genes[gene], float(genes[gene])
         if one is WEIGHT and self.genome.allow_negative_weights:
@@ -133,13 +141,3 @@ class Space:
         models = [{"model": self.genome.models[n]} for n in (first, second)]
         t = abs(float(weights[second])) / total if total else 0.5
         return {"models": models, "base_model": self.genome.models[first], "parameters": {"t": t}}
-
-
-def _slice(part: Mapping[str, Any], number: int, layers: int) -> dict[str, Any]:
-    here = [number * layers, (number + 1) * layers]
-    sources = [{"model": each["model"], "layer_range": here, **_own(each)} for each in part["models"]]
-    return {"sources": sources, **{key: part[key] for key in ("base_model", "parameters") if key in part}}
-
-
-def _own(source: Mapping[str, Any]) -> dict[str, Any]:
-    return {"parameters": source["parameters"]} if "parameters" in source else {}

@@ -28,6 +28,9 @@ from train import tasks
 from train.tasks import Exam
 
 
+_MEMORY = Path("/dev/shm")
+
+
 class Resident(Donors):
     """Donors that are opened once, wherever they lie now; with a device, their tensors are read once, too."""
 
@@ -65,6 +68,7 @@ class Kitchen:
         self.how = How(threads=config.threads, device=merging)
         self.donors = Resident(merging if config.in_memory and not config.buffered else "")
         self._live: Live | None = None
+        self._engine: Any = None  # vLLM
         self._loaded: dict[str, Any] | None = None
 
     @property
@@ -112,7 +116,7 @@ class Kitchen:
             if broken := engine.fill(made.jobs, live.places, self.how):
                 raise Wrong(f"{broken[0]} has numbers that are not finite, or too large for its dtype")
             return exams.sat(self.config, live.exam, live.model, rival, held)
-        with tempfile.TemporaryDirectory(prefix="candidate-") as out:
+        with tempfile.TemporaryDirectory(prefix="candidate-", dir=self._scratch()) as out:
             self.merged(recipe, Path(out) / "model")
             return exams.sat(self.config, live.exam, self._loaded_from(Path(out) / "model"), rival, held)
 
@@ -131,7 +135,7 @@ class Kitchen:
         return Live(_key(made), model if places is not None else None, exam, places)
 
     def _fills(self) -> bool:
-        return self.config.in_memory and not self.config.buffered
+        return self.config.in_memory and not self.config.buffered and not self.config.vllm
 
     def _empty(self, place: Path, made: Plan) -> Any:
         from transformers import AutoConfig, AutoModelForCausalLM
@@ -145,13 +149,31 @@ class Kitchen:
         model.tie_weights()
         return model.eval()  # weights that ask for no gradient are multiplied with cut inputs in a slower way
 
+    def _scratch(self) -> Path | None:
+        """Memory, for what only vLLM reads; else the usual place for temporary files."""
+        return _MEMORY if self.config.vllm and self.config.in_memory and _MEMORY.is_dir() else None
+
     def _loaded_from(self, place: Path) -> Any:
+        if self.config.vllm:
+            return self._engine_with(place)
         from transformers import AutoModelForCausalLM
 
         more = exams.quantization(self.config)
         trust = self.config.trust_remote_code
         model = AutoModelForCausalLM.from_pretrained(place, dtype="auto", trust_remote_code=trust, **more)
         return model.eval() if more else model.to(self.device).eval()
+
+    def _engine_with(self, place: Path) -> Any:
+        """vLLM is started once; later candidates are read into it."""
+        if self._engine is None:
+            from lm_eval.models.vllm_causallms import VLLM
+
+            trust, size = self.config.trust_remote_code, self.config.batch_size or "auto"
+            self._engine = VLLM(str(place), dtype="auto", trust_remote_code=trust, batch_size=size)
+        else:
+            self._engine.model.collective_rpc("reload_weights", kwargs={"weights_path": str(place)})
+            self._engine.model.reset_prefix_cache()  # it remembers what the last candidate thought
+        return self._engine
 
 
 def _key(made: Plan) -> str:

@@ -1,24 +1,37 @@
 """How a search gets on, for whoever started it; and what it came to."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.table import Table
 
+from fleet import launches
 from fleet.history import History
 from fleet.progress import Progress, duration
 from fleet.recipe import NotYet
 from merge.evolve import records
 from merge.evolve.config import SearchConfig
 from merge.evolve.records import Found, Row
+from merge.evolve.reporting import Reporter
 from merge.evolve.strategy import CHECK, MergeSearch
 
 
 class SearchView(Progress):
     def __init__(self, history: History, rounds: int) -> None:
         super().__init__(history, rounds)
-        self.config = SearchConfig.joined(history.store.read("run.json")["config"], {})
+        launch = launches.latest(history.store)
+        operational = launches.settings(history.store, launch) if launch else {}
+        self.config = SearchConfig.joined(history.store.read("run.json")["config"], operational)
+        self._reporter: Reporter | None = None
+
+    def show(self, last: bool = False) -> None:
+        super().show(last)
+        if last and self._reporter:
+            self._reporter.end()
 
     def line(self, round: int) -> str:
+        if self.config.wandb and round:
+            self._report(round)
         if round == 0:
             metrics = self.history[CHECK].metrics
             return f"checked: {metrics['coordinates']} coordinates, {metrics['tensors']} tensors of {metrics['dtype']}"
@@ -39,6 +52,12 @@ class SearchView(Progress):
 
     def table(self) -> Table:
         return table_of(self._found())
+
+    def _report(self, round: int) -> None:
+        if not self._reporter:
+            store = self.history.store
+            self._reporter = Reporter(self._found(), store.run_id, Path(store.disk.root))
+        self._reporter.tell(self._found(), round)
 
     def _found(self) -> Found:
         return records.read(self.config, self.history)
