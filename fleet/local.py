@@ -184,8 +184,8 @@ class Starter:
     def _result(self, history: History) -> int:
         self.over = True
         last = history.first - 1
-        print(f"The run is over after {max(0, last)} rounds.{' Its last round:' if last >= 0 else ''}")
-        members = history.round(last) if last >= 0 else []
+        members = history.round(last) if last >= 0 and self.view.names_members else []
+        print(f"The run is over after {max(0, last)} rounds.{' Its last round:' if members else ''}")
         for member in members[-_SHOWN:]:
             try:
                 where = f"files/{history.outcome(member.origin).attempt}" if member.digests else member.absent

@@ -18,6 +18,8 @@ _SHOWN = 12  # members of a round that have a cell of their own
 
 
 class Progress:
+    names_members = True  # at the end, those of the last round, with their metrics
+
     def __init__(self, history: History, rounds: int) -> None:
         self.history, self.rounds = history, rounds
         self._now = history.store.host.now

@@ -79,6 +79,8 @@ class Placed:
     "Candidates at a time; by default one for each GPU, or for each --threads processors."
     machines: Annotated[Path | None, Parameter(group=_WHERE)] = None
     "Machines that share the disk of --storage-path: a machines.json, as launch_to_machines.py reads it."
+    ssh_config: Annotated[Path | None, Parameter(group=_WHERE)] = None
+    "For --machines: another SSH client configuration than ~/.ssh/config."
     num_gpus: Annotated[int | None, Parameter(group=_WHERE, validator=Number(gte=0))] = None
     "How many GPUs to use; all by default."
     threads: Annotated[int, Parameter(group=_WHERE, validator=Number(gte=1))] = 1
@@ -166,9 +168,11 @@ def main(
         seats = placed.workers or _workers(placed)
         code = search(config, where, strategy, seats, placed.num_gpus, placed.ray_address)
     elif placed.machines:
-        return _launched(config, where, placed.machines)
+        code = _launched(config, where, placed.machines, placed.ssh_config)
     else:
         code = _local(config, where, placed)
+    if code == 1 and _out_of_time(where):
+        code = 0
     return code or _finished(config, where, kept)
 
 
@@ -209,14 +213,20 @@ def _local(config: SearchConfig, where: Path, placed: Placed) -> int:
     return Starter(config, where.parent, placed.workers or _workers(placed), SearchView).run()
 
 
-def _launched(config: SearchConfig, where: Path, machines: Path) -> int:
-    """Workers on other machines, which go on when this command ends."""
+def _launched(config: SearchConfig, where: Path, machines: Path, ssh_config: Path | None) -> int:
+    """Workers on other machines, which go on when this command ends; `launch_to_machines.py` knows them by the file."""
     from fleet.remote.commands import main as launcher
 
+    _make_way(config, where)
+    where.parent.mkdir(parents=True, exist_ok=True)
     file = where.parent / f"{where.name}.search.json"
     file.write_text(configured(config))
     words = ["launch", "--config", str(file), "--machines", str(machines)]
-    launcher({ALGORITHM: ("-m", "merge.evolve")}, ROOT, __doc__ or "", words)
+    words += ["--ssh-config", str(ssh_config)] if ssh_config else []
+    try:
+        launcher({ALGORITHM: ("-m", "merge.evolve")}, ROOT, __doc__ or "", words)
+    except SystemExit as end:
+        return int(end.code or 0)
     return 0
 
 
@@ -241,6 +251,13 @@ def _make_way(config: SearchConfig, where: Path) -> None:
     checked = any(name.startswith("check.") and name.endswith(".done") for name in store.names("rounds/00000"))
     if run["config"] != config.bound() and not checked:
         shutil.rmtree(where)
+
+
+def _out_of_time(where: Path) -> bool:
+    from fleet import launches
+    from fleet.run import open_run
+
+    return launches.ended(open_run(where, Host(), "starter-look")[0])
 
 
 def _finished(config: SearchConfig, where: Path, kept: Kept) -> int:

@@ -27,7 +27,6 @@ from merge.weights import Stored
 from train import tasks
 from train.tasks import Exam
 
-
 _MEMORY = Path("/dev/shm")
 
 

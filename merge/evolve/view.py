@@ -17,6 +17,8 @@ from merge.evolve.strategy import CHECK, MergeSearch
 
 
 class SearchView(Progress):
+    names_members = False
+
     def __init__(self, history: History, rounds: int) -> None:
         super().__init__(history, rounds)
         launch = launches.latest(history.store)

@@ -1,0 +1,192 @@
+"""Whole searches wherever their workers may be: on Ray, on several machines; and what the command line says."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests import searching
+from tests.lab.machines import Lab, why_not
+from tests.test_merge_search import ROOT, command, facts, genome_file, genotypes, rows, search  # noqa: F401
+
+slow = pytest.mark.slow
+EVALS = ("--max-fevals", "14", "--holdout", "0.25")
+
+
+@pytest.fixture(scope="module")
+def here(facts, tmp_path_factory) -> Path:  # noqa: F811
+    """The search as local processes make it."""
+    folder = tmp_path_factory.mktemp("here")
+    search(genome_file(folder, facts), folder / "search", facts, *EVALS)
+    return folder / "search"
+
+
+@slow
+@pytest.mark.parametrize("strategy", ["pool", "buffered", "serial"])
+def test_on_ray_the_same_is_found(strategy, facts, here, tmp_path):  # noqa: F811
+    pytest.importorskip("ray", reason="Ray is missing (requirements-ray.txt)")
+    out = tmp_path / "search"
+    said = search(genome_file(tmp_path, facts), out, facts, *EVALS, "--strategy", strategy, "--workers", "2")
+    assert genotypes(out) == genotypes(here) and len(genotypes(out)) == 14
+    assert [row["scores"] for row in rows(out)] == [row["scores"] for row in rows(here)]
+    assert (out / "best_config.yaml").read_text() == (here / "best_config.yaml").read_text()
+    held = [line.split("│")[3] for line in said.splitlines() if line.count("│") == 4]
+    assert float(held[0].split("±")[0]) > max(float(each.split("±")[0]) for each in held[1:4])
+
+
+@slow
+@pytest.mark.skipif(bool(why_not()), reason=f"no machines: {why_not()}")
+def test_on_machines_the_same_is_found(facts, here, tmp_path, monkeypatch):  # noqa: F811
+    with Lab(tmp_path / "lab") as lab:
+        monkeypatch.setenv("XDG_STATE_HOME", str(lab.folder / "state"))
+        place = lab.shared / "searches"
+        place.mkdir()
+        searching.donors(place)
+        searching.task(place / "tasks")
+        machines = place / "machines.json"
+        machines.write_text(json.dumps([{"host": each.name, "python": sys.executable} for each in lab]))
+        more = ("--machines", str(machines), "--ssh-config", str(lab.ssh_config))
+        search(genome_file(place, place), place / "search", place, *EVALS, *more)
+        assert genotypes(place / "search") == genotypes(here)
+        assert [row["scores"] for row in rows(place / "search")] == [row["scores"] for row in rows(here)]
+        workers = {json.loads(file.read_text().splitlines()[0])["by"][:2] for file in _done(place / "search")}
+        assert len(workers) > 1
+
+
+def _done(out: Path) -> list[Path]:
+    return list((out / "rounds").glob("*/c*.done"))
+
+
+# -- the command line --------------------------------------------------------------------------------------------------
+
+
+def said_by(*words: str, env: dict[str, str] | None = None) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "merge.evolve", *words], capture_output=True, text=True, cwd=ROOT,
+        env={**os.environ, **(env or {})},
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_help_explains_every_option():
+    code, said = said_by("--help", env={"COLUMNS": "250"})
+    assert code == 0
+    for option in (
+        *("--max-fevals", "--sigma0", "--population-size", "--timeout", "--strategy", "--workers", "--machines"),
+        *("--in-memory", "--no-in-memory", "--vllm", "--batch-size", "--task-search-path", "--num-gpus"),
+        *("--merge-cuda", "--load-in-8bit", "--load-in-4bit", "--random-seed", "--reshard", "--save-final-model"),
+        *("--trust-remote-code", "--wandb", "--wandb-project", "--wandb-entity", "--storage-path", "--race"),
+        *("--holdout", "--allow-benchmark-tasks", "--i-understand-the-depths-of-the-evils-i-am-unleashing"),
+    ):
+        assert option in said, option
+    for group in ("Search", "Where candidates are made", "How they are made and scored", "Results"):
+        assert group in said, group
+
+
+@pytest.mark.parametrize("more, why", [
+    (("--vllm",), "pip install vllm"),
+    (("--load-in-4bit",), "pip install bitsandbytes"),
+    (("--batch-size", "many"), "--batch-size is 'many'"),
+    (("--machines", "m.json", "--strategy", "pool"), "--machines goes with --strategy fleet"),
+    (("--task-search-path", "/no/such/folder"), "/no/such/folder: not a folder"),
+])  # fmt: skip
+def test_options_that_cannot_be_met(more, why, facts, tmp_path):  # noqa: F811
+    file, out = genome_file(tmp_path, facts), tmp_path / "search"
+    chosen = () if "--strategy" in more else ("--strategy", "fleet")
+    code, said = said_by(str(file), "--storage-path", str(out), *chosen, *more)
+    assert code in (1, 2) and why in said
+
+
+def test_a_search_that_cannot_work_leaves_its_place_to_another(facts, tmp_path):  # noqa: F811
+    out = tmp_path / "search"
+    words = command(genome_file(tmp_path, facts, tasks=["fcats"]), out, facts, "--max-fevals", "7")[3:]
+    code, said = said_by(*words)
+    assert code == 1 and "there is no task 'fcats'; the nearest known one is facts" in said
+    search(genome_file(tmp_path, facts), out, facts, "--max-fevals", "7")
+    other = command(genome_file(tmp_path, facts), out, facts, "--max-fevals", "9", "--sigma0", "0.5")[3:]
+    code, said = said_by(*other)
+    assert code == 2 and "SIGMA0: the run has 0.1666" in said and "MAX_FEVALS: the run has 7, now it says 9" in said
+    code, said = said_by(*command(genome_file(tmp_path, facts), out, facts, "--max-fevals", "7")[3:])
+    assert code == 0 and "The run is over already" in said and "best merge" in said
+
+
+def test_candidates_that_fail_are_recorded_and_do_not_end_the_search(facts, tmp_path):  # noqa: F811
+    """Changes so large that many weights are too much for the numbers."""
+    from safetensors.torch import save_file
+
+    from tests.merging import weights
+
+    for part in range(3):
+        folder = tmp_path / f"part{part}"
+        subprocess.run(["cp", "-r", str(facts / f"part{part}"), str(folder)], check=True)
+        tensors = weights(folder)
+        large = tensors["model.layers.0.mlp.up_proj.weight"]
+        if part == 0:
+            large.div_(large.abs().max()).mul_(2e38)
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    models = [str(tmp_path / f"part{part}") for part in range(3)]
+    genome = {"models": models, "base_model": str(facts / "base"), "merge_method": "task_arithmetic"}
+    file = tmp_path / "genome.yml"
+    file.write_text(yaml.safe_dump({"genome": genome, "tasks": ["facts"]}))
+    said = search(file, tmp_path / "search", facts, "--max-fevals", "14", "--sigma0", "2.0")
+    found = rows(tmp_path / "search")
+    failed = [row for row in found if row["score"] is None]
+    assert 0 < len(failed) < len(found) == 14, [row["error"] for row in found]
+    assert all("not finite" in row["error"] for row in failed) and "failed (" in said
+    assert (tmp_path / "search" / "best_config.yaml").is_file()
+
+
+@slow
+def test_the_same_recipe_is_scored_once(facts, tmp_path):  # noqa: F811
+    """Densities beyond 1 are 1: with weights out of play, points become the same."""
+    genome = {"merge_method": "slerp", "models": [str(facts / "part0"), str(facts / "part1")]}
+    out = tmp_path / "search"
+    more = ("--max-fevals", "12", "--population-size", "6", "--sigma0", "1e-17")  # all points are one
+    search(genome_file(tmp_path, facts, **{"genome": genome}), out, facts, *more)
+    found = rows(out)
+    assert len({row["score"] for row in found}) == 1 and len(found) == 12
+    plans = [json.loads((out / "rounds" / f"{n:05d}" / "plan").read_text().splitlines()[0]) for n in (1, 2)]
+    kinds = [r["merge"]["kind"] for plan in plans for r in plan["recipes"] if r["slot"][0] == "c"]
+    assert kinds.count("score") == 1 and kinds.count("twin") == 11
+
+
+@slow
+@pytest.mark.parametrize("more", [("--race",), ("--reshard",), ("--no-in-memory",), ("--random-seed", "5")])
+def test_options_of_a_whole_search(more, facts, tmp_path):  # noqa: F811
+    out = tmp_path / "search"
+    search(genome_file(tmp_path, facts), out, facts, "--max-fevals", "28", "--sigma0", "2", *more)
+    found = rows(out)
+    assert len(found) == 28 and all(row["score"] is not None for row in found)
+    if "--race" in more:
+        assert any(row["given_up"] and row["asked"] < 72 for row in found)
+        best = max((row for row in found if not row["given_up"]), key=lambda row: row["score"])
+        assert best["score"] >= max(row["score"] for row in found)
+    if "--reshard" in more:
+        assert len(list((out / "files").glob("00000.model-*/model.safetensors"))) == 3
+
+
+@slow
+def test_weights_and_biases_hears_of_every_candidate_once(facts, tmp_path):  # noqa: F811
+    pytest.importorskip("wandb", reason="wandb is missing (requirements-metrics.txt)")
+    out = tmp_path / "search"
+    words = command(genome_file(tmp_path, facts), out, facts, "--max-fevals", "7", "--wandb")[3:]
+    code, said = said_by(*words, env={"WANDB_MODE": "offline"})
+    assert code == 0, said
+    (run,) = (out / "wandb").glob("offline-run-*")
+    data = next(run.glob("*.wandb")).read_bytes()
+    assert data.count(b"facts/acc,none") >= 7 and b"best_config.yaml" in data
+
+
+@slow
+def test_a_search_ends_after_its_time(facts, tmp_path):  # noqa: F811
+    out = tmp_path / "search"
+    done = subprocess.run(
+        command(genome_file(tmp_path, facts), out, facts, "--max-fevals", "100000", "--timeout", "15"),
+        capture_output=True, text=True, cwd=ROOT, timeout=120,
+    )  # fmt: skip
+    assert 0 < len(rows(out)) < 100_000 and "best merge" in done.stdout, done.stdout + done.stderr
