@@ -22,7 +22,8 @@ FLOORS = (
     (("train", "train.*"), ("merge", "merge.*")),
     (("fleet", "fleet.*"),),
 )
-BESIDE = {"benchmarks": ("tests.toy*", "tests.helpers", "tests.launching", "tests.lab*")}  # toy models and their lab
+# toy models, and their lab
+BESIDE = {"benchmarks": ("tests.toy*", "tests.helpers", "tests.launching", "tests.lab*", "tests.searching")}
 THIRD_PARTY = {"fleet": {"pydantic", "cyclopts", "rich", "paramiko", "ray"}}  # all that a run may need; Ray on request
 CONFIGURATION = {"pydantic"}  # and a room's config.py: whoever only reads the configuration waits for no torch
 

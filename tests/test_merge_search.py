@@ -48,7 +48,8 @@ def genome_file(folder: Path, facts: Path, method: str = "linear", base: bool = 
 
 
 def command(file: Path, out: Path, facts: Path, *more: str) -> list[str]:
-    words = ["--storage-path", str(out), "--task-search-path", str(facts / "tasks"), "--strategy", "fleet", *more]
+    strategy = () if "--strategy" in more else ("--strategy", "fleet")
+    words = ["--storage-path", str(out), "--task-search-path", str(facts / "tasks"), *strategy, *more]
     return [sys.executable, "-m", "merge.evolve", str(file), *words]
 
 

@@ -6,6 +6,7 @@ placement group of its own for each, that merges to disk and scores.
 
 import logging
 import os
+import secrets
 import sys
 from pathlib import Path
 from typing import Any
@@ -95,8 +96,11 @@ def search(config: SearchConfig, where: Path, strategy: str, seats: int, gpus: i
 
 
 def _connected(address: str, seats: int, threads: int, gpus: int | None) -> Any:
-    """A cluster; or one of this machine alone, on its own address, without a dashboard."""
+    """A cluster; or one of this machine alone, on its own address, without a dashboard. Some of Ray's ports are open to
+    all addresses whatever one says: they ask for a token that nobody else has."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if not address and "RAY_AUTH_MODE" not in os.environ:
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     try:
         import ray
         import ray.util.placement_group
