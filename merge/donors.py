@@ -45,6 +45,7 @@ class Donors:
 
     def __init__(self) -> None:
         self.stack, self._open = ExitStack(), dict[str, Donor]()
+        self.known: dict[Any, Any] = {}  # what was found out about these models, for whoever plans many merges
 
     def __enter__(self) -> "Donors":
         return self

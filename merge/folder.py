@@ -18,11 +18,13 @@ TEMPLATES = Path(__file__).parent / "templates"
 _SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json")
 _VOCABULARY = ("tokenizer.json", "tokenizer.model", "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt")
 
+TOKENIZER_FILES = (*_VOCABULARY, *_SETTINGS)
+
 
 def furnish(folder: Path, recipe: Merge, plan: Plan, template: str | None) -> None:
     """config.json comes last: a folder without it is no model to anybody."""
     source = plan.vocabulary.source if plan.vocabulary else plan.leader
-    names = _SETTINGS if plan.vocabulary else (*_VOCABULARY, *_SETTINGS)
+    names = _SETTINGS if plan.vocabulary else TOKENIZER_FILES
     copies = [(source, name) for name in (*names, "generation_config.json")]
     for donor, name in copies:
         if (donor.folder / name).is_file():

@@ -1,5 +1,6 @@
 """A recipe in, a model's folder out."""
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ def merge(
     overwrite: bool = False,
     how: How = How(),
     progress: Callable[[int, int], None] = lambda bytes, total: None,
+    donors: Donors | None = None,
 ) -> Took:
     """Merge the models of a recipe (a record, or the path of a YAML file) into a Hugging Face folder.
 
@@ -38,7 +40,7 @@ def merge(
     engine.check_device(how.device)
     output.free_for(Path(out), overwrite, [] if isinstance(recipe, Merge) else [Path(recipe)])
     recipe = recipe if isinstance(recipe, Merge) else recipes.load(Path(recipe))
-    with Donors() as donors:
+    with contextlib.nullcontext(donors) if donors else Donors() as donors:
         made = plan(recipe, donors)
         template = folder.chat_template(recipe.chat_template, [donors[name] for name in recipe.models])
         folders = [donors[name].folder for name in recipe.models]

@@ -76,13 +76,24 @@ def plan(recipe: Merge, donors: Donors) -> Plan:
     models = [donors[name] for name in recipe.models]
     check_kinds(models, leader)
     notes += differences(models, leader, parts[0].inputs[0].layers is not None)
-    vocabulary = Vocabulary(recipe.tokenizer, models, leader) if recipe.tokenizer else None
+    vocabulary = _vocabulary(recipe, donors, models, leader)
     views = {donor.reference: view for donor, view in zip(models, _untied(models), strict=True)}
     _same_names(parts[0], views)
     jobs = [_job(recipe, views, vocabulary, *each) for each in _names(parts, views)]
     notes += vocabulary.notes if vocabulary else []
     config = _config(leader, vocabulary.source if vocabulary else None, parts, jobs, donors)
     return Plan(jobs, config, leader, vocabulary, notes)
+
+
+def _vocabulary(recipe: Merge, donors: Donors, models: Sequence[Donor], leader: Donor) -> Vocabulary | None:
+    """Made once for all merges of the same models: there are tokenizers with hundreds of thousands of tokens."""
+    if recipe.tokenizer is None:
+        return None
+    key = (repr(recipe.tokenizer), *recipe.models, leader.reference)
+    if key not in donors.known:
+        donors.known[key] = Vocabulary(recipe.tokenizer, models, leader)
+    found: Vocabulary = donors.known[key]
+    return found
 
 
 # -- which models ------------------------------------------------------------------------------------------------------

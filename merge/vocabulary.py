@@ -51,22 +51,26 @@ class Vocabulary:
         multiple = said.pad_to_multiple_of or 1
         self.size = -(-max(1 + max(self.tokens), self.source.vocabulary_size) // multiple) * multiple
         self.notes = self._notes()
+        self._known: dict[tuple[Any, ...], list[Place]] = {}
 
     def aligned(self, model: str, tensors: Mapping[str, Stored]) -> Stored:
         """A model's tensor, row by row that of the result's tokens; some rows come from other models."""
         mine = tensors[model]
-        places: list[Place] = []
         self._check_rows(tensors)
 
         def rows(begin: int, end: int) -> Tensor:
-            if not places:
-                sizes = {name: each.shape[0] for name, each in tensors.items()}
-                places.extend(self._place(model, row, sizes) for row in range(self.size))
-            return torch.cat([_read(tensors, run, mine.shape[1:]) for run in _runs(places[begin:end])])
+            places = self._places(model, {name: each.shape[0] for name, each in tensors.items()})[begin:end]
+            return torch.cat([_read(tensors, run, mine.shape[1:]) for run in _runs(places)])
 
         if len(mine.shape) > 1:
             return Stored((self.size, *mine.shape[1:]), mine.dtype, rows)
         return Stored((self.size,), mine.dtype, lambda begin, end: rows(0, self.size).view(1, -1))  # a bias: one row
+
+    def _places(self, model: str, sizes: Mapping[str, int]) -> list[Place]:
+        key = (model, *sizes.items())
+        if key not in self._known:
+            self._known[key] = [self._place(model, row, sizes) for row in range(self.size)]
+        return self._known[key]
 
     def _place(self, model: str, row: int, sizes: Mapping[str, int]) -> Place:
         """The rows whose mean a row of the result is."""

@@ -99,7 +99,7 @@ def test_the_layout_of_coordinates():
         "weight": [{"filter": "mlp", "value": 0.20}, {"value": 0.22}],
         "density": [{"filter": "mlp", "value": 0.21}, {"value": 0.23}],
     }
-    assert recipe["base_model"] == "base" and recipe["parameters"] == {"normalize": True}
+    assert recipe["base_model"] == "base" and "parameters" not in recipe
 
 
 def test_weights_and_densities_are_brought_into_their_ranges():
@@ -228,6 +228,9 @@ def genome(**more) -> dict:
     (genome(merge_method="slerp", filters=["mlp"]), "it knows no smooth and no filters"),
     (genome(merge_method="nuslerp", models=["a", "b", "c"]), "nuslerp merges two models, here are 3"),
     (genome(smooth=True), "smooth needs a layer_granularity"),
+    (genome(merge_method="karcher", normalize=True), "karcher knows no normalize"),
+    (genome(merge_method="slerp", allow_negative_weights=True), "allow_negative_weights has no sense"),
+    (genome(filters=["mlp", "mlp"]), "filters: one of them stands there twice"),
     (genome(layer_granularity=-1), "layer_granularity is -1"),
 ])  # fmt: skip
 def test_bad_genome_files(value, why, tmp_path):

@@ -91,8 +91,14 @@ def test_help_explains_every_option():
 @pytest.mark.parametrize("more, why", [
     (("--vllm",), "pip install vllm"),
     (("--load-in-4bit",), "pip install bitsandbytes"),
+    (("--load-in-4bit", "--load-in-8bit"), "with --load-in-4bit: one of them"),
+    (("--merge-cuda",), "need a GPU, and here is none"),
+    (("--num-gpus", "3"), "--num-gpus is 3; here are 0"),
+    (("--ssh-config", "x"), "it is for --machines"),
+    (("--wandb", "--machines", "m.json"), "nobody here hears"),
+    (("--holdout", "0.001"), "facts has 72 questions, too few to cut"),
     (("--batch-size", "many"), "--batch-size is 'many'"),
-    (("--machines", "m.json", "--strategy", "pool"), "--machines goes with --strategy fleet"),
+    (("--machines", "m.json", "--strategy", "pool"), "it goes with --strategy fleet, not pool"),
     (("--task-search-path", "/no/such/folder"), "/no/such/folder: not a folder"),
 ])  # fmt: skip
 def test_options_that_cannot_be_met(more, why, facts, tmp_path):  # noqa: F811

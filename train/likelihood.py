@@ -34,8 +34,9 @@ class Row:
     places: list[int]  # which requests they are
 
     @property
-    def shared(self) -> bool:
-        return len(self.places) > 1
+    def packed(self) -> bool:
+        """Whether several continuations stand in it; of those of one token nothing does."""
+        return sum(len(each) > 1 for each in self.continuations) > 1
 
     @property
     def tokens(self) -> list[int]:
@@ -61,7 +62,7 @@ class Sitter(HFLM):  # type: ignore[misc]
         self._tried = False
 
     def ask(self, model: Any) -> None:
-        """Another model of the same kind and tokenizer."""
+        """Another model of the same kind and tokenizer; none, to let go of the last one."""
         self._model = model
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
@@ -86,10 +87,12 @@ class Sitter(HFLM):  # type: ignore[misc]
         """Rows of about the same length, the longest first: if memory does not suffice, it is known at once."""
         most = _TOKENS.get(self.device.type, _TOKENS["cuda"])
         batch: list[Row] = []
-        for row in sorted(rows, key=lambda row: (row.shared, -len(row.tokens), row.tokens)):
-            asked = sum(len(each.places) for each in batch) + len(row.places)
-            full = asked > self._most if self._most else (len(batch) + 1) * len(batch[0].tokens) > most if batch else 0
-            if batch and (full or row.shared != batch[0].shared):
+        for row in sorted(rows, key=lambda row: (row.packed, -len(row.tokens), row.tokens)):
+            if self._most:
+                full = sum(len(each.places) for each in batch) + len(row.places) > self._most
+            else:
+                full = (len(batch) + 1) * len((batch or [row])[0].tokens) > most
+            if batch and (full or row.packed != batch[0].packed):
                 yield batch
                 batch = []
             batch.append(row)
@@ -100,7 +103,7 @@ class Sitter(HFLM):  # type: ignore[misc]
         """A batch that is too large for the memory is cut in two, once."""
         try:
             return self._answers(batch)
-        except (torch.OutOfMemoryError, RuntimeError) as error:
+        except RuntimeError as error:
             if not _out_of_memory(error):
                 raise
             if len(batch) < 2:
@@ -111,7 +114,7 @@ class Sitter(HFLM):  # type: ignore[misc]
         half = len(batch) // 2
         try:
             return self._answers(batch[:half]) + self._answers(batch[half:])
-        except (torch.OutOfMemoryError, RuntimeError) as error:
+        except RuntimeError as error:
             if not _out_of_memory(error):
                 raise
             raise Wrong("the memory does not suffice for half a batch either; give a smaller --batch-size") from None
@@ -121,7 +124,7 @@ class Sitter(HFLM):  # type: ignore[misc]
         width = max(len(row.tokens) for row in batch)
         tokens = torch.tensor([row.tokens + [0] * (width - len(row.tokens)) for row in batch], device=self.device)
         more: dict[str, Any] = {}
-        if batch[0].shared:
+        if batch[0].packed:
             seen = _seen(batch, width).to(tokens.device)
             least = torch.finfo(self.model.dtype).min
             mask = torch.zeros(seen.shape, dtype=self.model.dtype, device=tokens.device).masked_fill_(~seen, least)
@@ -134,11 +137,11 @@ class Sitter(HFLM):  # type: ignore[misc]
         return [list(_of_row(row, each, width - kept)) for row, each in zip(batch, logits, strict=True)]
 
     def _try(self, requests: Sequence[Asked]) -> None:
-        """Ask some in both ways; where they differ by more than rounding, contexts are not shared."""
-        self._tried = True
-        rows = [row for row in _rows(requests[:64], self._reach(), int(self.max_length)) if row.shared]
+        """Ask one question in both ways; where they differ by more than rounding, contexts are not shared."""
+        rows = [row for row in _rows(requests, self._reach(), int(self.max_length)) if row.packed]
         if not rows:
             return
+        self._tried = True
         longest = max(rows, key=lambda row: len(row.tokens))
         alone = [Row(longest.context, [each], [n]) for n, each in enumerate(longest.continuations)]
         wanted = [answer for (answer,) in self._answers(alone)]

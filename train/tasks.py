@@ -1,6 +1,7 @@
 """How good a model is at lm-eval's tasks. Tasks, prompts and their tokens are made once; many models answer them."""
 
 import contextlib
+import copy
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -64,6 +65,9 @@ def load(asked: Asked, public: bool = True) -> dict[str, Any]:
     except Exception as error:  # whatever a hub, a file and a task's own code can come up with
         line = (str(error).strip().splitlines() or [""])[0][:300]
         raise Wrong(f"the tasks {', '.join(asked.tasks)} cannot be loaded: {type(error).__name__}: {line}") from None
+    for name in asked.tasks:
+        if name not in loaded["tasks"] and name not in loaded["groups"]:
+            raise Wrong(f"{name} is a tag of several tasks; name them: {', '.join(loaded['tasks'])}")
     for task in loaded["tasks"].values():
         _settle(task, asked)
     return loaded
@@ -98,9 +102,10 @@ class Exam:
     """Tasks that are asked of many models, which share a tokenizer."""
 
     def __init__(self, asked: Asked, tokenizer: Any, loaded: dict[str, Any], batch_size: int | None = None) -> None:
-        self.asked, self.tokenizer, self.loaded, self._size = asked, tokenizer, loaded, batch_size
+        own = {name: copy.copy(task) for name, task in loaded["tasks"].items()}  # another exam has prompts of its own
+        self.asked, self.tokenizer, self.loaded, self._size = asked, tokenizer, {**loaded, "tasks": own}, batch_size
         self._sitter: Any = None
-        self._papers: dict[str, Paper] = {name: Paper(task) for name, task in loaded["tasks"].items()}
+        self._papers: dict[str, Paper] = {name: Paper(task) for name, task in own.items()}
         self.chat = bool(tokenizer.chat_template) if asked.apply_chat_template is None else asked.apply_chat_template
 
     def questions(self) -> dict[str, list[int]]:
@@ -112,6 +117,11 @@ class Exam:
             chosen = range(there) if order is None else order
             found[name] = sorted(int(n) for n in chosen[: self.asked.limit])
         return found
+
+    def forget(self) -> None:
+        """Let go of the last model: the next one needs its room."""
+        if self._sitter:
+            self._sitter.ask(None)
 
     def marks(self, model: Any, questions: Mapping[str, Sequence[int]] | None = None) -> Marks:
         """Ask a model all questions, or some; a model of transformers, or whatever lm-eval can ask."""

@@ -22,9 +22,8 @@ Ctrl-C ends it well; the same command goes on. docs/merge-search.md explains eve
 
 import importlib.util
 import os
-import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -33,13 +32,12 @@ from cyclopts.validators import Number
 
 from fleet import faults
 from fleet.config import Wrong
-from fleet.host import Host
 from fleet.start import main as fleet_main
 from merge.evolve import config as configs
+from merge.evolve import running
 from merge.evolve.config import SearchConfig
-from merge.evolve.method import ALGORITHM, METHOD, configured
+from merge.evolve.method import ALGORITHM, METHOD, visible_gpus
 
-ROOT = Path(__file__).parents[2]
 _WORKER = ("--worker", "--make")  # the same module is also a worker of a run
 
 _SEARCH, _WHERE = Group("Search", sort_key=1), Group("Where candidates are made", sort_key=2)
@@ -155,129 +153,75 @@ def main(
     """
     strategy = placed.strategy or ("pool" if _has("ray") and not placed.machines else "fleet")
     where = storage_path.expanduser().resolve()
-    config = configs.read(genome_config_path, _options(where, searching, placed, made, kept))
-    if placed.machines and strategy != "fleet":
-        raise Wrong(f"--machines goes with --strategy fleet, not {strategy}")
-    if strategy in ("buffered", "serial"):  # both merge to disk
-        config = config.model_copy(update={"in_memory": False, "buffered": strategy == "buffered"})
-    if strategy != "fleet":
+    _check(strategy, placed, made, kept)
+    config = configs.read(genome_config_path, _options(where, strategy, searching, placed, made, kept))
+    running.make_way(config, where)
+    where.parent.mkdir(parents=True, exist_ok=True)
+    if placed.machines:
+        code = running.launched(config, where, placed.machines, placed.ssh_config)
+    elif strategy == "fleet":
+        count = running.workers(placed.workers, placed.num_gpus, placed.threads)
+        code = running.local(config, where, count, placed.num_gpus)
+    else:
         from merge.evolve.on_ray import search
 
-        _make_way(config, where)
-        where.parent.mkdir(parents=True, exist_ok=True)
-        seats = placed.workers or _workers(placed)
-        code = search(config, where, strategy, seats, placed.num_gpus, placed.ray_address)
-    elif placed.machines:
-        code = _launched(config, where, placed.machines, placed.ssh_config)
-    else:
-        code = _local(config, where, placed)
-    if code == 1 and _out_of_time(where):
-        code = 0
-    return code or _finished(config, where, kept)
+        count = running.workers(placed.workers, None, placed.threads)
+        code = search(config, where, strategy, count, placed.num_gpus, placed.ray_address)
+    return running.ended(config, where, kept.save_final_model) if running.over(where) else code
 
 
-def _options(where: Path, searching: Searching, placed: Placed, made: Made, kept: Kept) -> dict[str, Any]:
-    """As keys of the configuration."""
-    for module, option in (("vllm", made.vllm), ("bitsandbytes", made.load_in_8bit or made.load_in_4bit)):
+def _check(strategy: str, placed: Placed, made: Made, kept: Kept) -> None:
+    """Options that would have no effect, or need what is not here."""
+    far, ray = bool(placed.machines), strategy != "fleet"
+    vain = {
+        "--machines": far and ray and f"it goes with --strategy fleet, not {strategy}",
+        "--workers": far and placed.workers and "machines.json says how many each machine has",
+        "--num-gpus": far and placed.num_gpus is not None and "machines.json names each machine's devices",
+        "--wandb": far and kept.wandb and "nobody here hears of the scores of --machines",
+        "--ssh-config": placed.ssh_config and not far and "it is for --machines",
+        "--ray-address": placed.ray_address and not ray and f"{strategy} knows no Ray",
+        "--merge-cuda": made.merge_cuda and strategy == "buffered" and "who merges in buffered has no GPU",
+        "--load-in-8bit": made.load_in_8bit and made.load_in_4bit and "with --load-in-4bit: one of them",
+        "--vllm": made.vllm and (made.load_in_8bit or made.load_in_4bit) and "it reads no bitsandbytes models here",
+    }
+    for option, why in vain.items():
+        if why:
+            raise Wrong(f"{option}: {why}")
+    for module, option in (
+        ("vllm", made.vllm), ("bitsandbytes", made.load_in_8bit or made.load_in_4bit), ("wandb", kept.wandb)
+    ):  # fmt: skip
         if option and not _has(module):
             raise Wrong(f"this needs a package that is not here: {sys.executable} -m pip install {module}")
-    if kept.wandb and not _has("wandb"):
-        raise Wrong(f"--wandb needs a package that is not here: {sys.executable} -m pip install wandb")
+    here = not (far or placed.ray_address)
+    if here and not visible_gpus() and (made.merge_cuda or made.vllm or made.load_in_8bit or made.load_in_4bit):
+        raise Wrong("--merge-cuda, --vllm, --load-in-8bit and --load-in-4bit need a GPU, and here is none")
+    if kept.wandb and os.environ.get("WANDB_MODE", "online") == "online":
+        import wandb
+
+        if not wandb.login():
+            raise Wrong("--wandb: Weights & Biases has no key here: wandb login, or WANDB_MODE=offline")
+
+
+def _options(
+    where: Path, strategy: str, searching: Searching, placed: Placed, made: Made, kept: Kept
+) -> dict[str, Any]:
+    """As keys of the configuration."""
     if made.batch_size != "auto" and not (made.batch_size.isdigit() and int(made.batch_size)):
         raise Wrong(f"--batch-size is {made.batch_size!r}; a whole number from 1, or auto")
-    shared = ("max_fevals", "sigma0", "race", "holdout")
-    return {
-        **{key: getattr(searching, key) for key in shared},
-        **{key: getattr(made, key) for key in ("in_memory", "merge_cuda", "load_in_8bit", "load_in_4bit", "vllm")},
-        **{key: getattr(made, key) for key in ("reshard", "trust_remote_code", "allow_benchmark_tasks")},
-        **{key: getattr(kept, key) for key in ("wandb", "wandb_project", "wandb_entity")},
-        **{"population_size": searching.population_size or 0, "seed": searching.random_seed},
-        **{"time_limit_hours": (searching.timeout or 0) / 3600, "threads": placed.threads},
+    given = {**asdict(searching), **asdict(made), **asdict(kept)}
+    return {key: each for key, each in given.items() if key in SearchConfig.model_fields} | {
+        "population_size": searching.population_size or 0,
+        "seed": searching.random_seed,
+        "time_limit_hours": (searching.timeout or 0) / 3600,
+        "threads": placed.threads,
+        "in_memory": made.in_memory and strategy not in ("buffered", "serial"),
+        "buffered": strategy == "buffered",
         "batch_size": 0 if made.batch_size == "auto" else int(made.batch_size),
         "task_path": tuple(str(folder.expanduser().resolve()) for folder in made.task_search_path),
         "base_dir": str(where.parent),
         "project_name": where.name,
         "algorithm": ALGORITHM,
     }
-
-
-def _local(config: SearchConfig, where: Path, placed: Placed) -> int:
-    """Workers on this machine."""
-    from fleet.local import Starter
-    from merge.evolve.view import SearchView
-
-    _make_way(config, where)
-    where.parent.mkdir(parents=True, exist_ok=True)
-    if placed.num_gpus is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(placed.num_gpus)))
-    return Starter(config, where.parent, placed.workers or _workers(placed), SearchView).run()
-
-
-def _launched(config: SearchConfig, where: Path, machines: Path, ssh_config: Path | None) -> int:
-    """Workers on other machines, which go on when this command ends; `launch_to_machines.py` knows them by the file."""
-    from fleet.remote.commands import main as launcher
-
-    _make_way(config, where)
-    where.parent.mkdir(parents=True, exist_ok=True)
-    file = where.parent / f"{where.name}.search.json"
-    file.write_text(configured(config))
-    words = ["launch", "--config", str(file), "--machines", str(machines)]
-    words += ["--ssh-config", str(ssh_config)] if ssh_config else []
-    try:
-        launcher({ALGORITHM: ("-m", "merge.evolve")}, ROOT, __doc__ or "", words)
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
-
-
-def _workers(placed: Placed) -> int:
-    gpus = _gpus() if placed.num_gpus is None else placed.num_gpus
-    return gpus or max(1, len(os.sched_getaffinity(0)) // placed.threads)
-
-
-def _gpus() -> int:
-    """Without torch, which takes seconds to load."""
-    return len([path for path in Path("/dev").glob("nvidia[0-9]*")])
-
-
-def _make_way(config: SearchConfig, where: Path) -> None:
-    """A search that never got past its first look holds nothing: another one may take its place."""
-    from fleet.run import NoRun, open_run
-
-    try:
-        store, run = open_run(where, Host(), "starter-look")
-    except NoRun:
-        return
-    checked = any(name.startswith("check.") and name.endswith(".done") for name in store.names("rounds/00000"))
-    if run["config"] != config.bound() and not checked:
-        shutil.rmtree(where)
-
-
-def _out_of_time(where: Path) -> bool:
-    from fleet import launches
-    from fleet.run import open_run
-
-    return launches.ended(open_run(where, Host(), "starter-look")[0])
-
-
-def _finished(config: SearchConfig, where: Path, kept: Kept) -> int:
-    from rich.console import Console
-
-    from merge.evolve import records, view
-
-    found = records.found_in(where, config)
-    (where / records.PICTURE).write_bytes(records.picture(found))
-    Console().print(view.table_of(found))
-    print(*view.summary(found), sep="\n")
-    if not found.best:
-        return 1
-    print(f"Its recipe: {where / records.BEST}")
-    if kept.save_final_model:
-        from merge.merging import merge
-
-        merge(where / records.BEST, where / "final_model", overwrite=True)
-        print(f"The model: {where / 'final_model'}")
-    return 0
 
 
 def _has(module: str) -> bool:

@@ -15,6 +15,7 @@ METHODS = Literal[
     "breadcrumbs", "breadcrumbs_ties", "della", "della_linear",
 ]  # fmt: skip
 _BASED = ("task_arithmetic", "ties", "dare_linear", "dare_ties", "breadcrumbs", "breadcrumbs_ties", "della")
+NORMALIZED = ("linear", *_BASED, "della_linear")
 _NO_BASE = ("linear", "slerp", "karcher")  # slerp's base is the strongest model of its layers
 
 
@@ -28,7 +29,7 @@ class Genome(Room):
     layer_granularity: int = bound(
         0, "So many layers have parameters of their own; 0: all layers alike.", ge=0, le=100_000
     )
-    normalize: bool | None = bound(None, "As in a recipe; by default as the method is published.")
+    normalize: bool | None = bound(None, "As in a recipe.")
     allow_negative_weights: bool = bound(False, "Else weights are taken by their absolute value.")
     smooth: bool = bound(False, "Parameters run over the layers, from group to group, instead of jumping.")
     filters: tuple[Text, ...] = bound(
@@ -52,6 +53,12 @@ class Genome(Room):
             raise ValueError(f"models: nuslerp merges two models, here are {len(self.models)}")
         if method == "slerp" and (self.smooth or self.filters):
             raise ValueError("slerp chooses two models for each group of layers: it knows no smooth and no filters")
+        if self.normalize is not None and method not in NORMALIZED:
+            raise ValueError(f"{method} knows no normalize")
+        if self.allow_negative_weights and method in ("slerp", "karcher"):
+            raise ValueError(f"{method} takes weights by their absolute value: allow_negative_weights has no sense")
+        if len(set(self.filters)) < len(self.filters):
+            raise ValueError("filters: one of them stands there twice")
         if self.smooth and not self.layer_granularity:
             raise ValueError("smooth needs a layer_granularity")
         return self
@@ -63,6 +70,11 @@ class Task(Room):
     name: Text = bound(..., "An lm-eval task or group.")
     weight: float = bound(1.0, "In the score; a negative one minimises.", ge=-1e6, le=1e6)
     metric: Text = bound("acc,none", "As lm-eval names it: metric,filter.")
+
+    @property
+    def key(self) -> str:
+        """Its name in tables."""
+        return f"{self.name}/{self.metric}"
 
 
 class SearchConfig(FleetConfig):
@@ -95,6 +107,11 @@ class SearchConfig(FleetConfig):
     wandb: bool = operational(False, "Report to Weights & Biases.")
     wandb_project: str = operational("merge-search", "Where.")
     wandb_entity: str = operational("", "Whose.")
+
+    @property
+    def models(self) -> list[str]:
+        """All that are merged, the base last."""
+        return [*self.genome.models, *([self.genome.base_model] if self.genome.base_model else [])]
 
 
 IN_FILE = (

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from train.tasks import Asked, Exam, Marks
 Metrics = Mapping[str, Any]
 Questions = dict[str, list[int]]
 _STAGES = (1 / 8, 1 / 4, 1 / 2, 1.0)  # of the questions, in a race
+_FEW = 8  # questions of a task, from which nothing is concluded
 _HOPELESS = 2.33  # standard errors below the best: a chance of 1% to be as good
 
 
@@ -26,6 +27,8 @@ def asked(c: SearchConfig) -> Asked:
 
 def check(c: SearchConfig, loaded: Mapping[str, Any]) -> None:
     tasks.check_metrics(loaded, [(task.name, task.metric) for task in c.tasks])
+    for name, task in loaded["tasks"].items():
+        _cut(c, name, min(len(task.eval_docs), c.limit or len(task.eval_docs)))
     if c.race or c.holdout:
         option = "race" if c.race else "holdout"
         for task in c.tasks:
@@ -53,11 +56,17 @@ def questions(c: SearchConfig, exam: Exam, held: bool) -> Questions:
     found = {}
     for name, all_of_it in exam.questions().items():
         order = np.random.default_rng([c.seed, 7, len(all_of_it)]).permutation(len(all_of_it))
-        cut = len(all_of_it) - round(c.holdout * len(all_of_it))
-        if not 0 < cut or (c.holdout and cut == len(all_of_it)):
-            raise Wrong(f"--holdout {c.holdout}: {name} has {len(all_of_it)} questions, too few to cut")
+        cut = _cut(c, name, len(all_of_it))
         found[name] = sorted(all_of_it[n] for n in (order[cut:] if held else order[:cut]))
     return found
+
+
+def _cut(c: SearchConfig, name: str, count: int) -> int:
+    """So many questions are for the search."""
+    cut = count - round(c.holdout * count)
+    if not 0 < cut or (c.holdout and cut == count):
+        raise Wrong(f"--holdout {c.holdout}: {name} has {count} questions, too few to cut")
+    return cut
 
 
 def sat(c: SearchConfig, exam: Exam, model: Any, rival: Metrics | None = None, held: bool = False) -> Metrics:
@@ -65,6 +74,8 @@ def sat(c: SearchConfig, exam: Exam, model: Any, rival: Metrics | None = None, h
     everything = questions(c, exam, held)
     for share in _STAGES if rival else (1.0,):
         some = _subset(c, everything, share)
+        if share < 1 and min(map(len, some.values())) < _FEW:
+            continue
         marks = exam.marks(model, some)
         if rival and share < 1:
             mean, error = behind(c, marks, some, rival, everything)
@@ -75,8 +86,8 @@ def sat(c: SearchConfig, exam: Exam, model: Any, rival: Metrics | None = None, h
 
 
 def graded(c: SearchConfig, marks: Marks) -> Metrics:
-    scores = {f"{task.name}/{task.metric}": marks.results[task.name][task.metric] for task in c.tasks}
-    score = sum(task.weight * scores[f"{task.name}/{task.metric}"] for task in c.tasks)
+    scores = {task.key: marks.results[task.name][task.metric] for task in c.tasks}
+    score = sum(task.weight * scores[task.key] for task in c.tasks)
     if not math.isfinite(score):
         raise Wrong(f"the score is {score}: {scores}")
     return {"score": float(score), "scores": json.dumps(scores), "single": json.dumps(_single(c, marks))}
@@ -86,16 +97,25 @@ def behind(
     c: SearchConfig, marks: Marks, some: Questions, rival: Metrics, everything: Questions
 ) -> tuple[float, float]:
     """How far a candidate is ahead of the rival on the same questions, and the standard error of that."""
-    theirs, mean, variance = json.loads(rival["single"]), 0.0, 0.0
-    mine = _single(c, marks)
+    theirs, mine, ahead = json.loads(rival["single"]), _single(c, marks), dict[str, list[float]]()
     for task in c.tasks:
-        key = f"{task.name}/{task.metric}"
         place = {question: n for n, question in enumerate(everything[task.name])}
-        other = [theirs[key][place[question]] for question in some[task.name]]
-        ahead = np.asarray(mine[key], float) - np.asarray(other, float)
-        mean += task.weight * float(ahead.mean())
-        variance += task.weight**2 * (float(ahead.var(ddof=1)) / len(ahead) if len(ahead) > 1 else math.inf)
-    return mean, math.sqrt(variance)
+        other = [theirs[task.key][place[question]] for question in some[task.name]]
+        ahead[task.key] = [a - b for a, b in zip(mine[task.key], other, strict=True)]
+    return mean_and_error(c, ahead)
+
+
+def mean_and_error(c: SearchConfig, single: Mapping[str, Sequence[float]]) -> tuple[float, float]:
+    """Of the weighted sum of marks; a question's marks by several metrics go together."""
+    of_task: dict[str, np.ndarray] = {}
+    for task in c.tasks:
+        marks = task.weight * np.asarray(single.get(task.key, ()), float)
+        of_task[task.name] = of_task[task.name] + marks if task.name in of_task else marks
+    if any(len(marks) < 2 for marks in of_task.values()):
+        return math.nan, math.inf
+    # few questions with equal marks are no proof that all are equal
+    parts = [max(marks.var(ddof=1), np.abs(marks).max() ** 2 / len(marks)) / len(marks) for marks in of_task.values()]
+    return float(sum(marks.mean() for marks in of_task.values())), math.sqrt(sum(parts))
 
 
 def _single(c: SearchConfig, marks: Marks) -> dict[str, list[float]]:
@@ -104,7 +124,7 @@ def _single(c: SearchConfig, marks: Marks) -> dict[str, list[float]]:
     for task in c.tasks:
         values = marks.single.get(task.name, {}).get(task.metric, [])
         if values and all(isinstance(value, (bool, int, float)) for value in values):
-            found[f"{task.name}/{task.metric}"] = [round(float(value), 6) for value in values]
+            found[task.key] = [round(float(value), 6) for value in values]
     return found
 
 
@@ -113,5 +133,5 @@ def _subset(c: SearchConfig, everything: Questions, share: float) -> Questions:
     found = {}
     for name, numbers in everything.items():
         order = np.random.default_rng([c.seed, 11, len(numbers)]).permutation(len(numbers))
-        found[name] = sorted(numbers[n] for n in order[: max(2, round(share * len(numbers)))])
+        found[name] = sorted(numbers[n] for n in order[: max(1, round(share * len(numbers)))])
     return found

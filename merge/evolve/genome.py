@@ -34,8 +34,6 @@ GENES: Mapping[str, tuple[Gene, ...]] = {
     **dict.fromkeys(("breadcrumbs", "breadcrumbs_ties"), (WEIGHT, DENSITY, GAMMA)),
     **dict.fromkeys(("della", "della_linear"), (WEIGHT, DENSITY, EPSILON)),
 }
-NORMALIZE = ("linear", "ties", "dare_ties", "breadcrumbs_ties", "della")  # unless the genome says otherwise
-HAS_NORMALIZE = (*NORMALIZE, "task_arithmetic", "dare_linear", "breadcrumbs", "della_linear")
 
 
 @dataclass(frozen=True)
@@ -90,9 +88,8 @@ class Space:
             said["slices"] = [self._slice(part, n) for n, part in enumerate(parts)]
         if genome.base_model:
             said["base_model"] = genome.base_model
-        if genome.merge_method in HAS_NORMALIZE:
-            normalize = genome.merge_method in NORMALIZE if genome.normalize is None else genome.normalize
-            said["parameters"] = {**said.get("parameters", {}), "normalize": normalize}
+        if genome.normalize is not None:
+            said["parameters"] = {"normalize": genome.normalize}
         more = {
             "dtype": genome.dtype,
             "out_dtype": genome.out_dtype or self.dtype,

@@ -1,6 +1,7 @@
 """What makes candidates: donors that stay in memory, a live model that takes on one candidate after the other, and the
 exam that each of them sits."""
 
+import hashlib
 import json
 import tempfile
 from collections.abc import Mapping
@@ -59,10 +60,9 @@ class Live:
 
 
 class Kitchen:
-    def __init__(self, config: SearchConfig, number: int = 0) -> None:
+    def __init__(self, config: SearchConfig) -> None:
         torch.set_num_threads(config.threads)
-        devices = torch.cuda.device_count()
-        self.config, self.device = config, f"cuda:{number % devices}" if devices else "cpu"
+        self.config, self.device = config, "cuda" if torch.cuda.is_available() else "cpu"
         merging = self.device if config.merge_cuda else "cpu"
         self.how = How(threads=config.threads, device=merging)
         self.donors = Resident(merging if config.in_memory and not config.buffered else "")
@@ -79,7 +79,9 @@ class Kitchen:
     def check(self) -> Metrics:
         """Tasks, metrics, and whether the donors fit together: before anything is merged."""
         exams.check(self.config, self.loaded)
-        layers = self.donors[self.config.genome.models[0]].layers or 0
+        layers = self.donors[self.config.genome.models[0]].layers
+        if layers is None:
+            raise Wrong(f"{self.config.genome.models[0]}: its config.json does not say how many layers it has")
         space = Space(self.config.genome, layers)
         recipe = {key: value for key, value in space.recipe(space.start()).items() if key != "dtype"}
         made = plan(merge_of(recipe, text_of(recipe)), self.donors)
@@ -93,7 +95,7 @@ class Kitchen:
 
     def merged(self, recipe: Mapping[str, Any], out: Path) -> int:
         """A candidate as a folder."""
-        took = merge(merge_of(recipe, text_of(recipe)), out, how=self.how)
+        took = merge(merge_of(recipe, text_of(recipe)), out, how=self.how, donors=self.donors)
         if broken := [note for note in took.notes if "not finite" in note]:
             raise Wrong(broken[0])
         return took.written
@@ -142,7 +144,10 @@ class Kitchen:
 
         trust = self.config.trust_remote_code
         config = AutoConfig.from_pretrained(place, trust_remote_code=trust)
-        (dtype,) = {job.dtype for job in made.jobs if job.method} or {torch.float32}
+        dtypes = {job.dtype for job in made.jobs if job.method}
+        if len(dtypes) > 1:
+            return None
+        dtype = dtypes.pop() if dtypes else torch.float32
         with no_init_weights(), torch.device(self.device):
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust)
         model.tie_weights()
@@ -155,9 +160,11 @@ class Kitchen:
     def _loaded_from(self, place: Path) -> Any:
         if self.config.vllm:
             return self._engine_with(place)
+        if self._live:
+            self._live.exam.forget()
         from transformers import AutoModelForCausalLM
 
-        more = exams.quantization(self.config)
+        more = {**exams.quantization(self.config), "device_map": self.device} if exams.quantized(self.config) else {}
         trust = self.config.trust_remote_code
         model = AutoModelForCausalLM.from_pretrained(place, dtype="auto", trust_remote_code=trust, **more)
         return model.eval() if more else model.to(self.device).eval()
@@ -178,15 +185,14 @@ class Kitchen:
 def _key(made: Plan) -> str:
     source = made.vocabulary.source if made.vocabulary else made.leader
     size = made.vocabulary.size if made.vocabulary else 0
-    config = {key: value for key, value in made.config.items() if not key.startswith("_")}
-    return json.dumps(
-        [config, source.reference if made.vocabulary else _words(source), size], sort_keys=True, default=str
-    )
+    config = {key: value for key, value in made.config.items() if key not in ("_name_or_path", "transformers_version")}
+    return json.dumps([config, source.reference if made.vocabulary else _words(source), size], sort_keys=True)
 
 
-def _words(donor: Donor) -> list[int]:
-    """Donors of equal tokenizers share an exam."""
-    return [(donor.folder / name).stat().st_size for name in ("tokenizer.json",) if (donor.folder / name).is_file()]
+def _words(donor: Donor) -> list[str]:
+    """Donors of equal tokenizers and templates share an exam."""
+    files = (donor.folder / name for name in folder.TOKENIZER_FILES)
+    return [hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "" for file in files]
 
 
 def _places(model: Any, made: Plan) -> Mapping[str, torch.Tensor] | None:

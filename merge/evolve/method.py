@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import tempfile
 from collections.abc import Mapping
@@ -36,7 +37,8 @@ def maker(config: SearchConfig) -> Maker:
         if (work.recipe.merge["kind"] == "merge") != name.startswith(MERGER) and name.startswith((MERGER, SCORER)):
             raise Elsewhere("this worker has another part")
         if not kitchens:
-            kitchens.append(Kitchen(config, _seat(name)))
+            _choose_device(name)
+            kitchens.append(Kitchen(config))
         try:
             return _made(kitchens[0], work)
         except (Wrong, WrongModels) as verdict:
@@ -70,7 +72,7 @@ def _made(kitchen: Any, work: Work) -> Mapping[str, Any]:
 
 def _copies(config: SearchConfig, work: Work) -> list[tuple[int, str]]:
     """The models that round 0 has copied, for whoever needs them."""
-    return [(n, name) for n, name in enumerate(records.models(config)) if f"0/model-{n}" in work.parents]
+    return [(n, name) for n, name in enumerate(config.models) if f"0/model-{n}" in work.parents]
 
 
 def _folder(parent: Parent) -> Path:
@@ -78,10 +80,18 @@ def _folder(parent: Parent) -> Path:
     return [parent.path(name).parent for name in parent.files.files][0]
 
 
-def _seat(worker: str) -> int:
-    """Local workers share a machine's devices: `local-3-...` sits at the fourth."""
-    found = re.match(r"local-(\d+)-", worker)
-    return int(found[1]) if found else 0
+def _choose_device(worker: str) -> None:
+    """Local workers share a machine's GPUs: `local-3-...` has the fourth, and sees no other."""
+    gpus, found = visible_gpus(), re.match(r"local-(\d+)-", worker)
+    if gpus and found:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[int(found[1]) % len(gpus)]
+
+
+def visible_gpus() -> list[str]:
+    """Without torch, which takes seconds to load."""
+    if (said := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [each.strip() for each in said.split(",") if each.strip()]
+    return [str(n) for n in range(len([*Path("/dev").glob("nvidia[0-9]*")]))]
 
 
 def report(history: History) -> None:
@@ -103,11 +113,7 @@ def _written(history: History) -> int:
     return 0
 
 
-def _settled(config: SearchConfig, where: Path) -> SearchConfig:
-    return config
-
-
-METHOD = Method(ALGORITHM, "", SearchConfig, MergeSearch, maker, _settled, lambda config, folder: None, report)
+METHOD = Method(ALGORITHM, "", SearchConfig, MergeSearch, maker, report=report)
 
 
 def configured(config: SearchConfig) -> str:

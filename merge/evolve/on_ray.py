@@ -34,33 +34,28 @@ class OnRay(Starter):
     def hired(self, name: str) -> "Held":
         scores = not name.startswith(MERGER)
         needs = {"num_cpus": self.config.threads, "num_gpus": 1 if self.gpus and scores else 0}
-        place = self._group(needs) if self.strategy == "serial" else None
-        options = {**needs, "max_concurrency": 2, **({"scheduling_strategy": place.strategy} if place else {})}
+        group, strategy = self._group(needs) if self.strategy == "serial" else (None, None)
+        options = {**needs, "max_concurrency": 2, **({"scheduling_strategy": strategy} if strategy else {})}
         actor = self.ray.remote(_holder()).options(**options).remote()
         log = str(getattr(self._log, "name", os.devnull))
         words = [*this_script(), "--leash", "--worker", name, str(self.folder)]
-        return Held(self.ray, actor, actor.run.remote(words, log, thread_counts(self.config.threads)), place)
+        return Held(self.ray, actor, actor.run.remote(words, log, thread_counts(self.config.threads)), group)
 
-    def _group(self, needs: dict[str, int]) -> "Group":
+    def _group(self, needs: dict[str, int]) -> tuple[Any, Any]:
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         group = placement_group([{"CPU": needs["num_cpus"], "GPU": needs["num_gpus"]}], strategy="STRICT_PACK")
         if not group.wait(_PATIENCE):
             raise Wrong(f"Ray finds no place for {needs} within {_PATIENCE:.0f} s: are other jobs in their places?")
-        return Group(group, PlacementGroupSchedulingStrategy(placement_group=group))
-
-
-class Group:
-    def __init__(self, group: Any, strategy: Any) -> None:
-        self.group, self.strategy = group, strategy
+        return group, PlacementGroupSchedulingStrategy(placement_group=group)
 
 
 class Held:
     """A process that an actor holds."""
 
-    def __init__(self, ray: Any, actor: Any, end: Any, place: Group | None) -> None:
-        self._ray, self._actor, self._end, self._place = ray, actor, end, place
+    def __init__(self, ray: Any, actor: Any, end: Any, group: Any) -> None:
+        self._ray, self._actor, self._end, self._group = ray, actor, end, group
 
     def poll(self) -> int | None:
         if not self._ray.wait([self._end], timeout=0)[0]:
@@ -78,8 +73,8 @@ class Held:
 
     def close(self) -> None:
         self._ray.kill(self._actor)
-        if self._place:
-            self._ray.util.remove_placement_group(self._place.group)
+        if self._group:
+            self._ray.util.remove_placement_group(self._group)
 
 
 def search(config: SearchConfig, where: Path, strategy: str, seats: int, gpus: int | None, address: str) -> int:
@@ -90,6 +85,8 @@ def search(config: SearchConfig, where: Path, strategy: str, seats: int, gpus: i
         if gpus and gpus > there:
             raise Wrong(f"--num-gpus {gpus}: Ray knows of {there}")
         count = (used or seats) + (strategy == "buffered")
+        if count * config.threads > (cpus := int(ray.cluster_resources().get("CPU", 0))):
+            raise Wrong(f"{count} workers of {config.threads} threads each: Ray knows of {cpus} CPUs; give --workers")
         return OnRay(config, where.parent, count, strategy, used, ray).run()
     finally:
         ray.shutdown()

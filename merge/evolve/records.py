@@ -4,8 +4,6 @@ history that it reads."""
 import csv
 import io
 import json
-import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,16 +61,20 @@ class Found:
 
 def found_in(folder: Path, config: SearchConfig) -> Found:
     """What a search's folder holds."""
+    return read(config, history_of(folder))
+
+
+def history_of(folder: Path) -> History:
     store, _ = open_run(folder, Host(), "reader")
     history = History(store)
     history.look_far()
-    return read(config, history)
+    return history
 
 
 def read(config: SearchConfig, history: History) -> Found:
     """From a run's registers: of the generations that are being made, what is finished."""
     rows, donors, held = [], dict[str, float | None](), dict[str, Mapping[str, Any]]()
-    names = dict(zip((f"donor-{n}" for n in range(99)), models(config), strict=False))
+    names = dict(zip((f"donor-{n}" for n in range(99)), config.models, strict=False))
     for round in range(1, max(history.plans, default=0) + 1):
         for recipe in history.plan(round):
             id = f"{round}/{recipe.slot}"
@@ -95,27 +97,15 @@ def _row(generation: int, slot: str, point: Sequence[float], metrics: Mapping[st
     return Row(generation, int(slot[1:]), point, metrics.get("score"), scores, round(took, 3), why, *more)
 
 
-def with_interval(metrics: Mapping[str, Any], weights: Mapping[str, float]) -> tuple[float, float]:
-    """A score and half the width of its 95% confidence interval, from the marks of single questions."""
-    single, variance = json.loads(metrics["single"]), 0.0
-    for key, weight in weights.items():
-        marks = single.get(key, [])
-        variance += weight**2 * statistics.variance(marks) / len(marks) if len(marks) > 1 else math.inf
-    return metrics["score"], 1.96 * math.sqrt(variance)
-
-
-def models(config: SearchConfig) -> list[str]:
-    genome = config.genome
-    return [*genome.models, *([genome.base_model] if genome.base_model else [])]
-
-
 def files(found: Found) -> dict[str, bytes]:
     """By their names."""
     lines = "".join(json.dumps(row.line()) + "\n" for row in found.rows)
-    made = {PLAIN: _table(found).encode(), TABLE: lines.encode()}
-    if best := found.best:
-        made[BEST] = text_of(found.recipe(best)).encode()
-    return made
+    best = {BEST: text_of(found.recipe(found.best)).encode()} if found.best else {}
+    return {
+        **best,
+        PLAIN: _table(found).encode(),
+        TABLE: lines.encode(),
+    }  # the table last: by it one sees what is there
 
 
 def text_of(recipe: Mapping[str, Any]) -> str:

@@ -4,7 +4,6 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -30,30 +29,37 @@ class Search:
 
     def next(self, past: Sequence[Generation]) -> list[list[float]]:
         """All generations so far are told again: a search that goes on proposes what an undisturbed one would."""
-        strategy = self._strategy()
-        for number, generation in enumerate(past):
-            asked = self._ask(strategy, number)
-            told = [np.array(point) for point in generation.points]
-            same = all(np.array_equal(a, b) for a, b in zip(asked, told, strict=True))
-            strategy.tell(asked if same else told, _losses(generation.scores), check_points=None if same else False)
-        return [[float(x) for x in point] for point in self._ask(strategy, len(past))]
+        strategy = Strategy(self)
+        for generation in past:
+            strategy.told(generation)
+        return [[float(x) for x in point] for point in strategy.asked()]
 
-    def _strategy(self) -> Any:
+
+class Strategy:
+    """CMA-ES, with dice of its own for each generation: however a search got there, it throws the same."""
+
+    def __init__(self, search: Search) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             import cma  # it looks for matplotlib, and says so
 
-        self._dice: np.random.Generator
-        options = {"popsize": self.population, "verbose": -9, "signals_filename": None, "seed": math.nan}
-        return cma.CMAEvolutionStrategy(list(self.start), self.sigma, {**options, "randn": self._normal})
+        self.seed, self.number = search.seed, 0
+        self._dice = np.random.default_rng([search.seed, 0])
+        options = {"popsize": search.population, "verbose": -9, "signals_filename": None, "seed": math.nan}
+        options["randn"] = lambda *shape: self._dice.standard_normal(shape)
+        self._cma = cma.CMAEvolutionStrategy(list(search.start), search.sigma, options)
 
-    def _ask(self, strategy: Any, number: int) -> list[np.ndarray]:
-        """Each generation has dice of its own: however a search got there, it throws the same."""
-        object.__setattr__(self, "_dice", np.random.default_rng([self.seed, number]))
-        return [np.asarray(point) for point in strategy.ask()]
+    def asked(self) -> list[np.ndarray]:
+        self._dice = np.random.default_rng([self.seed, self.number])
+        return [np.asarray(point) for point in self._cma.ask()]
 
-    def _normal(self, *shape: int) -> np.ndarray:
-        return self._dice.standard_normal(shape)
+    def told(self, generation: Generation) -> None:
+        """Points as they were tried; another machine may have rounded them differently."""
+        asked, points = self.asked(), [np.array(point) for point in generation.points]
+        same = all(np.array_equal(a, b) for a, b in zip(asked, points, strict=True))
+        losses = _losses(generation.scores)
+        self._cma.tell(asked if same else points, losses, check_points=None if same else False)
+        self.number += 1
 
 
 def _losses(scores: Sequence[float | None]) -> list[float]:

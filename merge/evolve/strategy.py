@@ -36,7 +36,7 @@ class MergeSearch:
 
     def plan(self, round: int, history: Past) -> list[Recipe]:
         if round == 0:
-            copies = [alone(name) for name in (self.models() if self.c.reshard else [])]
+            copies = [alone(name) for name in (self.c.models if self.c.reshard else [])]
             files = [Recipe(f"model-{n}", (CHECK,), {"kind": "merge", "recipe": copy}) for n, copy in enumerate(copies)]
             return [Recipe("check", merge={"kind": "check"}), *files]
         space = self.space(history)
@@ -46,9 +46,9 @@ class MergeSearch:
             return []
         past = [candidates(space, history, n) for n in range(1, round)]
         if round == last + 1:
-            return self.finals(past)
+            return self.finals(past, space.dtype)
         points = search.next([Generation([one.point for one in each], [one.score for one in each]) for each in past])
-        return [*self.generation(round, points, space, past), *(self.donors() if round == 1 else [])]
+        return [*self.generation(round, points, space, past), *(self.donors(space.dtype) if round == 1 else [])]
 
     def generations(self, search: Search) -> int:
         return -(-self.c.max_fevals // search.population)
@@ -86,28 +86,26 @@ class MergeSearch:
 
     def ground(self) -> tuple[str, ...]:
         """What round 0 makes: a look at everything, and on request the models in one file each."""
-        names = self.models() if self.c.reshard else []
+        names = self.c.models if self.c.reshard else []
         return CHECK, *(f"0/model-{n}" for n in range(len(names)))
 
-    def models(self) -> list[str]:
-        genome = self.c.genome
-        return [*genome.models, *([genome.base_model] if genome.base_model else [])]
-
-    def donors(self, held: bool = False) -> list[Recipe]:
+    def donors(self, dtype: str, held: bool = False) -> list[Recipe]:
         """Each model alone, to compare with."""
-        return [self._look(f"donor-{n}", alone(name), held) for n, name in enumerate(self.models())]
+        return [self._look(f"donor-{n}", alone(name, dtype), held) for n, name in enumerate(self.c.models)]
 
-    def finals(self, past: Sequence[Sequence[Candidate]]) -> list[Recipe]:
+    def finals(self, past: Sequence[Sequence[Candidate]], dtype: str) -> list[Recipe]:
         winner = best(past)
-        return [self._look("winner", winner.recipe, True), *self.donors(True)] if winner else []
+        return [self._look("winner", winner.recipe, True), *self.donors(dtype, True)] if winner else []
 
     def _look(self, slot: str, recipe: Mapping[str, Any], held: bool) -> Recipe:
         evaluate = {"on": "held-out" if held else "tasks"}
         return Recipe(slot, self.ground(), {"kind": "score", "recipe": recipe}, {}, evaluate, "nothing", optional=True)
 
 
-def alone(model: str) -> dict[str, Any]:
-    return {"merge_method": "passthrough", "models": [{"model": model}]}
+def alone(model: str, dtype: str = "") -> dict[str, Any]:
+    """A model as it is; or in the numbers that candidates have."""
+    rounded = {"out_dtype": dtype} if dtype else {}
+    return {"merge_method": "passthrough", "models": [{"model": model}], **rounded}
 
 
 def candidates(space: Space, history: Past, round: int) -> list[Candidate]:

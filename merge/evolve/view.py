@@ -1,5 +1,6 @@
 """How a search gets on, for whoever started it; and what it came to."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from fleet import launches
 from fleet.history import History
 from fleet.progress import Progress, duration
 from fleet.recipe import NotYet
-from merge.evolve import records
+from merge.evolve import exams, records
 from merge.evolve.config import SearchConfig
 from merge.evolve.records import Found, Row
 from merge.evolve.reporting import Reporter
@@ -93,7 +94,7 @@ def table_of(found: Found) -> Table:
         table.add_column(name, justify="left" if not name else "right")
     best = found.best
     table.add_row(_where(best), _number(best.score if best else None), *([_held(found, "winner")] if held else []))
-    for name in records.models(found.config):
+    for name in found.config.models:
         table.add_row(name, _number(found.donors.get(name)), *([_held(found, name)] if held else []))
     return table
 
@@ -109,8 +110,8 @@ def _number(value: float | None) -> str:
 def _held(found: Found, name: str) -> str:
     if "score" not in (metrics := found.held.get(name, {})):
         return "-"
-    weights = {f"{task.name}/{task.metric}": task.weight for task in found.config.tasks}
-    mean, half = records.with_interval(metrics, weights)
+    mean, error = exams.mean_and_error(found.config, json.loads(metrics["single"]))
+    half = 1.96 * error
     return f"{mean:.4f} ± {half:.4f}"
 
 

@@ -1,0 +1,99 @@
+"""Starting a search, here or on other machines, and what is said and written when it ends."""
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+
+from rich.console import Console
+
+from fleet import launches
+from fleet.config import Wrong
+from fleet.host import Host
+from fleet.local import Starter
+from fleet.recipe import NotYet
+from fleet.run import NoRun, open_run
+from merge.evolve import records, view
+from merge.evolve.config import SearchConfig
+from merge.evolve.method import ALGORITHM, configured, visible_gpus
+from merge.evolve.view import SearchView
+
+ROOT = Path(__file__).parents[2]
+
+
+def local(config: SearchConfig, where: Path, workers: int, gpus: int | None) -> int:
+    """Workers on this machine; how it ended."""
+    if gpus is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible_gpus()[:gpus])
+    return Starter(config, where.parent, workers, SearchView).run()
+
+
+def launched(config: SearchConfig, where: Path, machines: Path, ssh_config: Path | None) -> int:
+    """Workers on other machines, which go on when this command ends."""
+    from fleet.remote.commands import main as launcher
+
+    file = where.parent / f"{where.name}.search.json"
+    file.write_text(configured(config))
+    words = ["--config", str(file), "--machines", str(machines)]
+    words += ["--ssh-config", str(ssh_config)] if ssh_config else []
+    try:
+        launcher({ALGORITHM: ("-m", "merge.evolve")}, ROOT, "", ["launch", *words])
+    except SystemExit as end:
+        code = int(end.code or 0)
+    if not over(where):
+        print(f"To look after it: python launch_to_machines.py status|logs|stop {' '.join(words)}")
+    return code
+
+
+def workers(given: int | None, gpus: int | None, threads: int) -> int:
+    """One for each GPU, or for so many processors."""
+    there = len(visible_gpus())
+    if gpus is not None and gpus > there:
+        raise Wrong(f"--num-gpus is {gpus}; here are {there}")
+    used = there if gpus is None else gpus
+    return given or used or max(1, len(os.sched_getaffinity(0)) // threads)
+
+
+def make_way(config: SearchConfig, where: Path) -> None:
+    """A search that was stopped because it cannot work holds nothing: another one may take its place."""
+    try:
+        store, run = open_run(where, Host(), "starter-look")
+    except NoRun:
+        return
+    mine, launch = run["config"].get("algorithm") == ALGORITHM, launches.latest(store)
+    stopped = launch > 0 and launches.ordered(store, launch)
+    checked = any(name.startswith("check.") and name.endswith(".done") for name in store.names("rounds/00000"))
+    if mine and stopped and not checked and run["config"] != config.bound():
+        shutil.rmtree(where)
+
+
+def over(where: Path) -> bool:
+    """All that was to be searched has been, or the time is up."""
+    with contextlib.suppress(NoRun, NotYet):
+        store, _ = open_run(where, Host(), "starter-look")
+        return launches.ended(store) or records.history_of(where).over
+    return False
+
+
+def ended(config: SearchConfig, where: Path, save: bool) -> int:
+    """Write and say what a search has come to."""
+    try:
+        found = records.found_in(where, config)
+    except NotYet:
+        print("Nothing was scored: the time was up before tasks and models had been looked at.")
+        return 1
+    for name, data in (records.files(found) | {records.PICTURE: records.picture(found)}).items():
+        draft = where / "tmp" / f"{name}.{Host().token()}"
+        draft.write_bytes(data)
+        draft.rename(where / name)
+    Console().print(view.table_of(found))
+    print(*view.summary(found), sep="\n")
+    if not found.best:
+        return 1
+    print(f"Its recipe: {where / records.BEST}")
+    if save:
+        from merge.merging import merge
+
+        merge(where / records.BEST, where / "final_model", overwrite=True)
+        print(f"The model: {where / 'final_model'}")
+    return 0
