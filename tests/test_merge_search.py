@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from fleet.config import Wrong
+from merge.evolve import __main__ as main_module
 from merge.evolve import config as configs
 from merge.evolve import exams
 from merge.evolve.config import Genome, SearchConfig
@@ -248,6 +250,20 @@ def test_a_genome_file_that_is_no_plain_yaml(tmp_path):
             configs.read(file, {})
     with pytest.raises(Wrong, match="cannot be read"):
         configs.read(tmp_path / "nowhere.yml", {})
+
+
+def test_the_examples_of_the_documentation(facts, tmp_path):
+    """Genome files are read, and the task asks a model."""
+    blocks = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs" / "merge-search.md").read_text(), re.M | re.S)
+    genomes = [text for text in blocks if text.startswith("genome:")]
+    shown = main_module.__doc__.split("what is scored:\n\n")[1].split("\n\nCtrl-C")[0]
+    for text in [*genomes, "\n".join(line[4:] for line in shown.splitlines())]:
+        (tmp_path / "genome.yml").write_text(text)
+        assert configs.read(tmp_path / "genome.yml", {}).genome.models[0] == "org/math-model"
+    (task,) = (text for text in blocks if "task: my_task" in text)
+    (tmp_path / "my_task.yaml").write_text(task.replace("/data/my_task.json", str(facts / "tasks" / "facts.json")))
+    config = settled(genome_file(tmp_path, facts, tasks=["my_task"]), facts, task_path=(str(tmp_path),))
+    assert Kitchen(config).scored(Space(config.genome, 2).recipe([1, 1, 1]))["score"] > 0.6
 
 
 def test_models_that_lie_here_have_whole_paths(tmp_path, monkeypatch):

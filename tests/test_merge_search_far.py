@@ -104,6 +104,7 @@ def test_help_explains_every_option():
 def test_options_that_cannot_be_met(more, why, facts, tmp_path):  # noqa: F811
     file, out = genome_file(tmp_path, facts), tmp_path / "search"
     chosen = () if "--strategy" in more else ("--strategy", "fleet")
+    chosen += () if "--task-search-path" in more else ("--task-search-path", str(facts / "tasks"))
     code, said = said_by(str(file), "--storage-path", str(out), *chosen, *more)
     assert code in (1, 2) and why in said
 
