@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from merge.methods import Method
 from merge.names import comes_first, is_buffer, is_embedding, is_head, is_vocabulary, layer_of, named_alike, stacks
 from merge.parameters import check_names, method_of, resolved
 from merge.recipe import Input, Merge, Settings
-from merge.vocabulary import Vocabulary
+from merge.vocabulary import Vocabulary, words_of
 from merge.weights import Stored, changed
 
 Config = dict[str, Any]
@@ -77,6 +78,7 @@ def plan(recipe: Merge, donors: Donors) -> Plan:
     check_kinds(models, leader)
     notes += differences(models, leader, parts[0].inputs[0].layers is not None)
     vocabulary = _vocabulary(recipe, donors, models, leader)
+    notes += [] if vocabulary else _other_words(donors, models)
     views = {donor.reference: view for donor, view in zip(models, _untied(models), strict=True)}
     _same_names(parts[0], views)
     jobs = [_job(recipe, views, vocabulary, *each) for each in _names(parts, views)]
@@ -93,6 +95,30 @@ def _vocabulary(recipe: Merge, donors: Donors, models: Sequence[Donor], leader: 
     if key not in donors.known:
         donors.known[key] = Vocabulary(recipe.tokenizer, models, leader)
     found: Vocabulary = donors.known[key]
+    return found
+
+
+def _ids(folder: Path) -> Mapping[str, int]:
+    try:
+        return words_of(folder).ids
+    except Wrong:  # nobody has asked for it
+        return {}
+
+
+def _other_words(donors: Donors, models: Sequence[Donor]) -> list[str]:
+    """Where no tokenizer is asked for, rows of embeddings are merged whatever words they are of."""
+    key = ("words", *(donor.reference for donor in models))
+    if key not in donors.known:
+        files = [donor.folder / "tokenizer.json" for donor in models]
+        texts = {file: file.read_bytes() for file in files if file.is_file()}
+        several = len(set(texts.values())) > 1
+        first, *others = [_ids(file.parent) for file in texts] if several else [{}]
+        donors.known[key] = [
+            f"{model.reference} has other tokens than {models[0].reference}: give a tokenizer_source"
+            for model, ids in zip(models[1:], others, strict=False)
+            if ids != first
+        ]
+    found: list[str] = donors.known[key]
     return found
 
 

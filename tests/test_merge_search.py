@@ -218,6 +218,8 @@ def genome(**more) -> dict:
     ({**GOOD, "tasks": [3]}, "tasks, number 1: a name, or name, weight and metric"),
     ({**GOOD, "tasks": [{"name": "t", "wieght": 1}]}, "tasks, number 1: .*wieght.* nearest known key is weight"),
     ({**GOOD, "tasks": [{"name": "t", "weight": "x"}]}, "weight is .*a number"),
+    ({**GOOD, "tasks": ["t", "t"]}, "one of them stands there twice"),
+    ({**GOOD, "tasks": [{"name": "t", "weight": 0}]}, "all weights are 0"),
     ({**GOOD, "limit": 0}, "limit is 0: a whole number from 1"),
     ({**GOOD, "shuffle": 1}, "shuffle is 1: "),
     (genome(modles=[]), "genome: unknown key .modles.; the nearest known key is models"),
@@ -345,6 +347,8 @@ def test_tasks_and_their_weights_make_the_score(facts, tmp_path):
     ({"tasks": [{"name": "facts", "metric": "f1,none"}]}, "no metric 'f1,none'; it has acc,none, acc_norm,none"),
     ({"tasks": ["arc_easy"]}, "arc_easy is one of lm-eval's own tasks.*--allow-benchmark-tasks"),
     ({"genome": {"layer_granularity": 3}}, "does not divide the models' 2 layers"),
+    ({"genome": {"filters": ["self_atn"]}}, "'self_atn' is in no tensor's name; parts of names are .*q_proj"),
+    ({"apply_chat_template": True}, "the models' tokenizer has no chat template"),
     ({"genome": {"models": ["/no/such/model", "/none"]}}, "/no/such/model: not a folder"),
 ])  # fmt: skip
 def test_what_cannot_be_searched_is_known_before_anything_is_merged(changes, why, facts, tmp_path):

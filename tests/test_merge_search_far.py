@@ -11,7 +11,7 @@ import yaml
 
 from tests import searching
 from tests.lab.machines import Lab, why_not
-from tests.test_merge_search import ROOT, command, facts, genome_file, genotypes, rows, search  # noqa: F401
+from tests.test_merge_search import ROOT, command, facts, genome_file, genotypes, rows, search, wait_for  # noqa: F401
 
 slow = pytest.mark.slow
 EVALS = ("--max-fevals", "14", "--holdout", "0.25")
@@ -120,6 +120,36 @@ def test_a_search_that_cannot_work_leaves_its_place_to_another(facts, tmp_path):
     assert code == 2 and "SIGMA0: the run has 0.1666" in said and "MAX_FEVALS: the run has 7, now it says 9" in said
     code, said = said_by(*command(genome_file(tmp_path, facts), out, facts, "--max-fevals", "7")[3:])
     assert code == 0 and "The run is over already" in said and "best merge" in said
+
+
+def test_nothing_that_is_somebody_elses_is_removed(facts, tmp_path):  # noqa: F811
+    out = tmp_path / "search"
+    code, _ = said_by(*command(genome_file(tmp_path, facts, tasks=["fcats"]), out, facts)[3:])
+    assert code == 1
+    (out / "notes.txt").write_text("mine")
+    code, said = said_by(*command(genome_file(tmp_path, facts), out, facts)[3:])
+    assert code == 2 and "another configuration" in said and (out / "notes.txt").read_text() == "mine"
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "deeper" / "search", tmp_path / "a b"):
+        code, said = said_by(*command(genome_file(tmp_path, facts), place, facts)[3:])
+        assert code == 2 and "--storage-path" in said
+
+
+@slow
+def test_a_search_does_not_go_on_with_other_questions(facts, tmp_path):  # noqa: F811
+    tasks, out = tmp_path / "tasks", tmp_path / "search"
+    searching.task(tasks)
+    words = [*command(genome_file(tmp_path, facts), out, facts, "--max-fevals", "1000")]
+    words[words.index(str(facts / "tasks"))] = str(tasks)
+    started = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    wait_for(lambda: (out / "rounds" / "00003" / "plan").exists())
+    started.terminate()
+    assert "Stopped in round" in started.communicate()[0] and started.returncode == 130
+    before = len(_done(out))
+    searching.task(tasks, seed=2)
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and "have changed since this search began" in done.stderr + done.stdout
+    assert len(_done(out)) == before
 
 
 def test_candidates_that_fail_are_recorded_and_do_not_end_the_search(facts, tmp_path):  # noqa: F811

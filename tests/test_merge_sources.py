@@ -20,6 +20,8 @@ from transformers import (
 
 from merge.donors import Donors
 from merge.files import Wrong
+from merge.merging import merge
+from merge.recipe import parse
 from tests.merging import SHAPE, llama, run, says, tokenizer, weights
 
 peft = pytest.importorskip("peft", reason="peft is not installed: merging adapters is not tested")
@@ -352,6 +354,16 @@ def test_the_ids_of_special_tokens_follow_the_tokenizer(speakers, tmp_path):
             json.loads((out / name).read_text())["eos_token_id"] for name in ("config.json", "generation_config.json")
         ]
         assert found == [eos, eos]
+
+
+def test_other_tokens_of_the_same_number_are_named(tmp_path):
+    models = []
+    for n, text in enumerate(TEXTS):
+        words = tokenizer(tmp_path / f"m{n}", text, size=270)
+        models.append(str(llama(tmp_path / f"m{n}", n, vocab_size=max(270, len(words)))))
+    for recipe, count in ((copied(*models), 1), ({**copied(*models), "tokenizer_source": "union"}, 0)):
+        notes = merge(parse(json.dumps(recipe)), tmp_path / f"out{count}").notes
+        assert sum("has other tokens than" in note for note in notes) == count
 
 
 def test_damaged_tokenizers(speakers, tmp_path):

@@ -22,6 +22,7 @@ Ctrl-C ends it well; the same command goes on. docs/merge-search.md explains eve
 
 import importlib.util
 import os
+import re
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -153,10 +154,17 @@ def main(
     """
     strategy = placed.strategy or ("pool" if _has("ray") and not placed.machines else "fleet")
     where = storage_path.expanduser().resolve()
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", where.name) or where.is_file():
+        raise Wrong(
+            f"--storage-path {where}: a folder is expected, its name of up to 64 letters, digits, '.', '-', '_'"
+        )
     _check(strategy, placed, made, kept)
     config = configs.read(genome_config_path, _options(where, strategy, searching, placed, made, kept))
     running.make_way(config, where)
-    where.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        where.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Wrong(f"--storage-path {where}: cannot be made: {error.strerror}") from None
     if placed.machines:
         code = running.launched(config, where, placed.machines, placed.ssh_config)
     elif strategy == "fleet":
@@ -206,7 +214,7 @@ def _options(
     where: Path, strategy: str, searching: Searching, placed: Placed, made: Made, kept: Kept
 ) -> dict[str, Any]:
     """As keys of the configuration."""
-    if made.batch_size != "auto" and not (made.batch_size.isdigit() and int(made.batch_size)):
+    if made.batch_size != "auto" and not (made.batch_size.isdecimal() and int(made.batch_size)):
         raise Wrong(f"--batch-size is {made.batch_size!r}; a whole number from 1, or auto")
     given = {**asdict(searching), **asdict(made), **asdict(kept)}
     return {key: each for key, each in given.items() if key in SearchConfig.model_fields} | {

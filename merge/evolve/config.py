@@ -108,6 +108,14 @@ class SearchConfig(FleetConfig):
     wandb_project: str = operational("merge-search", "Where.")
     wandb_entity: str = operational("", "Whose.")
 
+    @model_validator(mode="after")
+    def _check(self) -> "SearchConfig":
+        if len({task.key for task in self.tasks}) < len(self.tasks):
+            raise ValueError("tasks: one of them stands there twice with the same metric")
+        if not any(task.weight for task in self.tasks):
+            raise ValueError("tasks: all weights are 0, so that every score would be 0")
+        return self
+
     @property
     def models(self) -> list[str]:
         """All that are merged, the base last."""

@@ -32,6 +32,8 @@ def check(c: SearchConfig, loaded: Mapping[str, Any]) -> None:
     if c.race or c.holdout:
         option = "race" if c.race else "holdout"
         for task in c.tasks:
+            if task.name in loaded["groups"]:
+                raise Wrong(f"--{option}: {task.name} is a group; list its tasks instead")
             if not tasks.is_mean(loaded, task.name, task.metric):
                 raise Wrong(
                     f"--{option}: {task.metric} of {task.name} is not a mean over single questions, so it cannot be "

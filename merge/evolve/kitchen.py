@@ -29,6 +29,7 @@ from train import tasks
 from train.tasks import Exam
 
 _MEMORY = Path("/dev/shm")
+_GLANCE = 1 << 16  # bytes of a file at each end
 
 
 class Resident(Donors):
@@ -85,9 +86,30 @@ class Kitchen:
         space = Space(self.config.genome, layers)
         recipe = {key: value for key, value in space.recipe(space.start()).items() if key != "dtype"}
         made = plan(merge_of(recipe, text_of(recipe)), self.donors)
+        for part in self.config.genome.filters:
+            if not any(part in job.name for job in made.jobs):
+                some = ", ".join(sorted({job.name.split(".")[-2] for job in made.jobs})[:12])
+                raise Wrong(f"genome.filters: {part!r} is in no tensor's name; parts of names are {some}")
+        self._live = self._furnished(merge_of(recipe, text_of(recipe)), made)
+        if self._live.exam.chat and not self._live.exam.tokenizer.chat_template:
+            raise Wrong("apply_chat_template: the models' tokenizer has no chat template")
         dtypes = {job.dtype for job in made.jobs if job.method}
         dtype = str(dtypes.pop()).removeprefix("torch.") if len(dtypes) == 1 else "float32"
-        return {"layers": layers, "dtype": dtype, "coordinates": space.size, "tensors": len(made.jobs)}
+        known = {"layers": layers, "dtype": dtype, "coordinates": space.size, "tensors": len(made.jobs)}
+        return {**known, "notes": json.dumps(made.notes), "digest": self.digest()}
+
+    def digest(self) -> str:
+        """Of what is asked, and of the models as far as a glance shows: with others a search does not go on."""
+        found = hashlib.sha256()
+        for name, task in sorted(self.loaded["tasks"].items()):
+            found.update(json.dumps([name, [*task.eval_docs]], sort_keys=True, default=str).encode())
+        for name in self.config.models:
+            for file in sorted(self.donors[name].folder.glob("*.safetensors")):
+                with file.open("rb") as opened:
+                    found.update(opened.read(_GLANCE))
+                    opened.seek(-min(_GLANCE, file.stat().st_size), 2)
+                    found.update(opened.read())
+        return found.hexdigest()
 
     def know(self, copies: Mapping[str, Path]) -> None:
         """Where models lie beside the search, too."""
@@ -129,7 +151,11 @@ class Kitchen:
 
         with tempfile.TemporaryDirectory(prefix="search-") as place:
             folder.furnish(Path(place), said, made, None)
-            tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=self.config.trust_remote_code)
+            try:
+                tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=self.config.trust_remote_code)
+            except Exception as error:  # whatever a tokenizer's files and class can come up with
+                line = " ".join(str(error).split())[:200]
+                raise Wrong(f"{made.leader.reference}: its tokenizer cannot be loaded: {line}") from None
             model = self._empty(Path(place), made) if self._fills() and not exams.quantized(self.config) else None
         exam = Exam(exams.asked(self.config), tokenizer, self.loaded, self.config.batch_size or None)
         places = _places(model, made) if model is not None else None

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from fleet.start import Method
 from fleet.work import Elsewhere, Failed, Maker, Parent, Work
 from merge.evolve import records
 from merge.evolve.config import SearchConfig
-from merge.evolve.strategy import MergeSearch
+from merge.evolve.strategy import CHECK, MergeSearch
 
 ALGORITHM = "merge-search"
 
@@ -39,6 +40,9 @@ def maker(config: SearchConfig) -> Maker:
         if not kitchens:
             _choose_device(name)
             kitchens.append(Kitchen(config))
+            if what := _changed(kitchens[0], work):
+                print(f"{name}: {what}", file=sys.stderr)
+                sys.exit(2)  # no candidate is to blame, and no other process here would fare better
         try:
             return _made(kitchens[0], work)
         except (Wrong, WrongModels) as verdict:
@@ -78,6 +82,14 @@ def _copies(config: SearchConfig, work: Work) -> list[tuple[int, str]]:
 def _folder(parent: Parent) -> Path:
     """A merged model's, all its files looked at."""
     return [parent.path(name).parent for name in parent.files.files][0]
+
+
+def _changed(kitchen: Any, work: Work) -> str:
+    """A search that goes on must ask what it has asked so far."""
+    begun = work.recipe.merge["kind"] in ("score", "twin")
+    if not begun or kitchen.digest() == work.history[CHECK].metrics["digest"]:
+        return ""
+    return "the questions or the models have changed since this search began: put them back, or begin another search"
 
 
 def _choose_device(worker: str) -> None:

@@ -13,6 +13,7 @@ from fleet.host import Host
 from fleet.local import Starter
 from fleet.recipe import NotYet
 from fleet.run import NoRun, open_run
+from fleet.store import FOLDERS
 from merge.evolve import records, view
 from merge.evolve.config import SearchConfig
 from merge.evolve.method import ALGORITHM, configured, visible_gpus
@@ -33,9 +34,11 @@ def launched(config: SearchConfig, where: Path, machines: Path, ssh_config: Path
     from fleet.remote.commands import main as launcher
 
     file = where.parent / f"{where.name}.search.json"
-    file.write_text(configured(config))
     words = ["--config", str(file), "--machines", str(machines)]
     words += ["--ssh-config", str(ssh_config)] if ssh_config else []
+    if not machines.is_file():
+        raise Wrong(f"{machines}: cannot be read")
+    file.write_text(configured(config))
     try:
         launcher({ALGORITHM: ("-m", "merge.evolve")}, ROOT, "", ["launch", *words])
     except SystemExit as end:
@@ -55,7 +58,7 @@ def workers(given: int | None, gpus: int | None, threads: int) -> int:
 
 
 def make_way(config: SearchConfig, where: Path) -> None:
-    """A search that was stopped because it cannot work holds nothing: another one may take its place."""
+    """A search that cannot work holds nothing: another one may take its place, if nothing else is in its folder."""
     try:
         store, run = open_run(where, Host(), "starter-look")
     except NoRun:
@@ -63,7 +66,12 @@ def make_way(config: SearchConfig, where: Path) -> None:
     mine, launch = run["config"].get("algorithm") == ALGORITHM, launches.latest(store)
     stopped = launch > 0 and launches.ordered(store, launch)
     checked = any(name.startswith("check.") and name.endswith(".done") for name in store.names("rounds/00000"))
-    if mine and stopped and not checked and run["config"] != config.bound():
+    if not mine or run["config"] == config.bound():
+        return
+    scored = checked and (not over(where) or records.found_in(where, config).best)
+    own = {*FOLDERS, "run.json", "bell", "wandb", records.TABLE, records.PLAIN, records.BEST, records.PICTURE}
+    if (stopped or checked) and not scored and set(os.listdir(where)) <= own:
+        print(f"In {where} lay a search that scored nothing; this one takes its place.")
         shutil.rmtree(where)
 
 

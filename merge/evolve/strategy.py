@@ -47,8 +47,10 @@ class MergeSearch:
         past = [candidates(space, history, n) for n in range(1, round)]
         if round == last + 1:
             return self.finals(past, space.dtype)
+        if past and best(past) is None:
+            return []  # what no candidate of a generation can do, others cannot either
         points = search.next([Generation([one.point for one in each], [one.score for one in each]) for each in past])
-        return [*self.generation(round, points, space, past), *(self.donors(space.dtype) if round == 1 else [])]
+        return [*(self.donors(space.dtype) if round == 1 else []), *self.generation(round, points, space, past)]
 
     def generations(self, search: Search) -> int:
         return -(-self.c.max_fevals // search.population)

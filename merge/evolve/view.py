@@ -37,7 +37,9 @@ class SearchView(Progress):
             self._report(round)
         if round == 0:
             metrics = self.history[CHECK].metrics
-            return f"checked: {metrics['coordinates']} coordinates, {metrics['tensors']} tensors of {metrics['dtype']}"
+            notes = "".join(f"\nNote: {note}." for note in json.loads(metrics["notes"]))
+            what = f"{metrics['coordinates']} coordinates, {metrics['tensors']} tensors of {metrics['dtype']}"
+            return f"checked: {what}{notes}"
         return generation_text(self._found(), round)
 
     def speed(self) -> str:
@@ -77,13 +79,19 @@ def generation_text(found: Found, generation: int) -> str:
     scores = [row.score for row in rows if row.score is not None]
     failed, given_up = len(rows) - len(scores), sum(row.given_up for row in rows)
     words = [f"generation {generation}: {len(rows)} candidates"]
-    words += [f"{failed} failed ({next(row.error for row in rows if row.score is None)[:80]})"] if failed else []
+    words += (
+        [f"{failed} failed ({_first_words(next(row.error for row in rows if row.score is None))})"] if failed else []
+    )
     words += [f"{given_up} given up early"] if given_up else []
     if scores:
         words.append(f"best {max(scores):.4f}, mean {sum(scores) / len(scores):.4f}")
     if best := found.best:
         words.append(f"best so far {best.score:.4f}")
     return ", ".join(words)
+
+
+def _first_words(text: str) -> str:
+    return " ".join(text.split())[:160]
 
 
 def table_of(found: Found) -> Table:
@@ -119,7 +127,11 @@ def summary(found: Found) -> Sequence[str]:
     """In words, at the end."""
     if (best := found.best) is None:
         reasons = [row.error for row in found.rows if row.error]
-        return [f"No candidate has a score. The last one failed: {reasons[-1]}" if reasons else "No candidate yet."]
-    donors = [score for score in found.donors.values() if score is not None]
-    ahead = f", {best.score - max(donors):+.4f} beside the best donor" if donors and best.score is not None else ""
-    return [f"The best merge scores {best.score:.4f}{ahead}."]
+        failed = [f"{name} by itself failed, too." for name, score in found.donors.items() if score is None]
+        why = f"No candidate has a score. The last one failed: {_first_words(reasons[-1])}" if reasons else ""
+        return [why, *failed] if why else ["No candidate yet."]
+    donors, all_of_them = [score for score in found.donors.values() if score is not None], len(found.config.models)
+    of = "" if len(donors) == all_of_them else f" of the {len(donors)} that have a score"
+    ahead = f", {best.score - max(donors):+.4f} beside the best model{of}" if donors and best.score is not None else ""
+    failed = [f"{name} has no score by itself: it failed." for name, score in found.donors.items() if score is None]
+    return [f"The best merge scores {best.score:.4f}{ahead}.", *failed]
