@@ -24,6 +24,7 @@ from merge.evolve.genome import GENES, Space
 from merge.evolve.kitchen import Kitchen
 from merge.evolve.records import text_of
 from merge.evolve.search import Generation, Search
+from merge.evolve.strategy import MergeSearch
 from merge.merging import merge
 from merge.recipe import merge_of, parse
 from tests import searching
@@ -266,6 +267,33 @@ def test_the_examples_of_the_documentation(facts, tmp_path):
     (tmp_path / "my_task.yaml").write_text(task.replace("/data/my_task.json", str(facts / "tasks" / "facts.json")))
     config = settled(genome_file(tmp_path, facts, tasks=["my_task"]), facts, task_path=(str(tmp_path),))
     assert Kitchen(config).scored(Space(config.genome, 2).recipe([1, 1, 1]))["score"] > 0.6
+
+
+def test_every_field_of_the_file_and_every_option_reaches_the_search(facts, tmp_path):
+    fields = {
+        "limit": 9,
+        "num_fewshot": 2,
+        "shuffle": True,
+        "apply_chat_template": False,
+        "fewshot_as_multiturn": False,
+    }
+    asked = exams.asked(settled(genome_file(tmp_path, facts, **fields), facts, seed=7))
+    given = (asked.limit, asked.num_fewshot, asked.shuffle, asked.apply_chat_template, asked.fewshot_as_multiturn)
+    assert given == tuple(fields.values()) and asked.seed == 7 and asked.tasks == ("facts",)
+    one = space("linear")
+
+    def begins(**more) -> Search:
+        return MergeSearch(settled(genome_file(tmp_path, facts, **more.pop("file", {})), facts, **more)).search(one)
+
+    plain = begins()
+    assert plain.start == (1 / 3,) * 3 and plain.sigma == 1 / 6 and plain.population == 7
+    assert begins(file={"random_init": True}).start != plain.start
+    assert begins(seed=4).next([]) != plain.next([]) and begins(sigma0=0.5).sigma == 0.5
+    assert begins(population_size=5).population == 5
+    assert MergeSearch(settled(genome_file(tmp_path, facts), facts, max_fevals=30)).generations(plain) == 5
+    kitchen = Kitchen(settled(genome_file(tmp_path, facts), facts, batch_size=3, threads=1))
+    kitchen.scored(Space(kitchen.config.genome, 2).recipe([1, 1, 1]))
+    assert kitchen._live.exam._sitter._most == 3 and torch.get_num_threads() == 1
 
 
 def test_models_that_lie_here_have_whole_paths(tmp_path, monkeypatch):
