@@ -50,7 +50,7 @@ class MergeSearch:
         if past and best(past) is None:
             return []  # what no candidate of a generation can do, others cannot either
         points = search.next([Generation([one.point for one in each], [one.score for one in each]) for each in past])
-        return [*(self.donors(space.dtype) if round == 1 else []), *self.generation(round, points, space, past)]
+        return [*self.generation(round, points, space, past), *(self.donors(space.dtype) if round == 1 else [])]
 
     def generations(self, search: Search) -> int:
         return -(-self.c.max_fevals // search.population)
