@@ -330,6 +330,15 @@ def test_a_candidate_in_memory_is_the_model_that_its_recipe_makes(method, facts,
         assert on_disk == found
 
 
+def test_copies_of_models_are_read_once_they_are_known(facts, tmp_path):
+    kitchen, name = Kitchen(settled(genome_file(tmp_path, facts), facts)), str(facts / "part0")
+    before = kitchen.digest()  # opens the models where they are
+    merge(parse(text_of({"merge_method": "passthrough", "models": [{"model": name}]})), tmp_path / "copy")
+    kitchen.donors.know({name: tmp_path / "copy"})
+    donor = kitchen.donors[name]
+    assert donor.folder == tmp_path / "copy" and donor.reference == name and before
+
+
 def test_a_search_keeps_questions_for_the_end(facts, tmp_path):
     config = settled(genome_file(tmp_path, facts), facts, holdout=0.25)
     kitchen = Kitchen(config)

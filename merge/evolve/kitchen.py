@@ -39,6 +39,12 @@ class Resident(Donors):
         super().__init__()
         self.device, self.copies = device, dict[str, Path]()
 
+    def know(self, copies: Mapping[str, Path]) -> None:
+        """Where models lie beside the search, too: from now on they are read there."""
+        for name in copies.keys() - self.copies.keys():
+            self._open.pop(name, None)
+        self.copies.update(copies)
+
     def _opened(self, reference: str) -> Donor:
         donor = replace(super()._opened(str(self.copies.get(reference, reference))), reference=reference)
         if not self.device:
@@ -110,10 +116,6 @@ class Kitchen:
                     opened.seek(-min(_GLANCE, file.stat().st_size), 2)
                     found.update(opened.read())
         return found.hexdigest()
-
-    def know(self, copies: Mapping[str, Path]) -> None:
-        """Where models lie beside the search, too."""
-        self.donors.copies.update(copies)
 
     def merged(self, recipe: Mapping[str, Any], out: Path) -> int:
         """A candidate as a folder."""

@@ -21,8 +21,6 @@ from merge.evolve.config import SearchConfig
 from merge.evolve.strategy import CHECK, MergeSearch
 
 ALGORITHM = "merge-search"
-
-
 MERGER = "merger"  # how the names of workers begin that merge for others, of a buffered search
 SCORER = "scorer"
 
@@ -57,7 +55,7 @@ def _made(kitchen: Any, work: Work) -> Mapping[str, Any]:
         return dict(kitchen.check())
     if any(place(id)[1].startswith("m") for id in work.absent):
         raise Failed("it could not be merged")
-    kitchen.know({name: _folder(work.parents[f"0/model-{n}"]) for n, name in _copies(kitchen.config, work)})
+    kitchen.donors.know({name: _folder(work.parents[f"0/model-{n}"]) for n, name in _copies(kitchen.config, work)})
     if what["kind"] == "merge":
         with tempfile.TemporaryDirectory(prefix="merge-", dir=work.path("config.json").parent.parent) as draft:
             took = kitchen.merged(what["recipe"], Path(draft) / "model")
