@@ -167,8 +167,8 @@ def outside_the_model(place: Path, method: str, count: int = 10) -> tuple[float,
     space = Space(kitchen.config.genome, 6)
     kitchen.scored(space.recipe(space.start()))
     spent: list[float] = []
-    assert kitchen._live
-    model = kitchen._live.model
+    assert kitchen._station
+    model = kitchen._station.live.model
     model.register_forward_pre_hook(lambda *_: spent.append(-time.perf_counter()))
     model.register_forward_hook(lambda *_: spent.append(time.perf_counter()))
     begin = time.perf_counter()

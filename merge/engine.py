@@ -46,7 +46,11 @@ def merged(job: Job, how: How) -> Iterator[Tensor]:
     system still has it in its memory."""
     base, others = job.base.rows if job.base else None, [each.rows for each in job.others]
     group = Group(job.shape, others, base, job.name, job.models, how.seed, how.device)
-    yield from METHODS[job.method].merge(group, job.params or {})
+    try:
+        yield from METHODS[job.method].merge(group, job.params or {})
+    finally:
+        for each in job.inputs:
+            each.done()
 
 
 def write(jobs: list[Job], folder: Path, shard_size: int, how: How, progress: Progress) -> list[str]:

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,8 +31,10 @@ def merge(
     how: How = How(),
     progress: Callable[[int, int], None] = lambda bytes, total: None,
     donors: Donors | None = None,
+    beside: Mapping[str, str] | None = None,
 ) -> Took:
-    """Merge the models of a recipe (a record, or the path of a YAML file) into a Hugging Face folder.
+    """Merge the models of a recipe (a record, or the path of a YAML file) into a Hugging Face folder, with other texts
+    beside them.
 
     >>> merge("recipe.yml", "merged")
     """
@@ -46,6 +48,8 @@ def merge(
         folders = [donors[name].folder for name in recipe.models]
         with output.whole(Path(out), made.bytes, overwrite, folders) as draft:
             broken = engine.write(made.jobs, draft, shard_size, how, lambda bytes: progress(bytes, made.bytes))
+            for name, text in (beside or {}).items():
+                (draft / name).write_text(text)
             folder.furnish(draft, recipe, made, template)
     read = sum(each.bytes for job in made.jobs for each in job.inputs)
     more = [f"{name} has numbers that are not finite, or too large for its dtype" for name in broken]

@@ -24,6 +24,7 @@ class Stored:
     shape: tuple[int, ...]
     dtype: torch.dtype
     rows: Rows
+    done: Callable[[], None] = lambda: None  # said by whoever has read all that he needs
 
     @property
     def bytes(self) -> int:
@@ -35,7 +36,11 @@ class Stored:
 
 def changed(stored: Stored, change: Callable[[int, int, Tensor], Tensor]) -> Stored:
     """The same tensor, seen through a function of its rows."""
-    return Stored(stored.shape, stored.dtype, lambda begin, end: change(begin, end, stored.rows(begin, end)))
+
+    def rows(begin: int, end: int) -> Tensor:
+        return change(begin, end, stored.rows(begin, end))
+
+    return Stored(stored.shape, stored.dtype, rows, stored.done)
 
 
 def tensors_in(folder: Path, stack: ExitStack, stem: str = "") -> dict[str, Stored]:

@@ -293,7 +293,7 @@ def test_every_field_of_the_file_and_every_option_reaches_the_search(facts, tmp_
     assert MergeSearch(settled(genome_file(tmp_path, facts), facts, max_fevals=30)).generations(plain) == 5
     kitchen = Kitchen(settled(genome_file(tmp_path, facts), facts, batch_size=3, threads=1))
     kitchen.scored(Space(kitchen.config.genome, 2).recipe([1, 1, 1]))
-    assert kitchen._live.exam._sitter._most == 3 and torch.get_num_threads() == 1
+    assert kitchen._station.exam._sitter._most == 3 and torch.get_num_threads() == 1
 
 
 def test_models_that_lie_here_have_whole_paths(tmp_path, monkeypatch):
@@ -324,7 +324,7 @@ def test_a_candidate_in_memory_is_the_model_that_its_recipe_makes(method, facts,
         (tmp_path / "best.yml").write_text(text_of(recipe))
         merge(tmp_path / "best.yml", tmp_path / f"out{n}")
         wanted = weights(tmp_path / f"out{n}")
-        state = kitchen._live.model.state_dict()
+        state = kitchen._station.model.state_dict()
         assert wanted.keys() == state.keys() and all(torch.equal(state[name], wanted[name]) for name in wanted)
         on_disk = Kitchen(config.model_copy(update={"in_memory": False})).scored(recipe)
         assert on_disk == found
@@ -343,9 +343,9 @@ def test_a_search_keeps_questions_for_the_end(facts, tmp_path):
     config = settled(genome_file(tmp_path, facts), facts, holdout=0.25)
     kitchen = Kitchen(config)
     kitchen.scored(Space(config.genome, 2).recipe([1, 1, 1]))
-    now, held = (exams.questions(config, kitchen._live.exam, each)["facts"] for each in (False, True))
+    now, held = (exams.questions(config, kitchen._station.exam, each)["facts"] for each in (False, True))
     assert len(held) == 18 and sorted(now + held) == list(range(72))
-    other = exams.questions(config.model_copy(update={"seed": 5}), kitchen._live.exam, True)["facts"]
+    other = exams.questions(config.model_copy(update={"seed": 5}), kitchen._station.exam, True)["facts"]
     assert len(other) == 18 and other != held
 
 

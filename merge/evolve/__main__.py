@@ -31,14 +31,15 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Group, Parameter
 from cyclopts.validators import Number
 
-from fleet import faults
+from fleet import faults, gpus
 from fleet.config import Wrong
 from fleet.start import main as fleet_main
 from merge.evolve import config as configs
 from merge.evolve import running
 from merge.evolve.config import SearchConfig
-from merge.evolve.method import ALGORITHM, METHOD, visible_gpus
+from merge.evolve.method import ALGORITHM, METHOD
 
+ROOT = Path(__file__).parents[2]
 _WORKER = ("--worker", "--make")  # the same module is also a worker of a run
 
 _SEARCH, _WHERE = Group("Search", sort_key=1), Group("Where candidates are made", sort_key=2)
@@ -166,14 +167,16 @@ def main(
     except OSError as error:
         raise Wrong(f"--storage-path {where}: cannot be made: {error.strerror}") from None
     if placed.machines:
-        code = running.launched(config, where, placed.machines, placed.ssh_config)
+        from fleet.remote.handed import hand_over
+
+        code = hand_over(config, ("-m", "merge.evolve"), ROOT, placed.machines, placed.ssh_config)
     elif strategy == "fleet":
-        count = running.workers(placed.workers, placed.num_gpus, placed.threads)
+        count = gpus.workers(placed.workers, placed.num_gpus, placed.threads)
         code = running.local(config, where, count, placed.num_gpus)
     else:
         from merge.evolve.on_ray import search
 
-        count = running.workers(placed.workers, None, placed.threads)
+        count = gpus.workers(placed.workers, None, placed.threads)
         code = search(config, where, strategy, count, placed.num_gpus, placed.ray_address)
     return running.ended(config, where, kept.save_final_model) if running.over(where) else code
 
@@ -201,7 +204,7 @@ def _check(strategy: str, placed: Placed, made: Made, kept: Kept) -> None:
         if option and not _has(module):
             raise Wrong(f"this needs a package that is not here: {sys.executable} -m pip install {module}")
     here = not (far or placed.ray_address)
-    if here and not visible_gpus() and (made.merge_cuda or made.vllm or made.load_in_8bit or made.load_in_4bit):
+    if here and not gpus.visible() and (made.merge_cuda or made.vllm or made.load_in_8bit or made.load_in_4bit):
         raise Wrong("--merge-cuda, --vllm, --load-in-8bit and --load-in-4bit need a GPU, and here is none")
     if kept.wandb and os.environ.get("WANDB_MODE", "online") == "online":
         import wandb

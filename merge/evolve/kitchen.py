@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from fleet.config import Wrong
-from merge import engine, folder
 from merge.donors import Donor, Donors
 from merge.engine import How
 from merge.evolve import exams
@@ -21,6 +20,7 @@ from merge.evolve.exams import Metrics
 from merge.evolve.genome import Space
 from merge.evolve.records import text_of
 from merge.group import in_memory
+from merge.live import Live, furnished, key_of
 from merge.merging import merge
 from merge.planning import Plan, plan
 from merge.recipe import Merge, merge_of
@@ -57,13 +57,12 @@ class Resident(Donors):
 
 
 @dataclass(frozen=True)
-class Live:
-    """A model whose weights may be replaced, with its exam."""
+class Station:
+    """A model that takes on one candidate after the other, with its exam."""
 
     key: str
-    model: Any
+    live: Live
     exam: Exam
-    places: Mapping[str, torch.Tensor] | None  # where its weights are; None: each candidate is loaded from a folder
 
 
 class Kitchen:
@@ -73,7 +72,7 @@ class Kitchen:
         merging = self.device if config.merge_cuda else "cpu"
         self.how = How(threads=config.threads, device=merging)
         self.donors = Resident(merging if config.in_memory and not config.buffered else "")
-        self._live: Live | None = None
+        self._station: Station | None = None
         self._engine: Any = None  # vLLM
         self._loaded: dict[str, Any] | None = None
 
@@ -96,8 +95,8 @@ class Kitchen:
             if not any(part in job.name for job in made.jobs):
                 some = ", ".join(sorted({job.name.split(".")[-2] for job in made.jobs})[:12])
                 raise Wrong(f"genome.filters: {part!r} is in no tensor's name; parts of names are {some}")
-        self._live = self._furnished(merge_of(recipe, text_of(recipe)), made)
-        if self._live.exam.chat and not self._live.exam.tokenizer.chat_template:
+        self._station = self._furnished(merge_of(recipe, text_of(recipe)), made)
+        if self._station.exam.chat and not self._station.exam.tokenizer.chat_template:
             raise Wrong("apply_chat_template: the models' tokenizer has no chat template")
         dtypes = {job.dtype for job in made.jobs if job.method}
         dtype = str(dtypes.pop()).removeprefix("torch.") if len(dtypes) == 1 else "float32"
@@ -131,55 +130,30 @@ class Kitchen:
         already."""
         said = merge_of(recipe, text_of(recipe))
         made = plan(said, self.donors)
-        if self._live is None or self._live.key != _key(made):
-            self._live = None  # first out, then in: there may be no room for both
-            self._live = self._furnished(said, made)
-        live = self._live
+        if self._station is None or self._station.key != key_of(made):
+            self._station = None  # first out, then in: there may be no room for both
+            self._station = self._furnished(said, made)
+        live, exam = self._station.live, self._station.exam
         if there:
-            return exams.sat(self.config, live.exam, self._loaded_from(there), rival, held)
+            return exams.sat(self.config, exam, self._loaded_from(there), rival, held)
         if live.places is not None:
-            if broken := engine.fill(made.jobs, live.places, self.how):
-                raise Wrong(f"{broken[0]} has numbers that are not finite, or too large for its dtype")
-            return exams.sat(self.config, live.exam, live.model, rival, held)
+            live.fill(made, self.how)
+            return exams.sat(self.config, exam, live.model, rival, held)
         with tempfile.TemporaryDirectory(prefix="candidate-", dir=self._scratch()) as out:
             self.merged(recipe, Path(out) / "model")
-            return exams.sat(self.config, live.exam, self._loaded_from(Path(out) / "model"), rival, held)
+            return exams.sat(self.config, exam, self._loaded_from(Path(out) / "model"), rival, held)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _furnished(self, said: Merge, made: Plan) -> Live:
+    def _furnished(self, said: Merge, made: Plan) -> Station:
         """A model of the candidates' shape and their tokenizer."""
-        from transformers import AutoTokenizer
-
-        with tempfile.TemporaryDirectory(prefix="search-") as place:
-            folder.furnish(Path(place), said, made, None)
-            try:
-                tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=self.config.trust_remote_code)
-            except Exception as error:  # whatever a tokenizer's files and class can come up with
-                line = " ".join(str(error).split())[:200]
-                raise Wrong(f"{made.leader.reference}: its tokenizer cannot be loaded: {line}") from None
-            model = self._empty(Path(place), made) if self._fills() and not exams.quantized(self.config) else None
-        exam = Exam(exams.asked(self.config), tokenizer, self.loaded, self.config.batch_size or None)
-        places = _places(model, made) if model is not None else None
-        return Live(_key(made), model if places is not None else None, exam, places)
+        whole = self._fills() and not exams.quantized(self.config)
+        live = furnished(said, made, self.device, self.config.trust_remote_code, whole)
+        exam = Exam(exams.asked(self.config), live.tokenizer, self.loaded, self.config.batch_size or None)
+        return Station(key_of(made), live, exam)
 
     def _fills(self) -> bool:
         return self.config.in_memory and not self.config.buffered and not self.config.vllm
-
-    def _empty(self, place: Path, made: Plan) -> Any:
-        from transformers import AutoConfig, AutoModelForCausalLM
-        from transformers.initialization import no_init_weights
-
-        trust = self.config.trust_remote_code
-        config = AutoConfig.from_pretrained(place, trust_remote_code=trust)
-        dtypes = {job.dtype for job in made.jobs if job.method}
-        if len(dtypes) > 1:
-            return None
-        dtype = dtypes.pop() if dtypes else torch.float32
-        with no_init_weights(), torch.device(self.device):
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust)
-        model.tie_weights()
-        return model.eval()  # weights that ask for no gradient are multiplied with cut inputs in a slower way
 
     def _scratch(self) -> Path | None:
         """Memory, for what only vLLM reads; else the usual place for temporary files."""
@@ -188,8 +162,8 @@ class Kitchen:
     def _loaded_from(self, place: Path) -> Any:
         if self.config.vllm:
             return self._engine_with(place)
-        if self._live:
-            self._live.exam.forget()
+        if self._station:
+            self._station.exam.forget()
         from transformers import AutoModelForCausalLM
 
         more = {**exams.quantization(self.config), "device_map": self.device} if exams.quantized(self.config) else {}
@@ -208,29 +182,3 @@ class Kitchen:
             self._engine.model.collective_rpc("reload_weights", kwargs={"weights_path": str(place)})
             self._engine.model.reset_prefix_cache()  # it remembers what the last candidate thought
         return self._engine
-
-
-def _key(made: Plan) -> str:
-    source = made.vocabulary.source if made.vocabulary else made.leader
-    size = made.vocabulary.size if made.vocabulary else 0
-    config = {key: value for key, value in made.config.items() if key not in ("_name_or_path", "transformers_version")}
-    return json.dumps([config, source.reference if made.vocabulary else _words(source), size], sort_keys=True)
-
-
-def _words(donor: Donor) -> list[str]:
-    """Donors of equal tokenizers and templates share an exam."""
-    files = (donor.folder / name for name in folder.TOKENIZER_FILES)
-    return [hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "" for file in files]
-
-
-def _places(model: Any, made: Plan) -> Mapping[str, torch.Tensor] | None:
-    """Where each tensor of the plan lies in the model; nothing where they are not the very same tensors."""
-    state = model.state_dict(keep_vars=True)
-    jobs = {job.name: job for job in made.jobs}
-    filled = {state[name].data_ptr() for name in jobs if name in state}
-    fits = all(
-        name in state and tuple(state[name].shape) == job.shape and state[name].dtype == job.dtype
-        for name, job in jobs.items()
-    )
-    whole = all(tensor.data_ptr() in filled for tensor in state.values())
-    return {name: state[name].detach() for name in jobs} if fits and whole else None

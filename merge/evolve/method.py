@@ -1,16 +1,13 @@
 """The search as a method of the fleet: what its workers make, and what is written for people."""
 
 import contextlib
-import json
-import os
-import re
 import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fleet import faults
+from fleet import faults, gpus
 from fleet.config import Wrong
 from fleet.history import History
 from fleet.recipe import NotYet, place
@@ -36,7 +33,7 @@ def maker(config: SearchConfig) -> Maker:
         if (work.recipe.merge["kind"] == "merge") != name.startswith(MERGER) and name.startswith((MERGER, SCORER)):
             raise Elsewhere("this worker has another part")
         if not kitchens:
-            _choose_device(name)
+            gpus.choose(name)
             kitchens.append(Kitchen(config))
             if what := _changed(kitchens[0], work):
                 print(f"{name}: {what}", file=sys.stderr)
@@ -90,20 +87,6 @@ def _changed(kitchen: Any, work: Work) -> str:
     return "the questions or the models have changed since this search began: put them back, or begin another search"
 
 
-def _choose_device(worker: str) -> None:
-    """Local workers share a machine's GPUs: `local-3-...` has the fourth, and sees no other."""
-    gpus, found = visible_gpus(), re.match(r"local-(\d+)-", worker)
-    if gpus and found:
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[int(found[1]) % len(gpus)]
-
-
-def visible_gpus() -> list[str]:
-    """Without torch, which takes seconds to load."""
-    if (said := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return [each.strip() for each in said.split(",") if each.strip()]
-    return [str(n) for n in range(len([*Path("/dev").glob("nvidia[0-9]*")]))]
-
-
 def report(history: History) -> None:
     """history.jsonl and the others, in the run's folder."""
     from train.report import replace
@@ -124,8 +107,3 @@ def _written(history: History) -> int:
 
 
 METHOD = Method(ALGORITHM, "", SearchConfig, MergeSearch, maker, report=report)
-
-
-def configured(config: SearchConfig) -> str:
-    """As a configuration file of the fleet."""
-    return json.dumps({key.upper(): value for key, value in config.model_dump(mode="json").items()}, indent=2) + "\n"

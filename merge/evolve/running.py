@@ -7,8 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fleet import launches
-from fleet.config import Wrong
+from fleet import gpus, launches
 from fleet.host import Host
 from fleet.local import Starter
 from fleet.recipe import NotYet
@@ -16,45 +15,15 @@ from fleet.run import NoRun, open_run
 from fleet.store import FOLDERS
 from merge.evolve import records, view
 from merge.evolve.config import SearchConfig
-from merge.evolve.method import ALGORITHM, configured, visible_gpus
+from merge.evolve.method import ALGORITHM
 from merge.evolve.view import SearchView
 
-ROOT = Path(__file__).parents[2]
 
-
-def local(config: SearchConfig, where: Path, workers: int, gpus: int | None) -> int:
+def local(config: SearchConfig, where: Path, workers: int, most: int | None) -> int:
     """Workers on this machine; how it ended."""
-    if gpus is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible_gpus()[:gpus])
+    if most is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus.visible()[:most])
     return Starter(config, where.parent, workers, SearchView).run()
-
-
-def launched(config: SearchConfig, where: Path, machines: Path, ssh_config: Path | None) -> int:
-    """Workers on other machines, which go on when this command ends."""
-    from fleet.remote.commands import main as launcher
-
-    file = where.parent / f"{where.name}.search.json"
-    words = ["--config", str(file), "--machines", str(machines)]
-    words += ["--ssh-config", str(ssh_config)] if ssh_config else []
-    if not machines.is_file():
-        raise Wrong(f"{machines}: cannot be read")
-    file.write_text(configured(config))
-    try:
-        launcher({ALGORITHM: ("-m", "merge.evolve")}, ROOT, "", ["launch", *words])
-    except SystemExit as end:
-        code = int(end.code or 0)
-    if not over(where):
-        print(f"To look after it: python launch_to_machines.py status|logs|stop {' '.join(words)}")
-    return code
-
-
-def workers(given: int | None, gpus: int | None, threads: int) -> int:
-    """One for each GPU, or for so many processors."""
-    there = len(visible_gpus())
-    if gpus is not None and gpus > there:
-        raise Wrong(f"--num-gpus is {gpus}; here are {there}")
-    used = there if gpus is None else gpus
-    return given or used or max(1, len(os.sched_getaffinity(0)) // threads)
 
 
 def make_way(config: SearchConfig, where: Path) -> None:

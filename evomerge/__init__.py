@@ -1,0 +1,1 @@
+"""Three models in, eight merged, tournaments, one winner out."""

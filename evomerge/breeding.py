@@ -1,0 +1,243 @@
+"""The first formulas, mutants, children, and who is chosen. Pure: all chance comes from the dice that are handed in."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from evomerge.config import EvolutionSettings, MergeSettings
+from evomerge.formula import BLEND, MOST, Blend, Formula, Step, in_words, lighter
+
+Dice = np.random.Generator
+_LEAST, _GREATEST = 1e-3, 1e3  # shares
+_SCALES = (0.1, 3.0)
+
+
+@dataclass(frozen=True)
+class Among:
+    """What formulas are made from."""
+
+    settings: MergeSettings
+    names: Sequence[str]  # of the models
+    layers: int  # of each of them
+
+    @property
+    def longest(self) -> int:
+        """Steps of a path."""
+        return int(self.layers * self.settings.longest_path)
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A model of a generation."""
+
+    id: str
+    formula: Formula
+    score: float | None  # None: it could not be made, or not be scored
+
+
+@dataclass(frozen=True)
+class Child:
+    """What a generation adds."""
+
+    formula: Formula
+    technique: str  # how it came from its parents
+    parents: tuple[str, ...] = ()
+    carried: bool = False  # an elite: its only parent, unchanged
+
+
+# -- the first generation ---------------------------------------------------------------------------------------------
+
+
+def first(among: Among, size: int, seed: int) -> list[Formula]:
+    """Every combination of the techniques; where there is room for more, again with other weights or paths."""
+    stages = [among.settings.of_stage(stage) for stage in ("first", "second", "third")]
+    combinations = [*product(*(stage or [""] for stage in stages))]
+    found: list[Formula] = []
+    for n in range(size):
+        dice, turn = np.random.default_rng([seed, 1, n]), n // len(combinations)
+        techniques = combinations[n % len(combinations)]
+        for _ in range(20):  # with few layers, two paths may be alike
+            one = combined(among, techniques, dice, even=turn == 0)
+            if one not in found:
+                break
+        found.append(one)
+    return found
+
+
+def combined(among: Among, techniques: Sequence[str], dice: Dice, even: bool = True) -> Formula:
+    """Two models by linear or slerp, what comes out and the others by ties or dare, then a path through all of it."""
+    (first, second, third), names = techniques, among.names
+    blend: str | Blend | None = None
+    if first:
+        pair = names[:2] if first == "slerp" or (second and len(names) > 2) else names
+        blend = _blend(first, pair, among.settings, dice, even)
+    if second:
+        rest = [name for name in names if blend is None or len(names) < 3 or name not in names[:2]]
+        parts = [*([blend] if blend is not None else []), *rest]
+        weights = [2.0 if isinstance(each, Blend) else 1.0 for each in parts]
+        blend = _blend(second, parts, among.settings, dice, even, weights)
+    if not third:
+        return Formula(blend=blend)
+    path = _through_blend(among, third, dice) if blend is not None else _through_models(among, dice)
+    return Formula(blend=blend, path=tuple(path), scaled=third == "dfs")
+
+
+def _blend(
+    technique: str,
+    of: Sequence[str | Blend],
+    settings: MergeSettings,
+    dice: Dice,
+    even: bool,
+    weights: Sequence[float] = (),
+) -> Blend:
+    start = np.array(weights or [1.0] * len(of)) / sum(weights or [1.0] * len(of))
+    if not even:
+        start = start * np.exp(0.7 * dice.standard_normal(len(of)))
+        start = start / start.sum()
+    shares = tuple((float(share),) * settings.points for share in start)
+    density = settings.density if technique in ("ties", "dare") else 1.0
+    return Blend(technique=technique, of=tuple(of), shares=shares, density=density)  # type: ignore[arg-type]
+
+
+def _through_blend(among: Among, technique: str, dice: Dice) -> list[Step]:
+    """frankenmerge: the last layers are a model's own. dfs: the blend's layers, one of them from a model."""
+    name, layers = among.names[int(dice.integers(len(among.names)))], among.layers
+    if technique == "frankenmerge":
+        cut = layers - int(dice.integers(1, max(2, layers // 3 + 1)))
+        return [Step(model=BLEND if n < cut else name, layer=n) for n in range(layers)]
+    path = [Step(layer=n) for n in range(layers)]
+    place = int(dice.integers(layers))
+    path[place] = Step(model=name, layer=place)
+    return path
+
+
+def _through_models(among: Among, dice: Dice) -> list[Step]:
+    """Each layer of some model, a few in a row."""
+    layers, order = among.layers, [among.names[n] for n in dice.permutation(len(among.names))]
+    length = int(dice.integers(1, max(2, layers)))
+    offset = int(dice.integers(length))
+    return [Step(model=order[(n + offset) // length % len(order)], layer=n) for n in range(layers)]
+
+
+# -- children ---------------------------------------------------------------------------------------------------------
+
+
+def mutated(formula: Formula, among: Among, e: EvolutionSettings, dice: Dice) -> Formula:
+    """Other coefficients, another path; always something."""
+    for _ in range(100):
+        blend = _mutated_blend(formula.blend, e, dice) if formula.blend is not None else None
+        path = _mutated_path(formula, among, e, dice)
+        made = formula.model_copy(update={"blend": blend, "path": path})
+        if e.weight_noise:
+            made = made.model_copy(update={"noise": e.weight_noise, "seed": int(dice.integers(1, 1 << 31))})
+        if made != formula:
+            return made
+    return formula
+
+
+def can_mutate(formula: Formula, e: EvolutionSettings) -> bool:
+    return isinstance(formula.blend, Blend) or bool(formula.path) or e.weight_noise > 0
+
+
+def _mutated_blend(node: str | Blend, e: EvolutionSettings, dice: Dice) -> str | Blend:
+    if isinstance(node, str):
+        return node
+    of = tuple(_mutated_blend(each, e, dice) for each in node.of)
+    shares = tuple(tuple(_factored(x, e, dice, _LEAST, _GREATEST) for x in each) for each in node.normed)
+    update = {"of": of, "shares": shares}
+    if node.technique in ("ties", "dare"):
+        update |= {
+            "density": _factored(node.density, e, dice, 0.02, 1.0),
+            "strength": _factored(node.strength, e, dice, 0.05, 4.0),
+        }
+    return node.model_copy(update=update)
+
+
+def _factored(x: float, e: EvolutionSettings, dice: Dice, low: float, high: float) -> float:
+    hit, by = dice.random() < e.mutation_rate, float(np.exp(e.mutation_strength * dice.standard_normal()))
+    return min(high, max(low, x * by)) if hit else x
+
+
+def _mutated_path(formula: Formula, among: Among, e: EvolutionSettings, dice: Dice) -> tuple[Step, ...]:
+    """Scales of a path in data-flow space; sometimes a step comes from elsewhere, is left out, or taken twice."""
+    path = [*formula.path]
+    if not path:
+        return ()
+    if formula.scaled:
+        path = [step.model_copy(update={"scale": _factored(step.scale, e, dice, *_SCALES)}) for step in path]
+    if dice.random() < e.mutation_rate:
+        sources = [*among.names, *([BLEND] if formula.blend is not None else [])]
+        _moved(path, sources, among, dice)
+    return tuple(path)
+
+
+def _moved(path: list[Step], sources: Sequence[str], among: Among, dice: Dice) -> None:
+    place = int(dice.integers(len(path)))
+    step = path[place]
+    match dice.choice(["source", "source", "swap", "repeat", "drop", "layer"]):
+        case "source":
+            path[place] = step.model_copy(update={"model": str(dice.choice(list(sources)))})
+        case "swap" if place + 1 < len(path):
+            path[place], path[place + 1] = path[place + 1], step
+        case "repeat" if len(path) < among.longest:
+            path.insert(place, step)
+        case "drop" if len(path) > max(1, among.layers // 2):
+            del path[place]
+        case "layer":
+            layer = int(np.clip(step.layer + dice.choice([-1, 1]), 0, among.layers - 1))
+            path[place] = step.model_copy(update={"layer": layer})
+
+
+def bred(one: Formula, other: Formula, among: Among, e: EvolutionSettings, dice: Dice) -> Child:
+    """A merge of two: their blends are blended, their paths are joined somewhere."""
+    technique = str(dice.choice(among.settings.of_stage("first") or ["linear"]))
+    blend: str | Blend | None = one.blend if other.blend is None else other.blend
+    if one.blend is not None and other.blend is not None:
+        share = float(np.clip(0.5 + e.mutation_strength * dice.standard_normal() / 2, 0.1, 0.9))
+        of = (lighter(one.blend, MOST // 2), lighter(other.blend, MOST // 2))
+        shares = ((1 - share,) * among.settings.points, (share,) * among.settings.points)
+        blend = Blend(technique=technique, of=of, shares=shares)  # type: ignore[arg-type]
+    path = one.path or other.path
+    if one.path and other.path:
+        cut = dice.random()
+        path = (*one.path[: round(cut * len(one.path))], *other.path[round(cut * len(other.path)) :]) or path
+    made = Formula(blend=blend, path=path, scaled=one.scaled or other.scaled)
+    return Child(made, technique if blend is not None and one.blend is not None else in_words(made))
+
+
+# -- who is chosen ----------------------------------------------------------------------------------------------------
+
+
+def ranked(population: Sequence[Ranked]) -> list[Ranked]:
+    """The best first; those without a score last."""
+    return sorted(population, key=lambda one: (one.score is None, -(one.score or 0.0), one.id))
+
+
+def tournament(population: Sequence[Ranked], size: int, dice: Dice) -> Ranked:
+    """Some meet by chance; the best of them wins."""
+    some = dice.choice(len(population), min(size, len(population)), replace=False)
+    return ranked([population[int(n)] for n in some])[0]
+
+
+def next_generation(
+    population: Sequence[Ranked], among: Among, e: EvolutionSettings, seed: Sequence[int]
+) -> list[Child]:
+    """The elite; mutants of those who win tournaments; merges of the lower half, who get another chance together."""
+    order = ranked(population)
+    alive = [one for one in order if one.score is not None]
+    elite = alive[: min(e.elite, e.population_size - 1)]
+    found = [Child(one.formula, "elite", (one.id,), carried=True) for one in elite]
+    lower = [one for one in alive if one in order[len(order) // 2 :]]
+    merges = (e.population_size - len(found)) // 3 if len(lower) > 1 else 0
+    for n in range(len(found), e.population_size):
+        dice = np.random.default_rng([*seed, n])
+        if n < e.population_size - merges:
+            winner = tournament(alive, e.tournament_size, dice)
+            found.append(Child(mutated(winner.formula, among, e, dice), "mutation", (winner.id,)))
+        else:
+            pair = [lower[int(k)] for k in sorted(dice.choice(len(lower), 2, replace=False))]
+            child = bred(pair[0].formula, pair[1].formula, among, e, dice)
+            found.append(Child(child.formula, child.technique, (pair[0].id, pair[1].id)))
+    return found

@@ -1,0 +1,64 @@
+"""Whether models can be merged at all: by what their folders say, before any weights are read."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from evomerge.config import ModelReference
+from fleet.config import Wrong
+from merge.donors import Donor, Donors
+from merge.folder import TOKENIZER_FILES
+
+_SHAPE = (
+    *("hidden_size", "n_embd", "intermediate_size", "num_hidden_layers", "n_layer", "num_attention_heads", "n_head"),
+    *("num_key_value_heads", "head_dim", "vocab_size"),
+)
+_ALIKE = "Only models of one architecture and one shape can be merged: as a rule, fine-tunes of the same base"
+
+
+def check_alike(models: Sequence[ModelReference]) -> None:
+    with Donors() as donors:
+        there = [(model.name, donors[model.path]) for model in models]
+        for name, donor in there:
+            _check_tokenizer(name, donor)
+        first, donor = there[0]
+        for name, other in there[1:]:
+            if what := difference(first, donor, name, other):
+                raise Wrong(f"{what}. {_ALIKE}{_advice(there)}.")
+
+
+def difference(first: str, one: Donor, second: str, other: Donor) -> str:
+    kinds = [_kind(each.config) for each in (one, other)]
+    if kinds[0] != kinds[1]:
+        return f"{first} is a {kinds[0]}, {second} a {kinds[1]}"
+    for key in _SHAPE:
+        mine, theirs = one.config.get(key), other.config.get(key)
+        if mine != theirs:
+            return f"{key} is {mine} in {first}, {theirs} in {second}"
+    return ""
+
+
+def _kind(config: Mapping[str, Any]) -> str:
+    """Its architecture, whatever head it was saved with."""
+    return str(config.get("model_type") or (config.get("architectures") or ["model of no known kind"])[0])
+
+
+def _advice(there: Sequence[tuple[str, Donor]]) -> str:
+    """Which of these fit together."""
+    groups: list[list[tuple[str, Donor]]] = []
+    for name, donor in there:
+        fitting = next((group for group in groups if not difference("", group[0][1], "", donor)), None)
+        if fitting is None:
+            groups.append([(name, donor)])
+        else:
+            fitting.append((name, donor))
+    if several := [" with ".join(name for name, _ in group) for group in groups if len(group) > 1]:
+        return f". Of these, {', or '.join(several)} could be merged"
+    wanted = " or ".join(dict.fromkeys(f"another {_kind(donor.config)}" for _, donor in there))
+    return f"; merge each of them with {wanted} instead, made from the same base"
+
+
+def _check_tokenizer(name: str, donor: Donor) -> None:
+    if not any((donor.folder / file).is_file() for file in TOKENIZER_FILES[:2] + ("vocab.json", "vocab.txt")):
+        raise Wrong(
+            f"{name}: there is no tokenizer in {donor.folder} (tokenizer.json or tokenizer.model); save it there"
+        )

@@ -1,0 +1,229 @@
+"""Merge models, let the merges compete, keep the winner.
+
+    python -m evomerge.cli --run
+    python -m evomerge.cli --run --model1 org/math-7b --model2 ./my-code-7b --model3 https://huggingface.co/org/chat-7b
+    python -m evomerge.cli --generate runs/evomerge/winner --prompt "The import statement"
+
+--run merges three models into eight, evaluates them, and breeds the better ones until nothing gets better. Without
+models of your own it takes three small ones that need no network, and are trained here once. Ctrl-C ends it well;
+the same command goes on.
+"""
+
+import logging
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+if not __package__:  # run as a file
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from cyclopts import App, Group, Parameter
+
+from evomerge.config import Configuration, TaskSettings, create_default_config, with_models
+from evomerge.method import METHOD
+from fleet import faults
+from fleet.config import Wrong
+from fleet.start import main as fleet_main
+
+_WORKER = ("--worker", "--make")  # the same file is also a worker of a run
+_WHAT, _HOW, _OUT = Group("What to do", sort_key=1), Group("The tournament", sort_key=2), Group("Results", sort_key=3)
+_FLAG: dict[str, Any] = {"negative": ""}
+_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0")
+
+app = App(name="python -m evomerge.cli", help=__doc__, help_format="plaintext", version_flags=[])
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class What:
+    run: Annotated[bool, Parameter(group=_WHAT, **_FLAG)] = False
+    "Run the tournament, or go on with it."
+    evaluate: Annotated[str, Parameter(group=_WHAT)] = ""
+    "Evaluate this model: a folder, a .gguf file, a hub id."
+    generate: Annotated[str, Parameter(group=_WHAT)] = ""
+    "Let this model go on with --prompt."
+    prompt: Annotated[str, Parameter(group=_WHAT)] = ""
+    "For --generate."
+    max_length: Annotated[int, Parameter(group=_WHAT)] = 100
+    "For --generate: tokens of the prompt and the answer together."
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class How:
+    config: Annotated[Path | None, Parameter(group=_HOW)] = None
+    "A JSON file with all settings; the options here win over it."
+    model1: Annotated[str, Parameter(group=_HOW)] = ""
+    "A hub id, a link to a model's hub page, a folder or a .gguf file."
+    model2: Annotated[str, Parameter(group=_HOW)] = ""
+    "The second one."
+    model3: Annotated[str, Parameter(group=_HOW)] = ""
+    "The third one; those that are not given are the default models."
+    base: Annotated[str, Parameter(group=_HOW)] = ""
+    "What the models were fine-tuned from; by default their mean stands for it."
+    method: Annotated[str, Parameter(group=_HOW)] = ""
+    "ps, dfs or ps_dfs."
+    text: Annotated[str, Parameter(group=_HOW)] = ""
+    "A text file that the models have to foretell: .txt, .jsonl or .parquet."
+    tasks: Annotated[str, Parameter(group=_HOW)] = ""
+    "Tasks of lm-eval that count, too: name[:weight],name[:weight]."
+    task_path: Annotated[tuple[Path, ...], Parameter(group=_HOW)] = ()
+    "A folder with tasks of one's own; may be given several times."
+    generations: Annotated[int | None, Parameter(group=_HOW)] = None
+    "The most there will be."
+    seed: Annotated[int | None, Parameter(group=_HOW)] = None
+    "Where all randomness begins."
+    workers: Annotated[int | None, Parameter(group=_HOW)] = None
+    "Models at a time; by default one for each processor or GPU."
+    machines: Annotated[Path | None, Parameter(group=_HOW)] = None
+    "A machines.json: work on these machines, which share the disk of --out."
+    ssh_config: Annotated[Path | None, Parameter(group=_HOW)] = None
+    "For --machines: another SSH client configuration than ~/.ssh/config."
+    log_level: Annotated[str, Parameter(group=_HOW)] = ""
+    "DEBUG, INFO, WARNING or ERROR."
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Results:
+    out: Annotated[Path | None, Parameter(group=_OUT)] = None
+    "The folder of the tournament; runs/evomerge by default."
+    export_gguf: Annotated[str, Parameter(group=_OUT)] = ""
+    "Write the winner as a .gguf file, too: F32, F16, BF16, Q8_0 or Q4_0. With --generate or --evaluate: that model."
+    pareto: Annotated[bool, Parameter(group=_OUT, **_FLAG)] = False
+    "List the models of the tournament in --out that no other one beats in every objective."
+
+
+@app.default
+def main(*, what: What = What(), how: How = How(), kept: Results = Results()) -> int:
+    from evomerge.utils import EvoMergeException, expected
+
+    if not (what.run or what.evaluate or what.generate or kept.pareto or kept.export_gguf):
+        app.help_print([])
+        return 0
+    try:
+        with expected():
+            return _done(what, how, kept)
+    except EvoMergeException as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def _done(what: What, how: How, kept: Results) -> int:
+    config = _config(how, kept)
+    logging.basicConfig(level=config.log_level, format="%(levelname)s %(message)s")
+    if kept.export_gguf and kept.export_gguf.upper() not in _TYPES:
+        raise Wrong(f"--export-gguf {kept.export_gguf}: one of {', '.join(_TYPES)} is expected")
+    if what.prompt and not what.generate:
+        raise Wrong("--prompt is for --generate MODEL")
+    if what.generate and not what.prompt:
+        raise Wrong("--generate needs --prompt TEXT")
+    folder = Path(config.out).expanduser().resolve()
+    model = what.generate or what.evaluate
+    if what.run:
+        from evomerge.evolutionary_tournament import run_evolutionary_tournament
+
+        winner = run_evolutionary_tournament(config)
+        model = model or winner
+    if what.evaluate:
+        _evaluate(what.evaluate, config)
+    if what.generate:
+        _generate(what.generate, what.prompt, what.max_length)
+    if kept.pareto:
+        _pareto(folder)
+    if kept.export_gguf:
+        _export(model or str(folder / "winner"), kept.export_gguf.upper())
+    return 0
+
+
+def _config(how: How, kept: Results) -> Configuration:
+    config = Configuration.load(how.config) if how.config else create_default_config()
+    if any(given := [how.model1, how.model2, how.model3]):
+        config = with_models(config, given)
+    m, e, v = config.merge_settings, config.evolution_settings, config.evaluation_settings
+    places = (
+        (m, "merge_method", how.method), (m, "base_model", {"path": how.base} if how.base else None),
+        (e, "num_generations", how.generations), (e, "seed", how.seed), (v, "text", how.text),
+        (v, "tasks", [_task(each) for each in how.tasks.split(",")] if how.tasks else None),
+        (v, "task_path", [str(each) for each in how.task_path]), (config, "workers", how.workers),
+        (config, "machines", how.machines and str(how.machines)), (config, "out", kept.out and str(kept.out)),
+        (config, "ssh_config", how.ssh_config and str(how.ssh_config)), (config, "log_level", how.log_level),
+    )  # fmt: skip
+    for record, field, value in places:
+        if value not in (None, "", []):
+            _assign(record, field, value)
+    return config
+
+
+def _assign(record: Any, field: str, value: Any) -> None:
+    from pydantic import ValidationError
+
+    try:
+        setattr(record, field, value)
+    except ValidationError as error:
+        raise Wrong(f"{field} is {value!r}: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
+
+
+def _task(text: str) -> TaskSettings:
+    name, _, weight = text.strip().partition(":")
+    try:
+        return TaskSettings(name=name, weight=float(weight or 1))
+    except ValueError:
+        raise Wrong(f"--tasks {text!r}: name or name:weight is expected") from None
+
+
+def _evaluate(model: str, config: Configuration) -> None:
+    import json
+
+    from evomerge.utils import evaluate_model
+
+    found = evaluate_model(model, config)
+    print(f"{model}: score {found['score']:.4f}")
+    if "perplexity" in found:
+        print(f"  perplexity {found['perplexity']:.3f}")
+    for name, value in json.loads(found["objectives"]).items():
+        print(f"  {name} {value:.4f}")
+
+
+def _generate(model: str, prompt: str, max_length: int) -> None:
+    from evomerge.config import ModelReference
+    from evomerge.utils import generate_text, load_models
+
+    ((_, loaded, tokenizer),) = load_models([ModelReference("", model)])
+    print(generate_text(loaded, tokenizer, prompt, max_length))
+
+
+def _pareto(folder: Path) -> None:
+    from rich.console import Console
+
+    from evomerge.results import found_in
+    from evomerge.view import front_table
+
+    Console().print(front_table(found_in(folder)))
+
+
+def _export(model: str, kind: str) -> None:
+    from evomerge.gguf_utils import export_gguf
+
+    out = Path(model).resolve().with_name(f"{Path(model).name}-{kind}.gguf")
+    export_gguf(model, out, kind, overwrite=True)
+    print(f"As GGUF: {out}")
+
+
+def run() -> None:
+    if any(word in _WORKER for word in sys.argv[1:]):
+        fleet_main(METHOD)
+    os.umask(0o077)
+    try:
+        sys.exit(app(result_action="return_value"))
+    except (Wrong, faults.Fault) as error:
+        print(error, file=sys.stderr)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    run()

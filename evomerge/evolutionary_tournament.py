@@ -1,0 +1,173 @@
+"""Eight merged models, tournaments, one winner: step by step, or as a run that can be stopped and goes on."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evomerge import breeding
+from evomerge.breeding import Among, Ranked, can_mutate, mutated, next_generation, ranked
+from evomerge.config import Configuration, ModelReference, TournamentConfig
+from evomerge.formula import Formula, in_words
+from evomerge.merger import AdvancedModelMerger, known
+from evomerge.strategy import last_generation
+from evomerge.utils import EvoMergeException, expected, log
+from merge.files import Wrong
+
+
+class EvolutionaryMerger:
+    """The steps of a tournament, each by itself: models in, models' folders out. Unlike a run, they leave every model
+    that they make."""
+
+    def __init__(self, config: Configuration, out: Path | str = "") -> None:
+        self.config, self.e = config, config.evolution_settings
+        self.out = Path(out or config.out).expanduser()
+        self.merger = AdvancedModelMerger(config, self.out)
+        self._drawn = 0
+        self._kitchens: dict[str, Any] = {}
+
+    def create_merged_models(self) -> list[ModelReference]:
+        """The first generation: every combination of the techniques."""
+        made = []
+        for n in range(self.e.population_size):
+            made.append(self.merger.write(lambda names, layers, n=n: self._first(names, layers)[n], name=""))
+        return made
+
+    def _first(self, names: Sequence[str], layers: int) -> list[Formula]:
+        among = Among(self.config.merge_settings, names, layers)
+        return breeding.first(among, self.e.population_size, self.e.seed)
+
+    def mutate_model(self, model: ModelReference) -> ModelReference:
+        """The same models merged with other coefficients, along another path; with noise where the settings ask."""
+        with expected():
+            formula, models, base = known(model)
+            if not can_mutate(formula, self.e):
+                raise EvoMergeException(
+                    f"{model.name} was not merged here, so it has no coefficients that could be mutated: set "
+                    "evolution_settings.weight_noise, or mutate a merged model"
+                )
+
+            def make(names: Sequence[str], layers: int) -> Formula:
+                return mutated(formula, Among(self.config.merge_settings, names, layers), self.e, self._dice())
+
+            return self.merger.built(make, models, base, f"{model.name}-mutant")
+
+    def merge_models(self, one: ModelReference, other: ModelReference) -> ModelReference:
+        """A merge of two models, merged ones or not."""
+        with expected():
+            (first, models, base), (second, more, other_base) = known(one), known(other)
+            names = _told_apart(models, more)
+            second = second.renamed(names)
+            together = {**models, **{names.get(name, name): path for name, path in more.items()}}
+
+            def make(names: Sequence[str], layers: int) -> Formula:
+                among = Among(self.config.merge_settings, names, layers)
+                return breeding.bred(first, second, among, self.e, self._dice()).formula
+
+            return self.merger.built(make, together, base or other_base, f"{one.name}-x-{other.name}"[:80])
+
+    def evaluate(self, model: ModelReference) -> float:
+        """Its score: more is better."""
+        with expected():
+            return float(self._kitchen(*known(model)[1:]).scored(known(model)[0], "choosing")["score"])
+
+    def tournament_selection(self, population: Sequence[ModelReference], scores: Sequence[float]) -> ModelReference:
+        """Some meet by chance; the best of them wins."""
+        if len(population) != len(scores) or not population:
+            raise EvoMergeException(
+                f"{len(population)} models and {len(scores)} scores: as many are needed, at least one"
+            )
+        entries = [Ranked(str(n), Formula(blend="-"), score) for n, score in enumerate(scores)]
+        return population[int(breeding.tournament(entries, self.e.tournament_size, self._dice()).id)]
+
+    def evolve(self, population: Sequence[ModelReference] = ()) -> ModelReference:
+        """Generation after generation, from these models or the first merged ones; the winner."""
+        there = list(population) or self.create_merged_models()
+        with expected():
+            formulas, models, base = _joined([known(model) for model in there])
+            kitchen = self._kitchen(models, base)
+            among = Among(self.config.merge_settings, [*models], kitchen.workshop.layers())
+            past = list[list[float]]()
+            entries = [self._ranked(kitchen, f"1/m{n}", each) for n, each in enumerate(formulas)]
+            while True:
+                past.append([entry.score for entry in entries if entry.score is not None])
+                if not past[-1]:
+                    raise EvoMergeException("no model of this generation could be made and scored; the log says why")
+                log.info("generation %d: best %.4f", len(past), max(past[-1]))
+                if last_generation(self.e, past) is not None:
+                    break
+                entries = self._next(kitchen, entries, among, len(past) + 1)
+            return self.merger.built(lambda names, layers: ranked(entries)[0].formula, models, base, "winner")
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _next(self, kitchen: Any, entries: Sequence[Ranked], among: Among, generation: int) -> list[Ranked]:
+        children = next_generation(entries, among, self.e, [self.e.seed, generation])
+        kept = {entry.id: entry for entry in entries}
+        return [
+            kept[one.parents[0]] if one.carried else self._ranked(kitchen, f"{generation}/m{n}", one.formula)
+            for n, one in enumerate(children)
+        ]
+
+    def _ranked(self, kitchen: Any, id: str, formula: Formula) -> Ranked:
+        try:
+            return Ranked(id, formula, float(kitchen.scored(formula, "choosing")["score"]))
+        except Wrong as error:
+            log.warning("%s (%s): %s", id, in_words(formula), error)
+            return Ranked(id, formula, None)
+
+    def _kitchen(self, models: Mapping[str, str], base: str) -> Any:
+        from evomerge.kitchen import Kitchen
+
+        key = repr((models, base))
+        if key not in self._kitchens:
+            m = self.config.merge_settings
+            config = TournamentConfig(
+                models=tuple(ModelReference(name, path) for name, path in models.items()),
+                merge_settings=m.model_copy(update={"base_model": ModelReference("base", base) if base else None}),
+                evolution_settings=self.e,
+                evaluation_settings=self.config.evaluation_settings,
+                threads=max(self.config.threads, len(os.sched_getaffinity(0))),
+            )
+            self._kitchens = {key: Kitchen(config)}
+        return self._kitchens[key]
+
+    def _dice(self) -> np.random.Generator:
+        """Other ones at every call; the same ones in another process that does the same."""
+        self._drawn += 1
+        return np.random.default_rng([self.e.seed, 3, self._drawn])
+
+
+def _told_apart(models: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]:
+    """New names for those models that are called like another one."""
+    names: dict[str, str] = {}
+    for name, path in more.items():
+        if models.get(name, path) != path:
+            names[name] = next(n for k in range(2, 10_000) if (n := f"{name}-{k}") not in models and n not in more)
+    return names
+
+
+def _joined(there: Sequence[tuple[Formula, dict[str, str], str]]) -> tuple[list[Formula], dict[str, str], str]:
+    formulas, models, base = list[Formula](), dict[str, str](), ""
+    for formula, more, own in there:
+        names = _told_apart(models, more)
+        formulas.append(formula.renamed(names))
+        models |= {names.get(name, name): path for name, path in more.items()}
+        base = base or own
+    return formulas, models, base
+
+
+def run_evolutionary_tournament(config: Configuration) -> str:
+    """The whole tournament as a run on the disk; the same call goes on where it stopped. The winner's folder."""
+    from evomerge import ending, running
+
+    with expected():
+        code = running.run(config)
+        folder = Path(config.out).expanduser().resolve()
+        if code == 130:
+            raise KeyboardInterrupt
+        if code:
+            raise EvoMergeException(f"the tournament in {folder} stopped before its end (exit code {code}); see above")
+        return str(ending.concluded(folder))

@@ -1,0 +1,145 @@
+"""What makes one model better than another: a text, tasks of lm-eval, or both; one part chooses, another one judges."""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evomerge.config import EvaluationSettings
+from fleet.config import Wrong
+from train import tasks
+from train.passages import Losses, Reader, as_metrics
+from train.tasks import Asked, Exam
+
+BITS = "bits per byte"
+PASSAGE = 800  # bytes of a passage, about
+_SHORTEST = 32
+Metrics = Mapping[str, Any]
+
+
+class Jury:
+    """All that models of one tokenizer are asked."""
+
+    def __init__(
+        self, e: EvaluationSettings, seed: int, tokenizer: Any, longest: int | None, loaded: dict[str, Any]
+    ) -> None:
+        self.e, self.seed = e, seed
+        text = texts(e) if e.text_weight else {}
+        self.readers = {on: Reader(tokenizer, some, longest, e.batch_tokens) for on, some in text.items()}
+        self.exam = Exam(asked(e, seed), tokenizer, loaded) if e.tasks else None
+
+    def sat(self, model: Any, on: str) -> Metrics:
+        """On "choosing" or "judging": the score, each objective, and what intervals are made of."""
+        found: dict[str, Any] = {}
+        objectives: dict[str, float] = {}
+        score = 0.0
+        if on in self.readers:
+            losses: Losses = self.readers[on].losses(model)
+            found |= as_metrics(losses)
+            objectives[BITS] = losses.bits_per_byte
+            score -= self.e.text_weight * losses.bits_per_byte
+            if on == "judging":
+                found["each"] = json.dumps([round(x, 6) for x in losses.each])
+        if self.exam:
+            marks = self.exam.marks(model, questions(self.e, self.seed, self.exam, on))
+            for task in self.e.tasks:
+                objectives[key(task)] = float(marks.results[task.name][task.metric])
+                score += task.weight * objectives[key(task)]
+        if not math.isfinite(score):
+            raise Wrong(f"the score is {score}: {objectives}")
+        return {**found, "score": score, "objectives": json.dumps(objectives)}
+
+
+def key(task: Any) -> str:
+    return task.name if task.metric == "acc,none" else f"{task.name}:{task.metric}"
+
+
+def gains(e: EvaluationSettings, objectives: Mapping[str, float]) -> dict[str, float]:
+    """Each objective, turned so that more is better; those that weigh nothing are none."""
+    signs = {BITS: -1.0, **{key(task): math.copysign(1.0, task.weight) for task in e.tasks if task.weight}}
+    return {name: signs[name] * value for name, value in objectives.items() if name in signs}
+
+
+def asked(e: EvaluationSettings, seed: int) -> Asked:
+    names = tuple(dict.fromkeys(task.name for task in e.tasks))
+    return Asked(names, e.limit, e.num_fewshot, True, None, True, tuple(e.task_path), seed)
+
+
+def load_tasks(e: EvaluationSettings, seed: int) -> dict[str, Any]:
+    if not e.tasks:
+        return {}
+    loaded = tasks.load(asked(e, seed), e.allow_benchmark_tasks)
+    tasks.check_metrics(loaded, [(task.name, task.metric) for task in e.tasks])
+    return loaded
+
+
+def questions(e: EvaluationSettings, seed: int, exam: Exam, on: str) -> dict[str, list[int]]:
+    """Those that choose, or those that judge: drawn by the seed, never both unless nothing is held out."""
+    found = {}
+    for name, numbers in exam.questions().items():
+        order = np.random.default_rng([seed, 7, len(numbers)]).permutation(len(numbers))
+        cut = len(numbers) - round(e.holdout * len(numbers))
+        if not 0 < cut or (e.holdout and cut == len(numbers)):
+            raise Wrong(f"holdout is {e.holdout}: {name} has {len(numbers)} questions, too few to cut")
+        chosen = order[cut:] if on == "judging" and e.holdout else order[:cut]
+        found[name] = sorted(numbers[int(n)] for n in chosen)
+    return found
+
+
+# -- the text ---------------------------------------------------------------------------------------------------------
+
+
+def texts(e: EvaluationSettings) -> dict[str, list[str]]:
+    """Passages that choose, and as many others that judge."""
+    there = builtin() if not e.text else cut(e)
+    if len(there) < 4:
+        raise Wrong(f"{e.text}: {len(there)} passages of {PASSAGE} bytes; at least 4 are needed to compare models")
+    most = min(e.passages, len(there) // 2)
+    order = [int(n) for n in np.random.default_rng([11, len(there)]).permutation(len(there))]
+    even, odd = sorted(order[:most]), sorted(order[most : 2 * most])
+    return {"choosing": [there[n] for n in even], "judging": [there[n] for n in odd]}
+
+
+def builtin() -> list[str]:
+    """Of three kinds, in turns."""
+    from evomerge.texts import mixed
+
+    return [each.text for each in mixed()]
+
+
+def cut(e: EvaluationSettings) -> list[str]:
+    """A file's documents in passages; what is too short to say anything is left out."""
+    from train import text
+    from train.config import Dataset
+
+    if not e.text.endswith(text.FILES):
+        raise Wrong(f"{e.text}: a text file ends in {', '.join(text.FILES)}")
+    found: list[str] = []
+    for document in text.documents(Dataset(source=str(Path(e.text).expanduser()), text_field=e.text_field)):
+        found += [piece for piece in _passages(document) if len(piece.encode()) >= _SHORTEST]
+        if len(found) >= 4 * e.passages:
+            break
+    return found
+
+
+def _passages(document: str) -> Sequence[str]:
+    """Cut at the ends of lines, where there are any."""
+    found, begin = [], 0
+    while begin < len(document):
+        end = min(len(document), begin + PASSAGE)
+        line = document.rfind("\n", begin + PASSAGE // 2, end)
+        end = line + 1 if line > 0 and end < len(document) else end
+        found.append(document[begin:end])
+        begin = end
+    return found
+
+
+def digest(e: EvaluationSettings) -> str:
+    """Of all that is asked, but for tasks, which lm-eval loads."""
+    if not e.text_weight:
+        return "none"
+    return hashlib.sha256(json.dumps(texts(e)).encode()).hexdigest()[:16]

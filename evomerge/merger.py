@@ -1,0 +1,130 @@
+"""One merge at a time: models in, a model's folder out. It needs no run."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from evomerge import breeding, formula
+from evomerge.breeding import Among
+from evomerge.checking import check_alike
+from evomerge.config import BUILTIN, Configuration, ModelReference, Technique
+from evomerge.formula import Blend, Formula, Step, in_words
+from evomerge.making import Workshop
+from evomerge.running import resolved
+from evomerge.utils import EvoMergeException, expected, log
+
+
+class AdvancedModelMerger:
+    """Merges models as MERGE_SETTINGS say, into folders below OUT.
+
+    >>> AdvancedModelMerger(create_default_config()).merge()
+    """
+
+    def __init__(self, config: Configuration, out: Path | str = "") -> None:
+        self.config, self.out = config, Path(out or config.out).expanduser()
+        self.settings = config.merge_settings
+
+    def merge(self, models: Sequence[ModelReference] = (), techniques: Sequence[Technique] = ()) -> ModelReference:
+        """By MERGE_METHOD: weights, layers, or first the one and then the other. TECHNIQUES: one for each stage, by
+        default the first of each that the settings allow."""
+        ways = {"ps": self._ps_merge, "dfs": self._dfs_merge, "ps_dfs": self._ps_dfs_merge}
+        return ways[self.settings.merge_method](models, techniques)
+
+    def _ps_merge(self, models: Sequence[ModelReference] = (), techniques: Sequence[Technique] = ()) -> ModelReference:
+        """Parameter space: weights are combined."""
+        return self._merged(models, self._chosen(techniques, "first", "second"))
+
+    def _dfs_merge(
+        self,
+        models: Sequence[ModelReference] = (),
+        techniques: Sequence[Technique] = (),
+        path: Sequence[tuple[str, int, float]] = (),
+    ) -> ModelReference:
+        """Data-flow space: a path through layers, each a model's name, a layer and the scale of what it adds."""
+        if path:
+            steps = tuple(Step(model=name, layer=layer, scale=scale) for name, layer, scale in path)
+            return self.write(lambda names, layers: Formula(path=steps, scaled=True), models)
+        return self._merged(models, self._chosen(techniques, "third"))
+
+    def _ps_dfs_merge(
+        self, models: Sequence[ModelReference] = (), techniques: Sequence[Technique] = ()
+    ) -> ModelReference:
+        return self._merged(models, self._chosen(techniques, "first", "second", "third"))
+
+    def _chosen(self, techniques: Sequence[Technique], *stages: str) -> tuple[str, str, str]:
+        wanted = self.settings.model_copy(
+            update={"merge_method": "ps_dfs", **({"techniques": tuple(techniques)} if techniques else {})}
+        )
+        with expected():
+            for each in techniques:
+                if each not in formula_techniques():
+                    raise EvoMergeException(f"unknown technique {each!r}; there are {', '.join(formula_techniques())}")
+        found = [[*wanted.of_stage(stage), ""][0] if stage in stages else "" for stage in ("first", "second", "third")]
+        if not any(found):
+            raise EvoMergeException(f"none of {', '.join(wanted.techniques)} belongs to this way of merging")
+        return found[0], found[1], found[2]
+
+    def _merged(self, models: Sequence[ModelReference], techniques: Sequence[str]) -> ModelReference:
+        seed = self.config.evolution_settings.seed
+
+        def made(names: Sequence[str], layers: int) -> Formula:
+            among = Among(self.settings, names, layers)
+            return breeding.combined(among, techniques, np.random.default_rng([seed, 1, 0]))
+
+        return self.write(made, models)
+
+    # -- for whoever makes formulas otherwise -------------------------------------------------------------------------
+
+    def write(
+        self,
+        make: Callable[[Sequence[str], int], Formula],
+        models: Sequence[ModelReference] = (),
+        name: str = "",
+        bases: Mapping[str, str] | None = None,
+    ) -> ModelReference:
+        """A formula made from the models' names and their number of layers, as a folder."""
+        with expected():
+            given = list(models or self.config.models)
+            base = self._base(given)
+            there = resolved([*given, *([base] if base else [])])
+            check_alike(there)
+            where = {model.name: model.path for model in there[: len(given)]}
+            return self.built(make, where, there[-1].path if base else "", name)
+
+    def built(
+        self, make: Callable[[Sequence[str], int], Formula], models: Mapping[str, str], base: str, name: str = ""
+    ) -> ModelReference:
+        m = self.settings
+        with expected(), Workshop(models, base, dtype=m.dtype, trust=m.trust_remote_code) as workshop:
+            made = make([*models], workshop.layers())
+            called = name or in_words(made).replace("+", "-").replace(" ", "-")
+            out = self._free(called)
+            log.info("merging %s into %s", ", ".join(made.models), out)
+            workshop.write(made, out)
+            return ModelReference(out.name, out.resolve())
+
+    def _base(self, models: Sequence[ModelReference]) -> ModelReference | None:
+        if self.settings.base_model:
+            return self.settings.base_model
+        return ModelReference("base", BUILTIN + "base") if all(model.builtin for model in models) else None
+
+    def _free(self, name: str) -> Path:
+        """Nothing is ever replaced."""
+        places = [self.out / name, *(self.out / f"{name}-{n}" for n in range(2, 10_000))]
+        return next(place for place in places if not place.exists())
+
+
+def formula_techniques() -> tuple[str, ...]:
+    from evomerge.config import TECHNIQUES
+
+    return TECHNIQUES
+
+
+def known(reference: ModelReference) -> tuple[Formula, dict[str, str], str]:
+    """What a model was made of; one that was not merged here is made of itself."""
+    (there,) = resolved([reference])
+    return formula.read(Path(there.path)) or (Formula(blend=there.name), {there.name: there.path}, "")
+
+
+__all__ = ["AdvancedModelMerger", "Blend"]

@@ -1,0 +1,56 @@
+"""The tournament as a method of the fleet: what its workers make, and what they write for people."""
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+from evomerge.config import TournamentConfig
+from evomerge.strategy import Tournament, formula_of
+from fleet import faults
+from fleet.config import Wrong
+from fleet.history import History
+from fleet.recipe import NotYet
+from fleet.start import Method
+from fleet.work import Elsewhere, Failed, Maker, Work
+
+ALGORITHM = "evomerge"
+
+
+def maker(config: TournamentConfig) -> Maker:
+    from evomerge.kitchen import Kitchen
+    from merge.files import Wrong as WrongModels
+
+    kitchens: list[Kitchen] = []
+
+    def make(work: Work) -> Mapping[str, Any]:
+        try:
+            if not kitchens:
+                kitchens.append(Kitchen(config))
+                if kitchens[0].digest != config.text_digest:
+                    raise Elsewhere("the text here differs from that of who began: another Python, or a changed file")
+            what = work.recipe.merge
+            if what["kind"] == "check":
+                return kitchens[0].check()
+            return kitchens[0].scored(formula_of(work.recipe), work.recipe.evaluate["on"])
+        except (Wrong, WrongModels) as verdict:
+            raise Failed(str(verdict)) from None
+
+    return make
+
+
+def report(history: History) -> None:
+    """history.json, in the run's folder."""
+    from evomerge import results
+
+    with contextlib.suppress(faults.Fault, NotYet, KeyError):
+        results.keep(history)
+
+
+METHOD = Method(ALGORITHM, "", TournamentConfig, Tournament, maker, report=report)
+
+
+def configured(config: TournamentConfig) -> str:
+    """As a configuration file of the fleet."""
+    import json
+
+    return json.dumps({key.upper(): value for key, value in config.model_dump(mode="json").items()}, indent=2) + "\n"

@@ -1,0 +1,197 @@
+"""What a tournament leaves for people: history.json, the front of the best, how sure one may be. It decides nothing."""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evomerge import fitness
+from evomerge.config import TournamentConfig
+from evomerge.formula import Formula, makeup
+from evomerge.strategy import best_of, formula_of, members_of, objectives_of
+from fleet import faults
+from fleet.history import History
+from fleet.host import Host
+from fleet.recipe import Member
+from fleet.run import open_run
+from train.report import replace
+
+HISTORY, PICTURE, WINNER = "history.json", "ancestry.png", "winner"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model that was looked at."""
+
+    id: str
+    name: str
+    technique: str
+    parents: tuple[str, ...]
+    score: float | None
+    objectives: Mapping[str, float]
+    formula: Formula
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A model at the end, on what nobody has chosen by."""
+
+    name: str
+    metrics: Mapping[str, Any]
+
+    @property
+    def objectives(self) -> Mapping[str, float]:
+        found: Mapping[str, float] = json.loads(self.metrics["objectives"])
+        return found
+
+    @property
+    def each(self) -> list[float]:
+        """Bits per byte, passage by passage."""
+        found: list[float] = json.loads(self.metrics.get("each", "[]"))
+        return found
+
+
+@dataclass(frozen=True)
+class Found:
+    config: TournamentConfig
+    generations: Sequence[Sequence[Entry]]  # finished ones; the elite stands in each that it has lived in
+    models: Sequence[Entry]
+    judged: Sequence[Judged]  # the winner first; empty before the end
+
+    @property
+    def all(self) -> list[Entry]:
+        once = {entry.id: entry for generation in self.generations for entry in generation}
+        return [*once.values()]
+
+    @property
+    def best(self) -> Entry | None:
+        good = [entry for entry in self.all if entry.score is not None]
+        return max(good, key=lambda entry: (entry.score, [-x for x in _place(entry.id)]), default=None)
+
+    @property
+    def front(self) -> list[Entry]:
+        """Models that no other one beats in every objective."""
+        return pareto(self.config, [entry for entry in [*self.models, *self.all] if entry.score is not None])
+
+
+def pareto(config: TournamentConfig, entries: Sequence[Entry]) -> list[Entry]:
+    gains = [fitness.gains(config.evaluation_settings, entry.objectives) for entry in entries]
+    found = []
+    for n, entry in enumerate(entries):
+        if not any(_dominates(other, gains[n]) for other in gains) and gains[n] not in gains[:n]:
+            found.append(entry)
+    return sorted(found, key=lambda entry: -(entry.score or 0.0))
+
+
+def _dominates(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
+    return all(one[key] >= other[key] for key in other) and any(one[key] > other[key] for key in other)
+
+
+def _place(id: str) -> list[int]:
+    return [int(number) for number in re.findall("[0-9]+", id)]
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def found_in(folder: Path) -> Found:
+    return read(history_of(folder))
+
+
+def history_of(folder: Path) -> History:
+    store, _ = open_run(folder, Host(), "reader")
+    history = History(store)
+    history.look_far()
+    return history
+
+
+def read(history: History) -> Found:
+    """From a run's registers: all generations that are finished."""
+    config = TournamentConfig.joined(history.store.read("run.json")["config"], {})
+    generations, models, judged = [], list[Entry](), list[Judged]()
+    for round in range(1, history.first):
+        if members := members_of(history, round):
+            generations.append([entry(member) for member in members])
+        originals = [history[f"{round}/{r.slot}"] for r in history.plan(round) if r.slot.startswith("model-")]
+        if round == 1:
+            models = [entry(member) for member in originals]
+        elif originals:
+            there = [history[f"{round}/winner"], *originals]
+            judged = [Judged(member.recipe.merge["name"], member.metrics) for member in there]
+    return Found(config, generations, models, judged)
+
+
+def entry(member: Member) -> Entry:
+    merge = member.recipe.merge
+    what = (merge["name"], merge.get("technique", ""), tuple(merge.get("of", ())))
+    return Entry(member.origin, *what, member.metrics.get("score"), objectives_of(member), formula_of(member.recipe))
+
+
+def winner_of(history: History) -> Member | None:
+    """The best of the last generation, which has all that was best before."""
+    rounds = [round for round in range(1, history.first) if members_of(history, round)]
+    return best_of(history, rounds[-1]) if rounds else None
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+def keep(history: History) -> None:
+    """history.json afresh, if a generation has been finished since it was written."""
+    found = read(history)
+    if len(found.generations) > _written(history):
+        replace(history.store, HISTORY, as_json(found))
+
+
+def _written(history: History) -> int:
+    try:
+        return len(json.loads(history.store.disk.read(HISTORY, 1 << 28))["generations"])
+    except (faults.Fault, ValueError, KeyError):
+        return 0
+
+
+def as_json(found: Found) -> bytes:
+    best = [[entry.score for entry in generation if entry.score is not None] for generation in found.generations]
+    value = {
+        "generations": [[entry.id for entry in generation] for generation in found.generations],
+        "best": [max(scores, default=None) for scores in best],
+        "pareto_front": [entry.id for entry in found.front],
+        "models": {entry.id: _listed(entry) for entry in [*found.models, *found.all]},
+    }
+    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def _listed(entry: Entry) -> dict[str, Any]:
+    return {
+        "name": entry.name,
+        "technique": entry.technique,
+        "parents": list(entry.parents),
+        "score": entry.score,
+        "objectives": dict(entry.objectives),
+        "shares": {name: round(share, 4) for name, share in makeup(entry.formula).items()},
+        "formula": entry.formula.model_dump(mode="json"),
+    }
+
+
+# -- how sure one may be ----------------------------------------------------------------------------------------------
+
+
+def interval(judged: Judged) -> tuple[float, float] | None:
+    """Of the perplexity, with 95% confidence."""
+    if "nats" not in judged.metrics:
+        return None
+    mean, half = judged.metrics["nats"], 1.96 * judged.metrics["error"]
+    return math.exp(mean - half), math.exp(mean + half)
+
+
+def ahead(winner: Judged, other: Judged) -> tuple[float, float] | None:
+    """By how many bits per byte the winner is better on the same passages, and how far that is certain (95%)."""
+    if not winner.each or len(winner.each) != len(other.each):
+        return None
+    gains = [b - a for a, b in zip(winner.each, other.each, strict=True)]
+    mean = sum(gains) / len(gains)
+    spread = math.sqrt(sum((gain - mean) ** 2 for gain in gains) / max(1, len(gains) - 1))
+    return mean, 1.96 * spread / math.sqrt(len(gains))

@@ -1,0 +1,143 @@
+"""Starting a tournament, here or on other machines; and what stands behind the API's simple names."""
+
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from evomerge.config import BUILTIN, Configuration, ModelReference, TournamentConfig
+from evomerge.method import ALGORITHM
+from fleet import gpus
+from fleet.config import Name, Wrong, validated
+from fleet.local import Local, Process, Starter
+from fleet.start import process
+
+ROOT = Path(__file__).parents[1]
+log = logging.getLogger("evomerge")
+
+
+def specialists_at(beside: Path | None = None) -> Path:
+    """Where the default models are kept; for other machines, beside the run that they work on."""
+    if beside:
+        return beside / "specialists"
+    home = os.environ.get("EVOMERGE_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "evomerge"
+    return Path(home).expanduser()
+
+
+def resolved(models: Sequence[ModelReference], beside: Path | None = None) -> list[ModelReference]:
+    """Default models are trained if nobody has; local paths become whole ones."""
+    made: Mapping[str, Path] = {}
+    if any(model.builtin for model in models):
+        from evomerge import specialists
+
+        made = specialists.made(specialists_at(beside), threads=len(os.sched_getaffinity(0)), tell=_say)
+    return [ModelReference(model.name, _whole(model, made)) for model in models]
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _whole(model: ModelReference, made: Mapping[str, Path]) -> str:
+    if model.builtin:
+        if model.builtin not in made:
+            raise Wrong(
+                f"there is no default model {model.path!r}; there are {', '.join(BUILTIN + each for each in made)}"
+            )
+        return str(made[model.builtin])
+    path = Path(model.path).expanduser()
+    return str(path.resolve()) if path.exists() else model.path
+
+
+def prepared(config: Configuration) -> TournamentConfig:
+    """Whatever cannot work is said before anything is begun."""
+    from evomerge import fitness
+    from evomerge.checking import check_alike
+
+    where = Path(config.out).expanduser().resolve()
+    _check_folder(where)
+    m, e = config.merge_settings.model_copy(deep=True), config.evaluation_settings.model_copy(deep=True)
+    if m.base_model is None and all(model.builtin for model in config.models):
+        m.base_model = ModelReference("base", BUILTIN + "base")
+    base = [m.base_model] if m.base_model else []
+    models = resolved([*config.models, *base], where.parent if config.machines else None)
+    check_alike(models)
+    if base:
+        m.base_model = models.pop()
+    if m.base_model and m.base_model.path in [model.path for model in models]:
+        raise Wrong(f"base_model {m.base_model.name} is one of the models: its change of itself is nothing")
+    if e.text:
+        e.text = str(Path(e.text).expanduser().resolve())
+    e.task_path = [str(Path(folder).expanduser().resolve()) for folder in e.task_path]
+    return TournamentConfig(
+        algorithm=ALGORITHM,
+        project_name=where.name,
+        base_dir=str(where.parent),
+        models=tuple(models),
+        merge_settings=m,
+        evolution_settings=config.evolution_settings,
+        evaluation_settings=e,
+        text_digest=fitness.digest(e),
+        seed=config.evolution_settings.seed,
+        population_size=config.evolution_settings.population_size,
+        max_generations=min(90_000, config.evolution_settings.num_generations + 1),
+        threads=config.threads,
+        log_level=config.log_level,
+    )
+
+
+class _Named(BaseModel):
+    out: Name
+
+
+def _check_folder(where: Path) -> None:
+    validated(_Named, {"out": where.name}, str(where), spelled=lambda key: "the folder's name")
+    if where.is_file():
+        raise Wrong(f"{where}: a folder is expected")
+    try:
+        where.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Wrong(f"{where}: cannot be made: {error.strerror}") from None
+
+
+class Hosted(Starter):
+    """Workers of evomerge.cli, whatever script it is that starts them."""
+
+    def hired(self, name: str) -> Process:
+        command = [sys.executable, str(ROOT / "evomerge" / "cli.py")]
+        return Local(process(command, name, self.folder, self.config.threads, self._log))
+
+
+def run(config: Configuration) -> int:
+    """The whole tournament, or the rest of it; how it ended."""
+    from evomerge.view import TournamentView
+
+    chosen = prepared(config)
+    if config.machines:
+        from fleet.remote.handed import hand_over
+
+        ssh = Path(config.ssh_config) if config.ssh_config else None
+        script = ("-m", "evomerge.cli")
+        return hand_over(chosen, script, ROOT, Path(config.machines), ssh)
+    count = gpus.workers(config.workers or None, None, config.threads)
+    return Hosted(chosen, Path(chosen.base_dir), count, TournamentView).run()
+
+
+def evaluated(model: ModelReference, config: Configuration) -> dict[str, Any]:
+    """One model's marks, on what chooses."""
+    from evomerge.formula import Formula
+    from evomerge.kitchen import Kitchen
+
+    (located,) = resolved([model])
+    alone = TournamentConfig(
+        models=(located,),
+        merge_settings=config.merge_settings.model_copy(update={"base_model": None}),
+        evolution_settings=config.evolution_settings,
+        evaluation_settings=config.evaluation_settings,
+        threads=max(config.threads, len(os.sched_getaffinity(0))),
+    )
+    return dict(Kitchen(alone).scored(Formula(blend=located.name), "choosing"))

@@ -1,0 +1,137 @@
+"""The tournament as a run: round 0 looks whether it can work, each round after it is a generation, the last one judges
+the winner and the models that it came from by what nobody has chosen by."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from evomerge.breeding import Among, Child, Ranked, first, next_generation, ranked
+from evomerge.config import EvolutionSettings, TournamentConfig
+from evomerge.formula import Formula, in_words, makeup
+from fleet.recipe import Member, Past, Recipe
+
+CHECK = "0/check"
+
+
+@dataclass(frozen=True)
+class Tournament:
+    c: TournamentConfig
+
+    def plan(self, round: int, history: Past) -> list[Recipe]:
+        if round == 0:
+            return [Recipe("check", merge={"kind": "check"})]
+        if round == 1:
+            return [*self.models(1, "choosing"), *self.members(1, self.first(history))]
+        ended = last_generation(self.e, scores(history, round - 1))
+        if ended is None:
+            return self.members(round, self.next(round, history))
+        winner = best_of(history, ended)
+        if round > ended + 1 or winner is None:
+            return []
+        final = Recipe(
+            "winner", (winner.id,), {**winner.recipe.merge, "of": [winner.id]}, {}, {"on": "judging"}, "nothing"
+        )
+        return [final, *self.models(round, "judging")]
+
+    @property
+    def e(self) -> EvolutionSettings:
+        return self.c.evolution_settings
+
+    @property
+    def names(self) -> list[str]:
+        return [model.name for model in self.c.models]
+
+    def among(self, history: Past) -> Among:
+        return Among(self.c.merge_settings, self.names, int(history[CHECK].metrics["layers"]))
+
+    def first(self, history: Past) -> list[Child]:
+        made = first(self.among(history), self.e.population_size, self.e.seed)
+        numbers = {name: f"1/model-{n}" for n, name in enumerate(self.names)}
+        return [Child(one, in_words(one), tuple(numbers[name] for name in one.models)) for one in made]
+
+    def next(self, round: int, history: Past) -> list[Child]:
+        population = [as_ranked(member) for member in members_of(history, round - 1)]
+        return next_generation(population, self.among(history), self.e, [self.e.seed, round])
+
+    def members(self, round: int, children: Sequence[Child]) -> list[Recipe]:
+        return [self.member(round, n, child) for n, child in enumerate(children)]
+
+    def member(self, round: int, n: int, child: Child) -> Recipe:
+        if child.carried:
+            return Recipe(f"m{n}", child.parents)
+        name = f"{child.technique.replace('+', '-')}-{round}.{n}"
+        formula = child.formula.model_dump(mode="json")
+        merge = {
+            "kind": "score",
+            "name": name,
+            "technique": child.technique,
+            "of": [*child.parents],
+            "formula": formula,
+        }
+        return Recipe(f"m{n}", child.parents, merge, {}, {"on": "choosing"}, "nothing", genome(child.formula), True)
+
+    def models(self, round: int, on: str) -> list[Recipe]:
+        """The models themselves, to compare with."""
+        formulas = [(name, Formula(blend=name).model_dump(mode="json")) for name in self.names]
+        return [
+            Recipe(f"model-{n}", (), {"kind": "score", "name": name, "formula": formula}, {}, {"on": on}, "nothing")
+            for n, (name, formula) in enumerate(formulas)
+        ]
+
+
+def genome(formula: Formula) -> dict[str, Any]:
+    """What a reader wants to follow over the generations; a child inherits its formula."""
+    return {"share": makeup(formula), "layers": len(formula.path), "technique": in_words(formula)}
+
+
+def formula_of(recipe: Recipe) -> Formula:
+    return Formula.model_validate(recipe.merge["formula"])
+
+
+def members_of(history: Past, round: int) -> list[Member]:
+    """A generation, all of it finished."""
+    return [
+        history[f"{round}/{recipe.slot}"]
+        for recipe in history.plan(round)
+        if recipe.slot[0] == "m" and recipe.slot[1:].isdigit()
+    ]
+
+
+def as_ranked(member: Member) -> Ranked:
+    return Ranked(member.id, formula_of(member.recipe), member.metrics.get("score"))
+
+
+def best_of(history: Past, round: int) -> Member | None:
+    alive = {member.id: member for member in members_of(history, round) if "score" in member.metrics}
+    order = ranked([as_ranked(member) for member in alive.values()])
+    return alive[order[0].id] if order else None
+
+
+def scores(history: Past, last: int) -> list[list[float]]:
+    """Of the generations so far."""
+    found = []
+    for round in range(1, last + 1):
+        members = members_of(history, round)
+        if not members:
+            break
+        found.append([member.metrics["score"] for member in members if "score" in member.metrics])
+    return found
+
+
+def last_generation(e: EvolutionSettings, scores: Sequence[Sequence[float]]) -> int | None:
+    """Which generation is the last one, if it has been: nothing got better for so long, or there were enough."""
+    best, at = float("-inf"), 0
+    for n, generation in enumerate(scores, 1):
+        if not generation:
+            return n
+        if max(generation) > best:
+            best, at = max(generation), n
+        if n - at >= e.patience or n >= e.num_generations:
+            return n
+    return None
+
+
+def objectives_of(member: Member) -> dict[str, float]:
+    found: dict[str, float] = json.loads(member.metrics.get("objectives", "{}"))
+    return found

@@ -1,0 +1,93 @@
+"""From a formula to recipes of the merge engine: one for each stage, the last one is the model. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from evomerge.formula import BLEND, Blend, Formula, Step
+
+MERGED, MEAN = "merged", "mean-of-all"  # the last stage's name, and that of a base which nobody gave
+_METHODS = {"ties": "ties", "dare": "dare_linear"}
+Recipes = dict[str, dict[str, Any]]
+
+
+def recipes(formula: Formula, models: Mapping[str, str], base: str, dtype: str = "") -> Recipes:
+    """By their names, in the order in which they are needed. Names stand where a recipe names a model."""
+    found: Recipes = {}
+    blend = formula.blend
+    if isinstance(blend, str) and not formula.path:
+        return {MERGED: _rounded(_alone(models[blend]), dtype)}
+    if isinstance(blend, Blend):
+        made = _stage(blend, models, base, found)
+        found[MERGED] = found.pop(made)  # the last one
+        if formula.path:
+            found["blend"] = found.pop(MERGED)
+    if formula.path:
+        there = {**models, BLEND: "blend" if isinstance(blend, Blend) else models.get(str(blend), "")}
+        found[MERGED] = {"merge_method": "passthrough", "slices": [*_slices(formula.path, there)]}
+    found[MERGED] = _rounded(found[MERGED], dtype)
+    return found
+
+
+def _stage(blend: Blend, models: Mapping[str, str], base: str, found: Recipes) -> str:
+    """Adds what is needed for a blend, and it; its name."""
+    inputs = [models[each] if isinstance(each, str) else _stage(each, models, base, found) for each in blend.of]
+    match blend.technique:
+        case "linear":
+            recipe = {"merge_method": "linear", "models": _inputs(inputs, weight=blend.normed)}
+        case "slerp":
+            t = _plain(blend.normed[1])
+            listed = {"models": [{"model": name} for name in inputs], "parameters": {"t": t}}
+            recipe = {"merge_method": "slerp", "base_model": inputs[0], **listed}
+        case _:
+            recipe = _changes(blend, inputs, base or _mean(models, found))
+    name = f"stage-{len(found) + 1}"
+    found[name] = recipe
+    return name
+
+
+def _changes(blend: Blend, inputs: Sequence[str], base: str) -> dict[str, Any]:
+    """Of a base that all of them share. The base itself has not changed."""
+    parameters = {"density": blend.density, "lambda": blend.strength}
+    listed = [each for each in _inputs(inputs, weight=blend.normed) if each["model"] != base]
+    method = _METHODS[blend.technique]
+    return {"merge_method": method, "base_model": base, "models": listed, "parameters": parameters}
+
+
+def _mean(models: Mapping[str, str], found: Recipes) -> str:
+    """Where nobody knows what the models were made from."""
+    found.setdefault(MEAN, {"merge_method": "linear", "models": _inputs([*models.values()], [(1.0,)] * len(models))})
+    return MEAN
+
+
+def _slices(path: Sequence[Step], models: Mapping[str, str]) -> Sequence[dict[str, Any]]:
+    """Steps that go on in the same model with the same scale are one slice."""
+    runs: list[tuple[Step, int]] = []
+    for step in path:
+        if runs and (runs[-1][0].model, runs[-1][0].scale, runs[-1][1]) == (step.model, step.scale, step.layer):
+            runs[-1] = (runs[-1][0], step.layer + 1)
+        else:
+            runs.append((step, step.layer + 1))
+    return [
+        {"sources": [{"model": models[first.model], "layer_range": [first.layer, end], **_scale(first.scale)}]}
+        for first, end in runs
+    ]
+
+
+def _scale(scale: float) -> dict[str, Any]:
+    return {"parameters": {"residual": scale}} if scale != 1.0 else {}
+
+
+def _inputs(names: Sequence[str], weight: Sequence[Sequence[float]]) -> list[dict[str, Any]]:
+    return [{"model": name, "parameters": {"weight": _plain(each)}} for name, each in zip(names, weight, strict=True)]
+
+
+def _plain(values: Sequence[float]) -> float | list[float]:
+    return values[0] if len(set(values)) == 1 else list(values)
+
+
+def _alone(model: str) -> dict[str, Any]:
+    return {"merge_method": "passthrough", "models": [{"model": model}]}
+
+
+def _rounded(recipe: dict[str, Any], dtype: str) -> dict[str, Any]:
+    return {**recipe, "out_dtype": dtype} if dtype else recipe

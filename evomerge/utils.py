@@ -1,0 +1,149 @@
+"""What the API promises besides: models loaded, checked, asked, let go; and the one error that all of it raises."""
+
+import contextlib
+import gc
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from evomerge.config import Configuration, ModelReference
+from fleet import faults
+from fleet.config import Wrong
+from merge.files import Wrong as WrongModels
+
+log = logging.getLogger("evomerge")
+
+MERGE_TECHNIQUES: Mapping[str, str] = {
+    "linear": "the weighted mean of weights",
+    "slerp": "a point on the arc between two models",
+    "ties": "the larger changes of a base, where most of them agree in sign",
+    "dare": "changes of a base, some dropped at random, the others scaled up",
+    "frankenmerge": "layers of several models on top of each other",
+    "dfs": "a path through the layers of several models, with a scale for each step",
+}
+
+
+class EvoMergeException(Exception):
+    """What can be expected to go wrong: says what was seen and what to do. Its cause is the error beneath."""
+
+
+@contextlib.contextmanager
+def expected() -> Iterator[None]:
+    try:
+        yield
+    except (Wrong, WrongModels, faults.Fault) as error:
+        raise EvoMergeException(str(error)) from error
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        raise EvoMergeException(f"{where}{error.strerror or error}") from error
+
+
+class Loaded(NamedTuple):
+    name: str
+    model: Any
+    tokenizer: Any
+
+
+def load_models(
+    references: Sequence[ModelReference], device: str = "", trust_remote_code: bool = False
+) -> list[Loaded]:
+    """Models with their tokenizers, ready to be asked."""
+    from evomerge.running import resolved
+
+    with expected():
+        return [_loaded(each, device, trust_remote_code) for each in resolved(references)]
+
+
+def _loaded(reference: ModelReference, device: str, trust: bool) -> Loaded:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from merge.donors import located
+
+    file = Path(reference.path).expanduser()
+    gguf = {"gguf_file": file.name} if reference.path.endswith(".gguf") else {}
+    if gguf and not file.is_file():
+        raise Wrong(f"{file}: no such file")
+    folder = file.parent if gguf else located(reference.path)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust, **gguf)
+    except Exception as error:  # whatever a tokenizer's files and class can come up with
+        raise Wrong(f"{reference.path}: its tokenizer cannot be loaded: {_line(error)}") from error
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", trust_remote_code=trust, **gguf)
+    except Exception as error:
+        raise Wrong(f"{reference.path}: cannot be loaded as a causal language model: {_line(error)}") from error
+    return Loaded(reference.name, model.to(device or setup_gpu_if_available()).eval(), tokenizer)
+
+
+def save_model(model: Any, tokenizer: Any, path: Path | str) -> Path:
+    """As a Hugging Face folder."""
+    with expected():
+        Path(path).mkdir(parents=True, exist_ok=True)
+        model.save_pretrained(path)
+        tokenizer.save_pretrained(path)
+    return Path(path)
+
+
+def validate_merge_config(config: Configuration) -> None:
+    """Whether these models can be merged; if not, what differs and what could be merged instead."""
+    from evomerge.checking import check_alike
+    from evomerge.running import resolved
+
+    with expected():
+        base = [config.merge_settings.base_model] if config.merge_settings.base_model else []
+        check_alike(resolved([*config.models, *base]))
+
+
+def generate_text(model: Any, tokenizer: Any, prompt: str, max_length: int = 100) -> str:
+    """The prompt and what the model goes on with: at most MAX_LENGTH tokens together, the likeliest ones."""
+    import torch
+
+    given = tokenizer(prompt, return_tensors="pt").to(model.device)
+    given.pop("token_type_ids", None)
+    count = given["input_ids"].shape[1]
+    context = getattr(model.config, "max_position_embeddings", None) or max_length
+    if not count:
+        raise EvoMergeException("the prompt is empty: this tokenizer makes no token of it")
+    if count >= min(max_length, context):
+        limit = f"the model's context of {context}" if count >= context else f"max_length, which is {max_length}"
+        raise EvoMergeException(f"the prompt has {count} tokens, which leaves no room within {limit}: shorten it")
+    end = tokenizer.eos_token_id
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else end
+    with torch.inference_mode():
+        said = model.generate(**given, max_length=min(max_length, context), do_sample=False, pad_token_id=pad)
+    return str(tokenizer.decode(said[0], skip_special_tokens=True))
+
+
+def evaluate_model(model: ModelReference | str | Path, config: Configuration | None = None) -> dict[str, Any]:
+    """The score of a model, its perplexity, each objective: on what chooses in a tournament."""
+    from evomerge.config import create_default_config
+    from evomerge.running import evaluated
+
+    reference = model if isinstance(model, ModelReference) else ModelReference("", model)
+    with expected():
+        return evaluated(reference, config or create_default_config())
+
+
+def setup_gpu_if_available() -> Any:
+    """The device that models are best put on."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.backends.cuda.matmul.allow_tf32 = True
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def clean_up_models(models: list[Any]) -> None:
+    """Let go of models, and of the memory that they had; the list is empty afterwards."""
+    import torch
+
+    models.clear()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -1,0 +1,102 @@
+"""How a tournament gets on, for whoever started it; and what it came to."""
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from evomerge import results
+from evomerge.fitness import BITS
+from evomerge.results import Entry, Found, Judged
+from fleet.progress import Progress, duration
+
+
+class TournamentView(Progress):
+    names_members = False
+
+    def line(self, round: int) -> str:
+        if round == 0:
+            return f"models and text are good: {self.history['0/check'].metrics['layers']} layers"
+        return generation_text(results.read(self.history), round)
+
+    def speed(self) -> str:
+        found = results.read(self.history)
+        seconds, done = max(1e-3, self._now() - self._began), self.history.first - max(1, self._began_at)
+        e = found.config.evolution_settings
+        words = [f"generation {min(len(found.generations) + 1, e.num_generations)} of at most {e.num_generations}"]
+        if done > 0 and len(found.generations) < e.num_generations:
+            words.append(f"about {duration(seconds / done)} each")
+        return ", ".join(words)
+
+    def table(self) -> Table:
+        table = Table(title="The best so far", title_justify="left")
+        for name in ("model", "score", "made by"):
+            table.add_column(name)
+        for entry in best_few(results.read(self.history), 8):
+            table.add_row(entry.name, _number(entry.score), entry.technique or "given")
+        return table
+
+
+def best_few(found: Found, most: int) -> list[Entry]:
+    good = [entry for entry in [*found.models, *found.all] if entry.score is not None]
+    return sorted(good, key=lambda entry: -(entry.score or 0.0))[:most]
+
+
+def generation_text(found: Found, generation: int) -> str:
+    if generation > len(found.generations):
+        return "the winner and the models: judged by what nobody has chosen by"
+    entries = found.generations[generation - 1]
+    good = [entry for entry in entries if entry.score is not None]
+    words = [f"generation {generation}: {len(entries)} models"]
+    words += [f"{len(entries) - len(good)} failed"] if len(good) < len(entries) else []
+    if good:
+        best = max(good, key=lambda entry: entry.score or 0.0)
+        words.append(f"best {best.score:.4f} ({best.name})")
+    if generation == 1 and (scores := [entry.score for entry in found.models if entry.score is not None]):
+        words.append(f"the best of the given ones has {max(scores):.4f}")
+    return ", ".join(words)
+
+
+def final_table(found: Found) -> Table:
+    """The winner beside the models that it came from."""
+    table = Table(title="On what nobody has chosen by", title_justify="left")
+    winner, names = found.judged[0], list(found.judged[0].objectives)
+    text = BITS in names
+    columns = ["", "score", *(["perplexity", "95% interval", "winner is better by (bits/byte)"] if text else [])]
+    for column in [*columns, *(name for name in names if name != BITS)]:
+        table.add_column(column, justify="left" if not column else "right")
+    for judged in found.judged:
+        cells = [f"winner: {judged.name}" if judged is winner else judged.name, _number(judged.metrics["score"])]
+        cells += _text_cells(winner, judged) if text else []
+        table.add_row(*cells, *(_number(judged.objectives[name]) for name in names if name != BITS))
+    return table
+
+
+def _text_cells(winner: Judged, judged: Judged) -> Sequence[str]:
+    low, high = results.interval(judged) or (0.0, 0.0)
+    better = results.ahead(winner, judged) if judged is not winner else None
+    return (
+        f"{judged.metrics['perplexity']:.2f}",
+        f"{low:.2f} to {high:.2f}",
+        f"{better[0]:+.4f} ± {better[1]:.4f}" if better else "",
+    )
+
+
+def front_table(found: Found) -> Table:
+    """Models that no other one beats in every objective."""
+    front = found.front
+    table = Table(title="Nobody beats these in everything", title_justify="left")
+    names = list(front[0].objectives) if front else []
+    for column in ("model", "score", *names, "made by"):
+        table.add_column(column)
+    for entry in front:
+        table.add_row(
+            entry.name,
+            _number(entry.score),
+            *(_number(entry.objectives[name]) for name in names),
+            entry.technique or "given",
+        )
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"

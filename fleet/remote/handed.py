@@ -1,0 +1,26 @@
+"""A run that another command has configured, handed to the launcher: workers on other machines, which go on when the
+command ends."""
+
+import json
+from pathlib import Path
+
+from fleet.config import FleetConfig, Wrong
+from fleet.remote.commands import main
+
+
+def hand_over(config: FleetConfig, script: tuple[str, ...], root: Path, machines: Path, ssh_config: Path | None) -> int:
+    """Launch and watch; the configuration stays beside the run's folder, for the launcher's other commands."""
+    base = Path(config.base_dir)
+    file = base / f"{config.project_name}.{config.algorithm}.json"
+    words = ["--config", str(file), "--machines", str(machines)]
+    words += ["--ssh-config", str(ssh_config)] if ssh_config else []
+    if not machines.is_file():
+        raise Wrong(f"{machines}: cannot be read")
+    values = {key.upper(): value for key, value in config.model_dump(mode="json").items()}
+    file.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+    try:
+        main({config.algorithm: script}, root, "", ["launch", *words])
+    except SystemExit as end:
+        code = int(end.code or 0)
+    print(f"To look after it: python launch_to_machines.py status|logs|stop {' '.join(words)}")
+    return code
