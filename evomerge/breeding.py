@@ -199,12 +199,17 @@ def bred(one: Formula, other: Formula, among: Among, e: EvolutionSettings, dice:
         of = (lighter(one.blend, MOST // 2), lighter(other.blend, MOST // 2))
         shares = ((1 - share,) * among.settings.points, (share,) * among.settings.points)
         blend = Blend(technique=technique, of=of, shares=shares)  # type: ignore[arg-type]
-    path = one.path or other.path
-    if one.path and other.path:
-        cut = dice.random()
-        path = (*one.path[: round(cut * len(one.path))], *other.path[round(cut * len(other.path)) :]) or path
+    path = _joined(one.path, other.path, dice) if one.path and other.path else one.path or other.path
     made = Formula(blend=blend, path=path, scaled=one.scaled or other.scaled)
+    if made in (one, other):
+        made = mutated(made, among, e, dice)
     return Child(made, technique if blend is not None and one.blend is not None else in_words(made))
+
+
+def _joined(one: tuple[Step, ...], other: tuple[Step, ...], dice: Dice) -> tuple[Step, ...]:
+    """The beginning of the one and the end of the other, cut so that it is neither, if that can be."""
+    joined = [(*one[: len(one) * n // 16], *other[len(other) * n // 16 :]) for n in dice.permutation(15) + 1]
+    return next((each for each in joined if each not in (one, other)), one)
 
 
 # -- who is chosen ----------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from typing import Any
 
 from evomerge.config import ModelReference
 from fleet.config import Wrong
-from merge.donors import Donor, Donors
+from merge.donors import Donor, Donors, located
 from merge.folder import TOKENIZER_FILES
 
 _SHAPE = (
@@ -24,6 +24,20 @@ def check_alike(models: Sequence[ModelReference]) -> None:
         for name, other in there[1:]:
             if what := difference(first, donor, name, other):
                 raise Wrong(f"{what}. {_ALIKE}{_advice(there)}.")
+
+
+def check_causal(models: Sequence[ModelReference]) -> None:
+    """What has to foretell text, or to answer, must be made for it."""
+    from train.model import described
+
+    for model in models:
+        if model.path.endswith(".gguf"):
+            continue
+        try:
+            described(str(located(model.path)))
+        except Wrong as error:
+            alone = "AdvancedModelMerger merges such models, too, but they cannot compete here"
+            raise Wrong(f"{error}; {alone}" if "causal" in str(error) else str(error)) from None
 
 
 def difference(first: str, one: Donor, second: str, other: Donor) -> str:

@@ -212,12 +212,12 @@ def _export(model: str, kind: str) -> None:
     print(f"As GGUF: {out}")
 
 
-def run() -> None:
+def run(arguments: list[str] | None = None) -> None:
     if any(word in _WORKER for word in sys.argv[1:]):
         fleet_main(METHOD)
     os.umask(0o077)
     try:
-        sys.exit(app(result_action="return_value"))
+        sys.exit(app(arguments, result_action="return_value"))
     except (Wrong, faults.Fault) as error:
         print(error, file=sys.stderr)
     except KeyboardInterrupt:

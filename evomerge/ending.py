@@ -10,6 +10,7 @@ from evomerge.config import ModelReference
 from evomerge.making import Workshop
 from evomerge.results import Found
 from evomerge.view import final_table, front_table
+from fleet.ancestry.files import keep
 from fleet.config import Wrong
 
 _PROMPTS = ("The ", "def ")
@@ -27,7 +28,7 @@ def concluded(folder: Path, console: Console | None = None) -> Path:
         raise Wrong(f"no model could be made and scored: {folder}/workers has the logs")
     where = written(found, folder / results.WINNER)
     _replace(folder / results.HISTORY, results.as_json(found))
-    draw(folder, found)
+    keep(history)
     console.print(final_table(found))
     if len(found.front) > 1 and len(found.judged[0].objectives) > 1:
         console.print(front_table(found))
@@ -68,14 +69,6 @@ def samples(found: Found, winner: Path) -> Sequence[str]:
                 said = f"({error})"
             lines.append(f"{name} says: {' '.join(said.split())}")
     return lines
-
-
-def draw(folder: Path, found: Found) -> None:
-    from fleet import ancestry
-
-    history = results.history_of(folder)
-    tree = ancestry.tree(history)
-    _replace(folder / results.PICTURE, ancestry.picture(tree, title=f"Who came from whom: {folder.name}"))
 
 
 def _replace(file: Path, data: bytes) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from evomerge import fitness
-from evomerge.checking import check_alike
-from evomerge.config import ModelReference, TournamentConfig
+from evomerge.checking import check_alike, check_causal
+from evomerge.config import TournamentConfig
 from evomerge.fitness import Jury
 from evomerge.formula import Blend, Formula
 from evomerge.making import Workshop
@@ -31,7 +31,8 @@ class Kitchen:
     def check(self) -> Mapping[str, Any]:
         """Whether these models can be merged and asked; how many layers they have."""
         references = [*self.config.models, *([self.m.base_model] if self.m.base_model else [])]
-        check_alike([ModelReference(each.name, each.path) for each in references])
+        check_alike(references)
+        check_causal(references)
         layers = self.workshop.layers()
         if not layers:
             raise Wrong(f"{self.config.models[0].path}: its config.json does not say how many layers it has")

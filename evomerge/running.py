@@ -15,6 +15,7 @@ from fleet import gpus
 from fleet.config import Name, Wrong, validated
 from fleet.local import Local, Process, Starter
 from fleet.start import process
+from merge.donors import located
 
 ROOT = Path(__file__).parents[1]
 log = logging.getLogger("evomerge")
@@ -31,6 +32,9 @@ def specialists_at(beside: Path | None = None) -> Path:
 def resolved(models: Sequence[ModelReference], beside: Path | None = None) -> list[ModelReference]:
     """Default models are trained if nobody has; local paths become whole ones."""
     made: Mapping[str, Path] = {}
+    for model in models:
+        if not model.builtin and not model.path.endswith(".gguf"):
+            located(model.path)  # what is not there is said before anything is trained
     if any(model.builtin for model in models):
         from evomerge import specialists
 
@@ -56,16 +60,19 @@ def _whole(model: ModelReference, made: Mapping[str, Path]) -> str:
 def prepared(config: Configuration) -> TournamentConfig:
     """Whatever cannot work is said before anything is begun."""
     from evomerge import fitness
-    from evomerge.checking import check_alike
+    from evomerge.checking import check_alike, check_causal
 
     where = Path(config.out).expanduser().resolve()
     _check_folder(where)
+    if config.machines and not Path(config.machines).is_file():
+        raise Wrong(f"{config.machines}: cannot be read")
     m, e = config.merge_settings.model_copy(deep=True), config.evaluation_settings.model_copy(deep=True)
     if m.base_model is None and all(model.builtin for model in config.models):
         m.base_model = ModelReference("base", BUILTIN + "base")
     base = [m.base_model] if m.base_model else []
     models = resolved([*config.models, *base], where.parent if config.machines else None)
     check_alike(models)
+    check_causal(models)
     if base:
         m.base_model = models.pop()
     if m.base_model and m.base_model.path in [model.path for model in models]:
@@ -79,7 +86,7 @@ def prepared(config: Configuration) -> TournamentConfig:
         base_dir=str(where.parent),
         models=tuple(models),
         merge_settings=m,
-        evolution_settings=config.evolution_settings,
+        evolution_settings=config.evolution_settings.model_copy(deep=True),
         evaluation_settings=e,
         text_digest=fitness.digest(e),
         seed=config.evolution_settings.seed,

@@ -65,7 +65,7 @@ def final_table(found: Found) -> Table:
     for column in [*columns, *(name for name in names if name != BITS)]:
         table.add_column(column, justify="left" if not column else "right")
     for judged in found.judged:
-        cells = [f"winner: {judged.name}" if judged is winner else judged.name, _number(judged.metrics["score"])]
+        cells = [f"winner: {judged.name}" if judged is winner else judged.name, _number(judged.metrics["judged"])]
         cells += _text_cells(winner, judged) if text else []
         table.add_row(*cells, *(_number(judged.objectives[name]) for name in names if name != BITS))
     return table

@@ -1,5 +1,6 @@
 """What the tests of real runs share."""
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 import pytest
 
 from tests.helpers import Toys
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads that wait for each other cost minutes on a busy machine
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -24,7 +24,7 @@ FLOORS = (
 )
 # toy models, and their lab
 BESIDE = {"benchmarks": ("tests.toy*", "tests.helpers", "tests.launching", "tests.lab*", "tests.searching")}
-THIRD_PARTY = {"fleet": {"pydantic", "cyclopts", "rich", "paramiko", "ray"}}  # all that a run may need; Ray on request
+THIRD_PARTY = {"fleet": {"pydantic", "cyclopts", "rich", "paramiko", "matplotlib", "ray"}}  # Ray on request
 CONFIGURATION = {"pydantic"}  # and a room's config.py: whoever only reads the configuration waits for no torch
 
 
@@ -174,7 +174,7 @@ def dangers(source: str) -> list[str]:
 
 
 def test_the_run_reads_data_and_runs_nothing_from_it():
-    files = [file for room in ("fleet", "merge", "train") for file in (ROOT / room).rglob("*.py")]
+    files = [file for room in ("fleet", "merge", "train", "evomerge") for file in (ROOT / room).rglob("*.py")]
     assert len(files) > 40
     assert {file.name: found for file in files if (found := dangers(file.read_text()))} == {}
 
@@ -253,7 +253,7 @@ def test_there_is_something_to_follow():
 
 
 def test_every_file_of_the_run_has_its_line():
-    rooms = [file for room in ("fleet", "merge", "train") for file in (ROOT / room).rglob("*.py")]
+    rooms = [file for room in ("fleet", "merge", "train", "evomerge") for file in (ROOT / room).rglob("*.py")]
     files = [str(file.relative_to(ROOT)) for file in (*rooms, *ROOT.glob("*.py")) if file.name != "__init__.py"]
     listed = re.findall(r"^\| `([\w/]+\.py)` \| \S.+ \|$", PROSE, re.M)
     assert sorted(listed) == sorted(files)

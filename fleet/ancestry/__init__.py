@@ -1,0 +1,1 @@
+"""The family tree of a run: who descends from whom, and how well each did."""

@@ -1,0 +1,76 @@
+"""Models in GGUF files: read row by row, dequantized, under the names that transformers gives their tensors."""
+
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from merge.donors import Donor, read_config
+from merge.files import Wrong
+from merge.gguf import header, kinds, settings, tokens
+from merge.gguf.header import Gguf
+from merge.weights import Stored
+
+
+def open_gguf(path: Path, stack: ExitStack) -> Donor:
+    """Its configuration and tokenizer are written, in Hugging Face form, to a folder that the stack removes."""
+    if not path.is_file():
+        raise Wrong(f"{path}: no such file")
+    check_installed()
+    gguf = header.read_gguf(path)
+    try:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gguf-")))
+        layout = _describe(gguf, folder)
+    except Wrong:
+        raise
+    except Exception as error:  # a damaged file fails in many ways
+        why = " ".join(str(error).split())[:200] or type(error).__name__
+        raise Wrong(f"{path}: not a GGUF file that can be read: {why}") from None
+    if problem := next(kinds.misfits(layout, gguf), None):
+        raise Wrong(f"{path}: {problem}")
+    config = read_config(folder)
+    tensors = {name: _stored(gguf, there, name, config) for there, (name, _) in layout.items()}
+    return Donor(str(path), folder, config, tensors)
+
+
+def check_installed() -> None:
+    try:
+        import gguf  # noqa: F401
+    except ImportError:
+        raise Wrong(".gguf files need a package: pip install gguf") from None
+
+
+def _describe(gguf: Gguf, folder: Path) -> Mapping[str, tuple[str, tuple[int, ...]]]:
+    """Write the model's configuration and tokenizer; its tensors' names there and here, and their shapes."""
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    config = settings.config_of(gguf)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(folder)
+    PreTrainedTokenizerFast.from_pretrained(gguf.path.parent, gguf_file=gguf.path.name).save_pretrained(folder)
+    tokens.complete(folder, gguf)
+    model.generation_config.save_pretrained(folder)
+    return kinds.layout(config)
+
+
+def _stored(gguf: Gguf, there: str, name: str, config: Mapping[str, Any]) -> Stored:
+    from gguf import GGMLQuantizationType, dequantize
+
+    shape, kind, data = gguf.tensors[there].shape, GGMLQuantizationType(gguf.tensors[there].type), gguf.stored(there)
+    heads = kinds.heads(name, config)
+    order = None if heads is None else kinds.order(shape[0], heads)
+    dtypes = {GGMLQuantizationType.F16: torch.float16, GGMLQuantizationType.BF16: torch.bfloat16}
+
+    def rows(begin: int, end: int) -> Tensor:
+        some = data[begin:end] if order is None or len(shape) == 1 else data[order[begin:end]]
+        made = dequantize(some, kind)
+        made = made.copy() if order is None or len(shape) > 1 else made[:, order]
+        return torch.from_numpy(made)
+
+    return Stored(shape, dtypes.get(kind, torch.float32), rows)

@@ -1,0 +1,184 @@
+"""A tokenizer as GGUF settings, and what transformers leaves out where it reads them."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from merge.files import Wrong, read_json
+from merge.gguf import pretokenizers
+from merge.gguf.header import Gguf
+from merge.output import write_json
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+_NO_MERGE = -1e6  # the score of a piece that no merge makes
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """What transformers made of a folder's tokenizer files."""
+
+    made: Any
+    file: Mapping[str, Any]  # as tokenizer.json
+
+    @property
+    def added(self) -> dict[int, Mapping[str, Any]]:
+        return {each["id"]: each for each in self.file.get("added_tokens", ())}
+
+    @property
+    def merges(self) -> list[tuple[str, str]]:
+        pairs = (each.split(" ", 1) if isinstance(each, str) else each for each in self.file["model"]["merges"])
+        return [(left, right) for left, right in pairs]
+
+
+def add_tokens(writer: Any, folder: Path, config: Any, pre: str | None = None) -> list[str]:
+    """Everything that llama.cpp must know of the tokenizer; notes on what it does otherwise."""
+    tokenizer = _opened(folder)
+    by_bytes = not tokenizer.file["model"].get("byte_fallback")
+    tokens, types = _listed(tokenizer, config.vocab_size)
+    writer.add_tokenizer_model("gpt2" if by_bytes else "llama")
+    notes = _add_byte_level(writer, tokenizer, pre) if by_bytes else _add_pieces(writer, tokenizer, tokens)
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    _add_special(writer, tokenizer, config)
+    template = tokenizer.made.chat_template
+    if isinstance(template, str):
+        writer.add_chat_template(template)
+    elif template:
+        notes.append(f"of its chat templates ({', '.join(template)}) only the default one is kept")
+        writer.add_chat_template(template.get("default") or next(iter(template.values())))
+    return notes
+
+
+def _opened(folder: Path) -> Tokenizer:
+    from transformers import AutoTokenizer
+
+    try:
+        made = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        file = json.loads(made.backend_tokenizer.to_str())
+    except Exception as error:  # whatever transformers can come up with
+        why = " ".join(str(error).split())[:200] or type(error).__name__
+        raise Wrong(f"{folder}: a GGUF file needs a tokenizer, and there is none that can be read: {why}") from None
+    if file["model"].get("type") != "BPE":
+        raise Wrong(f"{folder}: its tokenizer is a {file['model'].get('type')}; only BPE can be written to GGUF here")
+    return Tokenizer(made, file)
+
+
+def _listed(tokenizer: Tokenizer, rows: int) -> tuple[list[str], list[int]]:
+    """A token and its kind for each row of the embedding; rows without a token are padding."""
+    by_id = {id: token for token, id in tokenizer.made.get_vocab().items()}
+    if max(by_id) >= rows:
+        raise Wrong(f"its tokenizer has a token number {max(by_id)}, its embedding {rows} rows")
+    unknown, added = tokenizer.file["model"].get("unk_token") or tokenizer.made.unk_token, tokenizer.added
+    bytewise = tokenizer.file["model"].get("byte_fallback")
+    tokens, types = [], []
+    for id in range(rows):
+        token = by_id.get(id)
+        if token is None:
+            token, kind = f"[PAD{id}]", UNUSED
+        elif id in added:
+            kind = CONTROL if added[id]["special"] else USER_DEFINED
+            kind = UNKNOWN if bytewise and token == unknown else kind
+        elif bytewise and re.fullmatch("<0x[0-9A-F]{2}>", token):
+            kind = BYTE
+        else:
+            kind = UNKNOWN if bytewise and token == unknown else NORMAL
+        tokens.append(token)
+        types.append(kind)
+    if len(set(tokens)) < rows:
+        raise Wrong("its tokenizer has tokens like [PAD7], which name the rows without a token in a GGUF file")
+    return tokens, types
+
+
+def _add_byte_level(writer: Any, tokenizer: Tokenizer, pre: str | None) -> list[str]:
+    name = pre or pretokenizers.name_of(tokenizer.file)
+    writer.add_tokenizer_pre(name)
+    writer.add_token_merges([" ".join(pair) for pair in tokenizer.merges])
+    if pretokenizers.same_merges(tokenizer.file, name):
+        return []
+    return [f"llama.cpp treats words that are tokens otherwise: {name} does not go with its ignore_merges"]
+
+
+def _add_pieces(writer: Any, tokenizer: Tokenizer, tokens: list[str]) -> list[str]:
+    """llama.cpp joins neighbours to the token with the highest score, so scores fall as merges come later."""
+    scores: dict[str, float] = {}
+    for n, (left, right) in enumerate(tokenizer.merges):
+        scores.setdefault(left + right, -float(n))
+    writer.add_tokenizer_pre("default")
+    writer.add_token_scores([scores.get(token, _NO_MERGE) for token in tokens])
+    writer.add_add_space_prefix(_begins_with_space(tokenizer.file))
+    notes = []
+    if '"prepend_scheme": "first"' in json.dumps(tokenizer.file.get("pre_tokenizer")):
+        notes.append("llama.cpp also puts a space before the text behind a special token")
+    pairs, all_of = set(tokenizer.merges), set(tokens)
+    splits = {(token[:n], token[n:]) for token in scores for n in range(1, len(token))}
+    beside = sum(left in all_of and right in all_of and (left, right) not in pairs for left, right in splits)
+    if beside:
+        writer.add_token_merges([" ".join(pair) for pair in tokenizer.merges])  # for transformers alone
+        notes.append(f"llama.cpp also joins {beside} pairs of pieces that are no merges of the tokenizer")
+    return notes
+
+
+def _begins_with_space(file: Mapping[str, Any]) -> bool:
+    text = json.dumps([file.get("normalizer"), file.get("pre_tokenizer")])
+    return '"Prepend"' in text or '"prepend_scheme": "first"' in text or '"prepend_scheme": "always"' in text
+
+
+def _add_special(writer: Any, tokenizer: Tokenizer, config: Any) -> None:
+    made = tokenizer.made
+    bos = made.bos_token_id
+    if bos is None and tokenizer.added.get(getattr(config, "bos_token_id", None), {}).get("special"):
+        bos = config.bos_token_id
+    for id, add in (
+        (bos, writer.add_bos_token_id),
+        (made.eos_token_id, writer.add_eos_token_id),
+        (made.unk_token_id, writer.add_unk_token_id),
+        (made.pad_token_id, writer.add_pad_token_id),
+    ):
+        if id is not None:
+            add(id)
+    ids = made("a")["input_ids"]  # what it really does
+    writer.add_add_bos_token(bool(ids) and bos is not None and ids[0] == bos)
+    writer.add_add_eos_token(bool(ids) and made.eos_token_id is not None and ids[-1] == made.eos_token_id)
+
+
+# -- and back ----------------------------------------------------------------------------------------------------------
+
+
+def complete(folder: Path, gguf: Gguf) -> None:
+    """Set in tokenizer.json what transformers does not look for: how text is cut, and all added tokens."""
+    path = folder / "tokenizer.json"
+    file = read_json(path)
+    tokens = gguf.metadata["tokenizer.ggml.tokens"]
+    types = gguf.metadata.get("tokenizer.ggml.token_type") or (NORMAL,) * len(tokens)
+    unused = {f"[PAD{id}]" for id, kind in enumerate(types) if kind == UNUSED}
+    file["model"]["vocab"] = {token: id for id, token in enumerate(tokens) if token not in unused}
+    if gguf.metadata.get("tokenizer.ggml.model") == "gpt2":
+        pretokenizers.apply(file, str(gguf.metadata.get("tokenizer.ggml.pre")))
+    elif gguf.metadata.get("tokenizer.ggml.model") == "llama":
+        _set_pieces(file, bool(gguf.metadata.get("tokenizer.ggml.add_space_prefix", True)))
+    _set_added(file, tokens, types)
+    write_json(path, file)
+
+
+def _set_pieces(file: dict[str, Any], space: bool) -> None:
+    """As llama.cpp reads text: with a space before it, also behind a special token, or with none."""
+    prepend, strip = {"type": "Prepend", "prepend": "▁"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    there, back = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}, {"type": "Replace"}
+    back |= {"pattern": {"String": "▁"}, "content": " "}
+    file["normalizer"] = {"type": "Sequence", "normalizers": [*([prepend] if space else []), there]}
+    file["pre_tokenizer"] = None
+    decoders = [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *([strip] if space else [])]
+    file["decoder"] = {"type": "Sequence", "decoders": decoders}
+
+
+def _set_added(file: dict[str, Any], tokens: Sequence[str], types: Sequence[int]) -> None:
+    """transformers passes over those with letters outside of the byte alphabet, and may add one of its own."""
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    there = {each["id"]: each for each in file["added_tokens"] if each["content"] in file["model"]["vocab"]}
+    for id, (token, kind) in enumerate(zip(tokens, types, strict=True)):
+        if kind in (CONTROL, USER_DEFINED):
+            there.setdefault(id, {"id": id, "content": token, **plain, "special": kind == CONTROL})
+    file["added_tokens"] = [there[id] for id in sorted(there)]

@@ -1,0 +1,442 @@
+"""The family tree of a run: what it says of real runs, and what its pictures do with whatever stands in one."""
+
+import json
+import random
+import subprocess
+import sys
+import threading
+import time
+from itertools import combinations
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from fleet import launches
+from fleet.ancestry import drawn, genes_drawn
+from fleet.ancestry.canvas import quiet
+from fleet.ancestry.files import files, keep
+from fleet.ancestry.genes import genes_of
+from fleet.ancestry.layout import MOST, laid_out
+from fleet.ancestry.tree import Line, Tree, as_json, finished_members, grown, line_of, tree
+from fleet.history import History
+from fleet.host import Host
+from fleet.recipe import Member, Recipe, place
+from fleet.run import create_run, open_run
+from tests import small
+from tests.helpers import ROOT, Toys, listing
+
+ANCESTRY = [sys.executable, "-m", "fleet.ancestry"]
+EVOLVING = {"selection": "rank", "elitism": 1, "max_generations": 4, "mutation_probability": 0.7}
+
+
+def made(id, of=None, score=None, *, parents=(), absent="", metrics=None, publish="weights", genome=None, **merge):
+    """A member that a maker has made."""
+    merge = merge | ({} if of is None else {"of": list(of)})
+    recipe = Recipe(place(id)[1], tuple(parents), merge or {"kind": "x"}, publish=publish, genome=genome or {})
+    known = {} if score is None else {"score": score}
+    return Member(id, id, recipe, {} if absent else {**known, **(metrics or {})}, {}, absent)
+
+
+def carried(id, member):
+    return Member(id, member.origin, member.recipe, member.metrics, member.digests)
+
+
+def history_of(folder: Path) -> History:
+    history = History(open_run(folder, Host(), "reader")[0])
+    history.look_far()
+    return history
+
+
+def measured(data: bytes) -> tuple[int, int]:
+    """The width and the height of a PNG file."""
+    assert data[:8] == b"\x89PNG\r\n\x1a\n" and data[12:16] == b"IHDR"
+    return int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
+
+
+@pytest.fixture(scope="module")
+def evolved(tmp_path_factory) -> Path:
+    """A real run of EDT that chooses parents by fitness."""
+    place = tmp_path_factory.mktemp("evolved")
+    small.finished(place, **EVOLVING)
+    return place / "run"
+
+
+# -- real runs ---------------------------------------------------------------------------------------------------------
+
+
+def test_lineage_is_what_the_plans_say(evolved):
+    history = history_of(evolved)
+    found = tree(history)
+    bred = [
+        (round, recipe)
+        for round in range(1, 5)
+        for recipe in history.plan(round)
+        if recipe.merge.get("method") == "child"
+    ]
+    assert len(bred) == 4 + 3 * 3, "one of four is an elite"
+    for round, recipe in bred:
+        node = found.nodes[f"{round}/{recipe.slot}"]
+        assert list(node.parents) == list(dict.fromkeys(history[id].origin for id in recipe.merge["of"]))
+        assert list(node.through) == list(dict.fromkeys(recipe.merge["of"]))
+        assert node.score == -history[node.id].metrics["loss"] and node.technique == "child"
+    assert found.nodes["0/warm"].parents == ("0/init-0",), "a text and a tokenizer are no ancestors"
+    assert not {"0/tokenizer", "0/tokens-0"} & found.nodes.keys()
+    assert found.nodes["4/average"].summary and not found.nodes["4/m1"].summary
+
+
+def test_an_elite_is_one_member_wherever_it_lives(evolved):
+    history = history_of(evolved)
+    elites = {f"{round}/m0": history[f"{round}/m0"].origin for round in range(2, 5)}
+    assert all(id != origin for id, origin in elites.items())
+    found = tree(history)
+    assert not elites.keys() & found.nodes.keys()
+    assert {place: node.id for node in found.nodes.values() for place in node.also} == elites
+
+
+def test_the_winner_is_the_fittest_of_the_last_round_and_no_average(evolved):
+    history = history_of(evolved)
+    found = tree(history)
+    last = [member for member in history.round(4) if not member.id.endswith("average")]
+    assert found.winner == min(last, key=lambda member: member.metrics["loss"]).origin
+    line = line_of(found)
+    assert line.main[-1] == found.winner and line.main[0] == "0/init-0" and set(line.main) <= set(line.all)
+    for parent, child in zip(line.main, line.main[1:], strict=False):
+        parents = found.nodes[child].parents
+        assert parent in parents
+        assert all((found.nodes[parent].score or -99) >= (found.nodes[p].score or -99) for p in parents)
+    assert all(set(found.nodes[id].parents) <= set(line.all) for id in line.all)
+
+
+def test_two_workers_leave_the_same_files_as_one(evolved, tmp_path):
+    workers = [small.worker(tmp_path, small.config(**EVOLVING), name) for name in ("a", "b")]
+    threads = [threading.Thread(target=worker.run, daemon=True) for worker in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert history_of(tmp_path / "run").over
+    one, two = (files(tree(history_of(folder)), "run") for folder in (evolved, tmp_path / "run"))
+    assert one.keys() == two.keys() == {"ancestry.json", "ancestry.png", "genome.png"}
+    assert one == two
+
+
+def test_the_genome_is_the_one_that_was_mutated(evolved):
+    history = history_of(evolved)
+    found = genes_of(tree(history))
+    assert list(found.rounds) == [1, 2, 3, 4] and [gene.name for gene in found.genes] == ["length", "rate"]
+    rates = [member.metrics["genome_rate"] for member in history.round(3) if "genome_rate" in member.metrics]
+    assert len(rates) == 4 and found.genes[1].means[2] == pytest.approx(sum(rates) / 4)
+    assert max(found.genes[1].spreads) > 0, "mutation makes them differ"
+
+
+def test_where_everybody_is_a_parent_slots_are_rows(tmp_path):
+    history = small.finished(tmp_path, selection="hypercube")
+    layout = laid_out(tree(history))
+    assert not layout.ranked
+    assert [layout.labels[f"m{k}"] for k in range(4)] == [0, 1, 2, 3]
+    assert {layout.spots[f"{round}/m2"][1] for round in (1, 2, 3)} == {2}
+
+
+def test_diloco_descends_through_its_shards(tmp_path):
+    found = tree(small.finished(tmp_path, algorithm="diloco", max_generations=2))
+    shards = tuple(f"1/shard-{s}" for s in range(4))
+    assert found.nodes["2/replica-1"].parents == (*shards, "1/replica-1"), "the first weights only show the shape"
+    assert found.nodes["2/global"].summary and found.winner == "2/global"
+    layout = laid_out(found)
+    assert layout.spots["2/replica-0"][0] < layout.spots["2/shard-0"][0] == layout.spots["2/global"][0]
+    assert measured(drawn.picture(found))[0] > 700
+
+
+def test_a_tournament_whose_winner_is_carried_over(toys):
+    run: Toys = toys(algorithm="tournament", max_generations=3).prepare()
+    run.work()
+    history = run.history()
+    found = tree(history)
+    assert found.winner == history["4/winner"].origin
+    assert "4/winner" in found.nodes[found.winner].also
+    assert found.nodes["1/m1"].parents == history.recipe("1/m1").parents
+
+
+def test_an_unfinished_run_shows_what_is_finished(toys):
+    run: Toys = toys(algorithm="rank", elitism=1).prepare()
+    run.work(recipes=3)
+    found = tree(run.history())
+    assert {"0/init-0", "1/m0", "1/m1"} == found.nodes.keys()
+    assert found.winner == "", "no round is finished in which anything was measured"
+    run.work(recipes=4)
+    later = tree(run.history())
+    assert later.nodes.keys() > found.nodes.keys() and later.nodes[later.winner].round == 1
+    assert measured(drawn.picture(later))
+    run.work()
+    assert tree(run.history()).nodes.keys() > later.nodes.keys()
+
+
+def test_failed_members_are_shown_and_nobody_descends_from_them(toys):
+    run: Toys = toys(algorithm="search", population_size=6, cliff=2.0).prepare()
+    run.work()
+    members = finished_members(run.history())
+    failed = {member.id for member in members if not member}
+    found = tree(run.history())
+    assert failed and {node.id for node in found.nodes.values() if node.failed == "failed"} == failed
+    assert found.winner and found.nodes[found.winner].score is not None
+    assert set(found.nodes[found.winner].parents) == {"0/donor-0", "0/donor-1", "0/donor-2"}
+
+
+# -- conventions -------------------------------------------------------------------------------------------------------
+
+
+def contest(*more: Member) -> list[Member]:
+    """A tournament: originals and their first children in round 1."""
+    models = [made(f"1/model-{n}", score=0.1 * n, kind="score", name=f"model {n}") for n in range(3)]
+    first = [made(f"1/m{n}", ["1/model-0", "1/model-2"], 0.3 + n / 10, technique="slerp+ties") for n in range(3)]
+    return [*models, *first, *more]
+
+
+def test_originals_stand_on_the_left_with_their_names():
+    found = grown(contest(), 2)
+    assert found.winner == "1/m2" and found.measure == "score"
+    assert line_of(found) == Line(("1/m2", "1/model-0", "1/model-2"), ("1/model-2", "1/m2"))
+    layout = laid_out(found)
+    assert layout.originals == {"1/model-0", "1/model-1", "1/model-2"}
+    assert {layout.spots[f"1/model-{n}"][0] for n in range(3)} == {0} and layout.spots["1/m0"][0] == 1
+    assert found.nodes["1/model-1"].name == "model 1" and found.nodes["1/m0"].technique == "slerp+ties"
+
+
+def test_a_look_at_a_whole_round_wins_only_where_nothing_else_was_measured():
+    children = [made("2/m0", ["1/m0", "1/m1"], 0.8), made("2/m1", ["1/m2"], 0.9)]
+    found = grown([*contest(), *children, made("2/average", ["2/m0", "2/m1"], 1.5, publish="nothing")], 3)
+    assert found.nodes["2/average"].summary and found.winner == "2/m1"
+    silent = [made("2/m0", ["1/m0"]), made("2/average", ["2/m0"], 1.5, publish="nothing")]
+    assert grown([*contest(), *silent], 3).winner == "2/average"
+
+
+def test_the_slot_winner_stands_for_its_parent():
+    m0 = carried("2/m0", contest()[5])
+    children = [made("2/m1", ["1/m0"], 0.9, technique="mutation"), made("2/m2", ["1/m0", "1/m1"], 0.2)]
+    found = grown([*contest(), m0, *children, made("3/winner", ["2/m0"], 0.1, kind="export")], 4)
+    assert found.winner == "1/m2" and found.nodes["3/winner"].parents == ("1/m2",)
+    assert "3/winner" not in laid_out(found).spots
+    assert grown([*contest(), m0, *children], 3).winner == "2/m1", "until then the fittest"
+    alone = grown([*contest(), *children, made("3/winner", score=0.5)], 4)
+    assert alone.winner == "3/winner" and "3/winner" in laid_out(alone).spots, "it was measured itself"
+
+
+def test_scores_come_first_and_losses_count_downwards():
+    pair = [made("1/a", metrics={"loss": 3.0}), made("1/b", metrics={"loss": 2.0, "perplexity": 1.0})]
+    assert grown(pair, 2).winner == "1/b" and grown(pair, 2).measure == "loss"
+    both = [*pair, made("1/c", score=-5.0, metrics={"loss": 9.0})]
+    assert grown(both, 2).winner == "1/c" and grown(both, 2).nodes["1/b"].score is None
+    odd = [made("1/a", score=True), made("1/b", score="7"), made("1/c", score=10**400), made("1/d", score=1)]
+    assert [node.score for node in grown([*odd, made("2/e", ["1/a", "1/b", "1/c"])], 3).nodes.values()][:3] == [
+        None
+    ] * 3
+
+
+def test_of_may_hold_anything():
+    odd = [made("1/a", score=1.0), Member("2/b", "2/b", Recipe("b", merge={"of": "1/a"}), {"score": 2.0}, {})]
+    strange = Member("2/c", "2/c", Recipe("c", ("1/a",), {"of": {"x": 1}}), {"score": 1.0}, {})
+    more = made("2/d", ["1/a", "9/nobody", "1/a", 7, "not a name"], 0.5)
+    nodes = grown([*odd, strange, more], 3).nodes
+    assert [nodes[id].parents for id in ("2/b", "2/c", "2/d")] == [("1/a",)] * 3
+
+
+def test_an_absent_parent_gave_nothing():
+    late = made("1/m1", [], absent="closed")
+    nodes = grown([made("1/m0", score=1.0), late, made("2/m0", ["1/m0", "1/m1"], 2.0)], 3).nodes
+    assert nodes["2/m0"].parents == ("1/m0",) and nodes["1/m1"].failed == "closed"
+
+
+def test_a_carried_member_has_its_line_and_children_begin_where_it_is():
+    elite = contest()[5]
+    later = [carried("2/m0", elite), made("2/m1", ["1/m0"], 0.1), carried("3/m0", elite), made("3/m1", ["2/m0"], 0.2)]
+    layout = laid_out(grown([*contest(), *later], 4))
+    lines = {(edge.start, edge.end) for edge in layout.edges if edge.kind == "carried"}
+    home, second, third = layout.spots["1/m2"], layout.stays["2/m0"], layout.stays["3/m0"]
+    assert lines == {(home, second), (second, third)} and home[1] == second[1] == third[1] == 0
+    assert (second, layout.spots["3/m1"], "mutation") in {(e.start, e.end, e.kind) for e in layout.edges}
+    assert {edge.rank for edge in layout.edges if edge.kind == "carried"} == {"main"}, "it is the winner"
+
+
+def test_genes_are_unrolled_and_what_is_no_number_is_counted():
+    first = made(
+        "1/a", score=1.0, genome={"lr": 1.0, "mix": {"w": [1, 2]}, "odd": [1], "way": "slerp", "deep": {"x": {}}}
+    )
+    second = made("1/b", score=1.0, genome={"lr": 3.0, "mix": {"w": [3, 2]}, "odd": [1, 2], "way": "ties", "on": True})
+    found = genes_of(grown([first, second, carried("2/a", first)], 3))
+    assert {gene.name: tuple(gene.means) for gene in found.genes} == {
+        "lr": (2.0, 1.0), "mix.w.0": (2.0, 1.0), "mix.w.1": (2.0, 2.0),
+    }  # fmt: skip
+    assert found.genes[0].spreads == [1.0, 0.0] and (found.genes[0].low, found.genes[0].high) == (1.0, 3.0)
+    assert {trait.name: (tuple(trait.values), *map(tuple, trait.shares)) for trait in found.traits} == {
+        "on": (("True",), (1.0, 0.0)), "way": (("slerp", "ties"), (0.5, 1.0), (0.5, 0.0)),
+    }  # fmt: skip
+
+
+# -- pictures ----------------------------------------------------------------------------------------------------------
+
+HOSTILE = (
+    "$\\nosuch{1$ x_", "a\nb\r\x1b[31m\x00c", "模型-数学-指令" * 30, "_hidden", "W" * 500, "\ud800 alone", " ",
+    "%s {0} \\LaTeX", "модель Ёж", "<b>&amp;", "🦙" * 40, "e\u0301" * 90, "\u202eright to left",
+)  # fmt: skip
+
+
+def strange_tree() -> Tree:
+    dice, members = random.Random(1), [made(f"1/model-{n}", score=0.1, name=name) for n, name in enumerate(HOSTILE)]
+    for round in range(1, 6):
+        for n, name in enumerate(HOSTILE):
+            before = [f"{round - 1}/m{k}" if round > 1 else f"1/model-{k}" for k in range(len(HOSTILE))]
+            genome = {name: [dice.random(), round], "way": name}
+            of, score = dice.sample(before, 1 + n % 3), dice.random()
+            members.append(made(f"{round}/m{n}", of, score, name=name, technique=name, genome=genome))
+    return grown(members, 6)
+
+
+def large_tree(size: int, rounds: int) -> Tree:
+    """Made up, with elites and failures."""
+    dice, alive = random.Random(3), [made(f"1/model-{n}", score=0.3, name=f"original {n}") for n in range(3)]
+    members = [*alive]
+    for round in range(1, rounds + 1):
+        new = [carried(f"{round}/m{k}", alive[k]) for k in range(2 * (round > 1))]
+        for k in range(len(new), size):
+            chosen = dice.sample(alive[: size // 2 + 2], dice.choice((1, 2)))
+            score = max(parent.metrics["score"] for parent in chosen) + dice.gauss(-0.005, 0.01)
+            way = dice.choice(("slerp", "ties", "dare_ties")) if len(chosen) > 1 else "mutation"
+            absent = "failed" if dice.random() < 0.03 else ""
+            genome = {"w": [dice.random() for _ in range(5)]}
+            parents = [parent.id for parent in chosen]
+            new.append(made(f"{round}/m{k}", parents, score, absent=absent, technique=way, genome=genome))
+        members += new
+        alive = sorted(filter(None, new), key=lambda member: -member.metrics["score"])
+    return grown(members, rounds + 1)
+
+
+def overlapping(figure) -> list[tuple[str, str]]:
+    """Pairs of texts of a figure that share ink."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.text import Text
+
+    canvas, shown = FigureCanvasAgg(figure), list[Text]()  # only what is really drawn: some ticks are not
+    draw = Text.draw
+    with patch.object(Text, "draw", lambda text, renderer: shown.append(text) or draw(text, renderer)):
+        canvas.draw()
+    texts = [text for text in shown if text.get_visible() and text.get_text().strip()]
+    boxes = [(text.get_text(), Text.get_window_extent(text, canvas.get_renderer()).padded(-0.5)) for text in texts]
+    boxes = [(text, box) for text, box in boxes if box.width > 0]
+    width, height = canvas.get_width_height()
+    out = [(text, "the edge") for text, box in boxes if box.x0 < 0 or box.y0 < 0 or box.x1 > width or box.y1 > height]
+    return out + [(a, b) for (a, one), (b, two) in combinations(boxes, 2) if one.overlaps(two)]
+
+
+@pytest.mark.parametrize("drawn_of", [drawn.drawing, lambda found: genes_drawn.drawing(genes_of(found))],
+                         ids=["tree", "genome"])  # fmt: skip
+@pytest.mark.parametrize("what", ["strange", "8 x 20", "3 x 2"])
+def test_no_text_overlaps_another_or_the_edge(what, drawn_of):
+    found = strange_tree() if what == "strange" else large_tree(*map(int, what.split(" x ")))
+    with quiet():
+        figure = drawn_of(found)
+        assert overlapping(figure) == []
+        figure.text(0.5, 0.5, "one"), figure.text(0.5, 0.5, "two")
+        assert overlapping(figure), "this would be seen"
+
+
+def test_long_slots_have_room_beside_the_rows():
+    slots = [f"{letter * 60}-{n}" for n, letter in enumerate("mwi")]
+    first = [made(f"1/{slot}", score=1.0) for slot in slots]
+    second = [made(f"2/{slot}", [f"1/{slot}"], 1.0) for slot in slots]
+    last = made(f"2/{'x' * 64}", [member.id for member in second], 1.0, publish="nothing")
+    with quiet():
+        figure = drawn.drawing(grown([*first, *second, last], 3))
+    assert {"mmm", "www", "iii", "xxx"} <= {label.get_text()[:3] for label in figure.axes[0].get_yticklabels()}
+    assert overlapping(figure) == []
+
+
+def test_hostile_names_are_shown_as_text(recwarn):
+    found = strange_tree()
+    with quiet():
+        shown = [text.get_text() for text in drawn.drawing(found).findobj(lambda each: hasattr(each, "get_parse_math"))]
+    assert HOSTILE[0] in shown and "модель Ёж" in shown and "1/model-6" in shown
+    assert any(text.startswith("WWW") and text.endswith("…") for text in shown)
+    written = files(found, HOSTILE[0] + "\n")
+    assert json.loads(written["ancestry.json"])["members"][0]["name"] == HOSTILE[0]
+    assert measured(written["ancestry.png"]) and measured(written["genome.png"])
+    assert not [str(each.message) for each in recwarn]
+
+
+def test_pictures_are_the_same_every_time_and_of_sane_size():
+    found = large_tree(8, 30)
+    one = files(found)
+    assert one["ancestry.png"] == drawn.picture(found, "Family tree")
+    for name in ("ancestry.png", "genome.png"):
+        width, height = measured(one[name])
+        assert 1500 < width < 3500 and 500 < height < 1500
+        assert len(one[name]) > 20_000
+
+
+def test_a_large_run_is_drawn_in_time():
+    found = large_tree(64, 200)
+    began = time.process_time()
+    width, height = measured(drawn.picture(found))
+    assert time.process_time() - began < 30
+    assert 2000 < width < 4000 and 1500 < height < 3000
+
+
+def test_of_a_very_long_run_the_last_rounds_are_drawn():
+    found = large_tree(3, MOST + 50)
+    layout = laid_out(found)
+    assert layout.left_out == 50 and min(layout.ticks) == 50 and max(layout.ticks) == MOST + 50
+    assert min(place(id)[0] for id in layout.spots) == 50 and not layout.originals
+    assert len(line_of(found).main) > 5 and measured(drawn.picture(found))
+
+
+@pytest.mark.parametrize("members", [
+    [made("0/a", score=1.0)], [made("1/m0", score=1.0, publish="nothing"), made("1/m1", ["1/m0"], publish="nothing")],
+    [made("1/m0", absent="failed")], [made("0/a"), made("1/b", ["0/a"]), made("2/c", ["1/b"])],
+    [made("1/a", score=2.0), made("1/b", score=2.0)], [made("1/a", score=1e149), made("1/b", score=-1e149)],
+], ids=["one", "a look", "a failure", "nothing measured", "all equal", "far apart"])  # fmt: skip
+def test_the_smallest_trees_can_be_drawn(members):
+    found = grown(members, 3)
+    assert len(found.nodes) == len(members)
+    assert measured(drawn.picture(found))
+    assert genes_drawn.genome_picture(found) is None
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def called(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*ANCESTRY, *map(str, words)], cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+def test_the_command_writes_beside_the_registers_or_elsewhere(evolved, tmp_path):
+    before = listing(evolved)
+    done = called(evolved, "--out", tmp_path / "new" / "pictures")
+    assert done.returncode == 0, done.stderr
+    assert listing(evolved) == before
+    there = {file.name: file.read_bytes() for file in (tmp_path / "new" / "pictures").iterdir()}
+    assert there == files(tree(history_of(evolved)), "run")
+    known = json.loads(there["ancestry.json"])
+    assert (
+        known == as_json(tree(history_of(evolved))) and known["winner"] == known["main_line"][-1] == known["line"][-1]
+    )
+    assert [*map(str, keep(history_of(evolved)))] == [f"{evolved}/{name}" for name in sorted(there)]
+    assert {file.name for file in evolved.iterdir()} - before.keys() == there.keys()
+    assert not [*(evolved / "tmp").glob("ancestry*")]
+
+
+def test_a_run_without_genomes_says_so(toys):
+    run: Toys = toys(algorithm="matching", max_generations=1).prepare()
+    run.work()
+    done = called(run.folder)
+    assert done.returncode == 0 and "No genome.png" in done.stdout
+    assert (run.folder / "ancestry.png").is_file() and not (run.folder / "genome.png").exists()
+
+
+def test_where_there_is_no_tree_it_says_what_is_missing(tmp_path):
+    c = small.config()
+    store, _ = create_run(tmp_path, "run", c.bound(), Host())
+    launches.begin(store, c.operational())
+    for folder, why in ((tmp_path / "run", "no model is finished yet"), (tmp_path, "not the folder of a run")):
+        done = called(folder)
+        assert done.returncode == 2 and why in done.stderr and "Traceback" not in done.stderr
+    assert keep(History(store)) == []
