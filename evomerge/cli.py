@@ -113,7 +113,8 @@ def main(*, what: What = What(), how: How = How(), kept: Results = Results()) ->
 
 def _done(what: What, how: How, kept: Results) -> int:
     config = _config(how, kept)
-    logging.basicConfig(level=config.log_level, format="%(levelname)s %(message)s")
+    logging.basicConfig(format="%(levelname)s %(message)s")
+    logging.getLogger("evomerge").setLevel(config.log_level)
     if kept.export_gguf and kept.export_gguf.upper() not in _TYPES:
         raise Wrong(f"--export-gguf {kept.export_gguf}: one of {', '.join(_TYPES)} is expected")
     if what.prompt and not what.generate:

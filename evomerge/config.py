@@ -160,7 +160,7 @@ class EvaluationSettings(Editable):
 class Configuration(Editable):
     """All of it."""
 
-    models: list[ModelReference] = Field(..., min_length=2, max_length=16, description="The models to merge.")
+    models: list[ModelReference] = Field(..., min_length=2, max_length=16)
     merge_settings: MergeSettings = Field(default_factory=MergeSettings)
     evolution_settings: EvolutionSettings = Field(default_factory=EvolutionSettings)
     evaluation_settings: EvaluationSettings = Field(default_factory=EvaluationSettings)

@@ -95,14 +95,12 @@ def questions(e: EvaluationSettings, seed: int, exam: Exam, on: str) -> dict[str
 
 
 def texts(e: EvaluationSettings) -> dict[str, list[str]]:
-    """Passages that choose, and as many others that judge."""
+    """Passages that choose, and as many others that judge, in turns: all kinds of text are in both."""
     there = builtin() if not e.text else cut(e)
     if len(there) < 4:
         raise Wrong(f"{e.text}: {len(there)} passages of {PASSAGE} bytes; at least 4 are needed to compare models")
     most = min(e.passages, len(there) // 2)
-    order = [int(n) for n in np.random.default_rng([11, len(there)]).permutation(len(there))]
-    even, odd = sorted(order[:most]), sorted(order[most : 2 * most])
-    return {"choosing": [there[n] for n in even], "judging": [there[n] for n in odd]}
+    return {"choosing": there[: 2 * most : 2], "judging": there[1 : 2 * most : 2]}
 
 
 def builtin() -> list[str]:

@@ -38,7 +38,7 @@ def resolved(models: Sequence[ModelReference], beside: Path | None = None) -> li
     if any(model.builtin for model in models):
         from evomerge import specialists
 
-        made = specialists.made(specialists_at(beside), threads=len(os.sched_getaffinity(0)), tell=_say)
+        made = specialists.made(specialists_at(beside), tell=_say)
     return [ModelReference(model.name, _whole(model, made)) for model in models]
 
 

@@ -57,23 +57,33 @@ def load_models(
 
 def _loaded(reference: ModelReference, device: str, trust: bool) -> Loaded:
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
 
     from merge.donors import located
 
-    file = Path(reference.path).expanduser()
-    gguf = {"gguf_file": file.name} if reference.path.endswith(".gguf") else {}
-    if gguf and not file.is_file():
-        raise Wrong(f"{file}: no such file")
-    folder = file.parent if gguf else located(reference.path)
+    disable_progress_bar()
+    if reference.path.endswith(".gguf"):
+        return _from_gguf(reference, device)
+    folder = located(reference.path)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust, **gguf)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
     except Exception as error:  # whatever a tokenizer's files and class can come up with
         raise Wrong(f"{reference.path}: its tokenizer cannot be loaded: {_line(error)}") from error
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", trust_remote_code=trust, **gguf)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", trust_remote_code=trust)
     except Exception as error:
         raise Wrong(f"{reference.path}: cannot be loaded as a causal language model: {_line(error)}") from error
     return Loaded(reference.name, model.to(device or setup_gpu_if_available()).eval(), tokenizer)
+
+
+def _from_gguf(reference: ModelReference, device: str) -> Loaded:
+    """As merges read it."""
+    from evomerge.formula import Formula
+    from evomerge.making import Workshop
+
+    with Workshop({reference.name: reference.path}, "") as workshop:
+        live = workshop.model(Formula(blend=reference.name))
+    return Loaded(reference.name, live.model.to(device or setup_gpu_if_available()), live.tokenizer)
 
 
 def save_model(model: Any, tokenizer: Any, path: Path | str) -> Path:

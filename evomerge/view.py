@@ -61,11 +61,14 @@ def final_table(found: Found) -> Table:
     table = Table(title="On what nobody has chosen by", title_justify="left")
     winner, names = found.judged[0], list(found.judged[0].objectives)
     text = BITS in names
-    columns = ["", "score", *(["perplexity", "95% interval", "winner is better by (bits/byte)"] if text else [])]
+    columns = ["", "score", *(["perplexity", "95% interval", "winner gains"] if text else [])]
     for column in [*columns, *(name for name in names if name != BITS)]:
-        table.add_column(column, justify="left" if not column else "right")
+        table.add_column(column, justify="left" if not column else "right", overflow="fold")
+    table.caption = (
+        "The winner gains so many bits per byte on the same passages, with 95% confidence." if text else None
+    )
     for judged in found.judged:
-        cells = [f"winner: {judged.name}" if judged is winner else judged.name, _number(judged.metrics["judged"])]
+        cells = [f"winner, {judged.name}" if judged is winner else judged.name, _number(judged.metrics["judged"])]
         cells += _text_cells(winner, judged) if text else []
         table.add_row(*cells, *(_number(judged.objectives[name]) for name in names if name != BITS))
     return table
@@ -77,7 +80,7 @@ def _text_cells(winner: Judged, judged: Judged) -> Sequence[str]:
     return (
         f"{judged.metrics['perplexity']:.2f}",
         f"{low:.2f} to {high:.2f}",
-        f"{better[0]:+.4f} ± {better[1]:.4f}" if better else "",
+        f"{better[0]:+.3f} ± {better[1]:.3f}" if better else "",
     )
 
 

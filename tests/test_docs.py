@@ -1,14 +1,20 @@
-"""docs/configuration.md says what the code says: its tables are made from it by `python -m tests.test_docs`."""
+"""The tables in docs/ say what the code says: they are made from it by `python -m tests.test_docs`."""
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+from pydantic import BaseModel
+
+from evomerge.config import Configuration, EvaluationSettings, EvolutionSettings, MergeSettings, TaskSettings
 from fleet import machines
-from fleet.config import FleetConfig, load, table
+from fleet.config import FleetConfig, allowed, load, table
 from train.config import Dataset, EvolutionRoom, ExchangeRoom, TrainConfig, TrainRoom
 
-DOC = Path(__file__).parent.parent / "docs" / "configuration.md"
+DOCS = Path(__file__).parent.parent / "docs"
+DOC = DOCS / "configuration.md"
 TABLES = {
     "run": lambda: table([FleetConfig]),
     "machines": lambda: table([machines.Machine], spelled=str),
@@ -17,20 +23,40 @@ TABLES = {
     "exchange": lambda: table([ExchangeRoom]),
     "evolution": lambda: table([EvolutionRoom]),
 }
+EVOMERGE = {
+    "configuration": lambda: fields(Configuration),
+    "merge_settings": lambda: fields(MergeSettings),
+    "evolution_settings": lambda: fields(EvolutionSettings),
+    "evaluation_settings": lambda: fields(EvaluationSettings),
+    "tasks": lambda: fields(TaskSettings),
+}
+PAGES = {DOC: TABLES, DOCS / "evomerge.md": EVOMERGE}
 PLACE = r"(<!-- begin {name}: made by `make docs` -->\n).*?(<!-- end {name} -->)"
 
 
-def renewed(text: str) -> str:
-    for name, rows in TABLES.items():
+def fields(model: type[BaseModel]) -> str:
+    """The keys of a record that people edit in a program."""
+    lines = ["| key | default | allowed | what it is |", "|---|---|---|---|"]
+    for key, field in model.model_fields.items():
+        if field.description:
+            default = "" if field.is_required() else f"`{json.dumps(field.get_default(call_default_factory=True))}`"
+            lines.append(f"| `{key}` | {default} | {allowed(model, key)} | {field.description} |")
+    return "\n".join(lines) + "\n"
+
+
+def renewed(page: Path, tables: dict[str, Callable[[], str]]) -> str:
+    text = page.read_text()
+    for name, rows in tables.items():
         place = re.compile(PLACE.format(name=name), re.S)
         if not place.search(text):
-            raise SystemExit(f"{DOC}: the place of the table {name!r} is missing")
+            raise SystemExit(f"{page}: the place of the table {name!r} is missing")
         text = place.sub(lambda found, rows=rows: f"{found[1]}{rows()}{found[2]}", text)
     return text
 
 
-def test_the_tables_are_those_of_the_code():
-    assert DOC.read_text() == renewed(DOC.read_text()), "run `make docs`"
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_tables_are_those_of_the_code(page):
+    assert page.read_text() == renewed(page, PAGES[page]), "run `make docs`"
 
 
 def test_every_key_stands_in_one_row():
@@ -54,4 +80,5 @@ def test_the_examples_are_accepted(tmp_path):
 
 
 if __name__ == "__main__":
-    DOC.write_text(renewed(DOC.read_text()))
+    for page, tables in PAGES.items():
+        page.write_text(renewed(page, tables))

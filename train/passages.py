@@ -1,4 +1,4 @@
-"""How well a model foretells pieces of text, each by itself: the same pieces for all models, whatever their tokens are."""
+"""How well a model foretells pieces of text, each by itself: the same pieces for all, whatever their tokens are."""
 
 import math
 from collections.abc import Mapping, Sequence

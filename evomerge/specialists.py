@@ -1,0 +1,269 @@
+"""Small models to merge, for whoever has none at hand: a base, and three specialists that went on from it."""
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
+from transformers import (
+    AutoTokenizer,
+    GenerationConfig,
+    LlamaConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+from transformers.utils.logging import disable_progress_bar
+
+from evomerge import texts
+from fleet.config import Wrong
+from train.batches import Tokens, batch
+from train.config import TrainConfig
+from train.loop import Learner, rate
+from train.member.prepare import END
+from train.model import built, empty
+
+BASE = "base"
+_ROOM = 16 << 20  # bytes of free disk that a model needs, generously
+_PAUSE = 3.0  # seconds between two lines about progress
+Tell = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All that the models follow from, besides the text."""
+
+    base_steps: int = 2500
+    base_lr: float = 8e-3
+    steps: int = 300  # of a specialist
+    lr: float = 1.2e-3
+    reminder: float = 0.1  # of each other kind, beside 1 of its own: a model that forgets the others merges badly
+    batch: int = 4
+    window: int = 128
+    vocabulary: int = 2048
+    sample: int = 300_000  # characters of each kind that the tokenizer is made from
+    hidden: int = 64  # it and the next: multiples of 32, so that every row fits GGUF's blocks
+    intermediate: int = 192
+    layers: int = 4
+    heads: int = 4
+    shared_heads: int = 2
+    seed: int = 1
+
+    def steps_of(self, name: str) -> int:
+        return self.base_steps if name == BASE else self.steps
+
+    def weights(self, name: str) -> list[float]:
+        """How much of each kind a model learns from."""
+        return [1.0 if name in (kind, BASE) else self.reminder for kind in texts.KINDS]
+
+    def plan(self, name: str) -> TrainConfig:
+        """The inner loop's settings; the base sees everything in an order of its own."""
+        return TrainConfig(
+            seed=self.seed if name == BASE else self.seed + 1,
+            max_generations=1,
+            warm_start_steps=0,
+            inner_steps=self.steps_of(name),
+            batch_size=self.batch,
+            seq_length=self.window,
+            warmup_steps=min(30, self.steps_of(name) // 10),
+            lr=self.base_lr if name == BASE else self.lr,
+        )
+
+    @property
+    def shape(self) -> LlamaConfig:
+        return LlamaConfig(
+            vocab_size=self.vocabulary,
+            hidden_size=self.hidden,
+            intermediate_size=self.intermediate,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.shared_heads,
+            max_position_embeddings=512,
+            tie_word_embeddings=True,
+            initializer_range=0.05,
+            bos_token_id=0,
+            eos_token_id=0,
+            pad_token_id=0,
+        )
+
+
+def made(
+    folder: Path, threads: int = 1, tell: Tell = lambda line: None, settings: Settings = Settings()
+) -> dict[str, Path]:
+    """The models' folders by their names. What is not there yet is trained, the base first; what is there is kept.
+
+    The bytes depend on the threads; and the steps are so small that on a busy machine more threads wait for each other.
+    """
+    home = folder.expanduser().resolve() / f"specialists-{_digest(settings)}"
+    places = {name: home / name for name in (BASE, *texts.KINDS)}
+    missing = [name for name, place in places.items() if not place.exists()]
+    if missing:
+        with _in_one_line(home), _computing_with(threads):
+            _check_room(home, len(missing))
+            _make(missing, places, settings, tell)
+    return places
+
+
+def _make(missing: list[str], places: Mapping[str, Path], settings: Settings, tell: Tell) -> None:
+    tell(f"{len(missing)} small models are made in {places[BASE].parent}, once; reading their text")
+    base = places[BASE]
+    tokenizer = _tokenizer(settings) if BASE in missing else AutoTokenizer.from_pretrained(base)
+    sources = [_tokens(kind, tokenizer, settings) for kind in texts.KINDS]
+    progress = _Progress(sum(map(settings.steps_of, missing)), tell)
+    for name in missing:
+        model = empty(settings.shape, settings.seed) if name == BASE else built(str(base), 0, 0)
+        if _trained(model, sources, places[name], settings, progress):
+            _publish(model, tokenizer if name == BASE else AutoTokenizer.from_pretrained(base), places[name])
+        tell(f"{name}: ready")
+
+
+def _trained(
+    model: PreTrainedModel, sources: Sequence[Tokens], place: Path, settings: Settings, progress: "_Progress"
+) -> bool:
+    """Whether it was to the end; another process may have made it meanwhile."""
+    plan = settings.plan(place.name)
+    learner = Learner(model, plan, torch.device("cpu"))  # the same everywhere
+    batches = _batches(sources, settings.weights(place.name), plan)
+    for step in learner.train(batches, (rate(plan, step) for step in range(plan.inner_steps))):
+        if progress.is_due():
+            if place.exists():
+                return False
+            progress.say(place.name, step, plan.inner_steps, learner.summed_loss())
+    return True
+
+
+# -- what they learn from ----------------------------------------------------------------------------------------------
+
+
+def _tokenizer(settings: Settings) -> PreTrainedTokenizerFast:
+    """A byte-level BPE of equal shares of all kinds."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=settings.vocabulary,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    shares = (_some(texts.training(kind), settings.sample) for kind in texts.KINDS)
+    made.train_from_iterator(chain.from_iterable(shares), trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token=END, bos_token=END, pad_token=END)
+
+
+def _some(documents: Iterator[str], characters: int) -> Iterator[str]:
+    for document in documents:
+        if characters <= 0:
+            return
+        characters -= len(document)
+        yield document
+
+
+def _tokens(kind: str, tokenizer: PreTrainedTokenizerBase, settings: Settings) -> Tokens:
+    """As many tokens of a kind as the base makes use of, or its specialist, or as there are."""
+    steps = max(settings.steps, settings.base_steps // len(texts.KINDS))
+    enough, found = steps * settings.batch * settings.window, list[int]()
+    for document in texts.training(kind):
+        found += [*tokenizer(document, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+        if len(found) > enough:
+            break
+    return Tokens(np.asarray(found, dtype=np.uint16), settings.window + 1)
+
+
+def _batches(sources: Sequence[Tokens], weights: Sequence[float], plan: TrainConfig) -> Iterator[list[Tensor]]:
+    for step in range(plan.inner_steps):
+        numbers = np.arange(step * plan.batch_size, (step + 1) * plan.batch_size, dtype=np.uint64)
+        yield [batch(sources, weights, numbers, plan.seed)]
+
+
+# -- processes, clocks and disks ---------------------------------------------------------------------------------------
+
+
+class _Progress:
+    """How far all the models together have come, said every few seconds."""
+
+    def __init__(self, steps: int, tell: Tell) -> None:
+        self._tell, self._steps, self._taken = tell, steps, 0
+        self._begin = self._said = time.monotonic()
+
+    def is_due(self) -> bool:
+        """To be asked once a step."""
+        self._taken += 1
+        return time.monotonic() - self._said > _PAUSE
+
+    def say(self, name: str, step: int, steps: int, loss: float) -> None:
+        self._said = time.monotonic()
+        left = (self._said - self._begin) / self._taken * (self._steps - self._taken)
+        self._tell(f"{name}: step {step} of {steps}, loss {loss / step:.2f}; about {left:.0f} s left for all")
+
+
+def _publish(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, place: Path) -> None:
+    """As a whole or not at all; of two processes the first is kept."""
+    end = tokenizer.eos_token_id
+    model.generation_config = GenerationConfig(bos_token_id=end, eos_token_id=end, pad_token_id=end)
+    with tempfile.TemporaryDirectory(dir=place.parent, prefix=".making-", ignore_cleanup_errors=True) as folder:
+        draft = Path(folder) / place.name
+        model.save_pretrained(draft)
+        tokenizer.save_pretrained(draft)
+        shutil.copymode(draft / "config.json", draft / "model.safetensors")  # which would be the user's alone
+        for path in (*draft.iterdir(), draft):
+            _sync(path)
+        try:
+            draft.rename(place)
+        except OSError:
+            if not place.exists():
+                raise
+    _sync(place.parent)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _check_room(home: Path, models: int) -> None:
+    """Before anything is trained rather than afterwards."""
+    home.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=home).close()
+    if (free := shutil.disk_usage(home).free) < models * _ROOM:
+        raise Wrong(f"{home}: {free >> 20} MiB of free disk; {models} small models need {models * _ROOM >> 20} MiB")
+
+
+@contextlib.contextmanager
+def _in_one_line(home: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Wrong(f"{error.filename or home}: {error.strerror or error}; it was to hold the small models") from None
+    except SafetensorError as error:
+        raise Wrong(f"{home}: {error}") from None
+
+
+@contextlib.contextmanager
+def _computing_with(threads: int) -> Iterator[None]:
+    """Fixed, since the order of sums depends on it."""
+    before = torch.get_num_threads()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    disable_progress_bar()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _digest(settings: Settings) -> str:
+    return hashlib.sha256(f"{texts.digest()} {settings}".encode()).hexdigest()[:12]
