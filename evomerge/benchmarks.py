@@ -18,7 +18,7 @@ from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
 
-from evomerge.config import Configuration, ModelReference, create_default_config, with_models
+from evomerge.config import Configuration, ModelReference, chosen
 from evomerge.formula import Formula, in_words
 from evomerge.merger import AdvancedModelMerger, known
 from evomerge.utils import EvoMergeException, expected
@@ -122,9 +122,7 @@ def main(
 ) -> int:
     try:
         with expected(), tempfile.TemporaryDirectory(prefix="evomerge-") as place:
-            settings = Configuration.load(config) if config else create_default_config()
-            if any(given := [model1, model2, model3]):
-                settings = with_models(settings, given)
+            settings = chosen(config, [model1, model2, model3])
             found = figures(settings, Path(place))
     except EvoMergeException as error:
         print(error, file=sys.stderr)

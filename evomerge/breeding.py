@@ -1,12 +1,13 @@
 """The first formulas, mutants, children, and who is chosen. Pure: all chance comes from the dice that are handed in."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 
-from evomerge.config import EvolutionSettings, MergeSettings
+from evomerge.config import STAGES, EvolutionSettings, MergeSettings
 from evomerge.formula import BLEND, MOST, Blend, Formula, Step, in_words, lighter
 
 Dice = np.random.Generator
@@ -52,7 +53,7 @@ class Child:
 
 def first(among: Among, size: int, seed: int) -> list[Formula]:
     """Every combination of the techniques; where there is room for more, again with other weights or paths."""
-    stages = [among.settings.of_stage(stage) for stage in ("first", "second", "third")]
+    stages = [among.settings.of_stage(stage) for stage in STAGES]
     combinations = [*product(*(stage or [""] for stage in stages))]
     found: list[Formula] = []
     for n in range(size):
@@ -190,10 +191,10 @@ def _moved(path: list[Step], sources: Sequence[str], among: Among, dice: Dice) -
             path[place] = step.model_copy(update={"layer": layer})
 
 
-def bred(one: Formula, other: Formula, among: Among, e: EvolutionSettings, dice: Dice) -> Child:
-    """A merge of two: their blends are blended, their paths are joined somewhere."""
+def bred(one: Formula, other: Formula, among: Among, e: EvolutionSettings, dice: Dice) -> tuple[Formula, str]:
+    """A merge of two, and how: their blends are blended, their paths are joined somewhere."""
     technique = str(dice.choice(among.settings.of_stage("first") or ["linear"]))
-    blend: str | Blend | None = one.blend if other.blend is None else other.blend
+    blend, both = one.blend if other.blend is None else other.blend, one.blend is not None and other.blend is not None
     if one.blend is not None and other.blend is not None:
         share = float(np.clip(0.5 + e.mutation_strength * dice.standard_normal() / 2, 0.1, 0.9))
         of = (lighter(one.blend, MOST // 2), lighter(other.blend, MOST // 2))
@@ -203,7 +204,7 @@ def bred(one: Formula, other: Formula, among: Among, e: EvolutionSettings, dice:
     made = Formula(blend=blend, path=path, scaled=one.scaled or other.scaled)
     if made in (one, other):
         made = mutated(made, among, e, dice)
-    return Child(made, technique if blend is not None and one.blend is not None else in_words(made))
+    return made, technique if both else in_words(made)
 
 
 def _joined(one: tuple[Step, ...], other: tuple[Step, ...], dice: Dice) -> tuple[Step, ...]:
@@ -217,13 +218,18 @@ def _joined(one: tuple[Step, ...], other: tuple[Step, ...], dice: Dice) -> tuple
 
 def ranked(population: Sequence[Ranked]) -> list[Ranked]:
     """The best first; those without a score last."""
-    return sorted(population, key=lambda one: (one.score is None, -(one.score or 0.0), one.id))
+    return sorted(population, key=lambda one: (one.score is None, -(one.score or 0.0), _number(one.id)))
 
 
-def tournament(population: Sequence[Ranked], size: int, dice: Dice) -> Ranked:
+def _number(id: str) -> list[int]:
+    """Of a member: 1/m2 comes before 1/m10."""
+    return [int(part) for part in re.findall("[0-9]+", id)]
+
+
+def tournament(scores: Sequence[float], size: int, dice: Dice) -> int:
     """Some meet by chance; the best of them wins."""
-    some = dice.choice(len(population), min(size, len(population)), replace=False)
-    return ranked([population[int(n)] for n in some])[0]
+    some = dice.choice(len(scores), min(size, len(scores)), replace=False)
+    return int(max(sorted(some), key=lambda n: scores[n]))
 
 
 def next_generation(
@@ -234,15 +240,15 @@ def next_generation(
     alive = [one for one in order if one.score is not None]
     elite = alive[: min(e.elite, e.population_size - 1)]
     found = [Child(one.formula, "elite", (one.id,), carried=True) for one in elite]
-    lower = [one for one in alive if one in order[len(order) // 2 :]]
+    lower = alive[len(order) // 2 :]
     merges = (e.population_size - len(found)) // 3 if len(lower) > 1 else 0
     for n in range(len(found), e.population_size):
         dice = np.random.default_rng([*seed, n])
         if n < e.population_size - merges:
-            winner = tournament(alive, e.tournament_size, dice)
+            winner = alive[tournament([one.score or 0.0 for one in alive], e.tournament_size, dice)]
             found.append(Child(mutated(winner.formula, among, e, dice), "mutation", (winner.id,)))
         else:
             pair = [lower[int(k)] for k in sorted(dice.choice(len(lower), 2, replace=False))]
-            child = bred(pair[0].formula, pair[1].formula, among, e, dice)
-            found.append(Child(child.formula, child.technique, (pair[0].id, pair[1].id)))
+            formula, technique = bred(pair[0].formula, pair[1].formula, among, e, dice)
+            found.append(Child(formula, technique, (pair[0].id, pair[1].id)))
     return found

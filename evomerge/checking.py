@@ -26,7 +26,7 @@ def check_alike(models: Sequence[ModelReference]) -> None:
                 raise Wrong(f"{what}. {_ALIKE}{_advice(there)}.")
 
 
-def check_causal(models: Sequence[ModelReference]) -> None:
+def check_causal(models: Sequence[ModelReference], trust: bool = False) -> None:
     """What has to foretell text, or to answer, must be made for it."""
     from train.model import described
 
@@ -34,7 +34,7 @@ def check_causal(models: Sequence[ModelReference]) -> None:
         if model.path.endswith(".gguf"):
             continue
         try:
-            described(str(located(model.path)))
+            described(str(located(model.path)), trust)
         except Wrong as error:
             alone = "AdvancedModelMerger merges such models, too, but they cannot compete here"
             raise Wrong(f"{error}; {alone}" if "causal" in str(error) else str(error)) from None

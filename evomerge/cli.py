@@ -21,16 +21,14 @@ if not __package__:  # run as a file
 
 from cyclopts import App, Group, Parameter
 
-from evomerge.config import Configuration, TaskSettings, create_default_config, with_models
+from evomerge.config import Configuration, TaskSettings, chosen
 from evomerge.method import METHOD
-from fleet import faults
 from fleet.config import Wrong
 from fleet.start import main as fleet_main
 
 _WORKER = ("--worker", "--make")  # the same file is also a worker of a run
 _WHAT, _HOW, _OUT = Group("What to do", sort_key=1), Group("The tournament", sort_key=2), Group("Results", sort_key=3)
 _FLAG: dict[str, Any] = {"negative": ""}
-_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0")
 
 app = App(name="python -m evomerge.cli", help=__doc__, help_format="plaintext", version_flags=[])
 
@@ -46,8 +44,8 @@ class What:
     "Let this model go on with --prompt."
     prompt: Annotated[str, Parameter(group=_WHAT)] = ""
     "For --generate."
-    max_length: Annotated[int, Parameter(group=_WHAT)] = 100
-    "For --generate: tokens of the prompt and the answer together."
+    max_length: Annotated[int | None, Parameter(group=_WHAT)] = None
+    "For --generate: tokens of the prompt and the answer together; 100 by default."
 
 
 @Parameter(name="*")
@@ -98,27 +96,20 @@ class Results:
 
 @app.default
 def main(*, what: What = What(), how: How = How(), kept: Results = Results()) -> int:
-    from evomerge.utils import EvoMergeException, expected
-
     if not (what.run or what.evaluate or what.generate or kept.pareto or kept.export_gguf):
         app.help_print([])
         return 0
-    try:
-        with expected():
-            return _done(what, how, kept)
-    except EvoMergeException as error:
-        print(error, file=sys.stderr)
-        return 2
+    return _done(what, how, kept)
 
 
 def _done(what: What, how: How, kept: Results) -> int:
     config = _config(how, kept)
     logging.basicConfig(format="%(levelname)s %(message)s")
     logging.getLogger("evomerge").setLevel(config.log_level)
-    if kept.export_gguf and kept.export_gguf.upper() not in _TYPES:
-        raise Wrong(f"--export-gguf {kept.export_gguf}: one of {', '.join(_TYPES)} is expected")
-    if what.prompt and not what.generate:
-        raise Wrong("--prompt is for --generate MODEL")
+    if kept.export_gguf:
+        _check_type(kept.export_gguf)
+    if (what.prompt or what.max_length) and not what.generate:
+        raise Wrong("--prompt and --max-length are for --generate MODEL")
     if what.generate and not what.prompt:
         raise Wrong("--generate needs --prompt TEXT")
     folder = Path(config.out).expanduser().resolve()
@@ -131,7 +122,7 @@ def _done(what: What, how: How, kept: Results) -> int:
     if what.evaluate:
         _evaluate(what.evaluate, config)
     if what.generate:
-        _generate(what.generate, what.prompt, what.max_length)
+        _generate(what.generate, what.prompt, what.max_length or 100)
     if kept.pareto:
         _pareto(folder)
     if kept.export_gguf:
@@ -139,10 +130,15 @@ def _done(what: What, how: How, kept: Results) -> int:
     return 0
 
 
+def _check_type(kind: str) -> None:
+    from merge.gguf.writing import TYPES
+
+    if kind.upper() not in TYPES:
+        raise Wrong(f"--export-gguf {kind}: one of {', '.join(TYPES)} is expected")
+
+
 def _config(how: How, kept: Results) -> Configuration:
-    config = Configuration.load(how.config) if how.config else create_default_config()
-    if any(given := [how.model1, how.model2, how.model3]):
-        config = with_models(config, given)
+    config = chosen(how.config, [how.model1, how.model2, how.model3])
     m, e, v = config.merge_settings, config.evolution_settings, config.evaluation_settings
     places = (
         (m, "merge_method", how.method), (m, "base_model", {"path": how.base} if how.base else None),
@@ -176,15 +172,13 @@ def _task(text: str) -> TaskSettings:
 
 
 def _evaluate(model: str, config: Configuration) -> None:
-    import json
-
     from evomerge.utils import evaluate_model
 
     found = evaluate_model(model, config)
     print(f"{model}: score {found['score']:.4f}")
     if "perplexity" in found:
         print(f"  perplexity {found['perplexity']:.3f}")
-    for name, value in json.loads(found["objectives"]).items():
+    for name, value in found["objectives"].items():
         print(f"  {name} {value:.4f}")
 
 
@@ -216,10 +210,13 @@ def _export(model: str, kind: str) -> None:
 def run(arguments: list[str] | None = None) -> None:
     if any(word in _WORKER for word in sys.argv[1:]):
         fleet_main(METHOD)
+    from evomerge.utils import EvoMergeException, expected
+
     os.umask(0o077)
     try:
-        sys.exit(app(arguments, result_action="return_value"))
-    except (Wrong, faults.Fault) as error:
+        with expected():
+            sys.exit(app(arguments, result_action="return_value"))
+    except EvoMergeException as error:
         print(error, file=sys.stderr)
     except KeyboardInterrupt:
         sys.exit(130)

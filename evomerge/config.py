@@ -87,7 +87,7 @@ class MergeSettings(Editable):
         3, ge=1, le=64, description="So many values each weight has, spread from the first to the last layer."
     )
     longest_path: float = Field(
-        1.5, ge=1, le=8, description="How many layers a path may have at most, beside those of the models."
+        1.5, ge=1, le=8, description="So many times the models' layers a path may have at most."
     )
     dtype: Literal["", "float32", "bfloat16", "float16"] = Field(
         "", description="Of merged models; empty: the models' own."
@@ -136,7 +136,9 @@ class EvaluationSettings(Editable):
 
     text: str = Field("", description="A .txt, .jsonl or .parquet file; empty: built-in text of three kinds.")
     text_field: str = Field("text", min_length=1, description="The field that holds a document.")
-    passages: int = Field(96, ge=2, le=100_000, description="Passages of the text that choose; as many judge the end.")
+    passages: int = Field(
+        96, ge=2, le=100_000, description="Passages of the text that choose, and as many that judge, if it has so many."
+    )
     text_weight: float = Field(1.0, ge=0, description="The text's share of the score, in bits per byte; 0: none.")
     tasks: list[TaskSettings] = Field([], description="Tasks of lm-eval that count, too.")
     task_path: list[str] = Field([], description="Folders with tasks of one's own.")
@@ -180,6 +182,12 @@ class Configuration(Editable):
                 raise ValueError(f"two models have the {key} {twice!r}")
         return models
 
+    @property
+    def base(self) -> ModelReference | None:
+        """What the models were fine-tuned from, if anybody knows."""
+        of_defaults = ModelReference("base", BUILTIN + "base") if all(model.builtin for model in self.models) else None
+        return self.merge_settings.base_model or of_defaults
+
     def save(self, path: Path | str) -> None:
         Path(path).write_text(json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n")
 
@@ -205,6 +213,12 @@ def default_models() -> list[ModelReference]:
 
 def create_default_config() -> Configuration:
     return Configuration(models=default_models())
+
+
+def chosen(file: Path | None, models: Sequence[str]) -> Configuration:
+    """A file's settings, or the defaults, with these models instead of the first ones."""
+    config = Configuration.load(file) if file else create_default_config()
+    return with_models(config, models) if any(models) else config
 
 
 def with_models(config: Configuration, given: Sequence[str]) -> Configuration:

@@ -7,48 +7,44 @@ from rich.console import Console
 
 from evomerge import results
 from evomerge.config import ModelReference
-from evomerge.making import Workshop
+from evomerge.making import workshop
 from evomerge.results import Found
 from evomerge.view import final_table, front_table
-from fleet.ancestry.files import keep
+from fleet.ancestry.files import PICTURE, keep
 from fleet.config import Wrong
+from fleet.history import opened
 
 _PROMPTS = ("The ", "def ")
 _SAMPLE = 40  # tokens
 
 
-def concluded(folder: Path, console: Console | None = None) -> Path:
+def concluded(folder: Path) -> Path:
     """Where the winner is; everything else is said and written on the way."""
-    console = console or Console()
-    history = results.history_of(folder)
+    console, history = Console(), opened(folder)
     found = results.read(history)
     if not history.over:
         raise Wrong(f"the tournament in {folder} is not over; the same command goes on with it")
-    if not found.judged or found.best is None:
+    if not found.judged:
         raise Wrong(f"no model could be made and scored: {folder}/workers has the logs")
-    where = written(found, folder / results.WINNER)
-    _replace(folder / results.HISTORY, results.as_json(found))
+    where = winner_in(folder, found)
+    history.store.replace(results.HISTORY, results.as_json(found))
     keep(history)
     console.print(final_table(found))
     if len(found.front) > 1 and len(found.judged[0].objectives) > 1:
         console.print(front_table(found))
     for line in samples(found, where):
         console.print(line, markup=False, highlight=False)
-    console.print(f"The family tree: {folder / results.PICTURE}", soft_wrap=True, highlight=False)
+    console.print(f"The family tree: {folder / PICTURE}", soft_wrap=True, highlight=False)
     console.print(f"The winner: {where}", soft_wrap=True, highlight=False)
     return where
 
 
-def written(found: Found, out: Path) -> Path:
-    """The winner's formula follows from the run: its folder is made when it is missing."""
-    best = found.best
-    assert best
-    c = found.config
-    m = c.merge_settings
-    models = {model.name: model.path for model in c.models}
+def winner_in(folder: Path, found: Found) -> Path:
+    """Its formula follows from the run: the model is made when it is missing."""
+    out = folder / results.WINNER
     if not (out / "config.json").is_file():
-        with Workshop(models, m.base_model.path if m.base_model else "", threads=c.threads, dtype=m.dtype) as workshop:
-            workshop.write(best.formula, out)
+        with workshop(found.config) as shop:
+            shop.write(found.judged[0].formula, out)
     return out
 
 
@@ -69,9 +65,3 @@ def samples(found: Found, winner: Path) -> Sequence[str]:
                 said = f"({error})"
             lines.append(f"{name} says: {' '.join(said.split())}")
     return lines
-
-
-def _replace(file: Path, data: bytes) -> None:
-    draft = file.parent / "tmp" / f"{file.name}.draft"
-    draft.write_bytes(data)
-    draft.rename(file)

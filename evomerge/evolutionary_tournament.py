@@ -1,7 +1,6 @@
 """Eight merged models, tournaments, one winner: step by step, or as a run that can be stopped and goes on."""
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +8,12 @@ import numpy as np
 
 from evomerge import breeding
 from evomerge.breeding import Among, Ranked, can_mutate, mutated, next_generation, ranked
-from evomerge.config import Configuration, ModelReference, TournamentConfig
+from evomerge.config import Configuration, ModelReference
 from evomerge.formula import Formula, in_words
 from evomerge.merger import AdvancedModelMerger, known
 from evomerge.strategy import last_generation
 from evomerge.utils import EvoMergeException, expected, log
-from merge.files import Wrong
+from fleet.config import Wrong
 
 
 class EvolutionaryMerger:
@@ -26,18 +25,17 @@ class EvolutionaryMerger:
         self.out = Path(out or config.out).expanduser()
         self.merger = AdvancedModelMerger(config, self.out)
         self._drawn = 0
-        self._kitchens: dict[str, Any] = {}
+        self._last: tuple[str, Any] | None = None
 
     def create_merged_models(self) -> list[ModelReference]:
         """The first generation: every combination of the techniques."""
-        made = []
-        for n in range(self.e.population_size):
-            made.append(self.merger.write(lambda names, layers, n=n: self._first(names, layers)[n], name=""))
-        return made
 
-    def _first(self, names: Sequence[str], layers: int) -> list[Formula]:
-        among = Among(self.config.merge_settings, names, layers)
-        return breeding.first(among, self.e.population_size, self.e.seed)
+        def nth(n: int) -> Callable[[Sequence[str], int], Formula]:
+            return lambda names, layers: breeding.first(
+                self._among(names, layers), self.e.population_size, self.e.seed
+            )[n]
+
+        return [self.merger.write(nth(n)) for n in range(self.e.population_size)]
 
     def mutate_model(self, model: ModelReference) -> ModelReference:
         """The same models merged with other coefficients, along another path; with noise where the settings ask."""
@@ -50,7 +48,7 @@ class EvolutionaryMerger:
                 )
 
             def make(names: Sequence[str], layers: int) -> Formula:
-                return mutated(formula, Among(self.config.merge_settings, names, layers), self.e, self._dice())
+                return mutated(formula, self._among(names, layers), self.e, self._dice())
 
             return self.merger.built(make, models, base, f"{model.name}-mutant")
 
@@ -63,15 +61,16 @@ class EvolutionaryMerger:
             together = {**models, **{names.get(name, name): path for name, path in more.items()}}
 
             def make(names: Sequence[str], layers: int) -> Formula:
-                among = Among(self.config.merge_settings, names, layers)
-                return breeding.bred(first, second, among, self.e, self._dice()).formula
+                among = self._among(names, layers)
+                return breeding.bred(first, second, among, self.e, self._dice())[0]
 
             return self.merger.built(make, together, base or other_base, f"{one.name}-x-{other.name}"[:80])
 
     def evaluate(self, model: ModelReference) -> float:
-        """Its score: more is better."""
+        """Its score: more is better. A merged model is made again from its formula."""
         with expected():
-            return float(self._kitchen(*known(model)[1:]).scored(known(model)[0], "choosing")["score"])
+            formula, models, base = known(model)
+            return float(self._kitchen(models, base).scored(formula, "choosing")["score"])
 
     def tournament_selection(self, population: Sequence[ModelReference], scores: Sequence[float]) -> ModelReference:
         """Some meet by chance; the best of them wins."""
@@ -79,8 +78,7 @@ class EvolutionaryMerger:
             raise EvoMergeException(
                 f"{len(population)} models and {len(scores)} scores: as many are needed, at least one"
             )
-        entries = [Ranked(str(n), Formula(blend="-"), score) for n, score in enumerate(scores)]
-        return population[int(breeding.tournament(entries, self.e.tournament_size, self._dice()).id)]
+        return population[breeding.tournament(scores, self.e.tournament_size, self._dice())]
 
     def evolve(self, population: Sequence[ModelReference] = ()) -> ModelReference:
         """Generation after generation, from these models or the first merged ones; the winner."""
@@ -88,7 +86,7 @@ class EvolutionaryMerger:
         with expected():
             formulas, models, base = _joined([known(model) for model in there])
             kitchen = self._kitchen(models, base)
-            among = Among(self.config.merge_settings, [*models], kitchen.workshop.layers())
+            among = self._among([*models], kitchen.workshop.layers())
             past = list[list[float]]()
             entries = [self._ranked(kitchen, f"1/m{n}", each) for n, each in enumerate(formulas)]
             while True:
@@ -118,21 +116,17 @@ class EvolutionaryMerger:
             log.warning("%s (%s): %s", id, in_words(formula), error)
             return Ranked(id, formula, None)
 
+    def _among(self, names: Sequence[str], layers: int) -> Among:
+        return Among(self.config.merge_settings, names, layers)
+
     def _kitchen(self, models: Mapping[str, str], base: str) -> Any:
-        from evomerge.kitchen import Kitchen
+        """The last one is kept, with its models and its text."""
+        from evomerge.kitchen import alone
 
         key = repr((models, base))
-        if key not in self._kitchens:
-            m = self.config.merge_settings
-            config = TournamentConfig(
-                models=tuple(ModelReference(name, path) for name, path in models.items()),
-                merge_settings=m.model_copy(update={"base_model": ModelReference("base", base) if base else None}),
-                evolution_settings=self.e,
-                evaluation_settings=self.config.evaluation_settings,
-                threads=max(self.config.threads, len(os.sched_getaffinity(0))),
-            )
-            self._kitchens = {key: Kitchen(config)}
-        return self._kitchens[key]
+        if self._last is None or self._last[0] != key:
+            self._last = key, alone(self.config, models, base)
+        return self._last[1]
 
     def _dice(self) -> np.random.Generator:
         """Other ones at every call; the same ones in another process that does the same."""

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from evomerge.config import EvaluationSettings
 from fleet.config import Wrong
 from train import tasks
@@ -16,7 +14,7 @@ from train.passages import Losses, Reader, as_metrics
 from train.tasks import Asked, Exam
 
 BITS = "bits per byte"
-PASSAGE = 800  # bytes of a passage, about
+PASSAGE = 800  # characters of a passage, about
 _SHORTEST = 8
 Metrics = Mapping[str, Any]
 
@@ -27,10 +25,12 @@ class Jury:
     def __init__(
         self, e: EvaluationSettings, seed: int, tokenizer: Any, longest: int | None, loaded: dict[str, Any]
     ) -> None:
-        self.e, self.seed = e, seed
+        self.e = e
         text = texts(e) if e.text_weight else {}
         self.readers = {on: Reader(tokenizer, some, longest, e.batch_tokens) for on, some in text.items()}
         self.exam = Exam(asked(e, seed), tokenizer, loaded) if e.tasks else None
+        there = self.exam.questions() if self.exam else {}
+        self.numbers = {on: tasks.parted(there, e.holdout, seed, on == "judging") for on in ("choosing", "judging")}
 
     def sat(self, model: Any, on: str) -> Metrics:
         """On "choosing" or "judging": the score, each objective, and what intervals are made of."""
@@ -45,7 +45,7 @@ class Jury:
             if on == "judging":
                 found["each"] = json.dumps([round(x, 6) for x in losses.each])
         if self.exam:
-            marks = self.exam.marks(model, questions(self.e, self.seed, self.exam, on))
+            marks = self.exam.marks(model, self.numbers[on])
             for task in self.e.tasks:
                 objectives[key(task)] = float(marks.results[task.name][task.metric])
                 score += task.weight * objectives[key(task)]
@@ -67,7 +67,7 @@ def gains(e: EvaluationSettings, objectives: Mapping[str, float]) -> dict[str, f
 
 def asked(e: EvaluationSettings, seed: int) -> Asked:
     names = tuple(dict.fromkeys(task.name for task in e.tasks))
-    return Asked(names, e.limit, e.num_fewshot, True, None, True, tuple(e.task_path), seed)
+    return Asked(names, e.limit, e.num_fewshot, shuffle=True, task_path=tuple(e.task_path), seed=seed)
 
 
 def load_tasks(e: EvaluationSettings, seed: int) -> dict[str, Any]:
@@ -78,19 +78,6 @@ def load_tasks(e: EvaluationSettings, seed: int) -> dict[str, Any]:
     return loaded
 
 
-def questions(e: EvaluationSettings, seed: int, exam: Exam, on: str) -> dict[str, list[int]]:
-    """Those that choose, or those that judge: drawn by the seed, never both unless nothing is held out."""
-    found = {}
-    for name, numbers in exam.questions().items():
-        order = np.random.default_rng([seed, 7, len(numbers)]).permutation(len(numbers))
-        cut = len(numbers) - round(e.holdout * len(numbers))
-        if not 0 < cut or (e.holdout and cut == len(numbers)):
-            raise Wrong(f"holdout is {e.holdout}: {name} has {len(numbers)} questions, too few to cut")
-        chosen = order[cut:] if on == "judging" and e.holdout else order[:cut]
-        found[name] = sorted(numbers[int(n)] for n in chosen)
-    return found
-
-
 # -- the text ---------------------------------------------------------------------------------------------------------
 
 
@@ -98,7 +85,7 @@ def texts(e: EvaluationSettings) -> dict[str, list[str]]:
     """Passages that choose, and as many others that judge, in turns: all kinds of text are in both."""
     there = builtin() if not e.text else cut(e)
     if len(there) < 4:
-        raise Wrong(f"{e.text}: {len(there)} passages of {PASSAGE} bytes; at least 4 are needed to compare models")
+        raise Wrong(f"{e.text}: {len(there)} passages of {PASSAGE} characters; at least 4 are needed to compare models")
     most = min(e.passages, len(there) // 2)
     return {"choosing": there[: 2 * most : 2], "judging": there[1 : 2 * most : 2]}
 
@@ -120,7 +107,7 @@ def cut(e: EvaluationSettings) -> list[str]:
     found: list[str] = []
     for document in text.documents(Dataset(source=str(Path(e.text).expanduser()), text_field=e.text_field)):
         found += [piece for piece in _passages(document) if len(piece.encode()) >= _SHORTEST]
-        if len(found) >= 4 * e.passages:
+        if len(found) >= 2 * e.passages:
             break
     return found
 

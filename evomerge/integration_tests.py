@@ -14,8 +14,9 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from evomerge.config import Configuration, ModelReference, create_default_config, with_models
+from evomerge.config import Configuration, ModelReference, chosen
 from evomerge.utils import EvoMergeException, evaluate_model, generate_text, load_models, validate_merge_config
+from fleet.config import Wrong
 
 Check = tuple[str, Callable[[], object]]
 
@@ -82,9 +83,11 @@ def main(
     model2: Annotated[str, Parameter(help="The second one.")] = "",
     model3: Annotated[str, Parameter(help="The third one.")] = "",
 ) -> int:
-    settings = Configuration.load(config) if config else create_default_config()
-    if any(given := [model1, model2, model3]):
-        settings = with_models(settings, given)
+    try:
+        settings = chosen(config, [model1, model2, model3])
+    except Wrong as error:
+        print(error, file=sys.stderr)
+        return 2
     with tempfile.TemporaryDirectory(prefix="evomerge-") as place:
         for what, check in checks(settings, Path(place)):
             begin = time.monotonic()

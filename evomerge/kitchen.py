@@ -1,5 +1,6 @@
 """A worker's memory: the models, what they are asked, and the model that takes on one formula after the other."""
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,11 +8,10 @@ import torch
 
 from evomerge import fitness
 from evomerge.checking import check_alike, check_causal
-from evomerge.config import TournamentConfig
+from evomerge.config import Configuration, ModelReference, TournamentConfig
 from evomerge.fitness import Jury
 from evomerge.formula import Blend, Formula
-from evomerge.making import Workshop
-from fleet.config import Wrong
+from evomerge.making import workshop
 from merge.live import Live
 
 
@@ -19,11 +19,7 @@ class Kitchen:
     def __init__(self, config: TournamentConfig) -> None:
         torch.set_num_threads(config.threads)
         self.config, self.m = config, config.merge_settings
-        models = {model.name: model.path for model in config.models}
-        base = self.m.base_model.path if self.m.base_model else ""
-        self.workshop = Workshop(
-            models, base, threads=config.threads, dtype=self.m.dtype, trust=self.m.trust_remote_code
-        )
+        self.workshop = workshop(config)
         self.digest = fitness.digest(config.evaluation_settings)
         self._tasks: dict[str, Any] | None = None
         self._jury: tuple[str, Jury] | None = None
@@ -32,10 +28,8 @@ class Kitchen:
         """Whether these models can be merged and asked; how many layers they have."""
         references = [*self.config.models, *([self.m.base_model] if self.m.base_model else [])]
         check_alike(references)
-        check_causal(references)
+        check_causal(references, self.m.trust_remote_code)
         layers = self.workshop.layers()
-        if not layers:
-            raise Wrong(f"{self.config.models[0].path}: its config.json does not say how many layers it has")
         names = tuple(model.name for model in self.config.models)
         even = Formula(blend=Blend(technique="linear", of=names, shares=((1.0,),) * len(names)))
         self.workshop.planned(even)
@@ -55,3 +49,18 @@ class Kitchen:
             longest = getattr(live.model.config, "max_position_embeddings", None)
             self._jury = live.words, Jury(e, seed, live.tokenizer, longest, self._tasks)
         return self._jury[1]
+
+
+def alone(config: Configuration, models: Mapping[str, str], base: str = "") -> Kitchen:
+    """For whoever evaluates without a run: with all of this machine's processors."""
+    threads = max(config.threads, len(os.sched_getaffinity(0)))
+    merging = config.merge_settings.model_copy(update={"base_model": ModelReference("base", base) if base else None})
+    return Kitchen(
+        TournamentConfig(
+            models=tuple(ModelReference(name, path) for name, path in models.items()),
+            merge_settings=merging,
+            evolution_settings=config.evolution_settings,
+            evaluation_settings=config.evaluation_settings,
+            threads=threads,
+        )
+    )

@@ -1,7 +1,6 @@
 """Formulas made into models: in memory, where they are looked at, or in folders."""
 
 import hashlib
-import json
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,22 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor
 
 from evomerge import formula as formulas
+from evomerge.config import TournamentConfig
 from evomerge.formula import Formula
 from evomerge.techniques import MERGED, recipes
+from fleet.config import Wrong
 from merge import live
 from merge.donors import Donor, Donors
 from merge.engine import How
 from merge.live import Live
 from merge.merging import merge
 from merge.planning import Plan, plan
-from merge.recipe import Merge, merge_of
+from merge.recipe import Merge, merge_of, text_of
 from merge.staged import Staged, over_all
 
-_NOISY = "with-noise"
+_CLEAN, _NOISY = "without-noise", "with-noise"
 
 
 class Workshop:
@@ -46,25 +46,27 @@ class Workshop:
 
     def layers(self) -> int:
         """Of each model; paths go through all of them."""
-        return self.donors[next(iter(self.models.values()))].layers or 0
+        first = next(iter(self.models.values()))
+        if (count := self.donors[first].layers) is None:
+            raise Wrong(f"{first}: its config.json does not say how many layers it has")
+        return count
 
     def planned(self, formula: Formula) -> tuple[Merge, Plan, Donors]:
         """What the merge engine is to do; or why these models cannot be merged."""
         stages = recipes(formula, self.models, self.base, self.dtype)
         if formula.noise:
-            stages = {**{("with-noise-of" if name == MERGED else name): each for name, each in stages.items()}}
+            stages = {(_CLEAN if name == MERGED else name): each for name, each in stages.items()}
             stages[MERGED] = {"merge_method": "passthrough", "models": [{"model": _NOISY}]}
-        text = text_of(stages)
+        text = in_documents(stages)
         said = {name: merge_of(each, text) for name, each in stages.items()}
-        donors = _Noisy(said, self.donors, How(threads=self.threads, seed=formula.seed), formula)
+        donors = _Noisy(said, self.donors, self._how(formula), formula)
         return said[MERGED], plan(said[MERGED], donors), donors
 
     def write(self, formula: Formula, out: Path) -> None:
         """As a Hugging Face folder that knows what it was made of."""
         said, _, donors = self.planned(formula)
-        how = How(threads=self.threads, seed=formula.seed)
         beside = {formulas.FILE: formulas.text_of(formula, self.models, self.base)}
-        merge(said, out, how=how, donors=donors, beside=beside)
+        merge(said, out, how=self._how(formula), donors=donors, beside=beside)
 
     def model(self, formula: Formula) -> Live:
         """In memory; the next one takes its place."""
@@ -76,8 +78,11 @@ class Workshop:
         found = self._live[1]
         if found.places is None:
             return self._loaded(formula, found)
-        found.fill(made, How(threads=self.threads, seed=formula.seed))
+        found.fill(made, self._how(formula))
         return found
+
+    def _how(self, formula: Formula) -> How:
+        return How(threads=self.threads, seed=formula.seed)
 
     def _loaded(self, formula: Formula, known: Live) -> Live:
         """From a folder, where weights lie otherwise in memory than in files."""
@@ -91,6 +96,13 @@ class Workshop:
         return replace(known, model=model.to(self.device).eval())
 
 
+def workshop(c: TournamentConfig) -> Workshop:
+    """Of a tournament's models."""
+    m, models = c.merge_settings, {model.name: model.path for model in c.models}
+    base = m.base_model.path if m.base_model else ""
+    return Workshop(models, base, threads=c.threads, dtype=m.dtype, trust=m.trust_remote_code)
+
+
 class _Noisy(Staged):
     """Stages, and the last of them with noise."""
 
@@ -101,30 +113,21 @@ class _Noisy(Staged):
     def _opened(self, reference: str) -> Donor:
         if reference != _NOISY:
             return super()._opened(reference)
-        donor = over_all(self["with-noise-of"], self._noise)
-        return Donor(reference, donor.folder, donor.config, donor.tensors)
+        return replace(over_all(self[_CLEAN], self._noise), reference=reference)
 
     def _noise(self, name: str, tensor: Tensor) -> Tensor:
         """In parts of the tensor's own spread; what is all the same stays so."""
-        generator = torch.Generator().manual_seed(hash_of(self.formula.seed, name))
+        generator = torch.Generator().manual_seed(_seed_of(self.formula.seed, name))
         spread = float(tensor.std()) if tensor.numel() > 1 else 0.0
         return tensor + self.formula.noise * spread * torch.randn(tensor.shape, generator=generator)
 
 
-def hash_of(seed: int, name: str) -> int:
-
+def _seed_of(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "little") >> 1
 
 
-def text_of(stages: Mapping[str, Mapping[str, Any]]) -> str:
-    """As YAML, a document for each stage: what people read, and mergekit-multi."""
+def in_documents(stages: Mapping[str, Mapping[str, Any]]) -> str:
+    """A document for each stage: what people read, and mergekit-multi."""
     if len(stages) == 1:
-        return yaml.safe_dump(_plain(stages[MERGED]), sort_keys=False, allow_unicode=True)
-    documents = [{"name": name, **_plain(each)} for name, each in stages.items()]
-    return "---\n".join(yaml.safe_dump(each, sort_keys=False, allow_unicode=True) for each in documents)
-
-
-def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
-    """No two places that are the same object: YAML would write anchors."""
-    found: dict[str, Any] = json.loads(json.dumps(value))
-    return found
+        return text_of(stages[MERGED])
+    return "---\n".join(text_of({"name": name, **each}) for name, each in stages.items())

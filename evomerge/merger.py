@@ -8,8 +8,8 @@ import numpy as np
 from evomerge import breeding, formula
 from evomerge.breeding import Among
 from evomerge.checking import check_alike
-from evomerge.config import BUILTIN, Configuration, ModelReference, Technique
-from evomerge.formula import Blend, Formula, Step, in_words
+from evomerge.config import STAGES, TECHNIQUES, Configuration, ModelReference, Technique
+from evomerge.formula import Formula, Step, in_words
 from evomerge.making import Workshop
 from evomerge.running import resolved
 from evomerge.utils import EvoMergeException, expected, log
@@ -52,18 +52,16 @@ class AdvancedModelMerger:
     ) -> ModelReference:
         return self._merged(models, self._chosen(techniques, "first", "second", "third"))
 
-    def _chosen(self, techniques: Sequence[Technique], *stages: str) -> tuple[str, str, str]:
-        wanted = self.settings.model_copy(
-            update={"merge_method": "ps_dfs", **({"techniques": tuple(techniques)} if techniques else {})}
-        )
-        with expected():
-            for each in techniques:
-                if each not in formula_techniques():
-                    raise EvoMergeException(f"unknown technique {each!r}; there are {', '.join(formula_techniques())}")
-        found = [[*wanted.of_stage(stage), ""][0] if stage in stages else "" for stage in ("first", "second", "third")]
+    def _chosen(self, techniques: Sequence[Technique], *stages: str) -> list[str]:
+        """One for each stage that is asked for; nothing for the others."""
+        for each in techniques:
+            if each not in TECHNIQUES:
+                raise EvoMergeException(f"unknown technique {each!r}; there are {', '.join(TECHNIQUES)}")
+        allowed = techniques or self.settings.techniques
+        found = [next((t for t in STAGES[s] if t in allowed), "") if s in stages else "" for s in STAGES]
         if not any(found):
-            raise EvoMergeException(f"none of {', '.join(wanted.techniques)} belongs to this way of merging")
-        return found[0], found[1], found[2]
+            raise EvoMergeException(f"none of {', '.join(allowed)} belongs to this way of merging")
+        return found
 
     def _merged(self, models: Sequence[ModelReference], techniques: Sequence[str]) -> ModelReference:
         seed = self.config.evolution_settings.seed
@@ -77,20 +75,16 @@ class AdvancedModelMerger:
     # -- for whoever makes formulas otherwise -------------------------------------------------------------------------
 
     def write(
-        self,
-        make: Callable[[Sequence[str], int], Formula],
-        models: Sequence[ModelReference] = (),
-        name: str = "",
-        bases: Mapping[str, str] | None = None,
+        self, make: Callable[[Sequence[str], int], Formula], models: Sequence[ModelReference] = ()
     ) -> ModelReference:
         """A formula made from the models' names and their number of layers, as a folder."""
         with expected():
             given = list(models or self.config.models)
-            base = self._base(given)
+            base = self.config.model_copy(update={"models": given}).base
             there = resolved([*given, *([base] if base else [])])
             check_alike(there)
             where = {model.name: model.path for model in there[: len(given)]}
-            return self.built(make, where, there[-1].path if base else "", name)
+            return self.built(make, where, there[-1].path if base else "")
 
     def built(
         self, make: Callable[[Sequence[str], int], Formula], models: Mapping[str, str], base: str, name: str = ""
@@ -104,27 +98,13 @@ class AdvancedModelMerger:
             workshop.write(made, out)
             return ModelReference(out.name, out.resolve())
 
-    def _base(self, models: Sequence[ModelReference]) -> ModelReference | None:
-        if self.settings.base_model:
-            return self.settings.base_model
-        return ModelReference("base", BUILTIN + "base") if all(model.builtin for model in models) else None
-
     def _free(self, name: str) -> Path:
         """Nothing is ever replaced."""
         places = [self.out / name, *(self.out / f"{name}-{n}" for n in range(2, 10_000))]
         return next(place for place in places if not place.exists())
 
 
-def formula_techniques() -> tuple[str, ...]:
-    from evomerge.config import TECHNIQUES
-
-    return TECHNIQUES
-
-
 def known(reference: ModelReference) -> tuple[Formula, dict[str, str], str]:
     """What a model was made of; one that was not merged here is made of itself."""
     (there,) = resolved([reference])
     return formula.read(Path(there.path)) or (Formula(blend=there.name), {there.name: there.path}, "")
-
-
-__all__ = ["AdvancedModelMerger", "Blend"]

@@ -18,7 +18,6 @@ ALGORITHM = "evomerge"
 
 def maker(config: TournamentConfig) -> Maker:
     from evomerge.kitchen import Kitchen
-    from merge.files import Wrong as WrongModels
 
     kitchens: list[Kitchen] = []
 
@@ -32,7 +31,7 @@ def maker(config: TournamentConfig) -> Maker:
             if what["kind"] == "check":
                 return kitchens[0].check()
             return kitchens[0].scored(formula_of(work.recipe), work.recipe.evaluate["on"])
-        except (Wrong, WrongModels) as verdict:
+        except Wrong as verdict:
             raise Failed(str(verdict)) from None
 
     return make
@@ -47,10 +46,3 @@ def report(history: History) -> None:
 
 
 METHOD = Method(ALGORITHM, "", TournamentConfig, Tournament, maker, report=report)
-
-
-def configured(config: TournamentConfig) -> str:
-    """As a configuration file of the fleet."""
-    import json
-
-    return json.dumps({key.upper(): value for key, value in config.model_dump(mode="json").items()}, indent=2) + "\n"

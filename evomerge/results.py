@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +10,12 @@ from typing import Any
 from evomerge import fitness
 from evomerge.config import TournamentConfig
 from evomerge.formula import Formula, makeup
-from evomerge.strategy import best_of, formula_of, members_of, objectives_of
+from evomerge.strategy import formula_of, members_of, objectives_of
 from fleet import faults
-from fleet.history import History
-from fleet.host import Host
+from fleet.history import History, opened
 from fleet.recipe import Member
-from fleet.run import open_run
-from train.report import replace
 
-HISTORY, PICTURE, WINNER = "history.json", "ancestry.png", "winner"
+HISTORY, WINNER = "history.json", "winner"
 
 
 @dataclass(frozen=True)
@@ -41,6 +37,7 @@ class Judged:
 
     name: str
     metrics: Mapping[str, Any]
+    formula: Formula
 
     @property
     def objectives(self) -> Mapping[str, float]:
@@ -69,7 +66,7 @@ class Found:
     @property
     def best(self) -> Entry | None:
         good = [entry for entry in self.all if entry.score is not None]
-        return max(good, key=lambda entry: (entry.score, [-x for x in _place(entry.id)]), default=None)
+        return max(good, key=lambda entry: entry.score or 0.0, default=None)  # of equal ones the first
 
     @property
     def front(self) -> list[Entry]:
@@ -90,22 +87,11 @@ def _dominates(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
     return all(one[key] >= other[key] for key in other) and any(one[key] > other[key] for key in other)
 
 
-def _place(id: str) -> list[int]:
-    return [int(number) for number in re.findall("[0-9]+", id)]
-
-
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
 def found_in(folder: Path) -> Found:
-    return read(history_of(folder))
-
-
-def history_of(folder: Path) -> History:
-    store, _ = open_run(folder, Host(), "reader")
-    history = History(store)
-    history.look_far()
-    return history
+    return read(opened(folder))
 
 
 def read(history: History) -> Found:
@@ -120,7 +106,7 @@ def read(history: History) -> Found:
             models = [entry(member) for member in originals]
         elif originals:
             there = [history[f"{round}/winner"], *originals]
-            judged = [Judged(member.recipe.merge["name"], member.metrics) for member in there]
+            judged = [Judged(m.recipe.merge["name"], m.metrics, formula_of(m.recipe)) for m in there]
     return Found(config, generations, models, judged)
 
 
@@ -130,12 +116,6 @@ def entry(member: Member) -> Entry:
     return Entry(member.origin, *what, member.metrics.get("score"), objectives_of(member), formula_of(member.recipe))
 
 
-def winner_of(history: History) -> Member | None:
-    """The best of the last generation, which has all that was best before."""
-    rounds = [round for round in range(1, history.first) if members_of(history, round)]
-    return best_of(history, rounds[-1]) if rounds else None
-
-
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 
@@ -143,7 +123,7 @@ def keep(history: History) -> None:
     """history.json afresh, if a generation has been finished since it was written."""
     found = read(history)
     if len(found.generations) > _written(history):
-        replace(history.store, HISTORY, as_json(found))
+        history.store.replace(HISTORY, as_json(found))
 
 
 def _written(history: History) -> int:
@@ -179,10 +159,8 @@ def _listed(entry: Entry) -> dict[str, Any]:
 # -- how sure one may be ----------------------------------------------------------------------------------------------
 
 
-def interval(judged: Judged) -> tuple[float, float] | None:
+def interval(judged: Judged) -> tuple[float, float]:
     """Of the perplexity, with 95% confidence."""
-    if "nats" not in judged.metrics:
-        return None
     mean, half = judged.metrics["nats"], 1.96 * judged.metrics["error"]
     return math.exp(mean - half), math.exp(mean + half)
 

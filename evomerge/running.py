@@ -1,6 +1,6 @@
 """Starting a tournament, here or on other machines; and what stands behind the API's simple names."""
 
-import logging
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,9 +16,6 @@ from fleet.config import Name, Wrong, validated
 from fleet.local import Local, Process, Starter
 from fleet.start import process
 from merge.donors import located
-
-ROOT = Path(__file__).parents[1]
-log = logging.getLogger("evomerge")
 
 
 def specialists_at(beside: Path | None = None) -> Path:
@@ -66,15 +63,16 @@ def prepared(config: Configuration) -> TournamentConfig:
     _check_folder(where)
     if config.machines and not Path(config.machines).is_file():
         raise Wrong(f"{config.machines}: cannot be read")
+    if config.machines and config.workers:
+        raise Wrong("workers: machines.json says how many each machine has")
+    if config.ssh_config and not config.machines:
+        raise Wrong("ssh_config: it is for machines")
     m, e = config.merge_settings.model_copy(deep=True), config.evaluation_settings.model_copy(deep=True)
-    if m.base_model is None and all(model.builtin for model in config.models):
-        m.base_model = ModelReference("base", BUILTIN + "base")
-    base = [m.base_model] if m.base_model else []
+    base = [config.base] if config.base else []
     models = resolved([*config.models, *base], where.parent if config.machines else None)
     check_alike(models)
-    check_causal(models)
-    if base:
-        m.base_model = models.pop()
+    check_causal(models, m.trust_remote_code)
+    m.base_model = models.pop() if base else None
     if m.base_model and m.base_model.path in [model.path for model in models]:
         raise Wrong(f"base_model {m.base_model.name} is one of the models: its change of itself is nothing")
     if e.text:
@@ -89,9 +87,7 @@ def prepared(config: Configuration) -> TournamentConfig:
         evolution_settings=config.evolution_settings.model_copy(deep=True),
         evaluation_settings=e,
         text_digest=fitness.digest(e),
-        seed=config.evolution_settings.seed,
-        population_size=config.evolution_settings.population_size,
-        max_generations=min(90_000, config.evolution_settings.num_generations + 1),
+        max_generations=config.evolution_settings.num_generations,
         threads=config.threads,
         log_level=config.log_level,
     )
@@ -115,7 +111,7 @@ class Hosted(Starter):
     """Workers of evomerge.cli, whatever script it is that starts them."""
 
     def hired(self, name: str) -> Process:
-        command = [sys.executable, str(ROOT / "evomerge" / "cli.py")]
+        command = [sys.executable, str(Path(__file__).with_name("cli.py"))]
         return Local(process(command, name, self.folder, self.config.threads, self._log))
 
 
@@ -129,7 +125,7 @@ def run(config: Configuration) -> int:
 
         ssh = Path(config.ssh_config) if config.ssh_config else None
         script = ("-m", "evomerge.cli")
-        return hand_over(chosen, script, ROOT, Path(config.machines), ssh)
+        return hand_over(chosen, script, Path(config.machines), ssh)
     count = gpus.workers(config.workers or None, None, config.threads)
     return Hosted(chosen, Path(chosen.base_dir), count, TournamentView).run()
 
@@ -137,14 +133,8 @@ def run(config: Configuration) -> int:
 def evaluated(model: ModelReference, config: Configuration) -> dict[str, Any]:
     """One model's marks, on what chooses."""
     from evomerge.formula import Formula
-    from evomerge.kitchen import Kitchen
+    from evomerge.kitchen import alone
 
-    (located,) = resolved([model])
-    alone = TournamentConfig(
-        models=(located,),
-        merge_settings=config.merge_settings.model_copy(update={"base_model": None}),
-        evolution_settings=config.evolution_settings,
-        evaluation_settings=config.evaluation_settings,
-        threads=max(config.threads, len(os.sched_getaffinity(0))),
-    )
-    return dict(Kitchen(alone).scored(Formula(blend=located.name), "choosing"))
+    (there,) = resolved([model])
+    found = dict(alone(config, {there.name: there.path}).scored(Formula(blend=there.name), "choosing"))
+    return {**found, "objectives": json.loads(found["objectives"])}

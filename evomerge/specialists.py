@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import (
     AutoTokenizer,
@@ -31,7 +30,7 @@ from fleet.config import Wrong
 from train.batches import Tokens, batch
 from train.config import TrainConfig
 from train.loop import Learner, rate
-from train.member.prepare import END
+from train.member.prepare import byte_level_bpe, first_of
 from train.model import built, empty
 
 BASE = "base"
@@ -147,26 +146,9 @@ def _trained(
 
 
 def _tokenizer(settings: Settings) -> PreTrainedTokenizerFast:
-    """A byte-level BPE of equal shares of all kinds."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=settings.vocabulary,
-        special_tokens=[END],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    shares = (_some(texts.training(kind), settings.sample) for kind in texts.KINDS)
-    made.train_from_iterator(chain.from_iterable(shares), trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token=END, bos_token=END, pad_token=END)
-
-
-def _some(documents: Iterator[str], characters: int) -> Iterator[str]:
-    for document in documents:
-        if characters <= 0:
-            return
-        characters -= len(document)
-        yield document
+    """Of equal shares of all kinds."""
+    shares = (first_of(texts.training(kind), settings.sample) for kind in texts.KINDS)
+    return byte_level_bpe(settings.vocabulary, chain.from_iterable(shares))
 
 
 def _tokens(kind: str, tokenizer: PreTrainedTokenizerBase, settings: Settings) -> Tokens:

@@ -22,7 +22,7 @@ class Tournament:
         if round == 0:
             return [Recipe("check", merge={"kind": "check"})]
         if round == 1:
-            return [*self.models(1, "choosing"), *self.members(1, self.first(history))]
+            return [*self.models("choosing"), *self.members(1, self.first(history))]
         ended = last_generation(self.e, scores(history, round - 1))
         if ended is None:
             return self.members(round, self.next(round, history))
@@ -32,7 +32,7 @@ class Tournament:
         final = Recipe(
             "winner", (winner.id,), {**winner.recipe.merge, "of": [winner.id]}, {}, {"on": "judging"}, "nothing"
         )
-        return [final, *self.models(round, "judging")]
+        return [final, *self.models("judging")]
 
     @property
     def e(self) -> EvolutionSettings:
@@ -71,13 +71,13 @@ class Tournament:
         }
         return Recipe(f"m{n}", child.parents, merge, {}, {"on": "choosing"}, "nothing", genome(child.formula), True)
 
-    def models(self, round: int, on: str) -> list[Recipe]:
+    def models(self, on: str) -> list[Recipe]:
         """The models themselves, to compare with."""
-        formulas = [(name, Formula(blend=name).model_dump(mode="json")) for name in self.names]
-        return [
-            Recipe(f"model-{n}", (), {"kind": "score", "name": name, "formula": formula}, {}, {"on": on}, "nothing")
-            for n, (name, formula) in enumerate(formulas)
-        ]
+        found = []
+        for n, name in enumerate(self.names):
+            made = {"kind": "score", "name": name, "formula": Formula(blend=name).model_dump(mode="json")}
+            found.append(Recipe(f"model-{n}", (), made, {}, {"on": on}, "nothing"))
+        return found
 
 
 def genome(formula: Formula) -> dict[str, Any]:

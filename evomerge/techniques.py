@@ -17,10 +17,8 @@ def recipes(formula: Formula, models: Mapping[str, str], base: str, dtype: str =
     if isinstance(blend, str) and not formula.path:
         return {MERGED: _rounded(_alone(models[blend]), dtype)}
     if isinstance(blend, Blend):
-        made = _stage(blend, models, base, found)
-        found[MERGED] = found.pop(made)  # the last one
-        if formula.path:
-            found["blend"] = found.pop(MERGED)
+        last = _stage(blend, models, base, found)
+        found["blend" if formula.path else MERGED] = found.pop(last)
     if formula.path:
         there = {**models, BLEND: "blend" if isinstance(blend, Blend) else models.get(str(blend), "")}
         found[MERGED] = {"merge_method": "passthrough", "slices": [*_slices(formula.path, there)]}

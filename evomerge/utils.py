@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from evomerge.config import Configuration, ModelReference
 from fleet import faults
 from fleet.config import Wrong
-from merge.files import Wrong as WrongModels
 
 log = logging.getLogger("evomerge")
 
@@ -32,7 +31,7 @@ class EvoMergeException(Exception):
 def expected() -> Iterator[None]:
     try:
         yield
-    except (Wrong, WrongModels, faults.Fault) as error:
+    except (Wrong, faults.Fault) as error:
         raise EvoMergeException(str(error)) from error
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""

@@ -75,7 +75,7 @@ def final_table(found: Found) -> Table:
 
 
 def _text_cells(winner: Judged, judged: Judged) -> Sequence[str]:
-    low, high = results.interval(judged) or (0.0, 0.0)
+    low, high = results.interval(judged)
     better = results.ahead(winner, judged) if judged is not winner else None
     return (
         f"{judged.metrics['perplexity']:.2f}",

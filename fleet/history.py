@@ -4,13 +4,17 @@ Seeing a name in a listing is enough to choose what to do next; whatever is acte
 metrics, a round that is complete) is first made durable and read again.
 """
 
+import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from fleet import faults, payload
+from fleet.host import Host
 from fleet.recipe import AHEAD, Member, NotYet, Recipe, check, folder, from_json, name, place
+from fleet.run import open_run
 from fleet.slots import Slot, parse
 from fleet.store import Store
 
@@ -28,6 +32,15 @@ class Outcome:
     why: str  # of an absent member
     by: str
     seconds: float
+
+
+def opened(folder: Path) -> "History":
+    """What a run's folder holds, for whoever only reads; what is not visible yet is not in it."""
+    store, _ = open_run(folder, Host(), "reader")
+    history = History(store)
+    with contextlib.suppress(NotYet, faults.Passing):
+        history.look_far()
+    return history
 
 
 class History:

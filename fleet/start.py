@@ -19,7 +19,7 @@ from typing import Annotated, Any, Generic, TypeVar
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from fleet import faults, launches
+from fleet import faults, gpus, launches
 from fleet.config import FleetConfig, Wrong, load
 from fleet.desk import Options, Stopped
 from fleet.diary import plain
@@ -140,6 +140,7 @@ def work(method: Method[Any], name: str, folder: Path, leash: bool, launch: int 
     """Be one worker of a run, in the launch that is named, or the newest."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name):
         raise Wrong(f"{name!r} cannot be a worker's name: letters, digits, '-' and '_'")
+    gpus.choose(name)
     host = Host()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: host.stop())

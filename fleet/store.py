@@ -101,9 +101,13 @@ class Store:
     # -- news -------------------------------------------------------------------------------------------------------
 
     def post(self, name: str, text: str) -> None:
+        self.replace(name, text.encode(), sync=False)
+
+    def replace(self, name: str, data: bytes, sync: bool = True) -> None:
+        """A file for people, or news: whoever reads it sees it whole, as it was or as it is."""
         draft = self._private()
         try:
-            self.disk.write(draft, text.encode(), sync=False)
+            self.disk.write(draft, data, sync)
             self.disk.rename(draft, name)
         except faults.Fault:
             self._remove(draft)

@@ -29,6 +29,8 @@ from typing import Annotated
 
 from cyclopts import App, Parameter, validators
 
+from fleet.config import Wrong
+
 app = App(name="python -m merge", help=__doc__, help_format="plaintext", version_flags=[])
 
 
@@ -138,11 +140,7 @@ def run() -> int:
     except Stopped as stopped:
         print("\nInterrupted; nothing is left behind.", file=sys.stderr)
         return 128 + stopped.args[0]
-    except (ValueError, OSError) as error:
-        from merge.files import Wrong
-
-        if not isinstance(error, (Wrong, OSError)):
-            raise
+    except (Wrong, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     return 0

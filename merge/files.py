@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from fleet.config import Wrong as Wrong  # weights that cannot be used together, files that hold something else
+
 CHUNK = 1 << 19  # numbers that are in memory at a time; a multiple of every block that a wire format has
 _LIMIT = 100_000_000  # bytes of a header, as safetensors has it; and of a JSON file
 _MOST_DIMENSIONS, _MOST_NUMBERS = 16, 1 << 50  # of a tensor
@@ -20,10 +22,6 @@ DTYPES = {
     **{"BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2},
 }
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
-
-
-class Wrong(ValueError):
-    """Weights that cannot be used together, or a file that does not hold what it should; says which tensor and why."""
 
 
 class Sink(Protocol):

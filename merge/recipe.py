@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from merge import strictyaml
 from merge.files import Wrong
 
@@ -121,6 +123,18 @@ def merge_of(value: Any, text: str) -> Merge:
         chat_template=_text(given["chat_template"], "chat_template") if "chat_template" in given else None,
         text=text,
     )
+
+
+def text_of(recipe: Mapping[str, Any]) -> str:
+    """The recipe as a file: what `python -m merge` and others read."""
+    return yaml.dump(dict(recipe), Dumper=_Plain, sort_keys=False, allow_unicode=True)
+
+
+class _Plain(yaml.SafeDumper):
+    """No anchors: they are refused, here and elsewhere."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
 
 # -- its parts ---------------------------------------------------------------------------------------------------------

@@ -19,10 +19,10 @@ from fleet.ancestry.files import files, keep
 from fleet.ancestry.genes import genes_of
 from fleet.ancestry.layout import MOST, laid_out
 from fleet.ancestry.tree import Line, Tree, as_json, finished_members, grown, line_of, tree
-from fleet.history import History
+from fleet.history import History, opened
 from fleet.host import Host
 from fleet.recipe import Member, Recipe, place
-from fleet.run import create_run, open_run
+from fleet.run import create_run
 from tests import small
 from tests.helpers import ROOT, Toys, listing
 
@@ -40,12 +40,6 @@ def made(id, of=None, score=None, *, parents=(), absent="", metrics=None, publis
 
 def carried(id, member):
     return Member(id, member.origin, member.recipe, member.metrics, member.digests)
-
-
-def history_of(folder: Path) -> History:
-    history = History(open_run(folder, Host(), "reader")[0])
-    history.look_far()
-    return history
 
 
 def measured(data: bytes) -> tuple[int, int]:
@@ -66,7 +60,7 @@ def evolved(tmp_path_factory) -> Path:
 
 
 def test_lineage_is_what_the_plans_say(evolved):
-    history = history_of(evolved)
+    history = opened(evolved)
     found = tree(history)
     bred = [
         (round, recipe)
@@ -86,7 +80,7 @@ def test_lineage_is_what_the_plans_say(evolved):
 
 
 def test_an_elite_is_one_member_wherever_it_lives(evolved):
-    history = history_of(evolved)
+    history = opened(evolved)
     elites = {f"{round}/m0": history[f"{round}/m0"].origin for round in range(2, 5)}
     assert all(id != origin for id, origin in elites.items())
     found = tree(history)
@@ -95,7 +89,7 @@ def test_an_elite_is_one_member_wherever_it_lives(evolved):
 
 
 def test_the_winner_is_the_fittest_of_the_last_round_and_no_average(evolved):
-    history = history_of(evolved)
+    history = opened(evolved)
     found = tree(history)
     last = [member for member in history.round(4) if not member.id.endswith("average")]
     assert found.winner == min(last, key=lambda member: member.metrics["loss"]).origin
@@ -115,14 +109,14 @@ def test_two_workers_leave_the_same_files_as_one(evolved, tmp_path):
         thread.start()
     for thread in threads:
         thread.join(120)
-    assert history_of(tmp_path / "run").over
-    one, two = (files(tree(history_of(folder)), "run") for folder in (evolved, tmp_path / "run"))
+    assert opened(tmp_path / "run").over
+    one, two = (files(tree(opened(folder)), "run") for folder in (evolved, tmp_path / "run"))
     assert one.keys() == two.keys() == {"ancestry.json", "ancestry.png", "genome.png"}
     assert one == two
 
 
 def test_the_genome_is_the_one_that_was_mutated(evolved):
-    history = history_of(evolved)
+    history = opened(evolved)
     found = genes_of(tree(history))
     assert list(found.rounds) == [1, 2, 3, 4] and [gene.name for gene in found.genes] == ["length", "rate"]
     rates = [member.metrics["genome_rate"] for member in history.round(3) if "genome_rate" in member.metrics]
@@ -414,12 +408,10 @@ def test_the_command_writes_beside_the_registers_or_elsewhere(evolved, tmp_path)
     assert done.returncode == 0, done.stderr
     assert listing(evolved) == before
     there = {file.name: file.read_bytes() for file in (tmp_path / "new" / "pictures").iterdir()}
-    assert there == files(tree(history_of(evolved)), "run")
+    assert there == files(tree(opened(evolved)), "run")
     known = json.loads(there["ancestry.json"])
-    assert (
-        known == as_json(tree(history_of(evolved))) and known["winner"] == known["main_line"][-1] == known["line"][-1]
-    )
-    assert [*map(str, keep(history_of(evolved)))] == [f"{evolved}/{name}" for name in sorted(there)]
+    assert known == as_json(tree(opened(evolved))) and known["winner"] == known["main_line"][-1] == known["line"][-1]
+    assert [*map(str, keep(opened(evolved)))] == [f"{evolved}/{name}" for name in sorted(there)]
     assert {file.name for file in evolved.iterdir()} - before.keys() == there.keys()
     assert not [*(evolved / "tmp").glob("ancestry*")]
 

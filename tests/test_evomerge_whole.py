@@ -13,6 +13,7 @@ import pytest
 from evomerge import results, specialists
 from evomerge.config import Configuration
 from evomerge.formula import read
+from fleet.history import opened
 from tests.breeding import config
 from tests.lab.machines import Lab, why_not
 from tests.test_evomerge import CLI, cli
@@ -48,7 +49,7 @@ def test_the_example_program_works_as_written(home, tmp_path):
         [sys.executable, "example.py"], cwd=tmp_path, env=home, capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, done.stderr
-    assert "The import statement" in done.stdout.splitlines()[-5:][0] + done.stdout[-400:]
+    assert "The import statement" in done.stdout
     found = results.found_in(tmp_path / "runs" / "evomerge")
     assert len(found.generations) < 100  # it ended by patience
 
@@ -61,9 +62,9 @@ def test_the_self_test_and_the_benchmarks_run(tmp_path):
         command = [sys.executable, "-m", f"evomerge.{module}", "--config", str(tmp_path / "mine.json"), *words]
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr + done.stdout
-    assert all(
-        each["seconds"] >= 0 and each["memory_mb"] > 0 for each in json.loads((tmp_path / "figures.json").read_text())
-    )
+    figures = {each["what"]: each for each in json.loads((tmp_path / "figures.json").read_text())}
+    assert {"GGUF Q8_0", "evaluated: model0", "merged to disk: linear+ties+dfs"} <= figures.keys()
+    assert figures["evaluated: model0"]["result"].startswith("score -")
 
 
 @pytest.mark.skipif(bool(why_not()), reason=f"no machines: {why_not()}")
@@ -82,6 +83,6 @@ def test_on_machines_the_same_model_wins(tmp_path, monkeypatch):
         here.save(lab.shared / "here.json")
         assert cli("--run", "--config", lab.shared / "here.json").returncode == 0
         assert read(lab.shared / "run" / "winner") == read(lab.shared / "here" / "winner")
-        history = results.history_of(lab.shared / "run")
+        history = opened(lab.shared / "run")
         workers = {history.outcome(f"1/m{n}").by for n in range(8)}
         assert len(workers) > 1

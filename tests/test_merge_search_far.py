@@ -96,7 +96,7 @@ def test_help_explains_every_option():
     (("--num-gpus", "3"), "--num-gpus is 3; here are 0"),
     (("--ssh-config", "x"), "it is for --machines"),
     (("--wandb", "--machines", "m.json"), "nobody here hears"),
-    (("--holdout", "0.001"), "facts has 72 questions, too few to cut"),
+    (("--holdout", "0.001"), "facts has 72 questions, too few to hold out"),
     (("--batch-size", "many"), "--batch-size is 'many'"),
     (("--machines", "m.json", "--strategy", "pool"), "it goes with --strategy fleet, not pool"),
     (("--task-search-path", "/no/such/folder"), "/no/such/folder: not a folder"),

@@ -95,4 +95,4 @@ def mean_and_error(losses: Losses) -> tuple[float, float]:
 
 def as_metrics(losses: Losses) -> Mapping[str, Any]:
     mean, error = mean_and_error(losses)
-    return {"perplexity": losses.perplexity, "bits_per_byte": losses.bits_per_byte, "error": error, "nats": mean}
+    return {"perplexity": losses.perplexity, "error": error, "nats": mean}

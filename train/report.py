@@ -21,7 +21,7 @@ def keep(history: History) -> None:
         if _written(history.store) < history.first - 1:
             table = _table(rows(history))
             if len(table) <= 1 << 26:
-                replace(history.store, TABLE, table.encode())
+                history.store.replace(TABLE, table.encode())
 
 
 def rows(history: History) -> list[dict[str, Any]]:
@@ -60,14 +60,8 @@ def picture(history: History) -> bool:
     axes.legend()
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=120)
-    replace(history.store, PICTURE, data.getvalue())
+    history.store.replace(PICTURE, data.getvalue())
     return True
-
-
-def replace(store: Store, file: str, data: bytes) -> None:
-    draft = f"tmp/{store.name}.{store.host.token()}"
-    store.disk.write(draft, data, sync=True)
-    store.disk.rename(draft, file)
 
 
 def _table(found: list[dict[str, Any]]) -> str:

@@ -57,7 +57,7 @@ def load(asked: Asked, public: bool = True) -> dict[str, Any]:
     if theirs and not public:
         raise Wrong(
             f"{theirs[0]} is one of lm-eval's own tasks. A public test set that a search is scored by means nothing "
-            "afterwards: score by tasks of your own (--task-search-path), or say --allow-benchmark-tasks"
+            "afterwards: score by tasks of your own, or allow it (--allow-benchmark-tasks, ALLOW_BENCHMARK_TASKS)"
         )
     try:
         with _quiet():
@@ -96,6 +96,24 @@ def is_mean(loaded: Mapping[str, Any], name: str, metric: str) -> bool:
     """Whether a metric is the mean of marks that each question has."""
     task = loaded["tasks"].get(name)
     return task is not None and getattr(task.aggregation()[metric.split(",")[0]], "__name__", "") == "mean"
+
+
+def parted(questions: Mapping[str, Sequence[int]], share: float, seed: int, held: bool) -> dict[str, list[int]]:
+    """Those that choose between models, or the share that was held out: drawn by the seed, never both."""
+    found = {}
+    for name, numbers in questions.items():
+        order = np.random.default_rng([seed, 7, len(numbers)]).permutation(len(numbers))
+        cut = chosen_of(name, len(numbers), share)
+        found[name] = sorted(numbers[n] for n in (order[cut:] if held and share else order[:cut]))
+    return found
+
+
+def chosen_of(name: str, count: int, share: float) -> int:
+    """How many questions of a task are not held out."""
+    cut = count - round(share * count)
+    if not 0 < cut or (share and cut == count):
+        raise Wrong(f"{name} has {count} questions, too few to hold out {share:g} of them")
+    return cut
 
 
 class Exam:

@@ -1,6 +1,5 @@
 """`python -m fleet.ancestry RUN_DIR`: a run's family tree as ancestry.json, ancestry.png and genome.png."""
 
-import contextlib
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -8,14 +7,10 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from fleet import faults
-from fleet.ancestry.files import GENOME, files, keep, leave
+from fleet.ancestry.files import GENOME, files, keep
 from fleet.ancestry.tree import tree
 from fleet.config import Wrong
-from fleet.disk import Disk
-from fleet.history import History
-from fleet.host import Host
-from fleet.recipe import NotYet
-from fleet.run import open_run
+from fleet.history import opened
 
 
 def draw(
@@ -27,25 +22,23 @@ def draw(
 
     For example: python -m fleet.ancestry runs/edt --out pictures
     """
-    run_dir = run_dir.absolute()
-    store, _ = open_run(run_dir, Host(), "ancestry")
-    history = History(store)
-    with contextlib.suppress(NotYet, faults.Passing):  # what is not visible yet is not in the picture
-        history.look_far()
+    history = opened(run_dir.absolute())
     if not (grown := tree(history)).nodes:
         raise Wrong(f"{run_dir}: no model is finished yet, so there is no family tree to draw")
-    written = leave(_folder(out), files(grown, run_dir.name)) if out else keep(history)
+    written = _elsewhere(out, files(grown, run_dir.absolute().name)) if out else keep(history)
     print(*written, sep="\n")
     if all(file.name != GENOME for file in written):
         print(f"No {GENOME}: no member of this run has a genome")
 
 
-def _folder(out: Path) -> Disk:
+def _elsewhere(out: Path, made: dict[str, bytes]) -> list[Path]:
     try:
         out.mkdir(parents=True, exist_ok=True)
+        for file, data in made.items():
+            (out / file).write_bytes(data)
     except OSError as error:
-        raise Wrong(f"--out {out}: cannot be made: {error.strerror}") from None
-    return Disk(out)
+        raise Wrong(f"--out {out}: cannot be written: {error.strerror}") from None
+    return [out / file for file in made]
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from fleet.config import FleetConfig, Wrong
 from fleet.remote.commands import main
 
 
-def hand_over(config: FleetConfig, script: tuple[str, ...], root: Path, machines: Path, ssh_config: Path | None) -> int:
+def hand_over(config: FleetConfig, script: tuple[str, ...], machines: Path, ssh_config: Path | None) -> int:
     """Launch and watch; the configuration stays beside the run's folder, for the launcher's other commands."""
     base = Path(config.base_dir)
     file = base / f"{config.project_name}.{config.algorithm}.json"
@@ -19,7 +19,7 @@ def hand_over(config: FleetConfig, script: tuple[str, ...], root: Path, machines
     values = {key.upper(): value for key, value in config.model_dump(mode="json").items()}
     file.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n")
     try:
-        main({config.algorithm: script}, root, "", ["launch", *words])
+        main({config.algorithm: script}, Path(__file__).parents[2], "", ["launch", *words])
     except SystemExit as end:
         code = int(end.code or 0)
     print(f"To look after it: python launch_to_machines.py status|logs|stop {' '.join(words)}")

@@ -39,7 +39,6 @@ from merge.evolve import running
 from merge.evolve.config import SearchConfig
 from merge.evolve.method import ALGORITHM, METHOD
 
-ROOT = Path(__file__).parents[2]
 _WORKER = ("--worker", "--make")  # the same module is also a worker of a run
 
 _SEARCH, _WHERE = Group("Search", sort_key=1), Group("Where candidates are made", sort_key=2)
@@ -169,7 +168,7 @@ def main(
     if placed.machines:
         from fleet.remote.handed import hand_over
 
-        code = hand_over(config, ("-m", "merge.evolve"), ROOT, placed.machines, placed.ssh_config)
+        code = hand_over(config, ("-m", "merge.evolve"), placed.machines, placed.ssh_config)
     elif strategy == "fleet":
         count = gpus.workers(placed.workers, placed.num_gpus, placed.threads)
         code = running.local(config, where, count, placed.num_gpus)
@@ -203,6 +202,8 @@ def _check(strategy: str, placed: Placed, made: Made, kept: Kept) -> None:
     ):  # fmt: skip
         if option and not _has(module):
             raise Wrong(f"this needs a package that is not here: {sys.executable} -m pip install {module}")
+    if (placed.num_gpus or 0) > (there := len(gpus.visible())) and not placed.ray_address:
+        raise Wrong(f"--num-gpus is {placed.num_gpus}; here are {there}")
     here = not (far or placed.ray_address)
     if here and not gpus.visible() and (made.merge_cuda or made.vllm or made.load_in_8bit or made.load_in_4bit):
         raise Wrong("--merge-cuda, --vllm, --load-in-8bit and --load-in-4bit need a GPU, and here is none")

@@ -28,7 +28,7 @@ def asked(c: SearchConfig) -> Asked:
 def check(c: SearchConfig, loaded: Mapping[str, Any]) -> None:
     tasks.check_metrics(loaded, [(task.name, task.metric) for task in c.tasks])
     for name, task in loaded["tasks"].items():
-        _cut(c, name, min(len(task.eval_docs), c.limit or len(task.eval_docs)))
+        tasks.chosen_of(name, min(len(task.eval_docs), c.limit or len(task.eval_docs)), c.holdout)
     if c.race or c.holdout:
         option = "race" if c.race else "holdout"
         for task in c.tasks:
@@ -55,20 +55,7 @@ def quantization(c: SearchConfig) -> dict[str, Any]:
 
 def questions(c: SearchConfig, exam: Exam, held: bool) -> Questions:
     """Those of the search, or those that were held out of it: chosen by the seed, never both."""
-    found = {}
-    for name, all_of_it in exam.questions().items():
-        order = np.random.default_rng([c.seed, 7, len(all_of_it)]).permutation(len(all_of_it))
-        cut = _cut(c, name, len(all_of_it))
-        found[name] = sorted(all_of_it[n] for n in (order[cut:] if held else order[:cut]))
-    return found
-
-
-def _cut(c: SearchConfig, name: str, count: int) -> int:
-    """So many questions are for the search."""
-    cut = count - round(c.holdout * count)
-    if not 0 < cut or (c.holdout and cut == count):
-        raise Wrong(f"--holdout {c.holdout}: {name} has {count} questions, too few to cut")
-    return cut
+    return tasks.parted(exam.questions(), c.holdout, c.seed, held)
 
 
 def sat(c: SearchConfig, exam: Exam, model: Any, rival: Metrics | None = None, held: bool = False) -> Metrics:

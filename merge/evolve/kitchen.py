@@ -18,12 +18,11 @@ from merge.evolve import exams
 from merge.evolve.config import SearchConfig
 from merge.evolve.exams import Metrics
 from merge.evolve.genome import Space
-from merge.evolve.records import text_of
 from merge.group import in_memory
 from merge.live import Live, furnished, key_of
 from merge.merging import merge
 from merge.planning import Plan, plan
-from merge.recipe import Merge, merge_of
+from merge.recipe import Merge, merge_of, text_of
 from merge.weights import Stored
 from train import tasks
 from train.tasks import Exam

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fleet import faults, gpus
+from fleet import faults
 from fleet.config import Wrong
 from fleet.history import History
 from fleet.recipe import NotYet, place
@@ -24,7 +24,6 @@ SCORER = "scorer"
 
 def maker(config: SearchConfig) -> Maker:
     from merge.evolve.kitchen import Kitchen
-    from merge.files import Wrong as WrongModels
 
     kitchens: list[Kitchen] = []
 
@@ -33,14 +32,13 @@ def maker(config: SearchConfig) -> Maker:
         if (work.recipe.merge["kind"] == "merge") != name.startswith(MERGER) and name.startswith((MERGER, SCORER)):
             raise Elsewhere("this worker has another part")
         if not kitchens:
-            gpus.choose(name)
             kitchens.append(Kitchen(config))
             if what := _changed(kitchens[0], work):
                 print(f"{name}: {what}", file=sys.stderr)
                 sys.exit(2)  # no candidate is to blame, and no other process here would fare better
         try:
             return _made(kitchens[0], work)
-        except (Wrong, WrongModels) as verdict:
+        except Wrong as verdict:
             raise Failed(str(verdict)) from None
 
     return make
@@ -89,14 +87,12 @@ def _changed(kitchen: Any, work: Work) -> str:
 
 def report(history: History) -> None:
     """history.jsonl and the others, in the run's folder."""
-    from train.report import replace
-
     with contextlib.suppress(faults.Fault, NotYet, KeyError):
         config = SearchConfig.joined(history.store.read("run.json")["config"], {})
         found = records.read(config, history)
         if len(found.rows) > _written(history):
             for name, data in records.files(found).items():
-                replace(history.store, name, data)
+                history.store.replace(name, data)
 
 
 def _written(history: History) -> int:

@@ -9,15 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from fleet.history import History
-from fleet.host import Host
+from fleet.history import History, opened
 from fleet.recipe import place
-from fleet.run import open_run
 from merge.evolve.config import SearchConfig
 from merge.evolve.genome import Space
 from merge.evolve.strategy import MergeSearch
+from merge.recipe import text_of
 
 TABLE, PLAIN, BEST, PICTURE = "history.jsonl", "history.csv", "best_config.yaml", "progress.png"
 
@@ -61,14 +58,7 @@ class Found:
 
 def found_in(folder: Path, config: SearchConfig) -> Found:
     """What a search's folder holds."""
-    return read(config, history_of(folder))
-
-
-def history_of(folder: Path) -> History:
-    store, _ = open_run(folder, Host(), "reader")
-    history = History(store)
-    history.look_far()
-    return history
+    return read(config, opened(folder))
 
 
 def read(config: SearchConfig, history: History) -> Found:
@@ -106,18 +96,6 @@ def files(found: Found) -> dict[str, bytes]:
         PLAIN: _table(found).encode(),
         TABLE: lines.encode(),
     }  # the table last: by it one sees what is there
-
-
-def text_of(recipe: Mapping[str, Any]) -> str:
-    """The recipe as a file: what `python -m merge` and others read."""
-    return yaml.dump(dict(recipe), Dumper=_Plain, sort_keys=False, allow_unicode=True)
-
-
-class _Plain(yaml.SafeDumper):
-    """No anchors: they are refused, here and elsewhere."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
 
 
 def _table(found: Found) -> str:

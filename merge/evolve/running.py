@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from fleet import gpus, launches
+from fleet.history import opened
 from fleet.host import Host
 from fleet.local import Starter
 from fleet.recipe import NotYet
@@ -48,7 +49,7 @@ def over(where: Path) -> bool:
     """All that was to be searched has been, or the time is up."""
     with contextlib.suppress(NoRun, NotYet):
         store, _ = open_run(where, Host(), "starter-look")
-        return launches.ended(store) or records.history_of(where).over
+        return launches.ended(store) or opened(where).over
     return False
 
 
@@ -59,10 +60,9 @@ def ended(config: SearchConfig, where: Path, save: bool) -> int:
     except NotYet:
         print("Nothing was scored: the time was up before tasks and models had been looked at.")
         return 1
+    store = opened(where).store
     for name, data in (records.files(found) | {records.PICTURE: records.picture(found)}).items():
-        draft = where / "tmp" / f"{name}.{Host().token()}"
-        draft.write_bytes(data)
-        draft.rename(where / name)
+        store.replace(name, data)
     Console().print(view.table_of(found))
     print(*view.summary(found), sep="\n")
     if not found.best:

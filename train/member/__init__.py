@@ -5,7 +5,6 @@ from typing import Any
 
 from fleet.config import Wrong
 from fleet.work import Failed, Maker, Work
-from merge.files import Wrong as WrongWeights
 from train.config import TrainConfig
 from train.loop import NotFinite
 from train.member import children, prepare, replicas
@@ -26,7 +25,7 @@ def maker(config: TrainConfig) -> Maker:
     def make(work: Work) -> Mapping[str, Any]:
         try:
             return KINDS[work.recipe.merge["method"]](studio, work)
-        except (NotFinite, Wrong, WrongWeights) as verdict:
+        except (NotFinite, Wrong) as verdict:
             raise Failed(str(verdict)) from None
 
     return make

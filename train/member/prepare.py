@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ def make_tokenizer(studio: Studio, work: Work) -> Mapping[str, Any]:
             tokenizer = AutoTokenizer.from_pretrained(named, trust_remote_code=config.trust_remote_code)
         else:
             check_stdlib(config)
-            tokenizer = byte_level_bpe(config.vocab_size)
+            tokenizer = byte_level_bpe(config.vocab_size, first_of(text.stdlib(), _SAMPLE))
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
         for file in sorted(Path(folder).iterdir()):
@@ -55,7 +55,7 @@ def tokenizer_name(config: TrainConfig) -> str:
     return first if isinstance(first, str) and first not in SHAPES and not first.endswith(".json") else ""
 
 
-def byte_level_bpe(vocab_size: int) -> PreTrainedTokenizerFast:
+def byte_level_bpe(vocab_size: int, documents: Iterable[str]) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -65,7 +65,7 @@ def byte_level_bpe(vocab_size: int) -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_sample(), trainer)
+    tokenizer.train_from_iterator(documents, trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, bos_token=END, pad_token=END)
 
 
@@ -79,10 +79,11 @@ def open_tokenizer(parent: Parent, config: TrainConfig) -> PreTrainedTokenizerBa
         return AutoTokenizer.from_pretrained(folder)
 
 
-def _sample() -> Iterator[str]:
+def first_of(documents: Iterable[str], characters: int) -> Iterator[str]:
+    """As many documents as have so many characters."""
     size = 0
-    for document in text.stdlib():
-        if (size := size + len(document)) > _SAMPLE:
+    for document in documents:
+        if (size := size + len(document)) > characters:
             return
         yield document
 
