@@ -39,6 +39,7 @@ def measured(what: str, work: Callable[[], str]) -> Figure:
     cuda = _cuda()
     if cuda:
         cuda.reset_peak_memory_stats()
+    print(f"{what} ...", file=sys.stderr, flush=True)
     begin = time.perf_counter()
     result = work()
     took = time.perf_counter() - begin

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -61,7 +61,7 @@ def first(among: Among, size: int, seed: int) -> list[Formula]:
         techniques = combinations[n % len(combinations)]
         for _ in range(20):  # with few layers, two paths may be alike
             one = combined(among, techniques, dice, even=turn == 0)
-            if one not in found:
+            if weights_of(one) not in map(weights_of, found):
                 break
         found.append(one)
     return found
@@ -109,7 +109,7 @@ def _through_blend(among: Among, technique: str, dice: Dice) -> list[Step]:
         cut = layers - int(dice.integers(1, max(2, layers // 3 + 1)))
         return [Step(model=BLEND if n < cut else name, layer=n) for n in range(layers)]
     path = [Step(layer=n) for n in range(layers)]
-    place = int(dice.integers(layers))
+    place = int(dice.integers(max(1, layers - 1)))  # the last one would make a frankenmerge of it
     path[place] = Step(model=name, layer=place)
     return path
 
@@ -120,6 +120,11 @@ def _through_models(among: Among, dice: Dice) -> list[Step]:
     length = int(dice.integers(1, max(2, layers)))
     offset = int(dice.integers(length))
     return [Step(model=order[(n + offset) // length % len(order)], layer=n) for n in range(layers)]
+
+
+def weights_of(formula: Formula) -> Formula:
+    """Formulas that are equal here make equal models."""
+    return formula.model_copy(update={"scaled": False})
 
 
 # -- children ---------------------------------------------------------------------------------------------------------
@@ -240,15 +245,21 @@ def next_generation(
     alive = [one for one in order if one.score is not None]
     elite = alive[: min(e.elite, e.population_size - 1)]
     found = [Child(one.formula, "elite", (one.id,), carried=True) for one in elite]
+    seen = [weights_of(one.formula) for one in order]
     lower = alive[len(order) // 2 :]
     merges = (e.population_size - len(found)) // 3 if len(lower) > 1 else 0
     for n in range(len(found), e.population_size):
         dice = np.random.default_rng([*seed, n])
         if n < e.population_size - merges:
             winner = alive[tournament([one.score or 0.0 for one in alive], e.tournament_size, dice)]
-            found.append(Child(mutated(winner.formula, among, e, dice), "mutation", (winner.id,)))
+            child = Child(mutated(winner.formula, among, e, dice), "mutation", (winner.id,))
         else:
             pair = [lower[int(k)] for k in sorted(dice.choice(len(lower), 2, replace=False))]
-            formula, technique = bred(pair[0].formula, pair[1].formula, among, e, dice)
-            found.append(Child(formula, technique, (pair[0].id, pair[1].id)))
+            child = Child(*bred(pair[0].formula, pair[1].formula, among, e, dice), (pair[0].id, pair[1].id))
+        for _ in range(20):  # nothing is made twice, where there is anything else
+            if weights_of(child.formula) not in seen:
+                break
+            child = replace(child, formula=mutated(child.formula, among, e, dice))
+        seen.append(weights_of(child.formula))
+        found.append(child)
     return found

@@ -1,12 +1,14 @@
 """Whether models can be merged at all: by what their folders say, before any weights are read."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from evomerge.config import ModelReference
 from fleet.config import Wrong
 from merge.donors import Donor, Donors, located
 from merge.folder import TOKENIZER_FILES
+from merge.vocabulary import different_words
 
 _SHAPE = (
     *("hidden_size", "n_embd", "intermediate_size", "num_hidden_layers", "n_layer", "num_attention_heads", "n_head"),
@@ -19,7 +21,7 @@ def check_alike(models: Sequence[ModelReference]) -> None:
     with Donors() as donors:
         there = [(model.name, donors[model.path]) for model in models]
         for name, donor in there:
-            _check_tokenizer(name, donor)
+            check_tokenizer(name, donor.folder)
         first, donor = there[0]
         for name, other in there[1:]:
             if what := difference(first, donor, name, other):
@@ -48,6 +50,9 @@ def difference(first: str, one: Donor, second: str, other: Donor) -> str:
         mine, theirs = one.config.get(key), other.config.get(key)
         if mine != theirs:
             return f"{key} is {mine} in {first}, {theirs} in {second}"
+    if words := different_words(one, other):
+        some = ", ".join(map(repr, words[:3]))
+        return f"{first} and {second} have different tokens ({len(words)} of them, as {some})"
     return ""
 
 
@@ -71,8 +76,6 @@ def _advice(there: Sequence[tuple[str, Donor]]) -> str:
     return f"; merge each of them with {wanted} instead, made from the same base"
 
 
-def _check_tokenizer(name: str, donor: Donor) -> None:
-    if not any((donor.folder / file).is_file() for file in TOKENIZER_FILES[:2] + ("vocab.json", "vocab.txt")):
-        raise Wrong(
-            f"{name}: there is no tokenizer in {donor.folder} (tokenizer.json or tokenizer.model); save it there"
-        )
+def check_tokenizer(name: str, folder: Path) -> None:
+    if not any((folder / file).is_file() for file in (*TOKENIZER_FILES[:2], "vocab.json", "vocab.txt")):
+        raise Wrong(f"{name}: there is no tokenizer in {folder} (tokenizer.json or tokenizer.model); save it there")

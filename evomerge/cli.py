@@ -67,7 +67,7 @@ class How:
     "A text file that the models have to foretell: .txt, .jsonl or .parquet."
     tasks: Annotated[str, Parameter(group=_HOW)] = ""
     "Tasks of lm-eval that count, too: name[:weight],name[:weight]."
-    task_path: Annotated[tuple[Path, ...], Parameter(group=_HOW)] = ()
+    task_path: Annotated[tuple[Path, ...], Parameter(group=_HOW, negative="")] = ()
     "A folder with tasks of one's own; may be given several times."
     generations: Annotated[int | None, Parameter(group=_HOW)] = None
     "The most there will be."
@@ -174,6 +174,7 @@ def _task(text: str) -> TaskSettings:
 def _evaluate(model: str, config: Configuration) -> None:
     from evomerge.utils import evaluate_model
 
+    print(f"Evaluating {model} ...", flush=True)
     found = evaluate_model(model, config)
     print(f"{model}: score {found['score']:.4f}")
     if "perplexity" in found:

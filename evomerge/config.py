@@ -137,7 +137,7 @@ class EvaluationSettings(Editable):
     text: str = Field("", description="A .txt, .jsonl or .parquet file; empty: built-in text of three kinds.")
     text_field: str = Field("text", min_length=1, description="The field that holds a document.")
     passages: int = Field(
-        96, ge=2, le=100_000, description="Passages of the text that choose, and as many that judge, if it has so many."
+        96, ge=8, le=100_000, description="Passages of the text that choose, and as many that judge, if it has so many."
     )
     text_weight: float = Field(1.0, ge=0, description="The text's share of the score, in bits per byte; 0: none.")
     tasks: list[TaskSettings] = Field([], description="Tasks of lm-eval that count, too.")
@@ -231,6 +231,8 @@ def with_models(config: Configuration, given: Sequence[str]) -> Configuration:
         while each.name in names:
             each.name, n = f"{name}-{n}", n + 1
         names.add(each.name)
+    if twice := [one.path for n, one in enumerate(models) if one.path in [each.path for each in models[:n]]]:
+        raise Wrong(f"{twice[0]} is given twice; each model should be another one")
     config.models = models
     return config
 

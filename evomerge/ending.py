@@ -1,5 +1,8 @@
 """The end of a tournament: the winner as a folder, what it says, the table, the family tree."""
 
+import contextlib
+import textwrap
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +16,7 @@ from evomerge.view import final_table, front_table
 from fleet.ancestry.files import PICTURE, keep
 from fleet.config import Wrong
 from fleet.history import opened
+from merge.output import Busy
 
 _PROMPTS = ("The ", "def ")
 _SAMPLE = 40  # tokens
@@ -35,16 +39,17 @@ def concluded(folder: Path) -> Path:
     for line in samples(found, where):
         console.print(line, markup=False, highlight=False)
     console.print(f"The family tree: {folder / PICTURE}", soft_wrap=True, highlight=False)
-    console.print(f"The winner: {where}", soft_wrap=True, highlight=False)
+    console.print(f"The winner, {found.judged[0].name}: {where}", soft_wrap=True, highlight=False)
     return where
 
 
 def winner_in(folder: Path, found: Found) -> Path:
     """Its formula follows from the run: the model is made when it is missing."""
     out = folder / results.WINNER
-    if not (out / "config.json").is_file():
-        with workshop(found.config) as shop:
+    while not (out / "config.json").is_file():
+        with contextlib.suppress(Busy), workshop(found.config) as shop:  # another starter makes the same
             shop.write(found.judged[0].formula, out)
+        time.sleep(0.1)
     return out
 
 
@@ -63,5 +68,5 @@ def samples(found: Found, winner: Path) -> Sequence[str]:
                 said = generate_text(loaded, tokenizer, prompt, count + _SAMPLE)
             except EvoMergeException as error:
                 said = f"({error})"
-            lines.append(f"{name} says: {' '.join(said.split())}")
+            lines.append(f"{name} says: {textwrap.shorten(said, 140, placeholder=' ...')}")
     return lines

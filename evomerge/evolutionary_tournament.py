@@ -1,5 +1,6 @@
 """Eight merged models, tournaments, one winner: step by step, or as a run that can be stopped and goes on."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from evomerge.breeding import Among, Ranked, can_mutate, mutated, next_generatio
 from evomerge.config import Configuration, ModelReference
 from evomerge.formula import Formula, in_words
 from evomerge.merger import AdvancedModelMerger, known
+from evomerge.running import resolved
 from evomerge.strategy import last_generation
 from evomerge.utils import EvoMergeException, expected, log
 from fleet.config import Wrong
@@ -22,8 +24,7 @@ class EvolutionaryMerger:
 
     def __init__(self, config: Configuration, out: Path | str = "") -> None:
         self.config, self.e = config, config.evolution_settings
-        self.out = Path(out or config.out).expanduser()
-        self.merger = AdvancedModelMerger(config, self.out)
+        self.merger = AdvancedModelMerger(config, out)
         self._drawn = 0
         self._last: tuple[str, Any] | None = None
 
@@ -67,10 +68,12 @@ class EvolutionaryMerger:
             return self.merger.built(make, together, base or other_base, f"{one.name}-x-{other.name}"[:80])
 
     def evaluate(self, model: ModelReference) -> float:
-        """Its score: more is better. A merged model is made again from its formula."""
+        """Its score: more is better."""
         with expected():
-            formula, models, base = known(model)
-            return float(self._kitchen(models, base).scored(formula, "choosing")["score"])
+            log.info("evaluating %s", model.name)
+            (there,) = resolved([model])
+            kitchen = self._kitchen({there.name: there.path}, "")
+            return float(kitchen.scored(Formula(blend=there.name), "choosing")["score"])
 
     def tournament_selection(self, population: Sequence[ModelReference], scores: Sequence[float]) -> ModelReference:
         """Some meet by chance; the best of them wins."""
@@ -78,7 +81,8 @@ class EvolutionaryMerger:
             raise EvoMergeException(
                 f"{len(population)} models and {len(scores)} scores: as many are needed, at least one"
             )
-        return population[breeding.tournament(scores, self.e.tournament_size, self._dice())]
+        known = [-math.inf if math.isnan(score) else score for score in scores]  # not a number: it failed
+        return population[breeding.tournament(known, self.e.tournament_size, self._dice())]
 
     def evolve(self, population: Sequence[ModelReference] = ()) -> ModelReference:
         """Generation after generation, from these models or the first merged ones; the winner."""
@@ -110,6 +114,7 @@ class EvolutionaryMerger:
         ]
 
     def _ranked(self, kitchen: Any, id: str, formula: Formula) -> Ranked:
+        log.info("evaluating %s (%s)", id, in_words(formula))
         try:
             return Ranked(id, formula, float(kitchen.scored(formula, "choosing")["score"]))
         except Wrong as error:

@@ -15,7 +15,8 @@ from train.tasks import Asked, Exam
 
 BITS = "bits per byte"
 PASSAGE = 800  # characters of a passage, about
-_SHORTEST = 8
+_SHORTEST = 8  # bytes
+_FEWEST = 8  # passages
 Metrics = Mapping[str, Any]
 
 
@@ -43,7 +44,7 @@ class Jury:
             objectives[BITS] = losses.bits_per_byte
             score -= self.e.text_weight * losses.bits_per_byte
             if on == "judging":
-                found["each"] = json.dumps([round(x, 6) for x in losses.each])
+                found |= {"each": json.dumps([round(x, 6) for x in losses.nats]), "sizes": json.dumps(losses.bytes)}
         if self.exam:
             marks = self.exam.marks(model, self.numbers[on])
             for task in self.e.tasks:
@@ -84,8 +85,9 @@ def load_tasks(e: EvaluationSettings, seed: int) -> dict[str, Any]:
 def texts(e: EvaluationSettings) -> dict[str, list[str]]:
     """Passages that choose, and as many others that judge, in turns: all kinds of text are in both."""
     there = builtin() if not e.text else cut(e)
-    if len(there) < 4:
-        raise Wrong(f"{e.text}: {len(there)} passages of {PASSAGE} characters; at least 4 are needed to compare models")
+    if len(there) < 2 * _FEWEST:
+        found = f"{len(there)} passages of at most {PASSAGE} characters"
+        raise Wrong(f"{e.text}: {found}; at least {2 * _FEWEST} are needed to compare models")
     most = min(e.passages, len(there) // 2)
     return {"choosing": there[: 2 * most : 2], "judging": there[1 : 2 * most : 2]}
 

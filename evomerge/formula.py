@@ -7,9 +7,11 @@ from typing import Any, Literal, Union
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from evomerge.config import ModelReference
 from merge.files import Wrong, read_json
 
 FILE = "evomerge.json"  # beside a merged model's weights
+_STEPS, _POINTS = 1024, 256  # of a path, of the shares of one model
 MOST = 24  # models that a formula names; a merge of larger ones keeps their heavier parts
 BLEND = ""  # in a path: the blend, instead of a model
 
@@ -31,10 +33,12 @@ class Blend(_Frozen):
     def _check(self) -> "Blend":
         if len(self.shares) != len(self.of) or len({len(each) for each in self.shares}) != 1 or not self.shares[0]:
             raise ValueError("each of the models needs shares, equally many")
-        if any(share < 0 for each in self.shares for share in each) or any(
-            sum(column) <= 0 for column in zip(*self.shares, strict=True)
-        ):
-            raise ValueError("shares are numbers from 0, not all of them 0")
+        if len(self.shares[0]) > _POINTS:
+            raise ValueError(f"at most {_POINTS} shares of a model are possible")
+        if any(not 0 <= share <= 1e6 for each in self.shares for share in each):
+            raise ValueError("shares are numbers from 0 to a million")
+        if any(sum(column) <= 0 for column in zip(*self.shares, strict=True)):
+            raise ValueError("not all shares can be 0")
         if self.technique == "slerp" and len(self.of) != 2:
             raise ValueError("slerp combines two")
         return self
@@ -58,7 +62,7 @@ class Formula(_Frozen):
     """A blend, then a path through its layers and those of the models; at least one of them."""
 
     blend: str | Blend | None = None
-    path: tuple[Step, ...] = ()
+    path: tuple[Step, ...] = Field((), max_length=_STEPS)
     scaled: bool = False  # a path in data-flow space: its steps have scales that may change
     noise: float = Field(0.0, ge=0)  # in parts of each tensor's spread
     seed: int = 0  # of the noise, and of which changes dare drops
@@ -154,8 +158,12 @@ def read(folder: Path) -> tuple[Formula, dict[str, str], str] | None:
     value: dict[str, Any] = read_json(folder / FILE)
     try:
         models, formula = value["models"], Formula.model_validate(value["formula"])
+        for name, path in models.items():
+            ModelReference(name, path)
+        if len([*leaves(formula.blend or "")]) > 4 * MOST:
+            raise ValueError("its blend names too many models")
         if not isinstance(models, dict) or not {*formula.models} <= models.keys() or not isinstance(value["base"], str):
             raise ValueError("its models are not those of its formula")
         return formula, {str(name): str(path) for name, path in models.items()}, value["base"]
-    except (KeyError, ValueError, ValidationError, RecursionError) as error:
+    except (KeyError, ValueError, AttributeError, ValidationError, RecursionError) as error:
         raise Wrong(f"{folder / FILE}: not what a merge writes: {' '.join(str(error).split())[:200]}") from None

@@ -91,6 +91,7 @@ def main(
     with tempfile.TemporaryDirectory(prefix="evomerge-") as place:
         for what, check in checks(settings, Path(place)):
             begin = time.monotonic()
+            print(f"...     {what}", flush=True)
             try:
                 check()
             except EvoMergeException as error:

@@ -46,8 +46,7 @@ class Kitchen:
             seed, e = self.config.evolution_settings.seed, self.config.evaluation_settings
             if self._tasks is None:
                 self._tasks = fitness.load_tasks(e, seed)
-            longest = getattr(live.model.config, "max_position_embeddings", None)
-            self._jury = live.words, Jury(e, seed, live.tokenizer, longest, self._tasks)
+            self._jury = live.words, Jury(e, seed, live.tokenizer, self.workshop.context(), self._tasks)
         return self._jury[1]
 
 

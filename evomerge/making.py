@@ -12,8 +12,8 @@ from torch import Tensor
 
 from evomerge import formula as formulas
 from evomerge.config import TournamentConfig
-from evomerge.formula import Formula
-from evomerge.techniques import MERGED, recipes
+from evomerge.formula import Formula, in_words, makeup
+from evomerge.techniques import MERGED, Recipes, recipes
 from fleet.config import Wrong
 from merge import live
 from merge.donors import Donor, Donors
@@ -24,7 +24,7 @@ from merge.planning import Plan, plan
 from merge.recipe import Merge, merge_of, text_of
 from merge.staged import Staged, over_all
 
-_CLEAN, _NOISY = "without-noise", "with-noise"
+_CLEAN, _NOISY, BASE = "without-noise", "with-noise", "(base)"
 
 
 class Workshop:
@@ -34,7 +34,7 @@ class Workshop:
         self, models: Mapping[str, str], base: str, *, threads: int = 0, dtype: str = "", trust: bool = False
     ) -> None:
         self.models, self.base, self.dtype, self.trust = dict(models), base, dtype, trust
-        self.donors, self.threads = Donors(), threads
+        self.donors, self.threads = Donors({**models, **({BASE: base} if base else {})}), threads
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self._live: tuple[str, Live] | None = None
 
@@ -46,26 +46,39 @@ class Workshop:
 
     def layers(self) -> int:
         """Of each model; paths go through all of them."""
-        first = next(iter(self.models.values()))
+        first = next(iter(self.models))
         if (count := self.donors[first].layers) is None:
             raise Wrong(f"{first}: its config.json does not say how many layers it has")
         return count
 
+    def context(self) -> int | None:
+        """The shortest of all models: everybody reads the same pieces of text."""
+        sizes = [self.donors[name].config.get("max_position_embeddings") for name in self.models]
+        return min((size for size in sizes if isinstance(size, int)), default=None)
+
     def planned(self, formula: Formula) -> tuple[Merge, Plan, Donors]:
         """What the merge engine is to do; or why these models cannot be merged."""
-        stages = recipes(formula, self.models, self.base, self.dtype)
-        if formula.noise:
-            stages = {(_CLEAN if name == MERGED else name): each for name, each in stages.items()}
-            stages[MERGED] = {"merge_method": "passthrough", "models": [{"model": _NOISY}]}
-        text = in_documents(stages)
+        if unknown := [name for name in formula.models if name not in self.models]:
+            raise Wrong(f"there is no model {unknown[0]!r} here; there are {', '.join(self.models)}")
+        text = in_documents(self._stages(formula, self.models, self.base))
+        stages = self._stages(formula, {name: name for name in self.models}, BASE if self.base else "")
         said = {name: merge_of(each, text) for name, each in stages.items()}
         donors = _Noisy(said, self.donors, self._how(formula), formula)
         return said[MERGED], plan(said[MERGED], donors), donors
 
+    def _stages(self, formula: Formula, models: Mapping[str, str], base: str) -> Recipes:
+        """With models by their names, on which random drops depend; or by where they are, for people."""
+        stages = recipes(formula, models, base, self.dtype)
+        if formula.noise:
+            stages = {(_CLEAN if name == MERGED else name): each for name, each in stages.items()}
+            stages[MERGED] = {"merge_method": "passthrough", "models": [{"model": _NOISY}]}
+        return stages
+
     def write(self, formula: Formula, out: Path) -> None:
         """As a Hugging Face folder that knows what it was made of."""
         said, _, donors = self.planned(formula)
-        beside = {formulas.FILE: formulas.text_of(formula, self.models, self.base)}
+        about = formulas.text_of(formula, self.models, self.base)
+        beside = {formulas.FILE: about, "README.md": card(formula, self.models, said.text)}
         merge(said, out, how=self._how(formula), donors=donors, beside=beside)
 
     def model(self, formula: Formula) -> Live:
@@ -94,6 +107,14 @@ class Workshop:
                 Path(place) / "model", dtype="auto", trust_remote_code=self.trust
             )
         return replace(known, model=model.to(self.device).eval())
+
+
+def card(formula: Formula, models: Mapping[str, str], recipe: str) -> str:
+    """README.md, with the fields that the hub reads."""
+    shares = [f"- `{models[name]}`: {share:.0%}" for name, share in makeup(formula).items()]
+    front = "---\nlibrary_name: transformers\ntags:\n- merge\n---\n"
+    title = f"# A merge of {len(shares)} models\n\nBy {in_words(formula)}. How much of each is in it:\n\n"
+    return front + title + "\n".join(shares) + f"\n\nStage by stage:\n\n```yaml\n{recipe.rstrip()}\n```\n"
 
 
 def workshop(c: TournamentConfig) -> Workshop:

@@ -1,5 +1,6 @@
 """One merge at a time: models in, a model's folder out. It needs no run."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -16,13 +17,13 @@ from evomerge.utils import EvoMergeException, expected, log
 
 
 class AdvancedModelMerger:
-    """Merges models as MERGE_SETTINGS say, into folders below OUT.
+    """Merges models as MERGE_SETTINGS say, into folders below OUT; by default beside the tournament's own folder.
 
     >>> AdvancedModelMerger(create_default_config()).merge()
     """
 
     def __init__(self, config: Configuration, out: Path | str = "") -> None:
-        self.config, self.out = config, Path(out or config.out).expanduser()
+        self.config, self.out = config, Path(out or f"{config.out}-models").expanduser()
         self.settings = config.merge_settings
 
     def merge(self, models: Sequence[ModelReference] = (), techniques: Sequence[Technique] = ()) -> ModelReference:
@@ -99,7 +100,8 @@ class AdvancedModelMerger:
             return ModelReference(out.name, out.resolve())
 
     def _free(self, name: str) -> Path:
-        """Nothing is ever replaced."""
+        """Nothing is ever replaced, and nothing leads out of the folder."""
+        name = re.sub(r"[^\w.-]+", "-", name).strip("-.")[:60] or "model"
         places = [self.out / name, *(self.out / f"{name}-{n}" for n in range(2, 10_000))]
         return next(place for place in places if not place.exists())
 

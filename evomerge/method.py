@@ -32,7 +32,8 @@ def maker(config: TournamentConfig) -> Maker:
                 return kitchens[0].check()
             return kitchens[0].scored(formula_of(work.recipe), work.recipe.evaluate["on"])
         except Wrong as verdict:
-            raise Failed(str(verdict)) from None
+            name = work.recipe.merge.get("name", "")
+            raise Failed(f"{name}: {verdict}" if name and name not in str(verdict) else str(verdict)) from None
 
     return make
 

@@ -45,9 +45,15 @@ class Judged:
         return found
 
     @property
-    def each(self) -> list[float]:
-        """Bits per byte, passage by passage."""
-        found: list[float] = json.loads(self.metrics.get("each", "[]"))
+    def nats(self) -> list[float]:
+        """Passage by passage."""
+        found: list[float] = json.loads(self.metrics["each"])
+        return found
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of each passage."""
+        found: list[int] = json.loads(self.metrics["sizes"])
         return found
 
 
@@ -161,15 +167,21 @@ def _listed(entry: Entry) -> dict[str, Any]:
 
 def interval(judged: Judged) -> tuple[float, float]:
     """Of the perplexity, with 95% confidence."""
-    mean, half = judged.metrics["nats"], 1.96 * judged.metrics["error"]
-    return math.exp(mean - half), math.exp(mean + half)
+    mean, half = judged.metrics["nats"], judged.metrics["error"] * certain(len(judged.sizes))
+    return math.exp(min(700.0, mean - half)), math.exp(min(700.0, mean + half))
 
 
-def ahead(winner: Judged, other: Judged) -> tuple[float, float] | None:
+def ahead(winner: Judged, other: Judged) -> tuple[float, float]:
     """By how many bits per byte the winner is better on the same passages, and how far that is certain (95%)."""
-    if not winner.each or len(winner.each) != len(other.each):
-        return None
-    gains = [b - a for a, b in zip(winner.each, other.each, strict=True)]
-    mean = sum(gains) / len(gains)
-    spread = math.sqrt(sum((gain - mean) ** 2 for gain in gains) / max(1, len(gains) - 1))
-    return mean, 1.96 * spread / math.sqrt(len(gains))
+    sizes = winner.sizes
+    gains = [(b - a) / math.log(2) for a, b in zip(winner.nats, other.nats, strict=True)]
+    mean, count = sum(gains) / sum(sizes), len(sizes)
+    off = sum((gain - mean * size) ** 2 for gain, size in zip(gains, sizes, strict=True))
+    return mean, certain(count) * math.sqrt(off * count / (count - 1)) / sum(sizes)
+
+
+def certain(count: int) -> float:
+    """So many standard errors of so many passages hold 95%: Student's t, by its series."""
+    z, free = 1.959964, count - 1
+    terms = ((z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
+    return z + sum(term / free ** (n + 1) for n, term in enumerate(terms))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,6 +36,8 @@ def resolved(models: Sequence[ModelReference], beside: Path | None = None) -> li
     if any(model.builtin for model in models):
         from evomerge import specialists
 
+        if beside and (known := specialists.home_in(specialists_at())).is_dir():
+            shutil.copytree(known, specialists.home_in(specialists_at(beside)), dirs_exist_ok=True)
         made = specialists.made(specialists_at(beside), tell=_say)
     return [ModelReference(model.name, _whole(model, made)) for model in models]
 
@@ -58,6 +61,7 @@ def prepared(config: Configuration) -> TournamentConfig:
     """Whatever cannot work is said before anything is begun."""
     from evomerge import fitness
     from evomerge.checking import check_alike, check_causal
+    from train import tasks
 
     where = Path(config.out).expanduser().resolve()
     _check_folder(where)
@@ -75,6 +79,8 @@ def prepared(config: Configuration) -> TournamentConfig:
     m.base_model = models.pop() if base else None
     if m.base_model and m.base_model.path in [model.path for model in models]:
         raise Wrong(f"base_model {m.base_model.name} is one of the models: its change of itself is nothing")
+    for task in fitness.load_tasks(e, config.evolution_settings.seed).get("tasks", {}).values():
+        tasks.chosen_of(task.config.task, len(task.eval_docs), e.holdout)
     if e.text:
         e.text = str(Path(e.text).expanduser().resolve())
     e.task_path = [str(Path(folder).expanduser().resolve()) for folder in e.task_path]
@@ -87,7 +93,6 @@ def prepared(config: Configuration) -> TournamentConfig:
         evolution_settings=config.evolution_settings.model_copy(deep=True),
         evaluation_settings=e,
         text_digest=fitness.digest(e),
-        max_generations=config.evolution_settings.num_generations,
         threads=config.threads,
         log_level=config.log_level,
     )
@@ -132,9 +137,11 @@ def run(config: Configuration) -> int:
 
 def evaluated(model: ModelReference, config: Configuration) -> dict[str, Any]:
     """One model's marks, on what chooses."""
+    from evomerge.checking import check_causal
     from evomerge.formula import Formula
     from evomerge.kitchen import alone
 
     (there,) = resolved([model])
+    check_causal([there], config.merge_settings.trust_remote_code)
     found = dict(alone(config, {there.name: there.path}).scored(Formula(blend=there.name), "choosing"))
     return {**found, "objectives": json.loads(found["objectives"])}

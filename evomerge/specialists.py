@@ -104,7 +104,7 @@ def made(
 
     The bytes depend on the threads; and the steps are so small that on a busy machine more threads wait for each other.
     """
-    home = folder.expanduser().resolve() / f"specialists-{_digest(settings)}"
+    home = home_in(folder, settings)
     places = {name: home / name for name in (BASE, *texts.KINDS)}
     missing = [name for name, place in places.items() if not place.exists()]
     if missing:
@@ -112,6 +112,11 @@ def made(
             _check_room(home, len(missing))
             _make(missing, places, settings, tell)
     return places
+
+
+def home_in(folder: Path, settings: Settings = Settings()) -> Path:
+    """Named by all that the models follow from."""
+    return folder.expanduser().resolve() / f"specialists-{_digest(settings)}"
 
 
 def _make(missing: list[str], places: Mapping[str, Path], settings: Settings, tell: Tell) -> None:

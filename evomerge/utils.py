@@ -58,12 +58,15 @@ def _loaded(reference: ModelReference, device: str, trust: bool) -> Loaded:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
+    from evomerge.checking import check_causal, check_tokenizer
     from merge.donors import located
 
     disable_progress_bar()
     if reference.path.endswith(".gguf"):
         return _from_gguf(reference, device)
     folder = located(reference.path)
+    check_causal([reference], trust)
+    check_tokenizer(reference.name, folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
     except Exception as error:  # whatever a tokenizer's files and class can come up with

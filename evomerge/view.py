@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from evomerge import results
-from evomerge.fitness import BITS
+from evomerge.fitness import BITS, key
 from evomerge.results import Entry, Found, Judged
 from fleet.progress import Progress, duration
 
@@ -15,15 +15,20 @@ class TournamentView(Progress):
 
     def line(self, round: int) -> str:
         if round == 0:
-            return f"models and text are good: {self.history['0/check'].metrics['layers']} layers"
+            score = score_in_words(results.read(self.history))
+            return f"models fit together: {self.history['0/check'].metrics['layers']} layers; score: {score}"
         return generation_text(results.read(self.history), round)
 
     def speed(self) -> str:
         found = results.read(self.history)
         seconds, done = max(1e-3, self._now() - self._began), self.history.first - max(1, self._began_at)
         e = found.config.evolution_settings
-        words = [f"generation {min(len(found.generations) + 1, e.num_generations)} of at most {e.num_generations}"]
-        if done > 0 and len(found.generations) < e.num_generations:
+        if found.judged:
+            return f"{duration(seconds)} in all"
+        words = [f"generation {len(found.generations) + 1} of at most {e.num_generations}"]
+        if len(found.generations) == e.num_generations:
+            words = ["judging"]
+        elif done > 0:
             words.append(f"about {duration(seconds / done)} each")
         return ", ".join(words)
 
@@ -43,7 +48,9 @@ def best_few(found: Found, most: int) -> list[Entry]:
 
 def generation_text(found: Found, generation: int) -> str:
     if generation > len(found.generations):
-        return "the winner and the models: judged by what nobody has chosen by"
+        e, count = found.config.evolution_settings, len(found.generations)
+        why = "" if count == e.num_generations else f" (nothing got better for {e.patience} generations)"
+        return f"the end after {count} generations{why}; now what nobody has chosen by"
     entries = found.generations[generation - 1]
     good = [entry for entry in entries if entry.score is not None]
     words = [f"generation {generation}: {len(entries)} models"]
@@ -58,30 +65,33 @@ def generation_text(found: Found, generation: int) -> str:
 
 def final_table(found: Found) -> Table:
     """The winner beside the models that it came from."""
-    table = Table(title="On what nobody has chosen by", title_justify="left")
     winner, names = found.judged[0], list(found.judged[0].objectives)
-    text = BITS in names
-    columns = ["", "score", *(["perplexity", "95% interval", "winner gains"] if text else [])]
-    for column in [*columns, *(name for name in names if name != BITS)]:
+    text, others = BITS in names, [name for name in names if name != BITS]
+    table = Table(title="On what nobody has chosen by", title_justify="left", caption_justify="left")
+    for column in ("", "score", *(["perplexity (95%)", "the winner gains"] if text else []), *others):
         table.add_column(column, justify="left" if not column else "right", overflow="fold")
-    table.caption = (
-        "The winner gains so many bits per byte on the same passages, with 95% confidence." if text else None
-    )
     for judged in found.judged:
-        cells = [f"winner, {judged.name}" if judged is winner else judged.name, _number(judged.metrics["judged"])]
+        cells = ["winner" if judged is winner else judged.name, _number(judged.metrics["judged"])]
         cells += _text_cells(winner, judged) if text else []
-        table.add_row(*cells, *(_number(judged.objectives[name]) for name in names if name != BITS))
+        table.add_row(*cells, *(_number(judged.objectives[name]) for name in others))
+    gains = " The winner gains bits per byte on the same passages (±: 95%)." if text else ""
+    table.caption = f"Score: {score_in_words(found)}.{gains}"
     return table
+
+
+def score_in_words(found: Found) -> str:
+    """What it is the sum of."""
+    e = found.config.evaluation_settings
+    parts = [f"- {e.text_weight:g} x bits per byte"] if e.text_weight else []
+    parts += [f"{'+' if task.weight >= 0 else '-'} {abs(task.weight):g} x {key(task)}" for task in e.tasks]
+    return " ".join(parts).removeprefix("+ ")
 
 
 def _text_cells(winner: Judged, judged: Judged) -> Sequence[str]:
     low, high = results.interval(judged)
     better = results.ahead(winner, judged) if judged is not winner else None
-    return (
-        f"{judged.metrics['perplexity']:.2f}",
-        f"{low:.2f} to {high:.2f}",
-        f"{better[0]:+.3f} ± {better[1]:.3f}" if better else "",
-    )
+    difference = f"{better[0]:+.3f} ± {better[1]:.3f}" if better else ""
+    return f"{judged.metrics['perplexity']:.1f} ({low:.1f} to {high:.1f})", difference
 
 
 def front_table(found: Found) -> Table:

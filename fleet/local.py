@@ -80,7 +80,7 @@ class Starter:
         history.look_far()
         print(f"{'New run' if new else 'Going on with the run'} {self.folder}", flush=True)
         if history.over:
-            print("The run is over already. To start another one, choose another PROJECT_NAME.")
+            print("The run is over already. Another one needs another PROJECT_NAME (--out, --storage-path).")
             return self._result(history)
         if why := launches.ordered(store, sys.maxsize):
             print(f"{why[0].upper()}{why[1:]}.")

@@ -78,7 +78,8 @@ def _make_folder(base: Path, project: str, bound: Mapping[str, Any], host: Host)
     folder = base / project
     if folder.is_dir() and (strangers := set(os.listdir(folder)) - {*FOLDERS}):
         raise Wrong(
-            f"{folder}: holds files but is not a run ({', '.join(sorted(strangers)[:3])}); name another PROJECT_NAME"
+            f"{folder}: holds files but is not a run ({', '.join(sorted(strangers)[:3])}); "
+            "name another PROJECT_NAME (--out, --storage-path)"
         )
     disk = Disk(base)
     try:
@@ -100,15 +101,23 @@ def _make_folder(base: Path, project: str, bound: Mapping[str, Any], host: Host)
 
 
 def _check_binding(folder: Path, stands: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    keys = [key for key in {**stands, **wanted} if stands.get(key) != wanted.get(key)]
+    old, new = _flat(stands), _flat(wanted)
+    keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
     if keys:
-        lines = [
-            f"  {key.upper()}: the run has {stands.get(key)!r}, now it says {wanted.get(key)!r}" for key in sorted(keys)
-        ]
+        lines = [f"  {key.upper()}: the run has {old.get(key)!r}, now it says {new.get(key)!r}" for key in sorted(keys)]
         raise Wrong(
             f"{folder}: this run was started with another configuration\n" + "\n".join(lines) + "\n"
-            "Restore these settings to go on with it, or choose another PROJECT_NAME to start a new run."
+            "Restore these settings to go on with it, or choose another PROJECT_NAME (--out, --storage-path) to start "
+            "a new run."
         )
+
+
+def _flat(values: Mapping[str, Any], outer: str = "") -> dict[str, Any]:
+    """Of records within records, each field by itself."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= _flat(value, f"{outer}{key}.") if isinstance(value, dict) and value else {f"{outer}{key}": value}
+    return found
 
 
 # -- the place ---------------------------------------------------------------------------------------------------------

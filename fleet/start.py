@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
@@ -20,7 +20,7 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from fleet import faults, gpus, launches
-from fleet.config import FleetConfig, Wrong, load
+from fleet.config import FleetConfig, Wrong, load, lowered, read_json
 from fleet.desk import Options, Stopped
 from fleet.diary import plain
 from fleet.history import History
@@ -58,9 +58,10 @@ class Method(Generic[C]):
     report: Callable[[History], None] = lambda history: None  # files for people, that follow from the registers
 
 
-def main(method: Method[Any], arguments: list[str] | None = None) -> None:
-    """The whole command line of a method's script."""
+def main(method: Method[Any], arguments: list[str] | None = None, others: Sequence[Method[Any]] = ()) -> None:
+    """The whole command line of a method's script; of several methods, ALGORITHM says which."""
     os.umask(0o077)
+    methods = {each.algorithm: each for each in (method, *others)}
     name = " ".join(["python", *this_script()[1:]])
     app = App(name=name, help=method.about, help_epilogue=_EXAMPLES.format(name=name), version_flags=[])
 
@@ -80,17 +81,18 @@ def main(method: Method[Any], arguments: list[str] | None = None) -> None:
         make: Annotated[bool, Parameter(show=False)] = False,
     ) -> int:
         if worker:
-            return work(method, *worker, leash, launch)
+            return work(methods, *worker, leash, launch)
         from fleet.local import Starter
 
         where = config.absolute().parent
-        chosen = method.prepared(settled(method, load(config, method.config), algorithm), where)
+        mine = methods.get(algorithm or named(config), method)
+        chosen = mine.prepared(settled(mine, load(config, mine.config), algorithm), where)
         _let_group_read(chosen)
         if make:
             return made(chosen, where)
         starter = Starter(chosen, where, workers)
         if (code := starter.run()) == 0 and starter.over:
-            method.finished(chosen, starter.folder)
+            mine.finished(chosen, starter.folder)
         return code
 
     try:
@@ -136,7 +138,14 @@ def settled(method: Method[C], config: C, flag: str) -> C:
     return method.config.joined(bound, config.operational())
 
 
-def work(method: Method[Any], name: str, folder: Path, leash: bool, launch: int = 0) -> int:
+def named(config: Path) -> str:
+    """The ALGORITHM of a configuration file, before anybody knows which keys it may have."""
+    value = read_json(config)
+    found = lowered(value, str(config)).get("algorithm") if isinstance(value, dict) else ""
+    return found if isinstance(found, str) else ""
+
+
+def work(methods: Mapping[str, Method[Any]], name: str, folder: Path, leash: bool, launch: int = 0) -> int:
     """Be one worker of a run, in the launch that is named, or the newest."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name):
         raise Wrong(f"{name!r} cannot be a worker's name: letters, digits, '-' and '_'")
@@ -148,6 +157,7 @@ def work(method: Method[Any], name: str, folder: Path, leash: bool, launch: int 
         threading.Thread(target=_hold_leash, args=(host,), daemon=True).start()
     store, run = open_run(folder, host, name)
     launch = launch or launches.latest(store)
+    method = methods.get(str(run["config"].get("algorithm")), next(iter(methods.values())))
     config = method.config.joined(run["config"], launches.settings(store, launch))
     _let_group_read(config)
     logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(message)s")

@@ -28,7 +28,9 @@ _LONGEST = 40  # signs of a value
 
 
 def metrics_text(metrics: Mapping[str, Any]) -> str:
-    return plain(" ".join(f"{key}={_short(value)}" for key, value in metrics.items()))
+    """Numbers and words; what others take apart is left out."""
+    shown = {key: value for key, value in metrics.items() if not (isinstance(value, str) and value[:1] in ("{", "["))}
+    return plain(" ".join(f"{key}={_short(value)}" for key, value in shown.items()))
 
 
 def _short(value: Any) -> str:

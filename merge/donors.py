@@ -1,6 +1,7 @@
 """Models to merge: wherever they lie, as named tensors that are read row by row, and their configuration."""
 
 import fnmatch
+import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -41,9 +42,11 @@ class Donor:
 
 
 class Donors:
-    """Opens models by their references; closes their files at the end."""
+    """Opens models by their references; closes their files at the end. Some references may be mere names of models
+    that lie in other places."""
 
-    def __init__(self) -> None:
+    def __init__(self, places: Mapping[str, Path | str] | None = None) -> None:
+        self.places = dict(places or {})
         self.stack, self._open = ExitStack(), dict[str, Donor]()
         self.known: dict[Any, Any] = {}  # what was found out about these models, for whoever plans many merges
 
@@ -59,7 +62,7 @@ class Donors:
         return self._open[reference]
 
     def _opened(self, reference: str) -> Donor:
-        model, adapter = _parts(reference)
+        model, adapter = _parts(str(self.places.get(reference, reference)))
         if model.endswith(".gguf"):
             from merge.gguf import open_gguf
 
@@ -102,6 +105,7 @@ def located(reference: str) -> Path:
         raise Wrong(f"{reference}: not a folder with a model, a .gguf file, or a hub id")
     from huggingface_hub import list_repo_files, snapshot_download
 
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries; the error says enough
     try:
         there = list_repo_files(name, revision=at or None)
         safe = any(fnmatch.fnmatch(file, pattern) for file in there for pattern in _WEIGHTS[0])

@@ -34,7 +34,8 @@ def furnish(folder: Path, recipe: Merge, plan: Plan, template: str | None) -> No
     if template:
         _set_template(folder, template)
     (folder / RECIPE).write_text(recipe.text)
-    (folder / "README.md").write_text(card(recipe))
+    if not (folder / "README.md").exists():  # somebody may know more of it
+        (folder / "README.md").write_text(card(recipe))
     write_json(folder / "config.json", plan.config)
 
 

@@ -46,14 +46,16 @@ def furnished(said: Merge, made: Plan, device: str, trust: bool = False, with_mo
             line = " ".join(str(error).split())[:200]
             raise Wrong(f"{made.leader.reference}: its tokenizer cannot be loaded: {line}") from None
         model = _empty(Path(place), made, device, trust) if with_model else None
-    places = _places(model, made) if model is not None else None
+    places = places_in(model, made) if model is not None else None
     return Live(model if places is not None else None, tokenizer, _words(made), places)
 
 
 def key_of(made: Plan) -> str:
     """Plans with equal keys can take turns in one model."""
     config = {key: value for key, value in made.config.items() if key not in ("_name_or_path", "transformers_version")}
-    return json.dumps([config, _words(made)], sort_keys=True)
+    dtypes = {job.name: str(job.dtype) for job in made.jobs}
+    several = dtypes if len({*dtypes.values()}) > 1 else [*dtypes.values()][:1]
+    return json.dumps([config, _words(made), several], sort_keys=True)
 
 
 def _empty(place: Path, made: Plan, device: str, trust: bool) -> Any:
@@ -79,7 +81,7 @@ def _words(made: Plan) -> str:
     return " ".join(hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "-" for file in files)
 
 
-def _places(model: Any, made: Plan) -> Mapping[str, torch.Tensor] | None:
+def places_in(model: Any, made: Plan) -> Mapping[str, torch.Tensor] | None:
     """Where each tensor of the plan lies in the model; nothing where they are not the very same tensors."""
     state = model.state_dict(keep_vars=True)
     jobs = {job.name: job for job in made.jobs}

@@ -14,6 +14,11 @@ from typing import Any
 from merge.files import Entry, Header, Wrong, write_header
 from merge.planning import Job
 
+
+class Busy(Wrong):
+    """Somebody else is writing just this."""
+
+
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 
 
@@ -135,7 +140,7 @@ def _held(lock: Path, out: Path) -> Iterator[None]:
             if not os.path.samestat(os.fstat(file.fileno()), lock.stat()):
                 raise OSError  # the one who held it has removed it, and somebody else has a new one
         except OSError:
-            raise Wrong(f"another merge is writing {out} at this moment") from None
+            raise Busy(f"another merge is writing {out} at this moment") from None
         try:
             yield
         finally:

@@ -210,3 +210,12 @@ def _add_tokens(made: dict[str, Any], tokens: Sequence[Mapping[str, Any]]) -> No
         added.add(text)
         there.append({**plain, **token, "id": ids[text]})
     there.sort(key=lambda each: each["id"])
+
+
+def different_words(one: Donor, other: Donor) -> list[str]:
+    """Tokens that do not stand for the same row in both; none where a tokenizer does not say."""
+    try:
+        mine, theirs = words_of(one.folder).ids, words_of(other.folder).ids
+    except Wrong:
+        return []
+    return sorted(word for word in {*mine, *theirs} if mine.get(word) != theirs.get(word))

@@ -190,7 +190,7 @@ def test_losses_are_those_of_each_passage_by_itself(tmp_path):
                 scores = model(piece).logits[0, :-1].log_softmax(-1)
             nats -= float(scores.gather(1, piece[0, 1:, None]).sum())
         assert found.nats[n] == pytest.approx(nats, rel=1e-4) and found.tokens[n] == len(ids) - 1
-        assert found.each[n] == pytest.approx(nats / math.log(2) / len(passage), rel=1e-4)
+        assert found.bytes[n] == len(passage)
     assert found.perplexity == pytest.approx(math.exp(sum(found.nats) / sum(found.tokens)))
     other = Reader(tokenizer, passages, 16, batch=1).losses(model)
     assert other.nats == pytest.approx(found.nats, rel=1e-5)
@@ -228,7 +228,9 @@ def test_nobody_beats_the_front_in_everything():
 def test_a_tournament_ends_with_its_winner_a_table_and_a_family_tree(finished):
     folder, c, said = finished
     run, winner = folder / "run", folder / "run" / "winner"
-    assert f"The winner: {winner}" in said.replace("\n", "") and "95% interval" in said and "winner says: The" in said
+    assert str(winner) in said and "perplexity (95%)" in said and "winner says: The" in said
+    assert "score: - 1 x bits per byte" in said and "the end after 3 generations" in said
+    assert "A merge of " in (winner / "README.md").read_text() and "model0" in (winner / "README.md").read_text()
     assert (run / "ancestry.png").read_bytes()[:4] == b"\x89PNG"
     found = results.found_in(run)
     assert len(found.generations) == 3 and all(len(generation) == 8 for generation in found.generations)
@@ -254,8 +256,9 @@ def test_intervals_are_of_differences_on_the_same_passages(finished):
     winner, *others = found.judged
     for other in others:
         mean, half = results.ahead(winner, other)
-        bits = [b - a for a, b in zip(winner.each, other.each, strict=True)]
-        assert mean == pytest.approx(sum(bits) / 8, abs=1e-5) and 0 < half < 1
+        bits = sum(b - a for a, b in zip(winner.nats, other.nats, strict=True)) / math.log(2)
+        assert mean == pytest.approx(bits / sum(winner.sizes), abs=1e-5) and 0 < half < 1
+        assert mean == pytest.approx(winner.metrics["judged"] - other.metrics["judged"], abs=1e-4)
         low, high = results.interval(other)
         assert low < other.metrics["perplexity"] < high
 
@@ -375,6 +378,12 @@ def test_the_utilities_of_the_api(tmp_path):
     assert torch.zeros(1, device=setup_gpu_if_available()).device.type == model.device.type
     clean_up_models(loaded)
     assert loaded == []
+
+
+def test_a_path_through_nobody_is_refused(tmp_path):
+    c = Configuration(models=models(tmp_path))
+    with pytest.raises(EvoMergeException, match="no model 'zz' here; there are model0, model1, model2"):
+        AdvancedModelMerger(c, tmp_path / "out")._dfs_merge(path=[("zz", 0, 1.0)])
 
 
 def test_encoders_of_one_architecture_merge(tmp_path):
@@ -534,6 +543,7 @@ def test_missing_and_broken_files_are_refused(tmp_path):
     (["--run", "--machines", "/nowhere.json"], "nowhere.json"),
     (["--run", "--out", "{}/a b"], "folder's name"),
     (["--evaluate", "{}", "--text", "/nowhere.txt"], "nowhere"),
+    (["--run", "--model1", "a/b", "--model2", "a/b"], "a/b is given twice"),
 ])  # fmt: skip
 def test_what_cannot_be_done_is_said_in_a_line(tmp_path, here, words, said):
     done = here(*(word.format(tmp_path) for word in words))

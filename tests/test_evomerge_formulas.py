@@ -49,6 +49,13 @@ def test_the_first_eight_are_all_combinations_of_the_techniques():
     assert all(set(one.models) == set(NAMES) for one in made)
 
 
+@pytest.mark.parametrize("method", ["ps", "dfs", "ps_dfs"])
+def test_no_two_of_the_first_make_the_same_model(method):
+    for seed in range(40):
+        made = [breeding.weights_of(one) for one in breeding.first(among(method, layers=3), 8, seed)]
+        assert all(one not in made[:n] for n, one in enumerate(made)), (seed, made)
+
+
 def test_ps_has_two_settings_of_weights_for_each_pair():
     made = breeding.first(among("ps"), 8, 1)
     assert Counter(map(in_words, made)) == {f"{a}+{b}": 2 for a in ("linear", "slerp") for b in ("ties", "dare")}
@@ -207,6 +214,15 @@ def test_a_generation_has_the_elite_mutants_of_winners_and_merges_of_the_lower_h
     assert next_generation(there, among(), EvolutionSettings(elite=2), [1, 3]) != children
     assert len([one for one in next_generation(there, among(), EvolutionSettings(elite=4), [1, 2]) if one.carried]) == 4
     assert len(next_generation(there, among(), EvolutionSettings(population_size=12), [1, 2])) == 12
+
+
+def test_nothing_is_made_twice():
+    there = population(8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0)
+    for seed in range(20):
+        children = next_generation(there, among(), EvolutionSettings(mutation_rate=0.05), [seed])
+        made = [breeding.weights_of(one.formula) for one in children]
+        old = [breeding.weights_of(one.formula) for one in there[2:]]
+        assert all(one not in made[:n] and one not in old for n, one in enumerate(made))
 
 
 def test_who_failed_has_no_children():

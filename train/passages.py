@@ -18,7 +18,7 @@ _LONGEST = 4096  # tokens that are read at a time where a model says nothing abo
 
 @dataclass(frozen=True)
 class Losses:
-    """Of each passage: nats, and the tokens that were foretold; and its bytes."""
+    """Of each passage: nats, the tokens that were foretold, its bytes; nothing of one that is a single token."""
 
     nats: tuple[float, ...]
     tokens: tuple[int, ...]
@@ -33,11 +33,6 @@ class Losses:
         """Comparable between models of different tokens."""
         return sum(self.nats) / math.log(2) / sum(self.bytes)
 
-    @property
-    def each(self) -> tuple[float, ...]:
-        """Bits per byte of each passage."""
-        return tuple(nats / math.log(2) / size for nats, size in zip(self.nats, self.bytes, strict=True))
-
 
 class Reader:
     """Passages as a tokenizer's tokens, made once, read by many models."""
@@ -46,8 +41,10 @@ class Reader:
         self.passages, self.batch = passages, batch
         self._longest = max(2, min(longest or _LONGEST, _LONGEST))
         tokens = tokenizer(list(passages), verbose=False)["input_ids"]
-        if not all(len(each) > 1 for each in tokens):
-            raise Wrong("a passage of the text has less than two tokens")
+        there = zip(passages, tokens, strict=True)
+        self._sizes = tuple(len(text.encode()) if len(each) > 1 else 0 for text, each in there)
+        if not any(self._sizes):
+            raise Wrong("no passage of the text has two tokens: there is nothing to foretell")
         self._pieces = [(n, piece) for n, each in enumerate(tokens) for piece in self._cut(each)]
         self._pieces.sort(key=lambda each: (-len(each[1]), each[0]))  # rows of a batch are about equally long
 
@@ -59,7 +56,7 @@ class Reader:
                     nats[n], counts[n] = nats[n] + loss, counts[n] + len(piece) - 1
         if not all(map(math.isfinite, nats)):
             raise Wrong("the loss on a passage of the text is not finite")
-        return Losses(tuple(nats), tuple(counts), tuple(len(each.encode()) for each in self.passages))
+        return Losses(tuple(nats), tuple(counts), self._sizes)
 
     def _cut(self, tokens: list[int]) -> list[list[int]]:
         """Each piece begins with the last token of the one before."""

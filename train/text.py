@@ -70,7 +70,7 @@ def _local(source: Dataset) -> Iterator[str]:
                 yield from (_field(row, source, "a row") for row in batch)
     except Wrong:
         raise
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise Wrong(f"dataset {path}: {getattr(error, 'strerror', None) or error}") from None
 
 

@@ -36,16 +36,16 @@ class Resident(Donors):
 
     def __init__(self, device: str) -> None:
         super().__init__()
-        self.device, self.copies = device, dict[str, Path]()
+        self.device = device
 
     def know(self, copies: Mapping[str, Path]) -> None:
         """Where models lie beside the search, too: from now on they are read there."""
-        for name in copies.keys() - self.copies.keys():
+        for name in copies.keys() - self.places.keys():
             self._open.pop(name, None)
-        self.copies.update(copies)
+        self.places.update(copies)
 
     def _opened(self, reference: str) -> Donor:
-        donor = replace(super()._opened(str(self.copies.get(reference, reference))), reference=reference)
+        donor = super()._opened(reference)
         if not self.device:
             return donor
         return replace(donor, tensors={name: self._read(each) for name, each in donor.tensors.items()})

@@ -31,6 +31,7 @@ def info(path: Path | str) -> dict[str, Any]:
     """
     check_installed()
     file = read_gguf(path)
+    tokens = file.metadata.get("tokenizer.ggml.tokens")
     return {
         "architecture": file.architecture,
         "name": file.metadata.get("general.name"),
@@ -39,7 +40,7 @@ def info(path: Path | str) -> dict[str, Any]:
         "types": dict(sorted(Counter(_type(each.type) for each in file.tensors.values()).items())),
         "context": file.get("context_length"),
         "layers": file.get("block_count"),
-        "tokens": len(file.metadata.get("tokenizer.ggml.tokens", ())),
+        "tokens": len(tokens) if isinstance(tokens, (list, tuple)) else 0,
         "tokenizer": file.metadata.get("tokenizer.ggml.pre") or file.metadata.get("tokenizer.ggml.model"),
         "chat_template": "tokenizer.chat_template" in file.metadata,
         "bytes": file.size,
@@ -64,6 +65,8 @@ def verify_gguf(path: Path | str, model_dir: Path | str | None = None) -> list[s
         return problems
     except Wrong as error:
         return [str(error)]
+    except (TypeError, AttributeError, ValueError, KeyError, IndexError) as error:  # settings of another kind
+        return [f"its settings are not what they should be: {' '.join(str(error).split())[:200]}"]
 
 
 def _shapes(file: Gguf) -> Iterator[str]:

@@ -15,6 +15,7 @@ from merge.files import Wrong
 VERSIONS = (2, 3)
 _LIMIT = 100_000_000  # bytes of a header
 _MOST = 1 << 22  # values of all arrays together; no vocabulary is larger
+_MOST_TENSORS, _MOST_SETTINGS = 1 << 16, 1 << 12
 _MOST_DIMENSIONS, _MOST_NUMBERS = 4, 1 << 50  # of a tensor
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY, _UINT32 = 8, 9, 4
@@ -132,9 +133,9 @@ def _parsed(path: Path, cursor: _Cursor, size: int) -> Gguf:
     if version not in VERSIONS:
         kind = "made for big-endian machines" if version & 0xFFFF == 0 else f"of version {version}"
         raise Wrong(f"it is {kind}; versions {VERSIONS[0]} and {VERSIONS[1]} are expected, little-endian")
-    for what, count, least in (("tensors", tensors, 24), ("settings", values, 13)):
-        if count * least > cursor.end:
-            raise Wrong(f"it promises {count} {what}, more than it has room for")
+    for what, count, least, most in (("tensors", tensors, 24, _MOST_TENSORS), ("settings", values, 13, _MOST_SETTINGS)):
+        if count * least > cursor.end or count > most:
+            raise Wrong(f"it promises {count} {what}, more than it has room for, or than any model has")
     metadata: dict[str, Any] = {}
     for _ in range(values):
         if (key := cursor.text()) in metadata:

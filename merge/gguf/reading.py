@@ -53,7 +53,9 @@ def _describe(gguf: Gguf, folder: Path) -> Mapping[str, tuple[str, tuple[int, ..
         model = AutoModelForCausalLM.from_config(config)
     config.architectures = [type(model).__name__]
     config.save_pretrained(folder)
-    PreTrainedTokenizerFast.from_pretrained(gguf.path.parent, gguf_file=gguf.path.name).save_pretrained(folder)
+    with tempfile.TemporaryDirectory(prefix="gguf-") as alone:  # what else lies beside the file must not count
+        (Path(alone) / "model.gguf").symlink_to(gguf.path.resolve())
+        PreTrainedTokenizerFast.from_pretrained(alone, gguf_file="model.gguf").save_pretrained(folder)
     tokens.complete(folder, gguf)
     model.generation_config.save_pretrained(folder)
     return kinds.layout(config)

@@ -15,6 +15,8 @@ _NUMBERS = {
     **{"num_attention_heads": "attention.head_count"},
 }
 
+_LEAST = 7  # tensors of a layer
+
 
 def add_settings(writer: Any, config: Any) -> list[str]:
     """What llama.cpp must know of the model; notes on what it does otherwise."""
@@ -102,6 +104,8 @@ def config_of(gguf: Gguf) -> Any:
         raise Wrong(f"{gguf.path}: it does not say how many {', '.join(wrong)} the model has")
     if "token_embd.weight" not in gguf.tensors:
         raise Wrong(f"{gguf.path}: it has no token_embd.weight")
+    if numbers["num_hidden_layers"] * _LEAST > len(gguf.tensors):
+        raise Wrong(f"{gguf.path}: its {numbers['num_hidden_layers']} layers cannot be in {len(gguf.tensors)} tensors")
     there = len({name.split(".")[1] for name in gguf.tensors if name.startswith("blk.")})
     if numbers["num_hidden_layers"] != there:
         raise Wrong(f"{gguf.path}: it has {there} layers and says {numbers['num_hidden_layers']}")
