@@ -5,9 +5,13 @@ RUN := $(VENV)/bin/python
 EXTRA := requirements-ray.txt requirements-hivemind.txt requirements-metrics.txt requirements-posttrain.txt requirements-dev.txt
 CONFIG ?= evolution.json
 
-.PHONY: run test test-slow test-nfs storm lint docs clean
+.PHONY: run breed test test-slow test-nfs storm lint docs clean
 run: $(VENV)/.run
 	$(RUN) edt_sim.py --config $(CONFIG)
+
+# Small chat models that are fine-tuned, merged and bred.
+breed: $(VENV)/.run
+	$(RUN) edt_sim.py --config configs/posttrain.json
 
 test: lint
 	$(RUN) -m pytest

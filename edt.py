@@ -128,6 +128,7 @@ def hypercube(k: int, generation: int, population: int, size: int) -> list[int]:
 
 
 if __name__ == "__main__":
+    from edt_evomerge import METHOD
     from train.command import run
 
-    run(ALGORITHM, __doc__, EDT)
+    run(ALGORITHM, __doc__, EDT, METHOD)

@@ -9,6 +9,7 @@ from fleet.remote.commands import main
 
 SCRIPTS = {
     "edt": ("edt.py",),
+    "edt-evomerge": ("edt.py",),
     "diloco": ("diloco.py",),
     "merge-search": ("-m", "merge.evolve"),
     "evomerge": ("-m", "evomerge.cli"),

@@ -1,42 +1,31 @@
 """Small models to merge, for whoever has none at hand: a base, and three specialists that went on from it."""
 
-import contextlib
 import hashlib
-import os
-import shutil
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import (
     AutoTokenizer,
-    GenerationConfig,
     LlamaConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
-from transformers.utils.logging import disable_progress_bar
 
 from evomerge import texts
-from fleet.config import Wrong
 from train.batches import Tokens, batch
 from train.config import TrainConfig
 from train.loop import Learner, rate
+from train.made_here import Progress, Tell, check_room, computing_with, in_one_line, publish
 from train.member.prepare import byte_level_bpe, first_of
 from train.model import built, empty
 
 BASE = "base"
-_ROOM = 16 << 20  # bytes of free disk that a model needs, generously
-_PAUSE = 3.0  # seconds between two lines about progress
-Tell = Callable[[str], object]
 
 
 @dataclass(frozen=True)
@@ -108,8 +97,8 @@ def made(
     places = {name: home / name for name in (BASE, *texts.KINDS)}
     missing = [name for name, place in places.items() if not place.exists()]
     if missing:
-        with _in_one_line(home), _computing_with(threads):
-            _check_room(home, len(missing))
+        with in_one_line(home), computing_with(threads):
+            check_room(home, len(missing))
             _make(missing, places, settings, tell)
     return places
 
@@ -124,16 +113,16 @@ def _make(missing: list[str], places: Mapping[str, Path], settings: Settings, te
     base = places[BASE]
     tokenizer = _tokenizer(settings) if BASE in missing else AutoTokenizer.from_pretrained(base)
     sources = [_tokens(kind, tokenizer, settings) for kind in texts.KINDS]
-    progress = _Progress(sum(map(settings.steps_of, missing)), tell)
+    progress = Progress(sum(map(settings.steps_of, missing)), tell)
     for name in missing:
         model = empty(settings.shape, settings.seed) if name == BASE else built(str(base), 0, 0)
         if _trained(model, sources, places[name], settings, progress):
-            _publish(model, tokenizer if name == BASE else AutoTokenizer.from_pretrained(base), places[name])
+            publish(model, tokenizer if name == BASE else AutoTokenizer.from_pretrained(base), places[name])
         tell(f"{name}: ready")
 
 
 def _trained(
-    model: PreTrainedModel, sources: Sequence[Tokens], place: Path, settings: Settings, progress: "_Progress"
+    model: PreTrainedModel, sources: Sequence[Tokens], place: Path, settings: Settings, progress: Progress
 ) -> bool:
     """Whether it was to the end; another process may have made it meanwhile."""
     plan = settings.plan(place.name)
@@ -171,85 +160,6 @@ def _batches(sources: Sequence[Tokens], weights: Sequence[float], plan: TrainCon
     for step in range(plan.inner_steps):
         numbers = np.arange(step * plan.batch_size, (step + 1) * plan.batch_size, dtype=np.uint64)
         yield [batch(sources, weights, numbers, plan.seed)]
-
-
-# -- processes, clocks and disks ---------------------------------------------------------------------------------------
-
-
-class _Progress:
-    """How far all the models together have come, said every few seconds."""
-
-    def __init__(self, steps: int, tell: Tell) -> None:
-        self._tell, self._steps, self._taken = tell, steps, 0
-        self._begin = self._said = time.monotonic()
-
-    def is_due(self) -> bool:
-        """To be asked once a step."""
-        self._taken += 1
-        return time.monotonic() - self._said > _PAUSE
-
-    def say(self, name: str, step: int, steps: int, loss: float) -> None:
-        self._said = time.monotonic()
-        left = (self._said - self._begin) / self._taken * (self._steps - self._taken)
-        self._tell(f"{name}: step {step} of {steps}, loss {loss / step:.2f}; about {left:.0f} s left for all")
-
-
-def _publish(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, place: Path) -> None:
-    """As a whole or not at all; of two processes the first is kept."""
-    end = tokenizer.eos_token_id
-    model.generation_config = GenerationConfig(bos_token_id=end, eos_token_id=end, pad_token_id=end)
-    with tempfile.TemporaryDirectory(dir=place.parent, prefix=".making-", ignore_cleanup_errors=True) as folder:
-        draft = Path(folder) / place.name
-        model.save_pretrained(draft)
-        tokenizer.save_pretrained(draft)
-        shutil.copymode(draft / "config.json", draft / "model.safetensors")  # which would be the user's alone
-        for path in (*draft.iterdir(), draft):
-            _sync(path)
-        try:
-            draft.rename(place)
-        except OSError:
-            if not place.exists():
-                raise
-    _sync(place.parent)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _check_room(home: Path, models: int) -> None:
-    """Before anything is trained rather than afterwards."""
-    home.mkdir(parents=True, exist_ok=True)
-    tempfile.TemporaryFile(dir=home).close()
-    if (free := shutil.disk_usage(home).free) < models * _ROOM:
-        raise Wrong(f"{home}: {free >> 20} MiB of free disk; {models} small models need {models * _ROOM >> 20} MiB")
-
-
-@contextlib.contextmanager
-def _in_one_line(home: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise Wrong(f"{error.filename or home}: {error.strerror or error}; it was to hold the small models") from None
-    except SafetensorError as error:
-        raise Wrong(f"{home}: {error}") from None
-
-
-@contextlib.contextmanager
-def _computing_with(threads: int) -> Iterator[None]:
-    """Fixed, since the order of sums depends on it."""
-    before = torch.get_num_threads()
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    disable_progress_bar()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _digest(settings: Settings) -> str:

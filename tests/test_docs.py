@@ -12,6 +12,7 @@ from evomerge.config import Configuration, EvaluationSettings, EvolutionSettings
 from fleet import machines
 from fleet.config import FleetConfig, allowed, load, table
 from train.config import Dataset, EvolutionRoom, ExchangeRoom, TrainConfig, TrainRoom
+from train.posttrain.config import Adapter, BreedRoom, FitnessRoom, MutationRoom, Objective, Source
 
 DOCS = Path(__file__).parent.parent / "docs"
 DOC = DOCS / "configuration.md"
@@ -30,7 +31,15 @@ EVOMERGE = {
     "evaluation_settings": lambda: fields(EvaluationSettings),
     "tasks": lambda: fields(TaskSettings),
 }
-PAGES = {DOC: TABLES, DOCS / "evomerge.md": EVOMERGE}
+POSTTRAIN = {
+    "breeding": lambda: table([BreedRoom]),
+    "fitness": lambda: table([FitnessRoom]),
+    "objective": lambda: table([Objective], spelled=str),
+    "mutation": lambda: table([MutationRoom]),
+    "source": lambda: table([Source], spelled=str),
+    "adapter": lambda: table([Adapter], spelled=str),
+}
+PAGES = {DOC: TABLES, DOCS / "evomerge.md": EVOMERGE, DOCS / "post-training.md": POSTTRAIN}
 PLACE = r"(<!-- begin {name}: made by `make docs` -->\n).*?(<!-- end {name} -->)"
 
 

@@ -16,9 +16,9 @@ ROOT = Path(__file__).parent.parent
 # From the top: a module may import its own group, and whatever stands on a lower floor. The first match counts.
 FLOORS = (
     (("tests", "tests.*"), ("benchmarks", "benchmarks.*")),
-    (("launch_to_machines", "edt", "diloco", "*_sim", "train_fsdp"),),
+    (("launch_to_machines", "edt", "edt_evomerge", "diloco", "*_sim", "train_fsdp"),),
     (("evomerge", "evomerge.*"), ("merge.evolve*",)),
-    (("train.member*", "train.export", "train.command"),),
+    (("train.member*", "train.export", "train.command", "train.breeding"),),
     (("train", "train.*"), ("merge", "merge.*")),
     (("fleet", "fleet.*"),),
 )

@@ -11,8 +11,9 @@ from fleet.work import Maker
 from train.config import TrainConfig
 
 
-def run(algorithm: str, about: str | None, strategy: Callable[[TrainConfig], Strategy]) -> None:
-    main(Method(algorithm, about or "", TrainConfig, strategy, _maker, prepared, finished, _report))
+def run(algorithm: str, about: str | None, strategy: Callable[[TrainConfig], Strategy], *others: Method[Any]) -> None:
+    mine = Method(algorithm, about or "", TrainConfig, strategy, _maker, prepared, finished, _report)
+    main(mine, others=others)
 
 
 def _maker(config: TrainConfig) -> Maker:

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -18,6 +18,9 @@ _BETAS, _EPS = (0.9, 0.95), 1e-8
 _FLOOR = 0.1  # of the learning rate, at the last step of a schedule that falls
 _LOOK = 20  # steps between two looks at whether the loss is finite: looking waits for the device
 _MIXED = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
+
+Part = Any  # of a step's batch: a tensor of windows, or a record that can be moved to a device
+Objective = Callable[[Callable[..., Any], Part, Sequence[Part]], Tensor]  # a part's share in the loss of its step
 
 
 class NotFinite(ValueError):
@@ -43,11 +46,24 @@ def rate(config: TrainConfig, step: float) -> float:
     return config.lr
 
 
-class Learner:
-    """A model in this process's memory, with its optimizer; it is told everything that makes a difference."""
+def language_loss(model: Callable[..., Any], windows: Tensor, step: Sequence[Tensor] = ()) -> Tensor:
+    """Of windows of text: each token but the first is to be foretold."""
+    logits = model(input_ids=windows[:, :-1], use_cache=False).logits
+    return cross_entropy(logits.float().flatten(0, 1), windows[:, 1:].flatten()) / max(1, len(step))
 
-    def __init__(self, model: PreTrainedModel, config: TrainConfig, device: torch.device | None = None) -> None:
-        self.config, self.device = config, device or best_device()
+
+class Learner:
+    """A model in this process's memory, with its optimizer; it is told everything that makes a difference. Only
+    parameters that require a gradient learn."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        config: TrainConfig,
+        device: torch.device | None = None,
+        objective: Objective = language_loss,
+    ) -> None:
+        self.config, self.device, self._objective = config, device or best_device(), objective
         self.layout: Layout = layout_of(model)
         self.vector, self.gradient = bound_to_vector(model, self.layout, self.device)
         self.moments = [torch.zeros_like(self.vector) for _ in range(2)]
@@ -60,7 +76,7 @@ class Learner:
         self._whole.grad = self.gradient
         self._optimizer = self._adamw()
 
-    def train(self, batches: Iterable[list[Tensor]], rates: Iterable[float], total: float = 0.0) -> Iterator[int]:
+    def train(self, batches: Iterable[list[Part]], rates: Iterable[float], total: float = 0.0) -> Iterator[int]:
         """Take a step for each batch, and say after each how many were taken. A batch may come in parts. The losses
         are added to `total`."""
         self.model.train()
@@ -68,7 +84,7 @@ class Learner:
         for count, (parts, lr) in enumerate(zip(batches, rates, strict=False), 1):
             self.gradient.zero_()
             for part in parts:
-                loss = self.loss(part) / len(parts)
+                loss = self.loss(part, parts)
                 self._scaler.scale(loss).backward()
                 self.total += loss.detach()
             self._step(lr)
@@ -82,12 +98,9 @@ class Learner:
             raise NotFinite(f"the loss became {value}")
         return value
 
-    def loss(self, sequences: Tensor) -> Tensor:
-        """Of a batch of windows: each token but the first is to be foretold."""
-        sequences = sequences.to(self.device, non_blocking=True)
-        with self._precision():
-            logits = self._run(input_ids=sequences[:, :-1], use_cache=False).logits
-        return cross_entropy(logits.float().flatten(0, 1), sequences[:, 1:].flatten())
+    def loss(self, part: Part, step: Sequence[Part] = ()) -> Tensor:
+        """Of a part of a step, its share; of a part by itself, all of it."""
+        return self._objective(self._answer, part.to(self.device, non_blocking=True), step or [part])
 
     def seed(self, value: int) -> None:
         """Of dropout, where a model has it. torch.manual_seed would note a whole stack for each absent device."""
@@ -118,6 +131,10 @@ class Learner:
             self._scaler.load_state_dict(dict(state["scaling"]))
 
     # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _answer(self, **asked: Any) -> Any:
+        with self._precision():
+            return self._run(**asked)
 
     def _precision(self) -> AbstractContextManager[Any]:
         if self._dtype is None:

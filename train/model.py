@@ -105,12 +105,14 @@ class Layout:
 
 
 def layout_of(model: torch.nn.Module) -> Layout:
-    named = sorted(model.named_parameters(), key=lambda item: item[1].ndim < 2)  # stable: the model's own order
+    """Of all parameters that learn."""
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    named.sort(key=lambda item: item[1].ndim < 2)  # stable: the model's own order
     return Layout({name: tuple(p.shape) for name, p in named}, sum(p.numel() for _, p in named if p.ndim >= 2))
 
 
 def bound_to_vector(model: torch.nn.Module, layout: Layout, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Move all parameters into one vector and all gradients into another; the model works on them from now on."""
+    """Move what learns into one vector and its gradients into another; the model works on them from now on."""
     parameters = dict(model.named_parameters())
     vector = torch.empty(layout.size, device=device)
     gradient = torch.zeros_like(vector)

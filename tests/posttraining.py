@@ -1,0 +1,77 @@
+"""Tiny chat models, data and runs of EDT-EvoMerge: made on the spot."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from fleet import launches
+from fleet.history import History
+from fleet.host import Host
+from fleet.run import create_run, open_run
+from fleet.start import options
+from fleet.worker import Worker
+from tests import merging
+from train.breeding import prepared
+from train.posttrain.config import PosttrainConfig
+
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+WORDS = "the cat sat on a mat and the dog ran"
+KEYS = {
+    "project_name": "run", "population_size": 4, "max_generations": 3, "sft_examples": 16, "seq_length": 48,
+    "batch_size": 2, "lr": 1e-3, "questions": 4,
+}  # fmt: skip
+
+
+def model(folder: Path, seed: int, template: str = TEMPLATE, **shape: Any) -> Path:
+    place = merging.llama(folder, seed, vocab_size=shape.pop("vocab_size", 300), max_position_embeddings=128, **shape)
+    merging.tokenizer(place, WORDS, size=290)
+    settings = json.loads((place / "tokenizer_config.json").read_text())
+    (place / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": template}))
+    return place
+
+
+def chats(file: Path, answer: str, count: int = 60) -> Path:
+    dice = random.Random(answer)
+    rows = [
+        {"messages": [{"role": "user", "content": f"{dice.choice(WORDS.split())} {n}"},
+                      {"role": "assistant", "content": answer}]}
+        for n in range(count)
+    ]  # fmt: skip
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def preferences(file: Path, count: int = 60) -> Path:
+    rows = [{"prompt": f"the {n}", "chosen": "cat", "rejected": "dog dog"} for n in range(count)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def config(folder: Path, models: int = 3, **keys: Any) -> PosttrainConfig:
+    folder.mkdir(exist_ok=True, parents=True)
+    there = tuple(str(model(folder / f"model{n}", n + 1)) for n in range(models))
+    data = tuple({"source": str(chats(folder / f"{name}.jsonl", name))} for name in ("cat", "dog ran"))
+    given = {"initial_population": there, "mutation_datasets": data, **KEYS, **keys}
+    return PosttrainConfig(algorithm="edt-evomerge", base_dir=str(folder), **given)
+
+
+def worker(c: PosttrainConfig, name: str = "w", make: Any = None) -> Worker:
+    """One more worker of the run, in this process."""
+    from edt_evomerge import EvoMerge
+    from train.member.bred import maker
+
+    chosen = prepared(c, Path(c.base_dir))
+    create_run(Path(c.base_dir), c.project_name, chosen.bound(), Host())
+    store, _ = open_run(Path(c.base_dir) / c.project_name, Host(), name)
+    launch = launches.latest(store) or launches.begin(store, chosen.operational())
+    return Worker(store, EvoMerge(chosen), make or maker(chosen), options(chosen, launch))
+
+
+def finished(c: PosttrainConfig) -> History:
+    one = worker(c)
+    assert one.run() == "over"
+    return one.history

@@ -1,0 +1,337 @@
+"""EDT-EvoMerge: who is chosen, what is inherited, what is learned; whole runs, killed runs, bad input."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from fleet.ancestry.tree import as_json, tree
+from fleet.config import Wrong, load
+from fleet.digest import digest
+from fleet.history import opened
+from merge.merging import merge
+from merge.recipe import merge_of
+from tests import merging, posttraining, searching
+from tests.posttraining import chats, config, finished, model, preferences, worker
+from train.breeding import exported, prepared
+from train.breeding import finished as concluded
+from train.posttrain import dna, fitness
+from train.posttrain.config import SLERP, PosttrainConfig
+from train.posttrain.selection import Rival, couple, crowding, dominates, fronts, matched, ordered
+
+ROOT = Path(__file__).parent.parent
+TASKS = ({"task": "facts"},)
+
+
+def tasks(folder: Path) -> tuple[str, ...]:
+    return (str(searching.task(folder / "tasks")),)
+
+
+def rival(id: str, **objectives: float) -> Rival:
+    return Rival(id, sum(objectives.values()), objectives)
+
+
+# -- who is chosen ----------------------------------------------------------------------------------------------------
+
+
+def test_fronts_are_those_of_brute_force():
+    dice = np.random.default_rng(3)
+    for _ in range(30):
+        rivals = [rival(str(n), a=float(dice.integers(5)), b=float(dice.integers(5))) for n in range(12)]
+        found = fronts(rivals)
+        assert sorted(one.id for front in found for one in front) == sorted(one.id for one in rivals)
+        for n, front in enumerate(found):
+            below = [one for later in found[n:] for one in later]
+            assert all(not dominates(other, one) for one in front for other in below)
+            assert n == 0 or all(any(dominates(other, one) for other in found[n - 1]) for one in front)
+
+
+def test_the_ends_of_a_front_are_the_loneliest():
+    front = [rival("a", x=0.0, y=9.0), rival("b", x=1.0, y=8.0), rival("c", x=5.0, y=3.0), rival("d", x=9.0, y=0.0)]
+    lonely = crowding(front)
+    assert lonely["a"] == lonely["d"] == float("inf") and lonely["b"] == pytest.approx(5 / 9 + 6 / 9)
+    assert lonely["c"] == pytest.approx(8 / 9 + 8 / 9)
+    assert [one.id for one in ordered(front, pareto=True)][2:] == ["c", "b"]
+    assert ordered(front, pareto=False)[0].id in ("a", "b", "d")
+
+
+@pytest.mark.parametrize("rule", ["rank", "tournament", "random", "pareto"])
+def test_fitter_ones_are_parents_more_often(rule):
+    order = [rival(str(n), x=float(9 - n)) for n in range(8)]
+    counts = dict.fromkeys("01234567", 0)
+    for n in range(400):
+        parents = couple(order, rule, 2, 3, np.random.default_rng(n))
+        assert len({*parents}) == 2
+        for each in parents:
+            counts[each] += 1
+    first, last = counts["0"] + counts["1"], counts["6"] + counts["7"]
+    assert first > 1.5 * last if rule != "random" else 0.8 < first / last < 1.25
+
+
+def test_larger_tournaments_are_harder():
+    order = [rival(str(n), x=float(-n)) for n in range(8)]
+    best = []
+    for size in (1, 4, 8):
+        best.append(sum("0" in couple(order, "tournament", 2, size, np.random.default_rng(n)) for n in range(200)))
+    assert best[0] < best[1] < best[2] == 200
+
+
+def test_matching_makes_everybody_a_parent_equally_often():
+    ids = [f"m{n}" for n in range(6)]
+    families = [matched(ids, k, np.random.default_rng(5)) for k in range(6)]
+    assert sorted(each for family in families for each in family) == sorted(ids * 2)
+
+
+# -- what is inherited ------------------------------------------------------------------------------------------------
+
+
+def test_a_child_has_each_gene_of_a_parent(tmp_path):
+    c = config(tmp_path, mutation_probability=0.0)
+    one = {"data": dict.fromkeys(dna.names(c), 1.0), "rate": 1.0}
+    other = {"data": dict.fromkeys(dna.names(c), 2.0), "rate": 2.0}
+    children = [dna.child(c, [one, other], np.random.default_rng(n)) for n in range(60)]
+    assert {child["rate"] for child in children} == {1.0, 2.0}
+    assert len({tuple(child["data"].values()) for child in children}) == 4
+
+
+def test_mutation_has_a_probability_and_a_strength(tmp_path):
+    def changed(**keys) -> list[float]:
+        c = config(tmp_path, **keys)
+        plain = dna.plain(c)
+        rates = [dna.child(c, [plain, plain], np.random.default_rng(n))["rate"] for n in range(200)]
+        return [abs(np.log(rate)) for rate in rates if rate != 1.0]
+
+    few, many = changed(mutation_probability=0.1), changed(mutation_probability=0.9)
+    assert len(few) < 50 < 150 < len(many)
+    assert np.mean(changed(mutation_strength=0.1)) < np.mean(changed(mutation_strength=0.8)) / 3
+
+
+def test_curves_are_genes_on_request(tmp_path):
+    assert "crossover" not in dna.plain(config(tmp_path))
+    c = config(tmp_path, crossover_evolves=True)
+    made = dna.mutated(c, dna.plain(c), np.random.default_rng(1))["crossover"]
+    assert made != dna.plain(c)["crossover"]
+    assert [each.get("filter") for each in made["t"]] == ["self_attn", "mlp", None]
+    values = [x for each in made["t"] for x in (each["value"] if isinstance(each["value"], list) else [each["value"]])]
+    assert len(values) == 11 and all(0 <= x <= 1 for x in values)
+
+
+def test_the_mixture_is_in_proportion_or_of_the_top(tmp_path):
+    c = config(tmp_path)
+    names = dna.names(c)
+    genome = {"data": dict(zip(names, (3.0, 1.0), strict=True)), "rate": 1.0}
+    assert dna.mixture(c, genome) == {names[0]: 0.75, names[1]: 0.25}
+    assert dna.mixture(c.model_copy(update={"top_k": 1}), genome) == {names[0]: 1.0}
+
+
+def test_the_same_questions_for_all_of_a_generation_and_others_for_the_next(tmp_path):
+    c = config(tmp_path, questions=5, holdout=0.5)
+    there = {"task": range(40)}
+    first, again = (fitness.drawn(c, there, {"on": "choosing", "generation": 1}) for _ in "12")
+    second, judging = (fitness.drawn(c, there, how) for how in ({"on": "choosing", "generation": 2}, {"on": "judging"}))
+    assert first == again != second and len(first["task"]) == 5 and len(judging["task"]) == 20
+    assert not {*judging["task"]} & ({*first["task"]} | {*second["task"]})
+
+
+# -- members ----------------------------------------------------------------------------------------------------------
+
+
+def test_crossover_is_the_engines_recipe_to_the_bit(tmp_path):
+    """With nothing to learn, a child is what `python -m merge` makes of its parents and the same curves."""
+    c = config(
+        tmp_path, 4, mutation="none", mutation_datasets=(), fitness=TASKS, task_path=tasks(tmp_path), max_generations=2
+    )
+    history = finished(c)
+    found = [member for member in history.round(2) if member.recipe.merge.get("technique") == "slerp"]
+    assert len(found) == 3
+    for child in found:
+        parents = [exported(history, id, tmp_path / id.replace("/", "-")) for id in child.recipe.merge["of"]]
+        t = SLERP["t"]
+        recipe = {"merge_method": "slerp", "base_model": str(parents[0]), "models": [{"model": str(parents[1])}],
+                  "parameters": {"t": t}, "out_dtype": "float32"}  # fmt: skip
+        merge(merge_of(json.loads(json.dumps(recipe)), ""), tmp_path / "out", overwrite=True)
+        mine = merging.weights(exported(history, child.id, tmp_path / "child"))
+        theirs = merging.weights(tmp_path / "out")
+        assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+def test_children_learn_and_the_winner_beats_all_that_it_began_with(tmp_path):
+    c = config(tmp_path, lr=3e-3, sft_examples=48)
+    history = finished(c)
+    folder = tmp_path / "run"
+    last = history.first - 1
+    winner = history[f"{last}/winner"]
+    for n in range(3):
+        ahead, error = fitness.ahead(c, winner.metrics, history[f"{last}/start-{n}"].metrics)
+        assert ahead > 2 * error > 0
+    concluded(prepared(c, tmp_path), folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder / "winner")
+    model = AutoModelForCausalLM.from_pretrained(folder / "winner")
+    said = [{"role": "user", "content": "hello"}]
+    asked = tokenizer.apply_chat_template(said, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    assert model.generate(**asked, max_new_tokens=3).shape[1] > asked["input_ids"].shape[1]
+    tree = json.loads((folder / "ancestry.json").read_text())
+    (origin,) = winner.recipe.merge["of"]
+    assert tree["winner"] == history[origin].origin
+    assert {member["id"] for member in tree["members"]} >= {"0/init-0", "0/init-1", "0/init-2"}
+
+
+def test_elites_keep_their_bytes_and_the_best_so_far_stays(tmp_path):
+    history = finished(config(tmp_path, elitism=2))
+    for generation in (2, 3):
+        for slot in ("m0", "m1"):
+            member = history[f"{generation}/{slot}"]
+            assert member.origin != member.id and member.digests == history[member.origin].digests
+            assert history[f"{generation}/look-{slot[1:]}"].metrics["fitness"] < 0
+
+
+def test_one_worker_or_two_a_run_has_the_same_bytes(tmp_path):
+    c = config(tmp_path, selection="tournament", crossover_evolves=True)
+    finished(c)
+    again = c.model_copy(update={"project_name": "again"})
+    one, two = worker(again, "one"), worker(again, "two")
+    assert one.run() == "over" and two.run() == "over"
+    assert digest(opened(tmp_path / "run")) == digest(opened(tmp_path / "again"))
+
+
+@pytest.mark.parametrize("keys", [
+    {"adapter": {"r": 4, "alpha": 8}}, {"mutation": "dpo"}, {"selection": "matching", "elitism": 0},
+    {"crossover": {"method": "linear"}}, {"selection": "random"},
+    {"crossover": {"method": "dare_ties", "base_model": "HERE/model0", "density": 0.5}},
+    {"dtype": "bfloat16"}, {"initial_population": 1}, {"initial_population": 6}, {"gradient_accumulation": 2},
+])  # fmt: skip
+def test_every_way_gets_to_its_end(tmp_path, keys):
+    models = keys.get("initial_population", 3)
+    more = {key: value for key, value in keys.items() if key != "initial_population"}
+    if more.get("mutation") == "dpo":
+        more["mutation_datasets"] = ({"source": str(preferences(tmp_path / "pairs.jsonl"))},)
+    more = json.loads(json.dumps(more).replace("HERE", str(tmp_path)))
+    history = finished(config(tmp_path, models, max_generations=2, **more))
+    last = history.first - 1
+    assert history[f"{last}/winner"].metrics["fitness"] < 0
+    out = exported(history, history[f"{last}/winner"].recipe.merge["of"][0], tmp_path / "out")
+    loaded = AutoModelForCausalLM.from_pretrained(out, dtype="auto")
+    assert loaded.dtype == (torch.bfloat16 if keys.get("dtype") else torch.float32)
+
+
+def test_settings_of_learning_reach_the_weights(tmp_path):
+    def child(**keys):
+        c = config(tmp_path / str(len([*tmp_path.iterdir()])), 1, max_generations=1, population_size=2, **keys)
+        return finished(c)["1/m1"].digests["model.safetensors"]
+
+    tmp_path.mkdir(exist_ok=True)
+    plain = child()
+    for key, value in (("lr", 2e-3), ("sft_examples", 20), ("sft_epochs", 2.0), ("batch_size", 4), ("warmup_steps", 0),
+                       ("lr_schedule", "constant"), ("weight_decay", 0.5), ("clip", 0.01), ("seq_length", 96),
+                       ("gradient_accumulation", 2), ("seed", 9), ("top_k", 1), ("precision", "bf16-mixed")):  # fmt: skip
+        assert child(**{key: value}) != plain, key
+    assert child() == plain
+
+
+def test_tasks_and_losses_are_weighted_together(tmp_path):
+    searching.task(tmp_path / "tasks")
+    objectives = ({"task": "facts", "weight": 2.0}, {"task": "loss", "weight": 0.5})
+    c = config(
+        tmp_path, fitness=objectives, task_path=(str(tmp_path / "tasks"),), selection="pareto", max_generations=2
+    )
+    history = finished(c)
+    for member in history.round(2):
+        if "fitness" in member.metrics:
+            values = json.loads(member.metrics["objectives"])
+            assert member.metrics["fitness"] == pytest.approx(2 * values["facts"] - 0.5 * values["loss"])
+            assert member.metrics["error"] > 0
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_and_has_the_same_winner(tmp_path):
+    c = config(tmp_path)
+    finished(c)
+    keys = {key.upper(): value for key, value in c.model_dump(mode="json").items()}
+    (tmp_path / "again.json").write_text(json.dumps({**keys, "PROJECT_NAME": "again", "NUM_MACHINES": 1}))
+    command = [sys.executable, str(ROOT / "edt_sim.py"), "--config", str(tmp_path / "again.json")]
+    first = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    for line in first.stdout:
+        if line.startswith("round 1"):
+            break
+    first.send_signal(signal.SIGSTOP)
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if {"--worker", str(tmp_path / "again")} <= {*file.read_text(errors="replace").split("\0")}:
+                os.kill(int(file.parent.name), signal.SIGKILL)
+    first.kill()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    one, other = (opened(tmp_path / name) for name in ("run", "again"))
+    assert digest(one) == digest(other)
+    assert as_json(tree(one)) == as_json(tree(other))
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+
+def refused(c: PosttrainConfig, where: Path) -> str:
+    with pytest.raises(Wrong) as error:
+        prepared(c, where)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_models_that_cannot_have_children_are_refused(tmp_path):
+    c = config(tmp_path, 1)
+    other = model(tmp_path / "wide", 2, hidden_size=64)
+    assert "the models have different shapes" in refused(together(c, other), tmp_path)
+    words = posttraining.model(tmp_path / "words", 2)
+    merging.tokenizer(words, "quite other words", size=290)
+    assert "tokens differ" in refused(together(c, words), tmp_path)
+    template = posttraining.model(tmp_path / "template", 2, posttraining.TEMPLATE.replace("</s>", "!!"))
+    assert "chat template differs" in refused(together(c, template), tmp_path)
+
+
+def together(c: PosttrainConfig, other: Path) -> PosttrainConfig:
+    return c.model_copy(update={"initial_population": (*c.initial_population, str(other))})
+
+
+def test_padded_vocabularies_are_bridged_and_it_is_said(tmp_path):
+    c = config(tmp_path, 1, max_generations=1, population_size=2)
+    wide = model(tmp_path / "padded", 2, vocab_size=320)
+    history = finished(c.model_copy(update={"initial_population": (*c.initial_population, str(wide))}))
+    notes = json.loads(history["0/init-0"].metrics["notes"])
+    assert any("300, 320 rows are all padded to 320" in note for note in notes)
+    folders = [exported(history, f"0/init-{n}", tmp_path / f"o{n}") for n in (0, 1)]
+    rows = {merging.weights(folder)["model.embed_tokens.weight"].shape for folder in folders}
+    assert rows == {(320, 32)}
+
+
+@pytest.mark.parametrize("keys, said", [
+    ({"MUTATION_DATASETS": []}, "nothing to learn from"),
+    ({"MUTATION_DATASETS": [{"source": "x.jsonl", "weight": 0}]}, "all weights are 0"),
+    ({"ELITISM": 6}, "below POPULATION_SIZE"), ({"TOP_K": 3}, "TOP_K is 3"), ({"CROSSOVER": {"t": 1}}, "method"),
+    ({"SELECTION": "pareto"}, "several objectives"),
+    ({"SELECTION": "beauty"}, "SELECTION"), ({"INNER_STEPS": 3}, "unknown key"),
+    ({"MUTATION": "none", "FITNESS": ["x"]}, "no effect"),
+])  # fmt: skip
+def test_what_contradicts_itself_is_refused(tmp_path, keys, said):
+    given = {"INITIAL_POPULATION": ["a"], "MUTATION_DATASETS": ["x.jsonl", "y.jsonl"], **keys}
+    (tmp_path / "c.json").write_text(json.dumps(given))
+    with pytest.raises(Wrong, match=said):
+        load(tmp_path / "c.json", PosttrainConfig)
+
+
+def test_a_bad_row_a_missing_metric_and_a_wrong_crossover_are_named(tmp_path):
+    searching.task(tmp_path / "tasks")
+    objectives = ({"task": "facts", "metric": "beauty,none"},)
+    c = config(tmp_path, 2, fitness=objectives, task_path=(str(tmp_path / "tasks"),))
+    assert "no metric 'beauty,none'" in refused(c, tmp_path)
+    assert "CROSSOVER" in refused(config(tmp_path, 2, crossover={"method": "slerp", "tt": 1}), tmp_path)
+    bad = config(tmp_path, 2)
+    chats(tmp_path / "cat.jsonl", "cat")
+    Path(bad.mutation_datasets[0].source).write_text('{"messages": [{"role": "user"}]}\n')
+    assert "line 1" in refused(bad, tmp_path)

@@ -1,0 +1,108 @@
+"""LoRA: a small adapter learns, the model's own weights stand still, and at the end they take it in."""
+
+import importlib
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from fleet.config import Wrong, validated
+from train.posttrain.config import Adapter
+
+_NAME = "default"  # peft's, for the only adapter
+_INSIDE = "base_model.model."  # peft's, before the names of the model's modules
+
+
+def adapted(
+    model: PreTrainedModel, settings: Adapter | Mapping[str, Any], seed: int, device: torch.device | None = None
+) -> Any:
+    """The model with an adapter that follows from the seed and changes nothing yet; only the adapter can learn. The
+    device is where it will be trained."""
+    peft, adapter = _package("peft"), _checked(settings)
+    names = _targets(model, adapter)
+    if adapter.four_bits:
+        _to_four_bits(model, names, device or model.device)
+    config = peft.LoraConfig(
+        r=adapter.r, lora_alpha=adapter.alpha, target_modules=names, bias="none", task_type="CAUSAL_LM"
+    )
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of GPT-2's transposed weights, which peft then knows how to handle
+        torch.default_generator.manual_seed(seed)
+        return peft.get_peft_model(model, config)
+
+
+@torch.no_grad()
+def merged(model: Any, plain: PreTrainedModel | None = None) -> PreTrainedModel:
+    """The plain model with the adapter in its weights: added in fp32, rounded once. The adapted model is used up. Where
+    its own weights are in 4 bits, `plain` is the model with all its bits."""
+    if plain is None and getattr(model, "is_loaded_in_4bit", False):
+        raise Wrong("the weights are in 4 bits; give merged() the plain model to put the adapter in")
+    for name, base, change in _changes(model):
+        weight = base.weight if plain is None else plain.get_parameter(f"{name}.weight")
+        weight.copy_(weight.float() + change.to(weight.device))
+    found: PreTrainedModel = model.unload() if plain is None else plain
+    return found.requires_grad_(True)
+
+
+def _changes(model: Any) -> Iterator[tuple[str, Any, Tensor]]:
+    """What the adapter adds to each weight, laid out as that is."""
+    layers = _package("peft.tuners.lora")
+    for name, layer in model.named_modules():
+        if isinstance(layer, layers.LoraLayer):
+            down, up = (each[_NAME].weight.float() for each in (layer.lora_A, layer.lora_B))
+            change = (up @ down) * layer.scaling[_NAME]
+            base = layer.get_base_layer()
+            yield name.removeprefix(_INSIDE), base, change.T if isinstance(base, Conv1D) else change
+
+
+def _checked(settings: Adapter | Mapping[str, Any]) -> Adapter:
+    return settings if isinstance(settings, Adapter) else validated(Adapter, settings, "adapter", str)
+
+
+def _targets(model: PreTrainedModel, adapter: Adapter) -> list[str]:
+    """The head stays out: often it is the embedding, too."""
+    head = model.get_output_embeddings()
+    linear = [n for n, each in model.named_modules() if isinstance(each, (nn.Linear, Conv1D)) and each is not head]
+    if adapter.targets == "all-linear":
+        return linear
+    for part in adapter.targets:
+        if not any(_has(name, part) for name in linear):
+            parts = dict.fromkeys(name.rpartition(".")[2] for name in linear)
+            raise Wrong(f"adapter: no linear layer has {part!r} in its name; there are {', '.join(parts)}")
+    return [name for name in linear if any(_has(name, part) for part in adapter.targets)]
+
+
+def _has(name: str, part: str) -> bool:
+    return f".{part}." in f".{name}."
+
+
+def _to_four_bits(model: PreTrainedModel, names: list[str], device: torch.device) -> None:
+    """Weights are quantised as they arrive on the device."""
+    if device.type != "cuda":
+        raise Wrong(f"adapter: four_bits works on a CUDA device only, and this is {device.type}; leave it out")
+    bits = _package("bitsandbytes").nn
+    for name in names:
+        layer = model.get_submodule(name)
+        if isinstance(layer, Conv1D):
+            raise Wrong(f"adapter: four_bits cannot hold {name}, whose weight is transposed; leave it out")
+        small = bits.Linear4bit(
+            layer.in_features, layer.out_features, layer.bias is not None, torch.bfloat16, quant_type="nf4"
+        )
+        small.weight = bits.Params4bit(layer.weight.detach(), requires_grad=False, quant_type="nf4", module=small)
+        small.bias = layer.bias
+        model.set_submodule(name, small.to(device))
+    model.is_loaded_in_4bit = True  # peft asks
+
+
+def _package(name: str) -> Any:
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    package = name.partition(".")[0]
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise Wrong(f"adapters need the package {package} ({error}): pip install {package}") from None

@@ -1,0 +1,222 @@
+"""From rows to examples: tokens, and which of them are learned. Of a conversation these are the assistant's answers,
+each with the mark that ends it, exactly as the tokenizer's chat template writes them."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Generic, TypeVar
+
+import jinja2
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from fleet.config import Wrong
+from train.rows import Message, conversation, located, preference
+
+T = TypeVar("T")
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_PROBE = ({"role": "user", "content": "hello"}, {"role": "assistant", "content": "qzjxv"})
+# Some templates write today's date; what a run learns must not depend on the day.
+_NO_DATE = "{%- macro strftime_now(format) -%}01 January 2025{%- endmacro %}\n"
+_HELP = "give the tokenizer a chat template that puts answers between {% generation %} and {% endgeneration %}"
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """Token n + 1 is learned from tokens 0 to n, where learned[n + 1]."""
+
+    tokens: NDArray[np.int32]
+    learned: NDArray[np.bool_]
+
+    def cut(self, longest: int) -> "Example":
+        return Example(self.tokens[:longest], self.learned[:longest])
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A better and a worse answer to the same prompt."""
+
+    chosen: Example
+    rejected: Example
+
+
+@dataclass(frozen=True)
+class Made(Generic[T]):
+    """What became of some rows. A conversation may be several examples."""
+
+    kept: tuple[T, ...]
+    cut: int  # lost their ends
+    empty: int  # left out: there is nothing to learn, or it was cut off
+
+
+@dataclass(frozen=True)
+class Marked:
+    """A text, and where in it the answers begin and end."""
+
+    text: str
+    answers: tuple[tuple[int, int], ...]
+
+
+def examples(
+    rows: Iterable[Any], tokenizer: PreTrainedTokenizerBase, longest: int, name: str = "rows"
+) -> Made[Example]:
+    """Of conversations and texts; `name` is what errors call the rows."""
+    writer = Writer(tokenizer)
+
+    def made(row: Any) -> list[tuple[Example, ...]]:
+        found = conversation(row)
+        if "text" in found:
+            return [(writer.text(found["text"]),)]
+        return [(writer.example(marked),) for marked in writer.conversation(found["messages"])]
+
+    whole = _gathered(rows, made, longest, name)
+    return Made(tuple(each for (each,) in whole.kept), whole.cut, whole.empty)
+
+
+def pairs(rows: Iterable[Any], tokenizer: PreTrainedTokenizerBase, longest: int, name: str = "rows") -> Made[Pair]:
+    """Of preferences."""
+    writer = Writer(tokenizer)
+
+    def made(row: Any) -> list[tuple[Example, ...]]:
+        found = preference(row)
+        answers = (writer.answer(found["prompt"], found[which]) for which in ("chosen", "rejected"))
+        return [tuple(writer.example(marked) for marked in answers)]
+
+    whole = _gathered(rows, made, longest, name)
+    return Made(tuple(Pair(*each) for each in whole.kept), whole.cut, whole.empty)
+
+
+class Writer:
+    """Writes conversations as a tokenizer's chat template does, and knows where the answers stand."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        if not tokenizer.is_fast:
+            raise Wrong(f"{type(tokenizer).__name__} does not say where its tokens stand; a fast tokenizer is needed")
+        self.tokenizer = tokenizer
+
+    def example(self, marked: Marked) -> Example:
+        """By where tokens end in the whole text: some join what stands before an answer with its beginning, and of
+        some that are only a space the offsets are empty."""
+        said = self.tokenizer(marked.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        ends = np.array([end for _, end in said["offset_mapping"]], dtype=np.int64)
+        learned = np.zeros(len(ends), dtype=np.bool_)
+        for begin, end in marked.answers:
+            learned |= (begin < ends) & (ends <= end)
+        return _example(said["input_ids"], learned)
+
+    def text(self, text: str) -> Example:
+        """A text is learned to its end."""
+        tokens, end = self.tokenizer(text, verbose=False)["input_ids"], self.tokenizer.eos_token_id
+        tokens = tokens if end is None or tokens[-1:] == [end] else [*tokens, end]
+        return _example(tokens, np.ones(len(tokens), dtype=np.bool_))
+
+    def conversation(self, messages: Sequence[Message]) -> list[Marked]:
+        """One text with all answers; or a text for each, where the template writes what was said in another way than
+        what is being said: without the thoughts, for example."""
+        if _GENERATION.search(self._template):
+            return [self._marked_by_template(messages)]
+        whole = self._written(messages)
+        turns = [self._turn(messages[: n + 1]) for n, each in enumerate(messages) if each["role"] == "assistant"]
+        if all(whole.startswith(turn.text) for turn in turns):
+            return [Marked(whole, tuple(answer for turn in turns for answer in turn.answers))]
+        return turns
+
+    def answer(self, prompt: Any, answer: Any) -> Marked:
+        """One answer to a prompt, of which only the answer counts."""
+        if not self.tokenizer.chat_template and isinstance(prompt, str) and isinstance(answer, str):
+            whole = prompt + answer + (self.tokenizer.eos_token or "")
+            return Marked(whole, ((len(prompt), len(whole)),))
+        asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        told = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
+        told = told[len(asked) :] if told[: len(asked)] == asked else told  # some write the prompt again
+        if [each["role"] for each in told] != ["assistant"]:
+            roles = ", ".join(each["role"] for each in told) or "none"
+            raise Wrong(f"one message of the assistant is expected after the prompt, not {roles}")
+        return self._turn([*asked, *told])
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _turn(self, messages: Sequence[Message]) -> Marked:
+        """The last message is the answer: what the template writes after it has asked for one."""
+        if len(messages) < 2:
+            raise Wrong("an answer is expected after a question, not at the beginning")
+        asked, whole = self._written(messages[:-1], ask=True), self._written(messages)
+        if not whole.startswith(asked):
+            raise Wrong(
+                f"the chat template asks for an answer with {asked[-60:]!r}, but does not write one there; {_HELP}"
+            )
+        _, mark, rest = self._ending
+        end = len(whole) - len(rest) if whole.endswith(mark + rest) else len(whole)
+        return Marked(whole, ((len(asked), max(end, len(asked))),))
+
+    def _marked_by_template(self, messages: Sequence[Message]) -> Marked:
+        """Some templates leave the mark that ends an answer outside."""
+        whole, spans = self._rendered(messages, marks=True)
+        gap, mark, _ = self._ending
+        found = []
+        for begin, end in spans:
+            answer = whole[begin:end]
+            inside = answer.endswith(mark) or mark.strip() and answer.rstrip().endswith(mark)
+            outside = not inside and whole.startswith(gap + mark, end)
+            found.append((begin, end + len(gap + mark) if outside else end))
+        return Marked(whole, tuple(found))
+
+    @cached_property
+    def _ending(self) -> tuple[str, str, str]:
+        """What the template writes after an answer: space, the mark that ends it, and what does not belong to it any
+        more. Where it writes only space, this is the mark."""
+        before, answer, after = self._written(_PROBE).rpartition(_PROBE[-1]["content"])
+        if not answer:
+            raise Wrong(f"the chat template does not write what the assistant says, but {before + after!r}; {_HELP}")
+        mark = after.strip() or after
+        gap, _, rest = after.partition(mark) if mark else ("", "", "")
+        return gap, mark, rest
+
+    def _written(self, messages: Sequence[Message], ask: bool = False) -> str:
+        return self._rendered(messages, ask)[0]
+
+    def _rendered(self, messages: Sequence[Message], ask: bool = False, marks: bool = False) -> tuple[str, Any]:
+        """As apply_chat_template does, which itself loses answers that begin with a space: it marks tokens, by offsets
+        that leave spaces out."""
+        try:
+            texts, spans = render_jinja_template(
+                [list(messages)],
+                chat_template=self._template,
+                add_generation_prompt=ask,
+                return_assistant_tokens_mask=marks,
+                **self.tokenizer.special_tokens_map,
+            )
+        except (jinja2.TemplateError, TypeError, ValueError) as error:  # what templates come up with
+            raise Wrong(f"the chat template cannot write this conversation: {error}") from None
+        return texts[0], spans[0] if marks else ()
+
+    @cached_property
+    def _template(self) -> str:
+        try:
+            text = self.tokenizer.get_chat_template()
+        except ValueError:
+            raise Wrong("the tokenizer has no chat template for messages; give rows of text, or one that has") from None
+        return (_NO_DATE if "strftime_now" in text else "") + text
+
+
+def _example(tokens: Sequence[int], learned: NDArray[np.bool_]) -> Example:
+    learned[:1] = False  # nothing stands before it
+    return Example(np.asarray(tokens, dtype=np.int32), learned)
+
+
+def _gathered(
+    rows: Iterable[Any], made: Callable[[Any], Iterable[tuple[Example, ...]]], longest: int, name: str
+) -> Made[tuple[Example, ...]]:
+    kept, cut, empty = [], 0, 0
+    for number, row in enumerate(rows, 1):
+        for each in located(made, row, f"{name}, row {number}"):
+            cut += any(len(example.tokens) > longest for example in each)
+            short = tuple(example.cut(longest) for example in each)
+            if all(example.learned.any() for example in short):
+                kept.append(short)
+            else:
+                empty += 1
+    return Made(tuple(kept), cut, empty)

@@ -1,0 +1,97 @@
+"""Models that are made on the spot: trained once, there as a whole or not at all, and kept."""
+
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
+
+from fleet.config import Wrong
+
+_ROOM = 16 << 20  # bytes of free disk that a model needs, generously
+_PAUSE = 3.0  # seconds between two lines about progress
+Tell = Callable[[str], object]
+
+
+class Progress:
+    """How far all the models together have come, said every few seconds."""
+
+    def __init__(self, steps: int, tell: Tell) -> None:
+        self._tell, self._steps, self._taken = tell, steps, 0
+        self._begin = self._said = time.monotonic()
+
+    def is_due(self) -> bool:
+        """To be asked once a step."""
+        self._taken += 1
+        return time.monotonic() - self._said > _PAUSE
+
+    def say(self, name: str, step: int, steps: int, loss: float) -> None:
+        self._said = time.monotonic()
+        left = (self._said - self._begin) / self._taken * (self._steps - self._taken)
+        self._tell(f"{name}: step {step} of {steps}, loss {loss / step:.2f}; about {left:.0f} s left for all")
+
+
+def publish(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, place: Path) -> None:
+    """As a whole or not at all; of two processes the first is kept."""
+    ends = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+    model.config.update(ends)
+    model.generation_config = GenerationConfig(**ends)
+    with tempfile.TemporaryDirectory(dir=place.parent, prefix=".making-", ignore_cleanup_errors=True) as folder:
+        draft = Path(folder) / place.name
+        model.save_pretrained(draft)
+        tokenizer.save_pretrained(draft)
+        shutil.copymode(draft / "config.json", draft / "model.safetensors")  # which would be the user's alone
+        for path in (*draft.iterdir(), draft):
+            _sync(path)
+        try:
+            draft.rename(place)
+        except OSError:
+            if not place.exists():
+                raise
+    _sync(place.parent)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def check_room(home: Path, models: int) -> None:
+    """Before anything is trained rather than afterwards."""
+    home.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=home).close()
+    if (free := shutil.disk_usage(home).free) < models * _ROOM:
+        raise Wrong(f"{home}: {free >> 20} MiB of free disk; {models} small models need {models * _ROOM >> 20} MiB")
+
+
+@contextlib.contextmanager
+def in_one_line(home: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Wrong(f"{error.filename or home}: {error.strerror or error}; it was to hold the small models") from None
+    except SafetensorError as error:
+        raise Wrong(f"{home}: {error}") from None
+
+
+@contextlib.contextmanager
+def computing_with(threads: int) -> Iterator[None]:
+    """Fixed, since the order of sums depends on it."""
+    before = torch.get_num_threads()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    disable_progress_bar()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,153 @@
+"""What a worker of post-training keeps in memory: a model that takes on one member after the other, and the exam."""
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fleet.work import Parent, Work
+from merge import engine, folder, live
+from merge.donors import Donors
+from merge.engine import How
+from merge.group import in_memory
+from merge.live import Live, places_in
+from merge.merging import merge
+from merge.planning import Job, Plan, plan
+from merge.recipe import Merge, merge_of, text_of
+from merge.weights import Stored
+from train.config import TrainConfig
+from train.loop import Learner, best_device
+from train.posttrain import fitness
+from train.posttrain.config import PosttrainConfig
+from train.tasks import Exam
+
+Recipe = Mapping[str, Any]
+_SHARD = 5 * 10**9
+
+
+class School:
+    def __init__(self, config: PosttrainConfig) -> None:
+        torch.set_num_threads(config.threads)
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it CUDA's sums have no fixed order
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        self.config, self.device = config, best_device()
+        self.how = How(threads=config.threads, seed=config.seed % (1 << 31))
+        self._live: tuple[str, Live] | None = None
+        self._learner: Learner | None = None
+        self._loaded: dict[str, Any] | None = None
+        self._exam: Exam | None = None
+
+    # -- the model ----------------------------------------------------------------------------------------------------
+
+    def take_on(self, recipe: Recipe, places: Mapping[str, Path]) -> "Pupil":
+        """The recipe's model, in fp32 and in memory; the next one takes its place."""
+        said = said_of({**recipe, "out_dtype": "float32"})
+        with Donors(places) as donors:
+            made = plan(said, donors)
+            known = self._shaped(said, made)
+            known.fill(made, self.how)
+        return Pupil(said, made, known)
+
+    def _shaped(self, said: Merge, made: Plan) -> Live:
+        key = live.key_of(made)
+        if self._live is None or self._live[0] != key:
+            self._live = self._learner = None  # first out, then in: there may be no room for both
+            self._live = key, live.furnished(said, made, str(self.device), self.config.trust_remote_code)
+        known = self._live[1]
+        if known.places is not None and self._learner is not None:
+            known = replace(known, places=places_in(known.model, made))  # its weights lie in the learner's vector now
+        return known
+
+    def learner(self, known: Live, config: TrainConfig, objective: Any) -> Learner:
+        """For all of the model's weights; the same one for all children of a shape."""
+        if self._learner is None:
+            self._learner = Learner(known.model, config, self.device, objective)
+        self._learner.forget()
+        return self._learner
+
+    def forget(self, model: bool) -> None:
+        """Let go of what the exam holds; of the model, too, where an adapter has changed it."""
+        if self._exam:
+            self._exam.forget()
+        if model:
+            self._learner = None
+
+    # -- the exam -----------------------------------------------------------------------------------------------------
+
+    @property
+    def loaded(self) -> dict[str, Any]:
+        if self._loaded is None:
+            self._loaded = fitness.load_tasks(self.config)
+        return self._loaded
+
+    def exam(self, tokenizer: Any) -> Exam | None:
+        if self._exam is None and self.loaded:
+            self._exam = Exam(fitness.asked(self.config), tokenizer, self.loaded)
+        return self._exam
+
+
+@dataclass(frozen=True)
+class Pupil:
+    """A model in memory, and what it was made by."""
+
+    said: Merge
+    made: Plan
+    live: Live
+
+    def files(self, dtype: torch.dtype) -> Plan:
+        """Its weights as they are now, as a plan whose tensors are only to be written."""
+        state = self.live.model.state_dict()
+        jobs = [_copied(job, state[job.name].detach().cpu(), dtype) for job in self.made.jobs]
+        name = str(dtype).removeprefix("torch.")
+        key = "dtype" if "dtype" in self.made.config else "torch_dtype"
+        return replace(self.made, jobs=jobs, config={**self.made.config, key: name})
+
+
+def _copied(job: Job, tensor: torch.Tensor, dtype: torch.dtype) -> Job:
+    wanted = dtype if tensor.dtype.is_floating_point else tensor.dtype
+    stored = Stored(job.shape, wanted, in_memory(tensor))
+    return Job(job.name, job.shape, wanted, (stored,))
+
+
+# -- members' folders -------------------------------------------------------------------------------------------------
+
+
+def place_of(parent: Parent) -> Path:
+    """All of its files looked at."""
+    return [parent.path(name).parent for name in parent.files.files][0]
+
+
+def merged(work: Work, recipe: Recipe, places: Mapping[str, Path], how: How) -> None:
+    """A merge as the member's files."""
+    with _draft(work) as draft, Donors(places) as donors:
+        merge(said_of(recipe), draft / "model", how=how, donors=donors)
+        _publish(work, draft / "model")
+
+
+def saved(work: Work, pupil: Pupil, dtype: torch.dtype, how: How) -> None:
+    """A model in memory as the member's files."""
+    with _draft(work) as draft:
+        made = pupil.files(dtype)
+        engine.write(made.jobs, draft, _SHARD, how, lambda bytes: None)
+        folder.furnish(draft, pupil.said, made, None)
+        _publish(work, draft)
+
+
+@contextmanager
+def _draft(work: Work) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="model-", dir=work.path("config.json").parent.parent) as draft:
+        yield Path(draft)
+
+
+def _publish(work: Work, made: Path) -> None:
+    for file in sorted(made.iterdir()):
+        file.rename(work.path(file.name))
+
+
+def said_of(recipe: Recipe) -> Merge:
+    return merge_of(recipe, text_of(recipe))

@@ -1,0 +1,63 @@
+"""What fine-tuning makes smaller: how badly answers are foretold, or how little the better answer is preferred."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, logsigmoid
+
+from train.packing import Batch
+
+Model = Callable[..., Any]  # answers with logits
+_NOT_LEARNED = -100
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Pairs of answers: those of even numbers are chosen, the next ones rejected."""
+
+    batch: Batch
+    reference: Tensor  # what the model that it began as says of each: its log-probability
+
+    @property
+    def count(self) -> int:
+        return self.batch.examples // 2
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "Comparison":
+        moved = self.batch.to(device, non_blocking), self.reference.to(device, non_blocking=non_blocking)
+        return replace(self, batch=moved[0], reference=moved[1])
+
+
+def sft_loss(model: Model, batch: Batch, step: Sequence[Batch] = ()) -> Tensor:
+    """The mean over learned tokens of the whole step, of which this part is the share that its own tokens have: a token
+    counts the same in whichever part of a step it stands. Without a step, of the part."""
+    return _nats(model, batch).sum() / sum(part.count for part in step or [batch])
+
+
+def answer_logprobs(model: Model, batch: Batch) -> Tensor:
+    """Of each example, by its number: the sum over its learned tokens."""
+    nats, owner = _nats(model, batch), batch.example[:, 1:].flatten().clamp(min=0)  # nothing is learned of the filling
+    return -nats.new_zeros(batch.examples).index_add(0, owner, nats)
+
+
+def dpo_loss(
+    chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor, beta: float
+) -> Tensor:
+    """Direct preference optimization (Rafailov and others, 2023), for each pair of summed log-probabilities."""
+    return -logsigmoid(beta * ((chosen - reference_chosen) - (rejected - reference_rejected)))
+
+
+def preference_loss(model: Model, part: Comparison, step: Sequence[Comparison] = (), *, beta: float = 0.1) -> Tensor:
+    """The mean over the pairs of the whole step, of which this part is its pairs' share."""
+    said, before = answer_logprobs(model, part.batch), part.reference
+    losses = dpo_loss(said[0::2], said[1::2], before[0::2], before[1::2], beta)
+    return losses.sum() / sum(each.count for each in step or [part])
+
+
+def _nats(model: Model, batch: Batch) -> Tensor:
+    """Of each token but a row's first; zero where it is not learned."""
+    logits = model(**batch.inputs, use_cache=False).logits[:, :-1]
+    wanted = batch.tokens.masked_fill(~batch.learned, _NOT_LEARNED)[:, 1:]
+    return cross_entropy(logits.float().flatten(0, 1), wanted.flatten(), ignore_index=_NOT_LEARNED, reduction="none")

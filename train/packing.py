@@ -1,0 +1,122 @@
+"""Several examples in one row, so that little of a batch is filling. Each example sees itself only: where positions
+begin again, transformers begins again too, in every kind of attention. Whether a model does so is tried out on it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fleet.config import Wrong
+from train.chat import Example
+
+_OPEN = 32  # rows that an example is tried in
+_CLOSE = {torch.float32: 1e-5, torch.float64: 1e-5}  # of the largest answer; rounding is far below, a leak above
+_ROUGH = 0.05
+_FILLING = -1
+
+Rows = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of tokens; all fields have the same shape."""
+
+    tokens: Tensor
+    positions: Tensor  # within the example
+    learned: Tensor  # where a token counts that is to be foretold
+    example: Tensor  # the number of the example that it belongs to, or -1
+    examples: int  # how many were given numbers
+    packed: bool  # whether a row may hold several
+
+    @property
+    def count(self) -> int:
+        """Tokens that are learned."""
+        return int(self.learned.sum())
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What the model is asked. What fills a row's end stands behind all that counts, and nobody looks ahead."""
+        return {"input_ids": self.tokens, **({"position_ids": self.positions} if self.packed else {})}
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
+        names = ("tokens", "positions", "learned", "example")
+        return replace(self, **{name: getattr(self, name).to(device, non_blocking=non_blocking) for name in names})
+
+
+def plan(lengths: Sequence[int], length: int, packed: bool = True) -> list[tuple[int, ...]]:
+    """Which examples stand in which row, by their numbers: each in the first row that has room for it, of the last few
+    that were begun. Without packing, each by itself."""
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for number, size in enumerate(lengths):
+        if size > length:
+            raise Wrong(f"example {number} has {size} tokens, and a row {length}; cut examples at {length}")
+        begin = max(0, len(rows) - _OPEN) if packed else len(rows)
+        place = next((n for n in range(begin, len(rows)) if room[n] >= size), len(rows))
+        if place == len(rows):
+            rows.append([])
+            room.append(length)
+        rows[place].append(number)
+        room[place] -= size
+    return [tuple(row) for row in rows]
+
+
+def batch(examples: Sequence[Example], rows: Rows, packed: bool = True) -> Batch:
+    """These rows of a plan, as wide as the longest of them. In what fills the others, every token is alone."""
+    width = max(sum(len(examples[number].tokens) for number in row) for row in rows)
+    tokens, positions, example = (np.zeros((len(rows), width), dtype=np.int64) for _ in range(3))
+    learned = np.zeros((len(rows), width), dtype=np.bool_)
+    example.fill(_FILLING)
+    for y, row in enumerate(rows):
+        x = 0
+        for number in row:
+            place = (y, slice(x, x := x + len(examples[number].tokens)))
+            tokens[place], learned[place] = examples[number].tokens, examples[number].learned
+            positions[place], example[place] = np.arange(len(examples[number].tokens)), number
+    made = (torch.from_numpy(each) for each in (tokens, positions, learned, example))
+    return Batch(*made, examples=len(examples), packed=packed)
+
+
+@torch.no_grad()
+def can_pack(model: Any, length: int) -> bool:
+    """Ask a model in both ways. Recurrent states go on where another example begins, and some models have positions of
+    their own: they say something else, or what stands before changes what they say."""
+    training = model.training
+    model.eval()
+    try:
+        return _alike(model, *_trial(model, max(8, length)))
+    except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError, NotImplementedError):
+        return False
+    finally:
+        model.train(training)
+
+
+def _trial(model: Any, length: int) -> tuple[list[Example], Rows]:
+    """Two rows of two examples; the fifth is another one in the place of the first."""
+    words = int(model.config.get_text_config().vocab_size)
+    dice = np.random.default_rng(1)
+    first = length // 3
+    sizes = (first, length - first, length - first, first, first)
+    return [_random(dice, words, size) for size in sizes], [(0, 1), (2, 3)]
+
+
+def _random(dice: np.random.Generator, words: int, size: int) -> Example:
+    return Example(dice.integers(0, words, size).astype(np.int32), np.ones(size, dtype=np.bool_))
+
+
+def _alike(model: Any, examples: Sequence[Example], rows: Rows) -> bool:
+    def said(rows: Rows, packed: bool) -> Tensor:
+        asked = batch(examples, rows, packed).to(model.device)
+        found: Tensor = model(**asked.inputs, use_cache=False).logits
+        return found
+
+    together = said(rows, True)
+    after_another = said([(4, 1), rows[1]], True)[0, len(examples[0].tokens) :]
+    if not torch.equal(after_another, together[0, len(examples[0].tokens) :]):
+        return False
+    close = _CLOSE.get(together.dtype, _ROUGH) * together.abs().max()
+    alone = torch.stack([torch.cat([said([(number,)], False)[0] for number in row]) for row in rows])
+    return bool((together - alone).abs().max() <= close)

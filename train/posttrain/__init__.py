@@ -1,0 +1,1 @@
+"""Post-training: language models that are bred: evaluated, merged, fine-tuned on data that their genomes choose."""

@@ -1,0 +1,169 @@
+"""The keys of post-training: who competes, by what, how parents are merged, what their children learn."""
+
+from typing import Any, Literal
+
+from pydantic import field_validator, model_validator
+
+from fleet.config import FleetConfig, Room, Text, bound, operational
+
+SLERP = {
+    "method": "slerp",
+    "t": [
+        {"filter": "self_attn", "value": [0, 0.5, 0.3, 0.7, 1]},
+        {"filter": "mlp", "value": [1, 0.5, 0.7, 0.3, 0]},
+        {"value": 0.5},
+    ],
+}
+SELECTIONS = ("rank", "tournament", "random", "matching", "pareto")
+LOSS = "loss"
+
+
+class Objective(Room):
+    """What members are compared by."""
+
+    task: Text = bound(..., "A task of lm-eval, or loss: on held-out rows of MUTATION_DATASETS.")
+    metric: Text = bound("acc,none", "What counts of a task.")
+    weight: float = bound(
+        1.0, "Its share of the fitness; negative where less is better. Loss counts as less is better."
+    )
+
+    @property
+    def key(self) -> str:
+        return self.task if self.metric == "acc,none" or self.task == LOSS else f"{self.task}:{self.metric}"
+
+
+class Source(Room):
+    """Rows to learn from: conversations, or text; preferences for MUTATION dpo."""
+
+    source: Text = bound(..., '"skill:..." (built in), a local .jsonl or .parquet file, or a hub dataset.')
+    weight: float = bound(1.0, "Of the first members' genomes.", ge=0, le=1e6)
+    name: str = bound("", "Hub: which configuration of the dataset.")
+    split: Text = bound("train", "Hub: which split.")
+
+
+class Adapter(Room):
+    """What is put beside which weights."""
+
+    r: int = bound(64, "Its rank.", ge=1, le=4096)
+    alpha: float = bound(16.0, "Its scale: it counts alpha / r times.", gt=0, le=1e6)
+    targets: Literal["all-linear"] | tuple[Text, ...] = bound(
+        "all-linear", "All linear layers but the head, or those with one of these parts in their names."
+    )
+    four_bits: bool = bound(False, "Keep the model's own weights in 4 bits while it learns; on a CUDA device only.")
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+
+class BreedRoom(Room):
+    """Who competes, and who has children with whom."""
+
+    initial_population: tuple[Text, ...] = bound(
+        ..., "Hub ids, local folders or .gguf files to begin with.", min_length=1, max_length=256, strict=False
+    )
+    trust_remote_code: bool = bound(False, "Let models and tokenizers of the hub run code of their own.")
+    population_size: int = bound(6, "Members of a generation.", ge=2, le=4096)
+    max_generations: int = bound(5, "Generations.", ge=1, le=90_000)
+    selection: Literal["rank", "tournament", "random", "matching", "pareto"] = bound(
+        "rank", "Who the parents are; matching: everybody equally often."
+    )
+    tournament_size: int = bound(2, "SELECTION tournament: so many compete.", ge=1, le=4096)
+    elitism: int = bound(1, "So many of the best go on unchanged.", ge=0, le=4095)
+    crossover: dict[str, Any] = bound(SLERP, "A method of the merge engine with its parameters, as in recipes.")
+    crossover_evolves: bool = bound(False, "Curves of CROSSOVER are genes, too.")
+
+
+class FitnessRoom(Room):
+    """By what members compete."""
+
+    fitness: tuple[Objective, ...] = bound(
+        (Objective(task=LOSS),), '"loss", or tasks of lm-eval: names, or objects.', min_length=1, strict=False
+    )
+    task_path: tuple[Text, ...] = bound((), "Folders with tasks of one's own.", strict=False)
+    allow_benchmark_tasks: bool = bound(False, "Let lm-eval's own tasks be the target: public test sets.")
+    num_fewshot: int | None = bound(None, "Examples in prompts.", ge=0)
+    questions: int = bound(64, "Of each task (or held-out rows), drawn anew for each generation.", ge=2, le=10**6)
+    holdout: float = bound(0.5, "The share of questions that only the end asks.", gt=0, lt=1)
+
+
+class MutationRoom(Room):
+    """What children learn, and how."""
+
+    mutation: Literal["sft", "dpo", "none"] = bound("sft", "How a child is trained on its data.")
+    mutation_datasets: tuple[Source, ...] = bound(
+        (), "Data that genomes choose from; each a name or an object.", strict=False
+    )
+    mutation_probability: float = bound(0.5, "The share of children whose genes are mutated.", ge=0, le=1)
+    mutation_strength: float = bound(0.5, "How far: the deviation of a factor's logarithm.", ge=0, le=10)
+    top_k: int = bound(0, "Learn from so many data sets of the greatest weights; 0: from all, in proportion.", ge=0)
+    sft_examples: int = bound(1000, "Rows that a child learns from.", ge=1, le=10**9)
+    sft_epochs: float = bound(1.0, "How often.", gt=0, le=1000)
+    dpo_beta: float = bound(0.1, "MUTATION dpo: how far it may go from where it began.", gt=0, le=100)
+    adapter: Adapter | None = bound(None, "LoRA instead of all weights.")
+    batch_size: int = bound(8, "Rows of a step, each of SEQ_LENGTH tokens.", ge=1, le=65536)
+    gradient_accumulation: int = bound(1, "Batches of one step.", ge=1, le=65536)
+    seq_length: int = bound(512, "Tokens of a row, in which several examples may stand.", ge=8, le=10**6)
+    lr: float = bound(1e-4, "The highest learning rate.", gt=0, le=10)
+    lr_schedule: Literal["cosine", "constant", "linear"] = bound("cosine", "How it falls, to a tenth.")
+    warmup_steps: int = bound(10, "Steps in which it rises.", ge=0, le=10**8)
+    weight_decay: float = bound(0.0, "Of matrices.", ge=0, le=10)
+    clip: float = bound(1.0, "The longest gradient; 0 does not clip.", ge=0, le=1e6)
+    precision: Literal["32-true", "bf16-mixed", "fp16-mixed"] = bound("32-true", "Of the arithmetic.")
+    dtype: Literal["", "float32", "bfloat16", "float16"] = bound("", "Of members' files; empty: the first model's own.")
+
+
+class PosttrainConfig(MutationRoom, FitnessRoom, BreedRoom, FleetConfig):
+    """All of them together."""
+
+    population_size: int = bound(6, "Members of a generation.", ge=2, le=4096)
+    max_generations: int = bound(5, "Generations.", ge=1, le=90_000)
+    num_machines: int = operational(2, "Local workers, where one machine stands for several.", ge=1, le=1024)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plain(cls, values: Any) -> Any:
+        """Names stand for objects with nothing but a name."""
+        if not isinstance(values, dict):
+            return values
+        found = dict(values)
+        if isinstance(fitness := found.get("fitness"), str):
+            found["fitness"] = (fitness,)
+        for key, name in (("fitness", "task"), ("mutation_datasets", "source")):
+            if isinstance(found.get(key), (list, tuple)):
+                found[key] = tuple({name: each} if isinstance(each, str) else each for each in found[key])
+        return found
+
+    @field_validator("crossover")
+    @classmethod
+    def _method(cls, crossover: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(crossover.get("method"), str):
+            raise ValueError('{"method": "slerp", "t": 0.5}, with a method of the merge engine, is expected')
+        return crossover
+
+    @model_validator(mode="after")
+    def _together(self) -> "PosttrainConfig":
+        if self.elitism >= self.population_size:
+            raise ValueError(
+                f"ELITISM is {self.elitism}: it must be below POPULATION_SIZE, which is {self.population_size}"
+            )
+        if self.mutation != "none" and not self.mutation_datasets:
+            raise ValueError(
+                f"MUTATION is {self.mutation}, but MUTATION_DATASETS is empty: there is nothing to learn from"
+            )
+        if self.mutation_datasets and not sum(each.weight for each in self.mutation_datasets):
+            raise ValueError("MUTATION_DATASETS: all weights are 0")
+        if self.mutation == "none" and self.mutation_datasets and not self.asks_loss:
+            raise ValueError("MUTATION_DATASETS have no effect: MUTATION is none, and FITNESS asks for no loss")
+        if self.asks_loss and not self.mutation_datasets:
+            raise ValueError("FITNESS asks for the loss on held-out rows of MUTATION_DATASETS, and there are none")
+        if self.top_k > len(self.mutation_datasets):
+            raise ValueError(f"TOP_K is {self.top_k}, of {len(self.mutation_datasets)} MUTATION_DATASETS")
+        if self.selection == "pareto" and len(self.fitness) < 2:
+            raise ValueError("SELECTION pareto needs several objectives in FITNESS")
+        return self
+
+    @property
+    def asks_loss(self) -> bool:
+        return any(each.task == LOSS for each in self.fitness)

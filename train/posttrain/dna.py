@@ -1,0 +1,89 @@
+"""What a member of post-training inherits and mutates: which data it learns from, how fast, how its parents merge."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from train.posttrain.config import PosttrainConfig
+
+Dice = np.random.Generator
+Genome = Mapping[str, Any]  # data: name -> weight; rate; crossover: the parameters of the merge
+_RATES = (0.1, 10.0)
+_LEAST, _MOST = 1e-3, 1e3  # weights of data
+
+
+def founding(c: PosttrainConfig, dice: Dice) -> Genome:
+    """What the configuration says, each a little different, so that there is something to choose from."""
+    return mutated(c, plain(c), dice)
+
+
+def plain(c: PosttrainConfig) -> Genome:
+    return {
+        "data": {name: each.weight for name, each in zip(names(c), c.mutation_datasets, strict=True)},
+        "rate": 1.0,
+        **({"crossover": {k: v for k, v in c.crossover.items() if k != "method"}} if c.crossover_evolves else {}),
+    }
+
+
+def names(c: PosttrainConfig) -> list[str]:
+    """Of the data sets; each is different."""
+    found: list[str] = []
+    for each in c.mutation_datasets:
+        name = (
+            each.source + (f":{each.name}" if each.name else "") + (f":{each.split}" if each.split != "train" else "")
+        )
+        found.append(name if name not in found else f"{name}#{len(found)}")
+    return found
+
+
+def child(c: PosttrainConfig, parents: Sequence[Genome], dice: Dice) -> Genome:
+    """Each gene of one parent or another; some children's genes are mutated."""
+    crossed = _crossed(parents, dice)
+    return mutated(c, crossed, dice) if dice.random() < c.mutation_probability else crossed
+
+
+def mutated(c: PosttrainConfig, genome: Genome, dice: Dice) -> Genome:
+    strength = c.mutation_strength
+
+    def factor() -> float:
+        return math.exp(strength * dice.standard_normal())
+
+    data = {
+        name: _within(weight * factor(), _LEAST, _MOST) if weight else 0.0 for name, weight in genome["data"].items()
+    }
+    found = {"data": data, "rate": _within(genome["rate"] * factor(), *_RATES)}
+    return {**found, **({"crossover": _bent(genome["crossover"], strength, dice)} if "crossover" in genome else {})}
+
+
+def mixture(c: PosttrainConfig, genome: Genome) -> dict[str, float]:
+    """The shares of the data sets that a member learns from: all in proportion, or the TOP_K in proportion."""
+    kept = sorted(genome["data"], key=lambda name: -genome["data"][name])[: c.top_k or None]
+    total = sum(genome["data"][name] for name in kept)
+    return {name: genome["data"][name] / total for name in genome["data"] if name in kept and genome["data"][name]}
+
+
+def _crossed(parents: Sequence[Genome], dice: Dice) -> Genome:
+    first = parents[0]
+    data = {name: parents[int(dice.integers(len(parents)))]["data"][name] for name in first["data"]}
+    found = {"data": data, "rate": parents[int(dice.integers(len(parents)))]["rate"]}
+    curves = {"crossover": parents[int(dice.integers(len(parents)))]["crossover"]} if "crossover" in first else {}
+    return {**found, **curves}
+
+
+def _bent(value: Any, strength: float, dice: Dice) -> Any:
+    """All numbers of a merge's parameters: shares stay shares."""
+    if isinstance(value, Mapping):
+        return {key: each if key == "filter" else _bent(each, strength, dice) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_bent(each, strength, dice) for each in value]
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return value
+    if 0 <= value <= 1:
+        return _within(value + strength * dice.standard_normal() / 4, 0.0, 1.0)
+    return value * math.exp(strength * dice.standard_normal())
+
+
+def _within(x: float, low: float, high: float) -> float:
+    return min(high, max(low, x))

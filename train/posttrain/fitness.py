@@ -1,0 +1,109 @@
+"""How fit a member is: by tasks of lm-eval, by the loss on held-out rows, or by several; with its standard error."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fleet.config import Wrong
+from train import tasks
+from train.posttrain.config import LOSS, Objective, PosttrainConfig
+from train.posttrain.selection import Rival
+from train.tasks import Asked, Exam
+
+Metrics = Mapping[str, Any]
+Single = Mapping[str, Sequence[float]]  # objective -> marks, question by question
+
+
+@dataclass(frozen=True)
+class Fitness:
+    """Of one member on one set of questions."""
+
+    value: float
+    error: float  # its standard error
+    objectives: Mapping[str, float]
+    single: Single
+
+    def metrics(self, keep: bool = False) -> dict[str, Any]:
+        kept = {"single": json.dumps({key: [round(x, 6) for x in marks] for key, marks in self.single.items()})}
+        found = {"fitness": self.value, "error": self.error, "objectives": json.dumps(self.objectives)}
+        return {**found, **(kept if keep else {})}
+
+
+def fitness_of(c: PosttrainConfig, single: Single, values: Mapping[str, float]) -> Fitness:
+    """The weighted sum; a loss counts against."""
+    value = math.fsum(signed(each) * values[each.key] for each in c.fitness)
+    if not math.isfinite(value):
+        raise Wrong(f"the fitness is {value}: {dict(values)}")
+    parts = [signed(each) ** 2 * _squared_error(single.get(each.key, ())) for each in c.fitness]
+    return Fitness(value, math.sqrt(math.fsum(parts)), values, single)
+
+
+def signed(objective: Objective) -> float:
+    return -objective.weight if objective.task == LOSS else objective.weight
+
+
+def rival_of(c: PosttrainConfig, id: str, metrics: Metrics) -> Rival:
+    values = json.loads(metrics["objectives"])
+    gains = {each.key: math.copysign(1.0, signed(each)) * values[each.key] for each in c.fitness if each.weight}
+    return Rival(id, metrics["fitness"], gains)
+
+
+def ahead(c: PosttrainConfig, one: Metrics, other: Metrics) -> tuple[float, float]:
+    """By how much one is fitter than the other, and the standard error of that: on the same questions."""
+    mine, theirs = json.loads(one["single"]), json.loads(other["single"])
+    single = {key: [a - b for a, b in zip(mine[key], theirs[key], strict=True)] for key in mine}
+    parts = [signed(each) ** 2 * _squared_error(single.get(each.key, ())) for each in c.fitness]
+    return one["fitness"] - other["fitness"], math.sqrt(math.fsum(parts))
+
+
+def _squared_error(marks: Sequence[float]) -> float:
+    if len(marks) < 2:
+        return 0.0
+    values = np.asarray(marks, float)
+    return float(values.var(ddof=1) / len(values))
+
+
+# -- tasks ------------------------------------------------------------------------------------------------------------
+
+
+def asked(c: PosttrainConfig) -> Asked:
+    names = tuple(dict.fromkeys(each.task for each in c.fitness if each.task != LOSS))
+    return Asked(names, None, c.num_fewshot, False, None, True, c.task_path, c.seed)
+
+
+def load_tasks(c: PosttrainConfig) -> dict[str, Any]:
+    """Whatever is missing is said before anybody trains."""
+    if not asked(c).tasks:
+        return {}
+    loaded = tasks.load(asked(c), c.allow_benchmark_tasks)
+    tasks.check_metrics(loaded, [(each.task, each.metric) for each in c.fitness if each.task != LOSS])
+    return loaded
+
+
+def marks_of(c: PosttrainConfig, exam: Exam, model: Any, how: Mapping[str, Any]) -> tuple[Single, Mapping[str, float]]:
+    """The same questions for everybody: of a generation, or those at the end."""
+    marks = exam.marks(model, drawn(c, exam.questions(), how))
+    single, values = dict[str, Sequence[float]](), dict[str, float]()
+    for each in c.fitness:
+        if each.task != LOSS:
+            values[each.key] = float(marks.results[each.task][each.metric])
+            answers = marks.single.get(each.task, {}).get(each.metric, [])
+            single[each.key] = [float(x) for x in answers if isinstance(x, (bool, int, float))]
+    return single, values
+
+
+def drawn(c: PosttrainConfig, questions: Mapping[str, Sequence[int]], how: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Of each task's questions: QUESTIONS of those that choose, other ones in each generation; or all that judge."""
+    found = {}
+    chosen = tasks.parted(questions, c.holdout, c.seed, how["on"] == "judging")
+    for name, numbers in chosen.items():
+        if how["on"] == "judging":
+            found[name] = numbers
+        else:
+            order = np.random.default_rng([c.seed, 13, how["generation"], len(numbers)]).permutation(len(numbers))
+            found[name] = sorted(numbers[int(n)] for n in order[: c.questions])
+    return found
