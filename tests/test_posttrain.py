@@ -222,18 +222,22 @@ def test_every_way_gets_to_its_end(tmp_path, keys):
     assert loaded.dtype == (torch.bfloat16 if keys.get("dtype") else torch.float32)
 
 
+OTHER = {
+    **{"lr": 2e-3, "sft_examples": 20, "sft_epochs": 2.0, "batch_size": 4, "warmup_steps": 0, "weight_decay": 0.5},
+    **{"lr_schedule": "constant", "clip": 0.01, "seq_length": 96, "gradient_accumulation": 2, "seed": 9, "top_k": 1},
+    **{"precision": "bf16-mixed"},
+}
+
+
 def test_settings_of_learning_reach_the_weights(tmp_path):
-    def child(**keys):
-        c = config(tmp_path / str(len([*tmp_path.iterdir()])), 1, max_generations=1, population_size=2, **keys)
+    def child(name: str, **keys) -> str:
+        c = config(tmp_path / name, 1, max_generations=1, population_size=2, **keys)
         return finished(c)["1/m1"].digests["model.safetensors"]
 
-    tmp_path.mkdir(exist_ok=True)
-    plain = child()
-    for key, value in (("lr", 2e-3), ("sft_examples", 20), ("sft_epochs", 2.0), ("batch_size", 4), ("warmup_steps", 0),
-                       ("lr_schedule", "constant"), ("weight_decay", 0.5), ("clip", 0.01), ("seq_length", 96),
-                       ("gradient_accumulation", 2), ("seed", 9), ("top_k", 1), ("precision", "bf16-mixed")):  # fmt: skip
-        assert child(**{key: value}) != plain, key
-    assert child() == plain
+    plain = child("plain")
+    for key, value in OTHER.items():
+        assert child(key, **{key: value}) != plain, key
+    assert child("again") == plain
 
 
 def test_tasks_and_losses_are_weighted_together(tmp_path):

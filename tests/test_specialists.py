@@ -21,6 +21,7 @@ from fleet.config import Wrong
 from merge.merging import merge
 from merge.recipe import parse
 from tests.helpers import LONG, mounted, until
+from train import made_here
 
 SMALL = Settings(base_steps=6, steps=4, batch=2, window=32, vocabulary=512, sample=50_000, hidden=32, layers=1)
 NAMES = [BASE, "code", "prose", "names"]
@@ -138,7 +139,7 @@ def test_the_second_to_be_ready_leaves_the_first_alone(models, tmp_path):
     home = shutil.copytree(models[BASE].parent, tmp_path / "home")
     before = times(home / BASE)
     tokenizer, model = (kind.from_pretrained(models["code"]) for kind in (AutoTokenizer, AutoModelForCausalLM))
-    specialists._publish(model, tokenizer, home / BASE)
+    made_here.publish(model, tokenizer, home / BASE)
     assert times(home / BASE) == before and left(tmp_path) == sorted(NAMES)
 
 
@@ -153,7 +154,7 @@ def test_ctrl_c_while_a_folder_is_written(models, tmp_path, monkeypatch):
     def interrupted(path: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(specialists, "_sync", interrupted)
+    monkeypatch.setattr(made_here, "_sync", interrupted)
     with pytest.raises(KeyboardInterrupt):
         made(tmp_path, 1, settings=SMALL)
     assert left(tmp_path) == []
@@ -172,7 +173,7 @@ def test_a_disk_that_is_full_or_gets_full(tmp_path, monkeypatch):
     with mounted(tmp_path / "disk", options="size=200k"):
         with pytest.raises(Wrong, match=r"^[^\n]*MiB of free disk[^\n]*$"):
             made(tmp_path / "disk", 1, settings=SMALL)
-        monkeypatch.setattr(specialists, "_ROOM", 0)
+        monkeypatch.setattr(made_here, "_ROOM", 0)
         with pytest.raises(Wrong, match=r"^[^\n]*No space left[^\n]*$"):
             made(tmp_path / "disk", 1, settings=SMALL)
         assert set(left(tmp_path / "disk")) < {*NAMES}
