@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, WithJsonSchema
 
 from fleet import strictjson
+from fleet.wrong import Wrong as Wrong
 
 LIMIT = 1 << 20
 
@@ -29,10 +30,6 @@ Name = Annotated[
     StringConstraints(pattern=r"^([A-Za-z0-9][A-Za-z0-9_.-]{0,63})?$"),
     WithJsonSchema({"expected": "up to 64 letters, digits, '.', '-' and '_', beginning with a letter or a digit"}),
 ]
-
-
-class Wrong(ValueError):
-    """A configuration that cannot be used; says where, what was seen and what is allowed."""
 
 
 class Room(BaseModel):

@@ -29,7 +29,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter, validators
 
-from fleet.config import Wrong
+from fleet.wrong import Wrong
 
 app = App(name="python -m merge", help=__doc__, help_format="plaintext", version_flags=[])
 

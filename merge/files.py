@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fleet.config import Wrong as Wrong  # weights that cannot be used together, files that hold something else
+from fleet.wrong import Wrong as Wrong  # weights that cannot be used together, files that hold something else
 
 CHUNK = 1 << 19  # numbers that are in memory at a time; a multiple of every block that a wire format has
 _LIMIT = 100_000_000  # bytes of a header, as safetensors has it; and of a JSON file

@@ -324,7 +324,7 @@ def test_a_candidate_in_memory_is_the_model_that_its_recipe_makes(method, facts,
         (tmp_path / "best.yml").write_text(text_of(recipe))
         merge(tmp_path / "best.yml", tmp_path / f"out{n}")
         wanted = weights(tmp_path / f"out{n}")
-        state = kitchen._station.model.state_dict()
+        state = kitchen._station.live.model.state_dict()
         assert wanted.keys() == state.keys() and all(torch.equal(state[name], wanted[name]) for name in wanted)
         on_disk = Kitchen(config.model_copy(update={"in_memory": False})).scored(recipe)
         assert on_disk == found
