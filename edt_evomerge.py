@@ -44,16 +44,15 @@ class EvoMerge:
 
     def ground(self) -> list[Recipe]:
         """The given models in one form, and the data as tokens."""
-        first = Recipe("init-0", merge={"kind": "init", "entry": 0, "name": self.c.initial_population[0]})
-        others = [
-            Recipe(f"init-{n}", ("0/init-0",), {"kind": "init", "entry": n, "name": name})
-            for n, name in enumerate(self.c.initial_population[1:], 1)
+        inits = [
+            Recipe(f"init-{n}", ("0/init-0",) if n else (), {"kind": "init", "entry": n, "name": short(name), "of": []})
+            for n, name in enumerate(self.c.initial_population)
         ]
         data = [
-            Recipe(f"data-{n}", ("0/init-0",), {"kind": "data", "source": n})
+            Recipe(f"data-{n}", ("0/init-0",), {"kind": "data", "source": n, "of": []})
             for n in range(len(self.c.mutation_datasets))
         ]
-        return [first, *others, *data]
+        return [*inits, *data]
 
     def data(self) -> list[str]:
         return [f"0/data-{n}" for n in range(len(self.c.mutation_datasets))]
@@ -112,7 +111,7 @@ class EvoMerge:
             Recipe(
                 member.slot.replace("m", "look-"),
                 tuple(dict.fromkeys((*member.parents, "0/init-0", *self.data()))),
-                {"kind": "look", "of": list(member.parents)},
+                {"kind": "look", "at": member.parents[0], "of": []},
                 {},
                 self.questions(generation),
                 "nothing",
@@ -130,8 +129,9 @@ class EvoMerge:
         ]
 
     def judged(self, slot: str, id: str) -> Recipe:
+        of = [id] if slot == "winner" else []
         needed = tuple(dict.fromkeys((id, "0/init-0", *self.data())))
-        return Recipe(slot, needed, {"kind": "look", "of": [id]}, {}, {"on": "judging"}, "nothing")
+        return Recipe(slot, needed, {"kind": "look", "at": id, "of": of}, {}, {"on": "judging"}, "nothing")
 
     # -- who is how good ----------------------------------------------------------------------------------------------
 
@@ -157,6 +157,11 @@ class EvoMerge:
 
     def dice(self, *key: int) -> np.random.Generator:
         return np.random.default_rng([self.c.seed, *key])
+
+
+def short(model: str) -> str:
+    """Its name without the way to it."""
+    return model.rstrip("/").rpartition("/")[2]
 
 
 METHOD = method(ALGORITHM, __doc__ or "", EvoMerge)

@@ -240,6 +240,27 @@ def test_settings_of_learning_reach_the_weights(tmp_path):
     assert child("again") == plain
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_batch_that_has_no_room_is_halved_once(tmp_path, monkeypatch, caplog, times):
+    from train.member import bred
+
+    real, left = bred.Learner.train, [times]
+
+    def full(self, *args, **more):
+        if left[0]:
+            left[0] -= 1
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(self, *args, **more)
+
+    monkeypatch.setattr(bred.Learner, "train", full)
+    one = worker(config(tmp_path, 1, max_generations=1, population_size=2))
+    if times == 1:
+        assert one.run() == "over" and one.history["1/m1"].metrics["halved"] and "halves" in caplog.text
+    else:
+        with pytest.raises(Exception, match="no room for half a batch of 2 rows of 48 tokens"):
+            one.run()
+
+
 def test_tasks_and_losses_are_weighted_together(tmp_path):
     searching.task(tmp_path / "tasks")
     objectives = ({"task": "facts", "weight": 2.0}, {"task": "loss", "weight": 0.5})

@@ -1,5 +1,6 @@
 """Members of post-training: the given models and the data in one form, children that merge and learn, looks at them."""
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -28,6 +29,7 @@ from train.posttrain.config import LOSS, PosttrainConfig
 from train.posttrain.data import Rows
 
 Metrics = Mapping[str, Any]
+log = logging.getLogger(__name__)
 
 
 def maker(config: PosttrainConfig) -> Maker:
@@ -84,15 +86,17 @@ def taught(school: School, work: Work, pupil: Pupil) -> dict[str, Any]:
     try:
         return _taught(school, work, pupil, 1)
     except torch.OutOfMemoryError:
+        log.warning("%s: no room for a batch of %d rows; halves of it are tried", work.id, school.config.batch_size)
         torch.cuda.empty_cache()
     try:
         return {**_taught(school, work, pupil, 2), "halved": True}
     except torch.OutOfMemoryError as error:
-        free, all_of_it = torch.cuda.mem_get_info()
-        size = f"{school.config.batch_size} rows of {school.config.seq_length} tokens, halved"
+        c, room = school.config, ""
+        if torch.cuda.is_available():
+            room = " ({:.1f} of {:.1f} GB are free)".format(*(size / 1e9 for size in torch.cuda.mem_get_info()))
         raise Wrong(
-            f"the GPU has no room for a batch of {size}: {free / 1e9:.1f} of {all_of_it / 1e9:.1f} GB are free; "
-            "lower BATCH_SIZE or SEQ_LENGTH, or use an ADAPTER"
+            f"the GPU has no room for half a batch of {c.batch_size} rows of {c.seq_length} tokens{room}; lower "
+            "BATCH_SIZE or SEQ_LENGTH, or use an ADAPTER"
         ) from error
 
 
@@ -210,7 +214,7 @@ def _compared(model: Any, batch: Batch) -> Comparison:
 
 def look_at(school: School, work: Work) -> Metrics:
     """A member that was made before answers."""
-    (id,) = work.recipe.merge["of"]
+    id = work.recipe.merge["at"]
     places = {id: place_of(work.parents[id])}
     recipe = {"merge_method": "passthrough", "models": [{"model": id}]}
     return look(school, work, school.take_on(recipe, places), None)

@@ -15,7 +15,7 @@ from train.posttrain.config import PosttrainConfig
 from train.posttrain.data import tokenised, written
 
 Metrics = Mapping[str, Any]
-ROWS = "rows.safetensors"
+ROWS = "rows"
 
 
 def make_init(school: School, work: Work) -> Metrics:
