@@ -427,6 +427,7 @@ def test_a_search_finds_a_better_model_and_writes_it_down(facts, tmp_path):
     AutoModelForCausalLM.from_pretrained(out / "final_model")
 
 
+@pytest.mark.slow
 def test_a_killed_search_goes_on_as_if_nothing_had_been(facts, tmp_path):
     file = genome_file(tmp_path, facts, "dare_ties", base=True)
     whole, cut = tmp_path / "whole", tmp_path / "cut"

@@ -109,6 +109,7 @@ def test_options_that_cannot_be_met(more, why, facts, tmp_path):  # noqa: F811
     assert code in (1, 2) and why in said
 
 
+@pytest.mark.slow
 def test_a_search_that_cannot_work_leaves_its_place_to_another(facts, tmp_path):  # noqa: F811
     out = tmp_path / "search"
     words = command(genome_file(tmp_path, facts, tasks=["fcats"]), out, facts, "--max-fevals", "7")[3:]
@@ -122,6 +123,7 @@ def test_a_search_that_cannot_work_leaves_its_place_to_another(facts, tmp_path):
     assert code == 0 and "The run is over already" in said and "best merge" in said
 
 
+@pytest.mark.slow
 def test_nothing_that_is_somebody_elses_is_removed(facts, tmp_path):  # noqa: F811
     out = tmp_path / "search"
     code, _ = said_by(*command(genome_file(tmp_path, facts, tasks=["fcats"]), out, facts)[3:])

@@ -103,6 +103,7 @@ def test_a_recipe_that_is_interrupted_goes_on_where_it_was(tmp_path, keys, stop)
     assert digest(one.history) == wanted
 
 
+@pytest.mark.slow
 def test_one_two_and_four_workers_and_kills(pretraining):
     """Real processes; SIGKILL at a random moment, again and again; then the same command again."""
     wanted = whole(pretraining(max_generations=2))
