@@ -248,7 +248,7 @@ def test_quantized_models(pair, tmp_path):
     ("a/b/c", "not a folder with a model"),
     ("no-such.gguf", "no such file"),
     ("~nobody-of-this-name/model", "nobody-of-this-name"),
-    pytest.param("org/model@refs/pr/1", "the hub does not give it", marks=pytest.mark.slow),  # it is asked several times
+    pytest.param("org/model@refs/pr/1", "the hub does not give it", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_models_that_are_not_there(path, why, tmp_path):
     refused(linear(path), why, tmp_path / "out")
