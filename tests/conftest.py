@@ -37,3 +37,13 @@ def toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
     yield make
     for each in made:
         each.kill_all()
+
+
+@pytest.fixture(scope="session")
+def specialists_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where evomerge's default models are: trained once for all slow tests, in two minutes."""
+    from evomerge import specialists
+
+    folder = tmp_path_factory.mktemp("home")
+    specialists.made(folder)
+    return folder

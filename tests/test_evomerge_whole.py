@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from evomerge import results, specialists
+from evomerge import results
 from evomerge.config import Configuration
 from evomerge.formula import read
 from fleet.history import opened
@@ -23,12 +23,9 @@ EXAMPLES = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "evomerge.md").
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory) -> dict[str, str]:
-    """Where the default models are, trained once for all of these."""
-    folder = tmp_path_factory.mktemp("home")
-    specialists.made(folder)
-    return {**os.environ, "EVOMERGE_HOME": str(folder), "PYTHONPATH": str(ROOT)}
+@pytest.fixture
+def home(specialists_home) -> dict[str, str]:
+    return {**os.environ, "EVOMERGE_HOME": str(specialists_home), "PYTHONPATH": str(ROOT)}
 
 
 def test_the_default_models_make_a_winner_that_beats_each_of_them(home, tmp_path):

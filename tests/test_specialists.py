@@ -195,8 +195,8 @@ def perplexity(folder: Path) -> float:
 
 
 @pytest.mark.slow
-def test_the_mean_of_the_real_ones_beats_each(tmp_path):
-    real = made(tmp_path / "models", tell=print)
+def test_the_mean_of_the_real_ones_beats_each(specialists_home, tmp_path):
+    real = made(specialists_home)
     alone = {name: perplexity(folder) for name, folder in real.items()}
     parts = [{"model": str(real[kind]), "parameters": {"weight": 1.0}} for kind in texts.KINDS]
     merge(parse(yaml.safe_dump({"merge_method": "linear", "models": parts})), tmp_path / "mean")
