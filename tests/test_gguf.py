@@ -546,6 +546,16 @@ def test_what_is_wrong_is_found(words, tmp_path):
     assert verify_gguf(path) == ["the tensor blk.1.ffn_up.weight has numbers that are not finite"]
 
 
+def spoilt(folder, words, old: bytes, new: bytes):
+    """A good file, in which something says something else."""
+    model, path = made(folder / "model", words), folder / "m.gguf"
+    export_gguf(model, path)
+    whole = path.read_bytes()
+    assert old in whole
+    path.write_bytes(whole.replace(old, new, 1))
+    return path
+
+
 @pytest.mark.parametrize("old, new, why", [
     (b"blk.1.ffn_up.weight", b"blk.1.ffn_ub.weight", "the tensor blk.1.ffn_up.weight is missing"),
     (b"block_count", b"block_counx", "does not say how many num_hidden_layers"),
@@ -555,11 +565,7 @@ def test_what_is_wrong_is_found(words, tmp_path):
     (b"general.architecture", b"general.architecturx", "its architecture is ''|of the kind"),
 ])  # fmt: skip
 def test_settings_that_do_not_fit_the_tensors(old, new, why, words, tmp_path):
-    model, path = made(tmp_path / "model", words), tmp_path / "m.gguf"
-    export_gguf(model, path)
-    whole = path.read_bytes()
-    assert old in whole
-    path.write_bytes(whole.replace(old, new, 1))
+    path = spoilt(tmp_path, words, old, new)
     begin = time.monotonic()
     assert any(re.search(why, problem) for problem in verify_gguf(path)), verify_gguf(path)
     with pytest.raises(Wrong, match=rf"m\.gguf: .*({why})"):
@@ -575,11 +581,7 @@ def test_settings_that_do_not_fit_the_tensors(old, new, why, words, tmp_path):
     (b"vocab_size\4\0\0\0\x30", b"vocab_size\4\0\0\0\x31", "its vocab_size is 305"),
 ])  # fmt: skip
 def test_tokenizers_that_do_not_fit(old, new, why, words, tmp_path):
-    model, path = made(tmp_path / "model", words), tmp_path / "m.gguf"
-    export_gguf(model, path)
-    whole = path.read_bytes()
-    assert old in whole
-    path.write_bytes(whole.replace(old, new, 1))
+    path = spoilt(tmp_path, words, old, new)
     assert any(why in problem for problem in verify_gguf(path)), verify_gguf(path)
 
 

@@ -107,9 +107,9 @@ def config_of(gguf: Gguf) -> Any:
     there = len({name.split(".")[1] for name in gguf.tensors if name.startswith("blk.")})
     if numbers["num_hidden_layers"] != there:
         raise Wrong(f"{gguf.path}: it has {there} layers and says {numbers['num_hidden_layers']}")
-    config = AutoConfig.for_model(kind, **numbers, **_ids(gguf), vocab_size=gguf.tensors["token_embd.weight"].shape[0])
     if numbers["num_hidden_layers"] * _LEAST > len(gguf.tensors):
         raise Wrong(f"{gguf.path}: its {numbers['num_hidden_layers']} layers cannot be in {len(gguf.tensors)} tensors")
+    config = AutoConfig.for_model(kind, **numbers, **_ids(gguf), vocab_size=gguf.tensors["token_embd.weight"].shape[0])
     config.tie_word_embeddings = "output.weight" not in gguf.tensors
     config.head_dim = gguf.get("attention.key_length") or config.hidden_size // config.num_attention_heads
     config.rms_norm_eps = _short(gguf.get("attention.layer_norm_rms_epsilon", 1e-5))
