@@ -24,7 +24,7 @@ def adapted(
     """The model with an adapter that follows from the seed and changes nothing yet; only the adapter can learn. The
     device is where it will be trained."""
     peft, adapter = _package("peft"), _checked(settings)
-    names = _targets(model, adapter)
+    names = places_of(model, adapter)
     if adapter.four_bits:
         _to_four_bits(model, names, device or model.device)
     config = peft.LoraConfig(
@@ -64,7 +64,7 @@ def _checked(settings: Adapter | Mapping[str, Any]) -> Adapter:
     return settings if isinstance(settings, Adapter) else validated(Adapter, settings, "adapter", str)
 
 
-def _targets(model: PreTrainedModel, adapter: Adapter) -> list[str]:
+def places_of(model: PreTrainedModel, adapter: Adapter) -> list[str]:
     """The head stays out: often it is the embedding, too."""
     head = model.get_output_embeddings()
     linear = [n for n, each in model.named_modules() if isinstance(each, (nn.Linear, Conv1D)) and each is not head]

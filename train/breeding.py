@@ -2,27 +2,32 @@
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from fleet.ancestry.files import keep
-from fleet.config import Wrong
+from fleet.config import Wrong, whole
+from fleet.console import console
 from fleet.history import History, opened
-from fleet.recipe import Member
-from fleet.start import Method
+from fleet.method import Method
+from fleet.progress import Progress
+from fleet.recipe import Member, place
 from fleet.work import Maker, Parent
+from merge.folder import RECIPE
+from merge.output import whole as whole_folder
+from train import rows, tasks
 from train.posttrain import fitness
+from train.posttrain.card import called, card
 from train.posttrain.config import PosttrainConfig
 
 _SKILL, _SEED, _QUESTIONS = "skill_", 1, 1200  # of each task that is built in
 
 
 def method(algorithm: str, about: str, strategy: Any) -> Method[PosttrainConfig]:
-    return Method(algorithm, about, PosttrainConfig, strategy, _maker, prepared, finished)
+    return Method(algorithm, about, PosttrainConfig, strategy, _maker, prepared, finished, view=BreedView)
 
 
 def _maker(config: PosttrainConfig) -> Maker:
@@ -38,38 +43,46 @@ def prepared(config: PosttrainConfig, where: Path) -> PosttrainConfig:
     """Complain about what cannot work before anything is made."""
     from merge.donors import Donors
     from train.member import founding
-    from train.posttrain import data
 
     c = _absolute(config, where)
-    fitness.load_tasks(c)
+    loaded = fitness.load_tasks(c)
     with Donors() as donors:
-        first = donors[c.initial_population[0]]
-        for name in c.initial_population:
-            founding.check_causal(donors[name], c.trust_remote_code)
-        for name in c.initial_population[1:]:
-            founding.check_alike(first, donors[name])
-    founding.check_crossover(c)
-    for source in c.mutation_datasets:
-        data.look(c, source)
-    return c
+        first, *others = (donors[name] for name in c.models)
+        for each in (first, *others):
+            founding.check_causal(each, c.trust_remote_code)
+        notes = [note for each in others for note in founding.check_alike(first, each)]
+        founding.check_crossover(c, donors)
+        founding.check_learning(c, first, founding.common_template([first, *others]))
+    for note in [*dict.fromkeys(notes), *_few(c, loaded)]:
+        print(f"Note: {note}.", flush=True)
+    return c.model_copy(update={"tasks_digest": tasks.digest(loaded) if loaded else ""})
+
+
+def _few(c: PosttrainConfig, loaded: Mapping[str, Any]) -> list[str]:
+    """Where a task has fewer questions than are to be asked."""
+    found = []
+    for name, task in loaded.get("tasks", {}).items():
+        there = len(task.eval_docs)
+        if (chosen := tasks.chosen_of(name, there, c.holdout)) < c.questions:
+            found.append(f"task {name}: {chosen} questions choose, {there - chosen} are kept for the end")
+    return found
 
 
 def _absolute(c: PosttrainConfig, where: Path) -> PosttrainConfig:
     """Local files by their whole paths, from the configuration's folder on: workers may be anywhere. Built-in models
     and questions are made beside the run."""
 
-    def whole(name: str) -> str:
-        path = Path(name).expanduser()
-        local = (where / path).exists() or name.endswith((".jsonl", ".parquet", ".gguf"))
-        return str((where / path).resolve()) if local else name
+    def local(name: str) -> str:
+        return whole(name, where, (*rows.FILES, ".gguf"))
 
     beside = (where / c.base_dir).resolve()
-    datasets = tuple(each.model_copy(update={"source": whole(each.source)}) for each in c.mutation_datasets)
+    datasets = tuple(each.model_copy(update={"source": local(each.source)}) for each in c.mutation_datasets)
     return c.model_copy(
         update={
-            "initial_population": tuple(map(whole, _started(c.initial_population, beside))),
+            "initial_population": tuple(map(local, _started(c.initial_population, beside))),
             "mutation_datasets": datasets,
-            "task_path": (*map(whole, c.task_path), *_built_in_tasks(c, beside)),
+            "crossover": {**c.crossover, **({"base_model": local(c.base_model)} if c.base_model else {})},
+            "task_path": (*map(local, c.task_path), *_built_in_tasks(c, beside)),
         }
     )
 
@@ -80,13 +93,12 @@ def _started(names: Sequence[str], beside: Path) -> list[str]:
 
     if not any(name.startswith(PREFIX) for name in names):
         return list(names)
-    from train.starters import starters
+    from train.starters import NAMES, starters
 
+    if unknown := [name for name in names if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in NAMES]:
+        there = ", ".join(PREFIX + name for name in NAMES)
+        raise Wrong(f"INITIAL_POPULATION: there is no {unknown[0]}; there are {there}")
     made = starters(beside / "starters")
-    if unknown := [name for name in names if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in made]:
-        raise Wrong(
-            f"INITIAL_POPULATION: there is no {unknown[0]}; there are {', '.join(PREFIX + name for name in made)}"
-        )
     return [str(made[name.removeprefix(PREFIX)]) if name.startswith(PREFIX) else name for name in names]
 
 
@@ -100,6 +112,38 @@ def _built_in_tasks(c: PosttrainConfig, beside: Path) -> list[str]:
     return [str(beside / "skills")]
 
 
+# -- meanwhile ---------------------------------------------------------------------------------------------------------
+
+
+class BreedView(Progress):
+    names_members = False
+    measure, best = "fitness", max
+
+    def line(self, round: int) -> str:
+        if round == 0:
+            return "\n".join(["the given models and the data are ready", *map(data_text, self.data())])
+        if self.history.plans.get(round + 1) == ():
+            return "the winner and all that it began with have answered what nobody was chosen by"
+        members = [each for each in self.history.round(round) if each and self.values([each])]
+        if not members:
+            return super().line(round)
+        best = max(members, key=lambda each: each.metrics["fitness"])
+        slot, values = place(best.id)[1].removeprefix("look-"), self.values(members)
+        mean = sum(values) / len(values)
+        return f"generation {round}: fitness: best {_with_error(best)} ({slot}), mean {mean:.4f}"
+
+    def data(self) -> list[Member]:
+        return [each for each in self.history.round(0) if each.id.startswith("0/data-")]
+
+
+def data_text(member: Member) -> str:
+    found = member.metrics
+    words = [f"{found['rows'] - found['held']} rows to learn from", f"{found['held']} held out"]
+    words += [f"{found['cut']} were cut at SEQ_LENGTH"] if found["cut"] else []
+    words += [f"{found['left_out']} left out, with no answer to learn"] if found["left_out"] else []
+    return f"  {member.recipe.merge['name']}: {', '.join(words)}"
+
+
 # -- after -------------------------------------------------------------------------------------------------------------
 
 
@@ -110,23 +154,42 @@ def finished(c: PosttrainConfig, folder: Path) -> None:
     winner = history[f"{last}/winner"]
     (id,) = winner.recipe.merge["of"]
     out = exported(history, id, folder / "winner")
-    Console().print(table(c, history, last))
-    for each in noted(history, len(c.initial_population)):
-        print(f"Note: {each}.")
+    console().print(table(c, history, last))
     print("The family tree:", *keep(history), sep="\n  ")
+    if place(history[id].origin)[0] == 0:
+        print(f"No child was fitter than {called(c, history[id].origin)}, which is the winner as it was given.")
     print(f"The winner, {history[id].origin}: {out}")
 
 
+def taken(run_dir: Path, what: str, out: Path) -> None:
+    """A member as a folder, at the end or before it."""
+    history = opened(run_dir)
+    last = history.first - 1
+    if last < 1:
+        raise Wrong("no generation is finished yet; there is nothing to export")
+    id = what.replace("-", "/", 1)
+    if what in ("", "best"):
+        fit = [each for each in history.round(last) if each and "fitness" in each.metrics]
+        best = next((each for each in fit if each.id.endswith("/winner")), None) or max(fit, key=_fitness)
+        id = best.recipe.merge.get("at", best.id)
+    if not place(id)[1].startswith(("m", "init-", "best")):
+        raise Wrong(f"--what {what}: best, or a generation and a member, as in 3-m0")
+    print(f"Exported ({id}): {exported(history, id, out)}")
+
+
+def _fitness(member: Member) -> float:
+    return float(member.metrics["fitness"])
+
+
 def exported(history: History, id: str, out: Path) -> Path:
-    """A member's files are a model's folder."""
-    files = Parent(history[id], history.files(id))
-    draft = out.with_name(f".{out.name}.unfinished")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir()
-    for name in files.files.files:
-        shutil.copyfile(files.path(name), draft / name)
-    shutil.rmtree(out, ignore_errors=True)
-    draft.rename(out)
+    """A member's files are a model's folder; a card says where it comes from."""
+    c = PosttrainConfig.joined(history.store.read("run.json")["config"], {})
+    member = Parent(history[id], history.files(id))
+    with whole_folder(out, sum(file.stat().st_size for file in member.folder.iterdir()), overwrite=True) as draft:
+        for name in member.files.files:
+            if name not in ("README.md", RECIPE):  # they tell of the merge only
+                shutil.copyfile(member.path(name), draft / name)
+        (draft / "README.md").write_text(card(c, history, id))
     return out
 
 
@@ -144,7 +207,7 @@ def table(c: PosttrainConfig, history: History, last: int) -> Table:
         shown.add_row(
             name.rstrip("/").rpartition("/")[2],
             _with_error(start),
-            f"{ahead:+.4f} ± {error:.4f}",
+            f"{ahead:+.4f} ± {_number(error)}",
             *_values(start, keys),
         )
     shown.caption = "± one standard error; differences are of the same questions."
@@ -152,14 +215,13 @@ def table(c: PosttrainConfig, history: History, last: int) -> Table:
 
 
 def _with_error(member: Member) -> str:
-    return f"{member.metrics['fitness']:.4f} ± {member.metrics['error']:.4f}"
+    return f"{member.metrics['fitness']:.4f} ± {_number(member.metrics.get('error'))}"
+
+
+def _number(error: float | None) -> str:
+    return "?" if error is None else f"{error:.4f}"
 
 
 def _values(member: Member, keys: list[str]) -> list[str]:
     values = json.loads(member.metrics["objectives"])
     return [f"{values[key]:.4f}" for key in keys]
-
-
-def noted(history: History, count: int) -> list[str]:
-    found = [note for n in range(count) for note in json.loads(history[f"0/init-{n}"].metrics["notes"])]
-    return list(dict.fromkeys(found))

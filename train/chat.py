@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import jinja2
 import numpy as np
@@ -16,10 +16,9 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from fleet.config import Wrong
 from train.rows import Message, conversation, located, preference
 
-T = TypeVar("T")
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _PROBE = ({"role": "user", "content": "hello"}, {"role": "assistant", "content": "qzjxv"})
-# Some templates write today's date; what a run learns must not depend on the day.
+# Some templates write today's date; what a run learns and asks must not depend on the day.
 _NO_DATE = "{%- macro strftime_now(format) -%}01 January 2025{%- endmacro %}\n"
 _HELP = "give the tokenizer a chat template that puts answers between {% generation %} and {% endgeneration %}"
 
@@ -36,18 +35,11 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Pair:
-    """A better and a worse answer to the same prompt."""
+class Made:
+    """What became of some rows: each kept one is an example, or a better and a worse answer to the same prompt. A
+    conversation may come to several."""
 
-    chosen: Example
-    rejected: Example
-
-
-@dataclass(frozen=True)
-class Made(Generic[T]):
-    """What became of some rows. A conversation may be several examples."""
-
-    kept: tuple[T, ...]
+    kept: tuple[tuple[Example, ...], ...]
     cut: int  # lost their ends
     empty: int  # left out: there is nothing to learn, or it was cut off
 
@@ -60,9 +52,7 @@ class Marked:
     answers: tuple[tuple[int, int], ...]
 
 
-def examples(
-    rows: Iterable[Any], tokenizer: PreTrainedTokenizerBase, longest: int, name: str = "rows"
-) -> Made[Example]:
+def examples(rows: Iterable[Any], tokenizer: PreTrainedTokenizerBase, longest: int, name: str = "rows") -> Made:
     """Of conversations and texts; `name` is what errors call the rows."""
     writer = Writer(tokenizer)
 
@@ -72,11 +62,10 @@ def examples(
             return [(writer.text(found["text"]),)]
         return [(writer.example(marked),) for marked in writer.conversation(found["messages"])]
 
-    whole = _gathered(rows, made, longest, name)
-    return Made(tuple(each for (each,) in whole.kept), whole.cut, whole.empty)
+    return _gathered(rows, made, longest, name)
 
 
-def pairs(rows: Iterable[Any], tokenizer: PreTrainedTokenizerBase, longest: int, name: str = "rows") -> Made[Pair]:
+def pairs(rows: Iterable[Any], tokenizer: PreTrainedTokenizerBase, longest: int, name: str = "rows") -> Made:
     """Of preferences."""
     writer = Writer(tokenizer)
 
@@ -85,8 +74,7 @@ def pairs(rows: Iterable[Any], tokenizer: PreTrainedTokenizerBase, longest: int,
         answers = (writer.answer(found["prompt"], found[which]) for which in ("chosen", "rejected"))
         return [tuple(writer.example(marked) for marked in answers)]
 
-    whole = _gathered(rows, made, longest, name)
-    return Made(tuple(Pair(*each) for each in whole.kept), whole.cut, whole.empty)
+    return _gathered(rows, made, longest, name)
 
 
 class Writer:
@@ -189,7 +177,7 @@ class Writer:
                 return_assistant_tokens_mask=marks,
                 **self.tokenizer.special_tokens_map,
             )
-        except (jinja2.TemplateError, TypeError, ValueError) as error:  # what templates come up with
+        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
             raise Wrong(f"the chat template cannot write this conversation: {error}") from None
         return texts[0], spans[0] if marks else ()
 
@@ -199,7 +187,11 @@ class Writer:
             text = self.tokenizer.get_chat_template()
         except ValueError:
             raise Wrong("the tokenizer has no chat template for messages; give rows of text, or one that has") from None
-        return (_NO_DATE if "strftime_now" in text else "") + text
+        return undated(text)
+
+
+def undated(template: str) -> str:
+    return template if "strftime_now" not in template or template.startswith(_NO_DATE) else _NO_DATE + template
 
 
 def _example(tokens: Sequence[int], learned: NDArray[np.bool_]) -> Example:
@@ -209,7 +201,7 @@ def _example(tokens: Sequence[int], learned: NDArray[np.bool_]) -> Example:
 
 def _gathered(
     rows: Iterable[Any], made: Callable[[Any], Iterable[tuple[Example, ...]]], longest: int, name: str
-) -> Made[tuple[Example, ...]]:
+) -> Made:
     kept, cut, empty = [], 0, 0
     for number, row in enumerate(rows, 1):
         for each in located(made, row, f"{name}, row {number}"):

@@ -4,15 +4,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fleet.config import Wrong
+from fleet.config import Wrong, whole
+from fleet.method import Method
 from fleet.recipe import Strategy
-from fleet.start import Method, main
+from fleet.start import main
 from fleet.work import Maker
+from fleet.wrong import first_line
 from train.config import TrainConfig
 
 
 def run(algorithm: str, about: str | None, strategy: Callable[[TrainConfig], Strategy], *others: Method[Any]) -> None:
-    mine = Method(algorithm, about or "", TrainConfig, strategy, _maker, prepared, finished, _report)
+    mine = Method(algorithm, about or "", TrainConfig, strategy, _maker, prepared, finished)
     main(mine, others=others)
 
 
@@ -31,6 +33,7 @@ def prepared(config: TrainConfig, where: Path) -> TrainConfig:
         _check_evolution(config)
     for source in config.datasets:
         text.check(source)
+    _check_group(config)
     _check_models(config)
     _check_tokenizer(config)
     return config.model_copy(update={"stdlib_digest": text.stdlib_digest() if _uses_stdlib(config) else ""})
@@ -42,24 +45,15 @@ def finished(config: TrainConfig, folder: Path) -> None:
     show(Exporter(folder), "average", folder / "export")
 
 
-def _report(history: Any) -> None:
-    from train.report import keep
-
-    keep(history)
-
-
 def _absolute(config: TrainConfig, where: Path) -> TrainConfig:
     """Local files by their whole paths, from the configuration's folder on: workers may be anywhere."""
     from train import text
 
-    def whole(name: Any) -> Any:
-        local = isinstance(name, str) and name and ((where / name).exists() or name.endswith(text.FILES))
-        return str((where / name).resolve()) if local else name
-
-    datasets = tuple(each.model_copy(update={"source": whole(each.source)}) for each in config.datasets)
-    models = tuple(map(whole, config.initial_population))
+    datasets = (each.model_copy(update={"source": whole(each.source, where, text.FILES)}) for each in config.datasets)
+    models = (whole(each, where) if isinstance(each, str) else each for each in config.initial_population)
+    tokenizer = whole(config.tokenizer, where)
     return config.model_copy(
-        update={"datasets": datasets, "initial_population": models, "tokenizer": whole(config.tokenizer)}
+        update={"datasets": tuple(datasets), "initial_population": tuple(models), "tokenizer": tokenizer}
     )
 
 
@@ -90,6 +84,15 @@ def _check_evolution(config: TrainConfig) -> None:
         raise Wrong(f"SELECTION hypercube needs powers of two, not POPULATION_SIZE {size} and GROUP_SIZE {group}")
 
 
+def _check_group(config: TrainConfig) -> None:
+    count, rows = config.devices_per_worker, config.batch_size
+    if rows % count:
+        near = max(count, round(rows / count) * count)
+        raise Wrong(
+            f"BATCH_SIZE is {rows}: with DEVICES_PER_WORKER {count} it must be a multiple of that, such as {near}"
+        )
+
+
 def _check_tokenizer(config: TrainConfig) -> None:
     from transformers import AutoTokenizer
 
@@ -99,8 +102,7 @@ def _check_tokenizer(config: TrainConfig) -> None:
         try:
             AutoTokenizer.from_pretrained(named, trust_remote_code=config.trust_remote_code)
         except Exception as error:  # whatever a hub, a network and a tokenizer's class can come up with
-            line = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-            raise Wrong(f"tokenizer {named!r}: cannot be loaded: {line}") from None
+            raise Wrong(f"tokenizer {named!r}: cannot be loaded: {first_line(error)}") from None
 
 
 def _check_models(config: TrainConfig) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from fleet.config import FleetConfig, Room, Text, bound, operational
+from fleet.config import FleetConfig, Room, Text, bound
 
 PRESETS = ("tiny", "14m", "60m", "150m", "1b")
 MOST_STEPS = 1.5  # how far a genome may stretch INNER_STEPS; every round allots each slot the batches for it
@@ -86,6 +86,17 @@ class ExchangeRoom(Room):
     average_every: int = bound(4, "EDT: the averaged model is evaluated every so many rounds.", ge=1, le=10**5)
 
 
+class GroupRoom(Room):
+    """A worker of several devices of one machine."""
+
+    devices_per_worker: int = bound(
+        1, "So many processes, each with a device, are one worker; BATCH_SIZE is a multiple.", ge=1, le=1024
+    )
+    sharding_strategy: Literal["NO_SHARD", "FULL_SHARD", "SHARD_GRAD_OP"] = bound(
+        "FULL_SHARD", "What each of several has: a copy of the model, or parts of its tensors (of a model too large)."
+    )
+
+
 class EvolutionRoom(Room):
     """Who has children with whom, and what they inherit."""
 
@@ -102,12 +113,11 @@ class EvolutionRoom(Room):
     mutation_strength: float = bound(0.2, "How far: the deviation of a factor's logarithm.", ge=0, le=10)
 
 
-class TrainConfig(EvolutionRoom, ExchangeRoom, TrainRoom, FleetConfig):
+class TrainConfig(EvolutionRoom, ExchangeRoom, GroupRoom, TrainRoom, FleetConfig):
     """All of them together: edt.py and diloco.py understand the same file."""
 
     population_size: int = bound(8, "Members, or replicas, of a round.", ge=1, le=4096)
     stdlib_digest: str = bound("", "Of the built-in text; found out by whoever starts the run.")
-    num_machines: int = operational(2, "Local workers, where one machine stands for several.", ge=1, le=1024)
 
     @property
     def total_steps(self) -> int:

@@ -14,12 +14,10 @@ def evaluated(learner: Learner, sources: Sequence[Tokens], config: TrainConfig) 
     """Loss a token, and perplexity, over the held-out windows of all sources."""
     rows = [torch.tensor(row) for row in held_windows(sources, config)]
     total, count = 0.0, 0
-    learner.model.eval()
-    with torch.inference_mode():
-        for begin in range(0, len(rows), config.eval_batch_size):
-            batch = torch.stack(rows[begin : begin + config.eval_batch_size])
-            total += float(learner.loss(batch)) * len(batch)
-            count += len(batch)
+    for begin in range(0, len(rows), config.eval_batch_size):
+        batch = torch.stack(rows[begin : begin + config.eval_batch_size])
+        total += learner.looked_at(batch) * len(batch)
+        count += len(batch)
     if not math.isfinite(total):
         raise NotFinite(f"the loss on held-out text is {total}")
     loss = total / count

@@ -17,6 +17,7 @@ from fleet import faults, launches
 from fleet.config import Wrong
 from fleet.history import History
 from fleet.host import Host
+from fleet.metrics.files import TABLE
 from fleet.recipe import Member, NotYet, name, place
 from fleet.run import open_run
 from fleet.status import metrics_text
@@ -24,6 +25,7 @@ from fleet.work import Parent
 from merge.outer import ranges
 from train import report
 from train.batches import Tokens
+from train.breeding import taken
 from train.config import TrainConfig
 from train.member import children, replicas, vectors
 from train.member.prepare import open_tokenizer
@@ -139,7 +141,7 @@ def show(exporter: Exporter, what: str, out: Path) -> None:
     with contextlib.suppress(faults.Fault):
         if report.picture(exporter.history):
             root = exporter.store.disk.root
-            print(f"Every member's metrics: {root / report.TABLE}\nThe loss over the rounds: {root / report.PICTURE}")
+            print(f"Every member's metrics: {root / TABLE}\nThe loss over the rounds: {root / report.PICTURE}")
     tokenizer = open_tokenizer(exporter.parent("0/tokenizer"), exporter.config)
     print(f"It says:\n{sample(exporter.model, tokenizer, exporter.config.seed)}")
 
@@ -157,14 +159,21 @@ def sample(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int
 def export(
     run_dir: Path,
     *,
-    what: Annotated[str, Parameter(help="average, best, or a member such as 12-m3.")] = "average",
+    what: Annotated[
+        str,
+        Parameter(help="average, best, or a member such as 12-m3. By default the average; of post-training the best."),
+    ] = "",
     out: Annotated[Path | None, Parameter(help="Where to; RUN_DIR/export by default.")] = None,
 ) -> None:
     """Write a model of a run as a Hugging Face folder, at the end or any time before.
 
     For example: python -m train.export runs/edt --what best --out my-model
     """
-    show(Exporter(run_dir), what, out or run_dir / "export")
+    out = out or run_dir / "export"
+    if open_run(run_dir, Host(), "export")[1]["config"].get("algorithm") == "edt-evomerge":
+        taken(run_dir, what, out)
+    else:
+        show(Exporter(run_dir), what or "average", out)
 
 
 if __name__ == "__main__":

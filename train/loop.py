@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -31,6 +32,15 @@ def best_device() -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def in_fixed_order(threads: int) -> None:
+    """The same sums in the same order, each time, on this kind of machine."""
+    torch.set_num_threads(threads)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it CUDA's sums have no fixed order
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs a tenth of the speed
+    torch.backends.cuda.enable_mem_efficient_sdp(False)  # its gradients are summed in no fixed order
 
 
 def rate(config: TrainConfig, step: float) -> float:
@@ -64,11 +74,10 @@ class Learner:
         objective: Objective = language_loss,
     ) -> None:
         self.config, self.device, self._objective = config, device or best_device(), objective
-        self.layout: Layout = layout_of(model)
-        self.vector, self.gradient = bound_to_vector(model, self.layout, self.device)
+        self.layout, self.vector, self.gradient = self._bound(model)
         self.moments = [torch.zeros_like(self.vector) for _ in range(2)]
         self.model = model
-        self._run: Callable[..., Any] = torch.compile(model) if config.compile else model
+        self._run = self._runner(model)
         self._dtype = _MIXED.get(config.precision)
         self._scaling = config.precision == "fp16-mixed"
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=self._scaling)
@@ -79,24 +88,38 @@ class Learner:
     def train(self, batches: Iterable[list[Part]], rates: Iterable[float], total: float = 0.0) -> Iterator[int]:
         """Take a step for each batch, and say after each how many were taken. A batch may come in parts. The losses
         are added to `total`."""
-        self.model.train()
-        self.total = torch.tensor(total, device=self.device)
+        self.begin(total)
         for count, (parts, lr) in enumerate(zip(batches, rates, strict=False), 1):
-            self.gradient.zero_()
-            for part in parts:
-                loss = self.loss(part, parts)
-                self._scaler.scale(loss).backward()
-                self.total += loss.detach()
-            self._step(lr)
+            self.step(parts, lr)
             if count % _LOOK == 0:
                 self.summed_loss()
             yield count
 
+    def begin(self, total: float = 0.0) -> None:
+        """Of a training whose losses so far add up to this."""
+        self.model.train()
+        self.total = torch.tensor(total, device=self.device)
+
+    def step(self, parts: Sequence[Part], lr: float) -> None:
+        self.gradient.zero_()
+        for number, part in enumerate(parts, 1):
+            with self._part(number == len(parts)):
+                loss = self.loss(part, parts)
+                self._scaler.scale(loss).backward()
+            self.total += loss.detach()
+        self._step(lr)
+
     def summed_loss(self) -> float:
         """Of the steps of this training so far."""
-        if not math.isfinite(value := float(self.total)):
+        if not math.isfinite(value := float(self._total())):
             raise NotFinite(f"the loss became {value}")
         return value
+
+    def looked_at(self, windows: Tensor) -> float:
+        """Their loss, without learning from them."""
+        self.model.eval()
+        with torch.inference_mode():
+            return float(self.loss(windows))
 
     def loss(self, part: Part, step: Sequence[Part] = ()) -> Tensor:
         """Of a part of a step, its share; of a part by itself, all of it."""
@@ -108,8 +131,18 @@ class Learner:
         if self.device.type == "cuda":
             torch.cuda.manual_seed(value)
 
+    def whole(self, vector: Tensor) -> Tensor:
+        """One of this learner's vectors, to be read or written down."""
+        return vector
+
+    @contextlib.contextmanager
+    def filling(self, vector: Tensor) -> Iterator[Tensor]:
+        """Room for the numbers that one of this learner's vectors is to have."""
+        yield vector
+
     def start(self, vector: Tensor) -> None:
-        self.vector.copy_(vector)
+        with self.filling(self.vector) as room:
+            room.copy_(vector)
 
     def forget(self) -> None:
         """An optimizer that has seen nothing."""
@@ -129,6 +162,26 @@ class Learner:
             each["step"].fill_(state["steps"])
         if self._scaling:
             self._scaler.load_state_dict(dict(state["scaling"]))
+
+    # -- inside: what is otherwise where several processes share a model ----------------------------------------------
+
+    def _bound(self, model: PreTrainedModel) -> tuple[Layout, Tensor, Tensor]:
+        """All that learns in one vector, its gradients in another."""
+        layout = layout_of(model)
+        return layout, *bound_to_vector(model, layout, self.device)
+
+    def _runner(self, model: PreTrainedModel) -> Callable[..., Any]:
+        return torch.compile(model) if self.config.compile else model
+
+    def _part(self, last: bool) -> AbstractContextManager[Any]:
+        """Around each part of a step."""
+        return contextlib.nullcontext()
+
+    def _total(self) -> Tensor:
+        return self.total
+
+    def _clip(self) -> None:
+        torch.nn.utils.clip_grad_norm_([self._whole], self.config.clip)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -160,7 +213,7 @@ class Learner:
     def _step(self, lr: float) -> None:
         self._scaler.unscale_(self._optimizer)
         if self.config.clip:
-            torch.nn.utils.clip_grad_norm_([self._whole], self.config.clip)
+            self._clip()
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._scaler.step(self._optimizer)

@@ -14,6 +14,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.utils.logging import disable_progress_bar
 
 from fleet.config import Wrong
+from fleet.synced import sync
 
 _ROOM = 16 << 20  # bytes of free disk that a model needs, generously
 _PAUSE = 3.0  # seconds between two lines about progress
@@ -49,21 +50,13 @@ def publish(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, place: P
         tokenizer.save_pretrained(draft)
         shutil.copymode(draft / "config.json", draft / "model.safetensors")  # which would be the user's alone
         for path in (*draft.iterdir(), draft):
-            _sync(path)
+            sync(path)
         try:
             draft.rename(place)
         except OSError:
             if not place.exists():
                 raise
-    _sync(place.parent)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync(place.parent)
 
 
 def check_room(home: Path, models: int) -> None:

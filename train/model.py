@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
 from fleet.config import Wrong
+from fleet.wrong import first_line
 from train.config import TrainConfig
 
 # The Llama shapes of the literature on DiLoCo; `tiny` learns visibly within two minutes on two cores.
@@ -43,7 +44,7 @@ def described(entry: Entered, trust: bool = False) -> PretrainedConfig:
         raise
     except Exception as error:  # whatever a hub, a network and a configuration class can come up with
         known = f"; the presets are {', '.join(SHAPES)}" if isinstance(entry, str) and "/" not in entry else ""
-        raise Wrong(f"model {_short(entry)}: {_first_line(error)}{known}") from None
+        raise Wrong(f"model {_short(entry)}: {first_line(error)}{known}") from None
     bidirectional = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
     known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or trust and getattr(config, "auto_map", None)
     if bidirectional or not known:
@@ -56,9 +57,15 @@ def built(entry: Entered, vocab: int, seed: int, trust: bool = False) -> PreTrai
     config = described(entry, trust)
     if not _fresh(entry):
         return AutoModelForCausalLM.from_pretrained(entry, trust_remote_code=trust, dtype=torch.float32)
-    if "vocab_size" not in _fresh(entry):
+    if not has_vocabulary(entry):
         config.vocab_size = vocab
     return empty(config, seed)
+
+
+def has_vocabulary(entry: Entered) -> bool:
+    """Whether it says how many words it knows; if not, the tokenizer decides."""
+    fresh = _fresh(entry)
+    return not fresh or "vocab_size" in fresh
 
 
 def empty(config: PretrainedConfig, seed: int, trust: bool = False) -> PreTrainedModel:
@@ -75,7 +82,7 @@ def can_be_built(entry: Entered, trust: bool = False) -> None:
     except Wrong:
         raise
     except Exception as error:
-        raise Wrong(f"model {_short(entry)}: cannot be built: {_first_line(error)}") from None
+        raise Wrong(f"model {_short(entry)}: cannot be built: {first_line(error)}") from None
 
 
 def read_config(text: bytes, run: TrainConfig) -> PretrainedConfig:
@@ -170,18 +177,19 @@ def _fresh(entry: Entered) -> dict[str, Any]:
         raise Wrong(f"model {entry!r}: the preset is called {entry.lower()!r}")
     if entry in SHAPES:
         return {"model_type": "llama", "tie_word_embeddings": entry == "tiny", "use_cache": False, **SHAPES[entry]}
-    if entry.endswith(".json"):
+    file = Path(entry) / "config.json"
+    if entry.endswith(".json") or (file.is_file() and not _has_weights(file.parent)):
         try:
-            return {"model_type": "llama", **json.loads(Path(entry).read_text())}
+            return {"model_type": "llama", **json.loads((file if file.is_file() else Path(entry)).read_text())}
         except (OSError, ValueError) as error:
             raise Wrong(f"model {_short(entry)}: cannot be read as JSON: {error}") from None
     return {}
 
 
+def _has_weights(folder: Path) -> bool:
+    return any(file.suffix in (".safetensors", ".bin", ".gguf", ".pt", ".pth") for file in folder.iterdir())
+
+
 def _short(entry: Entered) -> str:
     text = entry if isinstance(entry, str) else json.dumps(entry)
     return repr(text if len(text) < 80 else text[:77] + "...")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

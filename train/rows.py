@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from fleet.config import Wrong
+from fleet.wrong import first_line
 
 FILES = (".jsonl", ".parquet")
 CHAT = '{"messages": [{"role": "user", "content": "..."}, ...]} or {"text": "..."}'
 PAIR = '{"prompt": ..., "chosen": ..., "rejected": ...}, each a text or messages'
+_LONGEST = 1 << 26  # characters of a line
 _SHOWN = 200  # characters of a bad row
 
 Row = Mapping[str, Any]
@@ -38,13 +40,24 @@ def preference(row: Any) -> Row:
 
 def read(source: str, name: str = "", split: str = "train", check: Check = conversation) -> Iterator[Row]:
     """The rows of a local file or a hub dataset, always in the same order."""
-    if not source.endswith(FILES):
-        yield from checked(_hub(source, name, split), source, check)
-    elif source.endswith(".jsonl"):
+    for where, row in raw(source, name, split):
+        yield located(check, row, where)
+
+
+def raw(source: str, name: str = "", split: str = "train", streaming: bool = True) -> Iterator[tuple[str, Any]]:
+    """Rows as they are, and where they stand."""
+    if source.endswith(".jsonl"):
         for number, line in _lines(Path(source)):
-            yield located(check, _parsed(line, f"{source}, line {number}"), f"{source}, line {number}")
+            where = f"{source}, line {number}"
+            yield where, _parsed(line, where)
     else:
-        yield from checked(_parquet(Path(source)), source, check)
+        found = _parquet(Path(source)) if source.endswith(FILES) else _hub(source, name, split, streaming)
+        for number, row in enumerate(found, 1):
+            yield f"{source}, row {number}", row
+
+
+def is_local(source: str) -> bool:
+    return source.endswith(FILES)
 
 
 def checked(rows: Iterable[Any], name: str, check: Check = conversation) -> Iterator[Row]:
@@ -95,7 +108,11 @@ def _whole(text: str) -> str:
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
         with path.open(encoding="utf-8") as file:
-            yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
+            for number, line in enumerate(iter(lambda: file.readline(_LONGEST), ""), 1):
+                if len(line) == _LONGEST:
+                    raise Wrong(f"{path}, line {number}: longer than {_LONGEST >> 20} million characters")
+                if line.strip():
+                    yield number, line
     except (OSError, UnicodeDecodeError) as error:
         raise Wrong(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
@@ -103,7 +120,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 def _parsed(line: str, where: str) -> Any:
     try:
         return json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Wrong(f"{where}: no JSON: {error}; the line is {line.strip()[:_SHOWN]}") from None
 
 
@@ -117,11 +134,11 @@ def _parquet(path: Path) -> Iterator[Row]:
         raise Wrong(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
-def _hub(source: str, name: str, split: str) -> Iterator[Row]:
+def _hub(source: str, name: str, split: str, streaming: bool) -> Iterator[Row]:
     from datasets import load_dataset
 
     try:
-        yield from load_dataset(source, name or None, split=split, streaming=True)
+        yield from load_dataset(source, name or None, split=split, streaming=streaming)
     except Exception as error:  # whatever a hub, a network and a loader can come up with
-        line = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-        raise Wrong(f"dataset {source}: cannot be loaded: {line} (local files end in {', '.join(FILES)})") from None
+        ends = ", ".join((*FILES, ".txt"))
+        raise Wrong(f"dataset {source}: cannot be loaded: {first_line(error)} (local files end in {ends})") from None

@@ -27,6 +27,7 @@ from train.skills import BASE, KINDS, MIXED, NUMBERS, PREFIX, SKILLS, Row, chat,
 # -- the tokenizer -----------------------------------------------------------------------------------------------------
 
 END, START, STOP = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+NAMES = (BASE, *SKILLS)
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -89,7 +90,7 @@ def starters(folder: Path, tell: Tell = print, settings: Settings = Settings()) 
     """A base that knows how a chat goes but no answers, and specialists of one skill each that went on from it: made
     once, and kept."""
     home = folder.expanduser().resolve() / f"starters-{_digest(settings)}"
-    places = {name: home / name for name in (BASE, *SKILLS)}
+    places = {name: home / name for name in NAMES}
     if missing := [name for name, place in places.items() if not place.exists()]:
         with in_one_line(home), computing_with(1):
             check_room(home, len(missing))
@@ -154,7 +155,7 @@ def _source(tokenizer: PreTrainedTokenizerFast, settings: Settings) -> batches.T
 
 
 def _answers(chats: Sequence[Row], tokenizer: PreTrainedTokenizerFast) -> Batch:
-    return _batch(examples(chats, tokenizer, longest=128).kept)
+    return _batch([one for (one,) in examples(chats, tokenizer, longest=128).kept])
 
 
 def _batch(found: Sequence[Example]) -> Batch:

@@ -2,6 +2,8 @@
 
 import contextlib
 import copy
+import hashlib
+import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,8 +14,14 @@ from typing import Any
 import numpy as np
 
 from fleet.config import Wrong
+from fleet.wrong import first_line
+from train.chat import undated
 
 SEED = 1234  # lm-eval's own, of examples in prompts
+
+
+_KEPT = 8  # choices of questions whose requests are kept
+_HOW = ("doc_to_text", "doc_to_target", "doc_to_choice", "description", "target_delimiter", "num_fewshot")
 
 
 @dataclass(frozen=True)
@@ -63,8 +71,8 @@ def load(asked: Asked, public: bool = True) -> dict[str, Any]:
         with _quiet():
             loaded: dict[str, Any] = manager.load(list(asked.tasks))
     except Exception as error:  # whatever a hub, a file and a task's own code can come up with
-        line = (str(error).strip().splitlines() or [""])[0][:300]
-        raise Wrong(f"the tasks {', '.join(asked.tasks)} cannot be loaded: {type(error).__name__}: {line}") from None
+        why = f"{type(error).__name__}: {first_line(error)}"
+        raise Wrong(f"the tasks {', '.join(asked.tasks)} cannot be loaded: {why}") from None
     for name in asked.tasks:
         if name not in loaded["tasks"] and name not in loaded["groups"]:
             raise Wrong(f"{name} is a tag of several tasks; name them: {', '.join(loaded['tasks'])}")
@@ -122,6 +130,8 @@ class Exam:
     def __init__(self, asked: Asked, tokenizer: Any, loaded: dict[str, Any], batch_size: int | None = None) -> None:
         own = {name: copy.copy(task) for name, task in loaded["tasks"].items()}  # another exam has prompts of its own
         self.asked, self.tokenizer, self.loaded, self._size = asked, tokenizer, {**loaded, "tasks": own}, batch_size
+        if isinstance(tokenizer.chat_template, str):
+            tokenizer.chat_template = undated(tokenizer.chat_template)
         self._sitter: Any = None
         self._papers: dict[str, Paper] = {name: Paper(task) for name, task in own.items()}
         self.chat = bool(tokenizer.chat_template) if asked.apply_chat_template is None else asked.apply_chat_template
@@ -170,6 +180,25 @@ class Exam:
         return Marks(found["results"], {name: paper.single() for name, paper in self._papers.items()})
 
 
+def has_examples(task: Any) -> bool:
+    """Whether prompts can show others than the questions themselves."""
+    own = task.config.training_split or task.config.fewshot_split
+    return bool(
+        own
+        or getattr(task.config.fewshot_config, "samples", None)
+        or (task.config.validation_split and task.config.test_split)
+    )
+
+
+def digest(loaded: Mapping[str, Any]) -> str:
+    """Of the questions, and of how they are asked as far as a file says it."""
+    found = hashlib.sha256()
+    for name, task in sorted(loaded["tasks"].items()):
+        how = [str(said) for key in _HOW if isinstance(said := task.get_config(key), (str, int, list))]
+        found.update(json.dumps([name, how, [*task.eval_docs]], sort_keys=True, default=str).encode())
+    return found.hexdigest()[:16]
+
+
 class Paper:
     """A task whose requests are made once for each choice of questions, and whose marks are kept one by one."""
 
@@ -186,6 +215,7 @@ class Paper:
     def build(self, *, samples: list[int], **more: Any) -> None:
         key = tuple(samples)
         if key not in self._made:
+            _make_room(self._made)
             self._build(samples=samples, **more)
             self._made[key] = list(self.task.instances)
         for instance in self._made[key]:
@@ -195,6 +225,7 @@ class Paper:
     def iterate(self, *, samples: list[int], **more: Any) -> list[tuple[int, Any]]:
         key = tuple(samples)
         if key not in self._docs:
+            _make_room(self._docs)
             self._docs[key] = list(self._iterate(samples=samples, **more))
         return self._docs[key]
 
@@ -212,6 +243,12 @@ class Paper:
                 for metric, value in answer.items():
                     found.setdefault(f"{metric},{name}", []).append(value)
         return found
+
+
+def _make_room(known: dict[Any, Any]) -> None:
+    """Each generation asks other questions; a race asks a few sets of them again and again."""
+    while len(known) >= _KEPT:
+        del known[next(iter(known))]
 
 
 def _remembered(of_question: Callable[..., Any]) -> Callable[..., Any]:

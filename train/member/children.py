@@ -24,7 +24,7 @@ def make_child(studio: Studio, work: Work) -> Mapping[str, Any]:
     start, momentum = _crossed(studio, work)
     genome = inherited(c, settings["slot"], settings["round"], [parent.metrics for parent in _parents(work)])
     metrics = studio.train(work, start, genome)
-    change = studio.checked(start - learner.vector.cpu())
+    change = studio.checked(start - learner.whole(learner.vector).cpu())
     weights, momentum = studio.outer.step(start, momentum, change)
     momentum = studio.with_residual(work, momentum)
     vectors.save(work, WEIGHTS, weights, c.weights_wire_dtype)

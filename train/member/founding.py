@@ -1,18 +1,23 @@
 """Round 0 of post-training: the given models in one form, the data sets as tokens."""
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import torch
 
 from fleet.config import Wrong
 from fleet.work import Work
 from merge.donors import Donor, Donors
+from merge.folder import template_of
+from merge.methods import METHODS
 from merge.planning import plan
 from merge.vocabulary import different_words
-from train.member.school import School, merged, place_of, said_of
+from train.member.school import School, merged, said_of
 from train.member.studio import named
 from train.posttrain.config import PosttrainConfig
-from train.posttrain.data import tokenised, written
+from train.posttrain.data import parted, tokenised, written
 
 Metrics = Mapping[str, Any]
 ROWS = "rows"
@@ -21,13 +26,18 @@ ROWS = "rows"
 def make_init(school: School, work: Work) -> Metrics:
     """A hub's model, a folder or a GGUF file as a member's files; as wide a vocabulary as the widest of all."""
     c, entry = school.config, work.recipe.merge["entry"]
-    reference = c.initial_population[entry]
+    reference = c.models[entry]
     with Donors() as donors:
-        rows, notes = widest(c.initial_population, donors)
-        dtype = c.dtype or dtype_of(donors[c.initial_population[0]])
+        rows, notes = widest(c.models, donors)
+        dtype = c.dtype or dtype_of(donors[c.models[0]])
+        template = common_template([donors[name] for name in c.models])
+        own = template_of(donors[reference].folder)
         if entry:
-            notes += check_alike(donors[c.initial_population[0]], donors[reference])
+            notes += check_alike(donors[c.models[0]], donors[reference])
     recipe = {"merge_method": "passthrough", "models": [{"model": reference}], "out_dtype": dtype}
+    if template and not own:
+        recipe["chat_template"] = template
+        notes.append(f"{reference} has no chat template: that of the others is used")
     if rows:
         recipe["tokenizer"] = {"source": reference, "pad_to_multiple_of": rows}
     merged(work, recipe, {}, school.how)
@@ -44,7 +54,7 @@ def widest(references: tuple[str, ...], donors: Donors) -> tuple[int, list[str]]
 
 def dtype_of(donor: Donor) -> str:
     first = next(iter(donor.tensors.values()))
-    return str(first.dtype).removeprefix("torch.")
+    return str(first.dtype if first.dtype != torch.float64 else torch.float32).removeprefix("torch.")
 
 
 def check_alike(first: Donor, other: Donor) -> list[str]:
@@ -59,25 +69,22 @@ def check_alike(first: Donor, other: Donor) -> list[str]:
             f"{other.reference}: its tokens differ from those of {first.reference}: {len(different)} of them ({some}); "
             "members of one population share a vocabulary"
         )
-    templates = [template_of(each) for each in (first, other)]
-    if templates[0] and templates[1] and templates[0] != templates[1]:
-        begin = next((n for n, (a, b) in enumerate(zip(*templates, strict=False)) if a != b), 0)
-        parts = " and ".join(repr(each[begin : begin + 40]) for each in templates)
-        raise Wrong(
-            f"{other.reference}: its chat template differs from that of {first.reference}, first in {parts}; "
-            "members of one population share a template: give both folders the same one"
-        )
-    if templates[0] and not templates[1]:
-        notes = [*notes, f"{other.reference} has no chat template: that of the first model is used"]
     return list(notes)
 
 
-def template_of(donor: Donor) -> str:
-    if (file := donor.folder / "chat_template.jinja").is_file():
-        return file.read_text()
-    if (settings := donor.folder / "tokenizer_config.json").is_file():
-        return str(json.loads(settings.read_text()).get("chat_template") or "")
-    return ""
+def common_template(models: Sequence[Donor]) -> str:
+    """The one that all have who have one."""
+    there = {each.reference: found for each in models if (found := template_of(each.folder))}
+    for name, found in there.items():
+        first = next(iter(there))
+        if found != there[first]:
+            begin = next((n for n, (a, b) in enumerate(zip(there[first], found, strict=False)) if a != b), 0)
+            parts = " and ".join(repr(each[begin : begin + 40]) for each in (there[first], found))
+            raise Wrong(
+                f"{name}: its chat template differs from that of {first}, first in {parts}; "
+                "members of one population share a template: give both folders the same one"
+            )
+    return next(iter(there.values()), "")
 
 
 def make_data(school: School, work: Work) -> Metrics:
@@ -85,10 +92,11 @@ def make_data(school: School, work: Work) -> Metrics:
     from transformers import AutoTokenizer
 
     c, source = school.config, school.config.mutation_datasets[work.recipe.merge["source"]]
-    tokenizer = AutoTokenizer.from_pretrained(place_of(named(work, "init-0")), trust_remote_code=c.trust_remote_code)
-    made, cut, empty = tokenised(c, source, tokenizer)
-    work.write(ROWS, written(made))
-    return {"rows": len(made), "cut": cut, "left_out": empty}
+    tokenizer = AutoTokenizer.from_pretrained(named(work, "init-0").folder, trust_remote_code=c.trust_remote_code)
+    made = tokenised(c, source, tokenizer)
+    kept, held = parted(c, source, made.kept)
+    work.write(ROWS, written(kept, held))
+    return {"rows": len(kept), "held": held, "cut": made.cut, "left_out": made.empty}
 
 
 def check_causal(donor: Donor, trust: bool) -> None:
@@ -97,19 +105,36 @@ def check_causal(donor: Donor, trust: bool) -> None:
     described(str(donor.folder), trust)
 
 
-def check_crossover(c: PosttrainConfig) -> None:
-    """Its method and parameters, on two copies of the first model."""
+def check_learning(c: PosttrainConfig, first: Donor, template: str) -> None:
+    """Whether the first rows of all data can be written and learned, and the adapter has a place."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from train.adapters import places_of
+    from train.model import described
+    from train.posttrain.data import look
+
+    tokenizer = AutoTokenizer.from_pretrained(first.folder, trust_remote_code=c.trust_remote_code)
+    tokenizer.chat_template = tokenizer.chat_template or template or None
+    for source in c.mutation_datasets:
+        look(c, source, tokenizer)
+    if c.adapter:
+        with torch.device("meta"):
+            config = described(str(first.folder), c.trust_remote_code)
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=c.trust_remote_code)
+        places_of(model, c.adapter)
+
+
+def check_crossover(c: PosttrainConfig, donors: Donors) -> None:
+    """Its method and parameters, on the first model and itself."""
     from train.member.bred import crossed
     from train.posttrain import dna
 
+    if c.crossover["method"] not in METHODS:
+        raise Wrong(f"CROSSOVER: there is no method {c.crossover['method']!r}; there are {', '.join(METHODS)}")
     first = c.initial_population[0]
-    with Donors() as donors:
-        place = donors[first].folder
-    if first.endswith(".gguf"):
-        return
-    recipe = crossed(c, ["one", "other"], dna.plain(c))
+    first = first if first.endswith(".gguf") else str(donors[first].folder)
+    again = os.path.join(os.path.dirname(first), ".", os.path.basename(first))  # by another name
     try:
-        with Donors({"one": place, "other": place}) as donors:
-            plan(said_of(recipe), donors)
+        plan(said_of(crossed(c, [first, again], dna.plain(c), first)), donors)
     except Wrong as error:
         raise Wrong(f"CROSSOVER: {error}") from None

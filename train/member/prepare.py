@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -99,14 +99,16 @@ def make_tokens(studio: Studio, work: Work) -> Mapping[str, Any]:
     dtype = "<u2" if vocabulary <= 1 << 16 else "<u4"
     wanted, least = (count(config, work.recipe.merge["source"]) for count in (useful, needed))
     got = {"train": 0, "held": 0}
-    with contextlib.ExitStack() as stack:
+    parent = work.parents[work.recipe.parents[0]]
+    with contextlib.ExitStack() as stack, _wrong_anywhere():
         files = {part: stack.enter_context(work.create(part)) for part in got}
-        for part, tokens in _tokens(work, config, source, vocabulary, wanted, got):
+        number, tokenizer = work.recipe.merge["source"], lambda: open_tokenizer(parent, config)
+        for part, tokens in tokens_of(config, number, tokenizer, vocabulary, wanted, got):
             files[part].write(np.asarray(tokens, dtype=dtype).tobytes())
             got[part] += len(tokens)
     for part, count in got.items():
         if count < least[part]:
-            raise Failed(_too_short(source, part, count, least[part]))
+            raise Failed(too_short(source, part, count, least[part]))
     return {**got, "dtype": dtype}
 
 
@@ -115,29 +117,35 @@ def check_stdlib(config: TrainConfig) -> None:
         raise Elsewhere("its Python's standard library is not that of the machine that started the run")
 
 
-def _tokens(
-    work: Work, config: TrainConfig, source: Dataset, vocabulary: int, wanted: Mapping[str, int], got: Mapping[str, int]
+def tokens_of(
+    config: TrainConfig,
+    number: int,
+    open_one: Callable[[], PreTrainedTokenizerBase],
+    vocabulary: int,
+    wanted: Mapping[str, int],
+    got: Mapping[str, int],
 ) -> Iterator[tuple[str, Any]]:
+    """Of one source, to learn from or held out, until so many are wanted; the caller counts what it has got."""
+    source = config.datasets[number]
     if source.source == "fake":
         for stream, (part, count) in enumerate(wanted.items()):
-            dice = np.random.default_rng([config.seed, work.recipe.merge["source"], stream])
+            dice = np.random.default_rng([config.seed, number, stream])
             yield part, dice.integers(0, vocabulary, count)
         return
-    with _wrong_anywhere():
-        if source.source == "stdlib":
-            check_stdlib(config)
-        tokenizer = open_tokenizer(work.parents[work.recipe.parents[0]], config)
-        end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
-        for batch in _batches(text.documents(source)):
-            for part, tokens in zip(
-                (part_of(document, config) for document in batch),
-                tokenizer(batch, add_special_tokens=False, return_attention_mask=False)["input_ids"],
-                strict=True,
-            ):
-                if got[part] < wanted[part]:
-                    yield part, tokens + end
-            if all(got[part] >= wanted[part] for part in wanted):
-                return
+    if source.source == "stdlib":
+        check_stdlib(config)
+    tokenizer = open_one()
+    end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
+    for batch in _batches(text.documents(source)):
+        for part, tokens in zip(
+            (part_of(document, config) for document in batch),
+            tokenizer(batch, add_special_tokens=False, return_attention_mask=False)["input_ids"],
+            strict=True,
+        ):
+            if got[part] < wanted[part]:
+                yield part, tokens + end
+        if all(got[part] >= wanted[part] for part in wanted):
+            return
 
 
 def part_of(document: str, config: TrainConfig) -> str:
@@ -157,7 +165,7 @@ def _batches(documents: Iterator[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def _too_short(source: Dataset, part: str, count: int, wanted: int) -> str:
+def too_short(source: Dataset, part: str, count: int, wanted: int) -> str:
     what, help = ("training", "train less, or raise MAX_EPOCHS") if part == "train" else ("held-out", _HELD_OUT)
     return (
         f"dataset {source.source}: {count:,} {what} tokens where the run needs {wanted:,}: {wanted - count:,} are "

@@ -20,7 +20,7 @@ def make_warm(studio: Studio, work: Work) -> Mapping[str, Any]:
     start = torch.empty(learner.layout.size)
     vectors.load_weights(named(work, "init-0"), start)
     metrics = studio.train(work, start)
-    vectors.save_weights(work, learner.vector, learner.layout)
+    vectors.save_weights(work, learner.whole(learner.vector), learner.layout)
     studio.keep_optimizer(work)
     return {**metrics, "parameters": learner.layout.size, **studio.evaluate(work)}
 
@@ -39,9 +39,9 @@ def cut_shard(studio: Studio, work: Work) -> Mapping[str, Any]:
 
 def make_replica(studio: Studio, work: Work) -> Mapping[str, Any]:
     """Train from the global model on the slot's own data, and publish the change."""
-    start = _global(studio, work)
+    start, learner = _global(studio, work), studio.learner(work)
     metrics = studio.train(work, start)
-    change = studio.with_residual(work, studio.checked(start.sub_(studio.learner(work).vector.cpu())))
+    change = studio.with_residual(work, studio.checked(start.sub_(learner.whole(learner.vector).cpu())))
     for number, cut in enumerate(ranges(len(change), studio.config.shard_count)):
         vectors.save(work, _change(number), change[cut.start : cut.stop], studio.config.wire_dtype)
     studio.keep_optimizer(work)

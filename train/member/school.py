@@ -1,6 +1,5 @@
 """What a worker of post-training keeps in memory: a model that takes on one member after the other, and the exam."""
 
-import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,7 +9,8 @@ from typing import Any
 
 import torch
 
-from fleet.work import Parent, Work
+from fleet.config import Wrong
+from fleet.work import Elsewhere, Work
 from merge import engine, folder, live
 from merge.donors import Donors
 from merge.engine import How
@@ -20,8 +20,9 @@ from merge.merging import merge
 from merge.planning import Job, Plan, plan
 from merge.recipe import Merge, merge_of, text_of
 from merge.weights import Stored
+from train import tasks
 from train.config import TrainConfig
-from train.loop import Learner, best_device
+from train.loop import Learner, best_device, in_fixed_order
 from train.posttrain import fitness
 from train.posttrain.config import PosttrainConfig
 from train.tasks import Exam
@@ -32,9 +33,7 @@ _SHARD = 5 * 10**9
 
 class School:
     def __init__(self, config: PosttrainConfig) -> None:
-        torch.set_num_threads(config.threads)
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it CUDA's sums have no fixed order
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        in_fixed_order(config.threads)
         self.config, self.device = config, best_device()
         self.how = How(threads=config.threads, seed=config.seed % (1 << 31))
         self._live: tuple[str, Live] | None = None
@@ -56,7 +55,7 @@ class School:
     def _shaped(self, said: Merge, made: Plan) -> Live:
         key = live.key_of(made)
         if self._live is None or self._live[0] != key:
-            self._live = self._learner = None  # first out, then in: there may be no room for both
+            self.dismiss()  # first out, then in: there may be no room for both
             self._live = key, live.furnished(said, made, str(self.device), self.config.trust_remote_code)
         known = self._live[1]
         if known.places is not None and self._learner is not None:
@@ -70,12 +69,17 @@ class School:
         self._learner.forget()
         return self._learner
 
-    def forget(self, model: bool) -> None:
-        """Let go of what the exam holds; of the model, too, where an adapter has changed it."""
+    def forget(self) -> None:
+        """Let go of what the exam holds: the model has other weights now."""
         if self._exam:
             self._exam.forget()
-        if model:
-            self._learner = None
+
+    def dismiss(self) -> None:
+        """Let go of the model, and of the memory that it took."""
+        self.forget()
+        self._live = self._learner = None
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
     # -- the exam -----------------------------------------------------------------------------------------------------
 
@@ -83,6 +87,8 @@ class School:
     def loaded(self) -> dict[str, Any]:
         if self._loaded is None:
             self._loaded = fitness.load_tasks(self.config)
+            if self._loaded and tasks.digest(self._loaded) != self.config.tasks_digest:
+                raise Elsewhere("the questions of FITNESS are others on this machine than where the run began")
         return self._loaded
 
     def exam(self, tokenizer: Any) -> Exam | None:
@@ -110,16 +116,13 @@ class Pupil:
 
 def _copied(job: Job, tensor: torch.Tensor, dtype: torch.dtype) -> Job:
     wanted = dtype if tensor.dtype.is_floating_point else tensor.dtype
+    if not bool(tensor.to(wanted).isfinite().all()):
+        raise Wrong(f"{job.name} has numbers that are not finite, or too large for {dtype}")
     stored = Stored(job.shape, wanted, in_memory(tensor))
     return Job(job.name, job.shape, wanted, (stored,))
 
 
 # -- members' folders -------------------------------------------------------------------------------------------------
-
-
-def place_of(parent: Parent) -> Path:
-    """All of its files looked at."""
-    return [parent.path(name).parent for name in parent.files.files][0]
 
 
 def merged(work: Work, recipe: Recipe, places: Mapping[str, Path], how: How) -> None:

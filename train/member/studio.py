@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,7 +16,7 @@ from train.batches import Tokens, batch, owned
 from train.config import TrainConfig
 from train.evaluate import evaluated
 from train.genome import Genome
-from train.loop import Learner, NotFinite, rate
+from train.loop import Learner, NotFinite, in_fixed_order, rate
 from train.member import vectors
 from train.model import empty, read_config
 
@@ -30,11 +29,7 @@ Metrics = dict[str, Any]
 
 class Studio:
     def __init__(self, config: TrainConfig) -> None:
-        torch.set_num_threads(config.threads)
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it CUDA's sums have no fixed order
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs a tenth of the speed
-        torch.backends.cuda.enable_mem_efficient_sdp(False)  # its gradients are summed in no fixed order
+        in_fixed_order(config.threads)
         self.config = config
         self.outer = Outer(config.outer_lr, config.outer_momentum, config.outer_nesterov)
         self._learner: Learner | None = None
@@ -43,8 +38,7 @@ class Studio:
     def learner(self, work: Work) -> Learner:
         """The run's model; which weights are in it, its user knows."""
         if self._learner is None:
-            config = read_config(named(work, "init-0").read(CONFIG), self.config)
-            self._learner = Learner(empty(config, 0, self.config.trust_remote_code), self.config)
+            self._learner = _learner(named(work, "init-0").read(CONFIG), self.config)
         return self._learner
 
     def evaluate(self, work: Work) -> Metrics:
@@ -61,14 +55,15 @@ class Studio:
         self._holds = ""  # what is in memory is nobody's until it is published
         if saved := work.resume():
             done, total = saved.step, saved.state["total"]
-            vectors.load(saved, "vector", learner.vector)
+            with learner.filling(learner.vector) as room:
+                vectors.load(saved, "vector", room)
             _load_optimizer(saved, learner, saved.state["optimizer"])
         else:
             learner.start(start)
             self._recall(work, learner, held)
 
         def save(saver: Any) -> Mapping[str, Any]:
-            vectors.save(saver, "vector", learner.vector)
+            vectors.save(saver, "vector", learner.whole(learner.vector))
             _save_optimizer(saver, learner)
             return {"total": learner.summed_loss(), "optimizer": learner.state()}
 
@@ -151,6 +146,14 @@ class Studio:
         return share * c.warm_start_steps if round == 0 else c.warm_start_steps + (round - 1 + share) * c.inner_steps
 
 
+def _learner(model: bytes, config: TrainConfig) -> Learner:
+    if config.devices_per_worker > 1:
+        from train.cluster.group import Leader  # which takes a while to import
+
+        return Leader(model, config)
+    return Learner(empty(read_config(model, config), 0, config.trust_remote_code), config)
+
+
 def named(work: Work, slot: str) -> Parent:
     """The parent in this slot."""
     (found,) = (parent for id, parent in work.parents.items() if place(id)[1] == slot)
@@ -158,10 +161,14 @@ def named(work: Work, slot: str) -> Parent:
 
 
 def _save_optimizer(work: Any, learner: Learner) -> str:
-    return "".join(vectors.save(work, n, moment) for n, moment in zip((AVERAGE, SQUARE), learner.moments, strict=True))
+    return "".join(
+        vectors.save(work, name, learner.whole(moment))
+        for name, moment in zip((AVERAGE, SQUARE), learner.moments, strict=True)
+    )
 
 
 def _load_optimizer(parent: Any, learner: Learner, state: Mapping[str, Any]) -> None:
     for name, moment in zip((AVERAGE, SQUARE), learner.moments, strict=True):
-        vectors.load(parent, name, moment)
+        with learner.filling(moment) as room:
+            vectors.load(parent, name, room)
     learner.recall(state)

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import field_validator, model_validator
 
-from fleet.config import FleetConfig, Room, Text, bound, operational
+from fleet.config import FleetConfig, Room, Text, bound
 
 SLERP = {
     "method": "slerp",
@@ -14,7 +14,6 @@ SLERP = {
         {"value": 0.5},
     ],
 }
-SELECTIONS = ("rank", "tournament", "random", "matching", "pareto")
 LOSS = "loss"
 
 
@@ -24,7 +23,7 @@ class Objective(Room):
     task: Text = bound(..., "A task of lm-eval, or loss: on held-out rows of MUTATION_DATASETS.")
     metric: Text = bound("acc,none", "What counts of a task.")
     weight: float = bound(
-        1.0, "Its share of the fitness; negative where less is better. Loss counts as less is better."
+        1.0, "Its share of the fitness; negative where a task's metric is the better the lower. Of loss always above 0."
     )
 
     @property
@@ -39,6 +38,12 @@ class Source(Room):
     weight: float = bound(1.0, "Of the first members' genomes.", ge=0, le=1e6)
     name: str = bound("", "Hub: which configuration of the dataset.")
     split: Text = bound("train", "Hub: which split.")
+
+    @model_validator(mode="after")
+    def _of_the_hub(self) -> "Source":
+        if self.source.endswith((".jsonl", ".parquet")) and (self.name or self.split != "train"):
+            raise ValueError(f"{self.source} is a file: it has no name and no split")
+        return self
 
 
 class Adapter(Room):
@@ -69,7 +74,7 @@ class BreedRoom(Room):
     selection: Literal["rank", "tournament", "random", "matching", "pareto"] = bound(
         "rank", "Who the parents are; matching: everybody equally often."
     )
-    tournament_size: int = bound(2, "SELECTION tournament: so many compete.", ge=1, le=4096)
+    tournament_size: int = bound(2, "SELECTION tournament and pareto: so many compete to be a parent.", ge=1, le=4096)
     elitism: int = bound(1, "So many of the best go on unchanged.", ge=0, le=4095)
     crossover: dict[str, Any] = bound(SLERP, "A method of the merge engine with its parameters, as in recipes.")
     crossover_evolves: bool = bound(False, "Curves of CROSSOVER are genes, too.")
@@ -91,6 +96,7 @@ class FitnessRoom(Room):
 class MutationRoom(Room):
     """What children learn, and how."""
 
+    tasks_digest: str = bound("", "Of FITNESS's questions; found out by whoever starts the run.")
     mutation: Literal["sft", "dpo", "none"] = bound("sft", "How a child is trained on its data.")
     mutation_datasets: tuple[Source, ...] = bound(
         (), "Data that genomes choose from; each a name or an object.", strict=False
@@ -107,7 +113,7 @@ class MutationRoom(Room):
     seq_length: int = bound(512, "Tokens of a row, in which several examples may stand.", ge=8, le=10**6)
     lr: float = bound(1e-4, "The highest learning rate.", gt=0, le=10)
     lr_schedule: Literal["cosine", "constant", "linear"] = bound("cosine", "How it falls, to a tenth.")
-    warmup_steps: int = bound(10, "Steps in which it rises.", ge=0, le=10**8)
+    warmup_steps: int = bound(10, "Steps in which it rises; half of them all at most.", ge=0, le=10**8)
     weight_decay: float = bound(0.0, "Of matrices.", ge=0, le=10)
     clip: float = bound(1.0, "The longest gradient; 0 does not clip.", ge=0, le=1e6)
     precision: Literal["32-true", "bf16-mixed", "fp16-mixed"] = bound("32-true", "Of the arithmetic.")
@@ -116,10 +122,6 @@ class MutationRoom(Room):
 
 class PosttrainConfig(MutationRoom, FitnessRoom, BreedRoom, FleetConfig):
     """All of them together."""
-
-    population_size: int = bound(6, "Members of a generation.", ge=2, le=4096)
-    max_generations: int = bound(5, "Generations.", ge=1, le=90_000)
-    num_machines: int = operational(2, "Local workers, where one machine stands for several.", ge=1, le=1024)
 
     @model_validator(mode="before")
     @classmethod
@@ -148,6 +150,14 @@ class PosttrainConfig(MutationRoom, FitnessRoom, BreedRoom, FleetConfig):
             raise ValueError(
                 f"ELITISM is {self.elitism}: it must be below POPULATION_SIZE, which is {self.population_size}"
             )
+        if self.quorum < 1:
+            raise ValueError("QUORUM is below 1, but a generation is complete only with all of its members")
+        if repeated := [each.key for each in self.fitness if self.fitness.count(each) > 1]:
+            raise ValueError(f"FITNESS has {repeated[0]} twice")
+        if not any(each.weight for each in self.fitness):
+            raise ValueError("FITNESS: all weights are 0")
+        if any(each.task == LOSS and each.weight < 0 for each in self.fitness):
+            raise ValueError("FITNESS: loss counts as less is better already; give it a weight above 0")
         if self.mutation != "none" and not self.mutation_datasets:
             raise ValueError(
                 f"MUTATION is {self.mutation}, but MUTATION_DATASETS is empty: there is nothing to learn from"
@@ -156,6 +166,8 @@ class PosttrainConfig(MutationRoom, FitnessRoom, BreedRoom, FleetConfig):
             raise ValueError("MUTATION_DATASETS: all weights are 0")
         if self.mutation == "none" and self.mutation_datasets and not self.asks_loss:
             raise ValueError("MUTATION_DATASETS have no effect: MUTATION is none, and FITNESS asks for no loss")
+        if self.mutation == "none" and len({*self.initial_population}) < 2:
+            raise ValueError("MUTATION is none, and INITIAL_POPULATION has one model: nothing would ever change")
         if self.asks_loss and not self.mutation_datasets:
             raise ValueError("FITNESS asks for the loss on held-out rows of MUTATION_DATASETS, and there are none")
         if self.top_k > len(self.mutation_datasets):
@@ -163,6 +175,21 @@ class PosttrainConfig(MutationRoom, FitnessRoom, BreedRoom, FleetConfig):
         if self.selection == "pareto" and len(self.fitness) < 2:
             raise ValueError("SELECTION pareto needs several objectives in FITNESS")
         return self
+
+    @property
+    def base_model(self) -> str:
+        """Of CROSSOVER, where its method looks at what parents have changed."""
+        return str(self.crossover.get("base_model", ""))
+
+    @property
+    def curves(self) -> dict[str, Any]:
+        """The parameters of CROSSOVER's method."""
+        return {key: value for key, value in self.crossover.items() if key not in ("method", "base_model")}
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """All that are given: those that compete, and CROSSOVER's base model."""
+        return tuple(dict.fromkeys(name for name in (*self.initial_population, self.base_model) if name))
 
     @property
     def asks_loss(self) -> bool:

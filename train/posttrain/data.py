@@ -1,22 +1,28 @@
 """Rows to learn from as tokens in one file: written once, mapped by whoever learns from them."""
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save
+from transformers import PreTrainedTokenizerBase
 
 from fleet.config import Wrong
 from train import chat, rows
-from train.chat import Example
+from train.chat import Example, Made
 from train.posttrain.config import PosttrainConfig, Source
 from train.skills import PREFIX
 from train.skills import rows as skill_rows
+from train.tasks import chosen_of
 
-_HELD = 10  # one row of so many is never learned from
+_HELD = 10  # about one row of so many is never learned from
+_BUFFER = 10_000  # rows of a hub's data set that are shuffled at a time
 _LOOK = 100  # rows
+_FEWEST = 2  # different rows that are held out, however few there are
 _MOST = 1_000_000  # rows of one data set that a run keeps
 
 
@@ -28,26 +34,18 @@ class Rows:
     learned: NDArray[np.uint8]
     ends: NDArray[np.int64]  # where each example ends
     each: int  # examples of a row
+    held: int  # so many rows, the last ones, are never learned from
 
     @classmethod
     def open(cls, path: Path) -> "Rows":
         there = load_file(path)
-        return cls(there["tokens"], there["learned"], there["ends"], int(there["each"][0]))
-
-    @property
-    def count(self) -> int:
-        return len(self.ends) // self.each
-
-    @property
-    def held(self) -> int:
-        return max(1, self.count // _HELD)
+        return cls(there["tokens"], there["learned"], there["ends"], int(there["each"][0]), int(there["held"][0]))
 
     @property
     def train(self) -> int:
-        return self.count - self.held
+        return len(self.ends) // self.each - self.held
 
     def get(self, number: int, held: bool = False) -> list[Example]:
-        """The last ones are held out."""
         row = number + (self.train if held else 0)
         return [self._example(n) for n in range(row * self.each, (row + 1) * self.each)]
 
@@ -56,8 +54,8 @@ class Rows:
         return Example(self.tokens[begin:end], self.learned[begin:end].astype(bool))
 
 
-def written(made: Sequence[Sequence[Example]]) -> bytes:
-    """Rows as a file."""
+def written(made: Sequence[Sequence[Example]], held: int) -> bytes:
+    """Rows as a file, of which the last ones are held out."""
     examples = [example for row in made for example in row]
     return save(
         {
@@ -65,30 +63,54 @@ def written(made: Sequence[Sequence[Example]]) -> bytes:
             "learned": np.concatenate([example.learned for example in examples]).astype(np.uint8),
             "ends": np.cumsum([len(example.tokens) for example in examples]).astype(np.int64),
             "each": np.array([len(made[0])], dtype=np.int64),
+            "held": np.array([held], dtype=np.int64),
         }
     )
 
 
-def tokenised(c: PosttrainConfig, source: Source, tokenizer: object) -> tuple[list[list[Example]], int, int]:
-    """As many rows as the run can make use of; how many were cut, and left out."""
-    how = rows.preference if c.mutation == "dpo" else rows.conversation
-    there = _limited(_read(c, source, how), wanted(c))
-    if c.mutation == "dpo":
-        pairs = chat.pairs(there, tokenizer, c.seq_length, source.source)  # type: ignore[arg-type]
-        made, cut, empty = [[pair.chosen, pair.rejected] for pair in pairs.kept], pairs.cut, pairs.empty
-    else:
-        found = chat.examples(there, tokenizer, c.seq_length, source.source)  # type: ignore[arg-type]
-        made, cut, empty = [[example] for example in found.kept], found.cut, found.empty
-    if len(made) < 2:
-        raise Wrong(f"data set {source.source}: {len(made)} rows have something to learn; at least 2 are needed")
-    return made, cut, empty
+def tokenised(c: PosttrainConfig, source: Source, tokenizer: PreTrainedTokenizerBase) -> Made:
+    """As many rows as the run can make use of."""
+    return _learnable(c, source, _drawn(c, source), tokenizer)
 
 
-def look(c: PosttrainConfig, source: Source) -> None:
+def _learnable(c: PosttrainConfig, source: Source, there: list[rows.Row], tokenizer: PreTrainedTokenizerBase) -> Made:
+    make = chat.pairs if c.mutation == "dpo" else chat.examples
+    made = make(there, tokenizer, c.seq_length, source.source)
+    if len(made.kept) < 2:
+        lost = f" ({made.empty} were left out: no answer in them, or none in their first {c.seq_length} tokens)"
+        few = f"{len(made.kept)} rows have something to learn{lost if made.empty else ''}"
+        raise Wrong(f"data set {source.source}: {few}; at least 2 are needed")
+    return made
+
+
+def parted(
+    c: PosttrainConfig, source: Source, kept: Sequence[Sequence[Example]]
+) -> tuple[list[Sequence[Example]], int]:
+    """Rows to learn from, then those that are held out, and how many these are. What is in a row decides, so that
+    wherever the same row stands, be it in another data set, it is on one side; unless a set is so small that hardly any
+    would be held out."""
+    marks = [_mark(row) for row in kept]
+    limit = max((1 << 64) // _HELD, sorted({*marks})[min(_FEWEST, len({*marks})) - 1])
+    held = [row for row, mark in zip(kept, marks, strict=True) if mark <= limit]
+    learned = [row for row, mark in zip(kept, marks, strict=True) if mark > limit]
+    if not learned:
+        raise Wrong(f"data set {source.source}: {len({*marks})} different rows are too few to hold some out")
+    if c.asks_loss:
+        chosen_of(f"data set {source.source}, whose held-out rows are asked,", len(held), c.holdout)
+    return [*learned, *held], len(held)
+
+
+def _mark(row: Sequence[Example]) -> int:
+    digest = hashlib.sha256(b"".join(example.tokens.tobytes() + b"/" for example in row)).digest()
+    return int.from_bytes(digest[:8], "big")
+
+
+def look(c: PosttrainConfig, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
     """The first rows, before a run begins."""
-    how = rows.preference if c.mutation == "dpo" else rows.conversation
-    if not [*_limited(_read(c, source, how), _LOOK)]:
+    there = [*islice(_checked(c, source), _LOOK)]
+    if not there:
         raise Wrong(f"data set {source.source}: no rows in it")
+    _learnable(c, source, there, tokenizer)
 
 
 def wanted(c: PosttrainConfig) -> int:
@@ -96,14 +118,22 @@ def wanted(c: PosttrainConfig) -> int:
     return min(_MOST, max(1000, 2 * c.sft_examples) + _HELD * c.questions)
 
 
-def _read(c: PosttrainConfig, source: Source, how: rows.Check) -> Iterator[rows.Row]:
+def _drawn(c: PosttrainConfig, source: Source) -> list[rows.Row]:
+    """As many as are wanted, from anywhere in a file, in an order that the seed decides; of a hub's data set, which may
+    be endless, from its beginning."""
+    dice, kept, most = np.random.default_rng([c.seed, 11]), list[rows.Row](), wanted(c)
+    there = _checked(c, source)
+    for n, row in enumerate(there if rows.is_local(source.source) else islice(there, max(most, _BUFFER))):
+        place = int(dice.integers(n + 1))  # each of those so far is as likely to be kept as any other
+        if n < most:
+            kept.append(row)
+        elif place < most:
+            kept[place] = row
+    return [kept[int(n)] for n in dice.permutation(len(kept))]
+
+
+def _checked(c: PosttrainConfig, source: Source) -> Iterator[rows.Row]:
+    how = rows.preference if c.mutation == "dpo" else rows.conversation
     if source.source.startswith(PREFIX):
         return rows.checked(skill_rows(source.source, c.seed, wanted(c)), source.source, how)
     return rows.read(source.source, source.name, source.split, how)
-
-
-def _limited(there: Iterator[rows.Row], most: int) -> Iterator[rows.Row]:
-    for n, row in enumerate(there):
-        if n == most:
-            return
-        yield row

@@ -11,7 +11,7 @@ from train.posttrain.config import PosttrainConfig
 Dice = np.random.Generator
 Genome = Mapping[str, Any]  # data: name -> weight; rate; crossover: the parameters of the merge
 _RATES = (0.1, 10.0)
-_LEAST, _MOST = 1e-3, 1e3  # weights of data
+_LEAST, _MOST = 1e-6, 1e6  # weights of data, whose mean is 1 at the beginning
 
 
 def founding(c: PosttrainConfig, dice: Dice) -> Genome:
@@ -20,10 +20,11 @@ def founding(c: PosttrainConfig, dice: Dice) -> Genome:
 
 
 def plain(c: PosttrainConfig) -> Genome:
+    mean = math.fsum(each.weight for each in c.mutation_datasets) / max(1, len(c.mutation_datasets))
     return {
-        "data": {name: each.weight for name, each in zip(names(c), c.mutation_datasets, strict=True)},
+        "data": {name: each.weight / mean for name, each in zip(names(c), c.mutation_datasets, strict=True)},
         "rate": 1.0,
-        **({"crossover": {k: v for k, v in c.crossover.items() if k != "method"}} if c.crossover_evolves else {}),
+        **({"crossover": c.curves} if c.crossover_evolves else {}),
     }
 
 
@@ -64,6 +65,13 @@ def mixture(c: PosttrainConfig, genome: Genome) -> dict[str, float]:
     return {name: genome["data"][name] / total for name in genome["data"] if name in kept and genome["data"][name]}
 
 
+def portions(shares: Mapping[str, float], count: int) -> dict[str, int]:
+    """So many rows, shared out: what is left over goes where most was lost to rounding."""
+    found = {name: int(share * count) for name, share in shares.items()}
+    left = sorted(shares, key=lambda name: found[name] - shares[name] * count)
+    return {name: found[name] + (name in left[: count - sum(found.values())]) for name in found}
+
+
 def _crossed(parents: Sequence[Genome], dice: Dice) -> Genome:
     first = parents[0]
     data = {name: parents[int(dice.integers(len(parents)))]["data"][name] for name in first["data"]}
@@ -73,12 +81,12 @@ def _crossed(parents: Sequence[Genome], dice: Dice) -> Genome:
 
 
 def _bent(value: Any, strength: float, dice: Dice) -> Any:
-    """All numbers of a merge's parameters: shares stay shares."""
+    """All numbers of a merge's parameters: shares stay shares; what counts something, such as rounds, stays."""
     if isinstance(value, Mapping):
         return {key: each if key == "filter" else _bent(each, strength, dice) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
         return [_bent(each, strength, dice) for each in value]
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or (isinstance(value, int) and value > 1):
         return value
     if 0 <= value <= 1:
         return _within(value + strength * dice.standard_normal() / 4, 0.0, 1.0)

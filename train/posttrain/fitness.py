@@ -23,14 +23,14 @@ class Fitness:
     """Of one member on one set of questions."""
 
     value: float
-    error: float  # its standard error
+    error: float | None  # its standard error, where that can be known
     objectives: Mapping[str, float]
     single: Single
 
     def metrics(self, keep: bool = False) -> dict[str, Any]:
         kept = {"single": json.dumps({key: [round(x, 6) for x in marks] for key, marks in self.single.items()})}
-        found = {"fitness": self.value, "error": self.error, "objectives": json.dumps(self.objectives)}
-        return {**found, **(kept if keep else {})}
+        error = {} if self.error is None else {"error": self.error}
+        return {"fitness": self.value, **error, "objectives": json.dumps(self.objectives), **(kept if keep else {})}
 
 
 def fitness_of(c: PosttrainConfig, single: Single, values: Mapping[str, float]) -> Fitness:
@@ -38,8 +38,7 @@ def fitness_of(c: PosttrainConfig, single: Single, values: Mapping[str, float]) 
     value = math.fsum(signed(each) * values[each.key] for each in c.fitness)
     if not math.isfinite(value):
         raise Wrong(f"the fitness is {value}: {dict(values)}")
-    parts = [signed(each) ** 2 * _squared_error(single.get(each.key, ())) for each in c.fitness]
-    return Fitness(value, math.sqrt(math.fsum(parts)), values, single)
+    return Fitness(value, standard_error(c, single), values, single)
 
 
 def signed(objective: Objective) -> float:
@@ -52,19 +51,22 @@ def rival_of(c: PosttrainConfig, id: str, metrics: Metrics) -> Rival:
     return Rival(id, metrics["fitness"], gains)
 
 
-def ahead(c: PosttrainConfig, one: Metrics, other: Metrics) -> tuple[float, float]:
+def ahead(c: PosttrainConfig, one: Metrics, other: Metrics) -> tuple[float, float | None]:
     """By how much one is fitter than the other, and the standard error of that: on the same questions."""
     mine, theirs = json.loads(one["single"]), json.loads(other["single"])
     single = {key: [a - b for a, b in zip(mine[key], theirs[key], strict=True)] for key in mine}
-    parts = [signed(each) ** 2 * _squared_error(single.get(each.key, ())) for each in c.fitness]
-    return one["fitness"] - other["fitness"], math.sqrt(math.fsum(parts))
+    return one["fitness"] - other["fitness"], standard_error(c, single)
 
 
-def _squared_error(marks: Sequence[float]) -> float:
-    if len(marks) < 2:
-        return 0.0
-    values = np.asarray(marks, float)
-    return float(values.var(ddof=1) / len(values))
+def standard_error(c: PosttrainConfig, single: Single) -> float | None:
+    """Of the weighted sum. Metrics of one task are of the same questions, so that their marks are added first."""
+    whole = dict[str, Any]()
+    for each in c.fitness:
+        marks = np.asarray(single.get(each.key, ()), float)
+        if each.weight and len(marks) < 2:
+            return None
+        whole[each.task] = whole.get(each.task, 0.0) + signed(each) * marks
+    return math.sqrt(math.fsum(float(marks.var(ddof=1)) / len(marks) for marks in whole.values() if len(marks) > 1))
 
 
 # -- tasks ------------------------------------------------------------------------------------------------------------
@@ -81,6 +83,13 @@ def load_tasks(c: PosttrainConfig) -> dict[str, Any]:
         return {}
     loaded = tasks.load(asked(c), c.allow_benchmark_tasks)
     tasks.check_metrics(loaded, [(each.task, each.metric) for each in c.fitness if each.task != LOSS])
+    for name, task in loaded["tasks"].items():
+        tasks.chosen_of(f"task {name}", len(task.eval_docs), c.holdout)
+        if c.num_fewshot and not tasks.has_examples(task):
+            raise Wrong(
+                f"task {name} has no examples besides its questions, and NUM_FEWSHOT would show those that only the "
+                "end may ask; give it a training_split, or leave NUM_FEWSHOT out"
+            )
     return loaded
 
 
@@ -91,7 +100,8 @@ def marks_of(c: PosttrainConfig, exam: Exam, model: Any, how: Mapping[str, Any])
     for each in c.fitness:
         if each.task != LOSS:
             values[each.key] = float(marks.results[each.task][each.metric])
-            answers = marks.single.get(each.task, {}).get(each.metric, [])
+            mean = tasks.is_mean(exam.loaded, each.task, each.metric)
+            answers = marks.single.get(each.task, {}).get(each.metric, []) if mean else []
             single[each.key] = [float(x) for x in answers if isinstance(x, (bool, int, float))]
     return single, values
 

@@ -1,4 +1,4 @@
-"""Who is fitter, and who becomes a parent. Pure."""
+"""Who is fitter, and who has children with whom. Pure."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -47,33 +47,15 @@ def crowding(front: Sequence[Rival]) -> dict[str, float]:
     found = {one.id: 0.0 for one in front}
     for key in front[0].objectives if front else ():
         line = sorted(front, key=lambda one: (one.objectives[key], one.id))
-        wide = line[-1].objectives[key] - line[0].objectives[key]
+        if not (wide := line[-1].objectives[key] - line[0].objectives[key]):
+            continue
         found[line[0].id] = found[line[-1].id] = math.inf
         for before, one, after in zip(line, line[1:], line[2:], strict=False):
-            found[one.id] += (after.objectives[key] - before.objectives[key]) / wide if wide else 0.0
+            found[one.id] += (after.objectives[key] - before.objectives[key]) / wide
     return found
 
 
-def couple(order: Sequence[Rival], rule: str, count: int, size: int, dice: np.random.Generator) -> list[str]:
-    """Parents of one child, from the best to the worst of a generation."""
-    count = min(count, len(order))
-    match rule:
-        case "rank":
-            chances = np.arange(len(order), 0, -1, dtype=float)
-            picked = [int(n) for n in dice.choice(len(order), count, replace=False, p=chances / chances.sum())]
-        case "tournament" | "pareto":
-            picked, left = [], list(range(len(order)))
-            for _ in range(count):
-                picked.append(int(min(dice.choice(left, min(size, len(left)), replace=False))))
-                left.remove(picked[-1])
-        case _:
-            picked = [int(n) for n in dice.choice(len(order), count, replace=False)]
-    return [order[n].id for n in picked]
-
-
 def matched(ids: Sequence[str], slot: int, dice: np.random.Generator) -> list[str]:
-    """Everybody is a parent equally often: partners by chance, each pair with two children."""
+    """Everybody is a parent equally often: two children each, one with either neighbour in a ring made by chance."""
     order = [ids[int(n)] for n in dice.permutation(len(ids))]
-    place = slot % len(order)
-    partner = place ^ 1 if place ^ 1 < len(order) else 0
-    return [order[place], order[partner]]
+    return [order[slot % len(order)], order[(slot + 1) % len(order)]]

@@ -1,0 +1,126 @@
+"""The commands of docs/train_fsdp.md, small and on CPUs: signals, kills, compiled layers, two machines. Slow."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.helpers import pids, until
+from tests.lab.machines import Lab, why_not
+from tests.small import shared
+from tests.test_fsdp import KEYS, ROOT, curve, digest, model
+
+pytestmark = pytest.mark.slow
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def words(place: Path, out: str, **changed) -> list[str]:
+    keys = {**KEYS, "path_model": place / "model", "dataset_name_or_path": shared() / "text.jsonl"}
+    keys |= {"ckpt.path": place / out, **changed}
+    compiled = keys.pop("torch_compile")
+    found = [word for key, value in keys.items() for word in (f"--{key}", str(value))]
+    return [str(ROOT / "train" / "train_fsdp.py"), "--torch-compile" if compiled else "--no-torch-compile", *found]
+
+
+def ranks(place: Path, out: str, count: int = 2, **changed) -> list[str]:
+    return [*TORCHRUN, "--standalone", "--nproc-per-node", str(count), *words(place, out, **changed)]
+
+
+def done(command: list[str], seconds: float = 240) -> str:
+    found = subprocess.run(command, env=ENV, capture_output=True, text=True, timeout=seconds)
+    assert found.returncode == 0, found.stdout + found.stderr
+    return found.stdout
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    model(tmp_path / "model")
+    return tmp_path
+
+
+def test_compiled_layers_learn_the_same(place):
+    done(ranks(place, "plain", sharding_strategy="FULL_SHARD"))
+    done(ranks(place, "compiled", sharding_strategy="FULL_SHARD", torch_compile=True))
+    assert curve(place / "compiled") == pytest.approx(curve(place / "plain"), abs=1e-3)
+    assert {*load_file(place / "compiled" / "model" / "model.safetensors")} == {
+        *load_file(place / "plain" / "model" / "model.safetensors")
+    }
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all_ranks_with_a_checkpoint_and_the_same_command_goes_on(place, number):
+    keys = {"total_steps": 60, "sharding_strategy": "FULL_SHARD"}
+    done(ranks(place, "whole", **keys))
+    command = ranks(place, "stopped", **keys, **{"ckpt.resume": "true", "log_activations_steps": 1})
+    first = subprocess.Popen(command, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    table = place / "stopped" / "metrics.csv"
+    until(lambda: table.is_file() and len(table.read_text().splitlines()) > 5, "some steps", 60)
+    first.send_signal(number)
+    said, _ = first.communicate(timeout=60)
+    step = re.search(r"stopped at step (\d+)", said)
+    assert step and [each.name for each in (place / "stopped").glob("step-*")] == [f"step-{int(step[1]):08d}"], said
+    assert not pids("--log_activations_steps", str(place / "stopped"))
+    done(command)
+    assert curve(place / "stopped") == curve(place / "whole")
+    assert digest(place / "stopped") == digest(place / "whole")
+    assert "activations/layer0" in table.read_text()
+
+
+def test_a_rank_that_is_killed_costs_no_more_than_what_came_after_the_checkpoint(place):
+    keys = {"total_steps": 60, "ckpt.interval": 5, "sharding_strategy": "FULL_SHARD"}
+    done(ranks(place, "whole", **keys))
+    command = ranks(place, "killed", **keys, **{"ckpt.resume": "true"})
+    first = subprocess.Popen(command, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until(lambda: any((place / "killed").glob("step-*/state.json")), "a checkpoint", 60)
+    one = next(pid for pid in pids(str(place / "killed")) if pid != first.pid)
+    os.kill(one, signal.SIGKILL)
+    assert first.wait(60) != 0
+    begin = time.monotonic()
+    done(command)
+    assert curve(place / "killed") == curve(place / "whole"), time.monotonic() - begin
+    assert digest(place / "killed") == digest(place / "whole")
+
+
+def test_four_ranks_that_have_copies_go_on_to_the_bit(place):
+    keys = {"total_steps": 6, "ckpt.interval": 3}
+    done(ranks(place, "whole", 4, **keys))
+    done(ranks(place, "parts", 4, **keys, max_steps=3))
+    done(ranks(place, "parts", 4, **keys, **{"ckpt.resume": "true"}))
+    assert digest(place / "parts") == digest(place / "whole")
+
+
+@pytest.mark.skipif(bool(why_not()), reason=f"no machines: {why_not()}")
+def test_two_machines_have_parts_and_copies(tmp_path):
+    with Lab(tmp_path / "lab") as lab:
+        place = lab.shared / "two"
+        model(place / "model")
+        (place / "text.jsonl").write_bytes((shared() / "text.jsonl").read_bytes())
+        keys = {"sharding_strategy": "HYBRID_SHARD", "dataset_name_or_path": place / "text.jsonl"}
+        first, second = lab["h1"], lab["h2"]
+        meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{first.address}:29400", "--rdzv-id", "mine"]
+        command = [*TORCHRUN, "--nnodes", "2", "--nproc-per-node", "2", *meet]
+        with ThreadPoolExecutor() as both:
+            said = list(
+                both.map(
+                    lambda machine: machine.run(
+                        "env",
+                        "OMP_NUM_THREADS=1",
+                        "GLOO_SOCKET_IFNAME=eth0",
+                        *command,
+                        *words(place, "out", **keys),
+                        timeout=240,
+                    ),
+                    (first, second),
+                )
+            )
+        assert [each.returncode for each in said] == [0, 0], said
+        done(ranks(place, "here", 4, **{**keys, "sharding_strategy": "NO_SHARD"}))
+        assert curve(place / "out") == pytest.approx(curve(place / "here"), abs=2e-5)

@@ -1,0 +1,144 @@
+"""A worker that is a group of processes: what it makes, and what becomes of it when one of them dies."""
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fleet import gpus
+from fleet.config import Wrong
+from fleet.machines import load, said_of_run
+from tests.helpers import LONG, ROOT, kill, until
+from tests.lab.machines import Lab, why_not
+from tests.small import run_digest, whole
+
+TWO = {"devices_per_worker": 2, "max_generations": 2, "batch_size": 4}
+
+
+def losses(run) -> list[float]:
+    with (run.folder / "metrics.csv").open() as file:
+        return [float(row[key]) for row in csv.DictReader(file) for key in ("loss", "train_loss") if row.get(key)]
+
+
+def others(run) -> list[int]:
+    """The processes beside the first one of each group."""
+    found = []
+    for pid in run.alive().values():
+        children = Path(f"/proc/{pid}/task/{pid}/children")
+        for child in children.read_text().split() if children.exists() else []:
+            if b"train.cluster.group" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(int(child))
+    return found
+
+
+@pytest.mark.parametrize(
+    "strategy, script, more",
+    [
+        ("FULL_SHARD", "edt_sim.py", {"eval_sequences": 5, "mutation_probability": 0.5}),
+        pytest.param("SHARD_GRAD_OP", "edt_sim.py", {"crossover": "slerp"}, marks=pytest.mark.slow),
+        pytest.param("NO_SHARD", "diloco_sim.py", {"gradient_accumulation": 2}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_group_makes_what_one_process_makes_within_rounding(pretraining, strategy, script, more):
+    alone = pretraining(script, **{**TWO, **more, "devices_per_worker": 1})
+    run = pretraining(script, **TWO, **more, sharding_strategy=strategy)
+    assert whole(run) != whole(alone)
+    assert len(losses(run)) > 10 and losses(run) == pytest.approx(losses(alone), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_group_is_stopped_and_goes_on_and_loses_one_of_its_processes(pretraining):
+    """Ctrl-C in the middle, then a rank that is killed: the bytes are those of two calm groups."""
+    wanted = whole(pretraining(**TWO, inner_steps=30), 2)
+    run = pretraining(**TWO, inner_steps=30, snapshot_minutes=0.001)
+    first = run.start(1)
+    until(lambda: others(run), "a group is there", LONG)
+    first.send(signal.SIGINT)
+    first.ends(130, LONG)
+    second = run.start(1)
+    (rank,) = until(lambda: others(run), "a group is there again", LONG)
+    kill(rank)
+    second.ends(0, LONG)
+    assert "ended with code 1; another takes its place" in second.said
+    said = "".join(each.read_text() for each in run.folder.glob("workers/*.log"))
+    assert "rank 1 of this worker ended with code -9, and the worker with it" in said
+    assert run_digest(run) == wanted
+
+
+def test_a_group_ends_with_its_first_process(pretraining):
+    run = pretraining(**TWO, inner_steps=100_000, max_epochs=1e6)
+    run.start(1)
+    (rank,) = until(lambda: others(run), "a group is there", LONG)
+    stat = Path(f"/proc/{rank}/stat")
+    for each in run.started:
+        kill(each.process.pid)
+    for pid in run.alive().values():
+        kill(pid)
+    until(lambda: not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] in "ZX", "nobody is left", LONG)
+
+
+@pytest.mark.parametrize(
+    "keys, said",
+    [
+        ({"batch_size": 3}, "BATCH_SIZE is 3: with DEVICES_PER_WORKER 2 it must be a multiple of that, such as 4"),
+        ({"sharding_strategy": "HYBRID_SHARD"}, 'SHARDING_STRATEGY is "HYBRID_SHARD": "NO_SHARD" or "FULL_SHARD" or'),
+    ],
+)
+def test_what_a_group_cannot_be(pretraining, keys, said):
+    started = pretraining(**{**TWO, **keys}).start(1)
+    started.ends(2, LONG)
+    assert said in started.said
+
+
+def test_machines_say_the_same_of_a_run(tmp_path):
+    def said(*entries: object) -> dict[str, object]:
+        file = tmp_path / "machines.json"
+        file.write_text(json.dumps(entries))
+        return said_of_run(load(file))
+
+    assert said("a", "b") == {}
+    two = {"devices_per_worker": 2, "sharding_strategy": "NO_SHARD"}
+    assert said({"host": "a", **two}, {"host": "b", **two}) == two
+    with pytest.raises(Wrong, match="devices_per_worker must be the same for all machines.*2 for a, nothing for b"):
+        said({"host": "a", "devices_per_worker": 2}, "b")
+    with pytest.raises(Wrong, match="devices_per_worker is 0: a whole number from 1 to 1024 is expected"):
+        said({"host": "a", "devices_per_worker": 0})
+
+
+def test_other_methods_have_no_groups(tmp_path):
+    words = ["edt.py", "--algorithm", "edt-evomerge", "--config", "configs/posttrain.json", "--make"]
+    also = ["--also", json.dumps({"devices_per_worker": 2})]
+    done = subprocess.run([sys.executable, *words, *also], cwd=ROOT, capture_output=True, text=True)
+    why = "machines.json: devices_per_worker says nothing to edt-evomerge, only to methods that pre-train\n"
+    assert (done.returncode, done.stderr) == (2, why)
+
+
+def test_local_groups_share_out_the_gpus(monkeypatch):
+    for worker, each, mine in (("local-0-ab", 2, "4,5"), ("local-1-ab", 2, "6,7"), ("local-2-ab", 2, "4,5")):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+        gpus.choose(worker, each)
+        assert gpus.visible() == mine.split(",")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(why_not()), reason=f"no machines: {why_not()}")
+def test_on_machines_groups_make_the_same_bytes(pretraining, tmp_path, monkeypatch):
+    """machines.json alone says that workers are groups."""
+    wanted = whole(pretraining(**TWO, sharding_strategy="NO_SHARD"), 1)
+    with Lab(tmp_path / "lab") as lab:
+        monkeypatch.setenv("XDG_STATE_HOME", str(lab.folder / "state"))
+        run = pretraining(**{key: value for key, value in TWO.items() if key != "devices_per_worker"})
+        about = {"python": sys.executable, "devices_per_worker": 2, "sharding_strategy": "NO_SHARD"}
+        machines, mine = lab.shared / "machines.json", lab.shared / "evolution.json"
+        machines.write_text(json.dumps([{"host": each.name, **about} for each in lab]))
+        mine.write_text(json.dumps({"algorithm": "edt", "project_name": "toy", **run.keys}))
+        run.place = lab.shared
+        command = [sys.executable, "launch_to_machines.py", "--config", mine, "--machines", machines]
+        words = [*map(str, command), f"--ssh-config={lab.ssh_config}"]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=400)
+        assert done.returncode == 0 and "The run is over" in done.stdout, done.stdout + done.stderr
+        assert run_digest(run) == wanted

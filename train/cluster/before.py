@@ -1,0 +1,164 @@
+"""What comes before the first step: text, model, checkpoint, and the other peers."""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from fleet.config import Wrong
+from fleet.wrong import first_line
+from train.batches import Tokens
+from train.cluster import data
+from train.cluster.checkpoints import Keeper
+from train.cluster.options import Options
+from train.cluster.ranks import Agreed, Ranks
+from train.cluster.shared import OuterState, Shared
+from train.config import TrainConfig
+from train.model import built, described, has_vocabulary
+
+
+@contextlib.contextmanager
+def opened(folder: Path) -> Iterator[None]:
+    """For this training alone, as long as it goes on: two in one folder would destroy each other's checkpoints."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("a+")
+    except OSError as error:
+        raise Wrong(f"--ckpt.path {folder}: {error.strerror}") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            raise Wrong(f"--ckpt.path {folder}: another training is at work there ({lock.read(200)})") from None
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {os.uname().nodename}")
+        lock.flush()
+        data.tidy(folder / "data")
+        yield
+
+
+def prepared(options: Options, c: TrainConfig, ranks: Ranks) -> tuple[PreTrainedTokenizerBase, Tokens, dict[str, Any]]:
+    """Words, text, and all that decides which numbers come out. The first rank of each machine makes what is not there;
+    then all open it."""
+    tokenizer = ranks.same(lambda: data.tokenizer_for(c))
+    known = {"tokenizer": ranks.alike(data.words_of(tokenizer), "the tokenizer")}
+    name = ranks.same(lambda: data.name_of(c, tokenizer, words(c, tokenizer)))
+    known["text"] = ranks.alike(name, "the text")
+    place, made = options.ckpt.path / "data" / name, None
+    for turn in (True, False):
+        if turn:
+            say(ranks, f"the text as tokens: {place}")
+        mine = ranks.leads_here == turn
+        got = ranks.same(lambda: data.tokens(c, place, tokenizer, words(c, tokenizer), options.num_workers), mine)
+        made = got or made
+    assert made
+    seen = c.sequences / made.windows
+    say(ranks, f"{len(made.values):,} tokens" + (f", of which each is seen {seen:.1f} times" if seen > 1 else ""))
+    return tokenizer, made, {**options.bound(), **known}
+
+
+def words(c: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> int:
+    """No token may have a greater number; those that are made up use all that the model knows."""
+    known = getattr(described(c.initial_population[0]), "vocab_size", 0)
+    fixed = known if has_vocabulary(c.initial_population[0]) else len(tokenizer)
+    if fixed < len(tokenizer) and c.datasets[0].source != "fake":
+        raise Wrong(f"--path-model: {fixed} embeddings for a tokenizer of {len(tokenizer)} words")
+    return fixed if c.datasets[0].source == "fake" else len(tokenizer)
+
+
+def model_of(options: Options, c: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """On each rank the same; fresh weights follow from the seed."""
+    try:
+        model = built(c.initial_population[0], len(tokenizer), c.seed)
+    except Wrong:
+        raise
+    except Exception as error:  # whatever a damaged file makes a library say
+        raise Wrong(f"--path-model {options.path_model}: cannot be loaded: {first_line(error)}") from None
+    try:
+        model.set_attn_implementation(options.attn_implementation)
+    except (ValueError, ImportError) as error:
+        raise Wrong(f"--attn-implementation {options.attn_implementation}: {first_line(error)}") from None
+    return model
+
+
+# -- going on ----------------------------------------------------------------------------------------------------------
+
+
+def outer_of(learner: Shared) -> OuterState:
+    """Before the first round: it begins where the model is."""
+    start = learner.vector.detach().cpu().clone()
+    return OuterState(0, start, torch.zeros_like(start))
+
+
+def tensors_of(learner: Shared, outer: OuterState | None = None) -> dict[str, Tensor]:
+    kinds = {"weights": learner.vector, "average": learner.moments[0], "square": learner.moments[1]}
+    if outer:  # on the model's device for this moment
+        kinds |= {"start": outer.start.to(learner.device), "momentum": outer.momentum.to(learner.device)}
+    return {f"{kind}.{name}": each for kind, whole in kinds.items() for name, each in learner.named(whole).items()}
+
+
+def resumed(options: Options, keeper: Keeper, learner: Shared, outer: OuterState | None) -> int:
+    """The step from which on it goes."""
+    if not (place := keeper.chosen(options.ckpt.resume)):
+        if there := keeper.complete():
+            raise Agreed(
+                f"{there[-1]} is of an earlier training: --ckpt.resume true goes on from it; "
+                "to begin anew, give another --ckpt.path"
+            )
+        return 0
+    tensors = tensors_of(learner, outer)
+    state = keeper.load(place, tensors, options.total_steps)
+    if outer:
+        outer.round = state.round
+        for vector, kind in ((outer.start, "start"), (outer.momentum, "momentum")):
+            vector.copy_(learner.joined({name: tensors[f"{kind}.{name}"] for name in learner.layout.shapes}))
+    learner.recall(state.optimizer.model_dump())
+    learner.loaded()
+    keeper.begin(state.step)
+    say(learner.ranks, f"going on from {place}")
+    return state.step
+
+
+# -- peers -------------------------------------------------------------------------------------------------------------
+
+
+def met(options: Options, learner: Shared, outer: OuterState, bound: Mapping[str, Any], stack: ExitStack) -> Any:
+    assert options.hv
+    spec = {"model": digest_of(learner), "tokenizer": bound["tokenizer"], "seq_length": options.seq_length}
+    spec |= {"strategy": options.sharding_strategy, "ranks": learner.ranks.count, "outer_lr": options.hv.outer_lr}
+    spec |= {"total_steps": options.total_steps, "max_steps": options.last_step, "seed": options.seed}
+    say(learner.ranks, f"waiting for {options.hv.galaxy_size} peers")
+    peer = peers().Peer(options.hv, {**spec, "galaxy_size": options.hv.galaxy_size}, learner, outer)
+    stack.callback(peer.close)
+    return peer
+
+
+def peers() -> Any:
+    """Hivemind is only needed by those who ask for it."""
+    try:
+        from train.cluster import peers
+    except ImportError as error:
+        raise Wrong(f"--hv.*: {error}: {sys.executable} -m pip install -r requirements-hivemind.txt") from None
+    return peers
+
+
+def digest_of(learner: Shared) -> str:
+    """Of the shapes of all tensors: those who meet have the same."""
+    shapes = {name: list(each.shape) for name, each in learner.named(learner.vector).items()}
+    return hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:12]
+
+
+def say(ranks: Ranks, line: str) -> None:
+    if ranks.first:
+        print(line, flush=True)

@@ -1,0 +1,182 @@
+"""A worker that is several processes, each with a device. The first one, the *leader*, makes members and alone knows
+the shared disk; the others do the same to their part of the model, in the same moment.
+
+    leader:  group.step(parts, lr)   says "step", hands out the batch, and takes the step on its own rows
+    others:  follow()                hear "step", take the step on theirs
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from train.cluster.ranks import Ranks, assembled
+from train.cluster.shared import learner_of
+from train.config import TrainConfig
+from train.loop import Learner, in_fixed_order
+from train.model import empty, layout_of, read_config
+
+_ROOT = Path(__file__).parents[2]
+
+
+class Leader(Learner):
+    """What a studio works with, as if it were one process."""
+
+    def __init__(self, model: bytes, config: TrainConfig) -> None:
+        count, self.config = config.devices_per_worker, config
+        self._place = tempfile.TemporaryDirectory(prefix="group-")  # where they find each other; for its owner alone
+        for rank in range(1, count):
+            _watched(_started(self._place.name, rank, count), rank)
+        ranks = assembled(Path(self._place.name), 0, count)
+        ranks.tell({"model": model.decode(), "config": config.model_dump(mode="json")})
+        self._mine = Voice(ranks, model, config)
+        self.layout, self.device = self._mine.layout, ranks.device
+        self.vector, *self.moments = self._mine.vectors
+
+    def whole(self, vector: Tensor) -> Tensor:
+        into = torch.empty(self.layout.size)
+        self._all("gather", self._number(vector), data=into)
+        return into
+
+    @contextlib.contextmanager
+    def filling(self, vector: Tensor) -> Iterator[Tensor]:
+        room = torch.empty(self.layout.size)
+        yield room
+        self._all("scatter", self._number(vector), data=room)
+
+    def begin(self, total: float = 0.0) -> None:
+        self._all("begin", total)
+
+    def step(self, parts: Sequence[Tensor], lr: float) -> None:
+        self._all("step", lr, len(parts), data=torch.stack(list(parts)))
+
+    def looked_at(self, windows: Tensor) -> float:
+        return float(self._all("look", len(windows), data=windows))
+
+    def seed(self, value: int) -> None:
+        self._all("seed", value)
+
+    def forget(self) -> None:
+        self._all("forget")
+
+    def recall(self, state: Mapping[str, Any]) -> None:
+        self._all("recall", dict(state))
+
+    def state(self) -> dict[str, Any]:
+        return self._mine.learner.state()
+
+    def _total(self) -> Tensor:
+        found: Tensor = self._all("total")
+        return found
+
+    def _number(self, vector: Tensor) -> int:
+        return [each is vector for each in self._mine.vectors].index(True)
+
+    def _all(self, name: str, *words: Any, data: Tensor | None = None) -> Any:
+        self._mine.ranks.tell([name, *words])
+        return getattr(self._mine, name)(*words, *(() if data is None else (data,)))
+
+
+class Voice:
+    """What each of them does when the leader says so. Data, where there are any, are the leader's alone."""
+
+    def __init__(self, ranks: Ranks, model: bytes, config: TrainConfig) -> None:
+        in_fixed_order(config.threads)
+        built = empty(read_config(model, config), 0, config.trust_remote_code)
+        self.ranks, self.config, self.layout = ranks, config, layout_of(built)
+        self.learner = learner_of(built, config, ranks, config.sharding_strategy)
+        self.vectors = [self.learner.vector, *self.learner.moments]
+
+    def gather(self, number: int, into: Tensor | None = None) -> None:
+        places = self.layout.views(into) if into is not None else {}
+        for name in self.layout.shapes:
+            whole = self.learner.gathered(self.vectors[number], name)
+            if places:
+                places[name].copy_(whole)
+
+    def scatter(self, number: int, whole: Tensor | None = None) -> None:
+        views = self.layout.views(whole) if whole is not None else {}
+        for name, shape in self.layout.shapes.items():
+            piece = self.ranks.given(views.get(name), shape, torch.float32)
+            self.learner.take(self.vectors[number], name, piece)
+        self.learner.loaded()
+
+    def begin(self, total: float) -> None:
+        self.learner.begin(total)
+
+    def step(self, lr: float, count: int, parts: Tensor | None = None) -> None:
+        """Each has its own rows of each part."""
+        c = self.config
+        given = self.ranks.given(parts, (count, c.batch_size, c.seq_length + 1), torch.long)
+        self.learner.step([part.chunk(self.ranks.count)[self.ranks.rank] for part in given], lr)
+
+    def look(self, count: int, windows: Tensor | None = None) -> float:
+        """Who has no row looks at one all the same, since all have a part of the model; it does not count."""
+        given = self.ranks.given(windows, (count, self.config.seq_length + 1), torch.long)
+        mine = given[self.ranks.rank :: self.ranks.count]
+        self.learner.model.eval()
+        with torch.no_grad():
+            loss = self.learner.loss(mine if len(mine) else given[:1])
+        return float(self.ranks.mean(loss * len(mine))) * self.ranks.count / count
+
+    def total(self) -> Tensor:
+        return self.ranks.mean(self.learner.total)
+
+    def seed(self, value: int) -> None:
+        self.learner.seed(value + self.ranks.rank)
+
+    def forget(self) -> None:
+        self.learner.forget()
+
+    def recall(self, state: Mapping[str, Any]) -> None:
+        self.learner.recall(state)
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+def _started(place: str, rank: int, count: int) -> subprocess.Popen[bytes]:
+    """It ends when the pipe to it closes, which is when this process has ended, however that came."""
+    words = [sys.executable, "-m", "train.cluster.group", place, str(rank), str(count)]
+    return subprocess.Popen(words, stdin=subprocess.PIPE, cwd=_ROOT)
+
+
+def _watched(process: subprocess.Popen[bytes], rank: int) -> None:
+    """Without one of them nothing goes on: the worker dies with it, and whoever watches workers starts it again."""
+
+    def wait() -> None:
+        code = process.wait()
+        print(f"rank {rank} of this worker ended with code {code}, and the worker with it", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def follow(place: Path, rank: int, count: int) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the leader hears them, and ends us when it is done
+    threading.Thread(target=_leash, daemon=True).start()
+    ranks = assembled(place, rank, count)
+    about = ranks.heard()
+    voice = Voice(ranks, about["model"].encode(), TrainConfig.joined(about["config"], {}))
+    while True:
+        name, *words = ranks.heard()
+        getattr(voice, name)(*words)
+
+
+def _leash() -> None:
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    follow(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

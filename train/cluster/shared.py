@@ -1,0 +1,216 @@
+"""The inner loop's learner, where several ranks share one model: whole copies of it, or parts of each tensor."""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+from transformers import PreTrainedModel
+
+from train.cluster.ranks import Ranks
+from train.config import TrainConfig
+from train.loop import Learner
+from train.model import Layout, layout_of
+
+
+def learner_of(model: PreTrainedModel, config: TrainConfig, ranks: Ranks, strategy: str) -> "Shared":
+    return (Copies if strategy == "NO_SHARD" else Parts)(model, config, ranks, strategy)
+
+
+class Shared(Learner):
+    """All ranks take the same step; each has seen a part of its batch."""
+
+    def __init__(self, model: PreTrainedModel, config: TrainConfig, ranks: Ranks, strategy: str) -> None:
+        self.ranks, self.strategy = ranks, strategy
+        super().__init__(model, config, ranks.device)
+
+    @property
+    def leads_part(self) -> bool:
+        """Whether this rank speaks for its part of the tensors; others have copies of it."""
+        return self.ranks.first
+
+    @property
+    def part_number(self) -> int:
+        return 0
+
+    def from_leader(self, vector: Tensor) -> Tensor:
+        """A vector on the CPU, as the rank has it that speaks for this part."""
+        dist.broadcast(vector, src=0)
+        return vector
+
+    def named(self, vector: Tensor) -> dict[str, Tensor]:
+        """Of a vector like that of the weights: each tensor by its name, as a checkpoint keeps it."""
+        return self.layout.views(vector)
+
+    def joined(self, named: Mapping[str, Tensor]) -> Tensor:
+        """The vector that these are the tensors of; of a rank's parts, those that it has."""
+        parts = (each.to_local() if isinstance(each, DTensor) else each for each in named.values())
+        return torch.cat([part.flatten() for part in parts]).cpu()
+
+    def gathered(self, vector: Tensor, name: str) -> Tensor:
+        """One tensor of a vector like that of the weights, whole, on every rank."""
+        return self.layout.views(vector)[name]
+
+    def take(self, vector: Tensor, name: str, whole: Tensor) -> None:
+        """Of a whole tensor, what this rank has of it."""
+        self.layout.views(vector)[name].copy_(whole)
+
+    def loaded(self) -> None:
+        """The vector has other weights now."""
+
+    def whole(self) -> Mapping[str, Tensor]:
+        """The model's weights, on the CPU of the first rank."""
+        return {name: each.detach().cpu() for name, each in self.model.state_dict().items()}
+
+    def _compiled(self, model: PreTrainedModel) -> None:
+        """Layer by layer, in place: much sooner than the whole, and names stay what they are."""
+        if self.config.compile:
+            for layer in layers_of(model):
+                layer.compile()
+
+    def _step(self, lr: float) -> None:
+        if self._scaling and self.ranks.any(not bool(self.gradient.isfinite().all())):
+            self.gradient[:1] = torch.inf  # all skip a step that one has to skip
+        super()._step(lr)
+
+
+class Copies(Shared):
+    """DDP: gradients are averaged while they are computed."""
+
+    def _runner(self, model: PreTrainedModel) -> Callable[..., Any]:
+        found = DistributedDataParallel(model, forward_sync_buffers=False)
+        self._settle(found)
+        self._compiled(model)  # afterwards, or its kernels would be made for any number of tokens
+        return found
+
+    def _settle(self, found: Any) -> None:
+        """DDP puts gradients into other groups after its first step, and sums them in another order then. Before the
+        first step of all, it is the same after every start."""
+        tokens = torch.zeros((1, 2), dtype=torch.long, device=self.device)
+        for _ in range(2):
+            found(input_ids=tokens, use_cache=False).logits.sum().mul(0).backward()
+        self.gradient.zero_()
+
+    def _part(self, last: bool) -> AbstractContextManager[Any]:
+        return contextlib.nullcontext() if last else self._run.no_sync()  # type: ignore[attr-defined]
+
+
+class Parts(Shared):
+    """FSDP2: each rank has a part of each tensor, its gradients and its optimizer. These parts lie in one vector of our
+    own, on which the optimizer works as it does for a whole model."""
+
+    @cached_property
+    def mesh(self) -> DeviceMesh:
+        """Of HYBRID strategies: parts on one machine, copies on the others."""
+        if "HYBRID" not in self.strategy:
+            return init_device_mesh(self.device.type, (self.ranks.count,), mesh_dim_names=("part",))
+        shape = (self.ranks.count // self.ranks.here, self.ranks.here)
+        return init_device_mesh(self.device.type, shape, mesh_dim_names=("copy", "part"))
+
+    @property
+    def leads_part(self) -> bool:
+        return "copy" not in (self.mesh.mesh_dim_names or ()) or self.mesh.get_local_rank("copy") == 0
+
+    @property
+    def part_number(self) -> int:
+        return int(self.mesh.get_local_rank("part"))
+
+    def from_leader(self, vector: Tensor) -> Tensor:
+        if "copy" in (self.mesh.mesh_dim_names or ()):
+            group = self.mesh.get_group("copy")
+            dist.broadcast(vector, src=dist.get_global_rank(group, 0), group=group)
+        return vector
+
+    def _bound(self, model: PreTrainedModel) -> tuple[Layout, Tensor, Tensor]:
+        how: dict[str, Any] = {"mesh": self.mesh}
+        how["reshard_after_forward"] = self.strategy in ("FULL_SHARD", "HYBRID_SHARD")
+        for layer in layers_of(model):
+            fully_shard(layer, **how)
+        fully_shard(model, **how)
+        found = dict(model.named_parameters())
+        whole = layout_of(model)
+        self._there: dict[str, DTensor] = {name: found[name] for name in whole.shapes}  # type: ignore[misc]
+        local = {name: each.to_local().detach() for name, each in self._there.items()}
+        decaying = sum(part.numel() for name, part in local.items() if len(whole.shapes[name]) >= 2)
+        layout = Layout({name: tuple(part.shape) for name, part in local.items()}, decaying)
+        vector = torch.cat([part.flatten() for part in local.values()]).to(self.device)
+        return layout, vector, torch.zeros_like(vector)
+
+    def _runner(self, model: PreTrainedModel) -> Callable[..., Any]:
+        self._compiled(model)
+        return model
+
+    def _part(self, last: bool) -> AbstractContextManager[Any]:
+        self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
+        return contextlib.nullcontext()
+
+    def _step(self, lr: float) -> None:
+        slopes = [each.grad.to_local() for each in self._there.values()]  # type: ignore[union-attr]
+        torch._foreach_copy_(list(self.layout.views(self.gradient).values()), slopes)
+        for each in self._there.values():
+            each.grad = None
+        super()._step(lr)
+        self.loaded()
+
+    def _clip(self) -> None:
+        """By the length of all parts together."""
+        total = self.gradient.double().square().sum()
+        dist.all_reduce(total, group=self.mesh.get_group("part"))
+        self.gradient.mul_((self.config.clip / (total.sqrt() + 1e-6)).clamp(max=1.0).float())
+
+    def gathered(self, vector: Tensor, name: str) -> Tensor:
+        return _like(self._there[name], self.layout.views(vector)[name]).full_tensor()
+
+    def take(self, vector: Tensor, name: str, whole: Tensor) -> None:
+        each = self._there[name]
+        part = distribute_tensor(whole.to(self.device), each.device_mesh, each.placements, src_data_rank=None)
+        self.layout.views(vector)[name].copy_(part.to_local())
+
+    def loaded(self) -> None:
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # what was gathered for a look, without learning, is old now
+        with torch.no_grad():
+            local = [each.to_local() for each in self._there.values()]
+            torch._foreach_copy_(local, list(self.layout.views(self.vector).values()))
+
+    def named(self, vector: Tensor) -> dict[str, Tensor]:
+        views = self.layout.views(vector)
+        return {name: _like(each, views[name]) for name, each in self._there.items()}
+
+    def whole(self) -> Mapping[str, Tensor]:
+        found = {}
+        for name, each in self.model.state_dict().items():
+            full = each.full_tensor() if isinstance(each, DTensor) else each
+            if self.ranks.first:
+                found[name] = full.detach().cpu()
+        return found
+
+
+def _like(each: DTensor, part: Tensor) -> DTensor:
+    more: dict[str, Any] = {"run_check": False, "shape": each.shape, "stride": each.stride()}
+    return DTensor.from_local(part, each.device_mesh, each.placements, **more)
+
+
+def layers_of(model: PreTrainedModel) -> list[torch.nn.Module]:
+    """The longest list of modules in it."""
+    lists = [each for each in model.modules() if isinstance(each, torch.nn.ModuleList)]
+    return list(max(lists, key=len, default=[]))
+
+
+@dataclass
+class OuterState:
+    """What belongs to the outer step, on the CPU: of each rank, its part."""
+
+    round: int
+    start: Tensor
+    momentum: Tensor

@@ -1,0 +1,207 @@
+"""One training from its first step to its last: what all ranks do together."""
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from fleet.config import Wrong
+from merge.output import free_for
+from merge.output import whole as whole_folder
+from train.batches import Tokens
+from train.cluster import data
+from train.cluster.before import met, model_of, opened, outer_of, peers, prepared, resumed, say, tensors_of
+from train.cluster.checkpoints import Keeper
+from train.cluster.logs import Log, log_of
+from train.cluster.options import Options
+from train.cluster.ranks import Agreed, Ranks
+from train.cluster.shared import Shared, layers_of, learner_of
+from train.config import TrainConfig
+from train.loop import in_fixed_order, rate
+from train.model import can_be_built
+
+_TELL = 5.0  # seconds between two lines of progress
+
+
+def train(options: Options, ranks: Ranks) -> int:
+    """0: all steps are taken; 130: told to stop, with a checkpoint."""
+    with ExitStack() as stack:
+        c = ranks.same(lambda: checked(options, ranks, stack))
+        in_fixed_order(torch.get_num_threads())
+        tokenizer, source, bound = prepared(options, c, ranks)
+        learner = learner_of(ranks.same(lambda: model_of(options, c, tokenizer)), c, ranks, options.sharding_strategy)
+        keeper = Keeper(options.ckpt.path, ranks, bound, options.ckpt.topk)
+        stack.callback(keeper.close)
+        outer = outer_of(learner) if options.hv else None
+        begin = resumed(options, keeper, learner, outer)
+        held = f"{learner.layout.size:,} numbers on each of {ranks.count} ranks"
+        say(ranks, f"{held}; step {begin} of {options.total_steps}")
+        kind = options.metric_logger_type if ranks.first else "dummy"
+        lines = log_of(kind, options.ckpt.path, options.project, begin)
+        stack.callback(lines.close)
+        peer = met(options, learner, outer, bound, stack) if outer else None
+        ranks.listen()
+        step = Steps(options, c, learner, keeper, lines, peer).run(source, begin)
+        keeper.wait(last=True)
+    if step < options.last_step:
+        say(ranks, f"stopped at step {step}; --ckpt.resume true goes on from there")
+        return 130
+    export(learner, tokenizer, options.ckpt.path / "model")
+    say(ranks, f"the model: {options.ckpt.path / 'model'}")
+    return 0
+
+
+def checked(options: Options, ranks: Ranks, stack: ExitStack) -> TrainConfig:
+    """What can be known before anything that takes long. Nobody else writes to the same place."""
+    options.check(ranks.count)
+    if options.hv:
+        peers()
+    if ranks.first:
+        stack.enter_context(opened(options.ckpt.path))
+        free_for(options.ckpt.path / "model", overwrite=True)
+    c = options.settings()
+    can_be_built(c.initial_population[0])
+    return c
+
+
+@dataclass
+class Steps:
+    """The inner loop, with all that is done between two steps."""
+
+    options: Options
+    c: TrainConfig
+    learner: Shared
+    keeper: Keeper
+    log: Log
+    peer: Any = None  # among others, where there are any
+
+    def run(self, source: Tokens, begin: int) -> int:
+        """The step at which it ended."""
+        if self.options.hv and begin and self.peer.round < begin // self.options.hv.local_steps:
+            self._exchange(begin)  # it ended before that meeting was over
+        done, stopped = self._later(begin), False
+        with Activations(self.learner.model) as activations:
+            while done < self.options.last_step and not stopped:
+                done, stopped = self._stretch(source, done, activations)
+        return done
+
+    def _stretch(self, source: Tokens, begin: int, activations: "Activations") -> tuple[int, bool]:
+        """Until the end, or until it is told to stop, or has taken the state of others who are further."""
+        o, learner, told, done = self.options, self.learner, 0.0, begin
+        rates = (rate(self.c, step) for step in range(begin, o.last_step))
+        seen, tokens = time.monotonic(), o.total_batch_size * o.seq_length
+        for count in learner.train(self._batches(source, begin, activations), rates):
+            done = begin + count
+            loss, before, seen = self._loss(done), seen, time.monotonic()
+            values = {"loss": loss, "lr": rate(self.c, done - 1), "tokens": float(done * tokens)}
+            values["tokens_per_second"] = tokens / (seen - before)
+            if seen - told > _TELL or done == o.last_step:
+                told = seen
+                say(learner.ranks, f"step {done}: loss {loss:.4f}, {values['tokens_per_second']:,.0f} tokens/s")
+            if o.hv and done % o.hv.local_steps == 0:
+                values |= self._exchange(done)
+            self.log.write(done, {**values, **activations.taken()})
+            stopped = learner.ranks.told_to_stop()
+            later = self._later(done)
+            last = stopped or later >= o.last_step
+            if last or (o.ckpt.interval and done % o.ckpt.interval == 0):
+                self._save(later, last)
+            if last or later > done:
+                return later, stopped
+            seen = time.monotonic()
+        return done, False
+
+    def _exchange(self, step: int) -> dict[str, float]:
+        """With the other peers. Where they cannot be met, what was learned is kept, and the next start tries again."""
+        try:
+            found: dict[str, float] = self.peer.exchange()
+            return found
+        except Wrong:
+            self._save(step, True)
+            raise
+
+    def _save(self, step: int, last: bool) -> None:
+        if self.learner.ranks.any(not bool(self.learner.vector.isfinite().all())):
+            why = "weights are not finite any more, and are not saved; go on from an older checkpoint with a lower --lr"
+            raise Agreed(f"step {step}: {why}")
+        state = self.peer.state if self.peer else None
+        known = {"optimizer": self.learner.state(), **({"round": state.round} if state else {})}
+        self.keeper.save(step, tensors_of(self.learner, state), known, last)
+
+    def _later(self, done: int) -> int:
+        """Where others are further, that is where this peer goes on."""
+        return max(done, self.peer.round * self.options.hv.local_steps) if self.peer and self.options.hv else done
+
+    def _batches(self, source: Tokens, begin: int, activations: "Activations") -> Iterator[list[Tensor]]:
+        o, ranks = self.options, self.learner.ranks
+        slot, every = o.hv.world_rank if o.hv else 0, o.log_activations_steps
+        there = data.batches(self.c, source, ranks, o.per_device_train_batch_size, slot, begin)
+        for step, parts in enumerate(there, begin):
+            self.learner.seed(int(np.random.default_rng([o.seed, slot, step, ranks.rank]).integers(1 << 31)))
+            activations.watch(bool(every) and (step + 1) % (every or 1) == 0)
+            yield parts
+
+    def _loss(self, step: int) -> float:
+        """Of the step that was just taken, over all ranks; each has the mean of its own."""
+        total = self.learner.total
+        loss = float(self.learner.ranks.mean(total))
+        total.zero_()
+        if not math.isfinite(loss):
+            raise Agreed(f"step {step}: the loss became {loss}; try a lower --lr, or --precision bf16-mixed")
+        return loss
+
+
+class Activations:
+    """How large the numbers are that each layer passes on, at the steps at which somebody asks."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._layers, self._hooks, self._found = layers_of(model), list[Any](), dict[str, float]()
+
+    def __enter__(self) -> "Activations":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.watch(False)
+
+    def watch(self, wanted: bool) -> None:
+        while self._hooks:
+            self._hooks.pop().remove()
+        if wanted:
+            self._hooks = [each.register_forward_hook(self._note(n)) for n, each in enumerate(self._layers)]
+
+    def taken(self) -> dict[str, float]:
+        found, self._found = self._found, {}
+        return found
+
+    def _note(self, number: int) -> Any:
+        def note(layer: Any, given: Any, said: Any) -> None:
+            values = said[0] if isinstance(said, tuple) else said
+            self._found[f"activations/layer{number}"] = float(values.detach().float().square().mean().sqrt())
+
+        return note
+
+
+def export(learner: Shared, tokenizer: PreTrainedTokenizerBase, out: Path) -> None:
+    """A folder that transformers loads, written by the first rank."""
+    state, model = dict(learner.whole()), learner.model
+
+    def write() -> None:
+        tied = getattr(model, "all_tied_weights_keys", {}) if model.config.tie_word_embeddings else {}
+        kept = {name: each.contiguous() for name, each in state.items() if name not in tied}
+        config = model.config.to_dict() | {"architectures": [type(model).__name__.removeprefix("FSDP")]}
+        with whole_folder(out, sum(each.nbytes for each in kept.values()), overwrite=True) as draft:
+            save_file(kept, draft / "model.safetensors", {"format": "pt"})
+            tokenizer.save_pretrained(draft)
+            (draft / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n")
+
+    learner.ranks.same(write, learner.ranks.first)
