@@ -6,6 +6,7 @@ that it uses. A key is *bound* when changing it would change results, *operation
 
 import difflib
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -30,6 +31,7 @@ Name = Annotated[
     StringConstraints(pattern=r"^([A-Za-z0-9][A-Za-z0-9_.-]{0,63})?$"),
     WithJsonSchema({"expected": "up to 64 letters, digits, '.', '-' and '_', beginning with a letter or a digit"}),
 ]
+Metrics = Literal["csv", "tensorboard", "wandb", "trackio"]
 
 
 class Room(BaseModel):
@@ -118,6 +120,13 @@ class FleetConfig(Room):
         "", "The folder of the code that the launcher gives to all machines; empty: this project."
     )
     group_readable: bool = operational(False, "Lets the user's group read the run; otherwise it is the user's alone.")
+    metrics: tuple[Metrics, ...] = operational(
+        ("csv",), "Where metrics go: csv always, and whichever of the others are named.", strict=False
+    )
+    wandb_project: Anything = operational(
+        "", "METRICS wandb: its project there; empty: WANDB_PROJECT in the environment, or the algorithm's name."
+    )
+    wandb_entity: Anything = operational("", "METRICS wandb: its owner there; empty: whoever is logged in.")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = operational("INFO", "Of the workers' logs.")
 
 
@@ -143,6 +152,16 @@ def read_json(path: Path) -> Any:
         return strictjson.parse(data, LIMIT)
     except strictjson.Bad as error:
         raise Wrong(f"{path}: {error}") from None
+
+
+def whole(name: str, where: Path, endings: tuple[str, ...] = ()) -> str:
+    """A local file or folder by its whole path, seen from a folder: workers may be anywhere. `model+adapter` is two of
+    them; any other name, such as a hub's, stays what it is."""
+    path = where / os.path.expanduser(name)
+    if name and (os.path.exists(path) or name.endswith(endings)):  # os.path's: names may be too long for a file system
+        return os.path.abspath(path)
+    model, plus, adapter = name.partition("+")
+    return f"{whole(model, where)}+{whole(adapter, where)}" if plus else name
 
 
 def lowered(values: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -11,11 +11,13 @@ def visible() -> list[str]:
     return [str(n) for n in range(len([*Path("/dev").glob("nvidia[0-9]*")]))]
 
 
-def choose(worker: str) -> None:
-    """`local-3-...` has the fourth, and sees no other."""
+def choose(worker: str, each: int = 1) -> None:
+    """`local-3-...` has the fourth, or the fourth few of them, and sees no other."""
     gpus, found = visible(), re.match(r"local-(\d+)-", worker)
     if gpus and found:
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[int(found[1]) % len(gpus)]
+        first = int(found[1]) * each
+        mine = dict.fromkeys(gpus[number % len(gpus)] for number in range(first, first + each))
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
 
 
 def workers(given: int | None, gpus: int | None, threads: int) -> int:

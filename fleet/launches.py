@@ -9,11 +9,13 @@ from fleet.store import Store, Value
 _NAME = re.compile(r"([0-9]{5})\.(start|stop)")
 
 
-def begin(store: Store, operational: dict[str, Any], code: str = "") -> int:
-    """Register a new launch, with the settings that do not change results and its code's hash; returns its number."""
+def begin(store: Store, operational: dict[str, Any], code: str = "", command: str = "") -> int:
+    """Register a new launch, with the settings that do not change results, its code's hash, and for people the command
+    that was given; returns its number."""
     number = latest(store) + 1
     token = store.host.token()
-    while store.settle(path(number, "start"), {"by": token, "operational": operational, "code": code})["by"] != token:
+    record = {"by": token, "operational": operational, "code": code, "command": command}
+    while store.settle(path(number, "start"), record)["by"] != token:
         number += 1
     return number
 

@@ -15,13 +15,14 @@ from fleet import faults, launches, status
 from fleet.config import FleetConfig, Wrong
 from fleet.history import History
 from fleet.host import Host
+from fleet.processes import keeper_of, process, this_command, this_script
 from fleet.progress import Progress
 from fleet.recipe import NotYet
 from fleet.run import create_run, open_run
 from fleet.seats import Seat, ending
-from fleet.start import process, this_script
 from fleet.store import Store
 
+_REST = 60.0  # seconds that a sink has for what it did not take at the end
 _SHOWN = 16  # members of the last round that are worth a line
 _GONE = ", but the disk that holds it is not mounted there any more: mount it again"
 
@@ -80,12 +81,13 @@ class Starter:
         history.look_far()
         print(f"{'New run' if new else 'Going on with the run'} {self.folder}", flush=True)
         if history.over:
-            print("The run is over already. Another one needs another PROJECT_NAME (--out, --storage-path).")
+            print("The run is over already. Another one needs another folder: another PROJECT_NAME, or --out.")
+            self._log_the_rest(history)
             return self._result(history)
         if why := launches.ordered(store, sys.maxsize):
             print(f"{why[0].upper()}{why[1:]}.")
             return 0
-        launch = launches.begin(store, self.config.operational())
+        launch = launches.begin(store, self.config.operational(), command=this_command())
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._signal)
         log = self.folder / "workers" / f"local-{launch}.log"
@@ -117,7 +119,10 @@ class Starter:
         return "local"
 
     def hired(self, name: str) -> Process:
-        return Local(process(this_script(), name, self.folder, self.config.threads, self._log))
+        return Local(process(self.script(), name, self.folder, self.config.threads, self._log))
+
+    def script(self) -> list[str]:
+        return this_script()
 
     def _check(self, seat: Place) -> None:
         """A worker that was killed gets a successor, with a growing pause when it died at once."""
@@ -172,6 +177,13 @@ class Starter:
             print(*(f"  {seat.fate}" for seat in seats[:_SHOWN]), *self._last_words(), sep="\n", file=sys.stderr)
         print(f"Their log: {getattr(self._log, 'name', '')}\nThe same command goes on from here.", file=sys.stderr)
         return 1
+
+    def _log_the_rest(self, history: History) -> None:
+        """What a sink did not take when the run ended."""
+        name = f"starter-{self.host.token()}"
+        keeper = keeper_of(self.folder, self.host, name, self.script(), self.config, print)
+        keeper.start()
+        keeper.end(history.first, over=True, patience=_REST)
 
     def _last_words(self, most: int = 8) -> list[str]:
         """What the log says besides the usual; through its handle, since the disk may not be mounted here any more."""

@@ -1,12 +1,13 @@
 """machines.json: the machines that a person has, read strictly, since their names end up in commands."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
 
-from fleet.config import Text, Wrong, lowered, read_json, validated
+from fleet.config import Text, Wrong, bound, lowered, read_json, validated
 
 Host = Annotated[
     str,
@@ -50,10 +51,27 @@ class Machine(BaseModel):
     name: Host = Field("", description="What messages call it; the host by default.")
     workers: int = Field(1, ge=1, le=1024, description="How many workers run there; not beside `devices`.")
     devices: Devices = Field((), strict=False, min_length=1, description="One worker for each of these accelerators.")
+    devices_per_worker: int | None = bound(
+        None, "Or one worker for so many of them: the run's DEVICES_PER_WORKER, all machines' alike.", ge=1, le=1024
+    )
+    sharding_strategy: Text | None = bound(None, "The run's SHARDING_STRATEGY, all machines' alike.")
     python: Text = Field("python3", description="The Python that runs the workers there.")
     setup: Text | None = Field(None, description="A shell command that comes first there, such as `module load cuda`.")
     env: Environment = Field(default_factory=dict, description="Environment variables of its workers.")
     base_dir: Whole | None = Field(None, description="Where it mounts the shared disk's BASE_DIR, if elsewhere.")
+
+
+def said_of_run(machines: Sequence[Machine]) -> dict[str, Any]:
+    """What machines.json says about the run's configuration: the same on each machine, since results depend on it."""
+    found: dict[str, Any] = {}
+    for key in ("devices_per_worker", "sharding_strategy"):
+        said = {machine.name: getattr(machine, key) for machine in machines}
+        if len({*said.values()}) > 1:
+            each = ", ".join(f"{value or 'nothing'} for {name}" for name, value in said.items())
+            raise Wrong(f"machines.json: {key} must be the same for all machines, since results depend on it: {each}")
+        if value := next(iter(said.values()), None):
+            found[key] = value
+    return found
 
 
 def file_name(machine: str) -> str:

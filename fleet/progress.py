@@ -3,6 +3,7 @@
 import contextlib
 import sys
 from collections import Counter
+from collections.abc import Callable, Sequence
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -11,7 +12,7 @@ from rich.text import Text
 
 from fleet import diary, faults
 from fleet.history import History
-from fleet.recipe import NotYet, name
+from fleet.recipe import Member, NotYet, name
 
 _LOOK = 1.0  # seconds between two looks
 _SHOWN = 12  # members of a round that have a cell of their own
@@ -19,6 +20,8 @@ _SHOWN = 12  # members of a round that have a cell of their own
 
 class Progress:
     names_members = True  # at the end, those of the last round, with their metrics
+    measure = "loss"  # of members' metrics: what is told of them
+    best: Callable[[Sequence[float]], float] = min
 
     def __init__(self, history: History, rounds: int) -> None:
         self.history, self.rounds = history, rounds
@@ -54,7 +57,18 @@ class Progress:
 
     def line(self, round: int) -> str:
         """What is told of a round once it is finished."""
-        return f"round {round}: {round_text(self.history, round)}"
+        return f"round {round}: {self.members(round)}"
+
+    def members(self, round: int) -> str:
+        members = self.history.round(round)
+        absent = Counter(each.absent for each in members if each.absent)
+        words = [f"{len(members)} members", *(f"{n} {why}" for why, n in sorted(absent.items()))]
+        if values := self.values(members):
+            words.append(f"{self.measure}: best {type(self).best(values):.4f}, mean {sum(values) / len(values):.4f}")
+        return ", ".join(words)
+
+    def values(self, members: Sequence[Member]) -> list[float]:
+        return [each.metrics[self.measure] for each in members if isinstance(each.metrics.get(self.measure), float)]
 
     def speed(self) -> str:
         """Tokens a second, bytes moved, time left: of this start of the run."""
@@ -77,10 +91,10 @@ class Progress:
                     self._tokens += tokens if isinstance(tokens, int) else 0
 
     def table(self) -> Table:
-        """The rounds that are being made, and the last one that was finished, with each member's loss."""
+        """The rounds that are being made, and the last one that was finished, with what each member came to."""
         table = Table(title=f"Round {min(self.history.first, self.rounds)} of {self.rounds}", title_justify="left")
         table.add_column("round")
-        table.add_column("loss of each member", overflow="fold")
+        table.add_column(f"{self.measure} of each member", overflow="fold")
         for round in sorted(round for round, plan in self.history.plans.items() if plan)[-4:]:
             cells = [self._cell(name(round, recipe.slot), recipe.slot) for recipe in self.history.plans[round]]
             more = f" and {len(cells) - _SHOWN} more" if len(cells) > _SHOWN else ""
@@ -91,18 +105,8 @@ class Progress:
         if not self.history.finished(id):
             return f"{slot} ..."
         metrics = self.history[id].metrics
-        loss = metrics.get("loss", metrics.get("train_loss"))
-        return f"{slot} {loss:.4f}" if isinstance(loss, float) else f"{slot} done"
-
-
-def round_text(history: History, round: int) -> str:
-    members = history.round(round)
-    losses = [m.metrics["loss"] for m in members if isinstance(m.metrics.get("loss"), float)]
-    absent = Counter(m.absent for m in members if m.absent)
-    words = [f"{len(members)} members", *(f"{n} {why}" for why, n in sorted(absent.items()))]
-    if losses:
-        words.append(f"loss: best {min(losses):.4f}, mean {sum(losses) / len(losses):.4f}")
-    return ", ".join(words)
+        value = metrics.get(self.measure, metrics.get("train_loss"))
+        return f"{slot} {value:.4f}" if isinstance(value, float) else f"{slot} done"
 
 
 def duration(seconds: float) -> str:

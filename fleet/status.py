@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -17,6 +17,7 @@ from rich.text import Text
 from fleet import diary, faults, launches
 from fleet.claims import Claims, Watch
 from fleet.config import Wrong
+from fleet.console import console
 from fleet.diary import Diary, plain
 from fleet.history import History
 from fleet.host import Host
@@ -168,11 +169,11 @@ def look(run_dir: Path, *, watch: Annotated[bool, Parameter(help="Keep looking u
 
     For example: python -m fleet.status runs/edt --watch
     """
-    console, view = Console(width=None if sys.stdout.isatty() else 150), View(run_dir)
+    shown, view = console(), View(run_dir)
     if not watch:
-        console.print(view.picture())
+        shown.print(view.picture())
         return
-    with Live(view.picture(), console=console, auto_refresh=False) as live:
+    with Live(view.picture(), console=shown, auto_refresh=False) as live:
         while not view.over:
             time.sleep(2.0)
             live.update(view.picture(), refresh=True)

@@ -57,6 +57,11 @@ class Parent:
     def path(self, name: str) -> Path:
         return self.files.path(name)
 
+    @property
+    def folder(self) -> Path:
+        """Where its files are, each looked at."""
+        return [self.path(name).parent for name in self.files.files][0]
+
 
 class Work:
     """One attempt at a recipe."""

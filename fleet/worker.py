@@ -141,6 +141,11 @@ class Worker:
         if self.workshop.produce(id):
             self.bell.ring()
 
+    def noted(self, why: str) -> None:
+        """What goes wrong beside the work, for the status."""
+        self.events.note("waits", why=why)
+        self.events.flush()
+
     # -- waiting ------------------------------------------------------------------------------------------------------
 
     def _nap(self, now: float) -> None:

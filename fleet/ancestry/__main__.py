@@ -8,7 +8,7 @@ from cyclopts import App, Parameter
 
 from fleet import faults
 from fleet.ancestry.files import GENOME, files, keep
-from fleet.ancestry.tree import tree
+from fleet.ancestry.growth import tree
 from fleet.config import Wrong
 from fleet.history import opened
 

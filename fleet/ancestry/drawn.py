@@ -115,7 +115,7 @@ def _scale(tree: Tree, layout: Layout) -> "ScalarMappable | None":
     bred = [node for node in known if node.parents and node.round] or known
     if not (scores := sorted(node.score for node in bred if node.score is not None)):
         return None
-    low, high = scores[len(scores) // 40], scores[-1]
+    low, high = scores[len(scores) // 40], max(node.score for node in known if node.score is not None)
     if low == high:
         low, high = low - 0.5, high + 0.5
     if tree.measure == "loss":

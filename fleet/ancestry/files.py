@@ -5,7 +5,8 @@ from pathlib import Path
 
 from fleet.ancestry.drawn import picture
 from fleet.ancestry.genes_drawn import genome_picture
-from fleet.ancestry.tree import Tree, as_json, tree
+from fleet.ancestry.growth import tree
+from fleet.ancestry.tree import Tree, as_json
 from fleet.history import History
 
 TEXT, PICTURE, GENOME = "ancestry.json", "ancestry.png", "genome.png"

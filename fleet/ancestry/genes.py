@@ -1,6 +1,7 @@
 """How a run's genomes changed: what each gene was in each round, over the members that lived then. Pure."""
 
 import math
+import re
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from fleet.ancestry.tree import Node, Tree, finite, natural
 from fleet.recipe import place
 
 Value = float | str
+_PATH = re.compile(r"(?:^|(?<=\.))/.+", re.DOTALL)  # in a gene's name: an absolute one, such as that of data
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,9 @@ def genes_of(tree: Tree) -> Genes:
     names = sorted({name for genome in flat.values() for name in genome}, key=natural)
     told = {name: [[flat[node.id].get(name) for node in living[round]] for round in rounds] for name in names}
     numbers = {name: found for name, each in told.items() if (found := _numbers(each)) is not None}
-    genes = [_gene(name, found) for name, found in numbers.items()]
-    return Genes(rounds, genes, [_trait(name, told[name]) for name in names if name not in numbers])
+    short = _with_short_paths(names)
+    genes = [_gene(short[name], found) for name, found in numbers.items()]
+    return Genes(rounds, genes, [_trait(short[name], told[name]) for name in names if name not in numbers])
 
 
 def _with_technique(nodes: Sequence[Node]) -> list[Node]:
@@ -80,6 +83,15 @@ def _flat(outer: str, value: Any) -> Iterator[tuple[str, Value | list[float]]]:
                 yield from _flat(f"{outer}.{key}" if outer else str(key), inner)
         case list() if all(finite(each) is not None for each in value):
             yield outer, [float(each) for each in value]
+        case list():
+            for number, inner in enumerate(value):
+                if isinstance(inner, Mapping):
+                    yield from _flat(f"{outer}.{inner.get('filter') or number}", _value_of(inner))
+
+
+def _value_of(item: Mapping[str, Any]) -> Any:
+    """A merge's parameters are lists of what holds for which weights: {"filter": "mlp", "value": 0.5}."""
+    return item["value"] if item.keys() - {"filter"} == {"value"} else item
 
 
 def _unrolled(genomes: Mapping[str, Mapping[str, Value | list[float]]]) -> dict[str, dict[str, Value]]:
@@ -97,6 +109,21 @@ def _unrolled(genomes: Mapping[str, Mapping[str, Value | list[float]]]) -> dict[
             elif len(lengths[name]) == 1:
                 mine |= {f"{name}.{number}": each for number, each in enumerate(value)}
     return found
+
+
+def _with_short_paths(names: Sequence[str]) -> dict[str, str]:
+    """Of each path as much of its end as tells it from all others."""
+    short = dict[str, str]()
+    for parts in range(1, max((name.count("/") for name in names), default=0) + 2):
+        ends = {name: _with_end(name, parts) for name in names}
+        shared = Counter(ends.values())
+        short |= {name: end for name, end in ends.items() if shared[end] == 1 and name not in short}
+    return short
+
+
+def _with_end(name: str, parts: int) -> str:
+    path = _PATH.search(name)
+    return name[: path.start()] + "/".join(path[0].split("/")[-parts:]) if path else name
 
 
 def _numbers(rounds: Sequence[Sequence[Value | None]]) -> list[list[float]] | None:

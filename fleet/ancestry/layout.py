@@ -1,12 +1,13 @@
 """Where everything stands in the picture of a family tree: rounds as columns, the fittest on top. Pure.
 
-Where everybody is a parent, as in DiLoCo or with matched parents, slots are the rows: they are what stays.
+Where everybody is a parent and nobody goes on unchanged, as in DiLoCo or with matched parents, slots are the rows: they
+are what stays.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fleet.ancestry.tree import WINNER, Node, Tree, by_place, fitness, line_of, natural
+from fleet.ancestry.tree import Node, Tree, by_place, fitness, line_of, natural
 from fleet.recipe import place
 
 MOST = 300  # rounds that are drawn: of longer runs the last ones
@@ -39,14 +40,14 @@ class Layout:
 
 def laid_out(tree: Tree) -> Layout:
     left_out = max(0, max((node.round for node in tree.nodes.values()), default=0) - MOST)
-    drawn = {id: node for id, node in tree.nodes.items() if _shown(tree, node) and node.round >= left_out}
+    drawn = {id: node for id, node in tree.nodes.items() if tree.is_member(node) and node.round >= left_out}
     keys = _keys(drawn)
     carried = _carried(drawn, keys)
     order = sorted({*keys.values(), *carried.values()})
     column = {key: float(number) for number, key in enumerate(order)}
-    ranked = _somebody_was_passed_over(drawn)
-    bred = {id: key for id, key in keys.items() if key[0] > 0 and not drawn[id].summary}
-    heights = _by_fitness(drawn, {**bred, **carried}) if ranked else _by_slot([*bred, *carried])
+    homes = {id: key for id, key in keys.items() if key[0] > 0 and not drawn[id].summary} | carried
+    ranked = _somebody_went_on(drawn, homes) or _somebody_was_passed_over(drawn)
+    heights = _by_fitness(drawn, homes) if ranked else _by_slot([*homes])
     rows = int(max(heights.values(), default=0)) + 1
     below = _below(drawn, rows)
     heights |= {id: below[node.slot] for id, node in drawn.items() if node.summary}
@@ -54,17 +55,12 @@ def laid_out(tree: Tree) -> Layout:
     stays = {id: (column[key], heights[id]) for id, key in carried.items()}
     spots = {id: (column[key], heights[id]) for id, key in keys.items()}
     first = frozenset(id for id in spots if keys[id] == (0, 0) and not drawn[id].parents)
-    slots = {} if ranked else {place(id)[1]: y for id, y in heights.items() if id in bred}
+    slots = {} if ranked else {place(id)[1]: heights[id] for id in homes}
     edges = [*_descents(tree, drawn, spots, stays), *_lives(tree, drawn, spots, stays)]
     height = max(heights.values(), default=0.0) + 1
     return Layout(
         spots, stays, edges, max(1, len(order)), height, {**slots, **below}, _ticks(column), first, ranked, left_out
     )
-
-
-def _shown(tree: Tree, node: Node) -> bool:
-    """The winner's slot is no member of its own where it only says who has won."""
-    return node.slot != WINNER or node.id == tree.winner
 
 
 def _keys(drawn: Mapping[str, Node]) -> dict[str, Key]:
@@ -82,11 +78,22 @@ def _keys(drawn: Mapping[str, Node]) -> dict[str, Key]:
 
 
 def _carried(drawn: Mapping[str, Node], keys: Mapping[str, Key]) -> dict[str, Key]:
-    """Places among those in which members are bred. A pool that is only kept within reach is not drawn."""
-    slots = {drawn[id].slot for id, key in keys.items() if key[0] > 0 and not drawn[id].summary}
+    """Places among those in which members are bred, as m0 beside m1. A pool only kept within reach is not drawn."""
+    kinds = {_kind(id) for id, key in keys.items() if key[0] > 0 and not drawn[id].summary}
     first = dict(sorted(keys.values(), reverse=True))
-    there = [id for node in drawn.values() for id in node.also if place(id)[1] in slots]
+    there = [id for node in drawn.values() for id in node.also if _kind(id) in kinds]
     return {id: (round, first.get(round, 0)) for id in there for round in [place(id)[0]]}
+
+
+def _kind(id: str) -> str:
+    """Of a slot: its name without its number."""
+    return place(id)[1].rstrip("0123456789")
+
+
+def _somebody_went_on(drawn: Mapping[str, Node], homes: Mapping[str, Key]) -> bool:
+    """Unchanged, from one round to the next, whatever slot that was."""
+    lives = ({place(id)[0] for id in (node.id, *node.also) if id in homes} for node in drawn.values())
+    return any(len(rounds) > 1 for rounds in lives)
 
 
 def _somebody_was_passed_over(drawn: Mapping[str, Node]) -> bool:

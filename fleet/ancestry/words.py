@@ -47,7 +47,8 @@ def grid_of(layout: Layout) -> Grid:
 
 def marks_of(tree: Tree) -> dict[str, str]:
     """A mark for each technique, the commonest first; what is not in it shares the last mark."""
-    bred = (node for node in tree.nodes.values() if node.parents and not node.summary and not node.failed)
+    members = filter(tree.is_member, tree.nodes.values())
+    bred = (node for node in members if node.parents and not node.summary and not node.failed)
     counted = Counter(node.technique for node in bred)
     common = sorted(counted, key=lambda technique: (-counted[technique], technique))
     most = len(MARKS) if len(common) <= len(MARKS) else len(MARKS) - 1
@@ -55,7 +56,7 @@ def marks_of(tree: Tree) -> dict[str, str]:
 
 
 def summed_up(tree: Tree, layout: Layout) -> list[str]:
-    members = sum(not node.summary for node in tree.nodes.values())
+    members = sum(tree.is_member(node) and not node.summary for node in tree.nodes.values())
     parts = [f"{members} members up to round {max(layout.ticks, default=0)}"]
     parts += ["the fittest of each round on top"] * layout.ranked
     parts += [f"rounds before {layout.left_out} are not shown"] * bool(layout.left_out)

@@ -75,17 +75,24 @@ def keep(store: Store, code: Code) -> None:
     store.sync(FOLDER)
 
 
+def _listed(root: Path, *words: str) -> list[str]:
+    """Files that git knows of; none where there is no git, or nothing of it."""
+    try:
+        done = subprocess.run(["git", "-C", str(root), "ls-files", "-z", *words], capture_output=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [name for name in done.stdout.decode(errors="surrogateescape").split("\0") if name]
+
+
 def _files(root: Path) -> list[str]:
-    """What git tracks, as it lies there now; elsewhere all that looks like a part of a project."""
+    """What git tracks, as it lies there now, and Python that it does not know yet; elsewhere all that looks like a part
+    of a project."""
     if not root.is_dir():
         raise Wrong(f"LOCAL_PACKAGE {root}: no such folder")
-    command = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--", "."]
-    try:
-        tracked = subprocess.run(command, capture_output=True, timeout=60).stdout.decode(errors="surrogateescape")
-        names = [name for name in tracked.split("\0") if name]
-    except (OSError, subprocess.TimeoutExpired):
-        names = []
-    if not names:
+    names = _listed(root, "--cached", "--", ".")
+    if names:
+        names = sorted({*names, *_listed(root, "--others", "--exclude-standard", "--", "*.py")})
+    else:
         names = [str(file.relative_to(root)) for file in root.rglob("*") if file.suffix in _KINDS]
         names = [name for name in names if not any(part.startswith(".") for part in Path(name).parts)]
         runs = [str(file.parent.relative_to(root)) + "/" for file in root.rglob("run.json")]

@@ -65,7 +65,7 @@ class Door:
         except NoRun:
             return ""
 
-    def begin(self, operational: dict[str, Any], digest: str, data: str, joining: bool) -> dict[str, Any]:
+    def begin(self, operational: dict[str, Any], digest: str, data: str, joining: bool, command: str) -> dict[str, Any]:
         """Where somebody works already, theirs is the launch; or a new one. The code is put where all find it."""
         now = self.state()
         if joining and now["launch"] and not now["why"]:
@@ -76,7 +76,7 @@ class Door:
                 )
             return {"launch": now["launch"], "new": False}
         code.keep(self.store, code.Code(digest, base64.b64decode(data), {}))
-        return {"launch": launches.begin(self.store, operational, digest), "new": True}
+        return {"launch": launches.begin(self.store, operational, digest, command), "new": True}
 
     def state(self) -> dict[str, Any]:
         history = History(self.store)

@@ -10,11 +10,11 @@ from typing import Annotated, Any, Protocol
 from cyclopts import Parameter
 
 from fleet.config import Wrong
+from fleet.processes import thread_counts
 from fleet.remote import on_ray, on_slurm
 from fleet.remote.launcher import Launcher
 from fleet.remote.link import FAR
 from fleet.remote.starting import begun, may_start
-from fleet.start import thread_counts
 
 
 @Parameter(name="*")
@@ -56,13 +56,13 @@ def handed_over(launcher: Launcher, via: Via, dry_run: bool) -> bool:
         raise Wrong(f"BASE_DIR {launcher.place.base}: --via {via.engine} needs it on this machine")
     if dry_run:
         made = launcher.foreseen()
-        print(engine_of(launcher, via, made, 1).plan(made["workers"], made["threads"], "RUN-ID", launcher.place.folder))
+        print(engine_of(launcher, via, made, 1).plan(made["workers"], _threads(made), "RUN-ID", launcher.place.folder))
         return False
     made, door = launcher.create(None), launcher.door(None)
     if not may_start(door.ask("state"), made):
         return False
     engine = engine_of(launcher, via, made, begun(launcher, door, made, joining=False))
-    print(engine.start(made["workers"], made["threads"], made["run_id"], launcher.place.folder), flush=True)
+    print(engine.start(made["workers"], _threads(made), made["run_id"], launcher.place.folder), flush=True)
     return True
 
 
@@ -83,7 +83,7 @@ def taken_back(launcher: Launcher, via: Via, now: bool) -> int:
 def engine_of(launcher: Launcher, via: Via, made: Mapping[str, Any] | None = None, launch: int = 0) -> Engine:
     words = json.dumps(_words(launcher, made, launch)) if made else ""
     if via.engine == "ray":
-        return on_ray.Ray(via.address, _program(), words)
+        return on_ray.Ray(via.address, _program(), words, made["devices_per_worker"] if made else 1)
     return on_slurm.Slurm(via.python or sys.executable, via.slurm, _program(), words)
 
 
@@ -93,6 +93,11 @@ def _words(launcher: Launcher, made: Mapping[str, Any], launch: int) -> dict[str
     order = launcher.order(run, "", made, launch, [{}])
     env = thread_counts(made["threads"])
     return {"tar": f"{run}/{launcher.code.name}", "digest": launcher.code.digest, "order": order, "env": env}
+
+
+def _threads(made: Mapping[str, Any]) -> int:
+    """Of a worker with all of its processes."""
+    return int(made["threads"]) * int(made["devices_per_worker"])
 
 
 def _program() -> str:

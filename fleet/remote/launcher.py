@@ -3,23 +3,21 @@
 import json
 import os
 import secrets
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from fleet.config import FleetConfig, Wrong, lowered, read_json, validated
-from fleet.machines import Machine, file_name
+from fleet.console import console
+from fleet.machines import Machine, file_name, said_of_run
+from fleet.processes import thread_counts
 from fleet.remote import far, preflight
 from fleet.remote.all_machines import Bad, Links
 from fleet.remote.code import Code, pack, requirements
 from fleet.remote.door import Door, FarDoor
 from fleet.remote.preflight import Report
-from fleet.start import thread_counts
 
 Scripts = Mapping[str, Sequence[str]]  # method: its script, as Python's words
 
@@ -64,7 +62,7 @@ class Launcher:
     ) -> None:  # fmt: skip
         self.place, self.machines, self.scripts = place, machines, scripts
         self.through, self.strict, self.seconds = through, strict, seconds
-        self.console = Console(width=None if sys.stdout.isatty() else 200)
+        self.console = console()
         self._mine = apart
         self.stranger = ""  # why this machine's own BASE_DIR is not the one of the others
         self._project, self._root, self.ssh_config = root, Path(place.local_package or root), ssh_config
@@ -182,9 +180,12 @@ class Launcher:
         door = self.door(links)
         here = isinstance(door, Door)
         text = "" if here else self._config_text()
-        made: dict[str, Any] = door.ask(
-            "create", command=list(self.scripts[self.place.algorithm]), file=str(self.place.file.absolute()), text=text
-        )
+        command = [*self.scripts[self.place.algorithm]]
+        if also := said_of_run(self.machines):
+            command += ["--also", json.dumps(also)]
+        made: dict[str, Any] = door.ask("create", command=command, file=str(self.place.file.absolute()), text=text)
+        for machine in self.machines:
+            seats(machine, made["devices_per_worker"])
         return made
 
     def _config_text(self) -> str:
@@ -198,7 +199,9 @@ class Launcher:
         known = {key: value for key, value in values.items() if key in FleetConfig.model_fields}
         config = validated(FleetConfig, known, str(self.place.file))
         more = {"operational": config.operational(), "threads": config.threads, "restarts": config.restarts}
-        return {"folder": self.place.folder, "run_id": "RUN-ID", "workers": config.num_machines, **more}
+        each = said_of_run(self.machines).get("devices_per_worker") or values.get("devices_per_worker", 1)
+        more |= {"workers": config.num_machines, "devices_per_worker": each}
+        return {"folder": self.place.folder, "run_id": "RUN-ID", **more}
 
     def order(
         self, run: str, machine: str, made: Mapping[str, Any], launch: int, seats: list[dict[str, str]]
@@ -221,14 +224,19 @@ class Launcher:
         env = thread_counts(made["threads"])
 
         def words(m: Machine) -> dict[str, Any]:
-            order = self.order(f"{self.place.of(m)}/{self.place.project}", m.name, made, launch, seats(m))
+            mine = seats(m, made["devices_per_worker"])
+            order = self.order(f"{self.place.of(m)}/{self.place.project}", m.name, made, launch, mine)
             return {"code": fetched[m.name]["code"], "order": order, "env": {**env, **m.env}}
 
         return fetched | links.ask("start", "starting its workers", words, ready, wait=10)
 
 
-def seats(machine: Machine) -> list[dict[str, str]]:
+def seats(machine: Machine, each: int) -> list[dict[str, str]]:
     """What differs in the environment of each of its workers."""
+    if len(machine.devices) % each:
+        count = len(machine.devices)
+        raise Wrong(f"machines.json: {machine.name} has {count} devices: not a multiple of devices_per_worker, {each}")
     if machine.devices:
-        return [{"CUDA_VISIBLE_DEVICES": str(device)} for device in machine.devices]
+        found = [machine.devices[begin : begin + each] for begin in range(0, len(machine.devices), each)]
+        return [{"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))} for devices in found]
     return [{} for _ in range(machine.workers)]

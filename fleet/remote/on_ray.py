@@ -15,9 +15,11 @@ class Ray:
     address: str
     program: str
     words: str
+    each: int  # accelerators of a worker
 
     def plan(self, tasks: int, threads: int, run_id: str, folder: str) -> str:
-        return f"On each accelerator of the Ray cluster, or node without one, an actor runs far.py with:\n{self.words}"
+        many = "each accelerator" if self.each == 1 else f"each {self.each} accelerators"
+        return f"On {many} of the Ray cluster, or node without one, an actor runs far.py with:\n{self.words}"
 
     def start(self, tasks: int, threads: int, run_id: str, folder: str) -> str:
         ray = self._connected()
@@ -25,11 +27,11 @@ class Ray:
         for node in sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: node["NodeID"]):
             devices = int(node["Resources"].get("GPU", 0))
             near = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            for seat in range(max(1, devices)):
+            for seat in range(max(1, devices // self.each)):
                 name = f"{node['NodeID'][:8]}-{seat}"
                 actor = holder.options(
                     name=f"{run_id}-{name}", namespace=_SPACE, lifetime="detached", scheduling_strategy=near,
-                    num_cpus=0 if devices else 1, num_gpus=1 if devices else 0,
+                    num_cpus=0 if devices else 1, num_gpus=self.each if devices else 0,
                 ).remote()  # fmt: skip
                 asked.append(actor.start.remote(self.program, self.words, name))
         try:

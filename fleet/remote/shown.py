@@ -10,11 +10,11 @@ from rich.text import Text
 
 from fleet.diary import plain
 from fleet.machines import Machine
+from fleet.processes import thread_counts
 from fleet.remote.all_machines import Bad
 from fleet.remote.launcher import Launcher, seats
 from fleet.remote.link import command
 from fleet.remote.route import route_to
-from fleet.start import thread_counts
 from fleet.status import table_of
 
 _ENDINGS = {0: "the run is over", 3: "it was told to stop", 130: "it was asked to end"}
@@ -28,7 +28,7 @@ def plan(launcher: Launcher) -> None:
     print(f"The code, {len(code.data)} bytes, would be put there as {code.name}.")
     for machine in launcher.machines:
         run = f"{place.of(machine)}/{place.project}"
-        order = launcher.order(run, machine.name, made, 1, seats(machine))
+        order = launcher.order(run, machine.name, made, 1, seats(machine, made["devices_per_worker"]))
         env = {**thread_counts(made["threads"]), **machine.env}
         print(f"\n{machine.name}: by SSH to {route_to(machine, launcher.ssh_config)}")
         print(f"  its shell is given: {command(machine, '@MARK ')}")

@@ -5,6 +5,7 @@ from typing import Any
 
 from fleet.config import Wrong
 from fleet.diary import plain
+from fleet.processes import this_command
 from fleet.remote import preflight, shown
 from fleet.remote.all_machines import Bad, Links
 from fleet.remote.door import Door, FarDoor
@@ -32,7 +33,8 @@ def may_start(state: dict[str, Any], made: dict[str, Any]) -> bool:
 def begun(launcher: Launcher, door: Door | FarDoor, made: dict[str, Any], joining: bool) -> int:
     """The number of the launch that the workers belong to; their code lies in the run then."""
     code = launcher.code
-    found = door.ask("begin", operational=made["operational"], digest=code.digest, data=code.text, joining=joining)
+    about = {"operational": made["operational"], "digest": code.digest, "data": code.text, "command": this_command()}
+    found = door.ask("begin", **about, joining=joining)
     print(f"{'Launch' if found['new'] else 'Joining launch'} {found['launch']}", flush=True)
     return int(found["launch"])
 

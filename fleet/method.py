@@ -1,0 +1,31 @@
+"""What a method's script hands to the fleet."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from fleet.config import FleetConfig
+from fleet.history import History
+from fleet.metrics import logger
+from fleet.metrics.points import points
+from fleet.progress import Progress
+from fleet.recipe import Strategy
+from fleet.work import Maker
+
+C = TypeVar("C", bound=FleetConfig)
+
+
+@dataclass(frozen=True)
+class Method(Generic[C]):
+    algorithm: str  # empty: the configuration says which
+    about: str
+    config: type[C]
+    strategy: Callable[[C], Strategy]
+    maker: Callable[[C], Maker]
+    prepared: Callable[[C, Path], C] = lambda config, where: config  # checks, before the run is made
+    finished: Callable[[C, Path], None] = lambda config, folder: None  # what is shown when the run is over
+    report: Callable[[History], None] = lambda history: None  # files for people, that follow from the registers
+    view: type[Progress] = Progress  # how it gets on
+    points: logger.Points = points  # what is logged of it
+    kept: tuple[str, ...] = ()  # files of the run's folder that sinks may keep at its end

@@ -1,0 +1,74 @@
+"""What a run's registers say, as points: a step for each finished round. Pure; docs/metrics.md explains the names."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from fleet.history import History
+from fleet.metrics.sinks import Point
+from fleet.recipe import Member, name
+
+BEST: Mapping[str, Callable[[Iterable[float]], float]] = {
+    **{"loss": min, "train_loss": min},
+    **{"fitness": max, "score": max, "judged": max},
+}
+WHOLE = ("average", "global")  # slots of a model that all members of the round are in
+_FIRST = ("round", "slot", "loss", "perplexity", "train_loss", "tokens", "seconds", "by")
+_LONGEST = 200  # characters of a text that a table shows
+
+
+def points(history: History, begin: int) -> list[Point]:
+    """A point for each finished round from a given one on."""
+    return [point(history, round) for round in range(begin, history.first)]
+
+
+def point(history: History, round: int) -> Point:
+    members = [member for member in history.round(round) if member]
+    values = {key: value for measure in BEST for key, value in _measured(measure, members).items()}
+    return Point(round, {**values, **_costs(history, round)}, rows(history, [round]))
+
+
+def rows(history: History, rounds: Iterable[int]) -> list[dict[str, Any]]:
+    """A row for every member that has metrics, with the machine's part in it."""
+    found = []
+    for round, recipe in ((n, recipe) for n in rounds for recipe in history.plan(n)):
+        member = history[name(round, recipe.slot)]
+        if not BEST.keys().isdisjoint(member.metrics):
+            outcome = history.outcome(member.origin)
+            said = {"round": round, "slot": recipe.slot, **_shown(member.metrics)}
+            said |= {"seconds": f"{outcome.seconds:.3f}", "by": outcome.by}
+            found.append({**dict.fromkeys(_FIRST, ""), **{key: said[key] for key in sorted(said)}})
+    return found
+
+
+def _shown(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in metrics.items() if not (isinstance(value, str) and len(value) > _LONGEST)}
+
+
+def _measured(measure: str, members: Sequence[Member]) -> dict[str, float]:
+    """The mean and the best of all members, each by itself, and the model that all are in."""
+    of = {member.id.partition("/")[2]: member.metrics.get(measure) for member in members}
+    known = {slot: float(value) for slot, value in of.items() if isinstance(value, int | float)}
+    single = {slot: value for slot, value in known.items() if slot not in WHOLE}
+    found = {f"{measure}/averaged": value for slot, value in known.items() if slot in WHOLE}
+    if single:
+        found |= {
+            f"{measure}/mean": sum(single.values()) / len(single),
+            f"{measure}/best": BEST[measure](single.values()),
+        }
+    return found | {f"{measure}_of/{slot}": value for slot, value in single.items()}
+
+
+def _costs(history: History, round: int) -> dict[str, float]:
+    """What was made in this round, not carried over from another one."""
+    ids = [name(round, recipe.slot) for recipe in history.plan(round) if not recipe.carried]
+    outcomes = [history.outcome(id) for id in ids]
+    there = [outcome for outcome in outcomes if outcome.member]
+    tokens = [each.member.metrics["tokens"] for each in there if isinstance(each.member.metrics.get("tokens"), int)]
+    return {
+        "members/made": float(len(there)),
+        "members/absent": float(len(outcomes) - len(there)),
+        "seconds/all": sum(outcome.seconds for outcome in there),
+        "seconds/longest": max((outcome.seconds for outcome in there), default=0.0),
+        "bytes/published": float(sum(size for outcome in there for size, _ in outcome.files.values())),
+        **({"tokens": float(sum(tokens))} if tokens else {}),
+    }

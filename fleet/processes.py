@@ -1,0 +1,155 @@
+"""A run's own processes: workers, and the loggers beside them. How they are started, and what they are then."""
+
+import logging
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fleet import gpus, launches
+from fleet.config import FleetConfig, Wrong
+from fleet.desk import Options, Stopped
+from fleet.diary import plain
+from fleet.history import History
+from fleet.host import Host
+from fleet.method import Method
+from fleet.metrics import logger, sinks
+from fleet.metrics.keeper import Keeper
+from fleet.run import open_run
+from fleet.store import Store
+from fleet.worker import Worker
+
+
+def this_script() -> list[str]:
+    """The command that runs the script that is running."""
+    main = sys.modules["__main__"]
+    if spec := getattr(main, "__spec__", None):
+        return [sys.executable, "-m", spec.name.removesuffix(".__main__")]
+    if not (path := getattr(main, "__file__", None)):
+        raise Wrong("a run can only be started from a script")
+    return [sys.executable, str(Path(path).absolute())]
+
+
+def this_command() -> str:
+    """The command that was given, for whoever wants to give it again."""
+    module = this_script()[1] == "-m"
+    return shlex.join(["python", *(this_script()[1:] if module else sys.argv[:1]), *sys.argv[1:]])
+
+
+def work(methods: Mapping[str, Method[Any]], name: str, folder: Path, leash: bool, launch: int = 0) -> int:
+    """Be one worker of a run, in the launch that is named, or the newest."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name):
+        raise Wrong(f"{name!r} cannot be a worker's name: letters, digits, '-' and '_'")
+    host = Host()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: host.stop())
+    if leash:
+        threading.Thread(target=_hold_leash, args=(host,), daemon=True).start()
+    store, method, config, launch = _run_in(folder, host, name, methods, launch)
+    worker = Worker(store, method.strategy(config), method.maker(config), options(config, launch), method.report)
+    keeper = keeper_of(folder, host, name, this_script(), config, worker.noted, launch)
+    keeper.start()
+    try:
+        return {"over": 0, "interrupted": 130}[worker.run()]
+    except Stopped as why:
+        print(f"{name}: {plain(why, 1000)}", file=sys.stderr)
+        return 3
+    finally:
+        keeper.end(worker.history.first, worker.history.over)
+
+
+def log_to(methods: Mapping[str, Method[Any]], kind: str, claim: int, folder: Path) -> int:
+    """Log a run's metrics to one sink, for the worker that has claimed it."""
+    host = Host()
+    store, method, config, _ = _run_in(folder, host, f"{kind}-{host.token()}", methods)
+    known = {key.upper(): value for key, value in config.bound().items()}
+    project = config.wandb_project or os.environ.get("WANDB_PROJECT") if kind == "wandb" else ""
+    names = (project or config.algorithm, config.project_name, store.run_id)
+    home = sinks.Home(folder, *names, entity=config.wandb_entity, config=known)
+    return logger.run(kind, History(store), claim, home, method.points, [folder / name for name in method.kept])
+
+
+def keeper_of(
+    folder: Path,
+    host: Host,
+    name: str,
+    script: list[str],
+    config: FleetConfig,
+    note: Callable[[str], None],
+    launch: int = 0,
+) -> Keeper:
+    """Of the sinks of a run, for a process of it that has such a name."""
+
+    def command(kind: str, claim: int) -> list[str]:
+        return [*script, "--sink", kind, str(claim), str(folder)]
+
+    store, _ = open_run(folder, host, name)  # a view of its own, since it works in a thread of its own
+    return Keeper(store, sorted({"csv", *config.metrics}), command, note, launch, config.dead_seconds)
+
+
+def _run_in(
+    folder: Path, host: Host, name: str, methods: Mapping[str, Method[Any]], launch: int = 0
+) -> tuple[Store, Method[Any], Any, int]:
+    """A run as it is known to its own processes: its method, and its configuration in one launch of it."""
+    store, run = open_run(folder, host, name)
+    launch = launch or launches.latest(store)
+    method = methods.get(str(run["config"].get("algorithm")), next(iter(methods.values())))
+    config = method.config.joined(run["config"], launches.settings(store, launch))
+    gpus.choose(name, devices_of_each(config))
+    let_group_read(config)
+    logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(message)s")
+    return store, method, config, launch
+
+
+def devices_of_each(config: FleetConfig) -> int:
+    """Of each worker: more than one where a method's workers are groups of processes."""
+    return int(getattr(config, "devices_per_worker", 1))
+
+
+def let_group_read(config: FleetConfig) -> None:
+    if config.group_readable:
+        os.umask(0o027)
+
+
+def options(config: FleetConfig, launch: int) -> Options:
+    return Options(
+        launch=launch,
+        dead_seconds=config.dead_seconds,
+        poll_seconds=config.poll_seconds,
+        tick_seconds=min(5.0, config.dead_seconds / 5),
+        snapshot_seconds=config.snapshot_minutes * 60,
+        quorum=config.quorum,
+        grace_seconds=config.grace_seconds,
+        backup=config.backup_factor,
+        time_limit=config.time_limit_hours * 3600 or float("inf"),
+    )
+
+
+def thread_counts(threads: int) -> dict[str, str]:
+    """Every library's own way to be told how many threads it may use."""
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS")
+    return dict.fromkeys(names, str(threads))
+
+
+def process(method_command: list[str], name: str, folder: Path, threads: int, log: Any) -> subprocess.Popen[bytes]:
+    """One local worker on a leash: when the starter is gone, it stops at its next step boundary."""
+    return subprocess.Popen(
+        [*method_command, "--leash", "--worker", name, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **thread_counts(threads)},
+        start_new_session=True,
+    )
+
+
+def _hold_leash(host: Host) -> None:
+    while os.read(0, 1):
+        pass
+    host.stop()

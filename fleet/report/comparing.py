@@ -1,0 +1,143 @@
+"""Several runs on one page: how far each came with so many tokens, so much time, so many bytes. Pure."""
+
+from collections.abc import Callable, Sequence
+
+from fleet.report import curves
+from fleet.report.curves import NAMES, Where
+from fleet.report.facts import MEASURES, Facts
+from fleet.report.parts import plain_table, section, table, value_of, whole
+from fleet.report.svg import Axis, Point, Scale, beside, chart, dot, frame, line, stretched
+from fleet.report.words import bytes_of, count, figure, lasting, moment, name, share, thinned
+
+MOST = 8  # runs, as many as there are colours that one can tell apart
+_HIGH = 300.0
+_AVERAGED = "held-out"  # what averaged models are asked, which stand beside the members
+
+Points = Sequence[Point]
+
+
+def page(all: Sequence[Facts]) -> str:
+    names = labels(all)
+    pictures, left = list[str](), list[str]()
+    for number, ((measure, asked), some) in enumerate(groups(all).items()):
+        id = f"{measure}-{number}"
+        if drawn := _curves(all, names, some, measure, id):
+            pictures.append(section(id, _heading(measure, asked), drawn))
+        else:
+            left += [names[n] for n in some]
+    left += [label for label, each in zip(names, all, strict=True) if not each.measure]
+    why = f"<p>Not drawn, since nobody noted a measure with its time: {name(', '.join(left), 400)}.</p>" if left else ""
+    parts = [section("runs", "The runs", _runs(all, names) + why), *pictures]
+    parts.append(section("differences", "Differences in configuration", _differences(all, names)))
+    head = (
+        f'<header><p class="over">Runs side by side</p><h1>{name(", ".join(names), 200)}</h1>'
+        f'<p class="where">written {moment(max(each.now for each in all))}</p></header>'
+    )
+    return whole(f"{len(all)} runs", f'{head}<main id="main">{"".join(parts)}</main>')
+
+
+def groups(all: Sequence[Facts]) -> dict[tuple[str, str], list[int]]:
+    """The runs that can be compared, by the measure and by what was asked: other questions make other scores."""
+    found = dict[tuple[str, str], list[int]]()
+    for n, each in enumerate(all):
+        if each.measure:
+            asked = curves.questions_of(each, each.measure) or _AVERAGED
+            found.setdefault((each.measure, asked), []).append(n)
+    return dict(sorted(found.items(), key=lambda pair: (MEASURES.index(pair[0][0]), pair[0][1])))
+
+
+def _heading(measure: str, asked: str) -> str:
+    return NAMES[measure] if asked == _AVERAGED else f"{NAMES[measure]}, questions: {name(asked, 80)}"
+
+
+def labels(all: Sequence[Facts]) -> list[str]:
+    """The folders' names, with as much of their paths as tells them apart."""
+    paths = [each.folder.split("/") for each in all]
+    for parts in range(1, max(map(len, paths)) + 1):
+        found = ["/".join(path[-parts:]) for path in paths]
+        if len({*found}) == len(found):
+            return found
+    return [f"{each.folder} ({n + 1})" for n, each in enumerate(all)]
+
+
+def _runs(all: Sequence[Facts], names: Sequence[str]) -> str:
+    columns = ["run", "method", "state", "last round", "best", "averaged", "tokens", "time", "machine time", "moved",
+               "goodput"]  # fmt: skip
+    rows = []
+    for label, each in zip(names, all, strict=True):
+        best = figure(each.best[0]) if each.best else "–"
+        did = [
+            str(each.finished - 1) if each.finished else "–",
+            best,
+            figure(each.averaged),
+            count(each.tokens) if each.tokens else "–",
+        ]
+        took = lasting(max(0.0, each.ended - each.began)), lasting(each.machine_seconds)
+        cost = [*took, bytes_of(each.written + each.read)]
+        rows.append([label, str(each.config.get("algorithm", "")), each.state, *did, *cost, share(each.goodput)])
+    return plain_table("The runs", columns, rows)
+
+
+def _curves(all: Sequence[Facts], names: Sequence[str], some: Sequence[int], measure: str, group: str) -> str:
+    size, unit = curves.in_time(max(all[n].ended - all[n].began for n in some))
+    axes: list[tuple[str, str, Callable[[Facts], Where]]] = [
+        ("tokens", "tokens", curves.by_tokens),
+        ("time", f"{unit} since the start", lambda facts: curves.by_time(facts, size)),
+        ("bytes", "MB read and written", lambda facts: curves.by_bytes(facts, 1e6)),
+    ]
+    better, pictures, rows = "higher" if measure == "score" else "lower", list[str](), list[list[str]]()
+    for id, axis, where in axes:
+        lines = {n: points(all[n], measure, where(all[n])) for n in some}
+        if any(lines.values()):
+            title = f"{NAMES[measure]} over {axis}"
+            picture = _drawn(f"{group}-{id}", title, axis, lines, names)
+            pictures.append(f"<figure><h3>Over {axis}</h3>{picture}</figure>")
+            rows += [[names[n], axis, f"{x:,.6g}", figure(y)] for n in some for x, y in thinned(lines[n], 40)]
+    if not pictures:
+        return ""
+    which = "".join(f"<li>{name(names[n], 80)}: {_which(all[n], measure)}</li>" for n in some)
+    note = f'<p class="note">{better.capitalize()} is better. What is drawn:</p><ul class="key">{which}</ul>'
+    return f'{note}<div class="pair">{"".join(pictures)}</div>' + table(
+        f"{group}-table", "Curves", ["run", "over", "at", NAMES[measure]], rows
+    )
+
+
+def points(facts: Facts, measure: str, where: Where) -> Points:
+    """Of the averaged model, or of the best member so far where a run has none."""
+    curve = curves.curve_of(facts, measure, where)
+    return curve.whole or curve.best
+
+
+def _which(facts: Facts, measure: str) -> str:
+    return "the averaged model" if any(measure in each.whole for each in facts.rounds) else "the best member so far"
+
+
+def _drawn(id: str, title: str, axis: str, lines: dict[int, Points], names: Sequence[str]) -> str:
+    every = [point for each in lines.values() for point in each]
+    x = Axis(Scale.over([0.0, *(point[0] for point in every)]), axis)
+    y = Axis(Scale.over([point[1] for point in every], 0.04), "")
+    parts, ends, dots, said = list[str](), list[tuple[float, str, str]](), "", list[str]()
+    for n, each in lines.items():
+        if each:
+            there = [(x.scale(a), y.scale(b)) for a, b in each]
+            parts.append(line(there, _HIGH, f"c{n}"))
+            ends.append((there[-1][1], names[n], f"c{n}"))
+            dots += dot(there[-1], _HIGH, f"c{n}")
+            said.append(f"{names[n][:80]} ends at {figure(each[-1][1])}")
+    inside = frame(x, y, _HIGH) + stretched("".join(parts), _HIGH) + dots + beside(ends, _HIGH)
+    return chart(id, title, f"{title}: {'; '.join(said)}.", _HIGH + 42, inside, look="lines")
+
+
+def _differences(all: Sequence[Facts], names: Sequence[str]) -> str:
+    settings = [{**each.config, **each.operational} for each in all]
+    rows = {key: [value_of(each[key]) if key in each else "–" for each in settings]
+            for key in dict.fromkeys(key for each in settings for key in each)}  # fmt: skip
+    common = set.intersection(*({*each} for each in settings))
+    columns = ["key", *(each[:60] for each in names)]
+    shared = [[key.upper(), *row] for key, row in rows.items() if key in common and len({*row}) > 1]
+    others = [[key.upper(), *row] for key, row in rows.items() if key not in common]
+    said = plain_table("Differences in configuration", columns, shared, words=True) if shared else (
+        "<p>None: every key that they share has the same value.</p>"
+    )  # fmt: skip
+    more = table("others-table", "Keys that not every method has", columns, others, words=True) if others else ""
+    return said + more

@@ -1,0 +1,183 @@
+"""Fitness over rounds, time, tokens and bytes: lines for the averaged model and the best, a band for all members."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from fleet.report.facts import Facts, Round, Spread
+from fleet.report.svg import Axis, Point, Scale, band, beside, chart, dot, frame, line, stretched
+from fleet.report.words import figure, text, thinned
+
+POINTS = 400  # of a line at most
+_HIGH = 260.0  # pixels
+
+NAMES = {"score": "Score", "loss": "Loss on held-out text", "train_loss": "Training loss"}
+
+Where = Callable[[Round, bool], float | None]  # the place on an axis of a round's members, or of its averaged model
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A round's members, or those of some rounds."""
+
+    at: float
+    spread: Spread
+    best: float  # so far
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One measure along an axis."""
+
+    measure: str
+    stages: Sequence[Stage]
+    whole: Sequence[Point]  # the averaged model
+
+    @property
+    def places(self) -> list[float]:
+        return [*(each.at for each in self.stages), *(at for at, _ in self.whole)]
+
+    @property
+    def best(self) -> list[Point]:
+        return [(each.at, each.best) for each in self.stages]
+
+    @property
+    def mean(self) -> list[Point]:
+        return [(each.at, each.spread.mean) for each in self.stages]
+
+    @property
+    def lines(self) -> list[tuple[str, Sequence[Point], str]]:
+        """Each with its name and its look; the last one lies on top."""
+        named = [("mean", self.mean, "mean"), ("best so far", self.best, "best"), ("averaged", self.whole, "whole")]
+        return [(name, points, look) for name, points, look in named if points]
+
+
+def curve_of(facts: Facts, measure: str, where: Where) -> Curve:
+    key = questions_of(facts, measure), measure
+    at = [(where(each, False), each.members[key]) for each in facts.rounds if key in each.members]
+    there = sorted(((x, spread) for x, spread in at if x is not None), key=lambda pair: pair[0])
+    better = max if measure == "score" else min
+    so_far = accumulate((spread.best(measure) for _, spread in there), better)
+    stages = [Stage(x, spread, best) for (x, spread), best in zip(there, so_far, strict=True)]
+    averaged = ((where(each, True), each.whole[measure]) for each in facts.rounds if measure in each.whole)
+    return Curve(measure, merged(stages), thinned(sorted((x, y) for x, y in averaged if x is not None), POINTS))
+
+
+def questions_of(facts: Facts, measure: str) -> str:
+    """What members were asked in most rounds."""
+    asked = [key[0] for each in facts.rounds for key in each.members if key[1] == measure]
+    return max(sorted({*asked}), key=asked.count, default="")
+
+
+def merged(stages: Sequence[Stage]) -> list[Stage]:
+    """Of many rounds, some together: the lowest and the highest of them stay seen."""
+    size = max(1, -(-len(stages) // POINTS))
+    groups = (stages[n : n + size] for n in range(0, len(stages), size))
+    return [Stage(group[-1].at, _joined([each.spread for each in group]), group[-1].best) for group in groups]
+
+
+def _joined(spreads: Sequence[Spread]) -> Spread:
+    mean = sum(each.mean for each in spreads) / len(spreads)
+    return Spread(min(e.low for e in spreads), mean, max(e.high for e in spreads), max(e.count for e in spreads))
+
+
+# -- axes --------------------------------------------------------------------------------------------------------------
+
+
+def by_round(each: Round, whole: bool) -> float:
+    return float(each.number)
+
+
+def in_time(seconds: float) -> tuple[float, str]:
+    """A unit that makes small numbers of so long a time."""
+    units = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
+    return next(((size, unit) for size, unit in units if seconds >= 2 * size), units[-1])
+
+
+def by_time(facts: Facts, size: float) -> Where:
+    """Since the first worker started."""
+    return lambda each, whole: (at - facts.began) / size if (at := _moment(each, whole)) else None
+
+
+def by_tokens(facts: Facts) -> Where:
+    upto = dict(zip((each.number for each in facts.rounds), accumulate(e.tokens for e in facts.rounds), strict=True))
+    return lambda each, whole: upto[each.number] if facts.tokens else None
+
+
+def by_bytes(facts: Facts, size: float) -> Where:
+    moments = [each.at for each in facts.moved]
+
+    def where(each: Round, whole: bool) -> float | None:
+        before = bisect_right(moments, _moment(each, whole))
+        return facts.moved[before - 1].bytes / size if before else None
+
+    return where
+
+
+def _moment(each: Round, whole: bool) -> float:
+    return each.whole_at if whole else each.at
+
+
+# -- drawn -------------------------------------------------------------------------------------------------------------
+
+
+def drawn(id: str, title: str, curve: Curve, axis: str, whole: bool, donors: Mapping[str, float]) -> str:
+    """`donors` are values to compare with, by name."""
+    x, y = Axis(Scale.over(curve.places), axis, whole), Axis(_fair(curve, [*donors.values()]), "")
+    parts, labels, dots = list[str](), list[tuple[float, str, str]](), ""
+    if any(each.spread.count > 1 for each in curve.stages):
+        upper = [(x.scale(each.at), y.scale(each.spread.high)) for each in curve.stages]
+        lower = [(x.scale(each.at), y.scale(each.spread.low)) for each in curve.stages]
+        parts.append(band(upper, lower, _HIGH, "members"))
+    for name, value in donors.items():
+        parts.append(line([(0.0, y.scale(value)), (1.0, y.scale(value))], _HIGH, "donor"))
+        labels.append((y.scale(value), name, "donor"))
+    for name, points, look in curve.lines:
+        there = [(x.scale(at), y.scale(value)) for at, value in points]
+        parts.append(line(there, _HIGH, look))
+        labels.append((there[-1][1], name, look))
+        dots += dot(there[-1], _HIGH, look)
+    inside = frame(x, y, _HIGH) + stretched("".join(parts), _HIGH) + dots + beside(labels, _HIGH)
+    return chart(id, title, said(curve, title, donors), _HIGH + 42, inside, look="lines")
+
+
+def _fair(curve: Curve, others: Sequence[float]) -> Scale:
+    """A start that is far off everything later may leave the picture; what is best never does."""
+    values = [value for each in curve.stages for value in (each.spread.low, each.spread.high)]
+    averaged = [value for _, value in curve.whole]
+    everything = Scale.over([*others, *values, *averaged], 0.04)
+    later = sorted([*values[len(values) // 10 :], *averaged[len(averaged) // 10 :]])
+    if len(later) < 20:
+        return everything
+    kept = [value for _, value in curve.best[-1:]]
+    some = Scale.over([*later[len(later) // 50 : len(later) - len(later) // 50], *others, *kept], 0.1)
+    return some if everything.high - everything.low > 4 * (some.high - some.low) else everything
+
+
+def said(curve: Curve, title: str, donors: Mapping[str, float]) -> str:
+    """In words."""
+    parts = [f"{name} from {figure(points[0][1])} to {figure(points[-1][1])}" for name, points, _ in curve.lines]
+    parts += [f"{name[:80]} at {figure(value)}" for name, value in donors.items()]
+    return f"{title}: {'; '.join(parts)}."
+
+
+def once(curve: Curve, donors: Mapping[str, float]) -> str:
+    """The numbers themselves, where there is but one round and so nothing to draw."""
+    parts = [f"averaged {figure(value)}" for _, value in curve.whole]
+    for spread in (each.spread for each in curve.stages):
+        several = f", mean {figure(spread.mean)}, lowest {figure(spread.low)}, highest {figure(spread.high)}"
+        parts.append(f"best {figure(spread.best(curve.measure))}{several if spread.count > 1 else ''}")
+    parts += [f"{text(name, 80)} {figure(value)}" for name, value in donors.items()]
+    return f"<p>Measured in round {curve.places[0]:.0f} alone: {'; '.join(parts)}.</p>"
+
+
+def rows(facts: Facts, measure: str, most: int = 200) -> list[list[str]]:
+    key = questions_of(facts, measure), measure
+    found = []
+    for each in facts.rounds:
+        spread, whole = each.members.get(key), each.whole.get(measure)
+        if spread or whole is not None:
+            numbers = (spread.best(measure), spread.mean, spread.low, spread.high) if spread else (None,) * 4
+            found.append([str(each.number), figure(whole), *map(figure, numbers)])
+    return thinned(found, most)

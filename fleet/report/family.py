@@ -1,0 +1,199 @@
+"""The family tree and the genomes' history, laid out as in their pictures, for the page."""
+
+import html
+from collections.abc import Callable, Mapping, Sequence
+
+from fleet.ancestry.genes import Gene, Genes, Trait, genes_of
+from fleet.ancestry.layout import Edge, laid_out
+from fleet.ancestry.tree import Node, Tree, by_place, line_of
+from fleet.report.facts import Facts
+from fleet.report.svg import Axis, Point, Scale, band, chart, frame, line, path, stretched, word
+from fleet.report.words import figure, name, thinned
+
+_COLUMN, _NARROW, _ROW, _LEFT, _RIGHT = 72.0, 14.0, 20.0, 24.0, 110.0  # pixels
+_SHADES = 7
+_GENES, _TRAITS, _VALUES = 24, 6, 6
+_SMALL = 74.0
+
+
+# -- the tree ----------------------------------------------------------------------------------------------------------
+
+
+def tree(facts: Facts) -> str:
+    grown, layout = facts.tree, laid_out(facts.tree)
+    column = max(_NARROW, min(_COLUMN, 1060 / layout.columns))
+    wide, high = _LEFT + column * layout.columns + _RIGHT, _ROW * (layout.height + 0.5)
+
+    def place(point: Point) -> Point:
+        return _LEFT + (point[0] + 0.5) * column, _ROW * (point[1] + 0.75)
+
+    shade = shades(grown, [*layout.spots])
+    parts = [_edges(layout.edges, place)]
+    for x, y in map(place, layout.stays.values()):
+        parts.append(f'<circle class="stay" cx="{x:.0f}" cy="{y:.0f}" r="2"/>')
+    for id, spot in layout.spots.items():
+        parts.append(_node(grown, grown.nodes[id], place(spot), shade.get(id, "")))
+    for slot, row in layout.labels.items():
+        parts.append(word(f"{wide - _RIGHT + 8:.0f}", _ROW * (row + 0.75) + 4, slot, "tick", 14))
+    every = max(1, -int(-30 // column))
+    for number, at in layout.ticks.items():
+        if number % every == 0:
+            x = place((at, 0))[0]
+            parts.append(word(f"{x:.0f}", high + 14, "start" if number == 0 else str(number), "tick middle"))
+    parts.append(word(f"{_LEFT + column * layout.columns / 2:.0f}", high + 32, "round", "tick middle"))
+    return chart("tree", "Family tree", said(facts), high + 38, "".join(parts), f"{wide:.0f}", "tree")
+
+
+_SIGNS = {  # by what stands in the picture: each with its place in a box of 18 by 12, and what it means
+    'class="winner"': ('<circle class="winner" cx="9" cy="6" r="5"/>', "the winner"),
+    'class="edge main ': ('<path class="edge main" d="M0 6h18"/>', "its descent through the fitter parents"),
+    'class="edge line ': ('<path class="edge line" d="M0 6h18"/>', "its other ancestors"),
+    " mutation": ('<path class="edge line mutation" d="M0 6h18"/>', "from a single parent"),
+    'class="stay"': ('<circle class="stay" cx="9" cy="6" r="2"/>', "carried on unchanged"),
+    "<rect": ('<rect class="node" x="5" y="2" width="8" height="8"/>', "an average of the round"),
+    'class="failed"': ('<path class="failed" d="M6 3l6 6m0 -6l-6 6"/>', "failed"),
+    'class="node "': ('<circle class="node" cx="9" cy="6" r="5"/>', "not measured"),
+}
+
+
+def key(picture: str) -> str:
+    """What the signs of this tree mean, and no others."""
+    steps = "".join(f'<span class="swatch q{n}"></span>' for n in range(_SHADES))
+    fitness = f'<li class="steps">poor {steps} fit</li>' if 'class="node q' in picture else ""
+    signs = "".join(
+        f'<li><svg class="sign" width="18" height="12" aria-hidden="true">{sign}</svg> {meaning}</li>'
+        for there, (sign, meaning) in _SIGNS.items()
+        if there in picture
+    )
+    return f'<ul class="key">{fitness}{signs}</ul>'
+
+
+def _edges(edges: Sequence[Edge], place: Callable[[Point], Point]) -> str:
+    parts = []
+    for rank in ("other", "line", "main"):
+        for kind in ("carried", "mutation", "crossover"):
+            d = "".join(_curve(place(e.start), place(e.end)) for e in edges if (e.rank, e.kind) == (rank, kind))
+            if d:
+                parts.append(f'<path class="edge {rank} {kind}" d="{d}"/>')
+    return "".join(parts)
+
+
+def _curve(start: Point, end: Point) -> str:
+    (x, y), (u, v) = start, end
+    bend = min(0.5 * abs(u - x), 40.0)
+    return f"M{x:.0f} {y:.0f}C{x + bend:.0f} {y:.0f} {u - bend:.0f} {v:.0f} {u:.0f} {v:.0f}"
+
+
+def _node(grown: Tree, node: Node, spot: Point, shade: str) -> str:
+    x, y = spot
+    score = f", {grown.measure} {figure(grown.measured(node))}" if node.score is not None else ""
+    about = f"<title>{html.escape(f'{node.id} {node.name}'[:200] if node.name != node.id else node.id)}{score}</title>"
+    if node.failed:
+        return f'<path class="failed" d="M{x - 3:.0f} {y - 3:.0f}l6 6m0 -6l-6 6">{about}</path>'
+    ring = f'<circle class="winner" cx="{x:.0f}" cy="{y:.0f}" r="9"/>' if node.id == grown.winner else ""
+    if node.summary:
+        return f'{ring}<rect class="node {shade}" x="{x - 4:.0f}" y="{y - 4:.0f}" width="8" height="8">{about}</rect>'
+    return f'{ring}<circle class="node {shade}" cx="{x:.0f}" cy="{y:.0f}" r="5">{about}</circle>'
+
+
+def shades(grown: Tree, ids: Sequence[str]) -> dict[str, str]:
+    """From poor to good in a few steps, by rank: a start that is far worse than all others makes nobody alike."""
+    scored = [(node.score, id) for id in ids if (node := grown.nodes[id]).score is not None]
+    order = sorted(scored)
+    return {id: f"q{n * _SHADES // max(1, len(order))}" for n, (_, id) in enumerate(order)}
+
+
+def said(facts: Facts) -> str:
+    grown = facts.tree
+    parts = [f"{len(grown.nodes)} members" + (f" since round {facts.tree_from}" if facts.tree_from else "")]
+    if winner := grown.nodes.get(grown.winner):
+        parts.append(f"the winner is {winner.name[:100]}")
+        parts.append(f"its line, through the fitter parents: {', '.join(line_of(grown).main[-12:])}")
+    return "; ".join(parts) + "."
+
+
+def tree_rows(facts: Facts, most: int = 300) -> list[list[str]]:
+    grown = facts.tree
+    nodes = sorted(grown.nodes.values(), key=lambda node: by_place(node.id))
+    line = {*line_of(grown).all}
+    found = []
+    for node in nodes[-most:]:
+        score = figure(grown.measured(node) if node.score is not None else None)
+        mark = "winner" if node.id == grown.winner else "ancestor of the winner" if node.id in line else node.failed
+        found.append([node.id, node.name if node.name != node.id else "", ", ".join(node.parents), score, mark])
+    return found
+
+
+# -- the genomes -------------------------------------------------------------------------------------------------------
+
+
+def genes(facts: Facts) -> Genes:
+    return genes_of(Tree({node.id: node for node in facts.genomes}))
+
+
+def genome(found: Genes) -> list[str]:
+    """A small picture for each gene."""
+    pictures = [_gene(f"gene-{n}", found, gene) for n, gene in enumerate(found.genes[:_GENES])]
+    return pictures + [_trait(f"trait-{n}", found, trait) for n, trait in enumerate(found.traits[:_TRAITS])]
+
+
+def _gene(id: str, found: Genes, gene: Gene) -> str:
+    rounds = [float(number) for number in found.rounds]
+    x, y = Axis(Scale.over(rounds), "round", True), Scale.over([gene.low, gene.high], 0.05)
+    every = zip(rounds, gene.means, gene.spreads, strict=True)
+    there = [(at, mean, spread) for at, mean, spread in every if mean is not None and spread is not None]
+    upper = [(x.scale(at), y(m + s)) for at, m, s in there]
+    lower = [(x.scale(at), y(m - s)) for at, m, s in there]
+    middle = [(x.scale(at), y(m)) for at, m, _ in there]
+    drawn = stretched(band(upper, lower, _SMALL, "members") + line(middle, _SMALL, "best"), _SMALL)
+    ends = word("-6", 9, f"{gene.high:.3g}", "tick end") + word("-6", _SMALL, f"{gene.low:.3g}", "tick end")
+    first, last = (there[0][1], there[-1][1]) if there else (None, None)
+    if len(there) == 1:
+        mean, spread = there[0][1:]
+        return _small(
+            gene.name, f"<p>{figure(mean)} in the only round, with a standard deviation of {figure(spread)}</p>"
+        )
+    about = f"The mean of {gene.name[:200]} goes from {figure(first)} to {figure(last)}."
+    return _small(gene.name, _picture(id, gene.name, about, frame(x, None, _SMALL) + drawn + ends))
+
+
+def _trait(id: str, found: Genes, trait: Trait) -> str:
+    """Shares of a round's members, the commonest at the bottom."""
+    rounds = [float(number) for number in found.rounds]
+    x, parts = Axis(Scale.over(rounds), "round", True), list[str]()
+    bottom = [0.0] * len(rounds)
+    for n, shares in enumerate(trait.shares[:_VALUES]):
+        top = [a + b for a, b in zip(bottom, shares, strict=True)]
+        upper = [(x.scale(at), y) for at, y in zip(rounds, top, strict=True)]
+        lower = [(x.scale(at), y) for at, y in zip(rounds, bottom, strict=True)]
+        parts.append(f'<path class="share s{n}" d="{path([*upper, *reversed(lower)], _SMALL)}Z"/>')
+        bottom = top
+    named = "; ".join(f"{value[:60]}: {100 * shares[-1]:.0f} % at last" for value, shares in _named(trait).items())
+    if len(rounds) == 1:
+        return _small(trait.name, f"<p>{name(named, 600)}</p>")
+    others = "<li>above them: others</li>" if len(trait.values) > _VALUES else ""
+    items = others + "".join(
+        f'<li><span class="swatch share s{n}"></span><bdi>{html.escape(value[:60]) or "(blank)"}</bdi></li>'
+        for n, value in enumerate(_named(trait))
+    )
+    drawn = frame(x, None, _SMALL) + stretched("".join(parts), _SMALL)
+    return _small(trait.name, _picture(id, trait.name, named, drawn) + f'<ul class="key">{items}</ul>')
+
+
+def _named(trait: Trait) -> Mapping[str, Sequence[float]]:
+    return dict(zip(trait.values[:_VALUES], trait.shares, strict=False))
+
+
+def _picture(id: str, title: str, about: str, inside: str) -> str:
+    return chart(id, title[:200], about, _SMALL + 42, inside)
+
+
+def _small(title: str, inside: str) -> str:
+    return f'<div class="small"><h3>{name(title, 80)}</h3>{inside}</div>'
+
+
+def gene_rows(found: Genes) -> tuple[list[str], list[list[str]]]:
+    """A column for each gene, a row for each round."""
+    shown = [*found.genes[:_GENES]]
+    rows = [[str(round), *(figure(gene.means[n]) for gene in shown)] for n, round in enumerate(found.rounds)]
+    return ["round", *(gene.name for gene in shown)], thinned(rows, 100)

@@ -1,0 +1,227 @@
+"""The page: its parts one below the other, each with a heading, a picture and a table behind it. Pure."""
+
+import json
+from collections.abc import Mapping
+
+from fleet.report import curves, family, timeline
+from fleet.report.curves import NAMES, Curve
+from fleet.report.facts import Facts, Failure
+from fleet.report.parts import lines_of, plain_table, pre, section, table, value_of, whole
+from fleet.report.words import bytes_of, count, figure, lasting, moment, name, share, text
+
+_BETTER = {"score": "higher is better", "loss": "lower is better", "train_loss": "lower is better"}
+
+_FAILURES = 10  # that are shown in full
+
+Section = tuple[str, str, str]  # id, title, what stands in it
+
+
+def page(facts: Facts, live: bool = False) -> str:
+    return whole(facts.name, body(facts, live), live)
+
+
+def body(facts: Facts, live: bool = False) -> str:
+    shown = [section for section in sections(facts) if section[2]]
+    links = "".join(f'<li><a href="#{id}">{title}</a></li>' for id, title, _ in shown)
+    head = (
+        f'<header><p class="over">Run report</p><h1>{name(facts.name, 200)}</h1>'
+        f'<p class="state" id="state" role="status">{name(facts.state, 500)}</p>'
+        f'<p class="where">{name(facts.folder, 500)} · {"looked at" if live else "written"} '
+        f"{moment(facts.now)}</p></header>"
+    )
+    main = "".join(section(*each) for each in shown)
+    return (
+        f'<a class="skip" href="#main">Skip to the content</a>{head}'
+        f'<nav id="parts" aria-label="Parts of this page"><ul>{links}</ul></nav><main id="main">{main}</main>'
+    )
+
+
+def sections(facts: Facts) -> list[Section]:
+    return [
+        ("summary", "At a glance", _summary(facts)),
+        ("fitness", _title(facts), _fitness(facts)),
+        ("workers", "Who did what when", _workers(facts)),
+        ("family", "Family tree", _family(facts)),
+        ("genome", "The genome's history", _genome(facts)),
+        ("failures", "Failures and troubles", _failures(facts)),
+        ("configuration", "Configuration", _configuration(facts)),
+    ]
+
+
+# -- parts of it -------------------------------------------------------------------------------------------------------
+
+
+def _summary(facts: Facts) -> str:
+    best, averaged = facts.best, facts.averaged
+    measure = NAMES.get(facts.measure, "").lower()
+    open = len(facts.rounds) - facts.finished
+    going = f"{open} more planned or begun" if open else ""
+    cards = [
+        ("Best member", figure(best[0]), f"{best[1]}, {measure}") if best else None,
+        ("Averaged model", figure(averaged), measure) if averaged is not None else None,
+        ("Last finished round", count(facts.finished - 1), going or _asked(facts)) if facts.finished else None,
+        ("Tokens", count(facts.tokens), "trained on") if facts.tokens else None,
+        ("Time", lasting(max(0.0, facts.ended - facts.began)), f"since {moment(facts.began)}") if facts.began else None,
+        ("Machine time", lasting(facts.machine_seconds), _machines(facts)) if facts.rows else None,
+        ("Moved", bytes_of(facts.written + facts.read),
+         f"{bytes_of(facts.written)} written, {bytes_of(facts.read)} read") if facts.rows else None,
+        ("Goodput", share(facts.goodput), "of the workers' time made what counts") if facts.rows else None,
+    ]  # fmt: skip
+    shown = "".join(
+        f"<div><dt>{title}</dt><dd><b>{value}</b><span>{name(more, 80)}</span></dd></div>"
+        for title, value, more in filter(None, cards)
+    )
+    empty = "" if facts.rounds else "<p>Nothing is planned yet: no worker has begun.</p>"
+    return f'<dl class="cards">{shown}</dl>{empty}'
+
+
+def _asked(facts: Facts) -> str:
+    most = facts.config.get("max_generations")
+    if not isinstance(most, int):
+        return ""
+    return f"of {most}" if facts.finished - 1 <= most else f"{most} were asked for, and the last one sums up"
+
+
+def _machines(facts: Facts) -> str:
+    machines = len({row.machine for row in facts.rows})
+    return f"{machines} machine{'s' * (machines != 1)}, {len(facts.rows)} workers' places"
+
+
+def _title(facts: Facts) -> str:
+    return {"score": "Fitness"}.get(facts.measure, "Loss")
+
+
+def _fitness(facts: Facts) -> str:
+    parts, (size, unit) = list[str](), curves.in_time(facts.ended - facts.began)
+    for measure in (facts.measure, "train_loss" if facts.measure != "train_loss" else ""):
+        lines = donors(facts, measure)
+        over_rounds = curves.curve_of(facts, measure, curves.by_round) if measure else None
+        if not over_rounds or not over_rounds.places:
+            continue
+        title, better = NAMES[measure], _BETTER[measure]
+        if len({*over_rounds.places}) == 1:
+            parts.append(
+                f"<h3>{NAMES[measure]} <small>({_BETTER[measure]})</small></h3>{curves.once(over_rounds, lines)}"
+            )
+            continue
+        pair = [_picture(f"{measure}-rounds", f"{title} over rounds", over_rounds, "round", True, lines)]
+        over_time = curves.curve_of(facts, measure, curves.by_time(facts, size))
+        if len({*over_time.places}) > 1:
+            axis = f"{unit} since the start"
+            pair.append(_picture(f"{measure}-time", f"{title} over time", over_time, axis, False, lines))
+        note = '<p class="note">The band reaches from the lowest to the highest member of a round.</p>'
+        found = curves.rows(facts, measure)
+        columns = ["round", "averaged", "best", "mean", "lowest", "highest"]
+        parts.append(
+            f'<h3>{title} <small>({better})</small></h3>{note}<div class="pair">{"".join(pair)}</div>'
+            + table(f"{measure}-table", f"{title} by round", columns, found)
+        )
+    return "".join(parts) + _held(facts)
+
+
+def donors(facts: Facts, measure: str) -> dict[str, float]:
+    """Given models that were asked the same, the best few; by the ends of their paths, if these differ."""
+    asked = curves.questions_of(facts, measure)
+    there = {d.name: d.value for d in facts.donors if (d.measure, d.questions) == (measure, asked)}
+    short = {each.rstrip("/").rpartition("/")[2]: value for each, value in there.items()}
+    there = short if len(short) == len(there) else there
+    best = sorted(there, key=lambda each: there[each], reverse=measure == "score")
+    return {each: there[each] for each in best[:6]}
+
+
+def _held(facts: Facts) -> str:
+    """What members came to on other questions than those that chose them."""
+    found = []
+    for each in facts.rounds:
+        for (asked, measure), spread in each.members.items():
+            if asked and measure == facts.measure and asked != facts.questions:
+                row = [str(each.number), asked, each.leader[asked, measure], figure(spread.best(measure))]
+                found.append([*row, figure(spread.mean), str(spread.count)])
+    found += [["", d.questions, f"{d.name} (given)", figure(d.value), "", ""] for d in facts.donors
+              if d.measure == facts.measure and d.questions != facts.questions]  # fmt: skip
+    columns = ["round", "questions", "best", "its value", "mean", "members"]
+    return f"<h3>Other questions</h3>{plain_table('Other questions', columns, found[-50:])}" if found else ""
+
+
+def _picture(id: str, title: str, curve: Curve, axis: str, whole: bool, lines: Mapping[str, float]) -> str:
+    return f"<figure>{curves.drawn(id, title, curve, axis, whole, lines)}</figure>"
+
+
+def _workers(facts: Facts) -> str:
+    if not facts.rows:
+        return ""
+    more = f"<p>And {len(facts.rows) - 200} more places.</p>" if len(facts.rows) > 200 else ""
+    columns = ["machine", "worker", "made", "there", "training", "evaluating", "merging", "waiting", "useful", "now"]
+    return (
+        timeline.key(facts) + zoom("timeline") + f"<figure>{timeline.drawn(facts)}</figure>{more}"
+        + table("workers-table", "Workers", columns, timeline.rows(facts))
+    )  # fmt: skip
+
+
+def zoom(id: str) -> str:
+    """Shown by the script, which alone can do it."""
+    return (
+        f'<p class="zoom" data-for="{id}-s" hidden><button type="button" data-by="2">Zoom in</button>'
+        '<button type="button" data-by="0.5">Zoom out</button></p>'
+    )
+
+
+def _family(facts: Facts) -> str:
+    grown = facts.tree
+    if not any(node.parents for node in grown.nodes.values()):
+        return ""
+    since = f" Members of the rounds since {facts.tree_from} are shown." if facts.tree_from else ""
+    note, picture = f'<p class="note">Rounds from left to right.{since}</p>', family.tree(facts)
+    rows = family.tree_rows(facts)
+    return f"{note}{family.key(picture)}<figure>{picture}</figure>" + table(
+        "tree-table", "Members", ["member", "name", "parents", grown.measure or "score", ""], rows
+    )
+
+
+def _genome(facts: Facts) -> str:
+    found = family.genes(facts)
+    if not (found.genes or found.traits):
+        return ""
+    note = '<p class="note">The mean of each round\'s members, and one standard deviation around it.</p>'
+    hidden = max(0, len(found.genes) - 24)
+    more = f"<p>{hidden} more genes are not drawn.</p>" if hidden else ""
+    columns, rows = family.gene_rows(found)
+    return f'{note}<div class="smalls">{"".join(family.genome(found))}</div>{more}' + (
+        table("genome-table", "Means by round", columns, rows) if found.genes else ""
+    )
+
+
+def _failures(facts: Facts) -> str:
+    """The last ones in full, the newest first; all others in a table."""
+    if not facts.failures:
+        return "<p>None.</p>" if facts.rows else ""
+    newest = [*reversed(facts.failures)]
+    shown = sorted(newest, key=lambda each: not each.tail)[:_FAILURES]
+    rest = [[each.id, each.worker, each.machine, moment(each.at), each.why] for each in newest if each not in shown]
+    items = "".join(_failure(n, each) for n, each in enumerate(shown))
+    columns = ["what", "worker", "machine", "when", "why"]
+    more = table("failures-table", f"{len(rest)} more", columns, rest, words=True) if rest else ""
+    return f'<ol class="failures">{items}</ol>{more}'
+
+
+def _failure(number: int, each: Failure) -> str:
+    tail = "\n".join(text(line, 2000) for line in each.tail)
+    log = f'<details id="log-{number}"><summary>End of its log</summary>{pre(tail)}</details>' if tail else ""
+    who = f"{name(each.worker, 100)} on {name(each.machine, 100)}" if each.worker else ""
+    said = ", ".join(filter(None, [who, moment(each.at) if each.at else ""]))
+    return f"<li><p><b>{name(each.id, 80)}</b> {said}</p><p>{name(each.why, 1000)}</p>{log}</li>"
+
+
+def _configuration(facts: Facts) -> str:
+    rows = [[key.upper(), value_of(value), "yes"] for key, value in facts.config.items()]
+    rows += [[key.upper(), value_of(value), "no"] for key, value in facts.operational.items()]
+    both = {key.upper(): value for key, value in {**facts.config, **facts.operational}.items()}
+    file = json.dumps(both, indent=2, ensure_ascii=False)
+    command = pre(text(facts.command, 2000)) if facts.command else ""
+    say = "The command of the last launch:" if command else "Give this configuration to the method's script:"
+    last = table("last-table", "The last finished round", ["member", "metrics"], [[*each] for each in facts.last])
+    return (
+        f'<h3>To repeat it</h3><p>{say}</p>{command}<details id="file"><summary>The configuration as a file</summary>'
+        f"{pre(lines_of(file))}</details>"
+        + table("config-table", "Every key", ["key", "value", "changes results"], rows, words=True) + last
+    )  # fmt: skip

@@ -1,0 +1,134 @@
+"""The page of a run that goes on: answers GET and HEAD on this machine, changes nothing, and reads only what is new."""
+
+import errno
+import hashlib
+import ipaddress
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from fleet import faults
+from fleet.config import Wrong
+from fleet.report.page import page
+from fleet.report.parts import policy, whole
+from fleet.report.reading import Reader
+from fleet.report.words import text
+
+_EVERY = 2.0  # seconds between two looks at the disk, however many ask
+_REST = 9.0  # so much longer than a look took: the page of a long run takes a tenth of one core at most
+_QUIET = 10.0  # seconds until a run that says nothing is looked at again: silence means something, too
+
+
+class Live:
+    """The page as it is now, made afresh when the run has moved on."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader, self._lock = reader, threading.Lock()
+        self._stamp: object = None
+        self._looked = self._made = float("-inf")
+        self._took, self._over = 0.0, False
+        self.page, self.tag = b"", ""
+        self.looks = 0  # how often the run was read
+
+    def now(self) -> tuple[bytes, str]:
+        with self._lock:
+            now = time.monotonic()
+            if now - self._looked >= max(_EVERY, _REST * self._took):
+                self._refresh(now)
+                self._looked = time.monotonic()
+                self._took = self._looked - now
+            return self.page, self.tag
+
+    def _refresh(self, now: float) -> None:
+        try:
+            stamp = self.reader.stamp()
+            if self.page and stamp == self._stamp and (self._over or now - self._made < _QUIET):
+                return
+            facts = self.reader.look()
+            self._over, said = facts.over, page(facts, live=True)
+        except Exception as error:  # the disk may come back, and whatever else is odd may be mended
+            said = str(error) if isinstance(error, (Wrong, faults.Fault)) else f"{type(error).__name__}: {error}"
+            why = f"<header><h1>The run cannot be read now</h1></header><main><p>{text(said, 1000)}</p></main>"
+            stamp, said = None, whole("trouble", why, live=True)
+        self.looks += 1
+        self._stamp, self._made, self.page = stamp, now, said.encode(errors="replace")
+        self.tag = f'"{hashlib.sha256(self.page).hexdigest()[:32]}"'
+
+
+def server(live: Live, host: str, port: int) -> ThreadingHTTPServer:
+    """Listening already; a port in use is told in one line."""
+    names = {"localhost", host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()}
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        kind = type("Kind", (_Server,), {"address_family": family})
+        made: ThreadingHTTPServer = kind((host, port), _handler(live.now, names))
+        return made
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        other = "port" if getattr(error, "errno", 0) in (errno.EADDRINUSE, errno.EACCES) else "host"
+        raise Wrong(f"--host {host} --serve {port}: cannot listen there: {why}; name another {other}") from None
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads, request_queue_size = True, 128
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):  # those who left are nobody's trouble
+            super().handle_error(request, client_address)
+
+
+def _handler(now: Callable[[], tuple[bytes, str]], names: set[str]) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        server_version, sys_version, timeout = "report", "", 20
+
+        def do_GET(self) -> None:
+            if not known(self.headers.get("Host", ""), names):
+                self._answer(
+                    421, b"This page is not served under that name: use the address, or start it with --host NAME.\n"
+                )
+            elif self.path.partition("?")[0] != "/":
+                self._answer(404, b"There is only one page: /\n")
+            else:
+                said, tag = now()
+                self._answer(304 if self.headers.get("If-None-Match") == tag else 200, said, tag)
+
+        do_HEAD = do_GET
+
+        def _answer(self, code: int, said: bytes, tag: str = "") -> None:
+            self.send_response(code)
+            head = {"Content-Type": f"text/{'html' if tag else 'plain'}; charset=utf-8", "Cache-Control": "no-store",
+                    "Content-Security-Policy": policy(live=True) + "; frame-ancestors 'none'", "ETag": tag,
+                    "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
+                    "Cross-Origin-Resource-Policy": "same-origin"}  # fmt: skip
+            for name, value in head.items():
+                if value:
+                    self.send_header(name, value)
+            said = b"" if code == 304 else said
+            self.send_header("Content-Length", str(len(said)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(said)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    return Handler
+
+
+def known(host: str, names: set[str]) -> bool:
+    """An address, or a name that we have ourselves. A page elsewhere that gives its own name this machine's address
+    would read along; its name stands in the request."""
+    name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
+    if name.startswith("[") and name.endswith("]"):
+        name = name[1:-1]
+    if name.lower().removesuffix(".") in names:
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,98 @@
+"""From registers and notes to the numbers of the page. Pure."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from fleet.ancestry.growth import alone, grown
+from fleet.ancestry.tree import Node, Tree, finite
+from fleet.metrics.points import WHOLE
+from fleet.recipe import Member, place
+from fleet.report.diaries import Notes
+from fleet.report.facts import MEASURES, Moved, Round, Spread
+from fleet.report.registers import Sheet
+from fleet.status import metrics_text
+
+DONOR = re.compile(r"(donor|model)-[0-9]+")
+
+
+def summed_up(found: Sheet) -> Round:
+    values, leader = dict[tuple[str, str], list[float]](), dict[tuple[str, str], tuple[float, str]]()
+    whole, tokens = dict[str, float](), 0.0
+    for id, member in found.members.items():
+        if not member.metrics:
+            continue
+        tokens += (finite(member.metrics.get("tokens")) or 0.0) if id in found.seconds else 0.0
+        slot, questions = id.partition("/")[2], str(member.recipe.evaluate.get("on", ""))
+        for measure in MEASURES:
+            if (value := finite(member.metrics.get(measure))) is None:
+                continue
+            if slot in WHOLE:
+                whole[measure] = value
+            elif not DONOR.fullmatch(slot):
+                key = questions, measure
+                values.setdefault(key, []).append(value)
+                leader[key] = min(leader.get(key, (float("inf"), "")), (-value if measure == "score" else value, id))
+    absent = sum(bool(member.absent) for member in found.members.values())
+    spreads = {key: Spread.of(each) for key, each in values.items()}
+    who = {key: id for key, (_, id) in leader.items()}
+    return Round(found.round, len(found.plan), len(found.members), absent, tokens, spreads, whole, who)
+
+
+def dated(each: Round, at: Mapping[str, Mapping[bool, float]]) -> Round:
+    there = at.get(str(each.number), {})
+    return replace(each, at=there.get(False, 0.0), whole_at=there.get(True, 0.0))
+
+
+def last_made(all: Mapping[str, Notes]) -> dict[str, dict[bool, float]]:
+    """By round: when the last of its members was made, and when the averaged model was looked at."""
+    found = dict[str, dict[bool, float]]()
+    for notes in all.values():
+        for at, _, id, _ in notes.made:
+            round, _, slot = id.partition("/")
+            there = found.setdefault(round, {})
+            there[slot in WHOLE] = max(there.get(slot in WHOLE, 0.0), at)
+    return found
+
+
+def moved_by(all: Mapping[str, Notes]) -> tuple[list[Moved], float, float]:
+    made = sorted((at, bytes) for notes in all.values() for at, _, _, bytes in notes.made)
+    total, points, every = 0.0, list[Moved](), max(1, len(made) // 1000)
+    for n, (at, bytes) in enumerate(made):
+        total += bytes
+        if n % every == 0 or n + 1 == len(made):
+            points.append(Moved(at, total))
+    return points, sum(n.written for n in all.values()), sum(n.read for n in all.values())
+
+
+def command_of(started: Mapping[str, Any]) -> str:
+    """Of a launch: what was given by hand, or the launcher, which alone notes its code."""
+    return str(started.get("command", ""))
+
+
+def with_genomes(found: Sheet) -> list[Node]:
+    return [alone(member) for member in found.members.values() if not member.absent]
+
+
+def tree_of(sheets: list[Sheet]) -> Tree:
+    members = [member for each in sheets for member in each.members.values()]
+    if not members:
+        return Tree({})
+    return grown(members, max(each.round for each in sheets if each.members) + 1)
+
+
+def last_members(sheets: list[Sheet]) -> list[tuple[str, str]]:
+    complete = [each for each in sheets if each.complete]
+    if not complete:
+        return []
+    return [(id, member.absent or metrics_text(member.metrics)) for id, member in complete[-1].members.items()][-50:]
+
+
+def name_of(member: Member) -> str:
+    """Of a given model: what its recipe calls it, or the model that it merges with nothing."""
+    merge = member.recipe.merge
+    recipe = merge.get("recipe")
+    models = recipe.get("models") if isinstance(recipe, dict) else None
+    model = models[0].get("model") if isinstance(models, list) and models and isinstance(models[0], dict) else None
+    return str(merge.get("name") or merge.get("model") or model or place(member.id)[1])

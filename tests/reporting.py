@@ -1,0 +1,85 @@
+"""Runs for the report that would take too long to make: written by hand, in the format of real ones."""
+
+import os
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from fleet import launches, strictjson
+from fleet.host import Host
+from fleet.recipe import Recipe, name, to_json
+from fleet.run import create_run
+from fleet.store import _sealed
+from tests.toy.config import ToyConfig
+
+BEGAN = 1_700_000_000.0
+NASTY = "<script>alert(1)</script>\"'&\x1b[31m\u202e"
+NAMES = (NASTY, "W" * 300, "机器学习工作站" * 20, "محطة العمل الأولى", "रिया का कंप्यूटर", "🧪" * 40, "\x00\x07")
+
+
+def long_run(base: Path, slots: int = 64, rounds: int = 2000, workers: int = 16, machines: Sequence[str] = ()) -> Path:
+    """A population that ran for long: each round its plan, a claim and an outcome for each slot, and workers' notes."""
+    config = ToyConfig(project_name="long", population_size=slots, max_generations=rounds)
+    store, _ = create_run(base, "long", config.bound(), Host())
+    launches.begin(store, config.operational(), command="python -m tests.toy --config evolution.json")
+    dice, notes = random.Random(1), [list[str]() for _ in range(workers)]
+    machines = machines or [f"node-{n // 4}" for n in range(workers)]
+    for n in range(workers):
+        notes[n].append(_line(BEGAN, "started", launch=1, machine=machines[n % len(machines)]))
+    for round, recipes in enumerate(_plans(slots, rounds)):
+        folder = store.disk.root / f"rounds/{round:05d}"
+        folder.mkdir()
+        (folder / "plan").write_bytes(_sealed({"recipes": [to_json(recipe) for recipe in recipes]}))
+        claim = folder / "claim"  # one for all: nobody reads a claim that came to something
+        claim.write_bytes(_sealed({"by": "local-0-00000000", "identity": [], "launch": 1, "machine": machines[0]}))
+        for k, recipe in enumerate(recipes):
+            worker = (k + round) % workers
+            at = BEGAN + 60.0 * round + 3.0 * (k // workers + 1)
+            by, machine = f"local-{worker}-{worker:08x}", machines[worker % len(machines)]
+            _write(folder / f"{recipe.slot}.0.done", _sealed(_done(dice, round, by, machine)))
+            os.link(claim, folder / f"{recipe.slot}.0.claim.0")
+            made = {"seconds": 2.8, "written": 10_000, "read": 20_000}
+            notes[worker].append(_line(at, "made", name(round, recipe.slot), **made))
+            notes[worker].append(_line(at, "published", name(round, recipe.slot)))
+        claim.unlink()
+        notes[round % workers].append(_line(BEGAN + 60.0 * round + 59.0, "waited", seconds=40.0))
+    end = store.disk.root / f"rounds/{rounds + 1:05d}"
+    end.mkdir()
+    (end / "plan").write_bytes(_sealed({"recipes": []}))
+    for n in range(1, workers):  # the first one was lost
+        notes[n].append(_line(BEGAN + 60.0 * (rounds + 1), "ended", ops=1))
+    for n, lines in enumerate(notes):
+        (store.disk.root / f"workers/local-{n}-{n:08x}.events").write_text("".join(lines))
+    return store.disk.root
+
+
+def _plans(slots: int, rounds: int) -> Iterator[list[Recipe]]:
+    yield [Recipe("init-0", merge={"method": "init", "seed": 1})]
+    train, evaluate = {"steps": 5}, {"on": "held-out", "batch": 32}
+    for round in range(1, rounds + 1):
+        parents = [
+            ("0/init-0",) if round == 1 else (f"{round - 1}/m{k}", f"{round - 1}/m{k ^ 1}") for k in range(slots)
+        ]
+        yield [
+            Recipe(f"m{k}", parents[k], {"method": "mean"}, train, evaluate, "step", {"lr": 1 + k / slots / round})
+            for k in range(slots)
+        ]
+
+
+def _done(dice: random.Random, round: int, by: str, machine: str) -> dict[str, Any]:
+    loss = 2 + 8 / (1 + round) + dice.random() / 10
+    metrics = {"loss": loss, "train_loss": loss + 0.1, "tokens": 4096} if round else {}
+    files = {"weights": [10_000, "0" * 64]}
+    made = {"metrics": metrics, "files": files, "attempt": "", "absent": "", "why": ""}
+    return {**made, "by": by, "machine": machine, "seconds": 2.8}
+
+
+def _line(at: float, what: str, id: str = "", **more: Any) -> str:
+    return strictjson.text({"at": at, "what": what, **({"id": id} if id else {}), **more}) + "\n"
+
+
+def _write(file: Path, data: bytes) -> None:
+    handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640)
+    os.write(handle, data)
+    os.close(handle)
