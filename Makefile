@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 EXTRA := requirements-ray.txt requirements-hivemind.txt requirements-metrics.txt requirements-posttrain.txt requirements-dev.txt
 CONFIG ?= evolution.json
 
-.PHONY: run breed test test-slow test-nfs storm lint docs clean
+.PHONY: run breed test test-slow test-nfs storm screenshots pictures lint docs clean
 run: $(VENV)/.run
 	$(RUN) edt_sim.py --config $(CONFIG)
 
@@ -14,10 +14,10 @@ breed: $(VENV)/.run
 	$(RUN) edt_sim.py --config configs/posttrain.json
 
 test: lint
-	$(RUN) -m pytest
+	$(RUN) -m pytest -n 2 --dist loadfile
 
 test-slow: $(VENV)/.slow storm
-	$(RUN) -m pytest -m slow
+	$(RUN) -m pytest -n 2 --dist loadfile -m slow
 
 # On a real NFS disk that three machines mount, each with a kernel of its own.
 test-nfs: $(VENV)/.test
@@ -27,6 +27,14 @@ test-nfs: $(VENV)/.test
 SEEDS ?= 2000
 storm: $(VENV)/.test
 	$(RUN) -m tests.storm --seeds $(SEEDS)
+
+# The report of real runs, light and dark, on a telephone and on a wall: screenshots/*.png. Needs chromium.
+screenshots: $(VENV)/.test
+	$(RUN) -m tests.screenshots screenshots
+
+# README's, of the runs that `make run` and `make breed` make.
+pictures: $(VENV)/.test
+	$(RUN) -m tests.pictures
 
 lint: $(VENV)/.test
 	$(VENV)/bin/ruff check .

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fleet.recipe import Member, Past, Recipe
+from train.choosing import chosen
 from train.config import TrainConfig
 from train.groundwork import first_weights, ground, last_of, tools, unique
 
@@ -81,19 +82,7 @@ class EDT:
         return [Recipe(f"p{k}", (f"{generation - 1}/m{k}",)) for k in range(self.c.population_size)]
 
     def choose(self, pool: Sequence[Member], dice: np.random.Generator) -> list[str]:
-        size = min(self.c.parents_of_a_child, len(pool))
-        match self.c.selects:
-            case "rank":
-                chances = np.arange(len(pool), 0, -1, dtype=float)
-                picked = dice.choice(len(pool), size, replace=False, p=chances / chances.sum())
-            case "tournament":
-                picked, left = [], list(range(len(pool)))
-                for _ in range(size):
-                    picked.append(min(dice.choice(left, min(2, len(left)), replace=False)))
-                    left.remove(picked[-1])
-            case _:
-                picked = dice.choice(len(pool), size, replace=False)
-        return [pool[i].id for i in sorted(int(i) for i in picked)]
+        return [pool[i].id for i in sorted(chosen(self.c.selects, len(pool), self.c.parents_of_a_child, 2, dice))]
 
     # -- recipes ----------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ python edt.py --config configs/posttrain.json
 the founders: the given models, evaluated; copies of them, fine-tuned, where the population has room for more
 for every generation:
     everybody answers the same questions, drawn anew for this generation
-    the best go on unchanged
+    the best go on unchanged; the best so far is never lost
     each other place: parents are chosen, merged layer by layer, and the child learns from data that its genome
                       chooses, which mixes its parents' genomes and is sometimes mutated
 at the end the winner, and every model that it all began with, answer questions that nobody was chosen by
@@ -17,12 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from fleet.recipe import Member, Past, Recipe
+from fleet.recipe import Past, Recipe
 from train.breeding import method
+from train.choosing import chosen
+from train.groundwork import unique
 from train.posttrain import dna
 from train.posttrain.config import PosttrainConfig
 from train.posttrain.fitness import rival_of
-from train.posttrain.selection import Rival, couple, matched, ordered
+from train.posttrain.selection import Rival, matched, ordered
 
 ALGORITHM = "edt-evomerge"
 
@@ -46,16 +48,17 @@ class EvoMerge:
         """The given models in one form, and the data as tokens."""
         inits = [
             Recipe(f"init-{n}", ("0/init-0",) if n else (), {"kind": "init", "entry": n, "name": short(name), "of": []})
-            for n, name in enumerate(self.c.initial_population)
+            for n, name in enumerate(self.c.models)
         ]
         data = [
-            Recipe(f"data-{n}", ("0/init-0",), {"kind": "data", "source": n, "of": []})
-            for n in range(len(self.c.mutation_datasets))
+            Recipe(f"data-{n}", ("0/init-0",), {"kind": "data", "source": n, "name": name, "of": []})
+            for n, name in enumerate(dna.names(self.c))
         ]
         return [*inits, *data]
 
-    def data(self) -> list[str]:
-        return [f"0/data-{n}" for n in range(len(self.c.mutation_datasets))]
+    def needed(self, *ids: str) -> tuple[str, ...]:
+        """With what all need: the first model's tokenizer, and the data."""
+        return unique(*ids, "0/init-0", *(f"0/data-{n}" for n in range(len(self.c.mutation_datasets))))
 
     # -- generations --------------------------------------------------------------------------------------------------
 
@@ -73,24 +76,31 @@ class EvoMerge:
         return members
 
     def bred(self, generation: int, history: Past) -> list[Recipe]:
-        if self.c.selection == "matching" and not self.c.elitism:  # nobody waits for everybody's fitness
+        genomes = self.genomes(generation - 1, history)
+        if self.hurried:
             ids = [f"{generation - 1}/m{k}" for k in range(self.c.population_size)]
             families = [matched(ids, k, self.dice(generation)) for k in range(self.c.population_size)]
-            genomes = {id: self.genome(history.plan(generation - 1), id) for id in ids}
             return [self.bred_of(generation, k, family, genomes) for k, family in enumerate(families)]
         order = self.order(generation - 1, history)
-        genomes = {one.id: history[one.id].recipe.genome or dna.plain(self.c) for one in order}
-        elite = [Recipe(f"m{k}", (one.id,)) for k, one in enumerate(order[: self.c.elitism])]
+        elite = [Recipe(f"m{k}", (one.id,), genome=genomes[one.id]) for k, one in enumerate(order[: self.c.elitism])]
         children = [
             self.bred_of(generation, k, self.parents(generation, k, order), genomes)
             for k in range(len(elite), self.c.population_size)
         ]
-        return [*elite, *children]
+        best = self.best(generation - 1, history)
+        kept = [] if any(one.parents == (best,) for one in elite) else [Recipe("best", (best,))]
+        return [*elite, *children, *kept]
+
+    @property
+    def hurried(self) -> bool:
+        """Everybody is a parent equally often and nobody goes on unchanged: nobody waits for all others' fitness."""
+        return self.c.selection == "matching" and not self.c.elitism
 
     def parents(self, generation: int, k: int, order: Sequence[Rival]) -> list[str]:
         if self.c.selection == "matching":
-            return matched([one.id for one in order], k, self.dice(generation))
-        return couple(order, self.c.selection, 2, self.c.tournament_size, self.dice(generation, k))
+            return matched(sorted(one.id for one in order), k - self.c.elitism, self.dice(generation))
+        picked = chosen(self.c.selection, len(order), 2, self.c.tournament_size, self.dice(generation, k))
+        return [order[n].id for n in picked]
 
     def bred_of(self, generation: int, k: int, parents: Sequence[str], genomes: Mapping[str, dna.Genome]) -> Recipe:
         genome = dna.child(self.c, [genomes[id] for id in parents], self.dice(generation, k, 2))
@@ -98,59 +108,51 @@ class EvoMerge:
 
     def child(self, generation: int, k: int, parents: list[str], genome: dna.Genome) -> Recipe:
         technique = str(self.c.crossover["method"]) if len(parents) > 1 else "copy"
-        merge = {"kind": "child", "of": parents, "technique": technique}
+        base = {"base": f"0/init-{self.c.models.index(self.c.base_model)}"} if self.c.base_model else {}
+        merge = {"kind": "child", "of": parents, "technique": technique, **base}
         train = {"how": self.c.mutation, "round": generation, "slot": k} if self.c.mutation != "none" else {}
-        needed = (*parents, "0/init-0", *self.data())
-        return Recipe(
-            f"m{k}", tuple(dict.fromkeys(needed)), merge, train, self.questions(generation), "weights", genome
-        )
+        needed = self.needed(*parents, *base.values())
+        return Recipe(f"m{k}", needed, merge, train, self.questions(generation), "weights", genome)
 
     def looked_at(self, generation: int, members: list[Recipe]) -> list[Recipe]:
         """Who was not made in this generation answers its questions, too."""
-        looks = [
-            Recipe(
-                member.slot.replace("m", "look-"),
-                tuple(dict.fromkeys((*member.parents, "0/init-0", *self.data()))),
-                {"kind": "look", "at": member.parents[0], "of": []},
-                {},
-                self.questions(generation),
-                "nothing",
-            )
-            for member in members
-            if member.carried
-        ]
-        return [*members, *looks]
+        asked = self.questions(generation)
+        return [*members, *(self.look(look_of(m.slot), m.parents[0], asked) for m in members if m.carried)]
+
+    def look(self, slot: str, id: str, asked: Mapping[str, Any], of: Sequence[str] = ()) -> Recipe:
+        return Recipe(slot, self.needed(id), {"kind": "look", "at": id, "of": [*of]}, {}, asked, "nothing")
 
     def finals(self, generation: int, history: Past) -> list[Recipe]:
-        best = self.order(generation - 1, history)[0].id
+        best, asked = self.best(generation - 1, history), {"on": "judging"}
+        starts = range(len(self.c.initial_population))
         return [
-            self.judged("winner", best),
-            *(self.judged(f"start-{n}", f"0/init-{n}") for n in range(len(self.c.initial_population))),
+            self.look("winner", best, asked, [best]),
+            *(self.look(f"start-{n}", f"0/init-{n}", asked) for n in starts),
         ]
-
-    def judged(self, slot: str, id: str) -> Recipe:
-        of = [id] if slot == "winner" else []
-        needed = tuple(dict.fromkeys((id, "0/init-0", *self.data())))
-        return Recipe(slot, needed, {"kind": "look", "at": id, "of": of}, {}, {"on": "judging"}, "nothing")
 
     # -- who is how good ----------------------------------------------------------------------------------------------
 
     def order(self, generation: int, history: Past) -> list[Rival]:
         """A generation by its fitness, the best first."""
-        found = []
-        for recipe in history.plan(generation):
-            if recipe.slot[0] == "m" and (member := self.measured(generation, recipe, history)):
-                found.append(rival_of(self.c, f"{generation}/{recipe.slot}", member.metrics))
+        found = [one for one in self.rivals(generation, history) if not one.id.endswith("/best")]
         return ordered(found, self.c.selection == "pareto")
 
-    def measured(self, generation: int, recipe: Recipe, history: Past) -> Member:
-        slot = recipe.slot.replace("m", "look-") if recipe.carried else recipe.slot
-        return history[f"{generation}/{slot}"]
+    def best(self, generation: int, history: Past) -> str:
+        """The fittest so far: who was it before answers this generation's questions, too."""
+        return ordered(self.rivals(generation, history), pareto=False)[0].id
 
-    def genome(self, plan: Sequence[Recipe], id: str) -> dna.Genome:
-        """A given model has none of its own yet."""
-        recipe = next(recipe for recipe in plan if id.endswith(f"/{recipe.slot}"))
-        return recipe.genome or dna.plain(self.c)
+    def rivals(self, generation: int, history: Past) -> list[Rival]:
+        found = []
+        for recipe in history.plan(generation):
+            if recipe.slot[0] == "m" or recipe.slot == "best":
+                slot = look_of(recipe.slot) if recipe.carried else recipe.slot
+                found.append(rival_of(self.c, f"{generation}/{recipe.slot}", history[f"{generation}/{slot}"].metrics))
+        return found
+
+    def genomes(self, generation: int, history: Past) -> dict[str, dna.Genome]:
+        """Of a generation; a given model has none of its own yet."""
+        plain = dna.plain(self.c)
+        return {f"{generation}/{recipe.slot}": recipe.genome or plain for recipe in history.plan(generation)}
 
     def questions(self, generation: int) -> dict[str, Any]:
         return {"on": "choosing", "generation": generation}
@@ -159,9 +161,19 @@ class EvoMerge:
         return np.random.default_rng([self.c.seed, *key])
 
 
+def look_of(slot: str) -> str:
+    """Where a member that was made before answers."""
+    return f"look-{slot}"
+
+
 def short(model: str) -> str:
     """Its name without the way to it."""
     return model.rstrip("/").rpartition("/")[2]
 
 
 METHOD = method(ALGORITHM, __doc__ or "", EvoMerge)
+
+if __name__ == "__main__":
+    from fleet.start import main
+
+    main(METHOD)

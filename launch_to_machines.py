@@ -8,8 +8,8 @@ from pathlib import Path
 from fleet.remote.commands import main
 
 SCRIPTS = {
-    "edt": ("edt.py",),
-    "edt-evomerge": ("edt.py",),
+    "edt": ("edt.py", "--algorithm", "edt"),
+    "edt-evomerge": ("edt.py", "--algorithm", "edt-evomerge"),
     "diloco": ("diloco.py",),
     "merge-search": ("-m", "merge.evolve"),
     "evomerge": ("-m", "evomerge.cli"),

@@ -17,8 +17,8 @@ from torch import Tensor
 from benchmarks.figures import goal, spread, table
 from fleet import launches
 from fleet.host import Host
+from fleet.processes import options
 from fleet.run import create_run, open_run
-from fleet.start import options
 from fleet.work import Work
 from fleet.worker import Worker
 from train.config import TrainConfig

@@ -18,8 +18,8 @@ from typing import Any
 
 from fleet import launches
 from fleet.host import Host
+from fleet.processes import options, thread_counts
 from fleet.run import create_run, open_run
-from fleet.start import options, thread_counts
 from fleet.worker import Worker
 from train.config import TrainConfig, TrainRoom
 

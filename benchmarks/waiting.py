@@ -14,8 +14,8 @@ from benchmarks.workers import Toys, cpu_of, toys
 from fleet import claims, planning
 from fleet.history import History
 from fleet.host import Host
+from fleet.processes import options
 from fleet.run import open_run
-from fleet.start import options
 from fleet.store import Store
 from fleet.worker import Worker
 from tests.toy.strategies import strategy

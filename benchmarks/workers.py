@@ -13,8 +13,8 @@ from typing import Any
 
 from fleet import launches
 from fleet.host import Host
+from fleet.processes import process
 from fleet.run import create_run
-from fleet.start import process
 from fleet.store import Store
 from tests.toy.config import ToyConfig
 

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
-from rich.console import Console
 from rich.table import Table
 
 from evomerge.config import Configuration, ModelReference, chosen
 from evomerge.formula import Formula, in_words
 from evomerge.merger import AdvancedModelMerger, known
 from evomerge.utils import EvoMergeException, expected
+from fleet.console import console
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def main(
     except EvoMergeException as error:
         print(error, file=sys.stderr)
         return 2
-    Console().print(table(found))
+    console().print(table(found))
     if json_file:
         json_file.write_text(json.dumps([asdict(each) for each in found], indent=2) + "\n")
     return 0

@@ -26,7 +26,7 @@ from evomerge.method import METHOD
 from fleet.config import Wrong
 from fleet.start import main as fleet_main
 
-_WORKER = ("--worker", "--make")  # the same file is also a worker of a run
+_WORKER = ("--worker", "--make", "--sink")  # the same file is also a worker of a run
 _WHAT, _HOW, _OUT = Group("What to do", sort_key=1), Group("The tournament", sort_key=2), Group("Results", sort_key=3)
 _FLAG: dict[str, Any] = {"negative": ""}
 
@@ -79,6 +79,8 @@ class How:
     "A machines.json: work on these machines, which share the disk of --out."
     ssh_config: Annotated[Path | None, Parameter(group=_HOW)] = None
     "For --machines: another SSH client configuration than ~/.ssh/config."
+    metrics: Annotated[tuple[str, ...], Parameter(group=_HOW, negative="")] = ()
+    "Where metrics go besides metrics.csv: tensorboard, wandb, trackio; may be given several times."
     log_level: Annotated[str, Parameter(group=_HOW)] = ""
     "DEBUG, INFO, WARNING or ERROR."
 
@@ -147,6 +149,7 @@ def _config(how: How, kept: Results) -> Configuration:
         (v, "task_path", [str(each) for each in how.task_path]), (config, "workers", how.workers),
         (config, "machines", how.machines and str(how.machines)), (config, "out", kept.out and str(kept.out)),
         (config, "ssh_config", how.ssh_config and str(how.ssh_config)), (config, "log_level", how.log_level),
+        (config, "metrics", how.metrics or None),
     )  # fmt: skip
     for record, field, value in places:
         if value not in (None, "", []):
@@ -192,12 +195,11 @@ def _generate(model: str, prompt: str, max_length: int) -> None:
 
 
 def _pareto(folder: Path) -> None:
-    from rich.console import Console
-
     from evomerge.results import found_in
     from evomerge.view import front_table
+    from fleet.console import console
 
-    Console().print(front_table(found_in(folder)))
+    console().print(front_table(found_in(folder)))
 
 
 def _export(model: str, kind: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from fleet.config import FleetConfig, Text, Wrong, bound, lowered, read_json, validated
+from fleet.config import FleetConfig, Metrics, Text, Wrong, bound, lowered, read_json, validated
 
 BUILTIN = "builtin:"
 SPECIALISTS = ("code", "prose", "names")
@@ -171,6 +171,13 @@ class Configuration(Editable):
     threads: int = Field(1, ge=1, le=1024, description="Of one worker.")
     machines: str = Field("", description="A machines.json, to work on other machines that share the disk of `out`.")
     ssh_config: str = Field("", description="For machines: another SSH client configuration than ~/.ssh/config.")
+    metrics: tuple[Metrics, ...] = Field(
+        ("csv",), description="Where metrics go: csv always, and whichever of the others are named."
+    )
+    wandb_project: str = Field(
+        "", description="Of metrics wandb; empty: WANDB_PROJECT in the environment, or evomerge."
+    )
+    wandb_entity: str = Field("", description="Of metrics wandb: its owner; empty: whoever is logged in.")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Of workers' logs and ours.")
 
     @field_validator("models")

@@ -6,8 +6,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from evomerge import results
 from evomerge.config import ModelReference
 from evomerge.making import workshop
@@ -15,6 +13,7 @@ from evomerge.results import Found
 from evomerge.view import final_table, front_table
 from fleet.ancestry.files import PICTURE, keep
 from fleet.config import Wrong
+from fleet.console import console
 from fleet.history import opened
 from merge.output import Busy
 
@@ -24,7 +23,7 @@ _SAMPLE = 40  # tokens
 
 def concluded(folder: Path) -> Path:
     """Where the winner is; everything else is said and written on the way."""
-    console, history = Console(), opened(folder)
+    shown, history = console(), opened(folder)
     found = results.read(history)
     if not history.over:
         raise Wrong(f"the tournament in {folder} is not over; the same command goes on with it")
@@ -33,13 +32,13 @@ def concluded(folder: Path) -> Path:
     where = winner_in(folder, found)
     history.store.replace(results.HISTORY, results.as_json(found))
     keep(history)
-    console.print(final_table(found))
+    shown.print(final_table(found))
     if len(found.front) > 1 and len(found.judged[0].objectives) > 1:
-        console.print(front_table(found))
+        shown.print(front_table(found))
     for line in samples(found, where):
-        console.print(line, markup=False, highlight=False)
-    console.print(f"The family tree: {folder / PICTURE}", soft_wrap=True, highlight=False)
-    console.print(f"The winner, {found.judged[0].name}: {where}", soft_wrap=True, highlight=False)
+        shown.print(line, markup=False, highlight=False)
+    shown.print(f"The family tree: {folder / PICTURE}", soft_wrap=True, highlight=False)
+    shown.print(f"The winner, {found.judged[0].name}: {where}", soft_wrap=True, highlight=False)
     return where
 
 

@@ -9,8 +9,8 @@ from evomerge.strategy import Tournament, formula_of
 from fleet import faults
 from fleet.config import Wrong
 from fleet.history import History
+from fleet.method import Method
 from fleet.recipe import NotYet
-from fleet.start import Method
 from fleet.work import Elsewhere, Failed, Maker, Work
 
 ALGORITHM = "evomerge"

@@ -13,9 +13,9 @@ from pydantic import BaseModel
 from evomerge.config import BUILTIN, Configuration, ModelReference, TournamentConfig
 from evomerge.method import ALGORITHM
 from fleet import gpus
-from fleet.config import Name, Wrong, validated
-from fleet.local import Local, Process, Starter
-from fleet.start import process
+from fleet.config import Name, Wrong, validated, whole
+from fleet.local import Starter
+from fleet.metrics import sinks
 from merge.donors import located
 
 
@@ -53,8 +53,7 @@ def _whole(model: ModelReference, made: Mapping[str, Path]) -> str:
                 f"there is no default model {model.path!r}; there are {', '.join(BUILTIN + each for each in made)}"
             )
         return str(made[model.builtin])
-    path = Path(model.path).expanduser()
-    return str(path.resolve()) if path.exists() else model.path
+    return whole(model.path, Path())
 
 
 def prepared(config: Configuration) -> TournamentConfig:
@@ -64,6 +63,7 @@ def prepared(config: Configuration) -> TournamentConfig:
     from train import tasks
 
     where = Path(config.out).expanduser().resolve()
+    sinks.check(config.metrics)
     _check_folder(where)
     if config.machines and not Path(config.machines).is_file():
         raise Wrong(f"{config.machines}: cannot be read")
@@ -94,6 +94,9 @@ def prepared(config: Configuration) -> TournamentConfig:
         evaluation_settings=e,
         text_digest=fitness.digest(e),
         threads=config.threads,
+        metrics=config.metrics,
+        wandb_project=config.wandb_project,
+        wandb_entity=config.wandb_entity,
         log_level=config.log_level,
     )
 
@@ -115,9 +118,8 @@ def _check_folder(where: Path) -> None:
 class Hosted(Starter):
     """Workers of evomerge.cli, whatever script it is that starts them."""
 
-    def hired(self, name: str) -> Process:
-        command = [sys.executable, str(Path(__file__).with_name("cli.py"))]
-        return Local(process(command, name, self.folder, self.config.threads, self._log))
+    def script(self) -> list[str]:
+        return [sys.executable, str(Path(__file__).with_name("cli.py"))]
 
 
 def run(config: Configuration) -> int:

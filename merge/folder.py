@@ -55,8 +55,11 @@ def chat_template(wanted: str | None, donors: Sequence[Donor]) -> str | None:
 
 
 def template_of(folder: Path) -> str | None:
-    if (folder / "chat_template.jinja").is_file():
-        return (folder / "chat_template.jinja").read_text().strip()
+    if (file := folder / "chat_template.jinja").is_file():
+        try:
+            return file.read_text(encoding="utf-8").strip()
+        except (OSError, ValueError) as error:
+            raise Wrong(f"{file}: cannot be read: {error}") from None
     settings = folder / "tokenizer_config.json"
     said = read_json(settings).get("chat_template") if settings.is_file() else None
     return said.strip() if isinstance(said, str) else None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fleet.synced import sync
 from merge.files import Entry, Header, Wrong, write_header
 from merge.planning import Job
 
@@ -149,8 +150,8 @@ def _held(lock: Path, out: Path) -> Iterator[None]:
 
 def _sync(folder: Path) -> None:
     for path in folder.iterdir():
-        _fsync(path)
-    _fsync(folder)
+        sync(path)
+    sync(folder)
 
 
 def _replace(draft: Path, out: Path) -> None:
@@ -159,13 +160,5 @@ def _replace(draft: Path, out: Path) -> None:
     if out.exists():
         out.rename(old)
     draft.rename(out)
-    _fsync(out.parent)
+    sync(out.parent)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _fsync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,26 @@ def toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
         made.append(
             Toys(place, {**small, "poll_seconds": 0.02, "dead_seconds": 5.0, **keys}, *([script] if script else []))
         )
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.kill_all()
+
+
+@pytest.fixture
+def pretraining(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Toys]]:
+    """Runs of edt_sim.py or diloco_sim.py as real processes, each in a folder of its own."""
+    from tests.small import KEYS, shared
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    made: list[Toys] = []
+
+    def make(script: str = "edt_sim.py", **keys: Any) -> Toys:
+        place = tmp_path / f"place-{len(made)}"
+        place.mkdir()
+        data = {"tokenizer": str(shared() / "tokenizer"), "datasets": [{"source": str(shared() / "text.jsonl")}]}
+        made.append(Toys(place, {**KEYS, **data, **keys}, [sys.executable, script]))
         return made[-1]
 
     yield make

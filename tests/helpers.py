@@ -25,8 +25,8 @@ from fleet.diary import recent_events
 from fleet.digest import digest
 from fleet.history import History
 from fleet.host import Host
+from fleet.processes import options
 from fleet.run import create_run, open_run
-from fleet.start import options
 from fleet.work import Work
 from fleet.worker import Worker
 from tests.toy.config import ToyConfig
@@ -268,6 +268,16 @@ def listing(folder: Path, contents: bool = True) -> dict[str, Any]:
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------
+
+
+def pids(*words: str) -> list[int]:
+    """Processes whose command line has all of these."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if {*words} <= {*file.read_text(errors="replace").split("\0")}:
+                found.append(int(file.parent.name))
+    return found
 
 
 def state(pid: int) -> str:

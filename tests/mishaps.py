@@ -6,8 +6,9 @@ import time
 from typing import Literal
 
 from fleet.config import bound, operational
+from fleet.method import Method
 from fleet.recipe import Past, Recipe, Strategy
-from fleet.start import Method, main
+from fleet.start import main
 from fleet.work import Failed, Maker, Work
 from tests.toy.config import ToyConfig
 

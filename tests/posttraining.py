@@ -8,8 +8,8 @@ from typing import Any
 from fleet import launches
 from fleet.history import History
 from fleet.host import Host
+from fleet.processes import options
 from fleet.run import create_run, open_run
-from fleet.start import options
 from fleet.worker import Worker
 from tests import merging
 from train.breeding import prepared
@@ -32,6 +32,12 @@ def model(folder: Path, seed: int, template: str = TEMPLATE, **shape: Any) -> Pa
     settings = json.loads((place / "tokenizer_config.json").read_text())
     (place / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": template}))
     return place
+
+
+def tokenizer_of(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)
 
 
 def chats(file: Path, answer: str, count: int = 60) -> Path:

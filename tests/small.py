@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from fleet import launches
-from fleet.history import History
+from fleet.digest import digest
+from fleet.history import History, opened
 from fleet.host import Host
+from fleet.processes import options
 from fleet.run import create_run, open_run
-from fleet.start import options
 from fleet.worker import Worker
+from tests.helpers import LONG, Toys
 from train.config import TrainConfig
 from train.member import maker
 from train.member.prepare import END
@@ -32,6 +34,18 @@ def shared() -> Path:
     make_tokenizer(place / "tokenizer")
     make_text(place / "text.jsonl")
     return place
+
+
+def whole(run: Toys, workers: int = 1) -> str:
+    """All of a run's bytes, once its processes have made them."""
+    run.start(workers).ends(0, LONG)
+    return run_digest(run)
+
+
+def run_digest(run: Toys) -> str:
+    history = opened(run.folder)
+    assert history.over
+    return digest(history)
 
 
 def make_tokenizer(folder: Path) -> None:

@@ -17,8 +17,10 @@ from fleet.ancestry import drawn, genes_drawn
 from fleet.ancestry.canvas import quiet
 from fleet.ancestry.files import files, keep
 from fleet.ancestry.genes import genes_of
+from fleet.ancestry.growth import finished_members, grown, tree
 from fleet.ancestry.layout import MOST, laid_out
-from fleet.ancestry.tree import Line, Tree, as_json, finished_members, grown, line_of, tree
+from fleet.ancestry.tree import Line, Tree, as_json, line_of
+from fleet.ancestry.words import key, marks_of, summed_up
 from fleet.history import History, opened
 from fleet.host import Host
 from fleet.recipe import Member, Recipe, place
@@ -250,6 +252,74 @@ def test_a_carried_member_has_its_line_and_children_begin_where_it_is():
     assert lines == {(home, second), (second, third)} and home[1] == second[1] == third[1] == 0
     assert (second, layout.spots["3/m1"], "mutation") in {(e.start, e.end, e.kind) for e in layout.edges}
     assert {edge.rank for edge in layout.edges if edge.kind == "carried"} == {"main"}, "it is the winner"
+
+
+def bred_for_two_rounds() -> list[Member]:
+    """Two given models and a child of each; in round 2 an elite and a child; looks at whoever is not new."""
+    a, b = (made(f"0/init-{n}", [], name=name) for n, name in enumerate("ab"))
+    first = [made("1/m2", ["0/init-0"], 0.5, technique="copy"), made("1/m3", ["0/init-1"], 0.6, technique="copy")]
+    seen = [look("1/look-m0", "0/init-0", 0.4), look("1/look-m1", "0/init-1", 0.7)]
+    second = [carried("2/m0", first[1]), made("2/m1", ["1/m2", "1/m3"], 0.8, technique="slerp")]
+    later = [look("2/look-m0", "1/m3", 0.9), carried("2/best", b), look("3/winner", "2/m1", of=["2/m1"])]
+    return [a, b, carried("1/m0", a), carried("1/m1", b), *first, *seen, *second, *later]
+
+
+def look(id, at, score=None, of=()):
+    return made(id, of, score, publish="nothing", kind="look", at=at)
+
+
+def test_a_look_is_no_member_and_scores_whoever_has_no_score():
+    found = grown(bred_for_two_rounds(), 4)
+    assert {id: node.score for id, node in found.nodes.items()} == {
+        "0/init-0": 0.4, "0/init-1": 0.7, "1/m2": 0.5, "1/m3": 0.6, "2/m1": 0.8,
+    }  # fmt: skip
+    assert found.winner == "2/m1"
+    layout = laid_out(found)
+    assert summed_up(found, layout)[0].startswith("5 members up to round 2;")
+    assert "no technique" not in [label for label, _ in key(found, layout, marks_of(found))]
+
+
+def test_a_slot_that_only_names_the_winner_is_not_counted():
+    found = grown([*contest(), made("2/winner", ["1/m2"], kind="export")], 3)
+    layout, marks = laid_out(found), marks_of(found)
+    assert summed_up(found, layout)[0].startswith("6 members") and [*marks] == ["slerp+ties"]
+
+
+def test_everybody_who_goes_on_has_a_line_and_then_the_fittest_are_on_top():
+    layout = laid_out(grown(bred_for_two_rounds(), 4))
+    homes = {"1/m0": "0/init-0", "1/m1": "0/init-1", "2/m0": "1/m3"}
+    lines = {(edge.start, edge.end) for edge in layout.edges if edge.kind == "carried"}
+    assert layout.stays.keys() == homes.keys(), "the best so far is only kept within reach"
+    assert lines == {(layout.spots[home], layout.stays[there]) for there, home in homes.items()}
+    assert layout.ranked and not layout.labels, "an elite has another slot than before"
+    there = {**layout.spots, **layout.stays}
+    assert sorted(("1/m0", "1/m1", "1/m2", "1/m3"), key=lambda id: there[id][1]) == ["1/m1", "1/m3", "1/m2", "1/m0"]
+
+
+def test_a_start_that_nobody_beats_has_the_highest_colour():
+    found = grown([made("0/a", score=3.0), made("1/m0", ["0/a"], 1.0), made("1/m1", ["0/a"], 2.0)], 2)
+    with quiet():
+        marks = next(each for each in drawn.drawing(found).axes[0].collections if each.get_array() is not None)
+    assert (marks.norm.vmin, marks.norm.vmax) == (1.0, 3.0)
+
+
+def test_a_merge_s_curves_are_genes_by_their_filters():
+    curves = [{"filter": "self_attn", "value": [0.0, 1.0]}, {"filter": "mlp", "value": 0.5}, {"value": 0.25}]
+    found = genes_of(grown([made("1/a", score=1.0, genome={"crossover": {"t": curves}})], 2))
+    assert {gene.name: gene.means for gene in found.genes} == {
+        "crossover.t.2": [0.25], "crossover.t.mlp": [0.5],
+        "crossover.t.self_attn.0": [0.0], "crossover.t.self_attn.1": [1.0],
+    }  # fmt: skip
+    assert not found.traits
+
+
+def test_paths_are_as_short_as_they_may_be():
+    data = dict.fromkeys(("/x/a/chat.jsonl", "/x/b/chat.jsonl", "/x/b/text.jsonl:en", "/y", "hub/chat.jsonl"), 1.0)
+    found = genes_of(grown([made("1/a", score=1.0, genome={"data": data, "/x/way": "slerp"})], 2))
+    assert [gene.name for gene in found.genes] == [
+        "data.a/chat.jsonl", "data.b/chat.jsonl", "data.text.jsonl:en", "data.y", "data.hub/chat.jsonl",
+    ]  # fmt: skip
+    assert [trait.name for trait in found.traits] == ["way"]
 
 
 def test_genes_are_unrolled_and_what_is_no_number_is_counted():

@@ -1,6 +1,6 @@
 """The tournament as people use it: configuration, API, command line; stopped, killed, gone on with; bad input."""
 
-import contextlib
+import importlib.util
 import json
 import math
 import os
@@ -57,11 +57,12 @@ from fleet import launches
 from fleet.digest import digest
 from fleet.history import opened
 from fleet.host import Host
+from fleet.processes import options
 from fleet.run import create_run, open_run
-from fleet.start import options
 from fleet.worker import Worker
-from tests import merging, searching
+from tests import merging, searching, sinks
 from tests.breeding import config, models, text
+from tests.helpers import pids
 from train.passages import Reader, mean_and_error
 
 ROOT = Path(__file__).parent.parent
@@ -109,19 +110,10 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tournament")
     c = config(folder)
     c.save(folder / "mine.json")
-    done = cli("--config", folder / "mine.json", "--run", "--workers", 2)
+    more = ("--metrics", "tensorboard") if importlib.util.find_spec("tensorboard") else ()
+    done = cli("--config", folder / "mine.json", "--run", "--workers", 2, *more)
     assert done.returncode == 0, done.stderr
     return folder, c, done.stdout
-
-
-def pids(*words: str) -> list[int]:
-    """Processes whose command line has all of these."""
-    found = []
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            if {*words} <= {*file.read_text(errors="replace").split("\0")}:
-                found.append(int(file.parent.name))
-    return found
 
 
 # -- configuration ----------------------------------------------------------------------------------------------------
@@ -243,6 +235,16 @@ def test_a_tournament_ends_with_its_winner_a_table_and_a_family_tree(finished):
     listed = json.loads((run / "history.json").read_text())
     assert listed["best"] == best and listed["pareto_front"] == [found.front[0].id]
     assert AutoModelForCausalLM.from_pretrained(winner).config.model_type == "llama"
+
+
+def test_its_scores_go_where_people_look(finished):
+    sinks.needs("tensorboard")
+    folder, _, _ = finished
+    found, logged = results.found_in(folder / "run"), sinks.board(folder / "run")
+    assert [step for step, _ in logged] == [*range(len(found.generations) + 2)]
+    best = [max(entry.score for entry in generation) for generation in found.generations[1:]]
+    assert [values["score/best"] for _, values in logged[2:-1]] == pytest.approx(best)
+    assert logged[-1][1]["judged_of/winner"] == pytest.approx(found.judged[0].metrics["judged"])
 
 
 def test_the_winner_is_what_was_scored(finished):
@@ -426,9 +428,11 @@ def test_every_setting_is_bound_or_harmless(tmp_path):
         setattr(record, key, value)
         assert running.prepared(c).bound() != chosen.bound(), key
         setattr(record, key, before)
-    for key, value in (("log_level", "ERROR"), ("workers", 3)):
+    harmless = {"log_level": "ERROR", "metrics": ("csv",), "wandb_project": "mine", "wandb_entity": "ours"}
+    for key, value in {**harmless, "workers": 3}.items():
         setattr(c, key, value)
         assert running.prepared(c).bound() == chosen.bound()
+    assert running.prepared(c).operational().items() >= {**harmless, "metrics": ["csv"]}.items()
 
 
 @pytest.fixture(scope="module")

@@ -82,7 +82,7 @@ def pieces(tokens, *parts):
 
 
 def one(row, tokens, longest=1000):
-    (found,) = examples([row], tokens, longest).kept
+    ((found,),) = examples([row], tokens, longest).kept
     return found.tokens.tolist(), found.learned.tolist()
 
 
@@ -137,7 +137,7 @@ def test_what_ends_an_answer_may_be_a_space_or_a_line():
 def test_where_thoughts_are_forgotten_each_answer_is_an_example():
     tokens = tokenizer(THOUGHTS)
     row = said("a", "<think>x</think>b", "c", "<think>y</think>d")
-    first, second = examples([row], tokens, 1000).kept
+    (first,), (second,) = examples([row], tokens, 1000).kept
     head = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
     forgotten = f"{head}b<|im_end|>\n<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n"
     for found, parts in ((first, (head, "<think>x</think>b")), (second, (forgotten, "<think>y</think>d"))):
@@ -187,8 +187,8 @@ def test_long_rows_are_cut_and_those_with_nothing_to_learn_left_out():
     head = len(tokens.encode("<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"))
     rows = [said("a", "b" * 50), said("a" * 100, "b"), said("a"), said("a", "b"), {"text": ""}, {"text": "ab" * 50}]
     made = examples(rows, tokens, head + 5)
-    assert [int(each.learned.sum()) for each in made.kept] == [5, 2, head + 4]
-    assert [len(each.tokens) for each in made.kept] == [head + 5, head + 3, head + 5]
+    assert [int(each.learned.sum()) for (each,) in made.kept] == [5, 2, head + 4]
+    assert [len(each.tokens) for (each,) in made.kept] == [head + 5, head + 3, head + 5]
     assert (made.cut, made.empty) == (3, 3)
 
 
@@ -394,20 +394,20 @@ def test_of_a_preference_only_the_answer_counts(template, prompt, repeated):
     answers = {"chosen": "good", "rejected": "bad"}
     if repeated is not None:
         answers = {which: [*repeated, {"role": "assistant", "content": text}] for which, text in answers.items()}
-    (pair,) = pairs([{"prompt": prompt, **answers}], tokens, 1000).kept
+    ((chosen, rejected),) = pairs([{"prompt": prompt, **answers}], tokens, 1000).kept
     head = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
-    for found, text in ((pair.chosen, "good"), (pair.rejected, "bad")):
+    for found, text in ((chosen, "good"), (rejected, "bad")):
         assert (found.tokens.tolist(), found.learned.tolist()) == pieces(tokens, head, f"{text}<|im_end|>", "\n")
 
 
 def test_preferences_without_a_template_and_answers_before_the_last():
     tokens = tokenizer()
-    (pair,) = pairs([{"prompt": "a b", "chosen": " c", "rejected": " d"}], tokens, 1000).kept
-    assert (pair.rejected.tokens.tolist(), pair.rejected.learned.tolist()) == pieces(tokens, "a b", " d</s>")
+    ((_, rejected),) = pairs([{"prompt": "a b", "chosen": " c", "rejected": " d"}], tokens, 1000).kept
+    assert (rejected.tokens.tolist(), rejected.learned.tolist()) == pieces(tokens, "a b", " d</s>")
     tokens = tokenizer(INSIDE)
     row = {"prompt": said("a", "b", "c")["messages"], "chosen": "d", "rejected": "e"}
-    (pair,) = pairs([row], tokens, 1000).kept
-    assert tokens.decode(pair.chosen.tokens[pair.chosen.learned]) == "d<|im_end|>"
+    ((chosen, _),) = pairs([row], tokens, 1000).kept
+    assert tokens.decode(chosen.tokens[chosen.learned]) == "d<|im_end|>"
 
 
 @pytest.mark.parametrize("row", [{"prompt": "a", "chosen": "b"}, {"prompt": "a", "chosen": "b", "rejected": 3}, []])

@@ -8,13 +8,15 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
-from fleet import launches, planning, start, strictjson
+from fleet import launches, planning, processes, strictjson
 from fleet.claims import Claims, Watch
 from fleet.config import Wrong, is_bound
 from fleet.desk import Stopped
@@ -25,6 +27,7 @@ from fleet.remote.code import pack
 from fleet.remote.launcher import Launcher, place
 from fleet.run import create_run, open_run
 from fleet.worker import Worker
+from tests import sinks
 from tests.helpers import listing
 from tests.toy.config import ToyConfig
 from tests.toy.maker import maker
@@ -74,6 +77,9 @@ OPERATIONAL = {
     "time_limit_hours": Turn(0.5),
     "restarts": Turn(1),
     "log_level": Turn("WARNING"),
+    "metrics": Turn(("tensorboard",)),
+    "wandb_project": Turn("mine"),
+    "wandb_entity": Turn("ours"),
     "local_package": Turn("mine"),
     "group_readable": Turn(True),
     "sleep": Turn(600.0),
@@ -115,7 +121,7 @@ def launch(base: Path, config: ToyConfig) -> tuple[Clock, Worker]:
     clock = Clock()
     store, run = open_run(base / "run", clock, f"w{number}")
     config = ToyConfig.joined(run["config"], launches.settings(store, number))
-    return clock, Worker(store, strategy(config), maker(config), start.options(config, number))
+    return clock, Worker(store, strategy(config), maker(config), processes.options(config, number))
 
 
 def finished(base: Path, **keys: Any) -> History:
@@ -147,15 +153,16 @@ def test_turning_a_key_changes_what_it_should(key, tmp_path):
     assert results(before) == results(again) != results(after)
 
 
-def toy(base: Path, **keys: Any) -> subprocess.CompletedProcess[str]:
+def toy(base: Path, environment: Mapping[str, str] = MappingProxyType({}), **keys: Any) -> Path:
     """The real thing: the toy's script, its configuration file and its workers."""
     base.mkdir()
     file = base / "evolution.json"
     file.write_text(json.dumps({"POPULATION_SIZE": 4, "MAX_GENERATIONS": 2, **keys}))
     command = [sys.executable, "-m", "tests.toy", "--config", str(file)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    env = {**os.environ, **environment}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    return done
+    return base
 
 
 def workers(run: Path) -> int:
@@ -193,6 +200,31 @@ def log_level(tmp_path, turn):
         assert (" INFO published" in log.read_text()) == (level == "INFO")
 
 
+def metrics(tmp_path, turn):
+    sinks.needs("tensorboard")
+    for named in ((), turn.to):
+        run = toy(tmp_path / "".join(("run", *named)), metrics=named, num_machines=1) / "runs" / "matching"
+        assert len(sinks.table(run)) == 10 and (run / "tensorboard").is_dir() == bool(named)
+
+
+def wandb_project(tmp_path, turn):
+    assert wandb_run(tmp_path / "a").project == "matching"
+    assert wandb_run(tmp_path / "b", wandb_project=turn.to).project == turn.to
+
+
+def wandb_entity(tmp_path, turn):
+    assert wandb_run(tmp_path / "a").entity == ""
+    assert wandb_run(tmp_path / "b", wandb_entity=turn.to).entity == turn.to
+
+
+def wandb_run(base, **keys):
+    """What it is told at first."""
+    sinks.needs("wandb")
+    keys = {"metrics": ("wandb",), "num_machines": 1, **keys}
+    run = toy(base, environment={"WANDB_MODE": "offline"}, **keys) / "runs" / "matching"
+    return next(each.run for each in sinks.wandb_records(run) if each.WhichOneof("record_type") == "run")
+
+
 def group_readable(tmp_path, turn):
     for allowed in (False, turn.to):
         toy(tmp_path / str(allowed), group_readable=allowed, num_machines=1)
@@ -215,7 +247,8 @@ def local_package(tmp_path, turn):
 
 CRASHING = """
 import os
-from fleet.start import Method, main
+from fleet.method import Method
+from fleet.start import main
 from tests.helpers import listing
 from tests.toy.config import ToyConfig
 from tests.toy.strategies import strategy
@@ -352,7 +385,7 @@ EFFECTS = {
     for each in (
         *(algorithm, project_name, threads, quorum, grace_seconds, base_dir, num_machines, snapshot_minutes),
         *(dead_seconds, poll_seconds, backup_factor, time_limit_hours, restarts, log_level, sleep),
-        *(local_package, group_readable),
+        *(local_package, group_readable, metrics, wandb_project, wandb_entity),
     )
 }
 
@@ -407,6 +440,6 @@ def test_an_operational_key_may_change_between_launches(key, tmp_path, undisturb
     if key == "base_dir":
         (tmp_path / "runs").rename(base)
     _, worker = launch(base, config)
-    assert worker.options.launch == 2 and worker.options == start.options(config, 2)
+    assert worker.options.launch == 2 and worker.options == processes.options(config, 2)
     assert launches.settings(worker.store, 2) == config.operational() != config_of().operational()
     assert worker.run() == "over" and digest(worker.history) == undisturbed

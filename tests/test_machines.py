@@ -43,9 +43,12 @@ def test_a_host_alone_is_a_machine(write):
     assert (two.host, three.host) == ("fe80::1", "lab_pc-2.example.org")
 
 
+GROUP = ("devices_per_worker", "sharding_strategy")
+
+
 def test_an_object_says_more(write):
     (machine,) = machines.load(write([FULL]))
-    assert machine.model_dump() == {**FULL, "devices": (0, 3), "workers": 1}
+    assert machine.model_dump() == {**FULL, "devices": (0, 3), "workers": 1, **dict.fromkeys(GROUP)}
 
 
 def test_keys_in_any_case(write, says):

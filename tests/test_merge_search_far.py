@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests import searching
+from tests import searching, sinks
 from tests.lab.machines import Lab, why_not
 from tests.test_merge_search import ROOT, command, facts, genome_file, genotypes, rows, search, wait_for  # noqa: F401
 
@@ -80,7 +80,8 @@ def test_help_explains_every_option():
         *("--max-fevals", "--sigma0", "--population-size", "--timeout", "--strategy", "--workers", "--machines"),
         *("--in-memory", "--no-in-memory", "--vllm", "--batch-size", "--task-search-path", "--num-gpus"),
         *("--merge-cuda", "--load-in-8bit", "--load-in-4bit", "--random-seed", "--reshard", "--save-final-model"),
-        *("--trust-remote-code", "--wandb", "--wandb-project", "--wandb-entity", "--storage-path", "--race"),
+        *("--trust-remote-code", "--metrics", "--wandb", "--wandb-project", "--wandb-entity", "--race"),
+        *("--storage-path",),
         *("--holdout", "--allow-benchmark-tasks", "--i-understand-the-depths-of-the-evils-i-am-unleashing"),
     ):
         assert option in said, option
@@ -95,7 +96,6 @@ def test_help_explains_every_option():
     (("--merge-cuda",), "need a GPU, and here is none"),
     (("--num-gpus", "3"), "--num-gpus is 3; here are 0"),
     (("--ssh-config", "x"), "it is for --machines"),
-    (("--wandb", "--machines", "m.json"), "nobody here hears"),
     (("--holdout", "0.001"), "facts has 72 questions, too few to hold out"),
     (("--batch-size", "many"), "--batch-size is 'many'"),
     (("--machines", "m.json", "--strategy", "pool"), "it goes with --strategy fleet, not pool"),
@@ -211,14 +211,23 @@ def test_options_of_a_whole_search(more, facts, tmp_path):  # noqa: F811
 
 @slow
 def test_weights_and_biases_hears_of_every_candidate_once(facts, tmp_path):  # noqa: F811
-    pytest.importorskip("wandb", reason="wandb is missing (requirements-metrics.txt)")
+    sinks.needs("wandb", "tensorboard")
     out = tmp_path / "search"
-    words = command(genome_file(tmp_path, facts), out, facts, "--max-fevals", "7", "--wandb")[3:]
+    more = ("--max-fevals", "7", "--wandb", "--wandb-project", "mine", "--wandb-entity", "ours")
+    words = command(genome_file(tmp_path, facts), out, facts, *more, "--metrics", "tensorboard")[3:]
     code, said = said_by(*words, env={"WANDB_MODE": "offline"})
     assert code == 0, said
-    (run,) = (out / "wandb").glob("offline-run-*")
-    data = next(run.glob("*.wandb")).read_bytes()
-    assert data.count(b"facts/acc,none") >= 7 and b"best_config.yaml" in data
+    found = rows(out)
+    for steps in (sinks.wandb(out), sinks.board(out)):
+        assert [step for step, _ in steps] == [*range(7)]
+        for row, (_, values) in zip(found, steps, strict=True):
+            assert values["score"] == pytest.approx(row["score"]) and values["generation"] == row["generation"]
+            assert values["facts/acc,none"] == pytest.approx(row["scores"]["facts/acc,none"])
+        assert steps[-1][1]["best"] == pytest.approx(max(row["score"] for row in found))
+    records = sinks.wandb_records(out)
+    (run,) = (each.run for each in records if each.WhichOneof("record_type") == "run")
+    assert (run.project, run.entity) == ("mine", "ours")
+    assert any(b"best_config.yaml" in each.SerializeToString() for each in records)
 
 
 @slow

@@ -2,55 +2,19 @@
 
 import random
 import shutil
-import sys
 
 import pytest
 import torch
 
 from fleet.digest import digest
-from fleet.history import History
-from fleet.host import Host
-from fleet.run import open_run
 from fleet.work import Interrupted
 from merge.outer import Outer
-from tests.helpers import LONG, Toys, kill, until
-from tests.small import KEYS, config, finished, shared, worker
+from tests.helpers import LONG, kill, until
+from tests.small import config, finished, run_digest, whole, worker
 from train.batches import batch, owned
 from train.export import Exporter
 from train.loop import Learner, rate
 from train.member import maker
-
-
-@pytest.fixture
-def pretraining(tmp_path, monkeypatch):
-    """Runs of edt_sim.py or diloco_sim.py as real processes, each in a folder of its own."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    made: list[Toys] = []
-
-    def make(script: str = "edt_sim.py", **keys) -> Toys:
-        place = tmp_path / f"place-{len(made)}"
-        place.mkdir()
-        data = {"tokenizer": str(shared() / "tokenizer"), "datasets": [{"source": str(shared() / "text.jsonl")}]}
-        made.append(Toys(place, {**KEYS, **data, **keys}, [sys.executable, script]))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.kill_all()
-
-
-def whole(run, workers: int = 1) -> str:
-    run.start(workers).ends(0, LONG)
-    return run_digest(run)
-
-
-def run_digest(run) -> str:
-    store, _ = open_run(run.folder, Host(), "test")
-    history = History(store)
-    history.look_far()
-    assert history.over
-    return digest(history)
-
 
 # -- the same bytes ----------------------------------------------------------------------------------------------------
 

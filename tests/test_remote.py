@@ -183,8 +183,11 @@ def test_what_is_missing_is_named_with_the_command_that_mends_it():
     few = report("a", devices=["H200"])
     few.machine = Machine(host="a", name="a", devices=(0, 1))
     assert judged(few) == ["device 1 is not there: it has 1 accelerators"]
-    assert seats(few.machine) == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}]
-    assert seats(Machine(host="a", workers=3)) == [{}, {}, {}]
+    assert seats(few.machine, 1) == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}]
+    assert seats(few.machine, 2) == [{"CUDA_VISIBLE_DEVICES": "0,1"}]
+    assert seats(Machine(host="a", workers=3), 2) == [{}, {}, {}]
+    with pytest.raises(Wrong, match="has 2 devices: not a multiple of devices_per_worker, 3"):
+        seats(few.machine, 3)
 
 
 def test_versions_that_differ_are_noted_or_refused():

@@ -174,7 +174,7 @@ def test_a_chat_is_written_as_the_template_says(tokenizer, tmp_path):
         assert said == "<|im_start|>user\né?<|im_end|>\n<|im_start|>assistant\n"
         assert each.decode(each(said)["input_ids"]) == said and each.eos_token == "<|im_end|>" != each.pad_token
         (row,) = rows("skill:compare", 1, 1)
-        (made,) = examples([row], each, 128).kept
+        ((made,),) = examples([row], each, 128).kept
         assert each.decode(made.tokens[made.learned]) == row["messages"][1]["content"] + "<|im_end|>"
 
 

@@ -154,7 +154,7 @@ def test_ctrl_c_while_a_folder_is_written(models, tmp_path, monkeypatch):
     def interrupted(path: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(made_here, "_sync", interrupted)
+    monkeypatch.setattr(made_here, "sync", interrupted)
     with pytest.raises(KeyboardInterrupt):
         made(tmp_path, 1, settings=SMALL)
     assert left(tmp_path) == []

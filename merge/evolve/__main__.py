@@ -32,14 +32,15 @@ from cyclopts import App, Group, Parameter
 from cyclopts.validators import Number
 
 from fleet import faults, gpus
-from fleet.config import Wrong
+from fleet.config import Metrics, Wrong
+from fleet.metrics import sinks
 from fleet.start import main as fleet_main
 from merge.evolve import config as configs
 from merge.evolve import running
 from merge.evolve.config import SearchConfig
 from merge.evolve.method import ALGORITHM, METHOD
 
-_WORKER = ("--worker", "--make")  # the same module is also a worker of a run
+_WORKER = ("--worker", "--make", "--sink")  # the same module is also a worker of a run
 
 _SEARCH, _WHERE = Group("Search", sort_key=1), Group("Where candidates are made", sort_key=2)
 _HOW, _AFTER = Group("How they are made and scored", sort_key=3), Group("Results", sort_key=4)
@@ -125,10 +126,12 @@ class Made:
 class Kept:
     save_final_model: Annotated[bool, Parameter(group=_AFTER, **_FLAG)] = False
     "Merge the winner into final_model."
+    metrics: Annotated[tuple[Metrics, ...], Parameter(group=_AFTER, **_FLAG)] = ("csv",)
+    "Where scores go besides the table: tensorboard, wandb, trackio; may be given several times."
     wandb: Annotated[bool, Parameter(group=_AFTER, **_FLAG)] = False
-    "Report to Weights & Biases."
-    wandb_project: Annotated[str, Parameter(group=_AFTER)] = "merge-search"
-    "Its project there."
+    "Report to Weights & Biases: the same as --metrics wandb."
+    wandb_project: Annotated[str, Parameter(group=_AFTER)] = ""
+    "Its project there; by default WANDB_PROJECT in the environment, or merge-search."
     wandb_entity: Annotated[str, Parameter(group=_AFTER)] = ""
     "Its owner there."
 
@@ -187,7 +190,6 @@ def _check(strategy: str, placed: Placed, made: Made, kept: Kept) -> None:
         "--machines": far and ray and f"it goes with --strategy fleet, not {strategy}",
         "--workers": far and placed.workers and "machines.json says how many each machine has",
         "--num-gpus": far and placed.num_gpus is not None and "machines.json names each machine's devices",
-        "--wandb": far and kept.wandb and "nobody here hears of the scores of --machines",
         "--ssh-config": placed.ssh_config and not far and "it is for --machines",
         "--ray-address": placed.ray_address and not ray and f"{strategy} knows no Ray",
         "--merge-cuda": made.merge_cuda and strategy == "buffered" and "who merges in buffered has no GPU",
@@ -197,9 +199,7 @@ def _check(strategy: str, placed: Placed, made: Made, kept: Kept) -> None:
     for option, why in vain.items():
         if why:
             raise Wrong(f"{option}: {why}")
-    for module, option in (
-        ("vllm", made.vllm), ("bitsandbytes", made.load_in_8bit or made.load_in_4bit), ("wandb", kept.wandb)
-    ):  # fmt: skip
+    for module, option in (("vllm", made.vllm), ("bitsandbytes", made.load_in_8bit or made.load_in_4bit)):
         if option and not _has(module):
             raise Wrong(f"this needs a package that is not here: {sys.executable} -m pip install {module}")
     if (placed.num_gpus or 0) > (there := len(gpus.visible())) and not placed.ray_address:
@@ -207,11 +207,11 @@ def _check(strategy: str, placed: Placed, made: Made, kept: Kept) -> None:
     here = not (far or placed.ray_address)
     if here and not gpus.visible() and (made.merge_cuda or made.vllm or made.load_in_8bit or made.load_in_4bit):
         raise Wrong("--merge-cuda, --vllm, --load-in-8bit and --load-in-4bit need a GPU, and here is none")
-    if kept.wandb and os.environ.get("WANDB_MODE", "online") == "online":
-        import wandb
+    sinks.check(_metrics(kept))
 
-        if not wandb.login():
-            raise Wrong("--wandb: Weights & Biases has no key here: wandb login, or WANDB_MODE=offline")
+
+def _metrics(kept: Kept) -> tuple[Metrics, ...]:
+    return (*kept.metrics, *(["wandb"] if kept.wandb else []))
 
 
 def _options(
@@ -233,6 +233,7 @@ def _options(
         "base_dir": str(where.parent),
         "project_name": where.name,
         "algorithm": ALGORITHM,
+        "metrics": _metrics(kept),
     }
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import model_validator
 
-from fleet.config import FleetConfig, Room, Text, Wrong, bound, operational, validated
+from fleet.config import FleetConfig, Room, Text, Wrong, bound, operational, validated, whole
 from merge import strictyaml
 
 METHODS = Literal[
@@ -104,9 +104,6 @@ class SearchConfig(FleetConfig):
     trust_remote_code: bool = bound(False, "Let models run code of their own.")
     in_memory: bool = operational(True, "Candidates are built in the live model; else in a folder.")
     merge_cuda: bool = operational(False, "Merge on the GPU.")
-    wandb: bool = operational(False, "Report to Weights & Biases.")
-    wandb_project: str = operational("merge-search", "Where.")
-    wandb_entity: str = operational("", "Whose.")
 
     @model_validator(mode="after")
     def _check(self) -> "SearchConfig":
@@ -145,7 +142,10 @@ def read(path: Path, options: Mapping[str, Any]) -> SearchConfig:
     given = {key: each for key, each in value["genome"].items() if each is not None}
     genome = validated(Genome, given, f"{path}: genome", str)
     tasks = [_task(each, f"{path}: tasks, number {n}") for n, each in enumerate(_listed(path, value["tasks"]), 1)]
-    models = {"models": tuple(map(_whole, genome.models)), "base_model": _whole(genome.base_model)}
+    models = {
+        "models": tuple(whole(each, Path()) for each in genome.models),
+        "base_model": whole(genome.base_model, Path()),
+    }
     said = {key: each for key, each in value.items() if each is not None} | dict(options)
     said |= {"genome": genome.model_copy(update=models).model_dump(), "tasks": [task.model_dump() for task in tasks]}
     return validated(SearchConfig, said, str(path), str)
@@ -165,8 +165,4 @@ def _task(value: Any, where: str) -> Task:
 
 
 def _whole(name: str) -> str:
-    """A local model's or adapter's whole path: workers may be anywhere."""
-    if name and Path(name).expanduser().exists():
-        return str(Path(name).expanduser().resolve())
-    model, plus, adapter = name.partition("+")
-    return f"{_whole(model)}+{_whole(adapter)}" if plus else name
+    return whole(name, Path())

@@ -104,9 +104,7 @@ class Kitchen:
 
     def digest(self) -> str:
         """Of what is asked, and of the models as far as a glance shows: with others a search does not go on."""
-        found = hashlib.sha256()
-        for name, task in sorted(self.loaded["tasks"].items()):
-            found.update(json.dumps([name, [*task.eval_docs]], sort_keys=True, default=str).encode())
+        found = hashlib.sha256(tasks.digest(self.loaded).encode())
         for name in self.config.models:
             for file in sorted(self.donors[name].folder.glob("*.safetensors")):
                 with file.open("rb") as opened:

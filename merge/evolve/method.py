@@ -10,11 +10,12 @@ from typing import Any
 from fleet import faults
 from fleet.config import Wrong
 from fleet.history import History
+from fleet.method import Method
 from fleet.recipe import NotYet, place
-from fleet.start import Method
-from fleet.work import Elsewhere, Failed, Maker, Parent, Work
+from fleet.work import Elsewhere, Failed, Maker, Work
 from merge.evolve import records
 from merge.evolve.config import SearchConfig
+from merge.evolve.reporting import points
 from merge.evolve.strategy import CHECK, MergeSearch
 
 ALGORITHM = "merge-search"
@@ -50,7 +51,7 @@ def _made(kitchen: Any, work: Work) -> Mapping[str, Any]:
         return dict(kitchen.check())
     if any(place(id)[1].startswith("m") for id in work.absent):
         raise Failed("it could not be merged")
-    kitchen.donors.know({name: _folder(work.parents[f"0/model-{n}"]) for n, name in _copies(kitchen.config, work)})
+    kitchen.donors.know({name: work.parents[f"0/model-{n}"].folder for n, name in _copies(kitchen.config, work)})
     if what["kind"] == "merge":
         with tempfile.TemporaryDirectory(prefix="merge-", dir=work.path("config.json").parent.parent) as draft:
             took = kitchen.merged(what["recipe"], Path(draft) / "model")
@@ -62,7 +63,7 @@ def _made(kitchen: Any, work: Work) -> Mapping[str, Any]:
         if not twin:
             raise Failed(f"it is the same as {what['of']}, which failed")
         return twin.metrics
-    merged = [_folder(parent) for id, parent in work.parents.items() if place(id)[0] and parent.files.files]
+    merged = [parent.folder for id, parent in work.parents.items() if place(id)[0] and parent.files.files]
     rival = work.history[how["rival"]].metrics if "rival" in how else None
     return dict(kitchen.scored(what["recipe"], rival, how["on"] == "held-out", *merged))
 
@@ -70,11 +71,6 @@ def _made(kitchen: Any, work: Work) -> Mapping[str, Any]:
 def _copies(config: SearchConfig, work: Work) -> list[tuple[int, str]]:
     """The models that round 0 has copied, for whoever needs them."""
     return [(n, name) for n, name in enumerate(config.models) if f"0/model-{n}" in work.parents]
-
-
-def _folder(parent: Parent) -> Path:
-    """A merged model's, all its files looked at."""
-    return [parent.path(name).parent for name in parent.files.files][0]
 
 
 def _changed(kitchen: Any, work: Work) -> str:
@@ -102,4 +98,4 @@ def _written(history: History) -> int:
     return 0
 
 
-METHOD = Method(ALGORITHM, "", SearchConfig, MergeSearch, maker, report=report)
+METHOD = Method(ALGORITHM, "", SearchConfig, MergeSearch, maker, report=report, points=points, kept=(records.BEST,))

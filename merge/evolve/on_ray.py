@@ -13,7 +13,7 @@ from typing import Any
 
 from fleet.config import Wrong
 from fleet.local import Starter
-from fleet.start import this_script, thread_counts
+from fleet.processes import this_script, thread_counts
 from merge.evolve.config import SearchConfig
 from merge.evolve.method import MERGER, SCORER
 from merge.evolve.view import SearchView

@@ -5,12 +5,13 @@ import os
 import shutil
 from pathlib import Path
 
-from rich.console import Console
-
 from fleet import gpus, launches
+from fleet.console import console
 from fleet.history import opened
 from fleet.host import Host
 from fleet.local import Starter
+from fleet.metrics import claim
+from fleet.metrics.files import BOARD, TABLE
 from fleet.recipe import NotYet
 from fleet.run import NoRun, open_run
 from fleet.store import FOLDERS
@@ -39,7 +40,8 @@ def make_way(config: SearchConfig, where: Path) -> None:
     if not mine or run["config"] == config.bound():
         return
     scored = checked and (not over(where) or records.found_in(where, config).best)
-    own = {*FOLDERS, "run.json", "bell", "wandb", records.TABLE, records.PLAIN, records.BEST, records.PICTURE}
+    own = {*FOLDERS, "run.json", "bell", claim.FOLDER, TABLE, BOARD, "wandb"}
+    own |= {records.TABLE, records.PLAIN, records.BEST, records.PICTURE}
     if (stopped or checked) and not scored and set(os.listdir(where)) <= own:
         print(f"In {where} lay a search that scored nothing; this one takes its place.")
         shutil.rmtree(where)
@@ -63,7 +65,7 @@ def ended(config: SearchConfig, where: Path, save: bool) -> int:
     store = opened(where).store
     for name, data in (records.files(found) | {records.PICTURE: records.picture(found)}).items():
         store.replace(name, data)
-    Console().print(view.table_of(found))
+    console().print(view.table_of(found))
     print(*view.summary(found), sep="\n")
     if not found.best:
         return 1

@@ -2,18 +2,15 @@
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.table import Table
 
-from fleet import launches
 from fleet.history import History
 from fleet.progress import Progress, duration
 from fleet.recipe import NotYet
 from merge.evolve import exams, records
 from merge.evolve.config import SearchConfig
 from merge.evolve.records import Found, Row
-from merge.evolve.reporting import Reporter
 from merge.evolve.strategy import CHECK, MergeSearch
 
 
@@ -22,19 +19,9 @@ class SearchView(Progress):
 
     def __init__(self, history: History, rounds: int) -> None:
         super().__init__(history, rounds)
-        launch = launches.latest(history.store)
-        operational = launches.settings(history.store, launch) if launch else {}
-        self.config = SearchConfig.joined(history.store.read("run.json")["config"], operational)
-        self._reporter: Reporter | None = None
-
-    def show(self, last: bool = False) -> None:
-        super().show(last)
-        if last and self._reporter:
-            self._reporter.end()
+        self.config = SearchConfig.joined(history.store.read("run.json")["config"], {})
 
     def line(self, round: int) -> str:
-        if self.config.wandb and round:
-            self._report(round)
         if round == 0:
             metrics = self.history[CHECK].metrics
             notes = "".join(f"\nNote: {note}." for note in json.loads(metrics["notes"]))
@@ -57,12 +44,6 @@ class SearchView(Progress):
 
     def table(self) -> Table:
         return table_of(self._found())
-
-    def _report(self, round: int) -> None:
-        if not self._reporter:
-            store = self.history.store
-            self._reporter = Reporter(self._found(), store.run_id, Path(store.disk.root))
-        self._reporter.tell(self._found(), round)
 
     def _found(self) -> Found:
         return records.read(self.config, self.history)

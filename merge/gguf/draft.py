@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from fleet.synced import sync
 from merge.files import Wrong
 
 _DRAFT = ".unfinished"
@@ -40,9 +41,7 @@ def whole(out: Path, size: int, overwrite: bool) -> Iterator[Path]:
             draft.chmod(0o666 & ~_umask())
             free_for(out, overwrite)
             draft.replace(out)
-        folder = os.open(out.parent, os.O_RDONLY)
-        os.fsync(folder)
-        os.close(folder)
+        sync(out.parent)
     except OSError as error:
         raise Wrong(f"{out}: cannot be written: {error.strerror or error}") from None
     finally:

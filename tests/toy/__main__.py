@@ -1,6 +1,7 @@
 """A run of toy models: `python -m tests.toy [--config FILE] [--workers N]`."""
 
-from fleet.start import Method, main
+from fleet.method import Method
+from fleet.start import main
 from tests.toy.config import ToyConfig
 
 ABOUT = "Train a population of vectors on a shared folder: the real run, with models that cost nothing."

@@ -1,0 +1,490 @@
+"""Every example of README.md and docs/ is run as it stands, or checked and said why it is not run."""
+
+import ast
+import inspect
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, BertConfig, BertForMaskedLM
+
+from fleet import machines, recipe
+from fleet.config import Wrong, load, read_json
+from fleet.host import Host
+from fleet.run import create_run
+from tests import merging, searching, small
+from tests.helpers import LONG, ROOT, until
+from tests.lab import slurm
+from tests.lab.machines import Lab, why_not
+from tests.pages import ALL, Block, World, commands, of, same
+from train import text
+from train.config import Dataset, TrainConfig
+from train.posttrain.config import PosttrainConfig
+
+KINDS = {"sh", "json", "yaml", "python", "diff", "text"}
+
+# Commands that are not run here, by page, and why; their options are checked all the same.
+NOT_RUN = [
+    ("README.md", ".*", "an overview: the pages that it leads to run these, or tests of their own"),
+    ("clusters.md", "mount -t nfs .*", "the disk of tests/test_nfs.py is mounted with these options"),
+    ("clusters.md", "ray start .*|.*--via ray.*", "tests/test_engines.py starts workers on a Ray of two nodes"),
+    ("clusters.md", "python launch_to_machines.py (check|status)", "run for getting-started.md"),
+    ("evomerge.md", "python -m evomerge.*", "tests/test_evomerge*.py run these, with tiny models and with none"),
+    ("getting-started.md", ".*-m (venv|pip) .*", "it installs from the network, as `make run` does"),
+    ("getting-started.md", "ssh-copy-id .*", "it asks for a password"),
+    ("launching.md", ".*", "tests/test_launcher.py gives each of these to real machines"),
+    ("post-training.md", ".*", "tests/test_posttrain_whole.py runs this configuration, here and on machines"),
+    ("report.md", "ssh .*", "it shows the page of the block above it from another machine"),
+    ("train_fsdp.md", ".*", "tests/test_fsdp_page.py runs each of these, smaller"),
+    ("troubleshooting.md", ".*", "looks at a run, as those of getting-started.md and test_launcher.py"),
+]
+WRITTEN_ELSEWHERE = [("evomerge.md", "In a program", "tests/test_evomerge_whole.py runs it as written")]
+
+
+@dataclass(frozen=True)
+class Example:
+    """Sections of a page whose blocks are run together, in the order of the sections."""
+
+    page: str
+    sections: tuple[str, ...]
+    run: Callable[[World, list[Block]], None]
+
+    @property
+    def blocks(self) -> list[Block]:
+        return [block for block in of(self.page, *self.sections) if not left_out(block)]
+
+
+EXAMPLES: dict[str, tuple[Example, bool]] = {}
+Run = Callable[[World, list[Block]], None]
+
+
+def example(page: str, *sections: str, slow: bool = True) -> Callable[[Run], Run]:
+    def keep(run: Run) -> Run:
+        EXAMPLES[run.__name__] = (Example(page, sections, run), slow)
+        return run
+
+    return keep
+
+
+def left_out(block: Block) -> bool:
+    if block.kind == "python":
+        return any((block.page, block.section) == place[:2] for place in WRITTEN_ELSEWHERE)
+    return block.kind == "sh" and all(why(block.page, command) for command in commands(block.text))
+
+
+def why(page: str, command: str) -> str:
+    return next((why for at, words, why in NOT_RUN if at == page and re.fullmatch(words, command)), "")
+
+
+def do_all(world: World, here: list[Block], *files: str, **smaller: object) -> None:
+    """In their order; JSON and YAML become these files."""
+    names = iter(files)
+    for block in here:
+        needs_name = block.kind in ("json", "yaml") and not block.text.startswith("# ")
+        world.do(block, next(names) if needs_name else "", **smaller)
+    assert not [*names]
+
+
+# -- getting-started.md ------------------------------------------------------------------------------------------------
+
+
+@example("getting-started.md", "One machine", slow=False)
+def one_machine(world: World, here: list[Block]) -> None:
+    world.configure(NUM_MACHINES=2)
+    do_all(world, here)
+    assert (world.root / "runs/edt/export/config.json").is_file()
+
+
+@example("getting-started.md", "Your own text")
+def own_text(world: World, here: list[Block]) -> None:
+    small.make_text(world.root / "my-text.jsonl")
+    do_all(world, here, "mine.json")
+    assert "Everything is in" in world.said and (world.root / "runs/mine/export/config.json").is_file()
+
+
+@example("getting-started.md", "Two machines")
+def two_machines(world: World, here: list[Block]) -> None:
+    with lab_of(world, "h1", "h2") as lab:
+        hosts = zip(("192.168.0.1", "192.168.0.2"), lab, strict=True)
+        said = "".join(f"Host {host}\n  HostName {h.address}\n  HostKeyAlias {h.name}\n" for host, h in hosts)
+        lab.ssh_config.write_text(said + lab.ssh_config.read_text())
+        world.shared = lab.shared
+        world.edits = {'"ann"': '"root"', '"edt-venv/bin/python"': json.dumps(sys.executable)}
+        do_all(world, here, "machines.json", "evolution.json")
+    assert world.said.count("no worker is left") == 2 and "192-168-0-1-0" in world.said
+    assert (world.root / "our-model/model.safetensors").is_file()
+
+
+def lab_of(world: World, *names: str) -> Lab:
+    """Machines that the person in the world reaches by `ssh`, as if the lab's configuration were his own."""
+    if because := why_not():
+        pytest.skip(f"no machines: {because}")
+    lab = Lab(world.place / "lab", names)
+    ssh = world.root / ".venv/bin/ssh"
+    ssh.write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {lab.ssh_config} "$@"\n')
+    ssh.chmod(0o755)
+    return lab
+
+
+# -- clusters.md -------------------------------------------------------------------------------------------------------
+
+
+@example("clusters.md", "Rented GPUs with sshfs")
+def rented(world: World, here: list[Block]) -> None:
+    """Three machines without GPUs; the box itself does not see the disk."""
+    if not shutil.which("sshfs"):
+        pytest.skip("sshfs is not here (Debian's sshfs): a disk over SSH is not tested")
+    mount, link, listed, launched, thin = here
+    with lab_of(world, "first", "rented-1", "rented-2") as lab:
+        world.shared = world.place / "nowhere"
+        world.edits = {
+            "sshfs -o": f"sshfs -F {lab.ssh_config} -o", "ann@": "root@", '"ann"': '"root"', '"port": 2222, ': "",
+            "/home/ann/runs": "/srv/runs", '"devices": [0]': '"workers": 1', '"devices": [0, 1]': '"workers": 1',
+            '"edt-venv/bin/python"': json.dumps(sys.executable),
+            '"/root/edt-venv/bin/python"': json.dumps(sys.executable),
+        }  # fmt: skip
+        lab["first"].do(f"mkdir -p {world.shared}/runs /srv/runs; {world.edited(link.text)}")
+        small.make_text(lab["first"].root / "srv/runs/text.jsonl")
+        for name in ("rented-1", "rented-2"):
+            lab[name].do(f"mkdir -p {world.shared}/runs; {world.edited(mount.text)}")
+            assert f"{world.shared}/runs fuse.sshfs" in lab[name].do("cat /proc/mounts")
+        world.done += [mount, link]
+        world.do(listed, "machines.json")
+        more = {"INNER_STEPS": 40, "POPULATION_SIZE": 4, "MAX_GENERATIONS": 6, "MAX_EPOCHS": 1000}
+        world.do(thin, "evolution.json", **more)
+        world.do(launched)
+        look = commands(launched.text)[1]
+        try:
+            until(lambda: re.search("the run is over|stopped:", world.sh(look)), "the run is over", LONG, pause=1.0)
+        finally:
+            logs = world.sh("python launch_to_machines.py logs --through first")
+            print(logs)
+    assert {"first-0", "rented-1-0", "rented-2-0"} <= {*re.findall(r"^(\S+) .* published ", logs, re.M)}
+
+
+@example("clusters.md", "Slurm")
+def by_slurm(world: World, here: list[Block]) -> None:
+    if because := slurm.why_not():
+        pytest.skip(f"no Slurm: {because}")
+    plan, shown, ended, by_hand = here
+    world.configure(NUM_MACHINES=2, MAX_GENERATIONS=200, POPULATION_SIZE=4)
+    world.do(plan)
+    world.do(shown)
+    with slurm.slurm(world.place / "slurm") as env:
+        world.env |= {**env, "PATH": f"{world.root / '.venv/bin'}:{env['PATH']}", "XDG_CACHE_HOME": str(world.place)}
+        world.sh("python launch_to_machines.py --via slurm --detach")
+        until(lambda: [*world.root.glob("runs/edt/rounds/00001/*.done")], "its workers work", LONG, pause=0.5)
+        world.do(ended)
+        assert "No worker is left" in world.said
+        world.configure(PROJECT_NAME="other", MAX_GENERATIONS=2)
+        world.do(by_hand)
+    assert (world.root / "runs/other/export/config.json").is_file()
+    machines = {
+        json.loads(file.read_text().splitlines()[0])["by"] for file in world.root.glob("runs/other/rounds/*/*.done")
+    }
+    assert len(machines) == 2
+
+
+# -- merging.md, merge-search.md, evomerge.md --------------------------------------------------------------------------
+
+
+def donors(world: World, count: int = 3) -> None:
+    """The pages' models: small ones of one base, with tokenizers, and an adapter."""
+    from tests.test_merge_sources import ADAPTERS, adapter
+
+    for n, name in enumerate(("org/base", "org/math-model", "my-model", "org/code-model")[: count + 1]):
+        merging.tokenizer(merging.llama(world.root / name, n), "the cat sat on the mat")
+    adapter(
+        AutoModelForCausalLM.from_pretrained(world.root / "my-model"), world.root / "my-adapter", **ADAPTERS["plain"]
+    )
+
+
+@example("merging.md", "A recipe", "", slow=False)
+def a_recipe(world: World, here: list[Block]) -> None:
+    donors(world, 2)
+    do_all(world, here, "recipe.yml")
+    merged = merging.weights(world.root / "merged-model")
+    base = merging.weights(world.root / "org/base")
+    assert {each.dtype for each in merged.values()} == {torch.bfloat16}
+    assert any(not torch.equal(each.float(), base[name]) for name, each in merged.items())
+
+
+@example("merge-search.md", "", "What is searched")
+def a_search(world: World, here: list[Block]) -> None:
+    command, task, genome = here
+    base, *others = searching.donors(world.root / "org", layers=8, steps=2)
+    for path, name in zip([base, *others], ("org/base", "org/math-model", "org/code-model", "my-model"), strict=True):
+        path.rename(world.root / name)
+    searching.task(world.root / "data", "my_task")
+    world.edits = {"/data/": f"{world.root}/data/", "--task-search-path my-tasks": f"--task-search-path my-tasks {FEW}"}
+    world.do(task)
+    world.do(genome, "genome.yml")
+    world.write("my-tasks/other_task.yaml", PERPLEXITY.format(file=world.root / "data/my_task.json"))
+    world.do(command)
+    lines = (world.root / "searches/mine/history.jsonl").read_text().splitlines()
+    assert len(lines) >= 4 and {*json.loads(lines[0])["scores"]} == {"my_task/acc,none", "other_task/perplexity,none"}
+
+
+FEW = "--max-fevals 4 --workers 1 --strategy fleet"
+PERPLEXITY = """task: other_task
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {file}}}}}
+output_type: loglikelihood
+test_split: test
+doc_to_text: "{{{{question}}}}"
+doc_to_target: "{{{{choices[answer]}}}}"
+metric_list: [{{metric: perplexity, aggregation: perplexity, higher_is_better: false}}]
+"""
+
+
+@example("evomerge.md", "What can be merged", slow=False)
+def encoders(world: World, here: list[Block]) -> None:
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    for n, name in enumerate(("bert-mood", "bert-topic")):
+        torch.manual_seed(n)
+        BertForMaskedLM(BertConfig(vocab_size=300, **shape)).save_pretrained(world.root / name)
+        merging.tokenizer(world.root / name, "the cat sat", size=290)
+    do_all(world, here)
+    merged = Path(world.said.splitlines()[-1])
+    assert (world.root / merged / "config.json").is_file()
+
+
+# -- design.md, changing-it.md -----------------------------------------------------------------------------------------
+
+
+@example("design.md", "The strategy", slow=False)
+def the_strategy(world: World, here: list[Block]) -> None:
+    (block,) = here
+    names = {**vars(recipe), "__name__": __name__}
+    exec(block.text, names)
+    assert inspect.signature(names["Strategy"].plan) == inspect.signature(recipe.Strategy.plan)
+    world.done.append(block)
+
+
+@example("changing-it.md", "A merge method", slow=False)
+def a_merge_method(world: World, here: list[Block]) -> None:
+    donors(world)
+    do_all(world, here, "recipe.yml")
+    base, *others = (
+        merging.weights(world.root / name) for name in ("org/base", "org/math-model", "org/code-model", "my-model")
+    )
+    merged = merging.weights(world.root / "merged-model")
+    for layer, scale in ((0, 0.5), (3, 1.0)):
+        name = f"model.layers.{layer}.mlp.up_proj.weight"
+        middle = torch.stack([each[name] - base[name] for each in others]).median(0).values
+        assert torch.allclose(merged[name], base[name] + scale * middle, atol=1e-6)
+
+
+@example("changing-it.md", "A selection rule")
+def a_selection_rule(world: World, here: list[Block]) -> None:
+    do_all(world, here, "half.json", **{"POPULATION_SIZE": 6})
+    assert '"half"' in (world.root / "docs/configuration.md").read_text()
+    plan = json.loads((world.root / "runs/half/rounds/00002/plan").read_text().splitlines()[0])
+    members = {}
+    for n in range(6):
+        done = json.loads(next(world.root.glob(f"runs/half/rounds/00001/m{n}.0.done")).read_text().splitlines()[0])
+        members[f"1/m{n}"] = done["metrics"]["loss"]
+    fitter = sorted(members, key=lambda id: members[id])[:3]
+    parents = [each["merge"]["of"] for each in plan["recipes"] if each.get("merge", {}).get("method") == "child"]
+    assert parents and all({*pair} <= {*fitter} for pair in parents)
+
+
+@example("changing-it.md", "A data source")
+def a_data_source(world: World, here: list[Block]) -> None:
+    for n, name in enumerate(("one", "deep/two", "deep/three")):
+        (world.shared / "notes" / name).parent.mkdir(parents=True, exist_ok=True)
+        words = [f"note {n} says {m} things about {name}" for m in range(400)]
+        (world.shared / "notes" / f"{name}.md").write_text("\n".join(words))
+    do_all(world, here, "notes.json", **{"HELD_OUT": 0.5})
+    done = json.loads((world.root / "runs/notes/rounds/00000/tokens-0.0.done").read_text().splitlines()[0])
+    assert done["metrics"]["train"] > 0 and "The run is over" in world.said
+
+
+@example("changing-it.md", "A strategy")
+def a_strategy(world: World, here: list[Block]) -> None:
+    do_all(world, here, "ring.json", **{"POPULATION_SIZE": 3})
+    plan = json.loads((world.root / "runs/ring/rounds/00002/plan").read_text().splitlines()[0])
+    assert [each["merge"]["of"] for each in plan["recipes"]] == [["1/m0", "1/m1"], ["1/m1", "1/m2"], ["1/m2", "1/m0"]]
+    assert "method ring" in world.said and (world.root / "runs/ring/export/config.json").is_file()
+
+
+@example("report.md", "")
+def a_report(world: World, here: list[Block]) -> None:
+    for script in ("edt", "diloco"):
+        world.configure(PROJECT_NAME=script, NUM_MACHINES=1)
+        world.sh(f"python {script}_sim.py --config evolution.json")
+    live = "python -m fleet.report runs/edt --serve"
+    world.edits = {live: f"timeout --preserve-status -s INT 10 {live}"}
+    do_all(world, here)
+    assert "http://127.0.0.1:8400/" in world.said
+    for name in ("runs/edt/report.html", "edt.html", "compared.html"):
+        assert (world.root / name).stat().st_size < 5e6
+
+
+def test_each_change_is_short_and_applies(tmp_path):
+    """The diffs fit the code as it is; the slow tests run them."""
+    world = World(tmp_path, tmp_path / "shared").make()
+    for block in of("changing-it.md", *dict.fromkeys(block.section for block in ALL if block.page == "changing-it.md")):
+        if block.kind == "diff" or block.kind == "python":
+            world.do(block)
+            ast.parse(block.text) if block.kind == "python" else None
+            assert len(block.text.splitlines()) <= 40, block
+    assert len(world.done) == 6
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if slow else name for name, (_, slow) in EXAMPLES.items()]
+)
+def test_an_example(name, tmp_path):
+    mine = EXAMPLES[name][0]
+    world = World(tmp_path, tmp_path / "shared").make()
+    mine.run(world, mine.blocks)
+    assert {*map(str, mine.blocks)} == {*map(str, world.done)}
+    assert world.edits.keys() <= world.used, "an edit that changes nothing"
+
+
+# -- whatever is not run -----------------------------------------------------------------------------------------------
+
+RUN = {str(block) for one, _ in EXAMPLES.values() for block in one.blocks}
+CHECKED = [
+    (block, line) for block in ALL if block.kind == "sh" and str(block) not in RUN for line in commands(block.text)
+]
+
+
+def test_every_block_is_run_or_has_a_reason():
+    assert len(ALL) > 50 and {"README.md", "getting-started.md", "design.md"} <= {block.page for block in ALL}
+    for block in ALL:
+        assert block.kind in KINDS, f"{block}: no test knows what to do with {block.kind or 'a block without a name'}"
+        if block.kind == "text" and block.page == "troubleshooting.md" or block.kind == "json":
+            continue  # below
+        assert str(block) in RUN or left_out(block), f"{block}: add it to an example, or say why it is not run"
+
+
+def test_every_reason_has_its_example():
+    for page, words, _ in NOT_RUN:
+        assert any(at.page == page and re.fullmatch(words, line) for at, line in CHECKED), words
+    for page, section, _ in WRITTEN_ELSEWHERE:
+        assert of(page, section)
+
+
+@pytest.mark.parametrize("block, line", CHECKED, ids=str)
+def test_a_command_that_is_not_run_has_its_options(block, line):
+    match shlex.split(re.sub(r"^(\w+=\S+ )+|[;&]", " ", line)):
+        case ["make", target, *settings]:
+            makefile = (ROOT / "Makefile").read_text()
+            assert re.search(rf"^{re.escape(target)}:", makefile, re.M)
+            assert all(re.search(rf"^{each.partition('=')[0]} \?=", makefile, re.M) for each in settings)
+        case ["python", "-m", module, *arguments] if (ROOT / module.partition(".")[0]).exists():
+            check_options(help_of("-m", module), arguments)
+        case words if script := next((word for word in words if word.endswith(".py")), ""):
+            assert (ROOT / script).is_file()
+            arguments = words[words.index(script) + 1 :]
+            check_options(help_of(script) + more_of(script, arguments), arguments)
+        case [program, *_]:
+            assert program not in ("python", "make") and block.page != "README.md", f"nothing is known of {line}"
+
+
+@cache
+def help_of(*script: str) -> str:
+    done = subprocess.run([sys.executable, *script, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def more_of(script: str, arguments: list[str]) -> str:
+    """Of the launcher's subcommand."""
+    if script != "launch_to_machines.py":
+        return ""
+    return help_of(script, next((word for word in arguments[:1] if word[0] != "-"), "launch"))
+
+
+def check_options(text: str, arguments: list[str]) -> None:
+    for option in (word.partition("=")[0] for word in arguments if word.startswith("-")):
+        assert re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", text), f"{option} is not in the help"
+
+
+@pytest.mark.parametrize("block", [block for block in ALL if block.kind == "json"], ids=str)
+def test_json_is_what_the_loaders_accept(block, tmp_path):
+    if block.page == "changing-it.md":
+        assert str(block) in RUN  # with keys and values that only the change brings
+        return
+    (tmp_path / "file.json").write_text(block.text)
+    value = read_json(tmp_path / "file.json")
+    if isinstance(value, list):
+        assert len(machines.load(tmp_path / "file.json")) == len(value)
+    else:
+        load(tmp_path / "file.json", PosttrainConfig if value.get("ALGORITHM") == "edt-evomerge" else TrainConfig)
+
+
+# -- troubleshooting.md: what is quoted is what is said ----------------------------------------------------------------
+
+LEAST = 15  # signs of a message that must stand in the code as they are
+QUOTED = [line for block in of("troubleshooting.md", *dict.fromkeys(b.section for b in ALL)) if block.kind == "text"
+          for line in block.text.splitlines()]  # fmt: skip
+
+
+@cache
+def written() -> list[re.Pattern[str]]:
+    """Every text in the code that is long enough to be known again; what is filled in may be anything."""
+    found = []
+    files = [*ROOT.glob("*.py"), *(file for room in ("fleet", "train") for file in (ROOT / room).rglob("*.py"))]
+    for node in (node for file in files for node in ast.walk(ast.parse(file.read_text()))):
+        choices = [choices_of(part) for part in node.values] if isinstance(node, ast.JoinedStr) else [choices_of(node)]
+        if sum(min(map(len, each)) for each in choices) >= LEAST:
+            each = ("|".join(map(re.escape, some)) if any(some) else ".+" for some in choices)
+            found.append(re.compile("".join(f"(?:{one})" for one in each)))
+    return found
+
+
+def choices_of(part: ast.AST) -> list[str]:
+    """What may stand in this part of a text; an empty one where that cannot be known."""
+    match part:
+        case ast.Constant(value=str(text)):
+            return [text]
+        case ast.FormattedValue(value=ast.IfExp(body=ast.Constant(str(one)), orelse=ast.Constant(str(other)))):
+            return [one, other]
+        case _:
+            return [""]
+
+
+def refusals(place: Path) -> Iterator[str]:
+    """Messages that are put together from several places, as they are really said."""
+    (place / "my-text.jsonl").write_text('{"title": "a", "body": "b"}\n')
+    for said in ('{"POPULATON_SIZE": 8}', '{"POPULATION_SIZE": "8"}', '{\n  "POPULATION_SIZE": 8, // eight\n}'):
+        (place / "evolution.json").write_text(said)
+        yield refusal(lambda: load(place / "evolution.json", TrainConfig))
+    yield refusal(lambda: text.check(Dataset(source=str(place / "my-text.jsonl"))))
+    create_run(place, "edt", {"lr": 0.002}, Host())
+    yield refusal(lambda: create_run(place, "edt", {"lr": 0.001}, Host()))
+
+
+def refusal(call: Callable[[], object]) -> str:
+    with pytest.raises(Wrong) as error:
+        call()
+    return str(error.value)
+
+
+def test_every_quoted_message_is_one_that_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "runs").mkdir()
+    said = "\n".join(refusals(tmp_path)).replace(f"{tmp_path}/edt", "runs/edt").replace(f"{tmp_path}/", "")
+    assert len(QUOTED) > 30
+    for line in QUOTED:
+        known = any(pattern.fullmatch(line) for pattern in written()) or any(
+            same(line, one) for one in said.splitlines()
+        )
+        assert known, f"troubleshooting.md quotes what nobody says: {line}"
+
+
+@pytest.mark.parametrize("line", ["the disk is nearly full", "worker 1 was eaten; nobody takes its place", "New run x"])
+def test_a_message_that_nobody_says_is_found_out(line):
+    assert not any(pattern.fullmatch(line) for pattern in written())
