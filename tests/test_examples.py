@@ -323,7 +323,8 @@ def a_report(world: World, here: list[Block]) -> None:
         world.configure(PROJECT_NAME=script, NUM_MACHINES=1)
         world.sh(f"python {script}_sim.py --config evolution.json")
     live = "python -m fleet.report runs/edt --serve"
-    world.edits = {live: f"timeout --preserve-status -s INT 10 {live}"}
+    until = "until grep -q http: live.txt; do sleep 0.2; done; kill -INT %1; wait %1; cat live.txt"
+    world.edits = {live: f"set -m; {live} > live.txt & {until}"}
     do_all(world, here)
     assert "http://127.0.0.1:8400/" in world.said
     for name in ("runs/edt/report.html", "edt.html", "compared.html"):

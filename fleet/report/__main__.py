@@ -91,10 +91,10 @@ def _serve(reader: Reader, host: str, port: int) -> None:
     live = serving.Live(reader)
     with serving.server(live, host, port) as server:
         shown = f"[{host}]" if ":" in host else host
-        print(f"http://{shown}:{server.server_address[1]}/  (Ctrl-C ends it)", flush=True)
-        with Telling() as told:
-            reader.look(told)  # what is read now, nobody waits for later
         try:
+            print(f"http://{shown}:{server.server_address[1]}/  (Ctrl-C ends it)", flush=True)
+            with Telling() as told:
+                reader.look(told)  # what is read now, nobody waits for later
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
             print()
