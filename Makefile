@@ -14,10 +14,10 @@ breed: $(VENV)/.run
 	$(RUN) edt_sim.py --config configs/posttrain.json
 
 test: lint
-	$(RUN) -m pytest -n 2 --dist loadfile
+	$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-slow: $(VENV)/.slow storm
-	$(RUN) -m pytest -n 2 --dist loadfile -m slow
+	$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m slow
 
 # On a real NFS disk that three machines mount, each with a kernel of its own.
 test-nfs: $(VENV)/.test

@@ -40,9 +40,7 @@ def trials(seeds: range, quick: bool) -> list[Trial]:
         found += [trial(name, seed, length) for name in METHODS]
         for name in (DILOCO, HYPERCUBE):
             found += [renamed(trial(name, seed, length, wire_dtype=wire), f"{name}, {wire}") for wire in WIRES]
-        if not quick:
-            found += [*shares(seed), *rounds(seed)]
-    return found
+    return found if quick else [*found, *shares(seeds[0]), *rounds(seeds[0])]
 
 
 def shares(seed: int) -> list[Trial]:
@@ -63,7 +61,7 @@ def rounds(seed: int) -> list[Trial]:
     inner = BASE["inner_steps"] * BASE["max_generations"]
     return [
         renamed(trial(DILOCO, seed, {**BASE, "inner_steps": h, "max_generations": inner // h}), f"H = {h}")
-        for h in (10, 120)
+        for h in (40, 120)
     ]
 
 
@@ -73,9 +71,13 @@ def renamed(each: Trial, name: str) -> Trial:
 
 def difference(rows: Rows, name: str, other: str) -> tuple[float, float]:
     """Of the averaged models' losses, seed by seed: the mean, and its standard error."""
-    both = zip(rows[name], rows[other], strict=True)
-    found = [mine.averaged - theirs.averaged for mine, theirs in both]
+    theirs = {each.trial.seed: each.averaged for each in rows[other]}
+    found = [each.averaged - theirs[each.trial.seed] for each in rows[name]]
     return fmean(found), stdev(found) / math.sqrt(len(found)) if len(found) > 1 else math.nan
+
+
+def in_words(value: float, error: float) -> str:
+    return f"{value:+.4f}" + ("" if math.isnan(error) else f" ± {error:.4f}")
 
 
 def losses(rows: Rows, names: list[str], title: str, note: str) -> Table:
@@ -106,7 +108,7 @@ def _with_goal(rows: Rows, name: str, other: str, aim: str) -> str:
     if name == other:
         return NONE
     value, error = difference(rows, name, other)
-    words = f"{value:+.4f} ± {error:.4f}"
+    words = in_words(value, error)
     return goal(value <= GOALS[aim], f"{words} (at most {GOALS[aim]})") if aim in GOALS else words
 
 
@@ -116,7 +118,9 @@ def mean(values: list[float | None]) -> str:
 
 
 def gaps(rows: Rows) -> Table:
-    shown = table("DiLoCo's distance to synchronous training", "", "averaged model", "minus synchronous", "aim")
+    note = f"of {len(rows[DILOCO])} seeds, and of the first one alone"
+    columns = ("", "averaged model", "minus synchronous", "aim")
+    shown = table("DiLoCo's distance to synchronous training", *columns, note=note)
     base = BASE["warm_start_steps"] / (BASE["warm_start_steps"] + BASE["inner_steps"] * BASE["max_generations"])
     names = {name: name for name in rows if name.startswith(("warm start", "H ="))}
     for name, words in {DILOCO: f"warm start {base:.0%}, H = {BASE['inner_steps']}", **names}.items():
@@ -124,7 +128,7 @@ def gaps(rows: Rows) -> Table:
         shown.add_row(
             words,
             mean([r.averaged for r in rows[name]]),
-            f"{value:+.4f} ± {error:.4f}",
+            in_words(value, error),
             goal(value <= 0.03, "at most 0.03"),
         )
     return shown

@@ -14,10 +14,9 @@ from rich.progress import track
 from benchmarks.trials import BASE, COMMON, METHODS, TUNED, run, trial
 
 SEED = 101
-RATES = (4e-3, 5.6e-3, 8e-3)
-ALONE = (2e-3, *RATES, 11e-3)  # of what has no outer step
-USUAL = 5.6e-3  # at which all outer steps are tried
-OUTER = ((0.8, 0.8), (1.0, 0.8), (0.6, 0.85), (0.5, 0.8))  # learning rate and momentum of the outer step
+ALONE = (2e-3, 4e-3, 5.6e-3, 8e-3, 11e-3)  # of what has no outer step
+OUTER = ((0.7, 0.85), (0.6, 0.85), (0.8, 0.85))  # learning rate and momentum of the outer step
+RATES = (5.6e-3, 4.8e-3)  # of the inner one; the first with all outer steps, the others with the first
 KEYS = ("lr", "outer_lr", "outer_momentum")
 WITH = json.loads(json.dumps({**COMMON, **BASE}))  # what all were tried with
 app = App(name="python -m benchmarks.tune", help=__doc__, version_flags=[])
@@ -26,7 +25,7 @@ app = App(name="python -m benchmarks.tune", help=__doc__, version_flags=[])
 def candidates(name: str) -> list[dict[str, float]]:
     if name.startswith(("synchronous", "one worker")):
         return [{"lr": lr} for lr in ALONE]
-    tried = [(lr, *OUTER[0]) for lr in RATES] + [(USUAL, *outer) for outer in OUTER[1:]]
+    tried = [(RATES[0], *outer) for outer in OUTER] + [(lr, *OUTER[0]) for lr in RATES[1:]]
     return [dict(zip(KEYS, values, strict=True)) for values in tried]
 
 

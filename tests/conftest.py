@@ -14,6 +14,19 @@ from tests.helpers import Toys
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads that wait for each other cost minutes on a busy machine
 
 
+LONGEST = (
+    "test_evomerge_whole", "test_group", "test_posttrain_whole", "test_examples", "test_fsdp_whole", "test_peers",
+    "test_fsdp_page", "test_pretraining", "test_skills", "test_specialists", "test_pretraining_input", "test_fsdp",
+    "test_merge_search", "test_merge_search_far", "test_evomerge", "test_kill", "test_launcher", "test_knobs",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take minutes come first: of two processes that test, none is left alone with one at the end."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
+
+
 @pytest.fixture(autouse=True, scope="session")
 def interruptible() -> None:
     """A shell's background jobs ignore Ctrl-C, and so would all that the tests start from one."""
@@ -62,9 +75,12 @@ def pretraining(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
 
 @pytest.fixture(scope="session")
 def specialists_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where evomerge's default models are: trained once for all slow tests, in two minutes."""
+    """Where evomerge's default models are: trained once for all slow tests, in two minutes. Of two processes that test,
+    the second waits for the first one's."""
     from evomerge import specialists
 
-    folder = tmp_path_factory.mktemp("home")
+    mine = tmp_path_factory.getbasetemp()
+    folder = (mine.parent if "PYTEST_XDIST_WORKER" in os.environ else mine) / "home"
+    folder.mkdir(exist_ok=True)
     specialists.made(folder)
     return folder
