@@ -154,7 +154,7 @@ def main(quick: bool = False, seeds: int = 0) -> None:
 def _note(length: Mapping[str, Any], seeds: int) -> str:
     batch = COMMON["batch_size"] * COMMON["seq_length"]
     return (
-        f"Seeds: {seeds}; 8 members; {length['warm_start_steps']} shared steps, then {length['max_generations']} rounds "
+        f"Seeds: {seeds}, 8 members, {length['warm_start_steps']} shared steps; {length['max_generations']} rounds "
         f"of {length['inner_steps']} steps of {batch} tokens a member.\nMB of one member in one round, its optimizer's "
         "state (two models, kept for whoever goes on) included; a model is 0.49 MB."
     )
