@@ -6,6 +6,7 @@ still means the old disk, so nothing can ever be written into the empty mount po
 
 import contextlib
 import os
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -42,13 +43,14 @@ class Disk:
         self.root = root
         self.ops = self.bytes_read = 0  # calls and bytes on the shared disk, for the event log and the benchmarks
         self._handle = self._open_root()
+        self._release = weakref.finalize(self, os.close, self._handle)  # at the latest when nobody has it any more
 
     def reopen(self) -> "Disk":
         """A second look at the root's path: another disk may be mounted there by now."""
         return Disk(self.root)
 
     def close(self) -> None:
-        os.close(self._handle)
+        self._release()
 
     def read(self, name: str, limit: int) -> bytes:
         """A whole small file; one byte more than the limit shows that there is more."""
@@ -175,6 +177,7 @@ class FileWriter:
 
     def __init__(self, handle: int, name: str, disk: Disk) -> None:
         self._handle, self._name, self._disk = handle, name, disk
+        self._release = weakref.finalize(self, os.close, handle)  # an event log is never closed by name
 
     def write(self, data: bytes | memoryview) -> None:
         rest = memoryview(data).cast("B")
@@ -185,7 +188,7 @@ class FileWriter:
         self._do(os.fsync)
 
     def close(self) -> None:
-        if self._handle >= 0:
+        if self._release.detach():
             handle, self._handle = self._handle, -1
             self._disk.ops += 1
             try:

@@ -62,6 +62,9 @@ class Browser:
             [*shell, CHROMIUM, *_FLAGS, f"--user-data-dir={self.home}"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
+        assert self._process.stdout
+        self._answers = select.poll()  # unlike select(), whatever the number of the handle
+        self._answers.register(self._process.stdout, select.POLLIN)
         target = self("Target.createTarget", url="about:blank")["targetId"]
         self._session = self("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
@@ -113,7 +116,7 @@ class Browser:
     def _next(self, end: float, method: str) -> dict[str, Any]:
         assert self._process.stdout
         while b"\0" not in self._data:
-            ready = select.select([self._process.stdout], [], [], max(0.0, end - time.monotonic()))[0]
+            ready = self._answers.poll(1000 * max(0.0, end - time.monotonic()))
             assert ready, f"{method}: the browser did not answer in time"
             part = os.read(self._process.stdout.fileno(), 1 << 20)
             assert part, f"{method}: the browser has ended"

@@ -1,5 +1,6 @@
 """Where a run may lie: what is refused, by name and with nothing written, and what happens when the disk goes away."""
 
+import gc
 import json
 import os
 import shutil
@@ -252,6 +253,25 @@ def test_a_disk_that_is_mounted_elsewhere_with_its_runs_is_welcome(toys):
 
 
 @pytest.mark.slow
+def test_a_process_that_looks_at_many_runs_keeps_none_of_their_files_open(toys):
+    """A page that is served for weeks, tests that are workers a thousand times."""
+
+    def handles() -> int:
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    def run(name: str) -> None:
+        each = toys(name, max_generations=1).prepare()
+        assert each.work() == "over"
+        each.digest()
+
+    run("first")
+    before = handles()
+    for number in range(3):
+        run(f"another-{number}")
+    assert handles() <= before
+
+
 def test_a_memory_that_cannot_be_kept_stops_nobody(toys, monkeypatch):
     run: Toys = toys()
     monkeypatch.setenv("XDG_STATE_HOME", "/proc/no/such")
