@@ -252,7 +252,6 @@ def test_a_disk_that_is_mounted_elsewhere_with_its_runs_is_welcome(toys):
         subprocess.run(["umount", "-l", str(point)], check=True)
 
 
-@pytest.mark.slow
 def test_a_process_that_looks_at_many_runs_keeps_none_of_their_files_open(toys):
     """A page that is served for weeks, tests that are workers a thousand times."""
 
@@ -272,6 +271,7 @@ def test_a_process_that_looks_at_many_runs_keeps_none_of_their_files_open(toys):
     assert handles() <= before
 
 
+@pytest.mark.slow
 def test_a_memory_that_cannot_be_kept_stops_nobody(toys, monkeypatch):
     run: Toys = toys()
     monkeypatch.setenv("XDG_STATE_HOME", "/proc/no/such")
