@@ -43,7 +43,7 @@ class Disk:
         self.root = root
         self.ops = self.bytes_read = 0  # calls and bytes on the shared disk, for the event log and the benchmarks
         self._handle = self._open_root()
-        self._release = weakref.finalize(self, os.close, self._handle)  # at the latest when nobody has it any more
+        self._release = _closing(self, self._handle)
 
     def reopen(self) -> "Disk":
         """A second look at the root's path: another disk may be mounted there by now."""
@@ -54,18 +54,22 @@ class Disk:
 
     def read(self, name: str, limit: int) -> bytes:
         """A whole small file; one byte more than the limit shows that there is more."""
-        with self._file(name) as handle:
-            parts, room = list[bytes](), limit + 1
-            while room and (part := self._counted(os.read, handle, min(_BLOCK, room))):
-                parts.append(part)
-                self.bytes_read += len(part)
-                room -= len(part)
-                if len(part) < _SMALL:  # most registers are smaller than this: no call just to see the end
-                    break
-            return b"".join(parts)
+        with _Naming(name):  # not _file(): a long run has a hundred thousand registers
+            handle = self._counted(os.open, name, _LOOK, dir_fd=self._handle)
+            try:
+                parts, room = list[bytes](), limit + 1
+                while room and (part := self._counted(os.read, handle, min(_BLOCK, room))):
+                    parts.append(part)
+                    self.bytes_read += len(part)
+                    room -= len(part)
+                    if len(part) < _SMALL:  # most registers are smaller than this: no call just to see the end
+                        break
+                return b"".join(parts)
+            finally:
+                self._counted(os.close, handle)
 
     def open(self, name: str) -> "FileReader":
-        with self._named(name):
+        with _Naming(name):
             return FileReader(self._counted(os.open, name, _LOOK, dir_fd=self._handle), name, self)
 
     def blocks(self, name: str) -> Iterator[bytes]:
@@ -87,17 +91,17 @@ class Disk:
 
     def stamp(self, name: str) -> tuple[int, ...]:
         """Which file a name means, and its state: only to be compared with an earlier answer to the same process."""
-        with self._named(name):
+        with _Naming(name):
             found = self._counted(os.stat, name, dir_fd=self._handle, follow_symlinks=False)
         return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
     def list(self, folder: str) -> list[str]:
         """In no order. Always through a fresh handle: on NFS that is what shows new names."""
-        with self._folder(folder) as handle, self._named(folder):
+        with self._folder(folder) as handle, _Naming(folder):
             return self._counted(os.listdir, handle)
 
     def create(self, name: str) -> "FileWriter":
-        with self._named(name):
+        with _Naming(name):
             return FileWriter(self._counted(os.open, name, _NEW, _FILE, dir_fd=self._handle), name, self)
 
     def write(self, name: str, data: bytes, sync: bool) -> None:
@@ -110,41 +114,41 @@ class Disk:
     def append(self, name: str) -> "FileWriter":
         """A file that only this process writes, at its end."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        with self._named(name):
+        with _Naming(name):
             return FileWriter(self._counted(os.open, name, flags, _FILE, dir_fd=self._handle), name, self)
 
     def link(self, old: str, new: str) -> None:
-        with self._named(new):
+        with _Naming(new):
             self._counted(os.link, old, new, src_dir_fd=self._handle, dst_dir_fd=self._handle, follow_symlinks=False)
 
     def rename(self, old: str, new: str) -> None:
-        with self._named(new):
+        with _Naming(new):
             self._counted(os.rename, old, new, src_dir_fd=self._handle, dst_dir_fd=self._handle)
 
     def remove(self, name: str) -> None:
-        with self._named(name):
+        with _Naming(name):
             self._counted(os.unlink, name, dir_fd=self._handle)
 
     def mkdir(self, folder: str) -> None:
-        with self._named(folder):
+        with _Naming(folder):
             self._counted(os.mkdir, folder, _FOLDER, dir_fd=self._handle)
 
     def rmdir(self, folder: str) -> None:
-        with self._named(folder):
+        with _Naming(folder):
             self._counted(os.rmdir, folder, dir_fd=self._handle)
 
     def sync(self, folder: str) -> None:
         """Make the names in a folder survive a crash of whoever serves the disk."""
-        with self._folder(folder) as handle, self._named(folder):
+        with self._folder(folder) as handle, _Naming(folder):
             self._counted(os.fsync, handle)
 
     def _open_root(self) -> int:
-        with self._named(str(self.root)):
+        with _Naming(str(self.root)):
             return os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     @contextlib.contextmanager
     def _file(self, name: str) -> Iterator[int]:
-        with self._named(name):
+        with _Naming(name):
             handle = self._counted(os.open, name, _LOOK, dir_fd=self._handle)
             try:
                 yield handle
@@ -153,23 +157,36 @@ class Disk:
 
     @contextlib.contextmanager
     def _folder(self, name: str) -> Iterator[int]:
-        with self._named(name):
+        with _Naming(name):
             handle = self._counted(os.open, name or ".", _LOOK | os.O_DIRECTORY, dir_fd=self._handle)
         try:
             yield handle
         finally:
             self._counted(os.close, handle)
 
-    @contextlib.contextmanager
-    def _named(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise faults.named(error, name) from error
-
     def _counted(self, call: Callable[..., T], *args: Any, **settings: Any) -> T:
         self.ops += 1
         return call(*args, **settings)
+
+
+def _closing(owner: object, handle: int) -> "weakref.finalize[..., Any]":
+    """Closes a handle, at the latest when nobody has its owner any more; when the process ends, the system does."""
+    release = weakref.finalize(owner, os.close, handle)
+    release.atexit = False  # a thread may still write
+    return release
+
+
+class _Naming:
+    """What the system refuses becomes a fault that says where."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError):
+            raise faults.named(error, self._name) from error
 
 
 class FileWriter:
@@ -177,7 +194,7 @@ class FileWriter:
 
     def __init__(self, handle: int, name: str, disk: Disk) -> None:
         self._handle, self._name, self._disk = handle, name, disk
-        self._release = weakref.finalize(self, os.close, handle)  # an event log is never closed by name
+        self._release = _closing(self, handle)
 
     def write(self, data: bytes | memoryview) -> None:
         rest = memoryview(data).cast("B")
@@ -191,17 +208,13 @@ class FileWriter:
         if self._release.detach():
             handle, self._handle = self._handle, -1
             self._disk.ops += 1
-            try:
+            with _Naming(self._name):
                 os.close(handle)  # a network disk may report here what it could not write
-            except OSError as error:
-                raise faults.named(error, self._name) from error
 
     def _do(self, call: Callable[..., T], *args: Any) -> T:
         self._disk.ops += 1
-        try:
+        with _Naming(self._name):
             return call(self._handle, *args)
-        except OSError as error:
-            raise faults.named(error, self._name) from error
 
 
 class FileReader:
@@ -221,7 +234,5 @@ class FileReader:
 
     def _some(self, room: memoryview) -> int:
         self._disk.ops += 1
-        try:
+        with _Naming(self._name):
             return os.readv(self._handle, [room])
-        except OSError as error:
-            raise faults.named(error, self._name) from error
