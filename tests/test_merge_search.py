@@ -23,7 +23,7 @@ from merge.evolve.config import Genome, SearchConfig
 from merge.evolve.genome import GENES, Space
 from merge.evolve.kitchen import Kitchen
 from merge.evolve.records import text_of
-from merge.evolve.search import Generation, Search
+from merge.evolve.search import Generation, Search, Strategy
 from merge.evolve.strategy import MergeSearch
 from merge.merging import merge
 from merge.recipe import merge_of, parse
@@ -195,12 +195,24 @@ def test_what_failed_ranks_last():
     assert one.next([Generation(points, [None] * 8)])  # all of them
 
 
-def test_points_that_another_machine_rounds_differently_are_told_as_they_are():
+def test_a_machine_that_rounds_differently_proposes_the_same(monkeypatch):
+    """Sums in another order, another library: seen between two processes of one machine."""
     one = Search((0.3,) * 3, 0.3, 6, 1)
-    points = one.next([])
-    moved = [[x * (1 + 1e-15) for x in point] for point in points]
-    scores = [bowl(point) for point in points]
-    assert np.allclose(one.next([Generation(points, scores)]), one.next([Generation(moved, scores)]), rtol=1e-9)
+    past, usual, dice = run_search(one, 4), np.linalg.eigh, np.random.default_rng(1)
+
+    def elsewhere(matrix):
+        values, vectors = usual(matrix)
+        return values, vectors * (1 + 1e-15 * dice.standard_normal(vectors.shape))
+
+    here = Strategy(one)
+    monkeypatch.setattr(np.linalg, "eigh", elsewhere)
+    there = Strategy(one)
+    for generation in past:
+        here.told(generation)
+        there.told(generation)
+    assert not np.array_equal(here.asked(), there.asked())
+    for n in range(4):
+        assert one.next(past[:n]) == past[n].points
 
 
 # -- the genome file ---------------------------------------------------------------------------------------------------
