@@ -97,6 +97,46 @@ def test_four_ranks_that_have_copies_go_on_to_the_bit(place):
     assert digest(place / "parts") == digest(place / "whole")
 
 
+FILLED = """
+import re, sys
+from pathlib import Path
+from train.cluster.before import model_of
+from train.cluster.data import tokenizer_for
+from train.cluster.options import Options
+from train.cluster.ranks import joined
+from train.cluster.shared import learner_of
+
+def peak():
+    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+
+with joined() as ranks:
+    options = Options(path_model=sys.argv[1], precision="32-true", torch_compile=False)
+    c = options.settings()
+    words = tokenizer_for(c)
+    model_of(options, c, words, False)  # what is imported only now
+    before = peak()
+    learner = learner_of(model_of(options, c, words, ranks.first), c, ranks, "FULL_SHARD")
+    said = ranks.each(f"{peak() - before} {learner.layout.size * 4}")
+    if ranks.first:
+        print(*said, sep="\\n")
+"""
+
+
+def test_only_the_first_rank_ever_has_the_whole_model_in_memory(tmp_path):
+    wide = {"hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8}
+    model(tmp_path / "model", **wide, num_key_value_heads=8)
+    (tmp_path / "filled.py").write_text(FILLED)
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node", "4", str(tmp_path / "filled.py"), tmp_path / "model"]
+    found = subprocess.run(
+        command, env={**ENV, "PYTHONPATH": str(ROOT)}, cwd=ROOT, capture_output=True, text=True, timeout=240
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+    grown, parts = zip(*(map(int, line.split()) for line in found.stdout.splitlines()), strict=True)
+    besides = [a - 5 * part for a, part in zip(grown, parts, strict=True)]  # weights twice, gradients, two moments
+    assert besides[0] > 0.9 * sum(parts), "what is measured would have been seen"
+    assert max(besides[1:]) < 0.6 * sum(parts), besides
+
+
 @pytest.mark.skipif(bool(why_not()), reason=f"no machines: {why_not()}")
 def test_two_machines_have_parts_and_copies(tmp_path):
     with Lab(tmp_path / "lab") as lab:

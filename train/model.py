@@ -54,12 +54,22 @@ def described(entry: Entered, trust: bool = False) -> PretrainedConfig:
 
 def built(entry: Entered, vocab: int, seed: int, trust: bool = False) -> PreTrainedModel:
     """Pre-trained weights, or fresh ones that follow from the seed; in fp32 either way."""
-    config = described(entry, trust)
+    config = _for_words(entry, vocab, trust)
     if not _fresh(entry):
         return AutoModelForCausalLM.from_pretrained(entry, trust_remote_code=trust, dtype=torch.float32)
+    return empty(config, seed)
+
+
+def skeleton(entry: Entered, vocab: int, trust: bool = False) -> PreTrainedModel:
+    """The same without any numbers, which takes no memory and no time."""
+    return without_numbers(_for_words(entry, vocab, trust), trust)
+
+
+def _for_words(entry: Entered, vocab: int, trust: bool = False) -> PretrainedConfig:
+    config = described(entry, trust)
     if not has_vocabulary(entry):
         config.vocab_size = vocab
-    return empty(config, seed)
+    return config
 
 
 def has_vocabulary(entry: Entered) -> bool:
@@ -74,11 +84,15 @@ def empty(config: PretrainedConfig, seed: int, trust: bool = False) -> PreTraine
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=trust)
 
 
+def without_numbers(config: PretrainedConfig, trust: bool = False) -> PreTrainedModel:
+    with torch.device("meta"):
+        return empty(config, 0, trust)
+
+
 def can_be_built(entry: Entered, trust: bool = False) -> None:
-    """Without weights, which takes no time: a configuration may contradict itself."""
+    """A configuration may contradict itself."""
     try:
-        with torch.device("meta"):
-            empty(described(entry, trust), 0, trust)
+        without_numbers(described(entry, trust), trust)
     except Wrong:
         raise
     except Exception as error:

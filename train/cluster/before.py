@@ -24,7 +24,7 @@ from train.cluster.options import Options
 from train.cluster.ranks import Agreed, Ranks
 from train.cluster.shared import OuterState, Shared
 from train.config import TrainConfig
-from train.model import built, described, has_vocabulary
+from train.model import built, described, has_vocabulary, skeleton
 
 
 @contextlib.contextmanager
@@ -77,10 +77,12 @@ def words(c: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> int:
     return fixed if c.datasets[0].source == "fake" else len(tokenizer)
 
 
-def model_of(options: Options, c: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """On each rank the same; fresh weights follow from the seed."""
+def model_of(options: Options, c: TrainConfig, tokenizer: PreTrainedTokenizerBase, first: bool) -> PreTrainedModel:
+    """On the first rank with its weights (fresh ones follow from the seed), which the others get from there: a machine
+    has room for one of it, not for one of each rank."""
+    entry, words = c.initial_population[0], len(tokenizer)
     try:
-        model = built(c.initial_population[0], len(tokenizer), c.seed)
+        model = built(entry, words, c.seed) if first else skeleton(entry, words)
     except Wrong:
         raise
     except Exception as error:  # whatever a damaged file makes a library say

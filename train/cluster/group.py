@@ -23,7 +23,7 @@ from train.cluster.ranks import Ranks, assembled
 from train.cluster.shared import learner_of
 from train.config import TrainConfig
 from train.loop import Learner, in_fixed_order
-from train.model import empty, layout_of, read_config
+from train.model import empty, layout_of, read_config, without_numbers
 
 _ROOT = Path(__file__).parents[2]
 
@@ -91,7 +91,8 @@ class Voice:
 
     def __init__(self, ranks: Ranks, model: bytes, config: TrainConfig) -> None:
         in_fixed_order(config.threads)
-        built = empty(read_config(model, config), 0, config.trust_remote_code)
+        known, trust = read_config(model, config), config.trust_remote_code
+        built = empty(known, 0, trust) if ranks.first else without_numbers(known, trust)
         self.ranks, self.config, self.layout = ranks, config, layout_of(built)
         self.learner = learner_of(built, config, ranks, config.sharding_strategy)
         self.vectors = [self.learner.vector, *self.learner.moments]

@@ -31,6 +31,8 @@ class Shared(Learner):
 
     def __init__(self, model: PreTrainedModel, config: TrainConfig, ranks: Ranks, strategy: str) -> None:
         self.ranks, self.strategy = ranks, strategy
+        named = [*model.named_parameters(), *model.named_buffers()]
+        ranks.alike(str([(name, each.shape, each.dtype) for name, each in named]), "the model")
         super().__init__(model, config, ranks.device)
 
     @property
@@ -71,6 +73,25 @@ class Shared(Learner):
         """The model's weights, on the CPU of the first rank."""
         return {name: each.detach().cpu() for name, each in self.model.state_dict().items()}
 
+    def _fill(self, module: torch.nn.Module) -> None:
+        """The first rank alone has built the model with its numbers; the others get theirs from it, part by part."""
+        filled = dict[int, Tensor]()  # what is tied stays tied
+        for each in module.modules():
+            for room in (each._parameters, each._buffers):
+                for name, there in room.items():
+                    if there is None or isinstance(there, DTensor):
+                        continue
+                    if id(there) not in filled:
+                        filled[id(there)] = self._given(there)
+                    room[name] = filled[id(there)]
+
+    def _given(self, there: Tensor) -> Tensor:
+        given = self.ranks.given(None if there.is_meta else there.detach().cpu(), there.shape, there.dtype)
+        if not there.is_meta:
+            return there
+        found = given.to(self.device)
+        return torch.nn.Parameter(found, there.requires_grad) if isinstance(there, torch.nn.Parameter) else found
+
     def _compiled(self, model: PreTrainedModel) -> None:
         """Layer by layer, in place: much sooner than the whole, and names stay what they are."""
         if self.config.compile:
@@ -85,6 +106,10 @@ class Shared(Learner):
 
 class Copies(Shared):
     """DDP: gradients are averaged while they are computed."""
+
+    def _bound(self, model: PreTrainedModel) -> tuple[Layout, Tensor, Tensor]:
+        self._fill(model)
+        return super()._bound(model)
 
     def _runner(self, model: PreTrainedModel) -> Callable[..., Any]:
         found = DistributedDataParallel(model, forward_sync_buffers=False)
@@ -133,9 +158,9 @@ class Parts(Shared):
     def _bound(self, model: PreTrainedModel) -> tuple[Layout, Tensor, Tensor]:
         how: dict[str, Any] = {"mesh": self.mesh}
         how["reshard_after_forward"] = self.strategy in ("FULL_SHARD", "HYBRID_SHARD")
-        for layer in layers_of(model):
-            fully_shard(layer, **how)
-        fully_shard(model, **how)
+        for part in [*layers_of(model), model]:
+            self._fill(part)  # no rank but the first ever has more than a layer whole
+            fully_shard(part, **how)
         found = dict(model.named_parameters())
         whole = layout_of(model)
         self._there: dict[str, DTensor] = {name: found[name] for name in whole.shapes}  # type: ignore[misc]
