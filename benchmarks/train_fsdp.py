@@ -52,7 +52,7 @@ def ours(o: Options, ranks: Ranks, steps: int) -> list[float]:
     c = o.settings()
     tokenizer = data.tokenizer_for(c)
     source = data.tokens(c, o.ckpt.path / f"{ranks.rank}", tokenizer, len(tokenizer), 1)
-    learner = learner_of(model_of(o, c, tokenizer, ranks.first), c, ranks, o.sharding_strategy)
+    learner = learner_of(model_of(o, c, tokenizer, ranks), c, ranks, o.sharding_strategy)
     there = data.batches(c, source, ranks, o.per_device_train_batch_size, 0, 0)
     found, seen = [], time.perf_counter()
     for _ in learner.train(there, (rate(c, step) for step in range(steps))):
@@ -66,7 +66,7 @@ def ours(o: Options, ranks: Ranks, steps: int) -> list[float]:
 def bare(o: Options, ranks: Ranks, steps: int) -> list[float]:
     """As anybody would write it, on batches that are there already."""
     c = o.settings()
-    model = model_of(o, c, data.tokenizer_for(c), True)
+    model = model_of(o, c, data.tokenizer_for(c), ranks)
     copies = DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     shape = (o.per_device_train_batch_size, o.seq_length + 1)

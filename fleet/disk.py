@@ -43,14 +43,11 @@ class Disk:
         self.root = root
         self.ops = self.bytes_read = 0  # calls and bytes on the shared disk, for the event log and the benchmarks
         self._handle = self._open_root()
-        self._release = _closing(self, self._handle)
+        _closing(self, self._handle)
 
     def reopen(self) -> "Disk":
         """A second look at the root's path: another disk may be mounted there by now."""
         return Disk(self.root)
-
-    def close(self) -> None:
-        self._release()
 
     def read(self, name: str, limit: int) -> bytes:
         """A whole small file; one byte more than the limit shows that there is more."""

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.ranks import one
 from tests.small import SHAPE, shared
 from train.cluster.options import HivemindOptions, Options, spelled
 from train.cluster.ranks import joined
+from train.model import built
 
 ROOT = Path(__file__).parent.parent
 STRATEGIES = ("NO_SHARD", "FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
@@ -35,6 +36,18 @@ def model(folder: Path, **shape: Any) -> str:
     about = {"model_type": "llama", "vocab_size": 258, "tie_word_embeddings": True, "num_key_value_heads": 2, **SHAPE}
     (folder / "config.json").write_text(json.dumps({**about, **shape}))
     return str(folder)
+
+
+def weights(folder: Path, untied: bool = False) -> None:
+    """Such a model with the weights that a training of it begins with."""
+    config = model(folder)
+    made = built(config, 258, Options().seed)
+    made.save_pretrained(folder)
+    if untied:  # its configuration says otherwise, and transformers believes the file
+        file = folder / "model.safetensors"
+        known = load_file(file)
+        known["lm_head.weight"] = known["model.embed_tokens.weight"].flip(0).contiguous()
+        save_file(known, file, {"format": "pt"})
 
 
 def training(folder: Path, name: str, **keys: Any) -> dict[str, Any]:
@@ -87,6 +100,11 @@ def two(tmp_path_factory: pytest.TempPathFactory, over: str) -> tuple[Path, dict
     plan.append({**moved, "ckpt": {"resume": str(folder / "NO_SHARD" / "step-00000004")}})
     plan.append(training(folder, "kept", ckpt={"interval": 2, "topk": 2}))
     plan.append(training(folder, "uneven", total_batch_size=6, per_device_train_batch_size=2))
+    weights(folder / "weights")
+    weights(folder / "two-heads", untied=True)
+    for each in ("NO_SHARD", "FULL_SHARD"):
+        plan += [training(folder, f"{name}-{each}", path_model=str(folder / name), sharding_strategy=each)
+                 for name in ("weights", "two-heads")]  # fmt: skip
     resume = {"resume": str(folder / "NO_SHARD" / "step-00000004")}
     plan.append(training(folder, "other-model", path_model=str(folder / "other"), ckpt=resume))
     plan.append(training(folder, "other-lr", lr=1e-3, ckpt=resume))
@@ -114,6 +132,16 @@ def test_whatever_ranks_share_the_curve_is_that_of_one_process(two, alone, strat
     assert said[strategy] == "0"
     assert curve(folder / strategy) == pytest.approx(curve(alone), abs=2e-5)
     assert curve(alone)[-1] < curve(alone)[0] - 1
+
+
+@pytest.mark.parametrize("strategy", ["NO_SHARD", "FULL_SHARD"])
+def test_weights_that_are_there_are_handed_out_and_heads_that_are_not_tied_stay_so(two, alone, strategy):
+    folder, said = two
+    assert said[f"weights-{strategy}"] == said[f"two-heads-{strategy}"] == "0"
+    assert curve(folder / f"weights-{strategy}") == pytest.approx(curve(alone), abs=2e-5)
+    found = load_file(folder / f"two-heads-{strategy}" / "model" / "model.safetensors")
+    assert not torch.equal(found["lm_head.weight"], found["model.embed_tokens.weight"])
+    assert curve(folder / f"two-heads-{strategy}") == pytest.approx(curve(folder / "two-heads-NO_SHARD"), abs=2e-5)
 
 
 def test_the_model_at_the_end_is_one_that_others_load(two, alone):

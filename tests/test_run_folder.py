@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -264,11 +265,13 @@ def test_a_process_that_looks_at_many_runs_keeps_none_of_their_files_open(toys):
         assert each.work() == "over"
         each.digest()
 
+    threads = threading.active_count()
     run("first")
+    until(lambda: threading.active_count() <= threads, "the worker's pulse has ended")
     before = handles()
     for number in range(3):
         run(f"another-{number}")
-    until(lambda: handles() <= before, "the last worker's pulse has ended, and with it what it held")
+    until(lambda: handles() <= before, "the last worker's pulse has ended, too, and with it what it held")
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Causal language models of Hugging Face, their parameters laid out in one flat vector."""
 
+import hashlib
 import json
 import logging
 import math
@@ -87,6 +88,13 @@ def empty(config: PretrainedConfig, seed: int, trust: bool = False) -> PreTraine
 def without_numbers(config: PretrainedConfig, trust: bool = False) -> PreTrainedModel:
     with torch.device("meta"):
         return empty(config, 0, trust)
+
+
+def structure(model: PreTrainedModel) -> str:
+    """The same for models whose tensors have the same names, shapes and kinds, and learn or do not."""
+    named = (*model.named_parameters(), *model.named_buffers())
+    said = [f"{name} {tuple(each.shape)} {each.dtype} {each.requires_grad}" for name, each in named]
+    return hashlib.sha256("\n".join(said).encode()).hexdigest()
 
 
 def can_be_built(entry: Entered, trust: bool = False) -> None:

@@ -40,8 +40,9 @@ class Resident(Donors):
 
     def know(self, copies: Mapping[str, Path]) -> None:
         """Where models lie beside the search, too: from now on they are read there."""
-        for name in copies.keys() - self.places.keys():
-            self._open.pop(name, None)
+        for name, place in copies.items():
+            if self.places.get(name) != place:  # new, or behind another handle of the disk
+                self._open.pop(name, None)
         self.places.update(copies)
 
     def _opened(self, reference: str) -> Donor:

@@ -41,15 +41,18 @@ class Strategy:
     """CMA-ES, with dice of its own for each generation: however a search got there, it throws the same."""
 
     def __init__(self, search: Search) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            import cma  # it looks for matplotlib, and says so
-
         self.seed, self.number = search.seed, 0
         self._dice = np.random.default_rng([search.seed, 0])
         options = {"popsize": search.population, "verbose": -9, "signals_filename": None, "seed": math.nan}
         options["randn"] = lambda *shape: self._dice.standard_normal(shape)
-        self._cma = cma.CMAEvolutionStrategy(list(search.start), search.sigma, options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it looks for matplotlib, and finds its own defaults unsafe
+            import cma
+
+            self._cma = cma.CMAEvolutionStrategy(list(search.start), search.sigma, options)
+        # thrown along the coordinates, not the covariance's axes: which way those point is up to a library's rounding
+        model = self._cma.sm
+        model.randn = lambda *shape: self._dice.standard_normal(shape) @ model.B
 
     def asked(self) -> list[np.ndarray]:
         self._dice = np.random.default_rng([self.seed, self.number])

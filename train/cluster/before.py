@@ -24,7 +24,7 @@ from train.cluster.options import Options
 from train.cluster.ranks import Agreed, Ranks
 from train.cluster.shared import OuterState, Shared
 from train.config import TrainConfig
-from train.model import built, described, has_vocabulary, skeleton
+from train.model import built, described, has_vocabulary, skeleton, structure
 
 
 @contextlib.contextmanager
@@ -77,12 +77,21 @@ def words(c: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> int:
     return fixed if c.datasets[0].source == "fake" else len(tokenizer)
 
 
-def model_of(options: Options, c: TrainConfig, tokenizer: PreTrainedTokenizerBase, first: bool) -> PreTrainedModel:
-    """On the first rank with its weights (fresh ones follow from the seed), which the others get from there: a machine
-    has room for one of it, not for one of each rank."""
-    entry, words = c.initial_population[0], len(tokenizer)
+def model_of(options: Options, c: TrainConfig, tokenizer: PreTrainedTokenizerBase, ranks: Ranks) -> PreTrainedModel:
+    """On the first rank with its weights, which the others get from there: a machine has room for one of it, not for
+    one of each rank. Where weights say what the configuration does not (heads that are not tied), each loads them."""
+    model = ranks.same(lambda: _model(options, c, len(tokenizer), ranks.first))
+    if len({*ranks.each(structure(model))}) > 1:
+        model = ranks.same(lambda: _model(options, c, len(tokenizer), True))
+        ranks.alike(structure(model), "the model")
+    return model.train()
+
+
+def _model(options: Options, c: TrainConfig, words: int, weights: bool) -> PreTrainedModel:
+    """Fresh weights follow from the seed."""
+    entry = c.initial_population[0]
     try:
-        model = built(entry, words, c.seed) if first else skeleton(entry, words)
+        model = built(entry, words, c.seed) if weights else skeleton(entry, words)
     except Wrong:
         raise
     except Exception as error:  # whatever a damaged file makes a library say

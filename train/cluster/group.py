@@ -92,7 +92,8 @@ class Voice:
     def __init__(self, ranks: Ranks, model: bytes, config: TrainConfig) -> None:
         in_fixed_order(config.threads)
         known, trust = read_config(model, config), config.trust_remote_code
-        built = empty(known, 0, trust) if ranks.first else without_numbers(known, trust)
+        whole = ranks.first or trust  # a stranger's code may have numbers where nobody looks for them
+        built = empty(known, 0, trust) if whole else without_numbers(known, trust)
         self.ranks, self.config, self.layout = ranks, config, layout_of(built)
         self.learner = learner_of(built, config, ranks, config.sharding_strategy)
         self.vectors = [self.learner.vector, *self.learner.moments]

@@ -31,8 +31,6 @@ class Shared(Learner):
 
     def __init__(self, model: PreTrainedModel, config: TrainConfig, ranks: Ranks, strategy: str) -> None:
         self.ranks, self.strategy = ranks, strategy
-        named = [*model.named_parameters(), *model.named_buffers()]
-        ranks.alike(str([(name, each.shape, each.dtype) for name, each in named]), "the model")
         super().__init__(model, config, ranks.device)
 
     @property
@@ -74,16 +72,15 @@ class Shared(Learner):
         return {name: each.detach().cpu() for name, each in self.model.state_dict().items()}
 
     def _fill(self, module: torch.nn.Module) -> None:
-        """The first rank alone has built the model with its numbers; the others get theirs from it, part by part."""
+        """Ranks that have built the model without its numbers get them from the first one, part by part."""
         filled = dict[int, Tensor]()  # what is tied stays tied
         for each in module.modules():
-            for room in (each._parameters, each._buffers):
-                for name, there in room.items():
-                    if there is None or isinstance(there, DTensor):
-                        continue
-                    if id(there) not in filled:
-                        filled[id(there)] = self._given(there)
-                    room[name] = filled[id(there)]
+            for name, there in (*each._parameters.items(), *each._buffers.items()):
+                if there is None or isinstance(there, DTensor):
+                    continue
+                if id(there) not in filled:
+                    filled[id(there)] = self._given(there)
+                setattr(each, name, filled[id(there)])
 
     def _given(self, there: Tensor) -> Tensor:
         given = self.ranks.given(None if there.is_meta else there.detach().cpu(), there.shape, there.dtype)

@@ -39,9 +39,7 @@ def train(options: Options, ranks: Ranks) -> int:
         c = ranks.same(lambda: checked(options, ranks, stack))
         in_fixed_order(torch.get_num_threads())
         tokenizer, source, bound = prepared(options, c, ranks)
-        model = ranks.same(lambda: model_of(options, c, tokenizer, ranks.first))
-        learner = learner_of(model, c, ranks, options.sharding_strategy)
-        del model
+        learner = learner_of(model_of(options, c, tokenizer, ranks), c, ranks, options.sharding_strategy)
         keeper = Keeper(options.ckpt.path, ranks, bound, options.ckpt.topk)
         stack.callback(keeper.close)
         outer = outer_of(learner) if options.hv else None
