@@ -53,8 +53,9 @@ def test_on_machines_the_same_is_found(facts, here, tmp_path, monkeypatch):  # n
         search(genome_file(place, place), place / "search", place, *EVALS, *more)
         assert genotypes(place / "search") == genotypes(here)
         assert [row["scores"] for row in rows(place / "search")] == [row["scores"] for row in rows(here)]
-        workers = {json.loads(file.read_text().splitlines()[0])["by"][:2] for file in _done(place / "search")}
-        assert len(workers) > 1
+        came = {file.name[:2] for file in (place / "search" / "workers").glob("*.events")}
+        makers = {json.loads(file.read_text().splitlines()[0])["by"][:2] for file in _done(place / "search")}
+        assert came == {"h1", "h2", "h3"} >= makers  # one that is quick may have made all of such small ones
 
 
 def _done(out: Path) -> list[Path]:
