@@ -25,12 +25,12 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks import peers
 from benchmarks.figures import goal, spread, table
 from train.cluster import data
+from train.cluster.before import model_of
 from train.cluster.options import CheckpointOptions, Options
 from train.cluster.ranks import Ranks, joined
 from train.cluster.shared import learner_of
-from train.cluster.training import model_of
 from train.loop import rate
-from train.model import described, empty
+from train.model import built, described, without_numbers
 
 ROOT = Path(__file__).parent.parent
 RANKS, PARTS, _GOAL = 2, 2, 0.97
@@ -66,7 +66,7 @@ def ours(o: Options, ranks: Ranks, steps: int) -> list[float]:
 def bare(o: Options, ranks: Ranks, steps: int) -> list[float]:
     """As anybody would write it, on batches that are there already."""
     c = o.settings()
-    model = model_of(o, c, data.tokenizer_for(c), ranks)
+    model = built(c.initial_population[0], len(data.tokenizer_for(c)), c.seed)
     copies = DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     shape = (o.per_device_train_batch_size, o.seq_length + 1)
@@ -117,16 +117,12 @@ def used(plan: Path, said: Path) -> None:
         o = replace(o, precision="bf16-mixed", total_batch_size=p["batch"] * PARTS * ranks.count)
         step = median(ours(o, ranks, p["steps"])[4:])
         config = described(p["preset"])
-        numbers = sum(each.numel() for each in meta(config).parameters()) - config.vocab_size * config.hidden_size
+        numbers = sum(each.numel() for each in without_numbers(config).parameters())
+        numbers -= config.vocab_size * config.hidden_size
         attention = 12 * config.num_hidden_layers * config.hidden_size * p["length"]
         rate = (6 * numbers + attention) * p["batch"] * PARTS * p["length"] / step
         if ranks.first:
             said.write_text(json.dumps({"rate": rate, "most": fastest(ranks.device), "step": step}))
-
-
-def meta(config: Any) -> torch.nn.Module:
-    with torch.device("meta"):
-        return empty(config, 0)
 
 
 def fastest(device: torch.device, size: int = 8192) -> float:
