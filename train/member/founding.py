@@ -107,10 +107,10 @@ def check_causal(donor: Donor, trust: bool) -> None:
 
 def check_learning(c: PosttrainConfig, first: Donor, template: str) -> None:
     """Whether the first rows of all data can be written and learned, and the adapter has a place."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     from train.adapters import places_of
-    from train.model import described
+    from train.model import described, without_numbers
     from train.posttrain.data import look
 
     tokenizer = AutoTokenizer.from_pretrained(first.folder, trust_remote_code=c.trust_remote_code)
@@ -118,10 +118,8 @@ def check_learning(c: PosttrainConfig, first: Donor, template: str) -> None:
     for source in c.mutation_datasets:
         look(c, source, tokenizer)
     if c.adapter:
-        with torch.device("meta"):
-            config = described(str(first.folder), c.trust_remote_code)
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=c.trust_remote_code)
-        places_of(model, c.adapter)
+        config = described(str(first.folder), c.trust_remote_code)
+        places_of(without_numbers(config, c.trust_remote_code), c.adapter)
 
 
 def check_crossover(c: PosttrainConfig, donors: Donors) -> None:
