@@ -16,7 +16,8 @@ breed: $(VENV)/.run
 test: lint
 	$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-test-slow: $(VENV)/.slow storm
+test-slow: $(VENV)/.slow
+	$(MAKE) storm SEEDS=500
 	$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m slow
 
 # On a real NFS disk that three machines mount, each with a kernel of its own.

@@ -3,7 +3,7 @@
 python diloco.py --config evolution.json --workers 2
 
 for every round:
-    each replica:  start at the global model; take INNER_STEPS of AdamW on its own batches; publish the change
+    each replica:  start at the global model; take INNER_STEPS on its own batches; publish the change
     each shard:    average the replicas' changes in its range of the model; take a step of Nesterov momentum
     the global model, which is all shards together, is evaluated
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from fleet.recipe import Past, Recipe
 from train.config import TrainConfig
-from train.groundwork import first_weights, ground, last_of, tools, unique
+from train.groundwork import first_weights, ground, last_of, shards_in, tools, unique
 
 ALGORITHM = "diloco"
 
@@ -26,33 +26,34 @@ class DiLoCo:
             return []
         if round == 0:
             return [*ground(self.c, one_start=True), *map(self.first_shard, range(self.c.shard_count))]
-        replicas = [self.replica(k, round) for k in range(self.c.population_size)]
-        shards = [self.shard(s, round) for s in range(self.c.shard_count)]
-        return [*replicas, *shards, self.look(round)]
+        count = shards_in(history.plan(0))
+        replicas = [self.replica(k, round, count) for k in range(self.c.population_size)]
+        changes = tuple(f"{round}/{replica.slot}" for replica in replicas)
+        shards = [self.shard(s, round, changes) for s in range(count)]
+        return [*replicas, *shards, self.look(round, count)]
 
-    def replica(self, k: int, round: int) -> Recipe:
-        before = last_of(self.c, f"replica-{k}", round)
-        parents = unique(*self.shards(round - 1), before, *tools(self.c))
-        train = {"round": round, "slot": k, "steps": self.c.inner_steps, "before": before}
+    def replica(self, k: int, round: int, shards: int) -> Recipe:
+        before = last_of(f"replica-{k}", round)
+        parents = unique(*self.shards(round - 1, shards), before, *tools(self.c))
+        train = {"round": round, "slot": k, "steps": self.c.steps_in(round), "before": before}
         optional = self.c.quorum < 1
         return Recipe(f"replica-{k}", parents, {"method": "replica"}, train, publish="change", optional=optional)
 
-    def shard(self, s: int, round: int) -> Recipe:
-        replicas = [f"{round}/replica-{k}" for k in range(self.c.population_size)]
+    def shard(self, s: int, round: int, changes: tuple[str, ...]) -> Recipe:
         old = f"{round - 1}/shard-{s}"
-        return Recipe(f"shard-{s}", unique(*replicas, old), {"method": "shard", "shard": s, "old": old})
+        return Recipe(f"shard-{s}", (*changes, old), {"method": "shard", "shard": s, "old": old})
 
     def first_shard(self, s: int) -> Recipe:
         return Recipe(f"shard-{s}", (first_weights(self.c),), {"method": "cut", "shard": s})
 
-    def look(self, round: int) -> Recipe:
-        parents = unique(*self.shards(round), *tools(self.c))
+    def look(self, round: int, shards: int) -> Recipe:
+        parents = unique(*self.shards(round, shards), *tools(self.c))
         return Recipe(
             "global", parents, {"method": "global"}, evaluate={"on": "held-out"}, publish="nothing", optional=True
         )
 
-    def shards(self, round: int) -> list[str]:
-        return [f"{round}/shard-{s}" for s in range(self.c.shard_count)]
+    def shards(self, round: int, count: int) -> list[str]:
+        return [f"{round}/shard-{s}" for s in range(count)]
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
     for every generation:
         each child:  start at the mean of its parents' outer steps, with the mean of their momenta;
                      inherit the fittest parent's genome, mutated;
-                     take INNER_STEPS of AdamW on its slot's own batches;
+                     take INNER_STEPS on its slot's own batches;
                      take an outer step of its own; be evaluated; publish both
         now and then the averaged model of the generation is evaluated
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fleet.recipe import Member, Past, Recipe
+from fleet.recipe import AHEAD, Member, Past, Recipe, Unplannable
 from train.choosing import chosen
 from train.config import TrainConfig
 from train.groundwork import first_weights, ground, last_of, tools, unique
@@ -35,26 +35,49 @@ class EDT:
             return []
         if generation == 0:
             return ground(self.c)
+        self.check_descent(generation - AHEAD - 1, history)
         slots = range(self.c.population_size)
         if generation == 1:
             children = [self.child(k, 1, [first_weights(self.c, k)]) for k in slots]
         elif self.c.selects_by_fitness:
             children = self.chosen(generation, history)
         else:
-            families = self.families(generation)
-            children = [self.child(k, generation, [f"{generation - 1}/m{p}" for p in families[k]]) for k in slots]
+            children = self.in_families(generation)
         return [*children, *self.look(generation)]
+
+    def check_descent(self, generation: int, history: Past) -> None:
+        """Where slots may be absent, all of them might: of a generation that is finished, somebody has to be there."""
+        if generation < 1 or self.c.quorum == 1:
+            return
+        members = [history[f"{generation}/m{k}"] for k in range(self.c.population_size)]
+        if not any(members):
+            why = f"nobody is left in generation {generation}: {members[0].absent}"
+            raise Unplannable(f"{why}; an earlier one can be exported, and a new run begin with it")
 
     # -- everybody is a parent equally often ------------------------------------------------------------------------
 
     def families(self, generation: int) -> dict[int, list[int]]:
         """Each slot's parents: all slots of its group."""
         slots, size = range(self.c.population_size), self.c.parents_of_a_child
+        found: dict[int, list[int]] = {}
         if self.c.selects == "hypercube":
-            return {k: hypercube(k, generation, self.c.population_size, size) for k in slots}
+            for k in slots:
+                if k not in found:
+                    group = hypercube(k, generation, self.c.population_size, size)
+                    found |= dict.fromkeys(group, group)
+            return found
         order = [int(k) for k in self.dice(generation).permutation(self.c.population_size)]
         groups = [sorted(order[begin : begin + size]) for begin in range(0, len(order), size)]
         return {k: group for group in groups for k in group}
+
+    def in_families(self, generation: int) -> list[Recipe]:
+        """Whoever has the same parents has the same list of them: however large a group is, it is there once."""
+        families, named = self.families(generation), dict[int, tuple[list[str], tuple[str, ...]]]()
+        for group in families.values():
+            if group[0] not in named:
+                parents = [f"{generation - 1}/m{p}" for p in group]
+                named[group[0]] = parents, unique(*parents, *tools(self.c))  # with the slot's own last member
+        return [self.child(k, generation, *named[families[k][0]]) for k in range(self.c.population_size)]
 
     # -- the fitter are parents more often --------------------------------------------------------------------------
 
@@ -86,13 +109,12 @@ class EDT:
 
     # -- recipes ----------------------------------------------------------------------------------------------------
 
-    def child(self, k: int, generation: int, parents: list[str]) -> Recipe:
-        before = last_of(self.c, f"m{k}", generation)
-        shares = [float(x) for x in self.dice(generation, k, 2).dirichlet(np.ones(len(parents)))]
-        merge = {"method": "child", "of": parents, "shares": shares}
-        train = {"round": generation, "slot": k, "steps": self.c.inner_steps, "before": before}
-        everybody = unique(*parents, before, *tools(self.c))
-        return Recipe(f"m{k}", everybody, merge, train, {"on": "held-out"}, "step", optional=self.c.quorum < 1)
+    def child(self, k: int, generation: int, parents: list[str], needed: tuple[str, ...] = ()) -> Recipe:
+        before = last_of(f"m{k}", generation)
+        merge = {"method": "child", "of": parents}
+        train = {"round": generation, "slot": k, "steps": self.c.steps_in(generation), "before": before}
+        needed = needed or unique(*parents, before, *tools(self.c))
+        return Recipe(f"m{k}", needed, merge, train, {"on": "held-out"}, "step", optional=self.c.quorum < 1)
 
     def look(self, generation: int) -> list[Recipe]:
         if generation % self.c.average_every and generation != self.c.max_generations:

@@ -1,15 +1,16 @@
-"""How good the model is: DiLoCo, the ways of EDT, and training that never parts, at equal tokens, with one warm start.
+"""How good the model is: one process, training that never parts, DiLoCo, and the ways of EDT, at equal tokens.
 
-    python -m benchmarks.convergence [--quick] [--seeds 3]
+    python -m benchmarks.convergence [--quick] [--size 124k] [--seeds 3]
 
-Differences are paired by seed, with their standard error. Settings come from tune.py, which used another seed.
+Differences are paired by seed, with their standard error. Settings come from tune.py, which used other seeds. What was
+measured before is not measured again.
 """
 
 import math
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from statistics import fmean, stdev
-from typing import Any
 
 from cyclopts import App
 from rich.console import Console
@@ -17,56 +18,54 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.figures import NONE, goal, table
-from benchmarks.trials import BASE, COMMON, METHODS, QUICK, Result, Trial, run, trial
+from benchmarks.trials import METHODS, Result, Trial, run, trial
 
-SYNC, ALONE, DILOCO, HYPERCUBE = (
-    "synchronous, same total batch", "one worker alone, an eighth of the tokens", "DiLoCo", "EDT, hypercube of 4"
+ADAMW, SERIAL, SYNC, DILOCO, HYPERCUBE, PAIRS = (
+    "synchronous AdamW", "one process, Muon", "synchronous Muon", "DiLoCo", "EDT, hypercube of 4", "EDT, pairs"
 )  # fmt: skip
 WIRES = ("int8", "int4")
+SEQUENCES, QUICK = {"124k": 2880, "1.2m": 1440}, 240  # of a slot
+# (row, of which row it is to be within this much)
 GOALS = {
-    HYPERCUBE: 0.01,
-    "EDT, pairs": 0.02,
-    **{f"{name}, {wire}": 0.01 for name in (DILOCO, HYPERCUBE) for wire in WIRES},
+    DILOCO: [(ADAMW, -0.15), (SERIAL, 0.01), (SYNC, 0.04)],
+    HYPERCUBE: [(DILOCO, 0.005)],
+    PAIRS: [(DILOCO, 0.015)],
+    **{f"{name}, {wire}": [(name, 0.002)] for name in (DILOCO, HYPERCUBE) for wire in WIRES},
 }
 app = App(name="python -m benchmarks.convergence", help=__doc__, version_flags=[])
 
+Wanted = Mapping[str, list[Trial]]
 Rows = Mapping[str, list[Result]]
 
 
-def trials(seeds: range, quick: bool) -> list[Trial]:
-    length = QUICK if quick else BASE
-    found = []
-    for seed in seeds:
-        found += [trial(name, seed, length) for name in METHODS]
-        for name in (DILOCO, HYPERCUBE):
-            found += [renamed(trial(name, seed, length, wire_dtype=wire), f"{name}, {wire}") for wire in WIRES]
-    return found if quick else [*found, *shares(seeds[0]), *rounds(seeds[0])]
+def methods(seeds: range, sequences: int, size: str) -> Wanted:
+    found = {name: [trial(name, seed, sequences, size=size) for seed in seeds] for name in METHODS}
+    for name in (DILOCO, HYPERCUBE):
+        for wire in WIRES:
+            found[f"{name}, {wire}"] = [with_keys(each, wire_dtype=wire) for each in found[name]]
+    return found
 
 
-def shares(seed: int) -> list[Trial]:
-    """The same number of steps, of which ever more are the warm start."""
-    steps, h = BASE["warm_start_steps"] + BASE["inner_steps"] * BASE["max_generations"], BASE["inner_steps"]
-    warm = {share: round(steps * share / h) * h for share in (0.0, 0.5)}
-    return [
-        renamed(
-            trial(DILOCO, seed, {**BASE, "warm_start_steps": w, "max_generations": (steps - w) // h}),
-            f"warm start {share:.0%}",
-        )
-        for share, w in warm.items()
-    ]
+def numbers_of_slots(seeds: range, sequences: int, size: str) -> Wanted:
+    return {
+        f"{name}, K = {slots}": [trial(name, seed, sequences, slots, size) for seed in seeds]
+        for slots in (1, 4, 16)
+        for name in (SERIAL, DILOCO, HYPERCUBE)
+        if slots > 1 or name != HYPERCUBE
+    }
 
 
-def rounds(seed: int) -> list[Trial]:
-    """The same number of steps, in longer and longer rounds."""
-    inner = BASE["inner_steps"] * BASE["max_generations"]
-    return [
-        renamed(trial(DILOCO, seed, {**BASE, "inner_steps": h, "max_generations": inner // h}), f"H = {h}")
-        for h in (40, 120)
-    ]
+def lengths_of_rounds(seeds: range, sequences: int, size: str) -> Wanted:
+    """Counted in steps of the batch that the method has."""
+    return {
+        f"{name}, H = {steps}": [trial(name, seed, sequences, size=size, inner_steps=steps) for seed in seeds]
+        for steps in (40, 120)
+        for name in (DILOCO, HYPERCUBE)
+    }
 
 
-def renamed(each: Trial, name: str) -> Trial:
-    return Trial(name, each.algorithm, each.seed, each.keys)
+def with_keys(each: Trial, **keys: object) -> Trial:
+    return replace(each, keys={**each.keys, **keys})
 
 
 def difference(rows: Rows, name: str, other: str) -> tuple[float, float]:
@@ -80,83 +79,57 @@ def in_words(value: float, error: float) -> str:
     return f"{value:+.4f}" + ("" if math.isnan(error) else f" ± {error:.4f}")
 
 
-def losses(rows: Rows, names: list[str], title: str, note: str) -> Table:
-    columns = (
-        "method",
-        "averaged model",
-        "mean member",
-        "best member",
-        "minus DiLoCo",
-        "minus exact wire",
-        "MB out",
-        "MB in",
-    )
-    shown = table(title, *columns, note=note)
-    for name in names:
-        found = rows[name]
-        base = next((each for each in (HYPERCUBE, DILOCO) if name.startswith(f"{each}, int")), "")
-        shown.add_row(
-            name, mean([r.averaged for r in found]), mean([r.mean for r in found]), mean([r.best for r in found]),
-            _with_goal(rows, name, DILOCO, "" if base else name), _with_goal(rows, name, base, name) if base else NONE,
-            *((f"{fmean(r.written for r in found):.2f}", f"{fmean(r.read for r in found):.2f}")
-              if name not in (SYNC, ALONE) else (NONE, NONE)),
-        )  # fmt: skip
-    return shown
-
-
-def _with_goal(rows: Rows, name: str, other: str, aim: str) -> str:
-    if name == other:
-        return NONE
-    value, error = difference(rows, name, other)
-    words = in_words(value, error)
-    return goal(value <= GOALS[aim], f"{words} (at most {GOALS[aim]})") if aim in GOALS else words
-
-
 def mean(values: list[float | None]) -> str:
     known = [value for value in values if value is not None]
     return f"{fmean(known):.4f}" if known else NONE
 
 
-def gaps(rows: Rows) -> Table:
-    note = f"of {len(rows[DILOCO])} seeds, and of the first one alone"
-    columns = ("", "averaged model", "minus synchronous", "aim")
-    shown = table("DiLoCo's distance to synchronous training", *columns, note=note)
-    base = BASE["warm_start_steps"] / (BASE["warm_start_steps"] + BASE["inner_steps"] * BASE["max_generations"])
-    names = {name: name for name in rows if name.startswith(("warm start", "H ="))}
-    for name, words in {DILOCO: f"warm start {base:.0%}, H = {BASE['inner_steps']}", **names}.items():
-        value, error = difference(rows, name, SYNC)
+def losses(rows: Rows, title: str, note: str) -> Table:
+    columns = ("method", "averaged model", "mean member", "best member", "minus DiLoCo", "goals", "MB out", "MB in")
+    shown = table(title, *columns, note=note)
+    for name, found in rows.items():
+        apart = METHODS[found[0].trial.name].how == "apart"
+        moved = [f"{fmean(each):.2f}" for each in ([r.written for r in found], [r.read for r in found])]
         shown.add_row(
-            words,
-            mean([r.averaged for r in rows[name]]),
-            in_words(value, error),
-            goal(value <= 0.03, "at most 0.03"),
-        )
+            name, mean([r.averaged for r in found]), mean([r.mean for r in found]), mean([r.best for r in found]),
+            NONE if name == DILOCO or DILOCO not in rows else in_words(*difference(rows, name, DILOCO)),
+            goals(rows, name), *(moved if apart else (NONE, NONE)),
+        )  # fmt: skip
     return shown
 
 
+def goals(rows: Rows, name: str) -> str:
+    found = []
+    for other, most in GOALS.get(name, []):
+        value, error = difference(rows, name, other)
+        found.append(goal(value <= most, f"{in_words(value, error)} to {other} (at most {most:+})"))
+    return "\n".join(found)
+
+
 @app.default
-def main(quick: bool = False, seeds: int = 0) -> None:
-    wanted = trials(range(1, 1 + (seeds or (1 if quick else 3))), quick)
-    rows: dict[str, list[Result]] = defaultdict(list)
-    with Progress() as progress:
-        for result in progress.track(run(wanted), total=len(wanted), description="runs"):
-            rows[result.trial.name].append(result)
-            progress.console.print(
-                f"{result.trial.name}, seed {result.trial.seed}: {result.averaged:.4f}", highlight=False
-            )
-    console, length = Console(width=170), QUICK if quick else BASE
-    names = [name for name in rows if not name.startswith(("warm start", "H ="))]
-    console.print(losses(rows, names, "Loss on held-out text, in nats a token", _note(length, len(rows[SYNC]))))
+def main(quick: bool = False, size: str = "124k", seeds: int = 0) -> None:
+    chosen, sequences = range(1, 1 + (seeds or (1 if quick else 3))), QUICK if quick else SEQUENCES[size]
+    tables = [("Loss on held-out text, in nats a token", methods(chosen, sequences, size))]
     if not quick:
-        console.print(gaps(rows))
+        tables.append(("More and fewer slots", numbers_of_slots(chosen, sequences, size)))
+        tables.append(("Longer rounds", lengths_of_rounds(chosen, sequences, size)))
+    console = Console(width=170)
+    with Progress() as progress:
+        task = progress.add_task("runs", total=sum(len(each) for _, wanted in tables for each in wanted.values()))
+        for title, wanted in tables:
+            rows: dict[str, list[Result]] = defaultdict(list)
+            named = [(name, each) for name, several in wanted.items() for each in several]
+            for (name, each), result in zip(named, run(each for _, each in named), strict=True):
+                rows[name].append(result)
+                progress.advance(task)
+                progress.console.print(f"{name}, seed {each.seed}: {result.averaged:.4f}", highlight=False)
+            console.print(losses(rows, title, _note(sequences, size, len(chosen))))
 
 
-def _note(length: Mapping[str, Any], seeds: int) -> str:
-    batch = COMMON["batch_size"] * COMMON["seq_length"]
+def _note(sequences: int, size: str, seeds: int) -> str:
     return (
-        f"Seeds: {seeds}, 8 members, {length['warm_start_steps']} shared steps; {length['max_generations']} rounds "
-        f"of {length['inner_steps']} steps of {batch} tokens a member.\nMB of one member in one round, its optimizer's "
-        "state (two models, kept for whoever goes on) included; a model is 0.49 MB."
+        f"Seeds: {seeds}; {size} parameters; each of 8 slots (or K) has {sequences} sequences of 64 tokens.\n"
+        "MB of one slot in one round of 12 steps."
     )
 
 

@@ -1,4 +1,4 @@
-"""Tokens a second of a worker's round beside a bare PyTorch loop with the same model, data and threads.
+"""Tokens a second of a worker's round beside a bare PyTorch loop with the same model, data, optimizer and threads.
 
 python -m benchmarks.train_loop [--quick]
 """
@@ -6,6 +6,7 @@ python -m benchmarks.train_loop [--quick]
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from statistics import median
 
@@ -14,7 +15,7 @@ from cyclopts import App
 from rich.console import Console
 from torch import Tensor
 
-from benchmarks.figures import goal, spread, table
+from benchmarks.figures import NONE, goal, spread, table
 from fleet import launches
 from fleet.host import Host
 from fleet.processes import options
@@ -29,18 +30,19 @@ SHAPES = {"tiny, 8 x 64": ("tiny", 8, 64, 100), "14m, 8 x 256": ("14m", 8, 256, 
 app = App(name="python -m benchmarks.train_loop", help=__doc__, version_flags=[])
 
 
-def config_of(model: str, batch: int, length: int, steps: int, rounds: int) -> TrainConfig:
+def config_of(model: str, batch: int, length: int, steps: int, rounds: int, optimizer: str) -> TrainConfig:
     return TrainConfig(
         algorithm="edt", project_name="run", initial_population=(model,), batch_size=batch, seq_length=length,
-        inner_steps=steps, max_generations=rounds, warm_start_steps=0, population_size=1, threads=THREADS,
+        inner_steps=steps, max_generations=rounds, first_inner_steps=steps, population_size=1, threads=THREADS,
         datasets=("fake",), eval_sequences=8, eval_batch_size=8, vocab_size=1024, average_every=1000,
+        inner_optimizer=optimizer,
     )  # fmt: skip
 
 
 def worker_rates(config: TrainConfig) -> list[float]:
     """Of each round: all that the maker does, evaluation and files included."""
     from edt import EDT
-    from train.member import maker
+    from train.member.making import maker
 
     make, took = maker(config), list[float]()
 
@@ -63,16 +65,25 @@ def worker_rates(config: TrainConfig) -> list[float]:
 def bare_rates(config: TrainConfig, rounds: int) -> list[float]:
     """As anybody would write it, on batches that are there already."""
     model = built(config.initial_population[0], 1024, 1)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    optimizers = bare_optimizers(model, config.inner_optimizer)
 
     def step(tokens: Tensor) -> None:
-        optimizer.zero_grad()
+        model.zero_grad()
         logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
         torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
 
     return _rates(config, rounds, step)
+
+
+def bare_optimizers(model: torch.nn.Module, name: str) -> list[torch.optim.Optimizer]:
+    """PyTorch's own."""
+    within = [p for key, p in model.named_parameters() if name == "muon" and "layers" in key and p.ndim == 2]
+    others = [p for p in model.parameters() if all(p is not each for each in within)]
+    adamw = torch.optim.AdamW(others, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    return [adamw, *([torch.optim.Muon(within, lr=1e-3)] if within else [])]
 
 
 def _rates(config: TrainConfig, rounds: int, step: Callable[[Tensor], None]) -> list[float]:
@@ -107,21 +118,29 @@ def trainer_rate(config: TrainConfig) -> float:
 @app.default
 def main(quick: bool = False) -> None:
     torch.set_num_threads(THREADS)
-    names = ("model, batch", "bare loop, tokens/s", "a worker's round", "ratio", "goal", "transformers.Trainer")
+    names = (
+        "model, batch, optimizer",
+        "bare loop, tokens/s",
+        "a worker's round",
+        "ratio",
+        "goal",
+        "transformers.Trainer",
+    )
     note = (
         f"{THREADS} threads; interleaved, medians and ranges. A worker's round is all of a recipe: parents\n"
         "read, trained, outer step, evaluated, published. The bare loop only trains."
     )
     shown = table("Tokens a second", *names, note=note)
-    for name, (model, batch, length, steps) in SHAPES.items():
-        config = config_of(model, batch, length, steps, 3 if quick else 5)
+    for (name, (model, batch, length, steps)), optimizer in product(SHAPES.items(), ("adamw", "muon")):
+        config = config_of(model, batch, length, steps, 3 if quick else 5, optimizer)
         bare, ours = list[float](), list[float]()
         for _ in range(1 if quick else 3):
             bare += bare_rates(config, 3)
             ours += worker_rates(config)
         ratio = median(ours) / median(bare)
         cells = (spread(bare, 0), spread(ours, 0), f"{ratio:.3f}", goal(ratio >= 0.97, "at least 0.97"))
-        shown.add_row(name, *cells, f"{trainer_rate(config):.0f}")
+        trainer = f"{trainer_rate(config):.0f}" if optimizer == "adamw" else NONE
+        shown.add_row(f"{name}, {optimizer}", *cells, trainer)
     Console(width=150).print(shown)
 
 

@@ -1,17 +1,22 @@
-"""Small whole runs of pre-training, one process each: the real strategies, loop and store; only round 0 is shared."""
+"""Small whole runs of pre-training, one process each: the real strategies, loop and store; only round 0 is shared.
+
+What was measured stands in a file, so that whatever is interrupted goes on where it was.
+"""
 
 import contextlib
 import hashlib
 import json
 import logging
+import math
 import os
 import shutil
 import sysconfig
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
@@ -22,32 +27,47 @@ from fleet.host import Host
 from fleet.processes import options, thread_counts
 from fleet.run import create_run, open_run
 from fleet.worker import Worker
-from train.config import TrainConfig, TrainRoom
+from train.config import TrainConfig
 
-SHAPE = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 2}
-MODEL = {"config": {"model_type": "llama", "tie_word_embeddings": True, **SHAPE}}
+SHAPES = {
+    "124k": {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 2},
+    "1.2m": {"hidden_size": 160, "intermediate_size": 416, "num_hidden_layers": 4, "num_attention_heads": 4},
+}
 COMMON = {
-    "initial_population": (MODEL,), "vocab_size": 264, "batch_size": 8, "seq_length": 64, "population_size": 8,
-    "eval_sequences": 32, "eval_batch_size": 32, "warmup_steps": 50, "lr": 5.6e-3, "max_epochs": 2.0,
+    "vocab_size": 264, "seq_length": 64, "eval_sequences": 32, "eval_batch_size": 32, "max_epochs": 4.0,
+    "average_every": 10**5,
 }  # fmt: skip
 # Where torch.compile finds what it needs, a trial takes a quarter less time.
 COMPILED = bool(shutil.which("g++")) and Path(sysconfig.get_path("include"), "Python.h").is_file()
 LOOKED_AT = 512  # held-out sequences of the last evaluation
+MEASURED = Path(__file__).with_name("measured.jsonl")
+WARMUP = 160  # sequences of a slot
+BATCH = {"apart": 4, "synchronous": 4, "alone": 16}  # until tuned
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One row of a table with one seed."""
+    """One row of a table with one seed. `slots` train on so many `sequences` each, whoever learns from them."""
 
     name: str
-    algorithm: str
     seed: int
+    sequences: int
+    slots: int = 8
+    size: str = "124k"
     keys: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def config(self) -> TrainConfig:
-        keys = {**COMMON, "compile": COMPILED, **self.keys}
-        return TrainConfig(algorithm=self.algorithm, project_name="run", seed=self.seed, **keys)
+        model = {"config": {"model_type": "llama", "tie_word_embeddings": True, **SHAPES[self.size]}}
+        keys = {"project_name": "run", "seed": self.seed, "compile": COMPILED, "initial_population": (model,)}
+        batch, how = self.keys.get("batch_size", BATCH[METHODS[self.name].how]), HOW[METHODS[self.name].how]
+        return how(self, {**COMMON, **keys, **METHODS[self.name].keys, **self.keys, "batch_size": batch}, batch)
+
+    @property
+    def serial(self) -> int:
+        """Sequences that come one after the other, on whoever has the most of them."""
+        c = self.config
+        return c.total_steps * c.batch_size // (self.slots if METHODS[self.name].how == "synchronous" else 1)
 
 
 @dataclass(frozen=True)
@@ -56,16 +76,116 @@ class Result:
     averaged: float
     mean: float | None  # of the members, where they have an evaluation of their own
     best: float | None
-    written: float  # MB of a worker with one member, in one round
+    written: float  # MB of a slot in one round
     read: float
+    seconds: float  # of work on one slot, on this machine
+    parameters: int
+
+
+# -- the methods that are compared -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Method:
+    how: str
+    keys: Mapping[str, Any]
+    like: str = ""  # it has this one's settings, not some of its own
+
+
+_ADAMW, _MUON = {"inner_optimizer": "adamw", "lr": 5.6e-3}, {"inner_optimizer": "muon", "lr": 1.4e-2}  # until tuned
+_EDT_CUBE = {"algorithm": "edt", "selection": "hypercube", "group_size": 4, **_MUON}
+_GENOMES = {"lr_spread": 8.0, "mutation_probability": 0.3, "mutation_strength": 0.3}
+_CUBE, _PAIRS = "EDT, hypercube of 4", "EDT, pairs"
+METHODS: Mapping[str, Method] = {
+    "one process, AdamW": Method("alone", _ADAMW),
+    "one process, Muon": Method("alone", _MUON),
+    "synchronous AdamW": Method("synchronous", _ADAMW),
+    "synchronous Muon": Method("synchronous", _MUON),
+    "DiLoCo, AdamW": Method("apart", {"algorithm": "diloco", **_ADAMW}),
+    "DiLoCo": Method("apart", {"algorithm": "diloco", **_MUON}),
+    _CUBE: Method("apart", _EDT_CUBE),
+    "EDT, genomes": Method("apart", {**_EDT_CUBE, **_GENOMES}, _CUBE),
+    "EDT, groups of 4": Method("apart", {"algorithm": "edt", "selection": "matching", "group_size": 4, **_MUON}, _CUBE),
+    _PAIRS: Method("apart", {"algorithm": "edt", "selection": "matching", "group_size": 2, **_MUON}),
+    "EDT, rank": Method("apart", {"algorithm": "edt", "selection": "rank", "group_size": 2, **_MUON}, _PAIRS),
+    "EDT, tournament": Method(
+        "apart", {"algorithm": "edt", "selection": "tournament", "group_size": 2, **_MUON}, _PAIRS
+    ),
+    "EDT, random": Method("apart", {"algorithm": "edt", "selection": "random", "group_size": 2, **_MUON}, _PAIRS),
+}
+
+
+def _apart(trial: Trial, keys: Mapping[str, Any], batch: int) -> TrainConfig:
+    """Every slot by itself, in rounds; as many of them as it takes."""
+    c = TrainConfig(**{"inner_steps": 12, **keys}, population_size=trial.slots, warmup_steps=WARMUP // batch)
+    steps = trial.sequences // batch
+    rounds = next(n for n in count(1) if c.steps_before(n + 1) >= steps)
+    return c.model_copy(update={"max_generations": rounds})
+
+
+def _alone(trial: Trial, keys: Mapping[str, Any], batch: int) -> TrainConfig:
+    """All slots' sequences one after the other."""
+    return _plain(keys, trial.slots * trial.sequences // batch, batch, WARMUP * trial.slots // batch)
+
+
+def _synchronous(trial: Trial, keys: Mapping[str, Any], batch: int) -> TrainConfig:
+    """All slots' batches make up one step."""
+    return _plain(keys, trial.sequences // batch, batch * trial.slots, WARMUP // batch)
+
+
+def _plain(keys: Mapping[str, Any], steps: int, batch: int, warmup: int) -> TrainConfig:
+    """One model, which its outer step leaves where training has brought it."""
+    outer = {"outer_lr": 1.0, "outer_momentum": 0.0, "outer_nesterov": False, "population_size": 1}
+    length = {"max_generations": 1, "inner_steps": steps, "first_inner_steps": steps, "warmup_steps": warmup}
+    return TrainConfig(**{**keys, "algorithm": "diloco", **outer, **length, "batch_size": batch})
+
+
+HOW = {"apart": _apart, "alone": _alone, "synchronous": _synchronous}
+TUNED = Path(__file__).with_name("tuned.json")
+
+
+def trial(name: str, seed: int, sequences: int, slots: int = 8, size: str = "124k", **keys: Any) -> Trial:
+    """With the settings that tune.py found, on other seeds; other keys win over them."""
+    chosen = json.loads(TUNED.read_text())["chosen"].get(size, {}) if TUNED.exists() else {}
+    known = chosen.get(METHODS[name].like or name, {})
+    return Trial(name, seed, sequences, slots, size, {**known, **keys})
+
+
+# -- running them ------------------------------------------------------------------------------------------------------
 
 
 def run(trials: Iterable[Trial], jobs: int = 2) -> Iterator[Result]:
-    """Whole runs, so many at a time, each on one core."""
-    with tempfile.TemporaryDirectory() as base:
-        os.environ.update(thread_counts(1))
+    """Whole runs, so many at a time, each on one core; those that were measured before are known."""
+    wanted, known = list(trials), _measured()
+    os.environ.update(thread_counts(1))
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    new = {_key(each): each for each in wanted if _key(each) not in known}
+    with tempfile.TemporaryDirectory(dir=memory) as base:
         with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-            yield from pool.map(partial(_one, base), list(trials))
+            made = pool.map(partial(_one, base), new.values())
+            for each in wanted:
+                while _key(each) not in known:
+                    result = next(made)
+                    known[_key(result.trial)] = result
+                    _write_down(result)
+                yield known[_key(each)]
+
+
+def _key(trial: Trial) -> str:
+    """What differs from the defaults: a key that came later does not make a new trial of an old one."""
+    differs = {**trial.config.model_dump(exclude_defaults=True, mode="json"), "compile": None}
+    return hashlib.sha256(json.dumps([trial.name, differs], sort_keys=True).encode()).hexdigest()[:24]
+
+
+def _measured() -> dict[str, Result]:
+    lines = MEASURED.read_text().splitlines() if MEASURED.exists() else []
+    found = (json.loads(line) for line in lines)
+    return {each["key"]: Result(**{**each["result"], "trial": Trial(**each["result"]["trial"])}) for each in found}
+
+
+def _write_down(result: Result) -> None:
+    with MEASURED.open("a") as file:
+        file.write(json.dumps({"key": _key(result.trial), "result": asdict(result)}) + "\n")
 
 
 def _one(base: str, trial: Trial) -> Result:
@@ -75,19 +195,19 @@ def _one(base: str, trial: Trial) -> Result:
     with tempfile.TemporaryDirectory(dir=base) as place:
         folder = _finished(Path(place), config, ground)
         _keep(folder, ground)
-        return Result(trial, *_losses(folder, trial), *_moved(folder, config))
+        return Result(trial, *_losses(folder, trial), *_moved(folder, config), _parameters(folder))
 
 
 def _round_0(config: TrainConfig) -> str:
     """Equal where round 0 is."""
-    keys = {key: config.bound()[key] for key in (*TrainRoom.model_fields, "seed", "population_size", "threads")}
-    del keys["inner_steps"]  # it matters through the length of the whole alone
-    return hashlib.sha256(json.dumps([keys, config.total_steps], sort_keys=True).encode()).hexdigest()[:16]
+    of = ("seed", "initial_population", "vocab_size", "datasets", "held_out", "eval_sequences", "seq_length")
+    keys = {key: config.bound()[key] for key in (*of, "max_epochs", "inner_optimizer")}
+    return hashlib.sha256(json.dumps([keys, config.sequences], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _finished(place: Path, config: TrainConfig, ground: Path) -> Path:
     """A run with one worker, in this process."""
-    from train.member import maker
+    from train.member.making import maker
 
     create_run(place, "run", config.bound(), Host())
     if ground.exists():
@@ -107,12 +227,12 @@ def _strategy(config: TrainConfig) -> Any:
 
 
 def _keep(folder: Path, ground: Path) -> None:
-    """Round 0 is the same for all trials of a seed with as long a warm start: it is made once."""
+    """Round 0 is the same for all trials of a seed with as much text: it is made once."""
     if ground.exists():
         return
     draft = Path(tempfile.mkdtemp(dir=ground.parent))
     (draft / "rounds" / "00000").mkdir(parents=True)
-    for slot in ("tokenizer", "tokens-0", "init-0", "warm"):
+    for slot in ("tokenizer", "tokens-0", "init-0"):
         for done in (folder / "rounds" / "00000").glob(f"{slot}.0.done"):
             shutil.copy(done, draft / "rounds" / "00000")
         for files in (folder / "files").glob(f"00000.{slot}.*"):
@@ -160,46 +280,16 @@ def _held_out(exporter: Any, config: TrainConfig) -> Any:
     return Tokens(np.asarray(found), config.seq_length + 1)
 
 
-def _moved(folder: Path, config: TrainConfig) -> tuple[float, float]:
-    """MB written and read for one member in one round, by what the worker noted."""
-    written = read = 0.0
-    for line in (folder / "workers" / "w.events").read_text().splitlines():
-        event = json.loads(line)
-        if event["what"] == "made" and not event["id"].startswith("0/"):
-            written, read = written + event["written"], read + event["read"]
+def _parameters(folder: Path) -> int:
+    from train.export import Exporter
+
+    return Exporter(folder).layout.size
+
+
+def _moved(folder: Path, config: TrainConfig) -> tuple[float, float, float]:
+    """MB written and read for one slot in one round, and its seconds in all, by what the worker noted."""
+    events = map(json.loads, (folder / "workers" / "w.events").read_text().splitlines())
+    made = [event for event in events if event["what"] == "made" and not event["id"].startswith("0/")]
+    written, read, seconds = (math.fsum(event[key] for event in made) for key in ("written", "read", "seconds"))
     rounds = config.max_generations * config.population_size
-    return written / rounds / 1e6, read / rounds / 1e6
-
-
-# -- the methods that are compared -------------------------------------------------------------------------------------
-
-BASE = {"warm_start_steps": 240, "inner_steps": 12, "max_generations": 60}
-QUICK = {"warm_start_steps": 60, "inner_steps": 12, "max_generations": 15}
-TUNED = Path(__file__).with_name("tuned.json")
-METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "synchronous, same total batch": ("diloco", {}),
-    "one worker alone, an eighth of the tokens": ("diloco", {}),
-    "DiLoCo": ("diloco", {}),
-    "EDT, pairs": ("edt", {"selection": "matching", "group_size": 2}),
-    "EDT, groups of 4": ("edt", {"selection": "matching", "group_size": 4}),
-    "EDT, hypercube of 4": ("edt", {"selection": "hypercube", "group_size": 4}),
-    "EDT, rank": ("edt", {"selection": "rank", "group_size": 2}),
-    "EDT, tournament": ("edt", {"selection": "tournament", "group_size": 2}),
-    "EDT, random": ("edt", {"selection": "random", "group_size": 2}),
-}
-
-
-def trial(name: str, seed: int, length: Mapping[str, Any] = BASE, **more: Any) -> Trial:
-    """One method at equal tokens and with the same warm start as all others."""
-    algorithm, keys = METHODS[name]
-    steps = length["warm_start_steps"] + length["inner_steps"] * length["max_generations"]
-    if name.startswith("synchronous"):  # which is a warm start that never ends; the last step belongs to a round
-        length = {"warm_start_steps": steps - 1, "inner_steps": 1, "max_generations": 1}
-    if name.startswith("one worker"):
-        length = {"warm_start_steps": steps - 1, "inner_steps": 1, "max_generations": 1, "population_size": 1}
-    return Trial(name, algorithm, seed, {**length, **keys, **tuned().get(name, {}), **more})
-
-
-def tuned() -> dict[str, dict[str, Any]]:
-    """What tune.py found; it used other seeds."""
-    return dict(json.loads(TUNED.read_text())["chosen"]) if TUNED.exists() else {}
+    return written / rounds / 1e6, read / rounds / 1e6, seconds / config.population_size

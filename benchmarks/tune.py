@@ -1,48 +1,57 @@
-"""Settings for benchmarks/convergence.py, tuned for each method by itself on a seed that it does not use.
+"""Settings for convergence.py and speedup.py, tuned for each method by itself on seeds that these do not use.
 
-    python -m benchmarks.tune
+    python -m benchmarks.tune [--size 124k]
 
-Everything that was tried is recorded in tuned.json beside what was chosen.
+Every method gets as many tries; all that was tried is recorded in tuned.json beside what was chosen. Ways of EDT that
+differ in whom they choose alone share their settings.
 """
 
 import json
+from itertools import product
+from statistics import fmean
 from typing import Any
 
 from cyclopts import App
 from rich.progress import track
 
-from benchmarks.trials import BASE, COMMON, METHODS, TUNED, run, trial
+from benchmarks.trials import METHODS, TUNED, Trial, run
 
-SEED = 101
-ALONE = (2e-3, 4e-3, 5.6e-3, 8e-3, 11e-3)  # of what has no outer step
-OUTER = ((0.7, 0.85), (0.6, 0.85), (0.8, 0.85))  # learning rate and momentum of the outer step
-RATES = (5.6e-3, 4.8e-3)  # of the inner one; the first with all outer steps, the others with the first
-KEYS = ("lr", "outer_lr", "outer_momentum")
-WITH = json.loads(json.dumps({**COMMON, **BASE}))  # what all were tried with
+SEEDS = (101, 102)
+SEQUENCES = {"124k": 1440, "1.2m": 720}  # of a slot
+RATES = {"adamw": (4e-3, 5.6e-3, 8e-3), "muon": (1.4e-2, 2e-2, 2.8e-2)}
+BATCHES = {"alone": (8, 16), "synchronous": (4, 8)}
+OUTER = {"adamw": (0.2, 0.4), "muon": (0.2, 0.4)}  # momentum of the outer step
 app = App(name="python -m benchmarks.tune", help=__doc__, version_flags=[])
 
 
-def candidates(name: str) -> list[dict[str, float]]:
-    if name.startswith(("synchronous", "one worker")):
-        return [{"lr": lr} for lr in ALONE]
-    tried = [(RATES[0], *outer) for outer in OUTER] + [(lr, *OUTER[0]) for lr in RATES[1:]]
-    return [dict(zip(KEYS, values, strict=True)) for values in tried]
+def candidates(name: str) -> list[dict[str, Any]]:
+    """Six of each method: three rates, and two of what else matters to it."""
+    inner = str(METHODS[name].keys["inner_optimizer"])
+    if METHODS[name].how != "apart":
+        return [{"lr": lr, "batch_size": batch} for lr, batch in product(RATES[inner], BATCHES[METHODS[name].how])]
+    return [{"lr": lr, "batch_size": 4, "outer_momentum": m} for lr, m in product(RATES[inner], OUTER[inner])]
 
 
 @app.default
-def main() -> None:
-    tried: dict[str, list[dict[str, Any]]] = {name: [] for name in METHODS}
-    if TUNED.exists() and (before := json.loads(TUNED.read_text()))["with"] == WITH:  # what was tried need not be again
-        tried |= before["tried"]
-    known = {name: [{key: each[key] for key in KEYS if key in each} for each in found] for name, found in tried.items()}
-    trials = [trial(n, SEED, **keys) for n in METHODS for keys in candidates(n) if keys not in known[n]]
-    for result in track(run(trials), "tuning", len(trials)):
-        keys = {key: result.trial.keys[key] for key in KEYS if key in result.trial.keys}
-        tried[result.trial.name].append({"loss": round(result.averaged, 4), **keys})
-        print(result.trial.name, tried[result.trial.name][-1], flush=True)
+def main(size: str = "124k", seeds: int = len(SEEDS), jobs: int = 2) -> None:
+    tuned = [name for name, method in METHODS.items() if not method.like]
+    tries = [(name, keys) for name in tuned for keys in candidates(name)]
+    trials = [
+        Trial(name, seed, SEQUENCES[size], size=size, keys=keys) for name, keys in tries for seed in SEEDS[:seeds]
+    ]
+    losses: dict[str, list[float]] = {}
+    for result in track(run(trials, jobs), "tuning", len(trials)):
+        losses.setdefault(json.dumps([result.trial.name, result.trial.keys]), []).append(result.averaged)
+        print(result.trial.name, result.trial.seed, result.trial.keys, round(result.averaged, 4), flush=True)
+    tried = {
+        name: [{"loss": round(fmean(losses[json.dumps([name, keys])]), 4), **keys} for keys in candidates(name)]
+        for name in tuned
+    }
     best = {name: min(found, key=lambda each: each["loss"]) for name, found in tried.items()}
-    chosen = {name: {key: each[key] for key in KEYS if key in each} for name, each in best.items()}
-    TUNED.write_text(json.dumps({"seed": SEED, "with": WITH, "chosen": chosen, "tried": tried}, indent=1) + "\n")
+    settings = {name: {key: value for key, value in each.items() if key != "loss"} for name, each in best.items()}
+    known = json.loads(TUNED.read_text()) if TUNED.exists() else {"chosen": {}, "tried": {}}
+    known["chosen"][size], known["tried"][size] = settings, {"seeds": SEEDS[:seeds], **tried}
+    TUNED.write_text(json.dumps({"sequences": SEQUENCES, **known}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

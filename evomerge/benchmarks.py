@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +23,7 @@ from evomerge.formula import Formula, in_words
 from evomerge.merger import AdvancedModelMerger, known
 from evomerge.utils import EvoMergeException, expected
 from fleet.console import console
+from fleet.plain import say
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ def measured(what: str, work: Callable[[], str]) -> Figure:
     cuda = _cuda()
     if cuda:
         cuda.reset_peak_memory_stats()
-    print(f"{what} ...", file=sys.stderr, flush=True)
+    say(f"{what} ...", file=sys.stderr)
     begin = time.perf_counter()
     result = work()
     took = time.perf_counter() - begin
@@ -73,7 +75,7 @@ def figures(config: Configuration, place: Path) -> list[Figure]:
         found.append(measured(f"merged to disk: {'+'.join(stages)}", merge))
     found.append(measured("what is asked made ready, one model evaluated", lambda: scored(made[0])))
     for model in [*config.models, *made]:
-        found.append(measured(f"evaluated: {model.name}", lambda model=model: scored(model)))
+        found.append(measured(f"evaluated: {model.name}", partial(scored, model)))
     found.append(measured("mutated to disk", lambda: in_words(formula_of(merger.mutate_model(made[0])))))
     for kind in ("F16", "Q8_0"):
         file = place / f"model-{kind}.gguf"
@@ -126,7 +128,7 @@ def main(
             settings = chosen(config, [model1, model2, model3])
             found = figures(settings, Path(place))
     except EvoMergeException as error:
-        print(error, file=sys.stderr)
+        say(error, file=sys.stderr)
         return 2
     console().print(table(found))
     if json_file:

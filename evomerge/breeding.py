@@ -1,14 +1,18 @@
 """The first formulas, mutants, children, and who is chosen. Pure: all chance comes from the dice that are handed in."""
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 
 from evomerge.config import STAGES, EvolutionSettings, MergeSettings
 from evomerge.formula import BLEND, MOST, Blend, Formula, Step, in_words, lighter
+from evomerge.techniques import METHODS
+from merge.methods.allowed import within
 
 Dice = np.random.Generator
 _LEAST, _GREATEST = 1e-3, 1e3  # shares
@@ -99,7 +103,7 @@ def _blend(
         start = start / start.sum()
     shares = tuple((float(share),) * settings.points for share in start)
     density = settings.density if technique in ("ties", "dare") else 1.0
-    return Blend(technique=technique, of=tuple(of), shares=shares, density=density)  # type: ignore[arg-type]
+    return Blend(technique=technique, of=tuple(of), shares=shares, density=density)
 
 
 def _through_blend(among: Among, technique: str, dice: Dice) -> list[Step]:
@@ -152,16 +156,18 @@ def _mutated_blend(node: str | Blend, e: EvolutionSettings, dice: Dice) -> str |
         return node
     of = tuple(_mutated_blend(each, e, dice) for each in node.of)
     shares = tuple(tuple(_factored(x, e, dice, _LEAST, _GREATEST) for x in each) for each in node.normed)
-    update = {"of": of, "shares": shares}
+    update: dict[str, Any] = {"of": of, "shares": shares}
     if node.technique in ("ties", "dare"):
-        update |= {
-            "density": _factored(node.density, e, dice, 0.02, 1.0),
-            "strength": _factored(node.strength, e, dice, 0.05, 4.0),
+        told = {
+            "density": _factored(node.density, e, dice, 0.02),
+            "lambda": _factored(node.strength, e, dice, 0.05, 4.0),
         }
+        (told,) = within(METHODS[node.technique], [told])
+        update |= {"density": told["density"], "strength": told["lambda"]}
     return node.model_copy(update=update)
 
 
-def _factored(x: float, e: EvolutionSettings, dice: Dice, low: float, high: float) -> float:
+def _factored(x: float, e: EvolutionSettings, dice: Dice, low: float, high: float = math.inf) -> float:
     hit, by = dice.random() < e.mutation_rate, float(np.exp(e.mutation_strength * dice.standard_normal()))
     return min(high, max(low, x * by)) if hit else x
 
@@ -204,7 +210,7 @@ def bred(one: Formula, other: Formula, among: Among, e: EvolutionSettings, dice:
         share = float(np.clip(0.5 + e.mutation_strength * dice.standard_normal() / 2, 0.1, 0.9))
         of = (lighter(one.blend, MOST // 2), lighter(other.blend, MOST // 2))
         shares = ((1 - share,) * among.settings.points, (share,) * among.settings.points)
-        blend = Blend(technique=technique, of=of, shares=shares)  # type: ignore[arg-type]
+        blend = Blend(technique=technique, of=of, shares=shares)
     path = _joined(one.path, other.path, dice) if one.path and other.path else one.path or other.path
     made = Formula(blend=blend, path=path, scaled=one.scaled or other.scaled)
     if made in (one, other):

@@ -6,7 +6,9 @@ from typing import Any
 
 from evomerge.config import ModelReference
 from fleet.config import Wrong
-from merge.donors import Donor, Donors, located
+from fleet.plausible_words import check_words_in
+from merge.donor import Donor
+from merge.donors import Donors, located
 from merge.folder import TOKENIZER_FILES
 from merge.vocabulary import different_words
 
@@ -79,3 +81,4 @@ def _advice(there: Sequence[tuple[str, Donor]]) -> str:
 def check_tokenizer(name: str, folder: Path) -> None:
     if not any((folder / file).is_file() for file in (*TOKENIZER_FILES[:2], "vocab.json", "vocab.txt")):
         raise Wrong(f"{name}: there is no tokenizer in {folder} (tokenizer.json or tokenizer.model); save it there")
+    check_words_in(folder)

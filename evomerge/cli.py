@@ -24,6 +24,7 @@ from cyclopts import App, Group, Parameter
 from evomerge.config import Configuration, TaskSettings, chosen
 from evomerge.method import METHOD
 from fleet.config import Wrong
+from fleet.plain import log_plainly, say
 from fleet.start import main as fleet_main
 
 _WORKER = ("--worker", "--make", "--sink")  # the same file is also a worker of a run
@@ -106,7 +107,7 @@ def main(*, what: What = What(), how: How = How(), kept: Results = Results()) ->
 
 def _done(what: What, how: How, kept: Results) -> int:
     config = _config(how, kept)
-    logging.basicConfig(format="%(levelname)s %(message)s")
+    log_plainly("%(levelname)s %(message)s")
     logging.getLogger("evomerge").setLevel(config.log_level)
     if kept.export_gguf:
         _check_type(kept.export_gguf)
@@ -177,13 +178,13 @@ def _task(text: str) -> TaskSettings:
 def _evaluate(model: str, config: Configuration) -> None:
     from evomerge.utils import evaluate_model
 
-    print(f"Evaluating {model} ...", flush=True)
+    say(f"Evaluating {model} ...")
     found = evaluate_model(model, config)
-    print(f"{model}: score {found['score']:.4f}")
+    say(f"{model}: score {found['score']:.4f}")
     if "perplexity" in found:
-        print(f"  perplexity {found['perplexity']:.3f}")
+        say(f"  perplexity {found['perplexity']:.3f}")
     for name, value in found["objectives"].items():
-        print(f"  {name} {value:.4f}")
+        say(f"  {name} {value:.4f}")
 
 
 def _generate(model: str, prompt: str, max_length: int) -> None:
@@ -191,7 +192,7 @@ def _generate(model: str, prompt: str, max_length: int) -> None:
     from evomerge.utils import generate_text, load_models
 
     ((_, loaded, tokenizer),) = load_models([ModelReference("", model)])
-    print(generate_text(loaded, tokenizer, prompt, max_length))
+    say(generate_text(loaded, tokenizer, prompt, max_length))
 
 
 def _pareto(folder: Path) -> None:
@@ -207,7 +208,7 @@ def _export(model: str, kind: str) -> None:
 
     out = Path(model).resolve().with_name(f"{Path(model).name}-{kind}.gguf")
     export_gguf(model, out, kind, overwrite=True)
-    print(f"As GGUF: {out}")
+    say(f"As GGUF: {out}")
 
 
 def run(arguments: list[str] | None = None) -> None:
@@ -220,7 +221,7 @@ def run(arguments: list[str] | None = None) -> None:
         with expected():
             sys.exit(app(arguments, result_action="return_value"))
     except EvoMergeException as error:
-        print(error, file=sys.stderr)
+        say(error, file=sys.stderr)
     except KeyboardInterrupt:
         sys.exit(130)
     sys.exit(2)

@@ -10,9 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from fleet.config import FleetConfig, Metrics, Text, Wrong, bound, lowered, read_json, validated
 
+Method = Literal["ps", "dfs", "ps_dfs"]
+Technique = Literal["linear", "slerp", "ties", "dare", "frankenmerge", "dfs"]
+
 BUILTIN = "builtin:"
 SPECIALISTS = ("code", "prose", "names")
-STAGES: Mapping[str, tuple[str, ...]] = {
+STAGES: Mapping[str, tuple[Technique, ...]] = {
     "first": ("linear", "slerp"),
     "second": ("ties", "dare"),
     "third": ("frankenmerge", "dfs"),
@@ -20,9 +23,6 @@ STAGES: Mapping[str, tuple[str, ...]] = {
 TECHNIQUES = tuple(each for stage in STAGES.values() for each in stage)
 _PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)(?:/(?:tree|blob)/([^/?#]+))?[^ ]*")
 _PLAIN = re.compile(r"[^\x00-\x1f\x7f]{1,200}")
-
-Method = Literal["ps", "dfs", "ps_dfs"]
-Technique = Literal["linear", "slerp", "ties", "dare", "frankenmerge", "dfs"]
 
 
 class Editable(BaseModel):
@@ -38,7 +38,8 @@ class ModelReference(Editable):
     path: str = Field(..., description="A folder, a .gguf file, a hub id, or a link to a model's hub page.")
 
     def __init__(self, name: str = "", path: str | Path = "", **more: Any) -> None:
-        super().__init__(name=name, path=str(path), **more)
+        fields: dict[str, Any] = {"name": name, "path": str(path), **more}
+        super().__init__(**fields)
 
     @field_validator("path")
     @classmethod

@@ -1,6 +1,5 @@
 """The end of a tournament: the winner as a folder, what it says, the table, the family tree."""
 
-import contextlib
 import textwrap
 import time
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from fleet.ancestry.files import PICTURE, keep
 from fleet.config import Wrong
 from fleet.console import console
 from fleet.history import opened
-from merge.output import Busy
+from merge.output import Busy, Taken
 
 _PROMPTS = ("The ", "def ")
 _SAMPLE = 40  # tokens
@@ -46,9 +45,14 @@ def winner_in(folder: Path, found: Found) -> Path:
     """Its formula follows from the run: the model is made when it is missing."""
     out = folder / results.WINNER
     while not (out / "config.json").is_file():
-        with contextlib.suppress(Busy), workshop(found.config) as shop:  # another starter makes the same
-            shop.write(found.judged[0].formula, out)
-        time.sleep(0.1)
+        try:
+            with workshop(found.config) as shop:
+                shop.write(found.judged[0].formula, out)
+        except Busy:  # another starter makes the same,
+            time.sleep(0.1)
+        except Taken:  # or has made it just now
+            if not (out / "config.json").is_file():
+                raise
     return out
 
 

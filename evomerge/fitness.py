@@ -29,7 +29,7 @@ class Jury:
         self.e = e
         text = texts(e) if e.text_weight else {}
         self.readers = {on: Reader(tokenizer, some, longest, e.batch_tokens) for on, some in text.items()}
-        self.exam = Exam(asked(e, seed), tokenizer, loaded) if e.tasks else None
+        self.exam = Exam(asked(e, seed), tokenizer, loaded, tokens=e.batch_tokens) if e.tasks else None
         there = self.exam.questions() if self.exam else {}
         self.numbers = {on: tasks.parted(there, e.holdout, seed, on == "judging") for on in ("choosing", "judging")}
 

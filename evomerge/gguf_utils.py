@@ -4,10 +4,10 @@
 """
 
 from evomerge.utils import expected
-from merge import gguf
+from merge.gguf import checking, folder, header, writing
 
-export_gguf = expected()(gguf.export_gguf)
-read_gguf = expected()(gguf.read_gguf)
-gguf_to_hf = expected()(gguf.gguf_to_hf)
-verify_gguf = expected()(gguf.verify_gguf)
-info = expected()(gguf.info)
+export_gguf = expected()(writing.export_gguf)
+read_gguf = expected()(header.read_gguf)
+gguf_to_hf = expected()(folder.gguf_to_hf)
+verify_gguf = expected()(checking.verify_gguf)
+info = expected()(checking.info)

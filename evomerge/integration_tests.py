@@ -17,6 +17,7 @@ from cyclopts import App, Parameter
 from evomerge.config import Configuration, ModelReference, chosen
 from evomerge.utils import EvoMergeException, evaluate_model, generate_text, load_models, validate_merge_config
 from fleet.config import Wrong
+from fleet.plain import say
 
 Check = tuple[str, Callable[[], object]]
 
@@ -86,23 +87,23 @@ def main(
     try:
         settings = chosen(config, [model1, model2, model3])
     except Wrong as error:
-        print(error, file=sys.stderr)
+        say(error, file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory(prefix="evomerge-") as place:
         for what, check in checks(settings, Path(place)):
             begin = time.monotonic()
-            print(f"...     {what}", flush=True)
+            say(f"...     {what}")
             try:
                 check()
             except EvoMergeException as error:
-                print(f"FAILED  {what}: {error}", file=sys.stderr)
+                say(f"FAILED  {what}: {error}", file=sys.stderr)
                 return 1
             except Exception:
-                traceback.print_exc()
-                print(f"FAILED  {what}: this is a mistake in evomerge; please report it", file=sys.stderr)
+                say(traceback.format_exc(), file=sys.stderr)
+                say(f"FAILED  {what}: this is a mistake in evomerge; please report it", file=sys.stderr)
                 return 1
-            print(f"good    {what} ({time.monotonic() - begin:.1f} s)", flush=True)
-    print("All is well.")
+            say(f"good    {what} ({time.monotonic() - begin:.1f} s)")
+    say("All is well.")
     return 0
 
 

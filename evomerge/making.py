@@ -1,7 +1,6 @@
 """Formulas made into models: in memory, where they are looked at, or in folders."""
 
 import hashlib
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +14,10 @@ from evomerge.config import TournamentConfig
 from evomerge.formula import Formula, in_words, makeup
 from evomerge.techniques import MERGED, Recipes, recipes
 from fleet.config import Wrong
+from fleet.scratch import passing
 from merge import live
-from merge.donors import Donor, Donors
+from merge.donor import Donor
+from merge.donors import Donors
 from merge.engine import How
 from merge.live import Live
 from merge.merging import merge
@@ -101,10 +102,10 @@ class Workshop:
         """From a folder, where weights lie otherwise in memory than in files."""
         from transformers import AutoModelForCausalLM
 
-        with tempfile.TemporaryDirectory(prefix="evomerge-") as place:
-            self.write(formula, Path(place) / "model")
-            model = AutoModelForCausalLM.from_pretrained(
-                Path(place) / "model", dtype="auto", trust_remote_code=self.trust
+        with passing("evomerge") as place:
+            self.write(formula, place / "model")
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                place / "model", dtype="auto", trust_remote_code=self.trust
             )
         return replace(known, model=model.to(self.device).eval())
 

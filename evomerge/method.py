@@ -1,7 +1,7 @@
 """The tournament as a method of the fleet: what its workers make, and what they write for people."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from evomerge.config import TournamentConfig
@@ -11,31 +11,36 @@ from fleet.config import Wrong
 from fleet.history import History
 from fleet.method import Method
 from fleet.recipe import NotYet
-from fleet.work import Elsewhere, Failed, Maker, Work
+from fleet.work import Elsewhere, Maker, Work
 
 ALGORITHM = "evomerge"
 
 
 def maker(config: TournamentConfig) -> Maker:
     from evomerge.kitchen import Kitchen
+    from train.verdicts import judging
 
-    kitchens: list[Kitchen] = []
+    def make(kitchen: Kitchen, work: Work) -> Mapping[str, Any]:
+        if kitchen.digest != config.text_digest:
+            raise Elsewhere("the text here differs from that of who began: another Python, or a changed file")
+        what = work.recipe.merge
+        if what["kind"] == "check":
+            return kitchen.check()
+        with _about(what.get("name", "")):
+            return kitchen.scored(formula_of(work.recipe), work.recipe.evaluate["on"])
 
-    def make(work: Work) -> Mapping[str, Any]:
-        try:
-            if not kitchens:
-                kitchens.append(Kitchen(config))
-                if kitchens[0].digest != config.text_digest:
-                    raise Elsewhere("the text here differs from that of who began: another Python, or a changed file")
-            what = work.recipe.merge
-            if what["kind"] == "check":
-                return kitchens[0].check()
-            return kitchens[0].scored(formula_of(work.recipe), work.recipe.evaluate["on"])
-        except Wrong as verdict:
-            name = work.recipe.merge.get("name", "")
-            raise Failed(f"{name}: {verdict}" if name and name not in str(verdict) else str(verdict)) from None
+    return judging(lambda: Kitchen(config), make, "a smaller batch_tokens needs less, in a tournament of its own")
 
-    return make
+
+@contextlib.contextmanager
+def _about(name: str) -> Iterator[None]:
+    """An error names the model that it is about."""
+    try:
+        yield
+    except Wrong as error:
+        if name and name not in str(error):
+            raise type(error)(f"{name}: {error}") from error
+        raise
 
 
 def report(history: History) -> None:

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,15 +106,24 @@ def read(history: History) -> Found:
     config = TournamentConfig.joined(history.store.read("run.json")["config"], {})
     generations, models, judged = [], list[Entry](), list[Judged]()
     for round in range(1, history.first):
-        if members := members_of(history, round):
-            generations.append([entry(member) for member in members])
-        originals = [history[f"{round}/{r.slot}"] for r in history.plan(round) if r.slot.startswith("model-")]
+        if entries := history.once("entries", round, partial(_entries, history, round)):
+            generations.append(entries)
+        last = round == history.first - 1
+        originals = _originals(history, round) if round == 1 or last else []
         if round == 1:
             models = [entry(member) for member in originals]
         elif originals:
             there = [history[f"{round}/winner"], *originals]
             judged = [Judged(m.recipe.merge["name"], m.metrics, formula_of(m.recipe)) for m in there]
     return Found(config, generations, models, judged)
+
+
+def _entries(history: History, round: int) -> list[Entry]:
+    return [entry(member) for member in members_of(history, round)]
+
+
+def _originals(history: History, round: int) -> list[Member]:
+    return [history[f"{round}/{recipe.slot}"] for recipe in history.plan(round) if recipe.slot.startswith("model-")]
 
 
 def entry(member: Member) -> Entry:
@@ -184,4 +194,5 @@ def certain(count: int) -> float:
     """So many standard errors of so many passages hold 95%: Student's t, by its series."""
     z, free = 1.959964, count - 1
     terms = ((z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
-    return z + sum(term / free ** (n + 1) for n, term in enumerate(terms))
+    more: float = sum(term / free ** (n + 1) for n, term in enumerate(terms))
+    return z + more

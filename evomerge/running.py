@@ -16,6 +16,7 @@ from fleet import gpus
 from fleet.config import Name, Wrong, validated, whole
 from fleet.local import Starter
 from fleet.metrics import sinks
+from fleet.plain import say
 from merge.donors import located
 
 
@@ -43,7 +44,7 @@ def resolved(models: Sequence[ModelReference], beside: Path | None = None) -> li
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    say(line, file=sys.stderr)
 
 
 def _whole(model: ModelReference, made: Mapping[str, Path]) -> str:

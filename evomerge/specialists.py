@@ -19,7 +19,7 @@ from transformers import (
 
 from evomerge import texts
 from train.batches import Tokens, batch
-from train.config import TrainConfig
+from train.config import TrainConfig, alone
 from train.loop import Learner, rate
 from train.made_here import Progress, Tell, check_room, computing_with, in_one_line, publish
 from train.member.prepare import byte_level_bpe, first_of
@@ -59,13 +59,11 @@ class Settings:
         """The inner loop's settings; the base sees everything in an order of its own."""
         return TrainConfig(
             seed=self.seed if name == BASE else self.seed + 1,
-            max_generations=1,
-            warm_start_steps=0,
-            inner_steps=self.steps_of(name),
             batch_size=self.batch,
             seq_length=self.window,
             warmup_steps=min(30, self.steps_of(name) // 10),
             lr=self.base_lr if name == BASE else self.lr,
+            **alone(self.steps_of(name)),
         )
 
     @property

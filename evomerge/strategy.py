@@ -4,6 +4,7 @@ the winner and the models that it came from by what nobody has chosen by."""
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from evomerge.breeding import Among, Child, Ranked, first, next_generation, ranked
@@ -112,11 +113,16 @@ def scores(history: Past, last: int) -> list[list[float]]:
     """Of the generations so far."""
     found = []
     for round in range(1, last + 1):
-        members = members_of(history, round)
-        if not members:
+        there = history.once("scores", round, partial(_scores, history, round))
+        if there is None:
             break
-        found.append([member.metrics["score"] for member in members if "score" in member.metrics])
+        found.append(there)
     return found
+
+
+def _scores(history: Past, round: int) -> list[float] | None:
+    members = members_of(history, round)
+    return [member.metrics["score"] for member in members if "score" in member.metrics] if members else None
 
 
 def last_generation(e: EvolutionSettings, scores: Sequence[Sequence[float]]) -> int | None:

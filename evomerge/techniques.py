@@ -6,7 +6,7 @@ from typing import Any
 from evomerge.formula import BLEND, Blend, Formula, Step
 
 MERGED, MEAN = "merged", "mean-of-all"  # the last stage's name, and that of a base which nobody gave
-_METHODS = {"ties": "ties", "dare": "dare_linear"}
+METHODS = {"linear": "linear", "slerp": "slerp", "ties": "ties", "dare": "dare_linear"}  # of the merge engine
 Recipes = dict[str, dict[str, Any]]
 
 
@@ -31,7 +31,7 @@ def _stage(blend: Blend, models: Mapping[str, str], base: str, found: Recipes) -
     inputs = [models[each] if isinstance(each, str) else _stage(each, models, base, found) for each in blend.of]
     match blend.technique:
         case "linear":
-            recipe = {"merge_method": "linear", "models": _inputs(inputs, weight=blend.normed)}
+            recipe: dict[str, Any] = {"merge_method": "linear", "models": _inputs(inputs, weight=blend.normed)}
         case "slerp":
             t = _plain(blend.normed[1])
             listed = {"models": [{"model": name} for name in inputs], "parameters": {"t": t}}
@@ -47,7 +47,7 @@ def _changes(blend: Blend, inputs: Sequence[str], base: str) -> dict[str, Any]:
     """Of a base that all of them share. The base itself has not changed."""
     parameters = {"density": blend.density, "lambda": blend.strength}
     listed = [each for each in _inputs(inputs, weight=blend.normed) if each["model"] != base]
-    method = _METHODS[blend.technique]
+    method = METHODS[blend.technique]
     return {"merge_method": method, "base_model": base, "models": listed, "parameters": parameters}
 
 

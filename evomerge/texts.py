@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pydoc_data.topics import topics
+from typing import cast
 
 from train.text import stdlib, stdlib_digest
 
@@ -101,14 +102,15 @@ def _modules() -> Iterator[str]:
 
 
 def _docstrings(module: str) -> str:
-    found = (inspect.cleandoc(each.value) for each in _strings(module))
+    found = (inspect.cleandoc(cast(str, each.value)) for each in _strings(module))
     return "\n\n".join(each for each in found if len(each) >= _LONG)
 
 
 def _without_docstrings(module: str) -> str:
     lines = module.split("\n")
     for place in _strings(module):
-        lines[place.lineno - 1 : place.end_lineno] = [""] * (place.end_lineno - place.lineno + 1)
+        last = place.end_lineno or place.lineno
+        lines[place.lineno - 1 : last] = [""] * (last - place.lineno + 1)
     return "\n".join(line for line in lines if line.strip())
 
 

@@ -72,7 +72,7 @@ def _loaded(reference: ModelReference, device: str, trust: bool) -> Loaded:
     except Exception as error:  # whatever a tokenizer's files and class can come up with
         raise Wrong(f"{reference.path}: its tokenizer cannot be loaded: {_line(error)}") from error
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", trust_remote_code=trust)
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", trust_remote_code=trust)
     except Exception as error:
         raise Wrong(f"{reference.path}: cannot be loaded as a causal language model: {_line(error)}") from error
     return Loaded(reference.name, model.to(device or setup_gpu_if_available()).eval(), tokenizer)

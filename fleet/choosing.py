@@ -1,10 +1,10 @@
 """What to make next: whatever can be made, what others wait for first, then what continues this worker's own work."""
 
-import contextlib
 import zlib
 from collections.abc import Iterator
 
-from fleet import claims, launches, pace, strictjson
+from fleet import launches, pace
+from fleet.claims import pulse_of
 from fleet.desk import Desk, Stopped
 from fleet.recipe import Recipe, place
 
@@ -16,12 +16,16 @@ class Chooser:
         self.desk = desk
         self.yielding = False  # free work was left to faster workers for a moment
         self._turn = 0
-        self._since: dict[tuple[str, str], float] = {}
+        self._free = list[str]()  # at the last look, the best one last
+        self._since: dict[str, dict[str, float]] = desk.history.recent()
 
     def quickly(self) -> str | None:
         """Claim the best of what was free at the last look; if somebody else has it by now, look again."""
-        free = [id for id in self._makeable() if not self.desk.claims.held(id)]
-        return free[0] if free and not self._polite(free[0]) and self._take(free[0]) else None
+        while self._free:
+            id, desk = self._free.pop(), self.desk
+            if not desk.history.finished(id) and not desk.blame.shuns(id) and not desk.claims.held(id):
+                return id if not self._polite(id) and self._take(id) else None
+        return None
 
     def choose(self, tick: bool) -> str | None:
         """Claim something; looking for dead or slow holders, which reads their pulses, is left to the slow tick."""
@@ -29,6 +33,9 @@ class Chooser:
         self.yielding = False
         for id in self._makeable():
             (held if self.desk.claims.held(id) else free).append(id)
+        self._free, claims = free[::-1], self.desk.claims
+        if mine := next((id for id in held if claims.claimed(id) and claims.mine(id)), None):
+            return mine  # or whoever the disk refuses something would hold one recipe after the other
         for id in free:
             if not self._polite(id) and self._take(id):
                 return id
@@ -48,19 +55,29 @@ class Chooser:
 
     def _makeable(self) -> list[str]:
         finished, jobs = self.desk.history.finished, self.desk.history.open()
-        wanted = {parent for _, recipe in jobs for parent in recipe.parents}
-        avoided = self.desk.avoided
-        ready = [(id, recipe) for id, recipe in jobs if all(map(finished, recipe.parents)) and id not in avoided]
-        return [id for id, _ in sorted(ready, key=lambda job: self._rank(job[0], job[1], wanted))]
+        groups = {id(recipe.parents): recipe.parents for _, recipe in jobs}  # thousands of recipes may share a list
+        wanted = {parent for parents in groups.values() for parent in parents}
+        there = {key for key, parents in groups.items() if all(map(finished, parents))}
+        ready = [job for job in jobs if id(job[1].parents) in there and not self.desk.blame.shuns(job[0])]
+        return [name for name, _ in sorted(ready, key=lambda job: self._rank(job[0], job[1], wanted))]
 
-    def _rank(self, id: str, recipe: Recipe, wanted: set[str]) -> tuple[bool, int, int, int]:
-        """Evaluations that nothing waits for come last; ties are broken by the worker's name, so that all differ."""
+    def _rank(self, id: str, recipe: Recipe, wanted: set[str]) -> tuple[bool, bool, int, int, int]:
+        """What failed here comes last, before it evaluations that nothing waits for; ties are broken by the worker's
+        name, so that all differ."""
         only_looked_at = id not in wanted and recipe.publish == "nothing"
         own = sum(self.desk.history.origin(parent) in self.desk.own for parent in recipe.parents)
-        return only_looked_at, place(id)[0], -own, zlib.crc32((self.desk.store.name + id).encode())
+        return (
+            self.desk.blame.wary(id),
+            only_looked_at,
+            place(id)[0],
+            -own,
+            zlib.crc32((self.desk.store.name + id).encode()),
+        )
 
     def _take(self, id: str) -> bool:
         self._check_losses(id)
+        if self.desk.blame.shuns(id):
+            return False
         if taken := self.desk.claims.take(id):
             self.desk.events.note("claimed", id, n=self.desk.claims.count(id) - 1)
         return taken
@@ -74,24 +91,23 @@ class Chooser:
 
     def _helps(self, id: str) -> bool:
         """Make again what a clearly slower worker would need much longer for; once is enough."""
-        elapsed = self._known_for("held", id)
-        if not self.desk.options.backup or self.desk.claims.count(id) > 1:
+        factor, claims = self.desk.options.backup, self.desk.claims
+        elapsed = self._known_for(f"held {claims.count(id)}", id)
+        if not factor or claims.helped(id):
             return False
-        holder = self.desk.claims.holder(id).get("by")
-        with contextlib.suppress(strictjson.Bad):
-            pulse = strictjson.parse(self.desk.store.news(f"workers/{holder}.pulse").encode())
-            return self.desk.pace.worth_helping(place(id)[1], pace.seconds_of(pulse), elapsed, self.desk.options.backup)
-        return False
+        pulse = pulse_of(self.desk.store, str(claims.holder(id).get("by")))
+        return bool(pulse) and self.desk.pace.worth_helping(place(id)[1], pace.seconds_of(pulse), elapsed, factor)
 
     def _known_for(self, what: str, id: str) -> float:
         now = self.desk.host.now()
-        return now - self._since.setdefault((what, id), now)
+        return now - self._since.setdefault(id, {}).setdefault(what, now)
 
     def _check_losses(self, id: str) -> None:
         """A recipe that kills whoever makes it must not kill for ever."""
-        if self.desk.claims.count(id) < claims.LOST or len(lost := self.desk.claims.lost(id)) < claims.LOST:
+        if self.desk.claims.count(id) < 2 or not self.desk.blame.doomed(id, lost := self.desk.claims.lost(id)):
             return
         machines = ", ".join(sorted({str(claim.get("machine")) for claim in lost}))
         why = f"{id}: {len(lost)} workers in a row were lost while they made it, on {machines}"
+        why += "; who is lost without a word was mostly killed by the system, for want of memory"
         launches.stop(self.desk.store, self.desk.options.launch, why)
         raise Stopped(why)

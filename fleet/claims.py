@@ -10,8 +10,26 @@ from fleet.host import Host
 from fleet.recipe import folder, place
 from fleet.store import Store, Value
 
-LOST = 8  # so many claims lost in a row within one launch, without a release or a new snapshot, stop the run
-FAILURES = 3  # so many failures of one recipe within one launch
+_PULSE = ".pulse"
+_WATCHED = 4096  # workers whose pulses are remembered
+
+
+def pulse_at(worker: str) -> str:
+    return f"workers/{worker}{_PULSE}"
+
+
+def pulsing(store: Store) -> list[str]:
+    """The workers whose pulses are there."""
+    return [name.removesuffix(_PULSE) for name in store.names("workers") if name.endswith(_PULSE)]
+
+
+def pulse_of(store: Store, worker: str) -> Value:
+    """What a worker said last; nothing where it is gone, or where a crash of the server has torn it."""
+    with contextlib.suppress(strictjson.Bad):
+        said = strictjson.parse(store.news(pulse_at(worker)).encode())
+        if isinstance(said, dict):
+            return said
+    return {}
 
 
 class Pulse:
@@ -23,15 +41,24 @@ class Pulse:
     def start(self) -> None:
         self.store.host.background(self._run)
 
+    def end(self) -> None:
+        """Gone in good order: nobody shall wait for what it would say."""
+        self.ended = True
+        self._remove()
+
     def _run(self) -> None:
+        """Also while this process is asked to end: a long step, and what it keeps of it, come first."""
         beat = 0
         while not self.ended:
             with contextlib.suppress(faults.Fault):
-                self.store.post(f"workers/{self.store.name}.pulse", strictjson.text({"beat": beat, **self.news()}))
+                self.store.post(pulse_at(self.store.name), strictjson.text({"beat": beat, **self.news()}))
             beat += 1
-            self.store.host.sleep(self.every)
-            if self.store.host.stopping:
-                return
+            self.store.host.pause(self.every)
+        self._remove()  # what was under way when it ended
+
+    def _remove(self) -> None:
+        with contextlib.suppress(faults.Fault):
+            self.store.disk.remove(pulse_at(self.store.name))
 
 
 class Watch:
@@ -39,7 +66,7 @@ class Watch:
 
     def __init__(self, store: Store, host: Host, limit: float) -> None:
         self.store, self.host, self.limit = store, host, limit
-        self._seen: dict[str, tuple[str, float]] = {}
+        self._seen: dict[str, tuple[str | None, float]] = {}
 
     def dead(self, claim: Value) -> bool:
         return self.gone(claim) or self.silent(claim)
@@ -54,10 +81,14 @@ class Watch:
     def silent(self, claim: Value) -> bool:
         """The holder's pulse has stood still for too long."""
         by = str(claim.get("by"))
-        now, text = self.host.now(), self.store.news(f"workers/{by}.pulse")
+        now, text = self.host.now(), self.store.news(pulse_at(by))
         old, since = self._seen.get(by, (None, now))
-        self._seen[by] = (text, since if text == old else now)
-        return now - self._seen[by][1] > self.limit
+        since = since if text in (old, "") else now  # a pulse that was tidied away is no sign of life
+        self._seen.pop(by, None)
+        self._seen[by] = (text or old, since)
+        if len(self._seen) > _WATCHED:
+            del self._seen[next(iter(self._seen))]
+        return now - since > self.limit
 
 
 class Claims:
@@ -65,8 +96,8 @@ class Claims:
 
     def __init__(self, store: Store, history: History, watch: Watch, launch: int) -> None:
         self.store, self.history, self.watch, self.launch = store, history, watch, launch
-        self._records: dict[str, Value] = {}
-        self._own: dict[str, tuple[int, int]] = {}  # what this worker has claimed: version, number
+        self._records: dict[str, dict[str, Value]] = history.recent()
+        self._own: dict[str, tuple[int, int]] = history.recent()  # what this worker has claimed: version, number
 
     def held(self, id: str) -> bool:
         """Somebody has claimed it and has not given it up, as far as the listings have shown."""
@@ -76,8 +107,23 @@ class Claims:
         slot = self.history.slot(id)
         return slot.claims.get(slot.version, 0)
 
+    @property
+    def holding(self) -> bool:
+        """Something that was claimed here is neither made nor given up."""
+        return any(self.mine(id) and not self.history.finished(id) for id in [*self._own])
+
+    def helped(self, id: str) -> bool:
+        """Somebody else is at it, too: whoever claimed it before, and neither gave it up nor looks dead."""
+        version, left = self.history.slot(id).version, self.history.slot(id).left
+        before = [n for n in range(self.count(id) - 1) if (version, n) not in left]
+        return any((claim := self.record(id, "claim", n)) and not self.watch.dead(claim) for n in before)
+
     def holder(self, id: str) -> Value:
         return self.record(id, "claim", self.count(id) - 1)
+
+    def claimed(self, id: str) -> bool:
+        """By this worker, as far as it knows without looking."""
+        return id in self._own
 
     def mine(self, id: str) -> bool:
         """Claimed by this worker, which makes one thing at a time: an attempt that came to nothing, or a claim whose
@@ -99,36 +145,45 @@ class Claims:
         except (faults.Damaged, faults.Refused):  # not synced, so a crash may have torn it: it will look dead
             stands = {}
         self._saw(id, "claim", n)
-        self._records[path] = stands
+        self._records.setdefault(id, {})[path] = stands
         if taken := stands == claim:
             self._own[id] = (self.history.slot(id).version, n)
         return taken
 
     def leave(self, id: str, why: str, **more: Any) -> None:
-        """Give a claim up: `released` with work kept for the next, or `failed`."""
+        """Give a claim up: `released` with work kept for the next, `elsewhere` for who has what is missing here,
+        `failed`, for a parent that reads as `damaged`, or with a `verdict` on the recipe."""
+        if id not in self._own:  # finished long ago, by somebody else
+            return
         version, n = self._own.pop(id)
         record = {"by": self.store.name, "machine": self.store.host.name, "launch": self.launch, "why": why, **more}
         if version == self.history.slot(id).version:
             self.store.settle(self._path(id, "left", n), record)
             self._saw(id, "left", n)
 
-    def failures(self, id: str) -> list[Value]:
-        """The failed attempts of this launch."""
+    def given_up(self, id: str) -> list[Value]:
+        """What makers said who gave it up, in turn."""
         version = self.history.slot(id).version
         numbers = [n for v, n in sorted(self.history.slot(id).left) if v == version]
-        records = [self.record(id, "left", n) for n in numbers]
-        return [r for r in records if r.get("why") == "failed" and r.get("launch") == self.launch]
+        return [record for n in numbers if (record := self.record(id, "left", n))]
 
     def lost(self, id: str) -> list[Value]:
-        """The claims in a row, up to the last one, that ended in this launch without a word and without progress."""
+        """The claims in a row, up to the last one, that ended without a word and without progress, of whatever launch:
+        from this one's first on."""
         slot, found = self.history.slot(id), list[Value]()
         for n in reversed(range(self.count(id))):
             claim = self.record(id, "claim", n)
-            if (slot.version, n) in slot.left or claim.get("launch") != self.launch:
+            if not claim:
                 break
+            if (slot.version, n) in slot.left:
+                if self.record(id, "left", n).get("why") == "released":
+                    break
+                continue  # another's word about it
             if found and self._progress(id, n) != self._progress(id, n + 1):
                 break
             found.append(claim)
+        while found and found[-1].get("launch") != self.launch:
+            found.pop()
         return found
 
     def resumed(self, id: str, step: int) -> None:
@@ -140,13 +195,13 @@ class Claims:
         return self.record(id, "from", n).get("step")
 
     def record(self, id: str, kind: str, n: int) -> Value:
-        path = self._path(id, kind, n)
-        if path not in self._records:
+        path, records = self._path(id, kind, n), self._records.setdefault(id, {})
+        if path not in records:
             try:
-                self._records[path] = self.store.read(path)
+                records[path] = self.store.read(path)
             except (faults.Missing, faults.Damaged, faults.Refused):  # not synced: a crash may have taken it back
                 return {}
-        return self._records[path]
+        return records[path]
 
     def _path(self, id: str, kind: str, n: int) -> str:
         round, slot = place(id)

@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, WithJsonSchema
 
@@ -34,10 +34,16 @@ Name = Annotated[
 Metrics = Literal["csv", "tensorboard", "wandb", "trackio"]
 
 
+# Bound keys that earlier versions had, each with the value at which this code does what they did: a run that has it so
+# goes on. At any other value the key is unknown, and refused.
+RETIRED: dict[str, Any] = {}
+
+
 class Room(BaseModel):
     """The keys that one part of the project understands."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    gone: ClassVar[Mapping[str, str]] = {}  # keys that people may still have in their files, and what there is instead
 
     def bound(self) -> dict[str, Any]:
         return self._keys(bound=True)
@@ -51,8 +57,11 @@ class Room(BaseModel):
 
     @classmethod
     def joined(cls, bound: Mapping[str, Any], operational: Mapping[str, Any]) -> Self:
-        """The configuration as it stands in a run folder."""
-        return validated(cls, {**bound, **operational}, "the run's configuration")
+        """The configuration as it stands in a run folder, perhaps of an older version: what is missing has its default,
+        and what changes no results may be unknown."""
+        kept = {key: value for key, value in bound.items() if key not in RETIRED or RETIRED[key] != value}
+        known = {key: value for key, value in operational.items() if key in cls.model_fields}
+        return validated(cls, {**kept, **known}, "the run's configuration")
 
 
 def bound(default: Any, about: str, **limits: Any) -> Any:
@@ -191,6 +200,8 @@ def _problem(model: type[M], values: Mapping[str, Any], error: Mapping[str, Any]
         return why
     key = str(error["loc"][0])
     if key not in model.model_fields:
+        if issubclass(model, Room) and key in model.gone:
+            return f"{spelled(key)} is no key any more: {model.gone[key]}"
         near = difflib.get_close_matches(key[:64], model.model_fields, n=1, cutoff=0.0)[0]
         listed = "docs/configuration.md lists all"
         return f"unknown key {_short(spelled(key))}; the nearest known key is {spelled(near)}, {listed}"

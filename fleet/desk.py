@@ -1,8 +1,9 @@
 """What the parts of one worker share."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from fleet.blame import Blame
 from fleet.claims import Claims
 from fleet.events import Events
 from fleet.history import History
@@ -16,6 +17,7 @@ class Options:
     """How the loop behaves; nothing here changes what is made, but `quorum` and `grace_seconds`, which are bound."""
 
     launch: int = 0
+    makers: int = 0  # so many the launch was begun with, at least
     dead_seconds: float = 60.0  # a pulse that stands still for so long is a dead worker's
     poll_seconds: float = 0.13  # the longest pause between two looks at the bell
     tick_seconds: float = 5.0  # bell or not, look at everything so often
@@ -31,14 +33,18 @@ class Stopped(Exception):
     """The run cannot go on, or was asked not to; says why."""
 
 
+class Spent(Stopped):
+    """This process can make nothing more, but a new one in its place may; says why."""
+
+
 @dataclass(frozen=True)
 class Desk:
     store: Store
     host: Host
     history: History
     claims: Claims
+    blame: Blame
     pace: Pace
     events: Events
     options: Options
-    avoided: set[str] = field(default_factory=set)  # what this machine cannot make
-    own: set[str] = field(default_factory=set)  # members made here: their files are likely in this machine's memory
+    own: dict[str, bool]  # members made here: their files are likely in this machine's memory

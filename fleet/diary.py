@@ -1,4 +1,8 @@
-"""What workers noted in their event files, for the status. Anybody may have written there: every line is doubted."""
+"""What workers noted in their event files, for the status. Anybody may have written there: every line is doubted.
+
+A worker's clock may be a year off. Its notes tell how much later one came than another; when the last one was written,
+the disk tells, whose clock is the same for all.
+"""
 
 import contextlib
 import json
@@ -6,82 +10,169 @@ import math
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fleet import faults
 from fleet.store import Store
 
-_TAIL = 1 << 18  # so much of the end of a file is read
-_BAD = ("failed", "waits", "stopped", "suspects", "voided", "leaves to others")
+END = ".events"  # of the names of such files
+TAIL = 1 << 18  # so much of the end of a file is read
+SO_FAR = "so far"  # an event that sums up all before it
+_ERRORS = 8  # of one worker
+_SKEW = 30.0  # seconds that a clock may differ from the disk's before its moments are moved
+_BAD = ("failed", "waits", "stopped", "suspects", "voided", "leaves to others", "benched")
 
 Error = tuple[float, str, str]  # when, what and where, why
 
 
 @dataclass
 class Diary:
-    """One worker's recent past."""
+    """One worker: its past in sums, and what it did last."""
 
     name: str
     machine: str = ""
     launch: int = 0
     made: int = 0
-    rate: float = 0.0  # members a minute
     written: float = 0.0
     read: float = 0.0
     first: float = 0.0
     last: float = 0.0
     doing: str = ""
     ended: bool = False
-    errors: list[Error] = field(default_factory=list)
+    benched: str = ""  # why it leaves all work to others for a while
+    errors: list[Error] = field(default_factory=list)  # the last ones
 
+    @property
+    def rate(self) -> float:
+        """Members a minute."""
+        return 60 * self.made / max(1.0, self.last - self.first)
 
-def read_all(store: Store) -> list[Diary]:
-    names = [file.removesuffix(".events") for file in store.names("workers") if file.endswith(".events")]
-    return [read(name, recent_events(store.disk.root / "workers" / f"{name}.events")) for name in names]
-
-
-def read(name: str, events: list[dict[str, Any]]) -> Diary:
-    diary = Diary(name)
-    for event in events:
+    def take(self, event: dict[str, Any]) -> None:
+        """The next event."""
         what, id = str(event.get("what", "")), str(event.get("id", ""))
-        diary.last = number(event, "at")
-        diary.first = diary.first or diary.last
-        diary.doing, diary.ended = f"{what} {id}".strip(), what == "ended"
+        if what == SO_FAR:
+            return self._begin_at(event)
+        self.last = number(event, "at")
+        self.first = self.first or self.last
+        self.doing, self.ended = f"{what} {id}".strip(), what == "ended"
         if what == "started":
-            diary.machine, diary.launch = str(event.get("machine", "")), int(number(event, "launch"))
+            self.machine, self.launch = str(event.get("machine", "")), int(number(event, "launch"))
         if what == "made":
-            diary.made += 1
-            diary.written += number(event, "written")
-            diary.read += number(event, "read")
+            self.made += 1
+            self.written += number(event, "written")
+            self.read += number(event, "read")
+        if what in ("benched", "back", "started"):
+            self.benched = str(event.get("why", "")) if what == "benched" else ""
         if what in _BAD:
-            diary.errors.append((diary.last, diary.doing, str(event.get("why", ""))))
-    diary.rate = 60 * diary.made / max(1.0, diary.last - diary.first)
+            self.errors = [*self.errors, (self.last, self.doing, str(event.get("why", "")))][-_ERRORS:]
+
+    def add(self, other: "Diary") -> None:
+        """Of a worker that is gone, whose sums are found here from now on."""
+        self.made += other.made
+        self.written += other.written
+        self.read += other.read
+
+    def so_far(self) -> dict[str, Any]:
+        """What stands in the middle of a long file, so that nobody has to read what comes before."""
+        known = ("machine", "launch", "made", "written", "read", "first")
+        return {"what": SO_FAR, **{key: getattr(self, key) for key in known}}
+
+    def _begin_at(self, event: dict[str, Any]) -> None:
+        self.machine, self.launch = str(event.get("machine", "")), int(number(event, "launch"))
+        self.made, self.first = int(number(event, "made")), number(event, "first")
+        self.written, self.read = number(event, "written"), number(event, "read")
+
+
+@dataclass
+class _Page:
+    """How far a file was read."""
+
+    diary: Diary
+    offset: int = 0
+    rest: bytes = b""  # a line that was not whole yet
+    ahead: float = 0.0  # seconds: the worker's clock, of the disk's
+
+    def shown(self) -> Diary:
+        """By the disk's clock."""
+        d, off = self.diary, self.ahead
+        errors = [(at - off, what, why) for at, what, why in d.errors]
+        return replace(d, first=d.first - off, last=d.last - off, errors=errors) if off else d
+
+
+class Diaries:
+    """Of all workers whose notes lie in workers/. A look reads what is new, the first one the end of each file."""
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.bytes_read = store, 0
+        self._pages: dict[str, _Page] = {}
+
+    def look(self) -> list[Diary]:
+        files = [file for file in self.store.names("workers") if file.endswith(END)]
+        old, self._pages = self._pages, {}
+        for file in files:
+            page = self._pages[file] = old.get(file) or _Page(Diary(file.removesuffix(END)))
+            with contextlib.suppress(OSError):
+                self._read_on(page, self.store.disk.root / "workers" / file)
+        return [page.shown() for page in self._pages.values()]
+
+    def _read_on(self, page: _Page, path: Path) -> None:
+        with plain_file(path) as handle:
+            size, written = (seen := os.fstat(handle)).st_size, seen.st_mtime
+            if size < page.offset:  # another file of that name
+                page.diary, page.offset, page.rest = Diary(page.diary.name), 0, b""
+            begin = max(page.offset, size - TAIL)
+            data = (page.rest if begin == page.offset else b"") + os.pread(handle, size - begin, begin)
+            page.offset = size
+        self.bytes_read += size - begin
+        whole, _, page.rest = data.rpartition(b"\n")
+        page.rest = page.rest[-TAIL:]
+        for event in events_in(whole):
+            page.diary.take(event)
+        page.ahead = ahead(self.store.disk.root, page.diary.first, page.diary.last, written)
+
+
+def read(path: Path) -> Diary:
+    """One worker's, from the end of its file."""
+    diary, data = Diary(path.name.partition(".")[0]), b""
+    with contextlib.suppress(OSError), plain_file(path) as handle:
+        data = os.pread(handle, TAIL, max(0, os.fstat(handle).st_size - TAIL))
+    for event in events_in(data):
+        diary.take(event)
     return diary
 
 
-def recent_events(path: Path) -> list[dict[str, Any]]:
-    """The last events of a worker; lines that are not whole are passed over."""
-    found = []
-    for line in _tail(path).splitlines():
+def events_in(data: bytes) -> Iterator[dict[str, Any]]:
+    """Lines that are not whole are passed over."""
+    for line in data.splitlines():
         with contextlib.suppress(ValueError, RecursionError):
             event = json.loads(line)
             if isinstance(event, dict) and number(event, "at"):
-                found.append(event)
-    return found
+                yield event
+
+
+def ahead(run: Path, first: float, last: float, written: float) -> float:
+    """By how much a worker's clock is ahead of the disk's, if that is worth a thought and can be known: where files are
+    copies that have another time, the run lasted longer by its notes than by its files."""
+    off = last - written
+    with contextlib.suppress(OSError):
+        began = (run / "run.json").stat().st_mtime
+        return off if abs(off) > _SKEW and last - first <= written - began + _SKEW else 0.0
+    return 0.0
+
+
+def now(store: Store) -> float:
+    """The wall's time, or the disk's when this machine's clock is behind it."""
+    with contextlib.suppress(faults.Fault):
+        return max([store.host.stamp(), *(ns / 1e9 for ns in store.stamp("bell")[2:3])])
+    return store.host.stamp()
 
 
 def number(event: dict[str, Any], key: str) -> float:
     value = event.get(key)
     known = isinstance(value, (int, float)) and abs(value) < 1e15 and math.isfinite(value)
     return float(value) if known and value is not None else 0.0
-
-
-def _tail(path: Path) -> bytes:
-    with contextlib.suppress(OSError), plain_file(path) as handle:
-        size = os.fstat(handle).st_size
-        return os.pread(handle, _TAIL, max(0, size - _TAIL))
-    return b""
 
 
 @contextlib.contextmanager
@@ -94,8 +185,3 @@ def plain_file(path: Path) -> Iterator[int]:
         yield handle
     finally:
         os.close(handle)
-
-
-def plain(text: object, most: int = 200) -> str:
-    """Text from the disk, which anybody may have written: nothing that a terminal would obey."""
-    return "".join(c if c.isprintable() else " " for c in str(text)[:most])

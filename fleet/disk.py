@@ -81,6 +81,10 @@ class Disk:
         here = Path(f"/proc/{os.getpid()}/fd/{self._handle}")
         return (here if here.exists() else self.root) / name
 
+    def holds(self, path: object) -> bool:
+        """Whether a path that a library was given, and names in its error, is one of this folder's."""
+        return isinstance(path, str) and Path(path).is_relative_to(self.path(""))
+
     def forget(self, name: str) -> None:
         """Ask the kernel to drop its cached pages of a file, so that the next read comes from the disk."""
         with self._file(name) as handle:

@@ -16,33 +16,37 @@ class Elastic:
 
     def late(self) -> list[str]:
         """The slots to offer `closed` to."""
-        return [id for round in self.history.open_rounds() for id in self._late_in(round)]
+        rounds = self.history.open_rounds()
+        self._since = {round: since for round, since in self._since.items() if round in rounds}
+        return [id for round in rounds for id in self._late_in(round)]
 
     def _late_in(self, round: int) -> list[str]:
-        optional = [name(round, x.slot) for x in self.history.plans[round] if x.optional and _counts(round, x)]
+        optional = [name(round, x.slot) for x in self.history.plan(round) if x.optional and _counts(round, x)]
         out = [id for id in optional if not self.history.finished(id)]
-        good = [id for id in optional if id not in out and self.history[id]]
+        missing = set(out)
+        good = [id for id in optional if id not in missing and self.history[id]]
         if not out or len(good) < math.ceil(self.quorum * len(optional)):
             self._since.pop(round, None)
             return []
         if self.host.now() - self._since.setdefault(round, self.host.now()) < self.grace:
             return []
-        return [id for id in out if self._startable(id) and self._spared(id)]
+        needed = self._needed(round)
+        return [id for id in out if self._startable(id) and id not in needed]
 
     def _startable(self, id: str) -> bool:
         """Only what could have been made by now can be late."""
         return all(map(self.history.finished, self.history.recipe(id).parents))
 
-    def _spared(self, id: str) -> bool:
-        """Every planned recipe that uses it keeps a present parent of its kind: of the same round."""
-        users = [
-            recipe
-            for round in self.history.open_rounds()
-            for recipe in self.history.plans[round]
-            if id in recipe.parents
-        ]
-        beside = [[p for p in user.parents if p != id and place(p)[0] == place(id)[0]] for user in users]
-        return all(any(map(self._certain, parents)) for parents in beside)
+    def _needed(self, round: int) -> set[str]:
+        """What a planned recipe has to have: of its parents in this round, none is there or must be made."""
+        recipes = (recipe for each in self.history.open_rounds() for recipe in self.history.plan(each))
+        lists = {id(recipe.parents): recipe.parents for recipe in recipes}  # most are shared
+        return {
+            parent
+            for parents in lists.values()
+            if not any(self._certain(each) for each in parents if place(each)[0] == round)
+            for parent in parents
+        }
 
     def _certain(self, id: str) -> bool:
         """It is there, or it must be made."""

@@ -1,5 +1,6 @@
 """What a worker did, a line each, in a file of its own under workers/. For people and the status; never acted on."""
 
+import contextlib
 import logging
 import math
 import threading
@@ -7,8 +8,10 @@ from collections import deque
 from typing import Any
 
 from fleet import faults, strictjson
-from fleet.disk import Writer
+from fleet.diary import END, TAIL, Diary, read
+from fleet.disk import Disk, Writer
 from fleet.store import Store
+from fleet.wrong import cut
 
 _EVERY = 0.5  # seconds between two writes
 _KEPT = 1000  # lines that wait for a disk that takes no more
@@ -22,16 +25,24 @@ class Events:
     def __init__(self, store: Store) -> None:
         self.store = store
         self._file: Writer | None = None
+        self._disk: Disk | None = store.disk  # where that file is
         self._lines: list[str] = []
         self._lock = threading.Lock()  # the pulse's thread flushes, too, while a long recipe runs
         self._written = -math.inf
+        self._sums, self._since = Diary(store.name), 0  # bytes since they were last noted
+        self.begun = False
         self._torn = ""  # after a write that failed a new line begins
 
     def note(self, what: str, id: str = "", **more: Any) -> None:
+        more = {key: cut(value) if isinstance(value, str) else value for key, value in more.items()}
         line = {"at": round(self.store.host.stamp(), 3), "what": what, **({"id": id} if id else {}), **more}
         log.info("%s %s %s", what, id, " ".join(f"{k}={v}" for k, v in more.items()))
         with self._lock:
+            self._sums.take(line)
             self._lines.append(strictjson.text(line) + "\n")
+            self._since += len(self._lines[-1])
+            if self._since > TAIL // 4:
+                self._sum_up()
         if self.store.host.now() - self._written > _EVERY:
             self.flush()
 
@@ -43,13 +54,43 @@ class Events:
             return
         self._written = self.store.host.now()
         try:
-            self._file = self._file or self.store.disk.append(f"workers/{self.store.name}.events")
-            self._file.write((self._torn + "".join(lines)).encode())
+            self._open().write((self._torn + "".join(lines)).encode())
             self._torn = ""
         except faults.Fault:
             self._torn = "\n"
             with self._lock:
                 self._lines = (lines + self._lines)[-_KEPT:]
+
+    def inherit(self, gone: Diary) -> None:
+        """The sums of a worker whose notes nobody reads any more."""
+        with self._lock:
+            self._sums.add(gone)
+            self._sum_up()
+        self.flush()
+
+    def begin_anew(self) -> None:
+        """The file was put away as one of somebody who is gone: whoever did that has its sums."""
+        with self._lock:
+            gone, self._sums, self._disk = self._sums, Diary(self.store.name), None
+            self._sums.machine, self._sums.launch = gone.machine, gone.launch
+            self._sum_up()
+
+    def _sum_up(self) -> None:
+        self._since = 0
+        self._lines.append(strictjson.text({"at": round(self.store.host.stamp(), 3), **self._sums.so_far()}) + "\n")
+
+    def _open(self) -> Writer:
+        """Anew where the store has found the disk mounted anew: a dead mount may take what is written, and lose it."""
+        if self._file and self._disk is not self.store.disk:
+            with contextlib.suppress(faults.Fault):
+                self._file.close()
+            self._file = None
+        file = f"workers/{self.store.name}{END}"
+        if not self.begun:  # the name may have been used before
+            self._sums.add(read(self.store.disk.root / file))
+        self.begun, self._disk = True, self.store.disk
+        self._file = self._file or self._disk.append(file)
+        return self._file
 
 
 class Tail(logging.Handler):
@@ -60,4 +101,4 @@ class Tail(logging.Handler):
         self.lines = deque[str](maxlen=lines)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(self.format(record)[:2000])
+        self.lines.append(cut(self.format(record), 2000))

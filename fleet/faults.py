@@ -27,8 +27,13 @@ class Full(Fault):
     """No room, or over the quota."""
 
 
-class Denied(Fault):
-    """The disk refuses for a reason that will not go away by itself."""
+class Denied(Passing):
+    """The disk refuses: a server that was mounted read-only, a ticket that has run out, rights that were taken away.
+    Somebody mends that. Whom it refuses from the start is not made to wait: `Store.prove` tells."""
+
+
+class Unfit(Fault):
+    """What this disk cannot do, or not for this process: no waiting helps."""
 
 
 class Refused(Fault):
@@ -45,13 +50,22 @@ _KINDS: dict[int, type[Fault]] = {
             *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.EINTR, errno.EBUSY),
             *(errno.ENOTCONN, errno.ECONNRESET, errno.ECONNABORTED, errno.EHOSTDOWN, errno.EHOSTUNREACH),
             *(errno.ENETDOWN, errno.ENETUNREACH, errno.EPIPE, errno.ENOLCK, errno.ENOMEM, errno.EMFILE, errno.ENFILE),
+            *(errno.ECONNREFUSED, errno.ENETRESET, errno.ENONET, errno.ESHUTDOWN, errno.EPROTO, errno.ENOLINK),
+            *(errno.ENODEV, errno.ENOMEDIUM, errno.ENODATA, errno.ETIME, errno.EBADE, errno.EUCLEAN, errno.EBADMSG),
         ),
         Passing,
+    ),
+    **dict.fromkeys(
+        (
+            *(errno.EROFS, errno.EACCES, errno.EPERM),
+            *(errno.ENOKEY, errno.EKEYEXPIRED, errno.EKEYREVOKED, errno.EKEYREJECTED),
+        ),
+        Denied,
     ),
 }
 
 
 def named(error: OSError, name: str) -> Fault:
     """The fault that an operating system's error means."""
-    kind = _KINDS.get(error.errno or 0, Denied)
+    kind = _KINDS.get(error.errno or 0, Unfit)
     return kind(f"{name}: {error.strerror or error}")

@@ -1,37 +1,32 @@
-"""One worker's knowledge of a run: registers that it has seen. They never change, so it only grows.
+"""One worker's knowledge of a run: registers that it has seen. They never change, so what is known stays true.
 
 Seeing a name in a listing is enough to choose what to do next; whatever is acted on (a parent's files, a member's
 metrics, a round that is complete) is first made durable and read again.
+
+What is remembered does not grow with the run's age: the rounds that something may still be made in or need, round 0,
+and the last few others that somebody asked for. Any other round is read again when it is asked for.
 """
 
 import contextlib
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from fleet import faults, payload
+from fleet import faults, known, payload, summary
 from fleet.host import Host
-from fleet.recipe import AHEAD, Member, NotYet, Recipe, check, folder, from_json, name, place
+from fleet.known import Known, Outcome
+from fleet.recipe import AHEAD, Member, NotYet, Recipe, folder, name, place
 from fleet.run import open_run
 from fleet.slots import Slot, parse
 from fleet.store import Store
 
+BEHIND = 3  # finished rounds that are remembered: the parents of what is made, theirs, and theirs
+_BACK = 8  # older rounds that are remembered
 _ROUND = re.compile("[0-9]{5}")
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """A slot's done register: the member, and beside it what depends on the machine that made it."""
-
-    member: Member
-    version: int
-    attempt: str
-    files: payload.Files
-    why: str  # of an absent member
-    by: str
-    seconds: float
+T = TypeVar("T")
 
 
 def opened(folder: Path) -> "History":
@@ -47,106 +42,103 @@ class History:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.first = 0  # the first round that is not finished, as far as known
-        self.plans: dict[int, tuple[Recipe, ...]] = {}
-        self._recipes: dict[str, Recipe] = {}
-        self._origins: dict[str, str] = {}
-        self._made: dict[int, list[str]] = {}  # round -> the members that are really made there, not carried over
+        self.last = -1  # the last one that is planned
+        self._rounds: dict[int, Known] = {}  # old ones in the order in which they were used
+        self._again: set[int] = set()  # finished rounds of which something was voided since
         self._open: dict[str, Recipe] = {}  # planned, to be made, not finished
-        self._slots: dict[str, Slot] = {}
-        self._names: dict[int, set[str]] = {}
-        self._safe: dict[int, set[str]] = {}  # names that no crash of the server can take back
-        self._outcomes: dict[str, Outcome] = {}
+        self._recent: list[dict[str, Any]] = []
+        self._once: dict[tuple[str, int], Any] = {}
         self._probe = 0
 
     # -- what a strategy sees -----------------------------------------------------------------------------------------
 
     def __getitem__(self, id: str) -> Member:
-        if self.recipe(id).carried:
-            return replace(self[self.recipe(id).parents[0]], id=id)
-        return self.outcome(id).member
+        origin = self.origin(id)
+        member = self.outcome(origin).member
+        return member if origin == id else replace(member, id=id)
 
     def round(self, round: int) -> list[Member]:
-        return [self[name(round, recipe.slot)] for recipe in self.plan(round)]
+        self.look_back(round)
+        return [self[id] for id in [*self._known(round).recipes]]
 
     def plan(self, round: int) -> Sequence[Recipe]:
-        if round not in self.plans:
-            self.store.names(folder(round))  # shows what NFS would not, and refuses a link in the folder's place
-            try:
-                self.adopt(round, self.store.confirmed(f"{folder(round)}/plan"))
-            except faults.Missing:
-                raise NotYet(f"the plan of round {round}") from None
-        return self.plans[round]
+        return self._known(round).plan
+
+    def once(self, what: str, round: int, make: Callable[[], T]) -> T:
+        """What somebody makes of a finished round: asked for once, and remembered instead of the round."""
+        if not self._settled(round):
+            return make()
+        if (what, round) not in self._once:
+            self._once[what, round] = make()
+        found: T = self._once[what, round]
+        return found
 
     # -- what the worker sees -----------------------------------------------------------------------------------------
 
     def recipe(self, id: str) -> Recipe:
-        self.plan(place(id)[0])
-        if id not in self._recipes:
+        recipes = self._known(place(id)[0]).recipes
+        if id not in recipes:
             raise KeyError(f"{id}: no such slot in the plan of its round")
-        return self._recipes[id]
+        return recipes[id]
 
     def adopt(self, round: int, record: dict[str, Any]) -> None:
-        try:
-            recipes = tuple(from_json(value) for value in record["recipes"])
-            check(round, recipes)
-        except (KeyError, TypeError, ValueError) as error:
-            raise faults.Damaged(f"{folder(round)}/plan: {error}") from None
-        self.plans[round] = recipes
-        self._recipes.update((name(round, recipe.slot), recipe) for recipe in recipes)
-        self._made[round] = [name(round, recipe.slot) for recipe in recipes if not recipe.carried]
+        """Take in a plan."""
+        if round not in self._rounds:
+            self._rounds[round] = known.planned(round, record)
+            self.last = max(self.last, round)
         if round >= self.first:
             self._reconsider(round)
 
     def slot(self, id: str) -> Slot:
-        if id not in self._slots:
-            self._slots[id] = Slot()
-        return self._slots[id]
+        slots = self._known(place(id)[0]).slots
+        if id not in slots:
+            slots[id] = Slot()
+        return slots[id]
 
     def origin(self, id: str) -> str:
         """Where a member was made: elsewhere if it was carried over."""
-        if id not in self._origins:
-            recipe = self.recipe(id)
-            self._origins[id] = self.origin(recipe.parents[0]) if recipe.carried else id
-        return self._origins[id]
+        if not self.recipe(id).carried:
+            return id
+        origins = self._known(place(id)[0]).origins
+        if id not in origins:
+            origins[id] = self._origin(id)
+        return origins[id]
 
     def finished(self, id: str) -> bool:
         """There is an outcome, as far as the listings have shown."""
         origin = self.origin(id)
-        return origin not in self._open and (place(origin)[0] < self.first or self.slot(origin).finished)
+        return origin not in self._open and (self._settled(place(origin)[0]) or self.slot(origin).finished)
 
     def outcome(self, id: str) -> Outcome:
         """The record of a finished slot that was really made; for a carried one, look up `self[id].origin`."""
-        if id not in self._outcomes:
-            round, slot = place(id)
-            if round < self.first and round not in self._names:
-                self.scan(round)
-            version = self.slot(id).version
-            if not (round < self.first or self.finished(id)):
-                raise NotYet(id)
-            path = f"{folder(round)}/{slot}.{version}.done"
-            try:
-                self._secure(round, f"{slot}.{version}.done")
-                self._outcomes[id] = self._outcome(id, self.store.standing(path), version, path)
-            except faults.Missing:  # void, or taken back by a crash of the server, or not visible here yet
-                self.reopen(id)
-                raise NotYet(id) from None
-        return self._outcomes[id]
+        there = self._known(place(id)[0])
+        if id not in there.outcomes:
+            there.outcomes[id] = self._outcome(id, there)
+        return there.outcomes[id]
 
     def files(self, id: str) -> payload.Payload:
         """The files of a present member, wherever it was made."""
         outcome = self.outcome(self[id].origin)
         return payload.Payload(self.store, outcome.attempt, outcome.files)
 
+    def recent(self) -> dict[str, Any]:
+        """A dictionary by members' names, from which those disappear that nothing planned can reach any more."""
+        self._recent.append({})
+        return self._recent[-1]
+
     # -- looking ------------------------------------------------------------------------------------------------------
 
     def look(self, probe: int = 0) -> None:
         """Learn what is new in the rounds that are not finished; `probe` opens so many awaited names by hand."""
-        if not self.plans:
+        if self.last < 0:
             self._catch_up()
         self._adopt_plans(always=probe > 0)
         for round in self.open_rounds():
-            if round not in self._names or any(map(self._startable, self._made[round])):
+            there = self._known(round)
+            if there.names is None or any(map(self._startable, there.made)):
                 self.scan(round)
+        if probe:
+            self._look_behind()
         self._open_awaited(probe)
         while self._advance():
             pass
@@ -154,99 +146,197 @@ class History:
     def look_far(self) -> None:
         """For whoever looks seldom: one look goes no further than the plans that it begins with."""
         known = None
-        while known != (known := (self.first, len(self.plans))):
+        while known != (known := (self.first, self.last)):
             self.look(probe=4)
 
-    def open_rounds(self) -> range:
-        return range(self.first, max(self.plans, default=-1) + 1)
+    def look_back(self, round: int) -> None:
+        """For whoever wants all of a finished round: its summary, if there is one, spares opening each register."""
+        there = self._known(round)
+        if there.told is None and self._settled(round) and summary.NAME in (there.names or ()):
+            done, origins = summary.read(self.store, round)
+            there.told = {name(round, slot): each for slot, each in done.items()}
+            there.origins |= {name(round, slot): id for slot, id in origins.items()}
+
+    def sum_up(self, round: int) -> None:
+        """Spare others that: write the summary of a finished round, if there is none yet."""
+        there = self._known(round)
+        if self._settled(round) and summary.NAME not in (there.names or ()):
+            made = {place(id)[1]: self.outcome(id) for id in there.made}
+            origins = {place(id)[1]: self.origin(id) for id in there.recipes if id not in there.made}
+            done = {slot: (each.version, each.record) for slot, each in made.items()}
+            summary.write(self.store, round, done, origins)
+
+    def open_rounds(self) -> list[int]:
+        """Those that something may be made in: also old ones, if something of them was voided."""
+        return [*sorted(self._again), *range(self.first, self.last + 1)]
+
+    @property
+    def reach(self) -> int:
+        """The first of them."""
+        return min([self.first, *self._again])
 
     def open(self) -> list[tuple[str, Recipe]]:
         """Everything planned and not finished."""
         return list(self._open.items())
 
     @property
+    def begun(self) -> bool:
+        """Something was made."""
+        return self.reach > 0 or self.last >= 0 and any(map(self.finished, self._known(0).made))
+
+    @property
+    def ended(self) -> bool:
+        """The last plan says that nothing comes after it."""
+        return self.last >= 0 and not self.plan(self.last)
+
+    @property
     def over(self) -> bool:
-        return self.plans.get(self.first) == ()
+        return self.ended and self.first == self.last and not self._again
 
     def round_0_is_whole(self) -> bool:
         """It is kept for good: what was voided there when nobody waited for it any more is to be made again."""
-        self.plan(0)
+        there = self._known(0)
         self.scan(0)
-        void = [id for id in self._made[0] if not self.slot(id).finished]
+        void = [id for id in there.made if not self.slot(id).finished]
         for id in void:
             self.reopen(id)
         return not void
 
     def scan(self, round: int) -> set[str]:
         """List a round and take in the names that are new."""
-        known, listed = self._names.setdefault(round, set()), set(self.store.names(folder(round)))
-        new = listed - known
-        known |= new
-        for register in sorted(new):
-            self.saw(round, register)
+        listed = set(self.store.names(folder(round)))
+        self._take(round, listed)
         return listed
 
     def saw(self, round: int, register: str) -> None:
         """A register exists; its name says what it is about. Names that none of us writes are passed over."""
-        if (known := parse(register)) is None:
+        said = parse(register)
+        if said is None or (id := name(round, said.slot)) not in self._known(round).recipes:
             return
-        id = name(round, known.slot)
-        state = self.slot(id)
-        state.take(known)
-        if known.kind in ("done", "void"):
+        state, outcomes = self.slot(id), self._known(round).outcomes
+        state.take(said)
+        if id in outcomes and outcomes[id].version in state.void:  # the next version may be there already
+            del outcomes[id]
+        if said.kind in ("done", "void"):
             self._reopen(id) if not state.finished else self._open.pop(id, None)
 
-    def learn(self, id: str, record: dict[str, Any]) -> None:
-        """A register that this worker settled itself."""
-        version = self.slot(id).version
-        round, slot = place(id)
-        self._outcomes[id] = self._outcome(id, record, version, f"{folder(round)}/{slot}.{version}.done")
-        self._safe.setdefault(round, set()).update(self._names.get(round, ()))  # it was synced with them
-        self.saw(round, f"{slot}.{version}.done")
+    def learn(self, id: str, version: int, record: dict[str, Any]) -> None:
+        """A register that this worker settled itself; perhaps of a version that is void by now."""
+        round = place(id)[0]
+        there = self._known(round)
+        if version == self.slot(id).version:
+            there.outcomes[id] = known.outcome(id, self.recipe(id), record, version)
+        there.safe.update(there.names or ())  # it was synced with them
+        self.saw(round, known.done(id, version).rpartition("/")[2])
 
     def reopen(self, id: str) -> None:
-        """The outcome that was known is void: its round is not finished any more."""
-        self._outcomes.pop(id, None)
+        """The outcome that was known is void: it is to be made again, however old its round is."""
         round = place(id)[0]
-        again = range(round, self.first)
-        for each in again:
-            self.plan(each)
-        self.first = min(self.first, round)
-        for each in again:
-            self._reconsider(each)
+        self._known(round).outcomes.pop(id, None)
+        self._once.clear()
+        if round < self.first:
+            self._again.add(round)
         self.forget(round)
 
     def forget(self, round: int) -> None:
         """Look at a round afresh."""
-        self._names.pop(round, None)
-        self._safe.pop(round, None)
-        for id in self._made[round]:
-            self._slots.pop(id, None)
-        if round >= self.first:
+        self._known(round).forget()
+        if not self._settled(round):
             self._reconsider(round)
         self.scan(round)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
+    def _known(self, round: int) -> Known:
+        if round not in self._rounds:
+            self._load(round)
+        elif round < self.first - BEHIND:
+            self._rounds[round] = self._rounds.pop(round)  # now it is the last one that was used
+        return self._rounds[round]
+
+    def _load(self, round: int) -> None:
+        listed = self.store.names(folder(round))  # shows what NFS would not, and refuses a link in the folder's place
+        look = self.store.standing if self._settled(round) else self.store.confirmed
+        try:
+            self.adopt(round, look(f"{folder(round)}/plan"))
+        except faults.Missing:
+            raise NotYet(f"the plan of round {round}") from None
+        if round < self.first:
+            self._take(round, set(listed))
+            self._let_go(round)
+
+    def _let_go(self, wanted: int = -1) -> None:
+        """Of old rounds only those are remembered in which carried members were made, and the last ones used."""
+        near = [each for round, each in self._rounds.items() if round >= self.first - BEHIND]
+        kept = {0, wanted, *self._again, *(place(id)[0] for each in near for id in each.origins.values())}
+        old = [round for round in self._rounds if round < self.first - BEHIND and round not in kept]
+        for round in old[:-_BACK]:
+            del self._rounds[round]
+
+    def _settled(self, round: int) -> bool:
+        """All of it is finished, and can be relied on."""
+        return round < self.first and round not in self._again
+
+    def _origin(self, id: str) -> str:
+        """Step by step: a member may have been carried over for thousands of rounds."""
+        while (recipe := self.recipe(id)).carried:
+            round = place(id)[0]
+            self.look_back(round)
+            id = self._known(round).origins.get(id, recipe.parents[0])
+        return id
+
+    def _outcome(self, id: str, there: Known) -> Outcome:
+        round = place(id)[0]
+        version = self.slot(id).version
+        if not (self._settled(round) or self.finished(id)):
+            raise NotYet(id)
+        if self._settled(round) and (told := (there.told or {}).get(id)) and told[0] == version:
+            return known.outcome(id, self.recipe(id), told[1], version)
+        path = known.done(id, version)
+        try:
+            self._secure(round, path.rpartition("/")[2])
+            return known.outcome(id, self.recipe(id), self.store.standing(path), version)
+        except faults.Missing:  # void, or taken back by a crash of the server, or not visible here yet
+            self.reopen(id)
+            raise NotYet(id) from None
+
+    def _take(self, round: int, listed: set[str]) -> None:
+        there = self._known(round)
+        new = listed - (there.names or set())
+        there.names = (there.names or set()) | new
+        for register in sorted(new):
+            self.saw(round, register)
+
     def _advance(self) -> bool:
-        """Go past the first open round if it is finished."""
-        done = bool(self.plans.get(self.first)) and not any(id in self._open for id in self._made[self.first])
-        if moved := done and self._durable(self.first):
+        """Go past the first open round if it is finished; and past older ones that were open again."""
+        for round in sorted(self._again):
+            if self._complete(round):
+                self._again.discard(round)
+        if moved := self.first <= self.last and bool(self.plan(self.first)) and self._complete(self.first):
             self.first += 1
+            self._let_go()
+            limit = self.reach - BEHIND
+            for each in self._recent:
+                for id in [id for id in each if place(id)[0] < limit]:
+                    del each[id]
         return moved
+
+    def _complete(self, round: int) -> bool:
+        return not any(id in self._open for id in self._known(round).made) and self._durable(round)
 
     def _startable(self, id: str) -> bool:
         """Not finished, and its parents are: where nothing is so, a listing can show nothing new."""
         return id in self._open and all(map(self.finished, self._open[id].parents))
 
     def _reconsider(self, round: int) -> None:
-        for id in self._made[round]:
+        for id in self._known(round).made:
             self._reopen(id)
 
     def _reopen(self, id: str) -> None:
         """Put a recipe among those to be made, if it is one of an open round and not finished."""
-        if id in self._recipes and place(id)[0] >= self.first and not self.slot(id).finished:
-            self._open[id] = self._recipes[id]
+        recipe = self._known(place(id)[0]).recipes.get(id)
+        if recipe and not self._settled(place(id)[0]) and not self.slot(id).finished:
+            self._open[id] = recipe
 
     def _catch_up(self) -> None:
         """A late worker needs no more than the last rounds: a plan stands only when the rounds AHEAD of it are done."""
@@ -261,17 +351,16 @@ class History:
                 for earlier in range(self.first, round):
                     self.plan(earlier)
             except (NotYet, faults.Fault):  # begin again rather than know a later plan without an earlier one
-                self.plans.clear()
+                self.last = -1
+                self._rounds.clear()
                 self._open.clear()
                 raise
             return
 
     def _adopt_plans(self, always: bool) -> None:
         """The folder of the next round is made with the plan before it, so that a listing of it shows the plan."""
-        while True:
-            following = max(self.plans, default=-1) + 1
-            if self.plans.get(following - 1) == () or following > self.first + AHEAD:
-                return
+        while not self.ended and self.last < self.first + AHEAD:
+            following = self.last + 1
             if "plan" not in self.store.names(folder(following)) and not always:
                 return
             try:
@@ -279,50 +368,42 @@ class History:
             except NotYet:
                 return
 
+    def _look_behind(self) -> None:
+        """What is needed of finished rounds may have been voided by somebody: then all are to make it again."""
+        needed = {self.origin(parent) for recipe in self._open.values() for parent in recipe.parents}
+        needed = {id for id in needed if self._settled(place(id)[0])}
+        for round in {place(id)[0] for id in needed}:
+            self.scan(round)
+        for id in needed:
+            slot, outcomes = self.slot(id), self._known(place(id)[0]).outcomes
+            if slot.version and not slot.finished:
+                self.reopen(id)
+            elif id in outcomes and outcomes[id].version != slot.version:
+                del outcomes[id]
+
     def _open_awaited(self, count: int) -> None:
         """Some disks list late what they would open at once: try a few names, in turn."""
         awaited = [id for id in self._open if self._startable(id)] if count else []
         for id in (awaited[(self._probe + i) % len(awaited)] for i in range(min(count, len(awaited)))):
-            (round, slot), version = place(id), self.slot(id).version
+            path = known.done(id, self.slot(id).version)
             try:
-                self.store.read(f"{folder(round)}/{slot}.{version}.done")
+                self.store.read(path)
             except faults.Missing:
                 continue
-            self.saw(round, f"{slot}.{version}.done")
+            self.saw(place(id)[0], path.rpartition("/")[2])
         self._probe += count
 
     def _secure(self, round: int, register: str) -> None:
         """What was seen before the folder was synced is there to stay; only then is it read to be acted on."""
-        if round >= self.first and register not in self._safe.setdefault(round, set()):
+        there = self._known(round)
+        if not self._settled(round) and register not in there.safe:
             self.store.sync(folder(round))
-            self._safe[round].update(self._names.get(round, ()), [register])
+            there.safe.update(there.names or (), [register])
 
     def _durable(self, round: int) -> bool:
         """A complete round leads to planning and pruning: make sure that no crash can take an outcome back."""
         self.store.sync(folder(round))
-        listed = self.scan(round)
-        if not listed >= {f"{place(id)[1]}.{self.slot(id).version}.done" for id in self._made[round]}:
+        listed, made = self.scan(round), self._known(round).made
+        if not listed >= {known.done(id, self.slot(id).version).rpartition("/")[2] for id in made}:
             self.forget(round)
-        return not any(id in self._open for id in self._made[round])
-
-    def _outcome(self, id: str, record: dict[str, Any], version: int, path: str) -> Outcome:
-        recipe = self.recipe(id)
-        try:
-            files = payload.files_of(record["files"])
-            digests = {name: sha for name, (_, sha) in files.items()}
-            if not isinstance(record["metrics"], dict) or not isinstance(record["attempt"], str):
-                raise ValueError("metrics or attempt have another shape")
-            if record["attempt"] and not payload.NAME.fullmatch(record["attempt"]):
-                raise ValueError(f"attempt {record['attempt']!r}")
-            member = Member(id, id, recipe, record["metrics"], digests, str(record["absent"]))
-            return Outcome(
-                member,
-                version,
-                record["attempt"],
-                files,
-                str(record["why"]),
-                str(record["by"]),
-                float(record["seconds"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise faults.Damaged(f"{path}: {error}") from None
+        return not any(id in self._open for id in made)

@@ -1,5 +1,6 @@
 """What a process knows of the machine it runs on: a clock, sleep, threads, fresh names, who is still alive."""
 
+import math
 import os
 import socket
 import threading
@@ -7,6 +8,8 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+
+_TICK = 0.5  # seconds
 
 Identity = tuple[str, int, int, str]  # boot id, pid namespace, pid, start time: no second process ever has the same
 
@@ -19,6 +22,8 @@ class Host:
         self._stop = threading.Event()
         pid = os.getpid()
         self.identity: Identity = (_boot(), os.stat("/proc/self/ns/pid").st_ino, pid, _born(pid))
+        self._ticked, self._stood = math.inf, 0.0  # when it was last known to run, and for how long it did not
+        self._clock = threading.Lock()
 
     @property
     def stopping(self) -> bool:
@@ -30,7 +35,25 @@ class Host:
 
     def now(self) -> float:
         """Seconds on this process's own clock; never compared with another's."""
-        return time.monotonic()
+        with self._clock:
+            return time.monotonic() - self._stood - self._standing()
+
+    def keep_time(self) -> None:
+        """From now on the clock stands still while the process does (stopped, frozen, a machine that swaps): what it
+        did not look at meanwhile must not seem to have kept silent, or to be late, for so long."""
+        self._ticked = time.monotonic()
+        self.background(self._tick)
+
+    def _tick(self) -> None:
+        while True:
+            time.sleep(_TICK)
+            with self._clock:
+                self._stood += self._standing()
+                self._ticked = time.monotonic()
+
+    def _standing(self) -> float:
+        """For how long it has not run since the last tick, beyond what a busy machine may do."""
+        return max(0.0, time.monotonic() - self._ticked - 2 * _TICK)
 
     def stamp(self) -> float:
         """Wall time, for people to read; nothing is decided by it."""
@@ -39,6 +62,10 @@ class Host:
     def sleep(self, seconds: float) -> None:
         """Sleep, unless asked to stop meanwhile."""
         self._stop.wait(seconds)
+
+    def pause(self, seconds: float) -> None:
+        """Sleep in any case."""
+        time.sleep(seconds)
 
     def background(self, function: Callable[[], None]) -> None:
         threading.Thread(target=function, daemon=True).start()

@@ -1,20 +1,22 @@
 """Launches: each start of a run has a number; orders to its workers are registers that name it."""
 
+import contextlib
 import re
 from typing import Any
 
 from fleet import faults
 from fleet.store import Store, Value
+from fleet.wrong import cut
 
 _NAME = re.compile(r"([0-9]{5})\.(start|stop)")
 
 
-def begin(store: Store, operational: dict[str, Any], code: str = "", command: str = "") -> int:
-    """Register a new launch, with the settings that do not change results, its code's hash, and for people the command
-    that was given; returns its number."""
+def begin(store: Store, operational: dict[str, Any], code: str = "", command: str = "", makers: int = 0) -> int:
+    """Register a new launch, with the settings that do not change results, its code's hash, how many makers are started
+    at least, and for people the command that was given; returns its number."""
     number = latest(store) + 1
     token = store.host.token()
-    record = {"by": token, "operational": operational, "code": code, "command": command}
+    record = {"by": token, "operational": operational, "code": code, "command": command, "makers": makers}
     while store.settle(path(number, "start"), record)["by"] != token:
         number += 1
     return number
@@ -32,14 +34,22 @@ def settings(store: Store, launch: int) -> dict[str, Any]:
     return found
 
 
+def makers(store: Store, launch: int) -> int:
+    """How many it was begun with, at least; nobody knows of a launch that is not there."""
+    with contextlib.suppress(faults.Missing):
+        found = store.confirmed(path(launch, "start")).get("makers")
+        return found if isinstance(found, int) else 0
+    return 0
+
+
 def stop(store: Store, launch: int, why: str) -> Value:
     """Ask the workers of this launch and of earlier ones to end; a later launch goes on."""
-    return store.settle(path(launch, "stop"), {"by": store.name, "why": why})
+    return store.settle(path(launch, "stop"), {"by": store.name, "why": cut(why)})
 
 
 def end(store: Store, why: str) -> Value:
     """The run is over for good, wherever it has got to."""
-    return store.settle("launches/end", {"by": store.name, "why": why})
+    return store.settle("launches/end", {"by": store.name, "why": cut(why)})
 
 
 def ended(store: Store) -> bool:

@@ -15,14 +15,16 @@ from fleet import faults, launches, status
 from fleet.config import FleetConfig, Wrong
 from fleet.history import History
 from fleet.host import Host
+from fleet.plain import plain, say
 from fleet.processes import keeper_of, process, this_command, this_script
 from fleet.progress import Progress
 from fleet.recipe import NotYet
 from fleet.run import create_run, open_run
-from fleet.seats import Seat, ending
+from fleet.seats import Memory, Seat, ending
 from fleet.store import Store
 
 _REST = 60.0  # seconds that a sink has for what it did not take at the end
+_LATER = 10.0  # seconds until a process that could not be started is tried again
 _SHOWN = 16  # members of the last round that are worth a line
 _GONE = ", but the disk that holds it is not mounted there any more: mount it again"
 
@@ -57,11 +59,12 @@ class Place(Seat):
     """A seat with the process that sits there."""
 
     process: Process | None = None
+    said: str = ""  # how the last one ended
 
     @property
     def fate(self) -> str:
         row = f", {self.crashes} times in a row" if self.crashes > 1 else ""
-        return f"worker {self.number} {ending(self.code or 0)}{row}"
+        return f"worker {self.number} {self.said or ending(self.code or 0)}{row}"
 
 
 class Starter:
@@ -70,32 +73,34 @@ class Starter:
         self.config, self.count = config, workers or config.num_machines
         self.base = (where / config.base_dir).resolve()
         self.folder = self.base / config.project_name
-        self._signals = self._passed_on = 0
+        self._signals = self._passed_on = self._launch = 0
+        self._memory = Memory()
         self._log: IO[bytes] | None = None
         self.over = False
 
     def run(self) -> int:
         """Start or go on, until the run is over; the exit code says how it went."""
-        store, new = create_run(self.base, self.config.project_name, self.config.bound(), self.host)
+        bound, room = self.config.bound(), type(self.config)
+        store, new = create_run(self.base, self.config.project_name, bound, self.host, room)
         history = History(store)
         history.look_far()
-        print(f"{'New run' if new else 'Going on with the run'} {self.folder}", flush=True)
+        say(f"{'New run' if new else 'Going on with the run'} {self.folder}")
         if history.over:
-            print("The run is over already. Another one needs another folder: another PROJECT_NAME, or --out.")
+            say("The run is over already. Another one needs another folder: another PROJECT_NAME, or --out.")
             self._log_the_rest(history)
             return self._result(history)
         if why := launches.ordered(store, sys.maxsize):
-            print(f"{why[0].upper()}{why[1:]}.")
+            say(f"{why[0].upper()}{plain(why[1:], 1000)}.")
             return 0
-        launch = launches.begin(store, self.config.operational(), command=this_command())
+        self._launch = launches.begin(store, self.config.operational(), command=this_command(), makers=self.count)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._signal)
-        log = self.folder / "workers" / f"local-{launch}.log"
-        print(f"{self.count} worker{'s' * (self.count > 1)}; what they say: {log}", flush=True)
-        with open(log, "a+b", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o640)) as self._log:
-            seats = [Place(n) for n in range(self.count)]
-            self._work(seats, history)
-            return self._report(store, history, launch, seats)
+        log = self.folder / "workers" / f"local-{self._launch}.log"
+        say(f"{self.count} worker{'s' * (self.count > 1)}; what they say: {log}")
+        self._log = open(log, "a+b", 0, opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o640))
+        seats = [Place(n) for n in range(self.count)]
+        self._work(seats, history)
+        return self._report(store, history, seats)
 
     def _work(self, seats: list[Place], history: History) -> None:
         progress = self.view(history, self.config.max_generations)
@@ -111,7 +116,11 @@ class Starter:
 
     def _sit(self, seat: Place) -> None:
         name = f"{self.title(seat.number)}-{seat.number}-{self.host.token()[:8]}"
-        seat.process = self.hired(name)
+        try:
+            seat.process = self.hired(name)
+        except OSError as error:  # no memory for another process just now
+            say(f"worker {seat.number} cannot be started: {error}; tried again in {_LATER:g} s")
+            seat.again_at = self.host.now() + _LATER
         seat.started = self.host.now()
 
     def title(self, number: int) -> str:
@@ -119,7 +128,7 @@ class Starter:
         return "local"
 
     def hired(self, name: str) -> Process:
-        return Local(process(self.script(), name, self.folder, self.config.threads, self._log))
+        return Local(process(self.script(), name, self.folder, self._launch, self.config.threads, self._log))
 
     def script(self) -> list[str]:
         return this_script()
@@ -127,6 +136,7 @@ class Starter:
     def _check(self, seat: Place) -> None:
         """A worker that was killed gets a successor, with a growing pause when it died at once."""
         now = self.host.now()
+        self._memory.look(now)
         if seat.process is None:
             if seat.code is None and now >= (seat.again_at or 0.0):
                 self._sit(seat)
@@ -134,11 +144,11 @@ class Starter:
         if (code := seat.process.poll()) is None:
             return
         seat.process.close()
-        seat.process = None
+        seat.process, seat.said = None, self._memory.ending(code, now)
         if seat.ended(code, now, self.config.restarts, leaving=bool(self._signals)):
-            print(f"worker {seat.number} {ending(code)}; another takes its place", flush=True)
+            say(f"worker {seat.number} {seat.said}; another takes its place")
         elif code == 2:
-            print(f"worker {seat.number} ended with code 2; its place stays empty", flush=True)
+            say(f"worker {seat.number} ended with code 2; its place stays empty")
 
     # -- ending --------------------------------------------------------------------------------------------------------
 
@@ -150,7 +160,7 @@ class Starter:
         if self._signals == self._passed_on:
             return
         if self._passed_on == 0:
-            print("\nStopping at the next step; work in progress is kept. Ctrl-C again stops at once.", flush=True)
+            say("\nStopping at the next step; work in progress is kept. Ctrl-C again stops at once.")
         self._passed_on = self._signals
         for seat in seats:
             if seat.process and self._signals == 1:
@@ -160,22 +170,22 @@ class Starter:
             elif seat.code is None:
                 seat.code = 130
 
-    def _report(self, store: Store, history: History, launch: int, seats: list[Place]) -> int:
+    def _report(self, store: Store, history: History, seats: list[Place]) -> int:
         with contextlib.suppress(faults.Passing, NotYet):
             history.look_far()
         if history.over:
             return self._result(history)
         if self._signals:
-            print(f"Stopped in round {max(0, history.first)}. The same command goes on from here.")
+            say(f"Stopped in round {max(0, history.first)}. The same command goes on from here.")
             return 130
-        if why := launches.ordered(store, launch):
-            print(f"The run stopped: {why}", file=sys.stderr)
+        if why := launches.ordered(store, self._launch):
+            say(f"The run stopped: {plain(why, 1000)}", file=sys.stderr)
             if launches.ended(store):
                 return 1
         else:
-            print("All workers ended before the run was over:", file=sys.stderr)
-            print(*(f"  {seat.fate}" for seat in seats[:_SHOWN]), *self._last_words(), sep="\n", file=sys.stderr)
-        print(f"Their log: {getattr(self._log, 'name', '')}\nThe same command goes on from here.", file=sys.stderr)
+            say("All workers ended before the run was over:", file=sys.stderr)
+            say(*(f"  {seat.fate}" for seat in seats[:_SHOWN]), *self._last_words(), sep="\n", file=sys.stderr)
+        say(f"Their log: {getattr(self._log, 'name', '')}\nThe same command goes on from here.", file=sys.stderr)
         return 1
 
     def _log_the_rest(self, history: History) -> None:
@@ -188,25 +198,28 @@ class Starter:
     def _last_words(self, most: int = 8) -> list[str]:
         """What the log says besides the usual; through its handle, since the disk may not be mounted here any more."""
         assert self._log
-        cut = self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - (1 << 16))) > 0
-        lines = self._log.read().decode(errors="replace").splitlines()[cut:]
+        try:
+            cut = self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - (1 << 16))) > 0
+            lines = self._log.read().decode(errors="replace").splitlines()[cut:]
+        except OSError as error:  # the handle has died with its mount
+            return [f"  {error.strerror}"]
         unusual = [line for line in lines if " INFO " not in line and " DEBUG " not in line]
-        return [f"  {line[:500]}" for line in unusual[-most:]]
+        return [f"  {plain(line, 500)}" for line in unusual[-most:]]
 
     def _result(self, history: History) -> int:
         self.over = True
         last = history.first - 1
         members = history.round(last) if last >= 0 and self.view.names_members else []
-        print(f"The run is over after {max(0, last)} rounds.{' Its last round:' if members else ''}")
+        say(f"The run is over after {max(0, last)} rounds.{' Its last round:' if members else ''}")
         for member in members[-_SHOWN:]:
             try:
                 where = f"files/{history.outcome(member.origin).attempt}" if member.digests else member.absent
             except (NotYet, faults.Fault, KeyError):
                 where = ""
-            print(f"  {member.id}  {status.metrics_text(member.metrics)}  {where}".rstrip())
+            say(f"  {member.id}  {status.metrics_text(member.metrics)}  {where}".rstrip())
         if len(members) > _SHOWN:
-            print(f"  and {len(members) - _SHOWN} more before these")
-        print(f"Everything is in {self.folder}{'' if self._mounted(history.store) else _GONE}")
+            say(f"  and {len(members) - _SHOWN} more before these")
+        say(f"Everything is in {self.folder}{'' if self._mounted(history.store) else _GONE}")
         return 0
 
     def _mounted(self, store: Store) -> bool:

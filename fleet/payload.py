@@ -15,6 +15,7 @@ from fleet.store import Store
 
 Files = dict[str, tuple[int, str]]  # name -> size, sha256
 
+_VERIFIED = 4096  # files that a process remembers to be right
 SNAPSHOT = "snapshot."  # so begin the names of the files that are not the member's own
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
@@ -48,6 +49,16 @@ class Draft:
         self._folder()
         self._foreign.add(name)
         return self.store.disk.path(f"{self.place}/{name}")
+
+    @contextlib.contextmanager
+    def folder(self) -> Iterator[Path]:
+        """For libraries that write several files: what lies in the attempt's own folder at the end is the member's.
+        Of a maker that is killed nothing is left but the attempt, which is found by its name."""
+        self._folder()
+        yield self.store.disk.path(self.place)
+        for name in self.store.names(self.place):
+            if not name.startswith(SNAPSHOT) and name not in self._digests:
+                self.path(name)
 
     def seal(self) -> Files:
         """Everything on the disk, durable, with its checksums."""
@@ -135,9 +146,13 @@ class Payload:
 
     def path(self, name: str) -> Path:
         place = self._place(name)
-        if place not in self.store.verified:
+        verified = self.store.verified
+        if place not in verified:
             _compare(place, hash_of(self.store, place), self.files[name])
-            self.store.verified.add(place)
+        verified.pop(place, None)
+        verified[place] = True  # the last one that was used
+        if len(verified) > _VERIFIED:
+            del verified[next(iter(verified))]
         return self.store.disk.path(place)
 
     def check(self, fresh: bool = False) -> None:

@@ -4,21 +4,21 @@ import contextlib
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from fleet import faults, payload
 from fleet.history import History
-from fleet.recipe import AHEAD, NotYet, Recipe, Strategy, check, folder, name, place, to_json
-from fleet.store import Store
+from fleet.plans import recipes_in, record_of
+from fleet.recipe import AHEAD, NotYet, Recipe, Strategy, Unplannable, check, folder, name, place
+from fleet.store import Store, Value
 
-_ATTEMPT = re.compile(r"([0-9]{5})\.([a-z0-9][a-z0-9_-]{0,63})\.([0-9]{1,5})\.[^.]+")
+ATTEMPT = re.compile(r"([0-9]{5})\.([a-z0-9][a-z0-9_-]{0,63})\.([0-9]{1,5})\.[^.]+")
 
 
 def plannable(history: History) -> int | None:
     """The next round without a plan, if it is near enough to be planned."""
-    round = max(history.plans, default=-1) + 1
-    ended = history.plans.get(round - 1) == ()
-    return None if ended or round > history.first + AHEAD else round
+    near = history.last < history.first + AHEAD
+    return history.last + 1 if near and not history.ended else None
 
 
 def plan_ahead(store: Store, strategy: Strategy, history: History) -> tuple[int, str]:
@@ -29,27 +29,36 @@ def plan_ahead(store: Store, strategy: Strategy, history: History) -> tuple[int,
             recipes = strategy.plan(round, history)
         except NotYet as waiting:
             return planned, str(waiting)
-        check(round, recipes)
-        for each in (round, round + 1):  # the next round's too, so that looking for its plan is a short listing
-            store.folder(folder(each))
-        record = store.settle(f"{folder(round)}/plan", {"by": store.name, "recipes": [*map(to_json, recipes)]})
+        record = _settled(store, round, recipes)
         history.adopt(round, record)
         planned += record.get("by") == store.name
     return planned, ""
 
 
+def _settled(store: Store, round: int, recipes: Sequence[Recipe]) -> Value:
+    """What stands as a round's plan; nothing is offered that others could not read."""
+    try:
+        record = {"by": store.name, **record_of(recipes)}
+        check(round, recipes_in(record))
+        for each in (round, round + 1):  # the next round's too, so that looking for its plan is a short listing
+            store.folder(folder(each))
+        return store.settle(f"{folder(round)}/plan", record)
+    except ValueError as error:
+        raise Unplannable(f"this run cannot go on: {error}") from error
+
+
 def prune(store: Store, history: History) -> None:
     """Remove what no recipe can need any more: old rounds, and attempts that came to nothing."""
-    limit = history.first - 2  # the parents of the first open round, and theirs, from which damage is repaired
-    kept, attempts = _carried(history, limit), defaultdict[str, list[tuple[str, int]]](list)
+    limit = history.reach - 2  # the parents of the first open round, and theirs, from which damage is repaired
+    kept, attempts = _carried(history), defaultdict[str, list[tuple[str, int]]](list)
     for attempt in store.names("files"):
-        if match := _ATTEMPT.fullmatch(attempt):
+        if match := ATTEMPT.fullmatch(attempt):
             attempts[name(int(match[1]), match[2])].append((attempt, int(match[3])))
     for id, found in attempts.items():
         if 0 < place(id)[0] < limit and id not in kept:
             useless = [attempt for attempt, _ in found]
         else:
-            useless = _beaten(history, id, found) if len(found) > 1 else []
+            useless = _beaten(history, id, found) if len(found) > 1 or history.over else []
         for attempt in useless:
             payload.drop(store, attempt)
 
@@ -76,7 +85,7 @@ def _beaten(history: History, id: str, attempts: list[tuple[str, int]]) -> list[
     """Attempts that lost to the one whose register stands, or whose version is void. Those at a later version than the
     one known here are left alone: somebody else knows more."""
     try:
-        if place(id)[0] not in history.plans or not history.finished(id):
+        if place(id)[0] > history.last or not history.finished(id):
             return []
         outcome = history.outcome(id)
     except (KeyError, NotYet):
@@ -84,11 +93,9 @@ def _beaten(history: History, id: str, attempts: list[tuple[str, int]]) -> list[
     return [attempt for attempt, version in attempts if version <= outcome.version and attempt != outcome.attempt]
 
 
-def _carried(history: History, limit: int) -> set[str]:
+def _carried(history: History) -> set[str]:
     """Where the members that were carried into the rounds still in reach were made."""
-    rounds = range(max(0, limit), max(history.plans, default=-1) + 1)
-    return {history.origin(id) for round in rounds for id in _carried_in(round, history.plan(round))}
-
-
-def _carried_in(round: int, recipes: Iterable[Recipe]) -> list[str]:
-    return [name(round, recipe.slot) for recipe in recipes if recipe.carried]
+    rounds = {near for round in history.open_rounds() for near in range(max(0, round - 2), round + 1)}
+    return {
+        history.origin(name(round, recipe.slot)) for round in rounds for recipe in history.plan(round) if recipe.carried
+    }

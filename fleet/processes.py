@@ -1,6 +1,5 @@
 """A run's own processes: workers, and the loggers beside them. How they are started, and what they are then."""
 
-import logging
 import os
 import re
 import shlex
@@ -12,16 +11,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fleet import gpus, launches
+from fleet import gpus, launches, results
 from fleet.config import FleetConfig, Wrong
-from fleet.desk import Options, Stopped
-from fleet.diary import plain
+from fleet.desk import Options, Spent, Stopped
 from fleet.history import History
 from fleet.host import Host
 from fleet.method import Method
-from fleet.metrics import logger, sinks
+from fleet.metrics import logger
 from fleet.metrics.keeper import Keeper
+from fleet.metrics.sink import Home
+from fleet.plain import log_plainly, plain, say
 from fleet.run import open_run
+from fleet.seats import SPENT
 from fleet.store import Store
 from fleet.worker import Worker
 
@@ -47,19 +48,21 @@ def work(methods: Mapping[str, Method[Any]], name: str, folder: Path, leash: boo
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name):
         raise Wrong(f"{name!r} cannot be a worker's name: letters, digits, '-' and '_'")
     host = Host()
+    host.keep_time()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: host.stop())
     if leash:
         threading.Thread(target=_hold_leash, args=(host,), daemon=True).start()
     store, method, config, launch = _run_in(folder, host, name, methods, launch)
-    worker = Worker(store, method.strategy(config), method.maker(config), options(config, launch), method.report)
+    how = options(config, launch, launches.makers(store, launch))
+    worker = Worker(store, method.strategy(config), method.maker(config), how, method.report)
     keeper = keeper_of(folder, host, name, this_script(), config, worker.noted, launch)
     keeper.start()
     try:
         return {"over": 0, "interrupted": 130}[worker.run()]
     except Stopped as why:
-        print(f"{name}: {plain(why, 1000)}", file=sys.stderr)
-        return 3
+        say(f"{name}: {plain(why, 1000)}", file=sys.stderr)
+        return SPENT if isinstance(why, Spent) else 3
     finally:
         keeper.end(worker.history.first, worker.history.over)
 
@@ -71,7 +74,7 @@ def log_to(methods: Mapping[str, Method[Any]], kind: str, claim: int, folder: Pa
     known = {key.upper(): value for key, value in config.bound().items()}
     project = config.wandb_project or os.environ.get("WANDB_PROJECT") if kind == "wandb" else ""
     names = (project or config.algorithm, config.project_name, store.run_id)
-    home = sinks.Home(folder, *names, entity=config.wandb_entity, config=known)
+    home = Home(folder, *names, entity=config.wandb_entity, config=known)
     return logger.run(kind, History(store), claim, home, method.points, [folder / name for name in method.kept])
 
 
@@ -98,12 +101,13 @@ def _run_in(
 ) -> tuple[Store, Method[Any], Any, int]:
     """A run as it is known to its own processes: its method, and its configuration in one launch of it."""
     store, run = open_run(folder, host, name)
+    results.check(folder, run)
     launch = launch or launches.latest(store)
     method = methods.get(str(run["config"].get("algorithm")), next(iter(methods.values())))
     config = method.config.joined(run["config"], launches.settings(store, launch))
     gpus.choose(name, devices_of_each(config))
     let_group_read(config)
-    logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(message)s")
+    log_plainly("%(asctime)s %(levelname)s %(message)s", config.log_level)
     return store, method, config, launch
 
 
@@ -117,9 +121,10 @@ def let_group_read(config: FleetConfig) -> None:
         os.umask(0o027)
 
 
-def options(config: FleetConfig, launch: int) -> Options:
+def options(config: FleetConfig, launch: int, makers: int = 0) -> Options:
     return Options(
         launch=launch,
+        makers=makers,
         dead_seconds=config.dead_seconds,
         poll_seconds=config.poll_seconds,
         tick_seconds=min(5.0, config.dead_seconds / 5),
@@ -137,10 +142,12 @@ def thread_counts(threads: int) -> dict[str, str]:
     return dict.fromkeys(names, str(threads))
 
 
-def process(method_command: list[str], name: str, folder: Path, threads: int, log: Any) -> subprocess.Popen[bytes]:
+def process(
+    method_command: list[str], name: str, folder: Path, launch: int, threads: int, log: Any
+) -> subprocess.Popen[bytes]:
     """One local worker on a leash: when the starter is gone, it stops at its next step boundary."""
     return subprocess.Popen(
-        [*method_command, "--leash", "--worker", name, str(folder)],
+        [*method_command, "--leash", "--launch", str(launch), "--worker", name, str(folder)],
         stdin=subprocess.PIPE,
         stdout=log,
         stderr=subprocess.STDOUT,

@@ -5,16 +5,20 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fleet import diary, faults
+from fleet import faults
+from fleet.console import console
+from fleet.diary import Diaries
 from fleet.history import History
+from fleet.plain import say
 from fleet.recipe import Member, NotYet, name
 
-_LOOK = 1.0  # seconds between two looks
+_LOOK = 1.0  # seconds between two looks,
+_SHARE = 0.05  # of which looking takes no more: thousands of members take a while
 _SHOWN = 12  # members of a round that have a cell of their own
 
 
@@ -27,18 +31,22 @@ class Progress:
         self.history, self.rounds = history, rounds
         self._now = history.store.host.now
         self._told = self._began_at = history.first
-        self._began, self._looked = self._now(), 0.0
-        self._tokens, self._seen = 0, set[str]()
-        self._live = Live(console=Console(), auto_refresh=False) if sys.stdout.isatty() else None
+        self._diaries = Diaries(history.store)
+        self._began, self._looked, self._every = self._now(), 0.0, _LOOK
+        self._tokens = self._whole = 0
+        self._upto = self._began_at  # the rounds before it are counted
+        self._live = Live(console=console(), auto_refresh=False) if sys.stdout.isatty() else None
 
     def show(self, last: bool = False) -> None:
-        if not last and self._now() - self._looked < _LOOK:
+        if not last and self._now() - self._looked < self._every:
             return
-        self._looked = self._now()
+        began = self._now()
         with contextlib.suppress(faults.Fault, NotYet):
             self.history.look_far()
             self._count()
             self._tell()
+        self._looked = self._now()
+        self._every = max(_LOOK, (self._looked - began) / _SHARE)
         if self._live and last:
             self._live.stop()
 
@@ -48,7 +56,7 @@ class Progress:
             if self._live:
                 self._live.console.print(line, highlight=False)
             else:
-                print(f"{line}; {self.speed()}" if self._told + 1 == self.history.first else line, flush=True)
+                say(f"{line}; {self.speed()}" if self._told + 1 == self.history.first else line)
             self._told += 1
         if self._live and not self._live.is_started:
             self._live.start()
@@ -65,7 +73,13 @@ class Progress:
         words = [f"{len(members)} members", *(f"{n} {why}" for why, n in sorted(absent.items()))]
         if values := self.values(members):
             words.append(f"{self.measure}: best {type(self).best(values):.4f}, mean {sum(values) / len(values):.4f}")
-        return ", ".join(words)
+        return ", ".join([*words, *self.diverged(members)])
+
+    def diverged(self, members: Sequence[Member]) -> list[str]:
+        """Who counts as untrained."""
+        return (
+            [f"diverged: {', '.join(named)}"] if (named := [each.diverged for each in members if each.diverged]) else []
+        )
 
     def values(self, members: Sequence[Member]) -> list[float]:
         return [each.metrics[self.measure] for each in members if isinstance(each.metrics.get(self.measure), float)]
@@ -74,29 +88,32 @@ class Progress:
         """Tokens a second, bytes moved, time left: of this start of the run."""
         seconds, done = max(1e-3, self._now() - self._began), self.history.first - self._began_at
         words = [f"{self._tokens / seconds:,.0f} tokens/s"] if self._tokens else []
-        words.append(f"{sum(d.written + d.read for d in diary.read_all(self.history.store)) / 1e6:,.0f} MB moved")
+        words.append(f"{sum(d.written + d.read for d in self._diaries.look()) / 1e6:,.0f} MB moved")
         left = max(0, self.rounds + 1 - self.history.first)
         if done and left:
             words.append(f"about {duration(left * seconds / done)} left")
         return ", ".join(words)
 
     def _count(self) -> None:
-        """The tokens of what was finished since the last look."""
-        for round in range(max(0, self._began_at), max(self.history.plans, default=-1) + 1):
-            for recipe in self.history.plans[round] if round in self.history.plans else ():
-                id = name(round, recipe.slot)
-                if id not in self._seen and not recipe.carried and self.history.finished(id):
-                    self._seen.add(id)
-                    tokens = self.history[id].metrics.get("tokens", 0)
-                    self._tokens += tokens if isinstance(tokens, int) else 0
+        """The tokens of what was finished since this start of the run: of whole rounds, and of those being made."""
+        while self._upto < self.history.first:
+            self._whole += self._tokens_of(self._upto)
+            self._upto += 1
+        self._tokens = self._whole + sum(map(self._tokens_of, range(self._upto, self.history.last + 1)))
+
+    def _tokens_of(self, round: int) -> int:
+        made = [name(round, recipe.slot) for recipe in self.history.plan(round) if not recipe.carried]
+        known = [self.history[id].metrics.get("tokens", 0) for id in made if self.history.finished(id)]
+        return sum(tokens for tokens in known if isinstance(tokens, int))
 
     def table(self) -> Table:
         """The rounds that are being made, and the last one that was finished, with what each member came to."""
         table = Table(title=f"Round {min(self.history.first, self.rounds)} of {self.rounds}", title_justify="left")
         table.add_column("round")
         table.add_column(f"{self.measure} of each member", overflow="fold")
-        for round in sorted(round for round, plan in self.history.plans.items() if plan)[-4:]:
-            cells = [self._cell(name(round, recipe.slot), recipe.slot) for recipe in self.history.plans[round]]
+        planned = range(self.history.last + 1 - self.history.ended)
+        for round in planned[-4:]:
+            cells = [self._cell(name(round, recipe.slot), recipe.slot) for recipe in self.history.plan(round)]
             more = f" and {len(cells) - _SHOWN} more" if len(cells) > _SHOWN else ""
             table.add_row(str(round), "  ".join(cells[:_SHOWN]) + more)
         return table

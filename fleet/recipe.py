@@ -1,13 +1,15 @@
 """Recipes, members and their names: what is planned and what came of it. Pure."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 AHEAD = 4  # round r + AHEAD may be planned once all rounds below r are finished
 PUBLISH = ("weights", "change", "step", "nothing")
+
+T = TypeVar("T")
 
 _SLOT = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _ID = re.compile(rf"(0|[1-9][0-9]{{0,4}})/({_SLOT.pattern})")
@@ -15,6 +17,10 @@ _ID = re.compile(rf"(0|[1-9][0-9]{{0,4}})/({_SLOT.pattern})")
 
 class NotYet(Exception):
     """Somebody asked for what is not finished; only the loop catches it."""
+
+
+class Unplannable(Exception):
+    """What a strategy cannot go on from, or has planned though it cannot be: whoever asks it hears the same."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,14 @@ class Member:
     def __bool__(self) -> bool:
         return not self.absent
 
+    @property
+    def diverged(self) -> str:
+        """Where its training came to numbers that are none: what people are told. Who carries it over has no part."""
+        if not self.metrics.get("diverged") or self.id != self.origin:
+            return ""
+        rounds = self.metrics.get("diverged_in_a_row", 1)
+        return place(self.id)[1] + (f" ({rounds} rounds in a row)" if rounds != 1 else "")
+
 
 class Past(Protocol):
     """What a strategy may look at: finished members, by name."""
@@ -57,6 +71,7 @@ class Past(Protocol):
     def __getitem__(self, id: str) -> Member: ...
     def round(self, round: int) -> list[Member]: ...
     def plan(self, round: int) -> Sequence[Recipe]: ...
+    def once(self, what: str, round: int, make: Callable[[], T]) -> T: ...  # make(), remembered of a finished round
 
 
 class Strategy(Protocol):
@@ -65,7 +80,7 @@ class Strategy(Protocol):
     def plan(self, round: int, history: Past) -> list[Recipe]: ...
 
 
-@lru_cache(1 << 16)
+@lru_cache(1 << 13)
 def place(id: str) -> tuple[int, str]:
     """The round and the slot that a member's name says."""
     if not (match := _ID.fullmatch(id)):
@@ -102,7 +117,7 @@ def from_json(value: Any) -> Recipe:
 
 def check(round: int, recipes: Sequence[Recipe]) -> None:
     """A plan is data that everyone will act on for ever: slots unique, parents known and within reach."""
-    seen: set[str] = set()
+    seen, known = set[str](), set[int]()  # lists of parents that are looked at already: most are shared
     for recipe in recipes:
         where = f"the plan of round {round}, slot {recipe.slot!r}"
         if not _SLOT.fullmatch(recipe.slot):
@@ -113,7 +128,7 @@ def check(round: int, recipes: Sequence[Recipe]) -> None:
             raise ValueError(f"{where}: publish is {recipe.publish!r}, not one of {', '.join(PUBLISH)}")
         if not (recipe.merge or recipe.train or recipe.evaluate or recipe.carried):
             raise ValueError(f"{where}: nothing to do")
-        for parent in recipe.parents:
+        for parent in () if id(recipe.parents) in known else recipe.parents:
             where_from, slot = place(parent)
             if where_from == round and slot not in seen:
                 raise ValueError(f"{where}: its parent {parent} stands after it, or nowhere")
@@ -123,3 +138,4 @@ def check(round: int, recipes: Sequence[Recipe]) -> None:
                     "the one before, or round 0 (carry over what shall live longer)"
                 )
         seen.add(recipe.slot)
+        known.add(id(recipe.parents))

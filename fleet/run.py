@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fleet import faults
-from fleet.config import Wrong
+from fleet import faults, results
+from fleet.config import Room, Wrong
 from fleet.disk import Disk
 from fleet.host import Host
 from fleet.store import FOLDERS, Store
@@ -40,7 +40,7 @@ def open_run(folder: Path, host: Host, name: str) -> tuple[Store, Mapping[str, A
         run = store.read("run.json")
     except (faults.Missing, faults.Refused):
         raise NoRun(f"{folder}: not the folder of a run; is the shared disk mounted?") from None
-    except faults.Denied as error:
+    except (faults.Denied, faults.Unfit) as error:
         raise Wrong(f"{folder}: cannot be read: {error}") from None
     if run.get("format") != FORMAT:
         raise Wrong(f"{folder}: made by another version of this project (format {run.get('format')}, not {FORMAT})")
@@ -60,23 +60,31 @@ def _real_folder(store: Store, inner: str) -> None:
         raise Wrong(f"{store.disk.root}/{inner}: a folder of the run is expected here: {error}") from None
 
 
-def create_run(base: Path, project: str, bound: Mapping[str, Any], host: Host) -> tuple[Store, bool]:
-    """Make the run's folder, or join the one that is there; says whether it is new."""
+def create_run(
+    base: Path, project: str, bound: Mapping[str, Any], host: Host, room: type[Room] | None = None
+) -> tuple[Store, bool]:
+    """Make the run's folder, or join the one that is there; says whether it is new. `room` knows what keys stand for
+    that an older run lacks."""
     make_base(base, host)
     folder = base / project
+    name, new = f"starter-{host.token()}", False
     try:
-        store, run = open_run(folder, host, f"starter-{host.token()}")
+        store, run = open_run(folder, host, name)
     except NoRun:
         _make_folder(base, project, bound, host)
-        return open_run(folder, host, f"starter-{host.token()}")[0], True
-    _check_binding(folder, run["config"], bound)
-    return store, False
+        (store, run), new = open_run(folder, host, name), True
+    _check_binding(folder, run, bound, room)
+    return store, new
 
 
 def _make_folder(base: Path, project: str, bound: Mapping[str, Any], host: Host) -> None:
-    """run.json comes last: a folder without it is not a run yet, and making it again does no harm."""
+    """run.json comes last: a folder without it is not a run yet, and making it again does no harm. Another starter may
+    be at it, too: whose run.json stands, and whether it is ours, the caller sees."""
     folder = base / project
-    if folder.is_dir() and (strangers := set(os.listdir(folder)) - {*FOLDERS}):
+    found = set(os.listdir(folder)) if folder.is_dir() else set()
+    if "run.json" in found:
+        return
+    if strangers := found - {*FOLDERS}:
         raise Wrong(
             f"{folder}: holds files but is not a run ({', '.join(sorted(strangers)[:3])}); "
             "name another PROJECT_NAME (--out, --storage-path)"
@@ -91,16 +99,30 @@ def _make_folder(base: Path, project: str, bound: Mapping[str, Any], host: Host)
         disk.sync("")
         disk.sync(project)
         store = Store(Disk(folder), host, f"starter-{host.token()}")
-        store.settle("run.json", {"format": FORMAT, "id": host.token(), "config": dict(bound)})
-    except faults.Denied as error:
-        raise Wrong(f"{base}: the disk refuses what a run needs (new folders, hard links, fsync): {error}") from None
+        store.prove()
+        kind = results.kind(str(bound.get("algorithm")))
+        about = {"format": FORMAT, "results": kind, "code": results.begun_by()}
+        store.settle("run.json", {**about, "id": host.token(), "config": dict(bound)})
+    except (faults.Denied, faults.Unfit) as error:
+        raise Wrong(
+            f"{base}: the disk refuses what a run needs (new folders, hard links, renames that replace, fsync): {error}"
+        ) from None
     except faults.Full as error:
         raise Wrong(f"{base}: no room to start a run: {error}") from None
-    # a second starter may have won with another configuration
-    _check_binding(folder, store.read("run.json").get("config", {}), bound)
 
 
-def _check_binding(folder: Path, stands: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+def _check_binding(
+    folder: Path, run: Mapping[str, Any], wanted: Mapping[str, Any], room: type[Room] | None = None
+) -> None:
+    results.check(folder, run)
+    stands = run["config"]
+    if stands.get("algorithm") != wanted.get("algorithm"):  # another method's keys mean nothing to this one
+        stands, wanted = ({"algorithm": each.get("algorithm")} for each in (stands, wanted))
+    elif room:
+        try:
+            stands = room.joined(stands, {}).bound()
+        except Wrong as error:
+            raise Wrong(f"{folder}: of another version of this project, or damaged: {error}") from None
     old, new = _flat(stands), _flat(wanted)
     keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
     if keys:
@@ -125,6 +147,13 @@ def _flat(values: Mapping[str, Any], outer: str = "") -> dict[str, Any]:
 
 def make_base(base: Path, host: Host) -> None:
     """BASE_DIR, made when its parent exists; refused where another disk was mounted the last time."""
+    try:
+        _base(base, host)
+    except OSError as error:  # a mount whose server is gone, too, answers so
+        raise Wrong(f"BASE_DIR {base}: cannot be used: {error.strerror}: {error.filename}") from None
+
+
+def _base(base: Path, host: Host) -> None:
     now, before = mount_of(base), _remembered().get(str(base))
     if before and before != str(now) and not (base / ".base").is_file():
         raise Wrong(
@@ -134,28 +163,22 @@ def make_base(base: Path, host: Host) -> None:
     if not base.is_dir():
         if not base.parent.is_dir():
             raise Wrong(f"BASE_DIR {base}: neither it nor its parent exists; is the shared disk mounted?")
-        try:
-            base.mkdir(mode=0o750, exist_ok=True)  # another starter may have been faster
-        except OSError as error:
-            raise Wrong(f"BASE_DIR {base}: cannot be made: {error.strerror}") from None
+        base.mkdir(mode=0o750, exist_ok=True)  # another starter may have been faster
     if not os.access(base, os.W_OK | os.X_OK):
         raise Wrong(f"BASE_DIR {base}: not writable for this user")
     if not (base / ".base").is_file():
-        try:
-            (base / ".base").write_text(host.token() + "\n")
-        except OSError as error:
-            raise Wrong(f"BASE_DIR {base}: cannot be written: {error.strerror}") from None
+        (base / ".base").write_text(host.token() + "\n")
     _remember(str(base), str(now))
 
 
 def mount_of(path: Path, table: Path = Path("/proc/self/mountinfo")) -> Mount:
-    """The mount that a path lies on, by the longest mount point that leads to it."""
+    """The mount that a path lies on, by the longest mount point that leads to it. Names are bytes, of any encoding."""
     best = Mount("/", "", "")
-    for line in table.read_text().splitlines():
-        left, _, right = line.partition(" - ")
-        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), left.split()[4])
-        if path.is_relative_to(point) and len(point) >= len(best.point):
-            kind, source, *_ = right.split()
+    for line in filter(None, table.read_bytes().split(b"\n")):
+        left, _, right = line.partition(b" - ")
+        name = re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal[1], 8)]), left.split(b" ")[4])
+        if path.is_relative_to(point := os.fsdecode(name)) and len(point) >= len(best.point):
+            kind, source, *_ = map(os.fsdecode, right.split(b" "))
             best = Mount(point, kind, source)
     return best
 
@@ -169,7 +192,7 @@ def _memory() -> Path:
 def _remembered() -> dict[str, str]:
     try:
         found = json.loads(_memory().read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError):  # the last: there is no home at all, as in some containers
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -182,5 +205,5 @@ def _remember(base: str, mount: str) -> None:
             draft = _memory().with_suffix(f".{os.getpid()}")
             draft.write_text(json.dumps({**known, base: mount}, indent=1))
             draft.rename(_memory())
-        except OSError:
+        except (OSError, RuntimeError):
             pass  # a home that cannot be written only means less protection against an absent disk

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 _NUMBER = "(0|[1-9][0-9]{0,4})"  # as we write them; names that only look alike (00, other scripts' digits) are not ours
-_REGISTER = re.compile(rf"([^.]+)\.{_NUMBER}\.(?:(done|void)|(claim|left)\.{_NUMBER})")
+_REGISTER = re.compile(rf"([a-z0-9][a-z0-9_-]{{0,63}})\.{_NUMBER}\.(?:(done|void)|(claim|left)\.{_NUMBER})")
 
 
 class Register(NamedTuple):

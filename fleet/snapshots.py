@@ -60,10 +60,14 @@ def latest(store: Store, prefix: str) -> Snapshot | None:
             steps = [int(m[1]) for n in store.names(f"files/{attempt}") if (m := _MANIFEST.fullmatch(n))]
             found += [(step, attempt) for step in steps]
     for step, attempt in sorted(found, reverse=True):
-        with contextlib.suppress(faults.Fault, strictjson.Bad, KeyError, TypeError, ValueError):
+        try:
             record = store.read(f"files/{attempt}/{SNAPSHOT}{step}.json")
             files = files_of(record["files"])
             snapshot = Snapshot(store, attempt, files, f"{SNAPSHOT}{step}.", step=step, state=record["state"])
             snapshot.check()
             return snapshot
+        except faults.Passing:  # says nothing about the snapshot, and beginning again would cost all of it
+            raise
+        except (faults.Fault, strictjson.Bad, KeyError, TypeError, ValueError):
+            continue
     return None

@@ -18,8 +18,10 @@ from fleet.config import FleetConfig, Wrong, load, lowered, read_json
 from fleet.host import Host
 from fleet.method import Method
 from fleet.metrics import sinks
+from fleet.plain import say
 from fleet.processes import devices_of_each, let_group_read, log_to, this_script, work
 from fleet.run import create_run
+from fleet.seats import SPENT
 
 C = TypeVar("C", bound=FleetConfig)
 
@@ -83,11 +85,17 @@ def main(method: Method[Any], arguments: list[str] | None = None, others: Sequen
     try:
         sys.exit(app(arguments, result_action="return_value"))
     except (faults.Damaged, faults.Refused) as error:
-        print(f"{error}\nThis file of the run is damaged: restore it from a backup.", file=sys.stderr)
+        say(f"{error}\nThis file of the run is damaged: restore it from a backup.", file=sys.stderr)
+    except faults.Passing as error:
+        if isinstance(error, faults.Denied):
+            say(error, file=sys.stderr)
+            sys.exit(2)
+        say(f"{error}: the disk does not answer properly; the same command tries again", file=sys.stderr)
+        sys.exit(SPENT)  # a crew does so by itself
     except (Wrong, faults.Fault) as error:
-        print(error, file=sys.stderr)
+        say(error, file=sys.stderr)
     except KeyboardInterrupt:
-        print("Interrupted before a worker was started; the same command begins again.", file=sys.stderr)
+        say("Interrupted before a worker was started; the same command begins again.", file=sys.stderr)
         sys.exit(130)
     sys.exit(2)
 
@@ -95,11 +103,11 @@ def main(method: Method[Any], arguments: list[str] | None = None, others: Sequen
 def made(config: FleetConfig, where: Path) -> int:
     """Make the run's folder, or join it, and start nothing; what the launcher wants to know is one line of JSON."""
     base = (where / config.base_dir).resolve()
-    store, new = create_run(base, config.project_name, config.bound(), Host())
+    store, new = create_run(base, config.project_name, config.bound(), Host(), type(config))
     known = {"folder": str(base / config.project_name), "run_id": store.run_id, "new": new}
     more = {"operational": config.operational(), "threads": config.threads, "restarts": config.restarts}
     more |= {"workers": config.num_machines, "devices_per_worker": devices_of_each(config)}
-    print(json.dumps(known | more))
+    say(json.dumps(known | more))
     return 0
 
 

@@ -15,13 +15,15 @@ from rich.table import Table
 from rich.text import Text
 
 from fleet import diary, faults, launches
-from fleet.claims import Claims, Watch
+from fleet.claims import Claims, Watch, pulse_of
 from fleet.config import Wrong
 from fleet.console import console
-from fleet.diary import Diary, plain
+from fleet.diary import Diaries, Diary
 from fleet.history import History
 from fleet.host import Host
-from fleet.recipe import NotYet, Recipe, name
+from fleet.plain import plain, say
+from fleet.progress import duration
+from fleet.recipe import NotYet, Recipe, name, place
 from fleet.run import open_run
 
 _WORKERS, _ERRORS, _MEMBERS = 24, 5, 8  # so many lines of each at most
@@ -45,28 +47,30 @@ class View:
     def __init__(self, run_dir: Path) -> None:
         host = Host()
         self.store, _ = open_run(run_dir, host, "status")
-        self.history = History(self.store)
+        self.history, self.diaries = History(self.store), Diaries(self.store)
         launch = launches.latest(self.store)
         limit = 60.0
         with contextlib.suppress(faults.Fault, KeyError, TypeError, ValueError):
             limit = float(launches.settings(self.store, launch)["dead_seconds"])
         self.watch = Watch(self.store, host, limit)
         self.claims = Claims(self.store, self.history, self.watch, launch)
-        self.state = ""
+        self.state, self._lost = "", set[str]()
 
     @property
     def over(self) -> bool:
         return self.history.over
 
     def picture(self) -> Group:
-        diaries = sorted(diary.read_all(self.store), key=lambda d: d.last, reverse=True)
+        diaries = sorted(self.diaries.look(), key=lambda d: d.last, reverse=True)
+        self._lost = {d.name for d in diaries if not d.ended and self._is_lost(d.name)}
         parts: list[Table | Text] = [Text()]
         with contextlib.suppress(NotYet, faults.Passing):  # what is not visible yet stands in the next picture
             self.history.look_far()
         with contextlib.suppress(NotYet, faults.Passing):
             if rounds := self.history.open_rounds():
                 parts.append(self._last_round() if self.over else self._rounds(rounds))
-        parts += [self._workers(diaries), *_errors(diaries)]
+                parts += self._diverged(rounds)
+        parts += [self._workers(diaries), *_errors(diaries, diary.now(self.store))]
         self.state = self._state(diaries)
         parts[0] = Text(self.state)
         return Group(*parts)
@@ -74,30 +78,31 @@ class View:
     def _state(self, diaries: list[Diary]) -> str:
         launch = launches.latest(self.store)
         why, recent = launches.ordered(self.store, launch), [d for d in diaries if d.launch == launch]
+        at_work = [d for d in recent if not d.ended and d.name not in self._lost]
         at = f"{self.store.disk.root}\nlaunch {launch}, {self.history.first} rounds finished"
         if self.over:
             state = "the run is over"
         elif why:
             state = f"stopped: {plain(why, 1000)}"
-        elif recent and all(d.ended for d in recent):
+        elif recent and not at_work:
             state = "nobody works on it now; start it again to go on"
         else:
-            state = (
-                f"{sum(not d.ended for d in recent)} workers, {sum(d.rate for d in recent if not d.ended):.1f} a minute"
-            )
+            state = f"{len(at_work)} workers, {sum(d.rate for d in at_work):.1f} a minute"
+            if benched := [f"{plain(d.name)} ({plain(d.benched)})" for d in at_work if d.benched]:
+                state += f"; {len(benched)} benched: {_some(benched)}"
         written, read = (sum(getattr(d, what) for d in diaries) for what in ("written", "read"))
         return f"{at}; {state}\n{sum(d.made for d in diaries)} made, {_mb(written)} MB written, {_mb(read)} MB read"
 
     # -- rounds -------------------------------------------------------------------------------------------------------
 
-    def _rounds(self, rounds: range) -> Table:
+    def _rounds(self, rounds: list[int]) -> Table:
         table = table_of("Open rounds", "round", "finished", "being made", "free", "waiting for")
         for round in rounds:
             table.add_row(*map(Text, self._round(round)))
         return table
 
     def _round(self, round: int) -> tuple[str, ...]:
-        recipes = self.history.plans[round]
+        recipes = self.history.plan(round)
         made, free, waits = list[str](), list[str](), Counter[str]()
         open = {name(round, recipe.slot): recipe for recipe in recipes if not self._finished(round, recipe)}
         for id, recipe in open.items():
@@ -122,6 +127,15 @@ class View:
             state = ", who looks dead" if self.watch.dead(holder) else ""
         return f" by {plain(holder.get('by', '?'), 64)}{state}"
 
+    def _diverged(self, rounds: list[int]) -> list[Text]:
+        """Who counts as untrained, of the open rounds and the last finished one."""
+        ids = [
+            name(round, recipe.slot) for round in (max(1, rounds[0]) - 1, *rounds)
+            for recipe in self.history.plan(round) if self._finished(round, recipe)
+        ]  # fmt: skip
+        named = [f"round {place(id)[0]}: {said}" for id in ids if (said := self.history[id].diverged)]
+        return [Text(f"diverged: {', '.join(named)}")] if named else []
+
     def _last_round(self) -> Text:
         last = self.history.first - 1
         members = self.history.round(last)[-_MEMBERS:] if last >= 0 else []
@@ -131,21 +145,30 @@ class View:
 
     def _workers(self, diaries: list[Diary]) -> Table:
         table = table_of("Workers", "worker", "machine", "made", "a minute", "MB written", "last did", "ago")
+        now = diary.now(self.store)
         for d in diaries[:_WORKERS]:
-            ago = f"{max(0.0, time.time() - d.last):.0f} s"
-            row = (d.name, d.machine, str(d.made), f"{d.rate:.1f}", _mb(d.written), d.doing, ago)
+            ago = duration(max(0.0, now - d.last))
+            doing = f"was lost; before that {d.doing}" if d.name in self._lost and not self.over else d.doing
+            row = (d.name, d.machine, str(d.made), f"{d.rate:.1f}", _mb(d.written), doing, ago)
             table.add_row(*(Text(plain(cell)) for cell in row))
         if len(diaries) > _WORKERS:
             table.caption = f"and {len(diaries) - _WORKERS} earlier ones"
         return table
 
+    def _is_lost(self, worker: str) -> bool:
+        """It has ended without a word, as far as can be seen from here."""
+        with contextlib.suppress(faults.Fault):
+            pulse = pulse_of(self.store, worker)
+            return not pulse or self.watch.dead({**pulse, "by": worker})
+        return False
 
-def _errors(diaries: list[Diary]) -> Iterator[Table]:
+
+def _errors(diaries: list[Diary], now: float) -> Iterator[Table]:
     errors = sorted((error, d.name) for d in diaries for error in d.errors)[-_ERRORS:]
     if errors:
         table = table_of("Last errors", "ago", "worker", "what", "why")
         for (at, what, why), worker in errors:
-            table.add_row(*(Text(plain(x, 500)) for x in (f"{max(0.0, time.time() - at):.0f} s", worker, what, why)))
+            table.add_row(*(Text(plain(x, 500)) for x in (duration(max(0.0, now - at)), worker, what, why)))
         yield table
 
 
@@ -176,12 +199,15 @@ def look(run_dir: Path, *, watch: Annotated[bool, Parameter(help="Keep looking u
     with Live(view.picture(), console=shown, auto_refresh=False) as live:
         while not view.over:
             time.sleep(2.0)
-            live.update(view.picture(), refresh=True)
+            try:
+                live.update(view.picture(), refresh=True)
+            except faults.Passing as fault:  # the next look may see more
+                live.update(Text(f"the disk does not answer properly: {plain(fault, 500)}"), refresh=True)
 
 
 if __name__ == "__main__":
     try:
         App(name="python -m fleet.status", help=look.__doc__, version_flags=[], default_command=look)()
     except (Wrong, faults.Fault) as error:
-        print(error, file=sys.stderr)
+        say(error, file=sys.stderr)
         raise SystemExit(2) from None

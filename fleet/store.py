@@ -22,20 +22,24 @@ Value = dict[str, Any]
 T = TypeVar("T")
 
 
+class Unreadable(ValueError):
+    """A value that could not be read back from a register: not the disk's fault, and the same whoever offers it."""
+
+
 class Store:
     """Registers and news in one run's folder, for one process."""
 
     def __init__(self, disk: Disk, host: Host, name: str) -> None:
         self.disk, self.host, self.name = disk, host, name
         self._last: tuple[str, bytes, Value] = ("", b"", {})
-        self.verified = set[str]()  # payload files that this process has read whole and found right
+        self.verified = dict[str, bool]()  # payload files that this process has read whole and found right
         self.run_id = ""  # of the run that this store was opened for
 
     # -- registers --------------------------------------------------------------------------------------------------
 
     def settle(self, name: str, value: Value, durable: bool = True) -> Value:
         """Offer a value for a name and return the one that stands, which may be another's."""
-        with self._draft(_sealed(value), durable) as draft:
+        with self._draft(sealed(value, name), durable) as draft:
             for pause in _SETTLE:
                 try:
                     won = self._offer(draft, name)
@@ -44,6 +48,8 @@ class Store:
                     if durable:
                         self.disk.sync(_folder(name))
                     return self.read(name)  # whatever the link's reply was, what stands there is the outcome
+                except faults.Denied:  # may last for minutes: whoever called says so, and asks again
+                    raise
                 except (faults.Missing, faults.Passing):
                     self.host.sleep(pause)
                     with contextlib.suppress(faults.Passing):
@@ -128,26 +134,48 @@ class Store:
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
-    def reopen(self) -> None:
-        """If another handle of the disk is to be had at the run's path and it holds this very run, go on there."""
+    def prove(self) -> None:
+        """A process that begins shows that it may write here at all. What the disk refuses it later is an outage."""
+        second = self._private()
+        try:
+            with self._draft(b"", sync=False) as first:
+                self.disk.link(first, second)
+            self.replace(second, b"", sync=False)
+        except (faults.Denied, faults.Exists) as fault:
+            why = "this process may not write there, or the disk knows no hard links, or no renames that replace"
+            raise faults.Unfit(f"{fault}: {why}") from None
+        except (faults.Full, faults.Passing, faults.Missing):  # the loop waits for these
+            pass
+        finally:
+            self._remove(second)
+
+    def _reopen(self) -> None:
+        """Where the root's handle does not answer, and another is to be had at its path that holds this very run, go on
+        there: the disk was mounted anew."""
         with contextlib.suppress(faults.Fault):
-            disk = self.disk.reopen()
-            if Store(disk, self.host, self.name).read("run.json").get("id") == self.run_id:
-                self.disk = disk
+            if self.run_id and not self._answers():
+                anew = Store(self.disk.reopen(), self.host, self.name)
+                if anew.read("run.json").get("id") == self.run_id:
+                    self.disk = anew.disk
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(faults.Fault):
+            return bool(self.disk.read("run.json", REGISTER_LIMIT))  # what a file is may be known without asking
+        return False
 
     def _offer(self, draft: str, name: str) -> bool:
         """link() never replaces a name, and has one winner on every shared disk that was measured."""
         try:
             self.disk.link(draft, name)
             return True
+        except faults.Denied:  # some disks say so to the loser of a race
+            if not self._stands(name):
+                raise
         except (faults.Exists, faults.Passing):
             pass
         except faults.Missing:
             self.folder(_folder(name))
             raise
-        except faults.Denied:  # some disks say so to the loser of a race
-            if not self._stands(name):
-                raise
         return False
 
     def _stands(self, name: str) -> bool:
@@ -172,12 +200,13 @@ class Store:
             self.disk.remove(name)
 
     def patiently(self, call: Callable[[], T]) -> T:
-        """A call that may be answered wrongly once or twice, as NFS does with ESTALE."""
+        """A call that may be answered wrongly once or twice, as NFS does with ESTALE; or through a mount that died."""
         for pause in _AGAIN:
             try:
                 return call()
             except faults.Passing:
                 self.host.sleep(pause)
+        self._reopen()
         return call()
 
 
@@ -187,6 +216,26 @@ def _folder(name: str) -> str:
 
 def _base(name: str) -> str:
     return name.rpartition("/")[2]
+
+
+def sealed(value: Value, name: str) -> bytes:
+    """What stands in a register; nothing is written that could not be read again."""
+    return _proven(value, name)[0]
+
+
+def read_back(value: Value, name: str) -> Value:
+    """As everybody will read it."""
+    return _proven(value, name)[1]
+
+
+def _proven(value: Value, name: str) -> tuple[bytes, Value]:
+    try:
+        if len(data := _sealed(value)) > REGISTER_LIMIT:
+            raise ValueError(f"{len(data):,} bytes, and at most {REGISTER_LIMIT:,} are possible")
+        return data, _opened(data, name)
+    except (faults.Damaged, TypeError, ValueError, RecursionError) as error:
+        why = str(error).removeprefix(f"{name}: ")
+        raise Unreadable(f"{name}: what was to be written there could not be read back: {why}") from None
 
 
 def _sealed(value: Value) -> bytes:

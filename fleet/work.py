@@ -25,11 +25,15 @@ class Interrupted(Exception):
 
 
 class Unwanted(Exception):
-    """The recipe has an outcome by now."""
+    """The recipe has an outcome by now, or another version of it is to be made."""
 
 
 class Elsewhere(Exception):
     """This machine cannot make it (it lacks the text, the network, the memory), but another one may; says why."""
+
+
+class Unfit(Exception):
+    """This process can make nothing of this run, nor could another in its place here; says why."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,7 @@ class Work:
     ) -> None:
         self.id, self.history, self.draft = id, history, draft
         self.recipe: Recipe = history.recipe(id)
+        self._version = history.slot(id).version
         self.host = draft.store.host
         members = {parent: history[parent] for parent in self.recipe.parents}
         self.absent = tuple(parent for parent, member in members.items() if not member)
@@ -91,6 +96,10 @@ class Work:
     def path(self, name: str) -> Path:
         """Where to put a file that a library writes by itself."""
         return self.draft.path(name)
+
+    def folder(self) -> AbstractContextManager[Path]:
+        """Where a library puts several files: `with work.folder() as place: model.save_pretrained(place)`."""
+        return self.draft.folder()
 
     # -- long recipes -------------------------------------------------------------------------------------------------
 
@@ -119,9 +128,9 @@ class Work:
             raise Interrupted
 
     def _wanted(self) -> bool:
-        """Nobody else has finished it."""
+        """Nobody else has finished it, or finished it and was found damaged: the files carry the version's number."""
         self.history.look()
-        return not self.history.finished(self.id)
+        return not self.history.finished(self.id) and self.history.slot(self.id).version == self._version
 
 
 Maker = Callable[[Work], Mapping[str, Any]]

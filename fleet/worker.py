@@ -10,19 +10,20 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-from fleet import claims, elastic, faults, launches, pace, planning, strictjson
+from fleet import blame, claims, elastic, faults, launches, pace, planning
+from fleet.attic import Attic
 from fleet.bell import Bell
 from fleet.choosing import Chooser
 from fleet.desk import Desk, Options, Stopped
 from fleet.events import Events, Tail, log
 from fleet.history import History
 from fleet.making import Workshop
-from fleet.recipe import NotYet, Strategy
+from fleet.recipe import NotYet, Strategy, Unplannable
 from fleet.store import Store
 from fleet.work import Maker
 
 _NEVER = -math.inf
-_GLANCE = 0.25  # short recipes come several to a look
+_GLANCE, _SPAN = 0.25, 4  # short recipes come several to a look: so many seconds, and so often what the look took
 _PLAN_PATIENCE = 1.0  # whoever published last plans first; others only if no plan has come after so long
 _PROBES = 4  # so many awaited names are opened in one slow tick, whatever the listings say
 _PEERS = 4  # so many others' pulses are looked at now and then
@@ -41,23 +42,27 @@ class Worker:
         self.history, self.tail = History(store), Tail()
         watch = claims.Watch(store, self.host, options.dead_seconds)
         held = claims.Claims(store, self.history, watch, options.launch)
-        self.desk = Desk(store, self.host, self.history, held, pace.Pace(), Events(store), options)
-        self.events = self.desk.events
+        self.events, own = Events(store), self.history.recent()
+        self.blame = blame.Blame(held, self.history, self.events, options.dead_seconds, options.makers)
+        self.desk = Desk(store, self.host, self.history, held, self.blame, pace.Pace(), self.events, options, own)
         self.chooser = Chooser(self.desk)
         self.workshop = Workshop(self.desk, make, self.tail, self._wait)
         self.elastic = elastic.Elastic(self.history, self.host, options.quorum, options.grace_seconds)
         self.pulse = claims.Pulse(store, options.dead_seconds / 5, self._say)
         self._broom = planning.Broom(store, options.dead_seconds)
+        self._attic = Attic(store, self.events, blame.PATIENCE * options.dead_seconds)
         self._began = self.host.now()
         self.bell, self.report = Bell(store), report
         self._fresh = True  # something changed by my own doing: look without waiting for the bell
         self._waits_since = self._ticked = self._looked = self._heard = _NEVER
         self._looking = 0.0  # seconds that a fruitless look took
+        self._glance = _GLANCE
         self._waits_for = ""
         self._plannable: tuple[int | None, float] = (None, _NEVER)
 
     def run(self) -> str:
         """Work until the run is over or this process is asked to end; says which."""
+        self.store.prove()
         log.addHandler(self.tail)
         self.pulse.start()
         self.events.note("started", launch=self.options.launch, machine=self.host.name)
@@ -72,7 +77,7 @@ class Worker:
             self.bell.ring()
             raise
         finally:
-            self.pulse.ended = True
+            self.pulse.end()
             self.events.note("ended", ops=self.store.disk.ops)
             self.events.flush()
             log.removeHandler(self.tail)
@@ -93,8 +98,9 @@ class Worker:
 
     def _turn(self) -> bool:
         """One turn of the loop; true when the run is over."""
-        now = self.host.now()
-        if self._fresh and now - self._looked < _GLANCE and (id := self.chooser.quickly()):
+        now, rests = self.host.now(), self.blame.resting
+        self._fresh = self.blame.wakes() or self._fresh
+        if self._fresh and not rests and now - self._looked < self._glance and (id := self.chooser.quickly()):
             self._make(id)
             return False
         tick = now - self._ticked > self.options.tick_seconds
@@ -106,6 +112,7 @@ class Worker:
             self._obey()
             self._hear_of_peers(now)
             self._broom.sweep()
+            self._attic.tidy()
         fresh, self._fresh = self._fresh, False
         self.history.look(probe=_PROBES if tick else 0)
         self._looked = now
@@ -117,14 +124,18 @@ class Worker:
             planning.prune(self.store, self.history)
             self.events.note("over", rounds=self.history.first)
             return True
+        if tick and self.workshop.judge():
+            self.bell.ring()
         self._work(tick, now)
         return False
 
     def _work(self, tick: bool, now: float) -> None:
-        if id := self.chooser.choose(tick):
+        id = None if self.blame.resting else self.chooser.choose(tick)
+        self._glance = max(_GLANCE, _SPAN * (self.host.now() - now))
+        if id:
             self._note_wait(now)
             self._make(id)
-        elif self.chooser.yielding:
+        elif self.chooser.yielding and not self.blame.resting:
             self._fresh = True
             self.host.sleep(0.005)
         elif self.options.quorum < 1 and (late := self.elastic.late()):
@@ -139,6 +150,8 @@ class Worker:
     def _make(self, id: str) -> None:
         self._fresh = True
         if self.workshop.produce(id):
+            self.bell.ring()
+        if self.workshop.judge():
             self.bell.ring()
 
     def noted(self, why: str) -> None:
@@ -163,14 +176,14 @@ class Worker:
             self._waits_since = _NEVER
 
     def _wait(self, fault: faults.Fault, trouble: int) -> int:
-        """The disk has no room or does not answer: say so, do what helps, and wait longer each time."""
+        """The disk has no room, refuses or does not answer: say so, do what helps, and wait longer each time."""
         full = isinstance(fault, faults.Full)
-        self.events.note("waits", why=f"the disk {'is full' if full else 'does not answer properly'}: {fault}")
+        refused = isinstance(fault, faults.Denied)
+        does = f"the disk {'refuses' if refused else 'does not answer properly'}: {fault}"
+        self.events.note("waits", why=f"the disk is full: {fault}" if full else does)
         with contextlib.suppress(faults.Fault, NotYet):
             if full:
                 planning.prune(self.store, self.history)
-            elif trouble >= 3:
-                self.store.reopen()
         self.host.sleep(min(30.0, 0.1 * 2**trouble))
         self._fresh = True
         return min(trouble + 1, 10)
@@ -180,24 +193,27 @@ class Worker:
     def _obey(self) -> None:
         """What holds for everybody: the run was stopped, or has had its time."""
         if self.host.now() - self._began > self.options.time_limit:
-            launches.end(self.store, f"its time limit of {self.options.time_limit / 3600:g} hours")
+            limit = f"its time limit of {self.options.time_limit / 3600:g} hours"
+            if launches.latest(self.store) > self.options.launch:
+                raise Stopped(f"{limit} is over; a later launch of the run may have another")
+            launches.end(self.store, limit)
         if why := launches.ordered(self.store, self.options.launch):
             raise Stopped(why)
 
     def _say(self) -> dict[str, Any]:
         """What stands in the pulse; and whatever was noted before a long recipe began gets to the disk now."""
         self.events.flush()
-        return {"seconds": self.desk.pace.mine()}
+        launch, identity = self.options.launch, [*self.host.identity]
+        about = {"machine": self.host.name, "launch": launch, "identity": identity, "benched": self.blame.benched}
+        return {"seconds": self.desk.pace.mine(), **about}
 
     def _hear_of_peers(self, now: float) -> None:
         if now - self._heard < self.pulse.every:
             return
         self._heard = now
-        names = [n for n in self.store.names("workers") if n.endswith(".pulse") and n != f"{self.store.name}.pulse"]
-        some = sorted(names, key=lambda n: zlib.crc32(f"{self.store.name}{n}{self._ticked}".encode()))[:_PEERS]
-        texts = [self.store.news(f"workers/{n}") for n in some]
-        with contextlib.suppress(strictjson.Bad):
-            self.desk.pace.learn([strictjson.parse(text.encode()) for text in texts if text])
+        names = [name for name in claims.pulsing(self.store) if name != self.store.name]
+        some = sorted(names, key=lambda name: zlib.crc32(f"{self.store.name}{name}{self._ticked}".encode()))[:_PEERS]
+        self.desk.pace.learn([claims.pulse_of(self.store, name) for name in some])
 
     def _plan(self, fresh: bool, now: float) -> bool:
         """Write down what can be planned, unless somebody else is likely doing just that."""
@@ -206,11 +222,15 @@ class Worker:
             self._plannable = (round, now)
         if round is None or not (fresh or now - self._plannable[1] > _PLAN_PATIENCE):
             return False
-        planned, waits_for = planning.plan_ahead(self.store, self.strategy, self.history)
+        try:
+            planned, waits_for = planning.plan_ahead(self.store, self.strategy, self.history)
+        except Unplannable as error:
+            launches.stop(self.store, self.options.launch, str(error))
+            raise Stopped(str(error)) from error
         if waits_for != self._waits_for:
             self._waits_for = waits_for
             self.events.note("plan waits", waits_for)
         if planned:
-            self.events.note("planned", rounds=planned, upto=max(self.history.plans))
+            self.events.note("planned", rounds=planned, upto=self.history.last)
             planning.prune(self.store, self.history)
         return planned > 0

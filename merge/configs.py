@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from merge.donors import LAYER_COUNTS, Donor
+from merge.donor import LAYER_COUNTS, Donor
 from merge.files import Wrong
 
 _SAME = ("num_attention_heads", "num_key_value_heads", "head_dim", "n_head", "hidden_size", "num_experts_per_tok")

@@ -1,44 +1,22 @@
-"""Models to merge: wherever they lie, as named tensors that are read row by row, and their configuration."""
+"""Models to merge, wherever they lie: opened by their references."""
 
 import fnmatch
 import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from merge.files import Wrong, read_json
+from fleet.wrong import Lacking
+from merge.donor import Donor, read_config
+from merge.files import Wrong
+from merge.lora import adapted
 from merge.names import stacks
-from merge.weights import Stored, tensors_in
+from merge.weights import tensors_in
 
 _BESIDE = ("*.json", "*.model", "*.txt", "*.jinja")
 _WEIGHTS = (("model*.safetensors", "adapter_model*.safetensors"), ("pytorch_model*.bin", "adapter_model*.bin"))
-LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
-
-
-@dataclass(frozen=True)
-class Donor:
-    """A model: its folder, its config.json, its weights."""
-
-    reference: str
-    folder: Path
-    config: Mapping[str, Any]
-    tensors: Mapping[str, Stored]
-
-    @property
-    def vocabulary_size(self) -> int:
-        text = self.config.get("text_config")
-        size = self.config.get("vocab_size") or (text.get("vocab_size") if isinstance(text, dict) else 0) or 0
-        if type(size) is not int:
-            raise Wrong(f"{self.folder}/config.json: vocab_size is {str(size)[:60]!r}; a whole number is expected")
-        return size
-
-    @property
-    def layers(self) -> int | None:
-        """How many its configuration promises."""
-        count = next((self.config[key] for key in LAYER_COUNTS if key in self.config), None)
-        return count if type(count) is int else None
 
 
 class Donors:
@@ -64,7 +42,7 @@ class Donors:
     def _opened(self, reference: str) -> Donor:
         model, adapter = _parts(str(self.places.get(reference, reference)))
         if model.endswith(".gguf"):
-            from merge.gguf import open_gguf
+            from merge.gguf.reading import open_gguf
 
             donor = open_gguf(_path(model), self.stack)
         else:
@@ -72,8 +50,6 @@ class Donors:
             donor = Donor(model, folder, read_config(folder), tensors_in(folder, self.stack))
         _check_whole(donor)
         if adapter:
-            from merge.lora import adapted
-
             where = located(adapter)
             donor = adapted(donor, where, tensors_in(where, self.stack, "adapter_model"))
         return replace(donor, reference=reference)
@@ -102,7 +78,7 @@ def located(reference: str) -> Path:
         return folder
     name, _, at = reference.partition("@")
     if name.startswith(("/", ".", "~")) or name.count("/") > 1 or folder.exists():
-        raise Wrong(f"{reference}: not a folder with a model, a .gguf file, or a hub id")
+        raise Lacking(f"{reference}: not a folder with a model, a .gguf file, or a hub id")
     from huggingface_hub import list_repo_files, snapshot_download
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries; the error says enough
@@ -114,13 +90,6 @@ def located(reference: str) -> Path:
     except Exception as error:  # whatever a hub and a network can come up with
         why = str(error).splitlines()[0][:200]
         raise Wrong(f"{reference}: no such folder here, and the hub does not give it: {why}") from None
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    value = read_json(folder / "config.json")
-    if value.get("quantization_config") is not None:
-        raise Wrong(f"{folder}: its weights are quantized; merge the model that they were made of")
-    return value
 
 
 def _check_whole(donor: Donor) -> None:

@@ -71,6 +71,10 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
 def write_header(sink: Sink, header: Header) -> None:
     """The tensors' bytes are to follow in this order."""
     fields: dict[str, Any] = {"__metadata__": dict(header.about)} if header.about else {}

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import yaml
 
-from merge.donors import Donor
-from merge.files import Wrong, read_json
-from merge.output import write_json
+from merge.donor import Donor
+from merge.files import Wrong, read_json, write_json
 from merge.planning import Plan
 from merge.recipe import Merge, nearest
 

@@ -18,7 +18,7 @@ Params = Mapping[str, Any]  # what a method is told: a value, or for each of the
 class Rows(Protocol):
     """A tensor wherever it is; a tensor of n dimensions has as many rows as it has vectors along its last one."""
 
-    def __call__(self, begin: int, end: int) -> Tensor: ...
+    def __call__(self, begin: int, end: int, /) -> Tensor: ...
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,8 @@ from typing import Any
 
 import torch
 
+from fleet.plausible_words import check_words_in
+from fleet.scratch import passing
 from merge import engine, folder
 from merge.engine import How
 from merge.files import Wrong
@@ -38,14 +39,15 @@ def furnished(said: Merge, made: Plan, device: str, trust: bool = False, with_mo
     """A model of a plan's shape, without its weights."""
     from transformers import AutoTokenizer
 
-    with tempfile.TemporaryDirectory(prefix="live-") as place:
-        folder.furnish(Path(place), said, made, None)
+    with passing("live") as place:
+        folder.furnish(place, said, made, None)
+        check_words_in(place)
         try:
             tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust)
         except Exception as error:  # whatever a tokenizer's files and class can come up with
             line = " ".join(str(error).split())[:200]
             raise Wrong(f"{made.leader.reference}: its tokenizer cannot be loaded: {line}") from None
-        model = _empty(Path(place), made, device, trust) if with_model else None
+        model = _empty(place, made, device, trust) if with_model else None
     places = places_in(model, made) if model is not None else None
     return Live(model if places is not None else None, tokenizer, _words(made), places)
 

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,18 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from merge.donors import Donor
+from merge.donor import Donor
 from merge.files import Wrong, read_json
+from merge.patterns import Pattern
 from merge.weights import Stored, changed
 
 _PART = re.compile(
     r"^base_model\.model\.(?P<module>.+)\.(?P<part>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)(\.weight)?$"
 )
+_MOST_PATTERNS = 4096  # a model has no more modules
 
 
 def adapted(donor: Donor, folder: Path, adapter: Mapping[str, Stored]) -> Donor:
     """The model as `merge_and_unload` would leave it."""
     settings = _settings(folder)
+    patterns = _patterns(settings, folder)
     parts: dict[str, dict[str, Tensor]] = {}
     tensors = dict(donor.tensors)
     for key, stored in adapter.items():
@@ -36,7 +39,7 @@ def adapted(donor: Donor, folder: Path, adapter: Mapping[str, Stored]) -> Donor:
         name = f"{module}.weight"
         if name not in tensors:
             raise Wrong(f"{folder}: it adapts {module}, which {donor.folder} does not have")
-        tensors[name] = _with(tensors[name], part, settings, module, folder)
+        tensors[name] = _with(tensors[name], part, settings, patterns, module, folder)
     return replace(donor, tensors=tensors)
 
 
@@ -47,7 +50,14 @@ def _settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def _with(stored: Stored, part: Mapping[str, Tensor], settings: Mapping[str, Any], module: str, folder: Path) -> Stored:
+def _with(
+    stored: Stored,
+    part: Mapping[str, Tensor],
+    settings: Mapping[str, Any],
+    patterns: Sequence[tuple[Pattern, Any]],
+    module: str,
+    folder: Path,
+) -> Stored:
     """Rows of W + scale B A; of B A turned round where the weight stands the other way round."""
     embedding = "lora_embedding_A" in part
     names = ("lora_embedding_A", "lora_embedding_B") if embedding else ("lora_A", "lora_B")
@@ -57,7 +67,7 @@ def _with(stored: Stored, part: Mapping[str, Tensor], settings: Mapping[str, Any
     left, right = (a.T, b.T) if embedding or settings.get("fan_in_fan_out") else (b, a)
     _same_shape(folder, module, stored.shape, (left.shape[0], right.shape[1]))
     rank = a.shape[0]
-    alpha = _pattern(settings.get("alpha_pattern"), module, settings.get("lora_alpha", rank), folder)
+    alpha = _alpha(patterns, module, settings.get("lora_alpha", rank), folder)
     if not rank:
         raise Wrong(f"{folder}: {module}: matrices of rank 0")
     scale = alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
@@ -69,20 +79,28 @@ def _with(stored: Stored, part: Mapping[str, Tensor], settings: Mapping[str, Any
         merged = torch.addmm(weight.float(), left[begin:end], right, alpha=scale)
         if length is None:
             return merged
-        return merged * (length.flatten()[begin:end] / merged.norm(dim=1))[:, None]
+        scaled: Tensor = merged * (length.flatten()[begin:end] / merged.norm(dim=1))[:, None]
+        return scaled
 
     return changed(stored, rows)
 
 
-def _pattern(patterns: Any, module: str, default: Any, folder: Path) -> float:
-    try:
-        matching = (value for pattern, value in (patterns or {}).items() if re.match(rf"(.*\.)?({pattern})$", module))
-        value = next(matching, default)
-    except (AttributeError, re.error):
-        raise Wrong(f"{folder}: an alpha_pattern of {{pattern: number}} is expected") from None
+def _alpha(patterns: Sequence[tuple[Pattern, Any]], module: str, default: Any, folder: Path) -> float:
+    value = next((value for pattern, value in patterns if pattern.matches(module)), default)
     if type(value) not in (int, float) or not abs(value) < 1e9:
         raise Wrong(f"{folder}: {module}: lora_alpha is {str(value)[:60]!r}; a number is expected")
     return float(value)
+
+
+def _patterns(settings: Mapping[str, Any], folder: Path) -> list[tuple[Pattern, Any]]:
+    """Of modules that have an alpha of their own; others' patterns, so not for `re`."""
+    given = settings.get("alpha_pattern") or {}
+    if not isinstance(given, dict) or len(given) > _MOST_PATTERNS:
+        raise Wrong(f"{folder}: an alpha_pattern of {{pattern: number}} is expected, of {_MOST_PATTERNS} at most")
+    try:
+        return [(Pattern(pattern), value) for pattern, value in given.items()]
+    except Wrong as error:
+        raise Wrong(f"{folder}/adapter_config.json: alpha_pattern: {error}") from None
 
 
 def _same_shape(folder: Path, name: str, here: tuple[int, ...], there: tuple[int, ...]) -> None:

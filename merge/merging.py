@@ -10,8 +10,10 @@ from merge import engine, folder, output
 from merge import recipe as recipes
 from merge.donors import Donors
 from merge.engine import How
-from merge.planning import plan
+from merge.planning import Plan, plan
 from merge.recipe import Merge
+
+SHARD = 5 * 10**9  # bytes of a weight file
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ def merge(
     recipe: Merge | Path | str,
     out: Path | str,
     *,
-    shard_size: int = 5 * 10**9,
+    shard_size: int = SHARD,
     overwrite: bool = False,
     how: How = How(),
     progress: Callable[[int, int], None] = lambda bytes, total: None,
@@ -38,19 +40,39 @@ def merge(
 
     >>> merge("recipe.yml", "merged")
     """
-    begin = time.monotonic()
     engine.check_device(how.device)
     output.free_for(Path(out), overwrite, [] if isinstance(recipe, Merge) else [Path(recipe)])
     recipe = recipe if isinstance(recipe, Merge) else recipes.load(Path(recipe))
     with contextlib.nullcontext(donors) if donors else Donors() as donors:
         made = plan(recipe, donors)
-        template = folder.chat_template(recipe.chat_template, [donors[name] for name in recipe.models])
         folders = [donors[name].folder for name in recipe.models]
         with output.whole(Path(out), made.bytes, overwrite, folders) as draft:
-            broken = engine.write(made.jobs, draft, shard_size, how, lambda bytes: progress(bytes, made.bytes))
-            for name, text in (beside or {}).items():
-                (draft / name).write_text(text)
-            folder.furnish(draft, recipe, made, template)
+            return _written(recipe, made, draft, donors, shard_size, how, progress, beside or {})
+
+
+def merge_into(folder: Path, recipe: Merge, donors: Donors, how: How = How()) -> Took:
+    """The same, straight into a folder that is there and whose owner sees to it that nobody takes a part for the
+    whole."""
+    return _written(recipe, plan(recipe, donors), folder, donors, SHARD, how, lambda bytes, total: None, {})
+
+
+def _written(
+    recipe: Merge,
+    made: Plan,
+    into: Path,
+    donors: Donors,
+    shard_size: int,
+    how: How,
+    progress: Callable[[int, int], None],
+    beside: Mapping[str, str],
+) -> Took:
+    begin = time.monotonic()
+    engine.check_device(how.device)
+    template = folder.chat_template(recipe.chat_template, [donors[name] for name in recipe.models])
+    broken = engine.write(made.jobs, into, shard_size, how, lambda bytes: progress(bytes, made.bytes))
+    for name, text in beside.items():
+        (into / name).write_text(text)
+    folder.furnish(into, recipe, made, template)
     read = sum(each.bytes for job in made.jobs for each in job.inputs)
     more = [f"{name} has numbers that are not finite, or too large for its dtype" for name in broken]
     return Took(time.monotonic() - begin, read, made.bytes, (*made.notes, *more))

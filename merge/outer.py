@@ -22,6 +22,10 @@ class Outer:
         step = change.add(momentum, alpha=self.momentum) if self.nesterov else momentum
         return start.sub(step, alpha=self.lr), momentum
 
+    def settled(self, weights: Tensor, momentum: Tensor) -> Tensor:
+        """Where the weights are without the step that they are ahead by, which a next one would correct."""
+        return weights.add(momentum, alpha=self.lr * self.momentum) if self.nesterov else weights
+
     def stream(
         self, start: Iterable[Tensor], momentum: Iterable[Tensor], changes: Iterable[Tensor]
     ) -> Iterator[tuple[Tensor, Tensor]]:

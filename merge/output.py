@@ -1,23 +1,26 @@
 """The result's folder: its files laid out beforehand, and there as a whole or not at all."""
 
+import errno
 import fcntl
-import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fleet.synced import sync
-from merge.files import Entry, Header, Wrong, write_header
+from merge.files import Entry, Header, Wrong, write_header, write_json
 from merge.planning import Job
 
 
 class Busy(Wrong):
     """Somebody else is writing just this."""
+
+
+class Taken(Wrong):
+    """Something is there, which nobody said is to be replaced."""
 
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
@@ -80,17 +83,13 @@ def _names(count: int) -> list[str]:
     return [f"model-{n:05}-of-{count:05}.safetensors" for n in range(1, count + 1)]
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
-
-
 def free_for(out: Path, overwrite: bool, needed: Iterable[Path] = ()) -> Path:
     """Where the result goes, links followed; or why it may not: only a model's folder is ever replaced."""
     out = out.expanduser().resolve()
     if not out.exists():
         return out
     if not overwrite:
-        raise Wrong(f"{out} exists; --overwrite replaces it")
+        raise Taken(f"{out} exists; --overwrite replaces it")
     if not out.is_dir() or (any(out.iterdir()) and not (out / "config.json").is_file()):
         raise Wrong(f"{out} is not the folder of a model; it is not replaced")
     for path in (Path.cwd(), *needed):
@@ -119,7 +118,9 @@ def whole(out: Path, size: int, overwrite: bool, needed: Iterable[Path] = ()) ->
 def _drafted(out: Path, size: int) -> Iterator[Path]:
     free = shutil.disk_usage(out.parent).free
     if free < size + (1 << 20):
-        raise Wrong(f"{out.parent} has {free / 1e9:.2f} GB of free space; the result needs {size / 1e9:.2f} GB")
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        room = f"{out.parent} has {free / 1e9:.2f} GB of free space; the result needs {size / 1e9:.2f} GB"
+        raise Wrong(room) from full
     draft = out.parent / f".{out.name}.unfinished"
     with _held(draft.with_suffix(".lock"), out):
         shutil.rmtree(draft, ignore_errors=True)  # of a merge that was killed

@@ -36,7 +36,7 @@ def resolved(
 def check_names(recipe: Merge) -> list[str]:
     """Unknown parameters are errors. In words, what stands in the recipe without effect."""
     method, notes = method_of(recipe), []
-    places = [("parameters", recipe.parameters, None)]
+    places: list[tuple[str, Settings, bool | None]] = [("parameters", recipe.parameters, None)]
     for n, part in enumerate(recipe.slices):
         places.append((f"slices[{n}].parameters", part.parameters, None))
         base = part.base_model or recipe.base_model

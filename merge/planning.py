@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from merge.configs import TOKEN_IDS, check_kinds, differences, stacked
-from merge.donors import Donor, Donors
+from merge.donor import Donor
+from merge.donors import Donors
 from merge.files import Wrong
 from merge.methods import Method
 from merge.names import comes_first, is_buffer, is_embedding, is_head, is_vocabulary, layer_of, named_alike, stacks
@@ -142,7 +143,7 @@ def _part(recipe: Merge, number: int) -> Part:
     ranges = {one.layers for one in said.inputs if one.model == base} or {one.layers for one in others}
     if len(ranges) > 1:
         raise Wrong(f"the base_model {base} must be a source, with one layer_range, where the sources' ranges differ")
-    return Part((Input(base, *ranges), *others), True, said.parameters)
+    return Part((Input(base, next(iter(ranges), None)), *others), True, said.parameters)
 
 
 def _with_base(recipe: Merge, method: Method, inputs: tuple[Input, ...]) -> tuple[Input, ...]:
@@ -155,7 +156,7 @@ def _with_base(recipe: Merge, method: Method, inputs: tuple[Input, ...]) -> tupl
 def _untied(models: Sequence[Donor]) -> list[View]:
     """Output heads that are the embeddings are left out, unless another model has one of its own."""
     heads = {name for donor in models if not tied(donor) for name in donor.tensors if is_head(name)}
-    views = []
+    views: list[View] = []
     for donor in models:
         view = {name: each for name, each in donor.tensors.items() if not is_buffer(name, len(each.shape))}
         if tied(donor):

@@ -78,17 +78,8 @@ class Merge:
 
 def load(path: Path) -> Merge:
     try:
-        with path.open("rb") as file:
-            data = file.read(LIMIT + 1)
-    except OSError as error:
-        raise Wrong(f"{path}: cannot be read: {error.strerror}") from None
-    if len(data) > LIMIT:
-        raise Wrong(f"{path}: longer than {LIMIT} bytes")
-    try:
-        return parse(data.decode())
-    except UnicodeDecodeError as error:
-        raise Wrong(f"{path}: not UTF-8 at byte {error.start}") from None
-    except Wrong as error:
+        return parse(strictyaml.read(path))
+    except (strictyaml.Bad, Wrong) as error:
         raise Wrong(f"{path}: {error}") from None
 
 
@@ -109,7 +100,7 @@ def merge_of(value: Any, text: str) -> Merge:
     if "tokenizer" in given and "tokenizer_source" in given:
         raise Wrong("`tokenizer` and `tokenizer_source` say the same; one of them is enough")
     if "models" in given:
-        slices = (Slice(_inputs(given["models"], "models", "model parameters")),)
+        slices: tuple[Slice, ...] = (Slice(_inputs(given["models"], "models", "model parameters")),)
     else:
         slices = tuple(_slice(each, f"slices[{n}]") for n, each in enumerate(_list(given["slices"], "slices")))
     return Merge(
@@ -237,7 +228,7 @@ def setting_of(value: Any, where: str) -> Setting:
     if not several:
         raise Wrong(f"{where}: an empty list says nothing")
     if not any(isinstance(each, dict) for each in several):
-        return (("", tuple(_scalar(each, where) for each in several)),)
+        return (("", tuple(scalar_of(each, where) for each in several)),)
     found = []
     for n, each in enumerate(several):
         given = _fields(each, f"{where}[{n}]", "filter value")
@@ -249,7 +240,7 @@ def setting_of(value: Any, where: str) -> Setting:
     return tuple(found)
 
 
-def _scalar(value: Any, where: str) -> bool | int | float | str:
+def scalar_of(value: Any, where: str) -> bool | int | float | str:
     """YAML takes 1e-4 for text."""
     if isinstance(value, str):
         try:

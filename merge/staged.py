@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from merge.donors import Donor, Donors
+from merge.donor import Donor
+from merge.donors import Donors
 from merge.engine import How, merged
 from merge.group import in_memory
 from merge.planning import Job, plan

@@ -1,8 +1,13 @@
-"""YAML as this project reads it: data only, no anchors, no tags, no key twice."""
+"""YAML as this project reads it: data only, no anchors, no tags, no key twice; bounded in size and in depth."""
 
+from pathlib import Path
 from typing import Any
 
 import yaml
+
+LIMIT = 1 << 20  # bytes
+_DEEPEST = 32  # PyYAML takes a time that grows with the square of the depth
+_LONGEST = 1000  # characters of a number
 
 
 class Bad(ValueError):
@@ -10,13 +15,31 @@ class Bad(ValueError):
 
 
 class _Loader(yaml.SafeLoader):
-    """No key twice."""
+    """Looks at each event before anything is made of it."""
+
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        where = f"line {event.start_mark.line + 1}"
+        if isinstance(event, yaml.AliasEvent) or event.anchor:
+            raise Bad(f"{where}: anchors and aliases are not accepted; write the value where it is needed")
+        if event.tag:
+            raise Bad(f"{where}: the tag {event.tag} is not accepted; plain values only")
+        if self.depth >= _DEEPEST:
+            raise Bad(f"{where}: nested too deeply; {_DEEPEST} levels are accepted")
+        self.depth += 1
+        node: Any = super().compose_node(parent, index)
+        self.depth -= 1
+        if not node.tag.endswith((":str", ":map", ":seq")) and len(node.value) > _LONGEST:
+            raise Bad(f"{where}: not YAML: a number of {len(node.value)} characters")
+        return node
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[Any] = set()
     for key, _ in node.value:
-        name = loader.construct_object(key)  # type: ignore[no-untyped-call]
+        name = loader.construct_object(key)
         if not isinstance(name, str):
             raise Bad(f"line {key.start_mark.line + 1}: the key {name!r} is not text")
         if name in seen:
@@ -28,15 +51,24 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
 _Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
 
 
+def read(path: Path) -> str:
+    """A file's text, if it is one that somebody wrote."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(LIMIT + 1)
+    except OSError as error:
+        raise Bad(f"cannot be read: {error.strerror}") from None
+    if len(data) > LIMIT:
+        raise Bad(f"longer than {LIMIT} bytes")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise Bad(f"not UTF-8 at byte {error.start}") from None
+
+
 def parse(text: str) -> Any:
     """The data; or where and why it is refused."""
     try:
-        for event in yaml.parse(text, Loader=_Loader):
-            where = f"line {event.start_mark.line + 1}" if event.start_mark else "the file"
-            if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-                raise Bad(f"{where}: anchors and aliases are not accepted; write the value where it is needed")
-            if getattr(event, "tag", None):
-                raise Bad(f"{where}: the tag {event.tag} is not accepted; plain values only")
         return yaml.load(text, Loader=_Loader)  # a SafeLoader
     except Bad:
         raise
@@ -45,7 +77,5 @@ def parse(text: str) -> Any:
         raise Bad(f"{place}not YAML: {error.problem}") from None
     except yaml.YAMLError as error:
         raise Bad(f"not YAML: {' '.join(str(error).split())[:200]}") from None
-    except RecursionError:
-        raise Bad("nested too deeply") from None
-    except ValueError as error:  # a date that does not exist, a number of thousands of digits
+    except (ValueError, OverflowError) as error:  # a date that does not exist, a number of thousands of digits
         raise Bad(f"not YAML: {error}") from None

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from merge.donors import Donor
+from fleet.plausible_words import check_words
+from merge.donor import Donor
 from merge.files import Wrong, read_json
 from merge.recipe import Token, Tokens
 from merge.weights import Stored
@@ -153,6 +154,7 @@ def _some(stored: Stored, begin: int, end: int) -> Tensor:
 def words_of(folder: Path) -> Words:
     try:
         file = read_json(folder / "tokenizer.json")
+        check_words(file, f"{folder}/tokenizer.json")
         ids = _ids(file)
         for merge in file["model"].get("merges", ()):
             _pair(merge)

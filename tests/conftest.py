@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import Toys
+from tests.helpers import Toys, until
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads that wait for each other cost minutes on a busy machine
 
@@ -84,3 +84,27 @@ def specialists_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder.mkdir(exist_ok=True)
     specialists.made(folder)
     return folder
+
+
+@pytest.fixture
+def small_memory() -> Iterator[Callable[[int], Path]]:
+    """Makes a control group whose processes may have so many MB."""
+    made: list[Path] = []
+
+    def make(megabytes: int) -> Path:
+        why: OSError | None = None
+        for folder, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
+            group = Path(folder, f"small-{os.getpid()}")
+            try:
+                group.mkdir()
+                made.append(group)
+                (group / limit).write_text(str(megabytes << 20))
+                return group
+            except OSError as error:
+                why = error
+        pytest.skip(f"no control group can be made here: {why}")
+
+    yield make
+    for group in made:
+        until(lambda group=group: not (group / "cgroup.procs").read_text(), "its processes ended")
+        group.rmdir()

@@ -21,7 +21,7 @@ import pytest
 from fleet import faults, launches
 from fleet.config import Wrong
 from fleet.desk import Stopped
-from fleet.diary import recent_events
+from fleet.diary import events_in
 from fleet.digest import digest
 from fleet.history import History
 from fleet.host import Host
@@ -196,7 +196,7 @@ class Toys:
         found = []
         for path in sorted(self.folder.glob("workers/*.events")):
             if path.name.startswith(of):
-                found += [{**e, "worker": path.stem} for e in recent_events(path) if what in ("", e["what"])]
+                found += [{**e, "worker": path.stem} for e in events_in(path.read_bytes()) if what in ("", e["what"])]
         return found
 
     def registers(self, pattern: str) -> list[str]:

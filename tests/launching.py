@@ -1,8 +1,11 @@
 """Toy runs on the machines of a lab, started by the launcher as a person would."""
 
 import json
+import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fleet.host import Host
@@ -14,12 +17,19 @@ from tests.lab.machines import Lab
 LAUNCHER = [sys.executable, "-m", "tests.toy.launch"]
 
 
+def old_pythons() -> dict[str, str]:
+    """Those that this machine happens to have, with their versions."""
+    found = {str(file): file.parents[1].name for file in Path.home().glob(".pyenv/versions/*/bin/python")}
+    return {file: name for file, name in found.items() if re.fullmatch(r"(2\.\d+|3\.([0-9]|10))\.\d+", name)}
+
+
 @dataclass
 class Launched(Toys):
     """A run on the lab's shared folder."""
 
     lab: Lab | None = None
     machines: Any = None  # entries of machines.json; all of the lab's by default
+    launcher: Sequence[str] = tuple(LAUNCHER)
 
     def entry(self, host: str, **keys: Any) -> dict[str, Any]:
         return {"host": host, "python": sys.executable, **keys}
@@ -33,7 +43,7 @@ class Launched(Toys):
         entries = [self.entry(each.name) for each in self.lab] if self.machines is None else self.machines
         (self.place / "machines.json").write_text(json.dumps(entries))
         options = [f"--config={self.place / 'evolution.json'}", f"--machines={self.place / 'machines.json'}"]
-        return [*LAUNCHER, *words, *options, f"--ssh-config={self.lab.ssh_config}"]
+        return [*self.launcher, *words, *options, f"--ssh-config={self.lab.ssh_config}"]
 
     def ask(self, *words: str, before: tuple[str, ...] = (), **changed: Any) -> Started:
         """A command that goes on by itself."""

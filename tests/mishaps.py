@@ -2,53 +2,92 @@
 
 import os
 import signal
+import sys
 import time
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from fleet.config import bound, operational
 from fleet.method import Method
 from fleet.recipe import Past, Recipe, Strategy
 from fleet.start import main
-from fleet.work import Failed, Maker, Work
+from fleet.work import Elsewhere, Failed, Maker, Unfit, Work
 from tests.toy.config import ToyConfig
 
 
 class MishapConfig(ToyConfig):
-    mishap: Literal["none", "segfault", "raise", "nan", "verdict", "sleep"] = operational("none", "What goes wrong.")
+    mishap: Literal[
+        "none", "segfault", "raise", "nan", "verdict", "sleep", "hungry", "device", "lack", "panic", "unfit", "exit",
+        "circle", "wordless", "number", "pair",
+    ] = operational("none", "What goes wrong.")  # fmt: skip
     spared: bool = bound(False, "The bad recipe is optional.")
+    wide: int = bound(0, "So many recipes and nothing else, as in a search; all are bad for who is sick.")
+    sick: str = operational("", "How the names of workers begin for whom all recipes are bad.")
 
 
 class TwoRounds:
     """A good recipe and a bad one, then one that comes from both."""
 
     def __init__(self, config: MishapConfig) -> None:
-        self.spared = config.spared
+        self.spared, self.wide = config.spared, config.wide
 
     def plan(self, round: int, history: Past) -> list[Recipe]:
+        if self.wide:
+            many = [Recipe(f"c{k}", merge={"x": k}, optional=self.spared) for k in range(self.wide)]
+            return [many, []][round]
         good, bad = Recipe("good", merge={"x": 1}), Recipe("bad", merge={"x": 2}, optional=self.spared)
         return [[good, bad], [Recipe("child", ("0/good", "0/bad"), merge={"x": 3})], []][round]
 
 
 def maker(config: MishapConfig) -> Maker:
-    def make(work: Work) -> dict[str, float]:
-        if work.recipe.slot == "bad":
+    def make(work: Work) -> dict[Any, Any]:
+        work.host.sleep(config.sleep)
+        if work.recipe.slot == "bad" or config.sick and work.draft.store.name.startswith(config.sick):
             happens(config.mishap)
         work.write("weights", b"".join(parent.read("weights") for parent in work.parents.values()) + b"x")
-        return {"loss": float("nan") if (work.recipe.slot, config.mishap) == ("bad", "nan") else 1.0}
+        odd = {"nan": {"loss": float("nan")}, "number": {1: 0.5}, "pair": {"word": "\ud83d\ude00"}}
+        return odd.get(config.mishap, {"loss": 1.0}) if work.recipe.slot == "bad" else {"loss": 1.0}
 
     return make
 
 
 def happens(mishap: str) -> None:
     match mishap:
+        case "hungry":
+            Path(os.environ["SMALL_MEMORY"], "cgroup.procs").write_text(str(os.getpid()))
+            bytearray(os.urandom(1)) * (1 << 29)
         case "segfault":
             os.kill(os.getpid(), signal.SIGSEGV)
         case "raise":
             raise RuntimeError("the card is on fire")
+        case "device":
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        case "lack":
+            raise Elsewhere("out of memory: 80 GB are needed, 8 GB are there")
+        case "unfit":
+            raise Unfit("the questions have changed")
+        case "panic":
+            from tokenizers import Regex, pre_tokenizers
+
+            pre_tokenizers.Split(Regex("(x+x+)+y"), "isolated").pre_tokenize_str("x" * 60)
+        case "exit":
+            sys.exit(0)
+        case "circle":
+            try:
+                raise RuntimeError("it came of itself")
+            except RuntimeError as error:
+                raise error from error
+        case "wordless":
+            raise Wordless
         case "verdict":
             raise Failed("it does not converge")
         case "sleep":
             time.sleep(600)  # whoever asks it to end at the next step asks in vain
+
+
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("there are no words for it")
 
 
 def strategy(config: MishapConfig) -> Strategy:

@@ -31,18 +31,22 @@ def long_run(base: Path, slots: int = 64, rounds: int = 2000, workers: int = 16,
         folder = store.disk.root / f"rounds/{round:05d}"
         folder.mkdir()
         (folder / "plan").write_bytes(_sealed({"recipes": [to_json(recipe) for recipe in recipes]}))
+        outcomes = list[dict[str, Any]]()
         claim = folder / "claim"  # one for all: nobody reads a claim that came to something
         claim.write_bytes(_sealed({"by": "local-0-00000000", "identity": [], "launch": 1, "machine": machines[0]}))
         for k, recipe in enumerate(recipes):
             worker = (k + round) % workers
             at = BEGAN + 60.0 * round + 3.0 * (k // workers + 1)
             by, machine = f"local-{worker}-{worker:08x}", machines[worker % len(machines)]
-            _write(folder / f"{recipe.slot}.0.done", _sealed(_done(dice, round, by, machine)))
+            outcomes.append(_done(dice, round, by, machine))
+            _write(folder / f"{recipe.slot}.0.done", _sealed(outcomes[-1]))
             os.link(claim, folder / f"{recipe.slot}.0.claim.0")
             made = {"seconds": 2.8, "written": 10_000, "read": 20_000}
             notes[worker].append(_line(at, "made", name(round, recipe.slot), **made))
             notes[worker].append(_line(at, "published", name(round, recipe.slot)))
         claim.unlink()
+        done = {recipe.slot: [0, outcome] for recipe, outcome in zip(recipes, outcomes, strict=True)}
+        _write(folder / "summary", _sealed({"by": "a logger", "done": done, "origins": {}}))
         notes[round % workers].append(_line(BEGAN + 60.0 * round + 59.0, "waited", seconds=40.0))
     end = store.disk.root / f"rounds/{rounds + 1:05d}"
     end.mkdir()

@@ -16,14 +16,15 @@ from fleet.run import create_run, open_run
 from fleet.worker import Worker
 from tests.helpers import LONG, Toys
 from train.config import TrainConfig
-from train.member import maker
+from train.member.making import maker
 from train.member.prepare import END
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
 MODEL = {"config": {"model_type": "llama", "tie_word_embeddings": True, **SHAPE}}
 KEYS = {
     "initial_population": (MODEL,), "batch_size": 2, "seq_length": 16, "population_size": 4, "max_generations": 3,
-    "inner_steps": 4, "warm_start_steps": 2, "warmup_steps": 2, "eval_sequences": 4, "eval_batch_size": 2, "lr": 1e-2,
+    "inner_steps": 4, "first_inner_steps": 10**6, "warmup_steps": 2, "lr": 1e-2, "eval_sequences": 4,
+    "eval_batch_size": 2,
 }  # fmt: skip
 
 

@@ -6,7 +6,6 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from fleet.remote import far
 from fleet.remote.link import command
 from fleet.run import create_run
 from tests.helpers import ROOT, until
+from tests.lab import disks
 from tests.toy.config import ToyConfig
 
 HOSTILE = [
@@ -165,27 +165,8 @@ def test_a_crew_refuses_another_run_than_the_one_that_was_meant(tmp_path, monkey
         far.start(str(tmp_path / "code"), an_order(tmp_path / "base" / "nothing", "x", ["w.py"]), {})
 
 
-@pytest.fixture
-def small_memory() -> Iterator[Path]:
-    """A control group whose processes may have 64 MB."""
-    name = f"crew-{os.getpid()}"
-    for folder, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
-        group = Path(folder, name)
-        try:
-            group.mkdir()
-            (group / limit).write_text(str(64 << 20))
-        except OSError as error:
-            why = error
-            continue
-        yield group
-        until(lambda group=group: not (group / "cgroup.procs").read_text(), "its processes ended")
-        group.rmdir()
-        return
-    pytest.skip(f"no control group can be made here: {why}")
-
-
 def test_a_worker_that_the_kernel_killed_for_its_memory_is_told_from_others(tmp_path, monkeypatch, small_memory):
-    hungry = f"import os\nopen('{small_memory}/cgroup.procs', 'w').write(str(os.getpid()))\nx = b'x' * (1 << 29)"
+    hungry = f"import os\nopen('{small_memory(64)}/cgroup.procs', 'w').write(str(os.getpid()))\nx = b'x' * (1 << 29)"
     run, _ = started(tmp_path, hungry, monkeypatch, restarts=0)
     seat = until(lambda: (seat := crew_of(run)["seats"][0])["code"] is not None and seat, "it is killed")
     assert seat["said"] == "was killed by SIGKILL when the machine was out of memory"
@@ -202,3 +183,20 @@ def test_a_trap_in_the_place_of_a_log_leads_nowhere(tmp_path, monkeypatch, trap)
     assert until(lambda: crew_of(run)["seats"][0]["said"], "it says so").startswith("cannot be started: ")
     assert target.read_text() == "mine\n"
     assert far.kill(run_id, 10.0)["left"] == []
+
+
+@pytest.mark.slow
+def test_a_crew_goes_on_where_a_mount_that_died_is_mounted_again(tmp_path, monkeypatch):
+    if why := disks.why_not("bindfs"):
+        pytest.skip(why)
+    waits = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.05)\nraise SystemExit(7)"
+    with disks.mounted("bindfs", tmp_path / "base", tmp_path / "behind") as disk:
+        run, run_id = started(tmp_path, waits, monkeypatch, restarts=1)
+        disk.die()
+        (tmp_path / "code" / "go").touch()
+        until(lambda: len(far.running(run_id)["processes"]) == 1, "its worker has ended")
+        disk.unmount()
+        disk.mount()
+        seat = until(lambda: (seat := crew_of(run)["seats"][0])["code"] is not None and seat, "it says how it ended")
+        assert (seat["code"], seat["crashes"]) == (7, 2), "another one was started there"
+        until(lambda: not far.running(run_id)["processes"], "the crew ends, too")

@@ -1,5 +1,6 @@
 """The tables in docs/ say what the code says: they are made from it by `python -m tests.test_docs`."""
 
+import ast
 import json
 import re
 from collections.abc import Callable
@@ -16,7 +17,8 @@ from train.cluster.options import CheckpointOptions, HivemindOptions, Options
 from train.config import Dataset, EvolutionRoom, ExchangeRoom, GroupRoom, TrainConfig, TrainRoom
 from train.posttrain.config import Adapter, BreedRoom, FitnessRoom, MutationRoom, Objective, Source
 
-DOCS = Path(__file__).parent.parent / "docs"
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
 DOC = DOCS / "configuration.md"
 TABLES = {
     "run": lambda: table([FleetConfig]),
@@ -47,7 +49,9 @@ FSDP = {
     "ckpt": lambda: options(CheckpointOptions, "ckpt."),
     "hv": lambda: options(HivemindOptions, "hv."),
 }
+MAP = {"files": lambda: the_map()}
 PAGES = {
+    DOCS / "map.md": MAP,
     DOCS / "train_fsdp.md": FSDP,
     DOC: TABLES,
     DOCS / "evomerge.md": EVOMERGE,
@@ -75,6 +79,31 @@ def options(group: type, before: str = "") -> str:
             default = "" if value in (None, []) else f"`{' '.join(value) if isinstance(value, list) else value}`"
             lines.append(f"| `--{before}{name.replace('_', '-')}` | {default} | {about[0].help} |")
     return "\n".join(lines) + "\n"
+
+
+def the_map() -> str:
+    """Every file of the project in its folder, with the first sentence that it says about itself."""
+    files = [
+        *ROOT.glob("*.py"),
+        *(file for name in ("fleet", "merge", "train", "evomerge") for file in (ROOT / name).rglob("*.py")),
+    ]
+    lines = ["\n## At the top\n\n| file | what it is |\n|---|---|"]
+    folder = ROOT
+    for file in sorted(files, key=lambda file: (file.parent != ROOT, str(file.parent), file.name)):
+        said = first_sentence(file)
+        if file.parent != folder:
+            folder = file.parent
+            about = f"\n{said}\n" if file.name == "__init__.py" and said else ""
+            lines.append(f"\n## {folder.relative_to(ROOT)}/\n{about}\n| file | what it is |\n|---|---|")
+        if file.name != "__init__.py":
+            assert said, f"{file}: says nothing about itself"
+            lines.append(f"| `{file.name}` | {said.replace('|', chr(92) + '|')} |")
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def first_sentence(file: Path) -> str:
+    first = " ".join((ast.get_docstring(ast.parse(file.read_text())) or "").split("\n\n")[0].split())
+    return re.split(r"(?<=[.!?])\s", first)[0].rstrip(":")
 
 
 def renewed(page: Path, tables: dict[str, Callable[[], str]]) -> str:

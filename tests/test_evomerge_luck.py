@@ -146,6 +146,22 @@ def test_two_starters_at_the_end_have_the_same_winner(tmp_path):
     assert (tmp_path / "run" / "winner" / "config.json").read_text() == "{}"  # the other one's, not written over
 
 
+def test_a_winner_that_another_starter_has_made_meanwhile_is_taken(tmp_path, monkeypatch):
+    from evomerge import making
+
+    c, real = config(tmp_path, num_generations=1), making.merge
+    assert worker(c).run() == "over"
+
+    def late(recipe, out, **how):
+        with whole(Path(out), 1, overwrite=False) as draft:
+            (draft / "config.json").write_text("{}")
+        return real(recipe, out, **how)
+
+    monkeypatch.setattr(making, "merge", late)
+    found = results.found_in(tmp_path / "run")
+    assert (ending.winner_in(tmp_path / "run", found) / "config.json").read_text() == "{}"
+
+
 @pytest.mark.parametrize("name", ["../escaped", "/tmp/absolute", "org/model", "名" * 150, "..", "a\\b c"])
 def test_a_models_name_leads_nowhere(tmp_path, name):
     c = config(tmp_path)

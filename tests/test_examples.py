@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,10 +21,12 @@ from fleet.config import Wrong, load, read_json
 from fleet.host import Host
 from fleet.run import create_run
 from tests import merging, searching, small
+from tests.commands import answer
 from tests.helpers import LONG, ROOT, until
 from tests.lab import slurm
 from tests.lab.machines import Lab, why_not
 from tests.pages import ALL, Block, World, commands, of, same
+from tests.toy import little_models
 from train import text
 from train.config import Dataset, TrainConfig
 from train.posttrain.config import PosttrainConfig
@@ -35,6 +36,7 @@ KINDS = {"sh", "json", "yaml", "python", "diff", "text"}
 # Commands that are not run here, by page, and why; their options are checked all the same.
 NOT_RUN = [
     ("README.md", ".*", "an overview: the pages that it leads to run these, or tests of their own"),
+    ("changing-it.md", ".*benchmarks.*", "minutes each; tests/test_benchmarks.py holds what they compute"),
     ("clusters.md", "mount -t nfs .*", "the disk of tests/test_nfs.py is mounted with these options"),
     ("clusters.md", "ray start .*|.*--via ray.*", "tests/test_engines.py starts workers on a Ray of two nodes"),
     ("clusters.md", "python launch_to_machines.py (check|status)", "run for getting-started.md"),
@@ -218,6 +220,17 @@ def a_recipe(world: World, here: list[Block]) -> None:
     assert any(not torch.equal(each.float(), base[name]) for name, each in merged.items())
 
 
+@example("merging.md", "GGUF files")
+def gguf_files(world: World, here: list[Block]) -> None:
+    pytest.importorskip("gguf", reason="gguf is not installed: GGUF files are not tested")
+    folder = world.root / "merged-model"
+    folder.mkdir()
+    little_models.model(folder, "llama", little_models.by_bytes(folder, little_models.library("textwrap"), size=300))
+    world.do(here[0])
+    assert (world.root / "merged-model.gguf").stat().st_size > 1000
+    assert (world.root / "model-again" / "model.safetensors").exists()
+
+
 @example("merge-search.md", "", "What is searched")
 def a_search(world: World, here: list[Block]) -> None:
     command, task, genome = here
@@ -396,9 +409,9 @@ def test_a_command_that_is_not_run_has_its_options(block, line):
 
 @cache
 def help_of(*script: str) -> str:
-    done = subprocess.run([sys.executable, *script, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    code, said, errors = answer(*script, "--help")
+    assert code == 0, errors
+    return said
 
 
 def more_of(script: str, arguments: list[str]) -> str:

@@ -345,7 +345,7 @@ def test_a_token_counts_the_same_in_whichever_part_of_a_step():
     for learner, step in zip(learners, (whole, parts), strict=True):
         [*learner.train([step], [1e-3])]
     assert learners[0].summed_loss() == pytest.approx(learners[1].summed_loss(), rel=1e-6)
-    assert torch.allclose(learners[0].moments[0], learners[1].moments[0], atol=1e-8, rtol=1e-4)
+    assert torch.allclose(learners[0].vectors["average"], learners[1].vectors["average"], atol=1e-8, rtol=1e-4)
     means = [float(learners[0].loss(part).detach()) for part in parts]
     assert abs(sum(means) / 2 - float(learners[0].loss(whole[0]).detach())) > 1e-4, "the test would notice"
 

@@ -98,6 +98,9 @@ def two(tmp_path_factory: pytest.TempPathFactory, over: str) -> tuple[Path, dict
             plan.append(training(folder, f"{precision}-{each}", sharding_strategy=each, precision=precision))
     moved = training(folder, "moved", sharding_strategy="FULL_SHARD")
     plan.append({**moved, "ckpt": {"resume": str(folder / "NO_SHARD" / "step-00000004")}})
+    plan += [training(folder, f"muon-{each}", sharding_strategy=each, optimizer="muon") for each in STRATEGIES[:4]]
+    moved = training(folder, "muon-moved", sharding_strategy="FULL_SHARD", optimizer="muon")
+    plan.append({**moved, "ckpt": {"resume": str(folder / "muon-NO_SHARD" / "step-00000004")}})
     plan.append(training(folder, "kept", ckpt={"interval": 2, "topk": 2}))
     plan.append(training(folder, "uneven", total_batch_size=6, per_device_train_batch_size=2))
     weights(folder / "weights")
@@ -119,7 +122,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory, over: str) -> Path:
     """The same training in one process."""
     folder = tmp_path_factory.mktemp("alone")
     model(folder / "model")
-    assert torchrun(folder, [training(folder, "out")], 1, over) == ["0"]
+    both = [training(folder, "out"), training(folder, "muon", optimizer="muon")]
+    assert torchrun(folder, both, 1, over) == ["0", "0"]
     return folder / "out"
 
 
@@ -132,6 +136,21 @@ def test_whatever_ranks_share_the_curve_is_that_of_one_process(two, alone, strat
     assert said[strategy] == "0"
     assert curve(folder / strategy) == pytest.approx(curve(alone), abs=2e-5)
     assert curve(alone)[-1] < curve(alone)[0] - 1
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES[:4])
+def test_each_rank_makes_its_share_of_muons_matrices_orthogonal(two, alone, strategy):
+    folder, said = two
+    assert said[f"muon-{strategy}"] == "0"
+    wanted = curve(alone.with_name("muon"))
+    assert curve(folder / f"muon-{strategy}") == pytest.approx(wanted, abs=2e-5)
+    assert wanted[-1] < wanted[0] - 1 and wanted != pytest.approx(curve(alone), abs=1e-2)
+
+
+def test_muons_one_moment_moves_from_copies_to_parts(two):
+    folder, _ = two
+    found = [float(x) for x in _after(folder / "muon-moved", 4)]
+    assert found == pytest.approx(curve(folder / "muon-NO_SHARD")[4:], abs=2e-5)
 
 
 @pytest.mark.parametrize("strategy", ["NO_SHARD", "FULL_SHARD"])
@@ -244,7 +263,8 @@ def test_what_cannot_be_is_said(two):
     by_name = {name.partition("/")[0]: what for name, what in said.items()}
     assert "is not divided by 2 ranks" in by_name["uneven"] and by_name["uneven"].endswith("the nearest that is: 8")
     assert (
-        "another model: weights.model.embed_tokens.weight is [258, 32] there, [258, 48] here" in by_name["other-model"]
+        "another model: weights.model.layers.0.self_attn.q_proj.weight is [32, 32] there, [48, 48] here"
+        in by_name["other-model"]
     )
     assert "lr was 0.01, is 0.001" in by_name["other-lr"]
 

@@ -1,4 +1,4 @@
-"""The house keeps its order: who imports whom, what the run's own code never does, and whether README.md is true."""
+"""The house keeps its order: who imports whom, what the run's own code never does, and whether pages lead somewhere."""
 
 import ast
 import fnmatch
@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,10 @@ FLOORS = (
     (("fleet", "fleet.*"),),
 )
 # toy models, and their lab
-BESIDE = {"benchmarks": ("tests.toy*", "tests.helpers", "tests.launching", "tests.lab*", "tests.searching")}
+BESIDE = {
+    "benchmarks": ("tests.toy*", "tests.helpers", "tests.launching", "tests.lab*", "tests.searching"),
+    "tests": ("benchmarks.trials", "benchmarks.speedup"),  # whose arithmetic is tested
+}
 THIRD_PARTY = {
     "fleet": {"pydantic", "cyclopts", "rich", "paramiko", "matplotlib", "ray", "tensorboard", "wandb", "trackio"}
 }
@@ -94,6 +98,27 @@ def may(name: str, imported: str, modules: dict[str, Path]) -> bool:
         return True  # a name inside a module that is looked at itself
     beside = BESIDE.get(name.partition(".")[0], ())
     return mine == other or mine[0] < other[0] or any(fnmatch.fnmatchcase(imported, pattern) for pattern in beside)
+
+
+def circle(root: Path) -> list[str]:
+    """Files that import each other in a ring, wherever in them they do so; a folder's face, which hands names on, is
+    none of them."""
+    modules = {name: file for name, file in sources(root).items() if file.name != "__init__.py" and "tests" not in name}
+    graph = {name: {*imports(name, file)} & modules.keys() - {name} for name, file in modules.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_no_file_imports_itself_by_way_of_others(tmp_path):
+    assert circle(ROOT) == []
+    for name, line in (("a", "from fleet import b"), ("b", "def f():\n    import fleet.c"), ("c", "from .a import x")):
+        file = tmp_path / "fleet" / f"{name}.py"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(line)
+    assert {*circle(tmp_path)} == {"fleet.a", "fleet.b", "fleet.c"}
 
 
 def test_imports_go_downwards():
@@ -193,6 +218,48 @@ def test_tensors_alone_are_no_danger():
     assert dangers("torch.load(path, map_location='cpu', weights_only=True)") == []
 
 
+# -- what is said to people --------------------------------------------------------------------------------------------
+
+BESIDE_PLAIN = {  # who may speak otherwise, and why
+    "fleet/plain.py": "it is the way",
+    "fleet/console.py": "it is the other way",
+    "fleet/remote/far.py": "it comes alone, and speaks JSON to the launcher",
+    "fleet/remote/crew.py": "it speaks JSON to far.py",
+    "fleet/remote/door.py": "it speaks JSON to the launcher",
+    "fleet/report/telling.py": "its own words on a line that changes",
+    "train/train_fsdp.py": "what --help looks like",
+}
+
+
+def loud(source: str) -> list[str]:
+    """Calls that show text to somebody without a look at what is in it."""
+    tree = ast.parse(source)
+    called = [(ast.unparse(node.func), node) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    found = [name for name, _ in called if re.fullmatch(
+        r"print|(rich\.console\.)?Console|sys\.(stdout|stderr)(\.buffer)?\.write|os\.write|(logging\.)?(basicConfig"
+        r"|StreamHandler)|traceback\.print_\w+|(pprint\.)?pprint|warnings\.showwarning", name)]  # fmt: skip
+    ends = [node for name, node in called if name in ("SystemExit", "sys.exit", "exit") and node.args]
+    return found + [ast.unparse(end) for end in ends if isinstance(end.args[0], (ast.Constant, ast.JoinedStr))
+                    and not (isinstance(end.args[0], ast.Constant) and isinstance(end.args[0].value, int))]  # fmt: skip
+
+
+def test_all_that_is_said_goes_one_way():
+    files = [
+        *ROOT.glob("*.py"),
+        *(f for room in ("fleet", "merge", "train", "evomerge") for f in (ROOT / room).rglob("*.py")),
+    ]
+    said = {str(file.relative_to(ROOT)): found for file in files if (found := loud(file.read_text()))}
+    assert said.keys() <= BESIDE_PLAIN.keys(), {file: said[file] for file in said.keys() - BESIDE_PLAIN.keys()}
+
+
+@pytest.mark.parametrize("source", [
+    "print(x)", "Console()", "sys.stderr.write(x)", "logging.basicConfig()", "traceback.print_exc()",
+    "raise SystemExit(f'{x}')", "sys.exit('why')",
+])  # fmt: skip
+def test_a_loud_word_is_heard(source):
+    assert loud(source)
+
+
 # -- README.md ---------------------------------------------------------------------------------------------------------
 
 README = (ROOT / "README.md").read_text()
@@ -221,11 +288,4 @@ def test_every_file_that_is_named_is_there(name):
 
 
 def test_there_is_something_to_follow():
-    assert len(LINKS) > 40 and len(NAMES) > 20
-
-
-def test_every_file_of_the_run_has_its_line():
-    rooms = [file for room in ("fleet", "merge", "train", "evomerge") for file in (ROOT / room).rglob("*.py")]
-    files = [str(file.relative_to(ROOT)) for file in (*rooms, *ROOT.glob("*.py")) if file.name != "__init__.py"]
-    listed = re.findall(r"^\| `([\w/]+\.py)` \| \S.+ \|$", PROSE, re.M)
-    assert sorted(listed) == sorted(files)
+    assert len(LINKS) > 40 and NAMES

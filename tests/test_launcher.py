@@ -5,6 +5,8 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 
 from tests.helpers import LONG, until
 from tests.lab.machines import Lab, why_not
-from tests.launching import Launched
+from tests.launching import Launched, old_pythons
 from tests.typing_in import answered
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=f"no machines: {why_not()}")]
@@ -268,3 +270,25 @@ def test_workers_without_a_crew_are_ended_too(fleet, lab):
     assert run.says("restart", "h2").count("started") == 1
     assert len(lab["h2"].pids("fleet.remote.crew")) == 1 and len(run.alive()) == 3 and {*run.alive()} != {*before}
     run.says("stop", "--now")
+
+
+def test_a_machine_that_never_stops_talking_holds_nobody_up_and_an_old_python_is_named(tmp_path, fleet):
+    setups = {"h2": "cat /dev/zero", "h3": "yes", "h4": "while echo x; do sleep 0.1; done", "h5": "cat /dev/zero >&2"}
+    fake = tmp_path / "python3.6"  # wherever there is no real one
+    fake.write_text(f"#!/bin/sh\nshift; exec {sys.executable} \"$1\" \"import sys; sys.version_info = (3, 6, 15); "
+                    'sys.version = \'3.6.15 (it says)\'; $2" "$3"\n')  # fmt: skip
+    fake.chmod(0o755)
+    olds = {**old_pythons(), str(fake): "3.6.15"}
+    pythons = {f"h{n}": python for n, python in enumerate(olds, 6)}
+    with Lab(tmp_path / "lab", names=("h1", *setups, *pythons)) as lab:
+        run = fleet(lab)
+        run.machines = [run.entry("h1"), *(run.entry(name, setup=setup) for name, setup in setups.items())]
+        run.machines += [run.entry(name, python=python) for name, python in pythons.items()]
+        began = time.monotonic()
+        said = " ".join(run.says("check", "--timeout", "5", code=1).replace("│", " ").split())
+        assert time.monotonic() - began < 40
+    for name in setups:
+        assert re.search(rf"{name}: NO: (it says more than 64 MB, and no answer among them|no answer within 5 s)", said)
+    for name, python in pythons.items():
+        old = f"it has Python {olds[python]} as '{python}'; 3.11 or newer is needed"
+        assert f"{name}: NO: {old}: name one as `python` in machines.json" in said

@@ -172,8 +172,11 @@ def test_the_search_finds_its_way_and_is_a_pure_function(tmp_path, monkeypatch):
     np.random.rand(17)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "cma_signals.in").write_text("{'maxiter': 0, 'ftarget': 1e9}")
+    told = Strategy(one)
     for n in (0, 1, 7, 24):
         assert Search((0.3,) * 4, 1 / 6, 0, 3).next(whole[:n]) == [list(point) for point in whole[n].points]
+        for _ in range(2):  # nor if it is the same process that heard the generations before, or is asked twice
+            assert one.next(whole[:n], told) == [list(point) for point in whole[n].points]
     assert Search((0.3,) * 4, 1 / 6, 0, 4).next([]) != Search((0.3,) * 4, 1 / 6, 0, 3).next([])
     assert Search((0.3,) * 4, 1 / 6, 0, 0).next([]) == Search((0.3,) * 4, 1 / 6, 0, 0).next([])  # 0 is no clock
 

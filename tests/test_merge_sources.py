@@ -104,7 +104,7 @@ def test_adapters_that_do_not_fit(tmp_path):
         ({"lora_alpha": "16"}, "lora_alpha is '16'; a number"),
         ({"lora_alpha": True}, "lora_alpha is 'True'; a number"),
         ({"alpha_pattern": [1]}, "an alpha_pattern of .* is expected"),
-        ({"alpha_pattern": {"(": 1}}, "an alpha_pattern of .* is expected"),
+        ({"alpha_pattern": {"(": 1}}, "alpha_pattern: the pattern .* is not understood"),
     ):
         adapter(AutoModelForCausalLM.from_pretrained(model), tmp_path / "lora", **ADAPTERS["plain"])
         (tmp_path / "lora" / "adapter_config.json").write_text(json.dumps({**settings, **said}))

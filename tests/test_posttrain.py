@@ -18,9 +18,10 @@ from tests.posttraining import chats, config, finished, model, preferences, work
 from train.breeding import exported, prepared
 from train.breeding import finished as concluded
 from train.choosing import chosen
-from train.posttrain import dna, fitness
+from train.member import dna
+from train.posttrain import fitness
 from train.posttrain.config import SLERP, PosttrainConfig
-from train.posttrain.selection import Rival, crowding, dominates, fronts, matched, ordered
+from train.posttrain.selection import Rival, crowding, fronts, matched, ordered
 
 ROOT = Path(__file__).parent.parent
 TASKS = ({"task": "facts"},)
@@ -32,6 +33,11 @@ def tasks(folder: Path) -> tuple[str, ...]:
 
 def rival(id: str, **objectives: float) -> Rival:
     return Rival(id, sum(objectives.values()), objectives)
+
+
+def dominates(one: Rival, other: Rival) -> bool:
+    pairs = [(one.objectives[key], other.objectives[key]) for key in other.objectives]
+    return all(a >= b for a, b in pairs) and any(a > b for a, b in pairs)
 
 
 # -- who is chosen ----------------------------------------------------------------------------------------------------
@@ -226,9 +232,9 @@ def test_a_second_epoch_has_the_same_rows_in_another_order(tmp_path):
     seen = []
     real = lesson.lesson
 
-    def watched(c, model, examples, parts):
+    def watched(c, model, examples):
         seen.extend(bytes(example.tokens) for example in examples)
-        return real(c, model, examples, parts)
+        return real(c, model, examples)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lesson, "lesson", watched)
@@ -285,32 +291,38 @@ def test_settings_of_learning_reach_the_weights(tmp_path):
 
 
 @pytest.mark.parametrize("adapter", [None, {"r": 4, "alpha": 8}])
-@pytest.mark.parametrize("times", [1, 2])
-def test_a_batch_that_has_no_room_is_halved_once(tmp_path, monkeypatch, caplog, times, adapter):
-    """In the middle of the lesson: what was learned until then does not count."""
+def test_a_lesson_that_has_no_room_is_left_to_another_machine_and_leaves_nothing_behind(tmp_path, monkeypatch, adapter):
+    """In the middle of the lesson: what was learned until then does not count, for whoever makes the child."""
+    from fleet.work import Elsewhere
     from train.member import lesson
+    from train.member.bred import maker
 
-    real, left = lesson.Learner.train, [times]
+    real, left = lesson.Learner.train, [1]
 
     def full(self, *args, **more):
         for step in real(self, *args, **more):
             yield step
             if left[0] and step == 3:
                 left[0] -= 1
-                raise torch.OutOfMemoryError("CUDA out of memory")
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
     c = config(tmp_path, 1, max_generations=1, population_size=2, adapter=adapter)
-    plain = finished(c)["1/m1"]
+    plain = finished(c)
     monkeypatch.setattr(lesson.Learner, "train", full)
-    one = worker(c.model_copy(update={"project_name": "tight"}))
-    if times == 1:
-        assert one.run() == "over" and "halves" in caplog.text
-        halved = one.history["1/m1"]
-        assert halved.metrics["halved"] and halved.metrics["steps"] == plain.metrics["steps"]
-        assert halved.metrics["train_loss"] == pytest.approx(plain.metrics["train_loss"], rel=1e-4)
-    else:
-        with pytest.raises(Exception, match="no room for half a batch of 2 rows of 48 tokens"):
-            one.run()
+    tight, said = c.model_copy(update={"project_name": "tight"}), []
+    make = maker(tight)
+
+    def again(work):
+        """The same process once more: another one would do no better."""
+        try:
+            return make(work)
+        except Elsewhere as why:
+            said.append(str(why))
+            return make(work)
+
+    assert worker(tight, make=again).run() == "over" and not left[0]
+    assert len(said) == 1 and "2.15 GB more are needed" in said[0] and "BATCH_SIZE" in said[0]
+    assert digest(opened(tmp_path / "tight")) == digest(plain)
 
 
 def test_tasks_and_losses_are_weighted_together(tmp_path):

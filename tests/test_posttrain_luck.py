@@ -12,7 +12,8 @@ from fleet.work import Unwanted
 from tests import posttraining, searching
 from tests.posttraining import chats, config, finished, worker
 from train.breeding import exported, prepared, taken
-from train.posttrain import data, dna, fitness
+from train.member import dna
+from train.posttrain import data, fitness
 from train.posttrain.data import Rows
 from train.posttrain.selection import Rival, crowding, matched
 from train.tasks import Exam

@@ -1,5 +1,6 @@
 """What else the launcher is made of: code in a file, known hosts, judgements, a script for Slurm."""
 
+import ast
 import base64
 import hashlib
 import json
@@ -14,7 +15,7 @@ import pytest
 from fleet.config import Wrong
 from fleet.host import Host
 from fleet.machines import Machine
-from fleet.remote import engines, far, preflight
+from fleet.remote import engines, far, link, preflight
 from fleet.remote.code import keep, pack
 from fleet.remote.engines import Via
 from fleet.remote.launcher import Launcher, place, seats
@@ -22,6 +23,7 @@ from fleet.remote.preflight import Report
 from fleet.remote.route import Route, first_hop, known, route_to
 from fleet.run import create_run
 from tests.helpers import ROOT
+from tests.launching import old_pythons
 from tests.toy.config import ToyConfig
 
 # -- code --------------------------------------------------------------------------------------------------------------
@@ -205,7 +207,7 @@ def test_machines_on_another_disk_are_told_apart():
     assert all("another disk" in why for why in judged(*alone))
     late = report("a")
     late.clock = -30.0
-    assert judged(late) == [""] and late.notes == ["its clock is 30 s behind"]
+    assert judged(late) == [""] and late.notes == ["its clock is 30 seconds behind"]
 
 
 def test_slurm_gets_a_script_that_a_shell_can_only_read_in_one_way(tmp_path):
@@ -232,3 +234,15 @@ def test_an_unknown_method_is_named(tmp_path):
     (tmp_path / "evolution.json").write_text('{"ALGORITHM": "magic"}')
     with pytest.raises(Wrong, match="ALGORITHM 'magic': the launcher starts edt or diloco"):
         place(tmp_path / "evolution.json", "", {"edt": (), "diloco": ()})
+
+
+# -- old Pythons -------------------------------------------------------------------------------------------------------
+
+
+def test_any_python_can_read_the_first_line_that_it_is_given():
+    ast.parse(link._BOOT, feature_version=(3, 4))
+    for python, version in old_pythons().items():
+        source = link.FAR.read_bytes()
+        said = subprocess.run([python, "-u", "-c", link._BOOT, "@1 "], capture_output=True, check=True,
+                              input=f"{len(source)}\n".encode() + source).stdout  # fmt: skip
+        assert said == f'\n@1 {{"old": "{version}"}}\n'.encode(), python

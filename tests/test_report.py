@@ -1,12 +1,16 @@
 """The report of a run, in a real browser: nothing broken, nothing over anything else, and every number true."""
 
 import base64
+import contextlib
 import hashlib
 import http.client
 import json
+import os
 import re
+import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -287,6 +291,47 @@ def test_it_answers_what_it_should_and_nothing_else(finished):
             assert asked(port, method=method)[0] == 501
         busy = reported(finished.folder, "--serve", str(port), code=2)
         assert len(busy.splitlines()) == 1 and "in use" in busy and str(port) in busy
+
+
+def test_those_who_dawdle_hold_nobody_up(finished):
+    """Many who say nothing, say it slowly, say too much, or take nothing of what they asked for."""
+    with served(finished) as (started, port), contextlib.ExitStack() as slow:
+        asked(port)
+        before = resident(started.process.pid)
+        said = (b"", b"GET / HT", b"GET / HTTP/1.0\r\n" + b"a: b\r\n" * 10_000, b"GET /\r\n\r\n")
+        for n in range(300):
+            client = slow.enter_context(socket.create_connection(("127.0.0.1", port)))
+            with contextlib.suppress(ConnectionError):
+                client.sendall(said[n % 4])
+        for _ in range(5):
+            assert asked(port)[0] == 200
+        assert len(os.listdir(f"/proc/{started.process.pid}/task")) < 80
+        assert resident(started.process.pid) - before < 64 << 20
+
+
+def resident(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def test_without_a_free_file_descriptor_it_waits_and_goes_on(finished):
+    with served(finished) as (started, port), contextlib.ExitStack() as slow:
+        pid = started.process.pid
+        asked(port)
+        limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        highest = max(map(int, os.listdir(f"/proc/{pid}/fd")))
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (highest, limits[1]))
+        slow.enter_context(socket.create_connection(("127.0.0.1", port)))
+        before = spent(pid)
+        time.sleep(1.0)
+        assert spent(pid) - before < 0.3, "it asks again and again"
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+        assert asked(port)[0] == 200
+
+
+def spent(pid: int) -> float:
+    """Seconds of a processor."""
+    words = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @pytest.mark.parametrize("host, ours", [

@@ -6,13 +6,18 @@ import os
 import shutil
 import subprocess
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 
+from fleet import run as place_of_runs
 from fleet.config import Wrong
 from fleet.host import Host
 from fleet.run import Mount, create_run, mount_of, open_run
+from fleet.store import Store
 from tests.helpers import Toys, listing, mounted, one_of, until
 
 # root may write everywhere; without its capabilities it may not
@@ -46,21 +51,43 @@ def test_settings_that_change_no_result_may_change(toys):
     run.same()
 
 
-def test_of_two_starters_with_different_configurations_one_is_refused(tmp_path, monkeypatch):
+@pytest.mark.parametrize("moment", ["before it looks", "after it has looked", "while it makes the folders"])
+def test_of_two_starters_the_second_joins_or_is_refused(tmp_path, monkeypatch, moment):
     """Whoever comes second, even between the other's look and its own run.json."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    folder = tmp_path / "runs" / "x"
     create_run(tmp_path / "runs", "x", {"seed": 1}, Host())
-    (tmp_path / "runs" / "x" / "run.json").rename(tmp_path / "hidden")
-    (tmp_path / "runs" / "x" / "tmp" / "somebody.draft").write_text("")
+    (folder / "tmp" / "somebody.draft").write_text("")
 
-    class Late(Host):
-        def token(self) -> str:
-            if not (tmp_path / "runs" / "x" / "run.json").exists():
-                shutil.copy(tmp_path / "hidden", tmp_path / "runs" / "x" / "run.json")
-            return super().token()
+    def second(seed: int) -> tuple[Store, bool]:
+        """A starter that finds run.json from that moment on."""
+        (folder / "run.json").rename(tmp_path / "hidden")
+        called = []
 
+        def then(call: Callable[..., Any]) -> Callable[..., Any]:
+            def after_the_other_starter(*args: Any) -> Any:
+                if not called:
+                    called.append(shutil.copy(tmp_path / "hidden", folder / "run.json"))
+                return call(*args)
+
+            return after_the_other_starter
+
+        place, name = {
+            "before it looks": (place_of_runs, "open_run"),
+            "after it has looked": (place_of_runs, "_make_folder"),
+            "while it makes the folders": (Store, "settle"),
+        }[moment]
+        with monkeypatch.context() as patched:
+            patched.setattr(place, name, then(getattr(place, name)))
+            made = create_run(tmp_path / "runs", "x", {"seed": seed}, Host())
+        assert called
+        return made
+
+    first = (folder / "run.json").read_bytes()
+    assert second(1)[0].run_id.encode() in first
     with pytest.raises(Wrong, match="SEED: the run has 1, now it says 2"):
-        create_run(tmp_path / "runs", "x", {"seed": 2}, Late())
+        second(2)
+    assert (folder / "run.json").read_bytes() == first
 
 
 # -- no place for a run ------------------------------------------------------------------------------------------------
@@ -282,15 +309,27 @@ def test_a_memory_that_cannot_be_kept_stops_nobody(toys, monkeypatch):
     run.same()
 
 
+def test_whoever_has_no_home_can_make_a_run(tmp_path, monkeypatch):
+    """Containers run as users that nobody has entered anywhere."""
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", mock.Mock(side_effect=KeyError("uid not found")))
+    _, new = create_run(tmp_path, "run", {"algorithm": "toy"}, Host())
+    assert new and (tmp_path / "run" / "run.json").is_file()
+
+
 def test_the_mount_of_a_path_is_the_longest_that_leads_to_it(tmp_path):
     lines = [
         "20 1 8:1 / / rw - ext4 /dev/sda1 rw",
         "21 20 0:30 / /mnt rw shared:1 - tmpfs none rw",
         "22 21 0:31 / /mnt/données\\040x rw - nfs4 server:/a\\040b rw",
         "23 20 0:32 / /mnt/don rw - ext4 /dev/sdb rw",
+        "24 20 0:33 / /mnt/new\u0085line rw - ext4 /dev/sdc rw",
     ]
     table = tmp_path / "mountinfo"
-    table.write_text("\n".join(lines) + "\n")
+    table.write_bytes("\n".join(lines).encode() + b"\n25 20 0:34 / /mnt/\xff rw - ext4 /dev/sdd rw\n")
+    assert mount_of(Path(os.fsdecode(b"/mnt/\xff/runs")), table).source == "/dev/sdd"
+    assert mount_of(Path("/mnt/new\u0085line"), table).source == "/dev/sdc"
     assert mount_of(Path("/mnt/données x/runs"), table) == Mount("/mnt/données x", "nfs4", "server:/a\\040b")
     assert mount_of(Path("/mnt/donnée"), table).point == "/mnt"
     assert mount_of(Path("/home"), table) == Mount("/", "ext4", "/dev/sda1")

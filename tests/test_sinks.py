@@ -17,7 +17,7 @@ from fleet.history import opened
 from fleet.metrics import points
 from fleet.metrics import sinks as real
 from fleet.metrics.files import Board, Table
-from fleet.metrics.sinks import Home, Point
+from fleet.metrics.sink import Home, Point
 from tests import sinks
 from tests.helpers import LONG, ROOT, Toys, kill, pids, until
 

@@ -66,7 +66,7 @@ def test_a_run_can_begin_with_the_models_of_another(tmp_path):
     exporter.export("3-m1", tmp_path / "3-m1")
     exporter.export("best", tmp_path / "best")
     models = (str(tmp_path / "3-m1"), str(tmp_path / "best"))
-    second = finished(tmp_path / "second", initial_population=models, tokenizer="", warm_start_steps=0)
+    second = finished(tmp_path / "second", initial_population=models, tokenizer="")
     begun = Exporter(second.store.disk.root)
     assert torch.equal(begun.chosen("0-init-0")[1], exporter.chosen("3-m1")[1])
     assert torch.equal(begun.chosen("0-init-1")[1], exporter.chosen("best")[1])
@@ -79,6 +79,17 @@ def test_two_sources_and_their_shares(tmp_path):
     history = finished(tmp_path, datasets=both, mutation_probability=1.0)
     shares = {member.metrics["genome_share_1"] for member in history.round(3) if member.id.startswith("3/m")}
     assert len(shares) == 4 and history["0/tokens-0"].metrics["train"] > history["0/tokens-1"].metrics["train"]
+
+
+def test_a_source_that_is_not_evaluated_is_learned_from_and_does_not_count(tmp_path):
+    """Random tokens cost more than any text; evaluated with them, the same model is the worse."""
+    text = {"source": str(shared() / "text.jsonl"), "weight": 3.0}
+    losses = {}
+    for evaluated in (True, False):
+        history = finished(tmp_path / str(evaluated), datasets=(text, {"source": "fake", "evaluated": evaluated}))
+        assert (history["0/tokens-1"].metrics["held"] > 1) == evaluated and history["0/tokens-1"].metrics["train"] > 1
+        losses[evaluated] = history["3/m0"].metrics["loss"]
+    assert losses[False] < losses[True]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here: training on one is not tested")

@@ -183,24 +183,14 @@ def test_likelihoods_do_not_depend_on_batches(size, place):
     assert size is None or most <= max(size, 4)  # the four choices of a question stay together
 
 
-def test_a_batch_that_is_too_large_is_tried_again_in_halves(place, monkeypatch):
+def test_a_batch_has_as_many_tokens_as_one_says(place):
+    """Whatever the machine has: answers must not depend on its memory."""
     model, tokenizer = loaded(place)
-    ours = exam(place, tokenizer, "facts")
-    wanted = ours.marks(model).results["facts"]["acc,none"]
-    whole, most = Sitter._answers, [0]
-
-    def small(self, batch):
-        if len(batch) > limit:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        most[0] = max(most[0], len(batch))
-        return whole(self, batch)
-
-    monkeypatch.setattr(Sitter, "_answers", small)
-    limit = 40
-    assert ours.marks(model).results["facts"]["acc,none"] == wanted and 10 < most[0] <= limit
-    limit = 2
-    with pytest.raises(Wrong, match="memory does not suffice for half a batch either"):
-        ours.marks(model)
+    ours = Sitter(model, tokenizer, tokens=100)
+    rows = likelihood._rows(requests(place, ours), 64, 64)
+    sizes = [len(batch) * max(len(row.tokens) for row in batch) for batch in ours._batches(rows)]
+    assert len(sizes) > 3 and 50 < max(sizes) <= 100
+    assert len([*Sitter(model, tokenizer)._batches(rows)]) < len(sizes)
 
 
 def test_requests_are_made_once(place, monkeypatch):
@@ -250,3 +240,63 @@ def test_metrics_are_known_beforehand(place):
     with pytest.raises(Wrong, match="task both has no metric 'f1,none'; it has acc,none"):
         tasks.check_metrics(found, [("facts", "acc,none"), ("both", "f1,none")])
     assert tasks.is_mean(found, "facts", "acc,none") and not tasks.is_mean(found, "read", "word_perplexity,none")
+
+
+# -- tasks whose own code fails ----------------------------------------------------------------------------------------
+
+OWN = """
+def questions(docs):
+    {questions}
+    return docs
+
+def ask(doc, seen=[]):
+    seen.append(doc)  # lm-eval looks at the first ones when it loads a task
+    if len(seen) > 3:
+        {ask}
+    return doc["question"]
+
+def marked(doc, results):
+    {marked}
+    return {{"acc": 1.0}}
+
+def summed(items):
+    {summed}
+    return sum(items)
+"""
+PHASES = {
+    **{"questions": "its questions", "ask": "what it asks"},
+    **{"marked": "its process_results", "summed": "its aggregation of acc"},
+}
+
+
+def failing(folder: Path, phase: str, how: str) -> dict:
+    searching.task(folder, "own")
+    said = (folder / "own.yaml").read_text().replace('doc_to_text: "{{question}}"', "doc_to_text: !function code.ask")
+    said = said.replace("aggregation: mean", "aggregation: !function code.summed")
+    said = said.partition("  - {metric: acc_norm")[0]
+    said += "process_docs: !function code.questions\nprocess_results: !function code.marked\n"
+    (folder / "own.yaml").write_text(said)
+    (folder / "code.py").write_text(OWN.format(**{key: how if key == phase else "pass" for key in PHASES}))
+    return tasks.load(Asked(("own",), limit=4, task_path=(str(folder),)))
+
+
+def sat(loaded: dict, folder: Path) -> None:
+    place = searching.donors(folder / "models", layers=1, steps=0, first=0)[0]
+    tokenizer = AutoTokenizer.from_pretrained(place)
+    Exam(Asked(("own",), limit=4), tokenizer, loaded).marks(AutoModelForCausalLM.from_pretrained(place))
+
+
+@pytest.mark.parametrize("how", ["raise KeyError('nothing here')", "raise SystemExit('nothing here')"])
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_task_whose_own_code_fails_is_named(tmp_path, phase, how):
+    with pytest.raises(Wrong, match=r"own.*(KeyError|SystemExit): '?nothing here") as failed:
+        loaded = failing(tmp_path, phase, how)
+        assert phase != "questions"
+        sat(loaded, tmp_path)
+    assert PHASES[phase] in str(failed.value) or phase == "questions"
+
+
+def test_a_file_that_a_task_misses_here_is_no_verdict_on_models(tmp_path):
+    loaded = failing(tmp_path, "marked", "open('/no/such/file')")
+    with pytest.raises(FileNotFoundError):
+        sat(loaded, tmp_path)

@@ -1,15 +1,21 @@
 """The parts of pre-training by themselves: batches, learning rate, the inner loop, models, genomes, families."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from diloco import DiLoCo
 from edt import EDT, hypercube
 from fleet.config import Wrong
+from fleet.plans import recipes_in, record_of
+from fleet.recipe import check
 from tests.small import MODEL, config
 from train.batches import Tokens, batch, owned, shuffled
+from train.command import _check_evolution
+from train.config import alone
 from train.genome import Genome, inherited, read
 from train.loop import Learner, NotFinite, rate
 from train.model import built, described, flat, layout_of, same_shapes
@@ -25,11 +31,11 @@ def test_a_shuffle_is_a_permutation_and_another_key_another_one(count):
 
 
 def test_slots_own_different_sequences_and_all_of_them():
-    c = config(population_size=3, inner_steps=5, max_generations=4, warm_start_steps=2, gradient_accumulation=2)
+    c = config(population_size=3, inner_steps=5, max_generations=90, first_inner_steps=2, gradient_accumulation=2)
     numbers = [
         int(n)
-        for round in range(5)
-        for step in range(2 if round == 0 else 5)
+        for round in range(1, 91)
+        for step in range(c.steps_in(round))
         for slot in range(3)
         for part in range(2)
         for n in owned(c, slot, round, step, part)
@@ -37,10 +43,17 @@ def test_slots_own_different_sequences_and_all_of_them():
     assert sorted(numbers) == [*range(c.sequences)]
 
 
-def test_a_genome_that_may_train_longer_still_has_batches_of_its_own():
-    c = config(mutation_probability=0.5)
-    first, second = ({int(n) for s in range(c.allotted_steps) for n in owned(c, 0, r, s, 0)} for r in (1, 2))
-    assert c.allotted_steps == 6 and not first & second
+@pytest.mark.parametrize("size", range(2, 17))
+def test_whatever_the_population_somebody_is_met(size):
+    """Or it is refused: a group of one would only look like evolution."""
+    c = config(population_size=size, group_size=0)
+    assert c.parents_of_a_child > 1
+    if size % c.parents_of_a_child:
+        with pytest.raises(Wrong, match=f"POPULATION_SIZE is {size}, not a multiple of GROUP_SIZE 2"):
+            _check_evolution(c)
+    else:
+        assert all(len(group) > 1 for group in EDT(c).families(2).values())
+    assert config(population_size=size, selection="rank").parents_of_a_child == min(4, size)
 
 
 def test_windows_cover_the_tokens_and_share_only_their_ends():
@@ -61,14 +74,40 @@ def test_sources_are_drawn_by_their_weights():
     assert shares == pytest.approx([1 / 8, 2 / 8, 5 / 8], abs=0.03)
 
 
+# -- rounds ------------------------------------------------------------------------------------------------------------
+
+
+def test_rounds_grow_by_a_twentieth_of_what_came_before():
+    c = config(inner_steps=16, first_inner_steps=1, max_generations=200)
+    lengths = [c.steps_in(round) for round in range(1, 201)]
+    assert lengths == sorted(lengths) and {*lengths} == {*range(1, 17)} and lengths[-80:] == [16] * 80
+    assert [c.steps_before(round + 1) for round in range(200)] == [sum(lengths[:round]) for round in range(200)]
+    for round, length in enumerate(lengths):
+        assert length == min(16, max(1, sum(lengths[:round]) // 20))
+    assert c.total_steps == sum(lengths)
+
+
+@pytest.mark.parametrize("first", [5, 16, 1000])
+def test_rounds_may_begin_longer(first):
+    c = config(inner_steps=16, first_inner_steps=first, max_generations=90)
+    assert c.steps_in(1) == min(first, 16) and c.steps_in(90) == 16
+    assert first < 16 or [c.steps_before(n) for n in range(1, 91)] == [16 * n for n in range(90)]
+
+
+def test_very_long_rounds_are_counted_at_once():
+    c = config(inner_steps=10**7, max_generations=90_000)
+    assert c.steps_in(90_000) == 10**7 and c.total_steps > 8 * 10**11
+
+
 # -- the inner loop ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("schedule, last", [("cosine", 0.1), ("linear", 0.1), ("constant", 1.0)])
+@pytest.mark.parametrize("schedule, last", [("cosine", 0.1), ("linear", 0.0), ("constant", 1.0), ("trapezoid", 0.0)])
 def test_the_learning_rate_rises_and_falls(schedule, last):
-    c = config(lr_schedule=schedule, lr=1.0, warmup_steps=10, warm_start_steps=0, inner_steps=10, max_generations=10)
+    c = config(lr=1.0, warmup_steps=10, **{**alone(100), "lr_schedule": schedule})
     assert [rate(c, 0), rate(c, 9), rate(c, 10)] == pytest.approx([0.1, 1.0, 1.0])
     assert rate(c, 100) == pytest.approx(last) and rate(c, 55) >= rate(c, 56) >= last
+    assert schedule != "trapezoid" or [rate(c, 64), rate(c, 82)] == pytest.approx([1.0, 0.5])
 
 
 def plain(model, batches, lr):
@@ -95,10 +134,28 @@ def some_batches(count=5, seed=1):
 def test_the_loop_trains_as_plain_pytorch_does(tied):
     entry = {"config": {**MODEL["config"], "tie_word_embeddings": tied}}
     ours, theirs = (built(entry, 257, 3) for _ in range(2))
-    learner = Learner(ours, config())
+    learner = Learner(ours, config(inner_optimizer="adamw"))
     [*learner.train(([tokens] for tokens in some_batches()), [1e-3] * 5)]
     plain(theirs, some_batches(), 1e-3)
     assert torch.allclose(learner.vector, flat(theirs, learner.layout), atol=2e-6)
+
+
+def test_losses_add_up_exactly_wherever_a_training_was_interrupted():
+    """Of ranks that share a model, each goes on with the mean of what all had added up."""
+    learner, dice = Learner(built(MODEL, 257, 3), config()), torch.Generator().manual_seed(1)
+    losses = (5 * torch.rand(2, 30, generator=dice)).float()
+
+    def added(rank: int, first: int, last: int, total: float) -> float:
+        learner.begin(total)
+        for loss in losses[rank, first:last]:
+            learner.total += loss
+        return float(learner.total)
+
+    calm = sum(added(rank, 0, 30, 0.0) for rank in range(2)) / 2
+    assert calm == math.fsum(losses.double().flatten().tolist()) / 2
+    for step in range(1, 30):
+        so_far = sum(added(rank, 0, step, 0.0) for rank in range(2)) / 2
+        assert sum(added(rank, step, 30, so_far) for rank in range(2)) / 2 == calm
 
 
 def test_parts_of_a_batch_make_one_step():
@@ -107,6 +164,20 @@ def test_parts_of_a_batch_make_one_step():
     [*one.train([[tokens]], [1e-3])]
     [*two.train([[*tokens.split(2)]], [1e-3])]
     assert torch.allclose(one.vector, two.vector, atol=1e-6)
+
+
+def test_z_loss_keeps_the_logits_sums_near_one_and_counts_in_no_evaluation():
+    plain, kept = (Learner(built(MODEL, 257, 3), config(z_loss=z)) for z in (0.0, 0.1))
+    tokens = some_batches(1)[0]
+    assert plain.looked_at(tokens) == kept.looked_at(tokens)
+    logits = kept.model(input_ids=tokens[:, :-1]).logits
+    nats = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    wanted = nats + 0.1 * logits.exp().sum(-1).log().square().mean()
+    assert torch.allclose(kept.loss(tokens), wanted) and torch.allclose(kept.loss(tokens, [tokens] * 2), wanted / 2)
+    for learner in (plain, kept):
+        [*learner.train(([tokens] for _ in range(20)), [1e-2] * 20)]
+    far, near = (each.model(input_ids=tokens).logits.logsumexp(-1).abs().mean() for each in (plain, kept))
+    assert near < far - 1
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "fp16-mixed"])
@@ -125,20 +196,6 @@ def test_a_compiled_model_learns_the_same():
     for learner in (one, two):
         [*learner.train(([each] for each in some_batches(3)), [1e-3] * 3)]
     assert torch.allclose(one.vector, two.vector, atol=1e-5)
-
-
-def test_the_optimizer_can_be_put_down_and_taken_up():
-    whole, first, second = (Learner(built(MODEL, 257, 3), config()) for _ in range(3))
-    [*whole.train(([each] for each in some_batches(6)), [1e-3] * 6)]
-    [*first.train(([each] for each in some_batches(6)[:3]), [1e-3] * 3)]
-    second.start(first.vector)
-    for mine, theirs in zip(second.moments, first.moments, strict=True):
-        mine.copy_(theirs)
-    second.recall(first.state())
-    [*second.train(([each] for each in some_batches(6)[3:]), [1e-3] * 3, first.summed_loss())]
-    assert torch.equal(second.vector, whole.vector) and second.summed_loss() == whole.summed_loss()
-    first.forget()
-    assert first.state()["steps"] == 0 and not any(map(torch.any, first.moments))
 
 
 def test_a_loss_that_is_not_finite_is_noticed():
@@ -162,7 +219,8 @@ def test_matrices_come_first_and_everything_once():
     assert layout.size == sum(p.numel() for p in model.parameters())
     assert layout.decaying == sum(p.numel() for p in model.parameters() if p.ndim >= 2)
     learner = Learner(model, config())
-    assert model.get_input_embeddings().weight.data_ptr() == learner.vector.data_ptr()
+    first = learner.vector[learner.layout.hidden :]
+    assert model.get_input_embeddings().weight.data_ptr() == first.data_ptr()
     assert model.lm_head.weight is model.get_input_embeddings().weight
 
 
@@ -175,7 +233,7 @@ def test_presets_are_as_large_as_they_should_be(preset, least, most):
 
 def test_different_shapes_are_named():
     wide = {"config": {**MODEL["config"], "intermediate_size": 64}}
-    with pytest.raises(Wrong, match=r"mlp.gate_proj.weight: \[48, 32\] in a, \[64, 32\] in b"):
+    with pytest.raises(Wrong, match=r"mlp.down_proj.weight: \[32, 48\] in a, \[32, 64\] in b"):
         same_shapes(layout_of(built(MODEL, 257, 1)), layout_of(built(wide, 257, 1)), "a", "b")
 
 
@@ -189,19 +247,28 @@ def test_what_is_no_causal_model_is_refused(kind):
 
 
 def test_a_child_inherits_from_the_fittest():
-    fit, unfit = {"loss": 1.0, "genome_rate": 2.0, "genome_length": 0.75}, {"loss": 2.0, "genome_rate": 0.5}
-    assert inherited(config(), 0, 1, [unfit, fit]) == Genome(2.0, 0.75)
-    assert read({}, 2) == Genome(1.0, 1.0, (1.0, 1.0))
+    fit, unfit = {"loss": 1.0, "genome_rate": 2.0}, {"loss": 2.0, "genome_rate": 0.5}
+    assert inherited(config(), 0, 2, [unfit, fit]) == Genome(2.0)
+    assert read({}, 2) == Genome(1.0, (1.0, 1.0))
+
+
+def test_members_begin_with_rates_that_lie_evenly():
+    c = config(population_size=4, lr_spread=8.0)
+    assert [inherited(c, slot, 1, [{}]).rate for slot in range(4)] == pytest.approx(
+        [8**-0.5, 8 ** (-1 / 6), 8 ** (1 / 6), 8**0.5]
+    )
+    assert inherited(config(population_size=1, lr_spread=8.0), 0, 1, [{}]) == Genome()
+    assert inherited(config(population_size=4), 3, 1, [{}]) == Genome()
 
 
 def test_mutations_are_as_likely_and_as_far_as_said():
     c = config(mutation_probability=0.5, mutation_strength=0.1)
-    drawn = [inherited(c, slot, 1, [{}]).rate for slot in range(400)]
+    drawn = [inherited(c, slot, 2, [{}]).rate for slot in range(400)]
     changed = [math.log(rate) for rate in drawn if rate != 1.0]
     assert 0.4 < len(changed) / 400 < 0.6 and 0.08 < np.std(changed) < 0.12
-    assert inherited(c, 3, 1, [{}]) == inherited(c, 3, 1, [{}]) != inherited(c, 4, 1, [{}])
-    far = inherited(config(mutation_probability=1.0, mutation_strength=10.0), 1, 1, [{}])
-    assert 0.25 <= far.rate <= 4 and 0.5 <= far.length <= 1.5 and far.steps(4) <= 6
+    assert drawn == [inherited(c, slot, 2, [{}]).rate for slot in range(400)] and len({*drawn}) > 150
+    far = inherited(config(mutation_probability=1.0, mutation_strength=10.0), 1, 2, [{}])
+    assert 0.25 <= far.rate <= 4
 
 
 @pytest.mark.parametrize("population, size", [(2, 2), (4, 2), (8, 4), (8, 2), (16, 4), (1, 1)])
@@ -254,3 +321,14 @@ def test_dropout_follows_from_the_seed():
     one.seed(7)
     assert [*one.train([[tokens]], [1e-3])] == [*two.train([[tokens]], [1e-3])]
     assert not torch.equal(one.vector, two.vector)
+
+
+@pytest.mark.parametrize("slots", [8, 16])
+def test_diloco_plans_many_slots(slots):
+    """A plan is checked as it was made, before anybody has read it: its shards name the same changes once."""
+    c = config(algorithm="diloco", population_size=slots)
+    ground = DiLoCo(c).plan(0, None)
+    plan = DiLoCo(c).plan(1, SimpleNamespace(plan=lambda round: ground))
+    found = recipes_in(record_of(plan))
+    check(1, found)
+    assert [recipe.parents for recipe in found] == [recipe.parents for recipe in plan]

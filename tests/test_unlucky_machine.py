@@ -69,6 +69,22 @@ def test_a_disk_that_is_full_for_one_machine_holds_nobody_up(lab, run):
     run.same()
 
 
+def test_a_disk_that_is_read_only_for_a_while_is_waited_for(lab, run):
+    unlucky = faults.Faults(lab["h2"])
+    run.says("launch", "--detach", sleep=0.5, max_generations=14)
+    until(lambda: run.events("made", of="h2"), "it takes part")
+    changes = ("write", "create", "link", "mkdir", "rename", "unlink", "rmdir")
+    unlucky.are(*(Rule(op=op, path="*/runs/toy/*", error="EROFS") for op in changes))
+    until(lambda: len(unlucky.struck()) > 8, "it met the read-only disk", LONG)
+    made = len(run.events("made", of="h2"))
+    unlucky.are()
+    until(lambda: len(run.events("made", of="h2")) > made, "it goes on by itself", LONG)
+    assert any("the disk refuses" in event["why"] for event in run.events("waits", of="h2"))
+    assert len({event["worker"] for event in run.events("started", of="h2")}) == 1, "it is the same process"
+    run.wait_over()
+    run.same()
+
+
 def test_a_disk_that_fails_for_ever_is_named(lab, run):
     unlucky = faults.Faults(lab["h2"])
     unlucky.are(Rule(path="*/runs/toy/rounds/*", skip=30, error="EIO"))

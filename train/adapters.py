@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from fleet.config import Wrong, validated
+from fleet.wrong import Lacking
 from train.posttrain.config import Adapter
 
 _NAME = "default"  # peft's, for the only adapter
@@ -81,10 +82,10 @@ def _has(name: str, part: str) -> bool:
     return f".{part}." in f".{name}."
 
 
-def _to_four_bits(model: PreTrainedModel, names: list[str], device: torch.device) -> None:
+def _to_four_bits(model: Any, names: list[str], device: torch.device) -> None:
     """Weights are quantised as they arrive on the device."""
     if device.type != "cuda":
-        raise Wrong(f"adapter: four_bits works on a CUDA device only, and this is {device.type}; leave it out")
+        raise Lacking(f"adapter: four_bits works on a CUDA device only, and this is {device.type}; leave it out")
     bits = _package("bitsandbytes").nn
     for name in names:
         layer = model.get_submodule(name)
@@ -105,4 +106,4 @@ def _package(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise Wrong(f"adapters need the package {package} ({error}): pip install {package}") from None
+        raise Lacking(f"adapters need the package {package} ({error}): pip install {package}") from None

@@ -43,9 +43,11 @@ class Tokens:
 
 def needed(config: TrainConfig, number: int) -> dict[str, int]:
     """Tokens that the run cannot do without, of one source."""
-    share = config.datasets[number].weight / math.fsum(each.weight for each in config.datasets)
-    held = math.ceil(config.eval_sequences * share)
+    source = config.datasets[number]
+    share = source.weight / math.fsum(each.weight for each in config.datasets)
     train = math.ceil(config.sequences * share / config.max_epochs)
+    judged = math.fsum(each.weight for each in config.datasets if each.evaluated)
+    held = math.ceil(config.eval_sequences * source.weight / judged) if source.evaluated else 0
     return {"train": train * config.seq_length + 1, "held": held * config.seq_length + 1}
 
 
@@ -56,9 +58,8 @@ def useful(config: TrainConfig, number: int) -> dict[str, int]:
 
 
 def owned(config: TrainConfig, slot: int, round: int, step: int, part: int) -> Numbers:
-    """The numbers of a slot's batch; in round 0 all slots' batches make up one big step."""
-    warm, c = config.warm_start_steps, config
-    at = step if round == 0 else warm + (round - 1) * c.allotted_steps + step
+    """The numbers of a slot's batch."""
+    c, at = config, config.steps_before(round) + step
     first = ((at * c.population_size + slot) * c.gradient_accumulation + part) * c.batch_size
     return np.arange(first, first + c.batch_size, dtype=np.uint64)
 

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,10 @@ from fleet.config import Wrong, whole
 from fleet.console import console
 from fleet.history import History, opened
 from fleet.method import Method
+from fleet.plain import say
 from fleet.progress import Progress
 from fleet.recipe import Member, place
 from fleet.work import Maker, Parent
-from merge.folder import RECIPE
-from merge.output import whole as whole_folder
 from train import rows, tasks
 from train.posttrain import fitness
 from train.posttrain.card import called, card
@@ -54,7 +53,7 @@ def prepared(config: PosttrainConfig, where: Path) -> PosttrainConfig:
         founding.check_crossover(c, donors)
         founding.check_learning(c, first, founding.common_template([first, *others]))
     for note in [*dict.fromkeys(notes), *_few(c, loaded)]:
-        print(f"Note: {note}.", flush=True)
+        say(f"Note: {note}.")
     return c.model_copy(update={"tasks_digest": tasks.digest(loaded) if loaded else ""})
 
 
@@ -117,12 +116,13 @@ def _built_in_tasks(c: PosttrainConfig, beside: Path) -> list[str]:
 
 class BreedView(Progress):
     names_members = False
-    measure, best = "fitness", max
+    measure = "fitness"
+    best: Callable[[Sequence[float]], float] = max
 
     def line(self, round: int) -> str:
         if round == 0:
             return "\n".join(["the given models and the data are ready", *map(data_text, self.data())])
-        if self.history.plans.get(round + 1) == ():
+        if round == self.history.last - 1 and self.history.ended:
             return "the winner and all that it began with have answered what nobody was chosen by"
         members = [each for each in self.history.round(round) if each and self.values([each])]
         if not members:
@@ -130,7 +130,8 @@ class BreedView(Progress):
         best = max(members, key=lambda each: each.metrics["fitness"])
         slot, values = place(best.id)[1].removeprefix("look-"), self.values(members)
         mean = sum(values) / len(values)
-        return f"generation {round}: fitness: best {_with_error(best)} ({slot}), mean {mean:.4f}"
+        words = [f"generation {round}: fitness: best {_with_error(best)} ({slot}), mean {mean:.4f}"]
+        return ", ".join([*words, *self.diverged(self.history.round(round))])
 
     def data(self) -> list[Member]:
         return [each for each in self.history.round(0) if each.id.startswith("0/data-")]
@@ -155,10 +156,10 @@ def finished(c: PosttrainConfig, folder: Path) -> None:
     (id,) = winner.recipe.merge["of"]
     out = exported(history, id, folder / "winner")
     console().print(table(c, history, last))
-    print("The family tree:", *keep(history), sep="\n  ")
+    say("The family tree:", *keep(history), sep="\n  ")
     if place(history[id].origin)[0] == 0:
-        print(f"No child was fitter than {called(c, history[id].origin)}, which is the winner as it was given.")
-    print(f"The winner, {history[id].origin}: {out}")
+        say(f"No child was fitter than {called(c, history[id].origin)}, which is the winner as it was given.")
+    say(f"The winner, {history[id].origin}: {out}")
 
 
 def taken(run_dir: Path, what: str, out: Path) -> None:
@@ -174,7 +175,7 @@ def taken(run_dir: Path, what: str, out: Path) -> None:
         id = best.recipe.merge.get("at", best.id)
     if not place(id)[1].startswith(("m", "init-", "best")):
         raise Wrong(f"--what {what}: best, or a generation and a member, as in 3-m0")
-    print(f"Exported ({id}): {exported(history, id, out)}")
+    say(f"Exported ({id}): {exported(history, id, out)}")
 
 
 def _fitness(member: Member) -> float:
@@ -183,6 +184,9 @@ def _fitness(member: Member) -> float:
 
 def exported(history: History, id: str, out: Path) -> Path:
     """A member's files are a model's folder; a card says where it comes from."""
+    from merge.folder import RECIPE
+    from merge.output import whole as whole_folder
+
     c = PosttrainConfig.joined(history.store.read("run.json")["config"], {})
     member = Parent(history[id], history.files(id))
     with whole_folder(out, sum(file.stat().st_size for file in member.folder.iterdir()), overwrite=True) as draft:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import jinja2
 import numpy as np
@@ -169,8 +169,9 @@ class Writer:
     def _rendered(self, messages: Sequence[Message], ask: bool = False, marks: bool = False) -> tuple[str, Any]:
         """As apply_chat_template does, which itself loses answers that begin with a space: it marks tokens, by offsets
         that leave spaces out."""
+        render = cast(Callable[..., tuple[list[str], Any]], render_jinja_template)
         try:
-            texts, spans = render_jinja_template(
+            texts, spans = render(
                 [list(messages)],
                 chat_template=self._template,
                 add_generation_prompt=ask,

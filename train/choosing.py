@@ -7,6 +7,7 @@ def chosen(rule: str, there: int, count: int, size: int, dice: np.random.Generat
     """The numbers of so many parents, of those that are there, the fittest of whom is 0. In tournaments, `size` take
     part."""
     count = min(count, there)
+    found: np.ndarray | list[int]
     match rule:
         case "rank":
             chances = np.arange(there, 0, -1, dtype=float)
@@ -14,8 +15,7 @@ def chosen(rule: str, there: int, count: int, size: int, dice: np.random.Generat
         case "tournament" | "pareto":
             found, left = [], list(range(there))
             for _ in range(count):
-                found.append(min(dice.choice(left, min(size, len(left)), replace=False)))
-                left.remove(found[-1])
+                found.append(left.pop(min(dice.choice(len(left), min(size, len(left)), replace=False))))
         case _:
             found = dice.choice(there, count, replace=False)
     return [int(n) for n in found]

@@ -1,6 +1,7 @@
 """What edt.py and diloco.py are on the command line: checked first, then run, then a model that others can load."""
 
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from fleet.work import Maker
 from fleet.wrong import first_line
 from train.config import TrainConfig
 
+_MOST = 1 << 20  # files that DiLoCo writes in a round, names of parents in a plan of EDT: a plan is one register
+
 
 def run(algorithm: str, about: str | None, strategy: Callable[[TrainConfig], Strategy], *others: Method[Any]) -> None:
     mine = Method(algorithm, about or "", TrainConfig, strategy, _maker, prepared, finished)
@@ -19,7 +22,7 @@ def run(algorithm: str, about: str | None, strategy: Callable[[TrainConfig], Str
 
 
 def _maker(config: TrainConfig) -> Maker:
-    from train.member import maker
+    from train.member.making import maker
 
     return maker(config)
 
@@ -31,8 +34,12 @@ def prepared(config: TrainConfig, where: Path) -> TrainConfig:
     config = _absolute(config, where)
     if config.algorithm == "edt":
         _check_evolution(config)
+    if config.algorithm == "diloco" and config.shard_count * config.population_size > _MOST:
+        raise Wrong(f"SHARDS is {config.shard_count}: {_many('files', config.shard_count, config.population_size)}")
     for source in config.datasets:
         text.check(source)
+    _check_rounds(config)
+    _check_sources(config)
     _check_group(config)
     _check_models(config)
     _check_tokenizer(config)
@@ -70,6 +77,8 @@ def _check_evolution(config: TrainConfig) -> None:
     if config.selects_by_fitness:
         if config.elitism >= size:
             raise Wrong(f"ELITISM is {config.elitism}: it must be below POPULATION_SIZE, which is {size}")
+        if group * size > _MOST:
+            raise Wrong(f"GROUP_SIZE is {group}: {_many('parents', group, size)}, where fitness decides")
         return
     if config.elitism:
         raise Wrong(
@@ -84,23 +93,42 @@ def _check_evolution(config: TrainConfig) -> None:
         raise Wrong(f"SELECTION hypercube needs powers of two, not POPULATION_SIZE {size} and GROUP_SIZE {group}")
 
 
-def _check_group(config: TrainConfig) -> None:
-    count, rows = config.devices_per_worker, config.batch_size
-    if rows % count:
-        near = max(count, round(rows / count) * count)
+def _many(what: str, each: int, population: int) -> str:
+    return f"{each * population:,} {what} a round with POPULATION_SIZE {population}; at most {_MOST:,} are possible"
+
+
+def _check_rounds(config: TrainConfig) -> None:
+    """Rounds that end before they have grown are not what INNER_STEPS says."""
+    last, wanted = config.max_generations, config.inner_steps
+    if config.steps_in(last) < wanted:
+        need = next(round for round in count(last) if config.steps_in(round) == wanted)
         raise Wrong(
-            f"BATCH_SIZE is {rows}: with DEVICES_PER_WORKER {count} it must be a multiple of that, such as {near}"
+            f"MAX_GENERATIONS is {last}: rounds grow from FIRST_INNER_STEPS {config.first_inner_steps} to INNER_STEPS "
+            f"{wanted}, which round {need} is the first to have; raise MAX_GENERATIONS or FIRST_INNER_STEPS, or lower "
+            "INNER_STEPS"
+        )
+
+
+def _check_sources(config: TrainConfig) -> None:
+    if not any(each.evaluated for each in config.datasets):
+        raise Wrong("DATASETS: none is evaluated; without held-out text there is no loss to tell")
+
+
+def _check_group(config: TrainConfig) -> None:
+    devices, rows = config.devices_per_worker, config.batch_size
+    if rows % devices:
+        near = max(devices, round(rows / devices) * devices)
+        raise Wrong(
+            f"BATCH_SIZE is {rows}: with DEVICES_PER_WORKER {devices} it must be a multiple of that, such as {near}"
         )
 
 
 def _check_tokenizer(config: TrainConfig) -> None:
-    from transformers import AutoTokenizer
-
-    from train.member.prepare import tokenizer_name
+    from train.member.prepare import named_tokenizer, tokenizer_name
 
     if named := tokenizer_name(config):
         try:
-            AutoTokenizer.from_pretrained(named, trust_remote_code=config.trust_remote_code)
+            named_tokenizer(named, config.trust_remote_code)
         except Exception as error:  # whatever a hub, a network and a tokenizer's class can come up with
             raise Wrong(f"tokenizer {named!r}: cannot be loaded: {first_line(error)}") from None
 
@@ -113,7 +141,5 @@ def _check_models(config: TrainConfig) -> None:
         most = getattr(described(entry, config.trust_remote_code), "max_position_embeddings", None)
         if isinstance(most, int) and config.seq_length > most:
             raise Wrong(f"SEQ_LENGTH is {config.seq_length}, but model {entry!r} has {most} positions")
-    if len(config.initial_population) > 1 and config.warm_start_steps:
-        raise Wrong("WARM_START_STEPS trains one model for all: with several in INITIAL_POPULATION it must be 0")
     if len(config.initial_population) > 1 and config.algorithm == "diloco":
         raise Wrong("INITIAL_POPULATION: DiLoCo begins with one model")

@@ -1,15 +1,17 @@
 """The keys of pre-training: what is trained, on what, how, and how its workers' changes come together."""
 
-import math
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from fleet.config import FleetConfig, Room, Text, bound
 
 PRESETS = ("tiny", "14m", "60m", "150m", "1b")
-MOST_STEPS = 1.5  # how far a genome may stretch INNER_STEPS; every round allots each slot the batches for it
+READERS = 16  # shards that read at a time: more of them get no more out of one disk, and each replica writes more files
 RATES = (0.25, 4.0)  # how far a genome may scale the learning rate
+_GROWTH = 0.05  # of all steps before it, that a round has while rounds grow
 
 
 class Dataset(Room):
@@ -21,10 +23,15 @@ class Dataset(Room):
     split: Text = bound("train", "Hub: which split.")
     text_field: Text = bound("text", "The field that holds a document.")
     streaming: bool = bound(True, "Hub: read only as much as the run needs.")
+    evaluated: bool = bound(True, "Its held-out text counts in the loss; without, it is only learned from.")
 
 
 class TrainRoom(Room):
     """One model made better."""
+
+    gone: ClassVar[Mapping[str, str]] = {
+        "warm_start_steps": "nobody waits for a warm start now; rounds begin short and grow, from FIRST_INNER_STEPS on"
+    }
 
     initial_population: tuple[Annotated[Text | dict[str, Any], Field()], ...] = bound(
         ("tiny",),
@@ -39,7 +46,6 @@ class TrainRoom(Room):
     )
     vocab_size: int = bound(1024, "Of the byte-level BPE that is made here.", ge=264, le=1_000_000)
     trust_remote_code: bool = bound(False, "Let models and tokenizers of the hub run code of their own.")
-    warm_start_steps: int = bound(100, "Steps that round 0 trains on everybody's batches.", ge=0, le=10**8)
     datasets: tuple[Dataset, ...] = bound(
         (Dataset(source="stdlib"),), "Sources of text; each a name or an object.", min_length=1, strict=False
     )
@@ -47,20 +53,32 @@ class TrainRoom(Room):
     eval_sequences: int = bound(64, "Held-out sequences that an evaluation looks at.", ge=1, le=10**6)
     eval_batch_size: int = bound(16, "Of them at a time.", ge=1, le=65536)
     max_epochs: float = bound(1.0, "How often a text may be seen before it is too short for the run.", gt=0, le=1e6)
-    inner_steps: int = bound(20, "Steps of one round.", ge=1, le=10**7)
+    inner_steps: int = bound(16, "Steps of one round.", ge=1, le=10**7)
+    first_inner_steps: int = bound(
+        1, "Of the first round; each is a twentieth longer than all before it, until INNER_STEPS.", ge=1, le=10**7
+    )
+    inner_optimizer: Literal["muon", "adamw"] = bound(
+        "muon", "Of the steps: AdamW, or Muon for the matrices within the model and AdamW for the rest."
+    )
     batch_size: int = bound(8, "Sequences of a batch.", ge=1, le=65536)
     seq_length: int = bound(64, "Tokens of a sequence.", ge=2, le=10**6)
     gradient_accumulation: int = bound(1, "Batches of one step.", ge=1, le=65536)
-    lr: float = bound(2e-3, "The highest learning rate.", gt=0, le=10)
-    lr_schedule: Literal["cosine", "constant", "linear"] = bound(
-        "cosine", "How it falls, to a tenth, until the last round; a closed form of the global step."
+    lr: float = bound(1e-2, "The highest learning rate; half of Muon's serves AdamW.", gt=0, le=10)
+    lr_schedule: Literal["linear", "trapezoid", "cosine", "constant"] = bound(
+        "linear", "How it falls until the last round: to nothing, in the last two fifths only, or to a tenth."
     )
     warmup_steps: int = bound(20, "Steps in which it rises.", ge=0, le=10**8)
     weight_decay: float = bound(0.1, "Of matrices.", ge=0, le=10)
+    z_loss: float = bound(
+        0.0, "How much the squared logarithm of the logits' sum of exponentials counts in the loss; 1e-4 is usual.",
+        ge=0, le=1,
+    )  # fmt: skip
     clip: float = bound(1.0, "The longest gradient; 0 does not clip.", ge=0, le=1e6)
     precision: Literal["32-true", "bf16-mixed", "fp16-mixed"] = bound("32-true", "Of the arithmetic.")
     compile: bool = bound(False, "Use torch.compile.")
-    inner_optimizer_state: Literal["keep", "reset"] = bound("keep", "Whether AdamW's state outlives the round.")
+    inner_optimizer_state: Literal["average", "reset"] = bound(
+        "average", "What becomes of its moments after a round: averaged as the weights are, or forgotten."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -75,9 +93,11 @@ class ExchangeRoom(Room):
     """How changes come together."""
 
     outer_lr: float = bound(0.7, "Of the outer step.", gt=0, le=10)
-    outer_momentum: float = bound(0.9, "Of the outer step.", ge=0, lt=1)
+    outer_momentum: float = bound(0.6, "Of the outer step.", ge=0, lt=1)
     outer_nesterov: bool = bound(True, "Look ahead by the momentum.")
-    shards: int = bound(0, "DiLoCo: ranges in which the outer step is done; 0: as many as replicas.", ge=0, le=4096)
+    shards: int = bound(
+        0, f"DiLoCo: ranges in which the outer step is done; 0: as many as replicas, up to {READERS}.", ge=0, le=4096
+    )
     wire_dtype: Literal["fp32", "bf16", "int8", "int4"] = bound(
         "fp32", "What changes (DiLoCo) and momenta (EDT) travel in."
     )
@@ -103,12 +123,18 @@ class EvolutionRoom(Room):
     selection: Literal["", "hypercube", "matching", "rank", "tournament", "random"] = bound(
         "", "Who the parents are. Empty: hypercube where POPULATION_SIZE is a power of two, else matching."
     )
-    group_size: int = bound(0, "Parents of a child; 0: 4 where the population allows, else 2.", ge=0, le=4096)
+    group_size: int = bound(
+        0, "Parents of a child; 0: 4, or what POPULATION_SIZE is a multiple of: 2, 3, 5 or 7.", ge=0, le=4096
+    )
     previous_generation: bool = bound(False, "rank, tournament, random: also choose from the generation before.")
     crossover: Literal["outer", "linear", "slerp"] = bound(
         "outer", "The mean of the parents, or a random point between them, on a line or an arc."
     )
     elitism: int = bound(0, "rank, tournament, random: so many of the best are carried over unchanged.", ge=0)
+    lr_spread: float = bound(
+        1.0, "Members begin with learning rates that lie evenly around LR, the highest so many times the lowest.",
+        ge=1, le=16,
+    )  # fmt: skip
     mutation_probability: float = bound(0.0, "How likely each gene of a child is mutated.", ge=0, le=1)
     mutation_strength: float = bound(0.2, "How far: the deviation of a factor's logarithm.", ge=0, le=10)
 
@@ -117,23 +143,27 @@ class TrainConfig(EvolutionRoom, ExchangeRoom, GroupRoom, TrainRoom, FleetConfig
     """All of them together: edt.py and diloco.py understand the same file."""
 
     population_size: int = bound(8, "Members, or replicas, of a round.", ge=1, le=4096)
+    max_generations: int = bound(120, "Rounds, short ones and long ones.", ge=1, le=90_000)
     stdlib_digest: str = bound("", "Of the built-in text; found out by whoever starts the run.")
+
+    def steps_before(self, round: int) -> int:
+        """That a slot has taken when a round begins."""
+        grown = _grown(min(self.first_inner_steps, self.inner_steps), self.inner_steps)
+        short = min(round, len(grown)) - 1
+        return grown[short] + (round - 1 - short) * self.inner_steps
+
+    def steps_in(self, round: int) -> int:
+        return self.steps_before(round + 1) - self.steps_before(round)
 
     @property
     def total_steps(self) -> int:
-        """Of one model, from the first to the last."""
-        return self.warm_start_steps + self.max_generations * self.inner_steps
-
-    @property
-    def allotted_steps(self) -> int:
-        """Steps whose batches a slot owns in one round: the most that its genome could make of them."""
-        return math.ceil(self.inner_steps * MOST_STEPS) if self.mutation_probability else self.inner_steps
+        """Of one slot, from the first to the last."""
+        return self.steps_before(self.max_generations + 1)
 
     @property
     def sequences(self) -> int:
         """How many sequences the whole run has places for."""
-        steps = self.warm_start_steps + self.max_generations * self.allotted_steps
-        return steps * self.population_size * self.gradient_accumulation * self.batch_size
+        return self.total_steps * self.population_size * self.gradient_accumulation * self.batch_size
 
     @property
     def selects(self) -> str:
@@ -147,10 +177,29 @@ class TrainConfig(EvolutionRoom, ExchangeRoom, GroupRoom, TrainRoom, FleetConfig
 
     @property
     def parents_of_a_child(self) -> int:
-        if self.group_size:
-            return self.group_size
-        return next(size for size in (4, 2, 1) if self.population_size % size == 0)
+        if self.group_size or self.population_size == 1:
+            return self.group_size or 1
+        if self.selects_by_fitness:
+            return min(4, self.population_size)
+        return next((size for size in (4, 2, 3, 5, 7) if self.population_size % size == 0), 2)
 
     @property
     def shard_count(self) -> int:
-        return self.shards or self.population_size
+        """Of a run that begins."""
+        return self.shards or min(self.population_size, READERS)
+
+
+def alone(steps: int) -> dict[str, Any]:
+    """The keys of a training by oneself, as AdamW's users know it."""
+    length = {"max_generations": 1, "inner_steps": steps, "first_inner_steps": steps}
+    return {**length, "inner_optimizer": "adamw", "lr_schedule": "cosine"}
+
+
+@cache
+def _grown(first: int, last: int) -> tuple[int, ...]:
+    """The steps before each round that is shorter than the last ones, and before the first that is not: what has been
+    learned apart is brought together the sooner, the faster a model still changes."""
+    before = [0]
+    while (steps := max(first, int(before[-1] * _GROWTH))) < last:
+        before.append(before[-1] + steps)
+    return tuple(before)

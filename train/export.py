@@ -5,7 +5,7 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import torch
 from cyclopts import App, Parameter
@@ -18,6 +18,7 @@ from fleet.config import Wrong
 from fleet.history import History
 from fleet.host import Host
 from fleet.metrics.files import TABLE
+from fleet.plain import say
 from fleet.recipe import Member, NotYet, name, place
 from fleet.run import open_run
 from fleet.status import metrics_text
@@ -27,9 +28,10 @@ from train import report
 from train.batches import Tokens
 from train.breeding import taken
 from train.config import TrainConfig
+from train.groundwork import shards_in
 from train.member import children, replicas, vectors
 from train.member.prepare import open_tokenizer
-from train.member.studio import CONFIG
+from train.member.studio import CONFIG, outer_of
 from train.model import empty, layout_of, read_config
 
 _PROMPT, _SAMPLE = "def ", 60
@@ -47,6 +49,9 @@ class Exporter:
         shape = read_config(self.parent("0/init-0").read(CONFIG), self.config)
         self.model: PreTrainedModel = empty(shape, 0, self.config.trust_remote_code)
         self.layout = layout_of(self.model)
+        self.outer = outer_of(self.config)
+        while self.last > 0 and not self._members(self.last):  # nobody came of it
+            self.last -= 1
 
     def parent(self, id: str) -> Parent:
         return Parent(self.history[id], self.history.files(id))
@@ -100,18 +105,19 @@ class Exporter:
         if not members:
             raise Wrong(f"round {round} has no members whose average could be exported")
         if self.config.algorithm != "diloco":
-            return members, children.mean_of(parents, children.WEIGHTS, self.layout.size)
-        whole = torch.empty(self.layout.size)
-        for cut, parent in zip(ranges(len(whole), self.config.shard_count), parents, strict=True):
-            vectors.load(parent, replicas.WEIGHTS, whole[cut.start : cut.stop])
-        return members, whole
+            return members, children.settled(self.outer, parents, self.layout.size)
+        weights, momentum = (torch.empty(self.layout.size) for _ in range(2))
+        for cut, parent in zip(ranges(len(weights), shards_in(self.history.plan(0))), parents, strict=True):
+            for file, whole in ((replicas.WEIGHTS, weights), (replicas.MOMENTUM, momentum)):
+                vectors.load(parent, file, whole[cut.start : cut.stop])
+        return members, self.outer.settled(weights, momentum)
 
     def _one(self, id: str) -> tuple[list[Member], Tensor]:
         parent, vector = self.parent(id), torch.empty(self.layout.size)
-        if children.WEIGHTS in parent.member.digests:
-            vectors.load(parent, children.WEIGHTS, vector)
-        elif vectors.WEIGHTS in parent.member.digests and id.startswith("0/"):
+        if id.startswith("0/") and vectors.WEIGHTS in parent.member.digests:
             vectors.load_weights(parent, vector)
+        elif parent.member.recipe.merge.get("method") == "child":
+            vector = children.settled(self.outer, [parent], self.layout.size)
         else:
             raise Wrong(f"{id} has no weights of its own; it has: {', '.join(parent.member.digests) or 'no files'}")
         return [parent.member], vector
@@ -137,13 +143,13 @@ def show(exporter: Exporter, what: str, out: Path) -> None:
     """Export, and let the model say something."""
     torch.set_num_threads(exporter.config.threads)
     exporter.export(what, out)
-    print(f"Exported ({what}): {out}")
+    say(f"Exported ({what}): {out}")
     with contextlib.suppress(faults.Fault):
         if report.picture(exporter.history):
             root = exporter.store.disk.root
-            print(f"Every member's metrics: {root / TABLE}\nThe loss over the rounds: {root / report.PICTURE}")
+            say(f"Every member's metrics: {root / TABLE}\nThe loss over the rounds: {root / report.PICTURE}")
     tokenizer = open_tokenizer(exporter.parent("0/tokenizer"), exporter.config)
-    print(f"It says:\n{sample(exporter.model, tokenizer, exporter.config.seed)}")
+    say(f"It says:\n{sample(exporter.model, tokenizer, exporter.config.seed)}")
 
 
 def sample(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int) -> str:
@@ -152,7 +158,8 @@ def sample(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int
     model.eval()
     most = getattr(model.config, "max_position_embeddings", None) or _SAMPLE + given.shape[1]
     count = max(1, min(_SAMPLE, most - given.shape[1]))
-    said = model.generate(given, max_new_tokens=count, do_sample=True, top_k=20, temperature=0.8, use_cache=True)
+    more = {"do_sample": True, "top_k": 20, "temperature": 0.8, "use_cache": True}
+    said = cast(Any, model).generate(given, max_new_tokens=count, **more)
     return str(tokenizer.decode(said[0], skip_special_tokens=True))
 
 
@@ -180,8 +187,8 @@ if __name__ == "__main__":
     try:
         App(name="python -m train.export", help=export.__doc__, version_flags=[], default_command=export)()
     except NotYet as what:
-        print(f"{what} is not finished yet; the run is too young to be exported", file=sys.stderr)
+        say(f"{what} is not finished yet; the run is too young to be exported", file=sys.stderr)
         raise SystemExit(2) from None
     except (Wrong, faults.Fault, KeyError, ValueError) as error:
-        print(*error.args, file=sys.stderr)
+        say(*error.args, file=sys.stderr)
         raise SystemExit(2) from None

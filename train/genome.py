@@ -1,15 +1,14 @@
-"""What a member of EDT inherits and mutates: how fast and how long it trains, and on which sources."""
+"""What a member of EDT inherits and mutates: how fast it trains, and on which sources."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from train.config import MOST_STEPS, RATES, TrainConfig
+from train.config import RATES, TrainConfig
 
-_LEAST_STEPS = 0.5
 _SHARES = (0.1, 10.0)  # how far a source's weight may go from what the configuration says
 
 
@@ -18,11 +17,7 @@ class Genome:
     """Factors on what the configuration says."""
 
     rate: float = 1.0
-    length: float = 1.0
     shares: tuple[float, ...] = ()  # a factor for each source; none: all 1
-
-    def steps(self, nominal: int) -> int:
-        return max(1, math.ceil(nominal * self.length))
 
     def weights(self, nominal: Sequence[float]) -> list[float]:
         return [weight * share for weight, share in zip(nominal, self.shares or [1.0] * len(nominal), strict=True)]
@@ -30,20 +25,30 @@ class Genome:
     def metrics(self) -> dict[str, float]:
         """As it stands in a member's metrics, where its children find it."""
         shares = {f"genome_share_{number}": share for number, share in enumerate(self.shares)}
-        return {"genome_rate": self.rate, "genome_length": self.length, **shares}
+        return {"genome_rate": self.rate, **shares}
 
 
 def read(metrics: Mapping[str, Any], sources: int) -> Genome:
     """Of a parent; the first weights have none of their own."""
     shares = tuple(float(metrics.get(f"genome_share_{number}", 1.0)) for number in range(sources))
     several = shares if sources > 1 else ()
-    return Genome(float(metrics.get("genome_rate", 1.0)), float(metrics.get("genome_length", 1.0)), several)
+    return Genome(float(metrics.get("genome_rate", 1.0)), several)
+
+
+def founder(config: TrainConfig, slot: int) -> Genome:
+    """Of the first round's members: their rates lie evenly on a logarithmic line."""
+    where = slot / (config.population_size - 1) - 0.5 if config.population_size > 1 else 0.0
+    return replace(read({}, len(config.datasets)), rate=config.lr_spread**where)
+
+
+def fittest(parents: Sequence[Mapping[str, Any]], sources: int) -> Genome:
+    """That of the parent with the least loss."""
+    return read(min(parents, key=lambda metrics: metrics.get("loss", math.inf)), sources)
 
 
 def inherited(config: TrainConfig, slot: int, round: int, parents: Sequence[Mapping[str, Any]]) -> Genome:
     """The fittest parent's, mutated. Drawn when the child is made, so that nobody waits for a whole generation."""
-    fittest = min(parents, key=lambda metrics: metrics.get("loss", math.inf))
-    genome = read(fittest, len(config.datasets))
+    genome = fittest(parents, len(config.datasets)) if round > 1 else founder(config, slot)
     dice = np.random.default_rng([config.seed, round, slot, 1])
 
     def mutated(value: float, low: float, high: float) -> float:
@@ -54,6 +59,5 @@ def inherited(config: TrainConfig, slot: int, round: int, parents: Sequence[Mapp
 
     return Genome(
         mutated(genome.rate, *RATES),
-        mutated(genome.length, _LEAST_STEPS, MOST_STEPS),
         tuple(mutated(share, *_SHARES) for share in genome.shares),
     )

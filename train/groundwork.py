@@ -1,11 +1,13 @@
 """Round 0 as recipes: what a run needs once, before anybody trains by himself."""
 
+from collections.abc import Sequence
+
 from fleet.recipe import Recipe
 from train.config import TrainConfig
 
 
 def ground(c: TrainConfig, one_start: bool = False) -> list[Recipe]:
-    """The tokenizer, the sources' tokens, the first weights, and the steps that all share."""
+    """The tokenizer, the sources' tokens, the first weights."""
     entries = 1 if one_start else len(c.initial_population)
     inits = [
         Recipe(f"init-{n}", ("0/tokenizer", *(["0/init-0"] if n else [])), {"method": "init", "entry": n})
@@ -14,13 +16,7 @@ def ground(c: TrainConfig, one_start: bool = False) -> list[Recipe]:
     tokens = [
         Recipe(f"tokens-{n}", ("0/tokenizer",), {"method": "tokens", "source": n}) for n in range(len(c.datasets))
     ]
-    warm = Recipe("warm", ("0/init-0", *token_files(c)), {"method": "warm"}, {"round": 0, "steps": c.warm_start_steps})
-    return [
-        Recipe("tokenizer", merge={"method": "tokenizer"}),
-        *tokens,
-        *inits,
-        *([warm] if c.warm_start_steps else []),
-    ]
+    return [Recipe("tokenizer", merge={"method": "tokenizer"}), *tokens, *inits]
 
 
 def token_files(c: TrainConfig) -> list[str]:
@@ -33,19 +29,20 @@ def tools(c: TrainConfig) -> list[str]:
 
 
 def first_weights(c: TrainConfig, slot: int = 0) -> str:
-    """Where a slot begins: at the warm start, or at its own entry of INITIAL_POPULATION."""
-    return "0/warm" if c.warm_start_steps else f"0/init-{slot % len(c.initial_population)}"
+    """Where a slot begins: at its entry of INITIAL_POPULATION."""
+    return f"0/init-{slot % len(c.initial_population)}"
 
 
-def last_of(c: TrainConfig, slot: str, round: int) -> str:
-    """The slot's own last member, whose optimizer the next one goes on with; empty where nothing of it goes on."""
-    if c.inner_optimizer_state == "reset" and not c.error_feedback:
-        return ""
-    if round > 1:
-        return f"{round - 1}/{slot}"
-    return "0/warm" if c.warm_start_steps else ""
+def last_of(slot: str, round: int) -> str:
+    """The slot's own last member: the next one goes on with its optimizer, and knows whether it came to nothing."""
+    return f"{round - 1}/{slot}" if round > 1 else ""
 
 
 def unique(*ids: str) -> tuple[str, ...]:
     """Each once, in the order given; none for an empty name."""
     return tuple(id for id in dict.fromkeys(ids) if id)
+
+
+def shards_in(ground: Sequence[Recipe]) -> int:
+    """DiLoCo: in how many ranges round 0 has cut the model, and so the run goes on."""
+    return sum(recipe.slot.startswith("shard-") for recipe in ground)

@@ -6,8 +6,6 @@ compared with the vocabulary. Whether a model can be asked in this way is tried 
 continuation a row.
 """
 
-import contextlib
-import gc
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,10 +16,10 @@ import torch.nn.functional as F
 from lm_eval.models.huggingface import HFLM
 from torch import Tensor
 
-from fleet.config import Wrong
+from train import memory
 
 _WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "local_attention")
-_TOKENS = {"cpu": 1024, "cuda": 65536}  # of a batch, where nobody says how many requests it has
+_TOKENS = {"cpu": 1024, "cuda": 32768}  # of a batch, where nobody says how many it has, or how many requests
 Asked = tuple[Any, list[int], list[int]]  # lm-eval's: the texts, the context's tokens, the continuation's
 
 
@@ -54,10 +52,10 @@ class Row:
 class Sitter(HFLM):  # type: ignore[misc]
     """HFLM with its log-likelihoods computed in another way; the rest is HFLM's."""
 
-    def __init__(self, model: Any, tokenizer: Any, batch_size: int | None = None) -> None:
+    def __init__(self, model: Any, tokenizer: Any, batch_size: int | None = None, tokens: int = 0) -> None:
         super().__init__(pretrained=model, tokenizer=tokenizer, batch_size=batch_size or 8)
         self._known: dict[tuple[str, str], tuple[list[int], list[int]]] = {}
-        self._most = batch_size
+        self._most, self._tokens = batch_size, tokens
         self.shares = True  # contexts
         self._tried = False
 
@@ -78,14 +76,14 @@ class Sitter(HFLM):  # type: ignore[misc]
         rows = _rows(requests, self._reach() if self.shares else 0, int(self.max_length))
         found: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
         for batch in self._batches(rows):
-            for row, answers in zip(batch, self._patiently(batch), strict=True):
+            for row, answers in zip(batch, self._answers(batch), strict=True):
                 for place, answer in zip(row.places, answers, strict=True):
                     found[place] = answer
         return found
 
     def _batches(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
         """Rows of about the same length, the longest first: if memory does not suffice, it is known at once."""
-        most = _TOKENS.get(self.device.type, _TOKENS["cuda"])
+        most = self._tokens or _TOKENS.get(self.device.type, _TOKENS["cuda"])
         batch: list[Row] = []
         for row in sorted(rows, key=lambda row: (row.packed, -len(row.tokens), row.tokens)):
             if self._most:
@@ -98,26 +96,6 @@ class Sitter(HFLM):  # type: ignore[misc]
             batch.append(row)
         if batch:
             yield batch
-
-    def _patiently(self, batch: list[Row]) -> list[list[tuple[float, bool]]]:
-        """A batch that is too large for the memory is cut in two, once."""
-        try:
-            return self._answers(batch)
-        except RuntimeError as error:
-            if not _out_of_memory(error):
-                raise
-            if len(batch) < 2:
-                raise Wrong("the memory does not suffice for a single question") from None
-        gc.collect()  # after the error is gone, and what it held with it
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        half = len(batch) // 2
-        try:
-            return self._answers(batch[:half]) + self._answers(batch[half:])
-        except RuntimeError as error:
-            if not _out_of_memory(error):
-                raise
-            raise Wrong("the memory does not suffice for half a batch either; give a smaller --batch-size") from None
 
     @torch.inference_mode()
     def _answers(self, batch: list[Row]) -> list[list[tuple[float, bool]]]:
@@ -141,15 +119,18 @@ class Sitter(HFLM):  # type: ignore[misc]
         rows = [row for row in _rows(requests, self._reach(), int(self.max_length)) if row.packed]
         if not rows:
             return
-        self._tried = True
         longest = max(rows, key=lambda row: len(row.tokens))
         alone = [Row(longest.context, [each], [n]) for n, each in enumerate(longest.continuations)]
         wanted = [answer for (answer,) in self._answers(alone)]
-        self.shares = False
-        with contextlib.suppress(RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError):
-            close = 1e-3 if self.model.dtype == torch.float32 else 0.05
+        close = 1e-3 if self.model.dtype == torch.float32 else 0.05
+        try:
             pairs = zip(self._answers([longest])[0], wanted, strict=True)
             self.shares = all(abs(a - b) <= close * max(1, abs(b)) for (a, _), (b, _) in pairs)
+        except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError) as error:
+            if memory.of_this_machine(error):
+                raise
+            self.shares = False
+        self._tried = True
 
     def _reach(self) -> int:
         """Tokens that every layer sees back: a mask of one's own would let some see farther."""
@@ -207,7 +188,3 @@ def _positions(batch: Sequence[Row], tokens: Tensor) -> Tensor:
 def _keeps_logits(kind: type) -> bool:
     forward: Callable[..., Any] = kind.forward  # type: ignore[attr-defined]
     return "logits_to_keep" in inspect.signature(forward).parameters
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -1,10 +1,11 @@
-"""The inner loop: AdamW on one model, plain and fast. Everything that it needs to go on lies in three flat vectors."""
+"""The inner loop on one model, plain and fast. Everything that it needs to go on lies in three flat vectors."""
 
 import contextlib
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,10 +14,11 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from train.config import TrainConfig
-from train.model import Layout, bound_to_vector, layout_of
+from train.model import Layout, Stack, bound_to_vector, layout_of
+from train.optimizers import MOMENTS, WEIGHTS, layouts_of, optimizer_of, orthogonal
 
-_BETAS, _EPS = (0.9, 0.95), 1e-8
-_FLOOR = 0.1  # of the learning rate, at the last step of a schedule that falls
+_FLOOR = 0.1  # of the learning rate, at the last step of a cosine
+_FALL = 0.4  # of all steps, in which a trapezoid does so
 _LOOK = 20  # steps between two looks at whether the loss is finite: looking waits for the device
 _MIXED = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 
@@ -39,11 +41,12 @@ def in_fixed_order(threads: int) -> None:
     torch.set_num_threads(threads)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it CUDA's sums have no fixed order
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs a tenth of the speed
+    settings: Any = torch.utils.deterministic
+    settings.fill_uninitialized_memory = False  # a debugging aid that costs a tenth of the speed
     torch.backends.cuda.enable_mem_efficient_sdp(False)  # its gradients are summed in no fixed order
 
 
-def rate(config: TrainConfig, step: float) -> float:
+def rate(config: TrainConfig, step: int) -> float:
     """The learning rate at a global step: a closed form, so that nothing about it has to be remembered."""
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
@@ -52,14 +55,20 @@ def rate(config: TrainConfig, step: float) -> float:
         case "cosine":
             return config.lr * (_FLOOR + (1 - _FLOOR) * (1 + math.cos(math.pi * done)) / 2)
         case "linear":
-            return config.lr * (1 - (1 - _FLOOR) * done)
+            return config.lr * (1 - done)
+        case "trapezoid":
+            return config.lr * min(1.0, (1 - done) / _FALL)
     return config.lr
 
 
-def language_loss(model: Callable[..., Any], windows: Tensor, step: Sequence[Tensor] = ()) -> Tensor:
-    """Of windows of text: each token but the first is to be foretold."""
-    logits = model(input_ids=windows[:, :-1], use_cache=False).logits
-    return cross_entropy(logits.float().flatten(0, 1), windows[:, 1:].flatten()) / max(1, len(step))
+def language_loss(model: Callable[..., Any], windows: Tensor, step: Sequence[Tensor] = (), z: float = 0.0) -> Tensor:
+    """Of windows of text: each token but the first is to be foretold. While it learns, `z` keeps the logits' sums of
+    exponentials near one: large ones lose their digits in narrow numbers."""
+    logits = model(input_ids=windows[:, :-1], use_cache=False).logits.float().flatten(0, 1)
+    loss = cross_entropy(logits, windows[:, 1:].flatten())
+    if z and torch.is_grad_enabled():
+        loss = loss + z * logits.logsumexp(-1).square().mean()
+    return loss / max(1, len(step))
 
 
 class Learner:
@@ -71,19 +80,20 @@ class Learner:
         model: PreTrainedModel,
         config: TrainConfig,
         device: torch.device | None = None,
-        objective: Objective = language_loss,
+        objective: Objective | None = None,
     ) -> None:
-        self.config, self.device, self._objective = config, device or best_device(), objective
+        self.config, self.device = config, device or best_device()
+        self._objective = objective or partial(language_loss, z=config.z_loss)
         self.layout, self.vector, self.gradient = self._bound(model)
-        self.moments = [torch.zeros_like(self.vector) for _ in range(2)]
         self.model = model
         self._run = self._runner(model)
         self._dtype = _MIXED.get(config.precision)
         self._scaling = config.precision == "fp16-mixed"
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=self._scaling)
-        self._whole = torch.nn.Parameter(self.vector)
-        self._whole.grad = self.gradient
-        self._optimizer = self._adamw()
+        self._optimizer = optimizer_of(self.vector, self.gradient, self.layout, config, self._orthogonal)
+        self.moments = self._optimizer.moments
+        self.vectors = {WEIGHTS: self.vector, "average": self._optimizer.average, "square": self._optimizer.square}
+        self.layouts = layouts_of(self.layout, config)
 
     def train(self, batches: Iterable[list[Part]], rates: Iterable[float], total: float = 0.0) -> Iterator[int]:
         """Take a step for each batch, and say after each how many were taken. A batch may come in parts. The losses
@@ -96,9 +106,11 @@ class Learner:
             yield count
 
     def begin(self, total: float = 0.0) -> None:
-        """Of a training whose losses so far add up to this."""
+        """Of a training whose losses so far add up to this. Sums of fp32 numbers in fp64 are exact: whoever goes on
+        with what ranks had added up by then comes to the same."""
         self.model.train()
-        self.total = torch.tensor(total, device=self.device)
+        wide = torch.float64 if self.device.type != "mps" else torch.float32  # where nobody shares a model
+        self.total = torch.tensor(total, dtype=wide, device=self.device)
 
     def step(self, parts: Sequence[Part], lr: float) -> None:
         self.gradient.zero_()
@@ -114,6 +126,14 @@ class Learner:
         if not math.isfinite(value := float(self._total())):
             raise NotFinite(f"the loss became {value}")
         return value
+
+    def check(self) -> None:
+        """Nothing that is not a number leaves a worker: it would be in every average from then on."""
+        if not self.finite():
+            raise NotFinite("the weights, or the optimizer's moments of them, are not finite after training")
+
+    def finite(self) -> bool:
+        return all(bool(each.isfinite().all()) for each in (self.vector, self.moments))
 
     def looked_at(self, windows: Tensor) -> float:
         """Their loss, without learning from them."""
@@ -131,36 +151,34 @@ class Learner:
         if self.device.type == "cuda":
             torch.cuda.manual_seed(value)
 
-    def whole(self, vector: Tensor) -> Tensor:
-        """One of this learner's vectors, to be read or written down."""
-        return vector
+    def whole(self, kind: str) -> Tensor:
+        """Its weights or its moments, to be read or written down."""
+        return self.vector if kind == WEIGHTS else self.moments
 
     @contextlib.contextmanager
-    def filling(self, vector: Tensor) -> Iterator[Tensor]:
-        """Room for the numbers that one of this learner's vectors is to have."""
-        yield vector
+    def filling(self, kind: str) -> Iterator[Tensor]:
+        """Room for the numbers that its weights or its moments are to be."""
+        yield self.vector if kind == WEIGHTS else self.moments
 
     def start(self, vector: Tensor) -> None:
-        with self.filling(self.vector) as room:
+        with self.filling(WEIGHTS) as room:
             room.copy_(vector)
 
     def forget(self) -> None:
         """An optimizer that has seen nothing."""
-        for moment in self.moments:
-            moment.zero_()
+        with self.filling(MOMENTS) as room:
+            room.zero_()
         self.recall(
             {"steps": 0.0, "scaling": torch.amp.GradScaler(self.device.type, enabled=self._scaling).state_dict()}
         )
 
     def state(self) -> dict[str, Any]:
         """What belongs to the optimizer besides its moments."""
-        step = next(iter(self._optimizer.state.values()))["step"]
-        return {"steps": float(step), "scaling": self._scaler.state_dict()}
+        return {"steps": self._optimizer.steps, "scaling": self._scaler.state_dict()}
 
     def recall(self, state: Mapping[str, Any]) -> None:
-        for each in self._optimizer.state.values():
-            each["step"].fill_(state["steps"])
-        if self._scaling:
+        self._optimizer.steps = state["steps"]
+        if self._scaling and state["scaling"]:
             self._scaler.load_state_dict(dict(state["scaling"]))
 
     # -- inside: what is otherwise where several processes share a model ----------------------------------------------
@@ -181,7 +199,11 @@ class Learner:
         return self.total
 
     def _clip(self) -> None:
-        torch.nn.utils.clip_grad_norm_([self._whole], self.config.clip)
+        torch.nn.utils.clip_grad_norm_(self._optimizer.whole, self.config.clip)
+
+    def _orthogonal(self, matrices: Tensor, stack: Stack) -> Tensor:
+        """For Muon, of its matrices or of what is here of them."""
+        return orthogonal(matrices)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -194,27 +216,10 @@ class Learner:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self._dtype)
 
-    def _adamw(self) -> torch.optim.AdamW:
-        """On two long vectors, what decays and what does not: AdamW does not care where a tensor ends. Its state is a
-        view of ours."""
-        cut, groups, states = self.layout.decaying, [], {}
-        for place, decay in ((slice(0, cut), self.config.weight_decay), (slice(cut, self.layout.size), 0.0)):
-            if place.start < place.stop:
-                part = torch.nn.Parameter(self.vector[place])
-                part.grad = self.gradient[place]
-                groups.append({"params": [part], "weight_decay": decay})
-                average, square = (moment[place] for moment in self.moments)
-                states[part] = {"exp_avg": average, "exp_avg_sq": square}
-        optimizer = torch.optim.AdamW(groups, lr=self.config.lr, betas=_BETAS, eps=_EPS, fused=True)
-        for part, state in states.items():
-            optimizer.state[part] = {**state, "step": torch.zeros((), device=self.device)}
-        return optimizer
-
     def _step(self, lr: float) -> None:
         self._scaler.unscale_(self._optimizer)
         if self.config.clip:
             self._clip()
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
+        self._optimizer.param_groups[0]["lr"] = lr
         self._scaler.step(self._optimizer)
         self._scaler.update()

@@ -14,6 +14,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.utils.logging import disable_progress_bar
 
 from fleet.config import Wrong
+from fleet.scratch import scratch
 from fleet.synced import sync
 
 _ROOM = 16 << 20  # bytes of free disk that a model needs, generously
@@ -44,8 +45,8 @@ def publish(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, place: P
     ends = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
     model.config.update(ends)
     model.generation_config = GenerationConfig(**ends)
-    with tempfile.TemporaryDirectory(dir=place.parent, prefix=".making-", ignore_cleanup_errors=True) as folder:
-        draft = Path(folder) / place.name
+    with scratch(".making", place.parent) as folder:
+        draft = folder / place.name
         model.save_pretrained(draft)
         tokenizer.save_pretrained(draft)
         shutil.copymode(draft / "config.json", draft / "model.safetensors")  # which would be the user's alone

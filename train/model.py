@@ -4,10 +4,11 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
 from fleet.config import Wrong
+from fleet.plausible import check_config
 from fleet.wrong import first_line
 from train.config import TrainConfig
 
@@ -37,18 +39,21 @@ def described(entry: Entered, trust: bool = False) -> PretrainedConfig:
     """The model's configuration; an error in one line where there is none that can be trained here."""
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries; the error says enough
     try:
-        if fresh := _fresh(entry):
+        fresh = _fresh(entry)
+        said = fresh or PretrainedConfig.get_config_dict(cast(str, entry))[0]
+        check_config(said, f"model {_short(entry)}: its config.json")
+        if fresh:
             config = AutoConfig.for_model(**fresh)
         else:
-            config = AutoConfig.from_pretrained(entry, trust_remote_code=trust)
+            config = AutoConfig.from_pretrained(cast(str, entry), trust_remote_code=trust)
     except Wrong:
         raise
     except Exception as error:  # whatever a hub, a network and a configuration class can come up with
         known = f"; the presets are {', '.join(SHAPES)}" if isinstance(entry, str) and "/" not in entry else ""
         raise Wrong(f"model {_short(entry)}: {first_line(error)}{known}") from None
     bidirectional = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
-    known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or trust and getattr(config, "auto_map", None)
-    if bidirectional or not known:
+    causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or trust and getattr(config, "auto_map", None)
+    if bidirectional or not causal:
         raise Wrong(f"model {_short(entry)}: {config.model_type} is not a causal language model")
     return config
 
@@ -57,7 +62,7 @@ def built(entry: Entered, vocab: int, seed: int, trust: bool = False) -> PreTrai
     """Pre-trained weights, or fresh ones that follow from the seed; in fp32 either way."""
     config = _for_words(entry, vocab, trust)
     if not _fresh(entry):
-        return AutoModelForCausalLM.from_pretrained(entry, trust_remote_code=trust, dtype=torch.float32)
+        return AutoModelForCausalLM.from_pretrained(cast(str, entry), trust_remote_code=trust, dtype=torch.float32)
     return empty(config, seed)
 
 
@@ -82,7 +87,8 @@ def has_vocabulary(entry: Entered) -> bool:
 def empty(config: PretrainedConfig, seed: int, trust: bool = False) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=trust)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=trust)
+        return model
 
 
 def without_numbers(config: PretrainedConfig, trust: bool = False) -> PreTrainedModel:
@@ -111,19 +117,48 @@ def read_config(text: bytes, run: TrainConfig) -> PretrainedConfig:
     """As a run keeps it. Code of a model's own is only ever had from where the run's configuration says."""
     if run.trust_remote_code and not _fresh(run.initial_population[0]):
         return described(run.initial_population[0], True)
-    return AutoConfig.for_model(**json.loads(text))
+    said = json.loads(text)
+    check_config(said, "the run's config.json")
+    return AutoConfig.for_model(**said)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Matrices of one shape that lie side by side."""
+
+    count: int
+    rows: int
+    columns: int
+    whole: int  # rows of a whole matrix, of which one of several ranks has a part
+
+    @property
+    def size(self) -> int:
+        return self.count * self.rows * self.columns
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each parameter lies in the flat vector: first the matrices, which decay, then all others."""
+    """Where each parameter lies in the flat vector: first the matrices within the model, those of one shape side by
+    side; then embeddings and heads, which decay, too; then all others."""
 
     shapes: Mapping[str, tuple[int, ...]]
+    within: int  # parameters at the beginning that are matrices within the model
+    stacks: tuple[Stack, ...]  # these matrices
     decaying: int  # numbers at the beginning that weight decay acts on
 
     @property
     def size(self) -> int:
         return sum(map(math.prod, self.shapes.values()))
+
+    @property
+    def hidden(self) -> int:
+        """Numbers of the matrices within the model."""
+        return sum(each.size for each in self.stacks)
+
+    @property
+    def outside(self) -> "Layout":
+        """Of a vector that has all numbers but those."""
+        return Layout(dict(list(self.shapes.items())[self.within :]), 0, (), self.decaying - self.hidden)
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         found, begin = {}, 0
@@ -132,12 +167,37 @@ class Layout:
             found[name], begin = vector[begin:end].view(shape), end
         return found
 
+    def stacked(self, hidden: Tensor) -> list[Tensor]:
+        """The matrices, of the numbers at the beginning."""
+        parts = hidden.split([each.size for each in self.stacks])
+        return [part.view(each.count, each.rows, each.columns) for part, each in zip(parts, self.stacks, strict=True)]
 
-def layout_of(model: torch.nn.Module) -> Layout:
-    """Of all parameters that learn."""
+
+def layout_of(model: torch.nn.Module, here: Callable[[Any], Tensor] = lambda each: each) -> Layout:
+    """Of all parameters that learn; of several ranks, what one has `here` of them."""
+    words = _words(model)
+
+    def kind(p: Tensor) -> int:
+        within = p.ndim in (2, 3) and min(p.shape[-2:]) > 1 and id(p) not in words
+        return 0 if within else 1 if p.ndim >= 2 else 2
+
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    named.sort(key=lambda item: item[1].ndim < 2)  # stable: the model's own order
-    return Layout({name: tuple(p.shape) for name, p in named}, sum(p.numel() for _, p in named if p.ndim >= 2))
+    named.sort(key=lambda item: (kind(item[1]), () if kind(item[1]) else item[1].shape))  # stable: the model's order
+    within = [p for _, p in named if kind(p) == 0]
+    stacks = tuple(_stack([here(p).shape for p in alike], shape) for shape, alike in groupby(within, lambda p: p.shape))
+    decaying = sum(here(p).numel() for _, p in named if p.ndim >= 2)
+    return Layout({name: tuple(here(p).shape) for name, p in named}, len(within), stacks, decaying)
+
+
+def _stack(here: Sequence[Sequence[int]], whole: Sequence[int]) -> Stack:
+    return Stack(sum(math.prod(shape[:-2]) for shape in here), here[0][-2], here[0][-1], whole[-2])
+
+
+def _words(model: torch.nn.Module) -> set[int]:
+    """What stands for single words, or places: a matrix by its shape, a table by its use."""
+    tables = [each for each in model.modules() if isinstance(each, torch.nn.Embedding)]
+    head = cast(Any, model).get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    return {id(p) for each in (*tables, *([head] if head else [])) for p in each.parameters()}
 
 
 def bound_to_vector(model: torch.nn.Module, layout: Layout, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -203,7 +263,7 @@ def _fresh(entry: Entered) -> dict[str, Any]:
     if entry.endswith(".json") or (file.is_file() and not _has_weights(file.parent)):
         try:
             return {"model_type": "llama", **json.loads((file if file.is_file() else Path(entry)).read_text())}
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise Wrong(f"model {_short(entry)}: cannot be read as JSON: {error}") from None
     return {}
 

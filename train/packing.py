@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fleet.config import Wrong
+from train import memory
 from train.chat import Example
 
 _OPEN = 32  # rows that an example is tried in
@@ -76,8 +77,8 @@ def batch(examples: Sequence[Example], rows: Rows, packed: bool = True) -> Batch
             place = (y, slice(x, x := x + len(examples[number].tokens)))
             tokens[place], learned[place] = examples[number].tokens, examples[number].learned
             positions[place], example[place] = np.arange(len(examples[number].tokens)), number
-    made = (torch.from_numpy(each) for each in (tokens, positions, learned, example))
-    return Batch(*made, examples=len(examples), packed=packed)
+    made = torch.from_numpy
+    return Batch(made(tokens), made(positions), made(learned), made(example), len(examples), packed)
 
 
 @torch.no_grad()
@@ -88,7 +89,9 @@ def can_pack(model: Any, length: int) -> bool:
     model.eval()
     try:
         return _alike(model, *_trial(model, max(8, length)))
-    except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError, NotImplementedError):
+    except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError, NotImplementedError) as error:
+        if memory.of_this_machine(error):
+            raise
         return False
     finally:
         model.train(training)

@@ -11,7 +11,7 @@ from fleet.wrong import first_line
 FILES = (".jsonl", ".parquet")
 CHAT = '{"messages": [{"role": "user", "content": "..."}, ...]} or {"text": "..."}'
 PAIR = '{"prompt": ..., "chosen": ..., "rejected": ...}, each a text or messages'
-_LONGEST = 1 << 26  # characters of a line
+LONGEST = 1 << 26  # characters of a line, or of a document of several
 _SHOWN = 200  # characters of a bad row
 
 Row = Mapping[str, Any]
@@ -47,7 +47,9 @@ def read(source: str, name: str = "", split: str = "train", check: Check = conve
 def raw(source: str, name: str = "", split: str = "train", streaming: bool = True) -> Iterator[tuple[str, Any]]:
     """Rows as they are, and where they stand."""
     if source.endswith(".jsonl"):
-        for number, line in _lines(Path(source)):
+        for number, line in lines(Path(source)):
+            if not line.strip():
+                continue
             where = f"{source}, line {number}"
             yield where, _parsed(line, where)
     else:
@@ -105,14 +107,14 @@ def _whole(text: str) -> str:
     return text.encode(errors="replace").decode()  # half a character is none
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Of a text file, with their numbers; one that no memory may have room for is an error."""
     try:
         with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(iter(lambda: file.readline(_LONGEST), ""), 1):
-                if len(line) == _LONGEST:
-                    raise Wrong(f"{path}, line {number}: longer than {_LONGEST >> 20} million characters")
-                if line.strip():
-                    yield number, line
+            for number, line in enumerate(iter(lambda: file.readline(LONGEST), ""), 1):
+                if len(line) == LONGEST:
+                    raise Wrong(f"{path}, line {number}: longer than {LONGEST} characters")
+                yield number, line
     except (OSError, UnicodeDecodeError) as error:
         raise Wrong(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from train import batches, packing, text
 from train.chat import Example, examples
-from train.config import TrainConfig
+from train.config import TrainConfig, alone
 from train.loop import Learner, rate
 from train.made_here import Progress, Tell, check_room, computing_with, in_one_line, publish
 from train.model import SHAPES, built
@@ -82,8 +82,7 @@ class Settings:
     def plan(self, name: str) -> TrainConfig:
         """The inner loop's settings."""
         steps, lr = (self.base_steps, self.base_lr) if name == BASE else (self.steps, self.lr)
-        once = {"max_generations": 1, "warm_start_steps": 0, "inner_steps": steps, "warmup_steps": min(30, steps // 10)}
-        return TrainConfig(seed=self.seed, lr=lr, **once)
+        return TrainConfig(seed=self.seed, lr=lr, warmup_steps=min(30, steps // 10), **alone(steps))
 
 
 def starters(folder: Path, tell: Tell = print, settings: Settings = Settings()) -> dict[str, Path]:
@@ -104,7 +103,7 @@ def starters(folder: Path, tell: Tell = print, settings: Settings = Settings()) 
 
 def _make(name: str, places: Mapping[str, Path], settings: Settings, progress: Progress) -> None:
     if name == BASE:
-        tokenizer = make_tokenizer(settings.vocabulary)
+        tokenizer: PreTrainedTokenizerBase = make_tokenizer(settings.vocabulary)
         shape = {**SHAPES[settings.preset], "initializer_range": settings.spread, "tie_word_embeddings": True}
         model = built({"config": shape}, len(tokenizer), settings.seed)
         steps = _base_steps(tokenizer, settings)
@@ -127,13 +126,13 @@ def _evenly(model: Callable[..., object], part: Batch, step: Sequence[Batch]) ->
     return sft_loss(model, part) / len(step)
 
 
-def _steps(skill: str, tokenizer: PreTrainedTokenizerFast, settings: Settings) -> Iterator[list[Batch]]:
+def _steps(skill: str, tokenizer: PreTrainedTokenizerBase, settings: Settings) -> Iterator[list[Batch]]:
     asked = questions(skill, settings.seed, "train")
     while True:
         yield [_answers([right(each) for each in islice(asked, settings.chats)], tokenizer)]
 
 
-def _base_steps(tokenizer: PreTrainedTokenizerFast, settings: Settings) -> Iterator[list[Batch]]:
+def _base_steps(tokenizer: PreTrainedTokenizerBase, settings: Settings) -> Iterator[list[Batch]]:
     """Ordinary text, and chats in which a question is followed by any of its choices."""
     asked, dice = questions(MIXED, settings.seed + 1, "train"), Random(settings.seed)
     source = _source(tokenizer, settings)
@@ -144,7 +143,7 @@ def _base_steps(tokenizer: PreTrainedTokenizerFast, settings: Settings) -> Itera
         yield [_batch([Example(row, np.arange(len(row)) > 0) for row in windows]), _answers(guesses, tokenizer)]
 
 
-def _source(tokenizer: PreTrainedTokenizerFast, settings: Settings) -> batches.Tokens:
+def _source(tokenizer: PreTrainedTokenizerBase, settings: Settings) -> batches.Tokens:
     """As much of the built-in text as the base reads."""
     enough, found = settings.base_steps * settings.windows * settings.window, list[int]()
     for document in text.stdlib():
@@ -154,7 +153,7 @@ def _source(tokenizer: PreTrainedTokenizerFast, settings: Settings) -> batches.T
     return batches.Tokens(np.asarray(found, dtype=np.uint16), settings.window + 1)
 
 
-def _answers(chats: Sequence[Row], tokenizer: PreTrainedTokenizerFast) -> Batch:
+def _answers(chats: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> Batch:
     return _batch([one for (one,) in examples(chats, tokenizer, longest=128).kept])
 
 

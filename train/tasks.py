@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import hashlib
 import json
 import logging
@@ -14,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from fleet.config import Wrong
-from fleet.wrong import first_line
-from train.chat import undated
+from fleet.wrong import Lacking, first_line
 
 SEED = 1234  # lm-eval's own, of examples in prompts
 
@@ -54,7 +54,7 @@ def load(asked: Asked, public: bool = True) -> dict[str, Any]:
 
     for folder in asked.task_path:
         if not Path(folder).is_dir():
-            raise Wrong(f"task search path {folder}: not a folder")
+            raise Lacking(f"task search path {folder}: not a folder")
     with _quiet():
         manager = TaskManager(include_path=list(asked.task_path), include_defaults=False)
         if theirs := [name for name in asked.tasks if name not in manager.all_tasks]:
@@ -70,14 +70,16 @@ def load(asked: Asked, public: bool = True) -> dict[str, Any]:
     try:
         with _quiet():
             loaded: dict[str, Any] = manager.load(list(asked.tasks))
-    except Exception as error:  # whatever a hub, a file and a task's own code can come up with
+    except (Exception, SystemExit) as error:  # whatever a hub, a file and a task's own code can come up with
         why = f"{type(error).__name__}: {first_line(error)}"
         raise Wrong(f"the tasks {', '.join(asked.tasks)} cannot be loaded: {why}") from None
     for name in asked.tasks:
         if name not in loaded["tasks"] and name not in loaded["groups"]:
             raise Wrong(f"{name} is a tag of several tasks; name them: {', '.join(loaded['tasks'])}")
-    for task in loaded["tasks"].values():
+    for name, task in loaded["tasks"].items():
         _settle(task, asked)
+        with _own_code(name, "its questions"), _quiet():
+            len(task.eval_docs)
     return loaded
 
 
@@ -127,9 +129,15 @@ def chosen_of(name: str, count: int, share: float) -> int:
 class Exam:
     """Tasks that are asked of many models, which share a tokenizer."""
 
-    def __init__(self, asked: Asked, tokenizer: Any, loaded: dict[str, Any], batch_size: int | None = None) -> None:
+    def __init__(
+        self, asked: Asked, tokenizer: Any, loaded: dict[str, Any], batch_size: int | None = None, tokens: int = 0
+    ) -> None:
+        """Requests of a batch, or its tokens; neither: what suits the kind of device."""
+        from train.chat import undated
+
         own = {name: copy.copy(task) for name, task in loaded["tasks"].items()}  # another exam has prompts of its own
-        self.asked, self.tokenizer, self.loaded, self._size = asked, tokenizer, {**loaded, "tasks": own}, batch_size
+        self.asked, self.tokenizer, self.loaded = asked, tokenizer, {**loaded, "tasks": own}
+        self._size = batch_size, tokens
         if isinstance(tokenizer.chat_template, str):
             tokenizer.chat_template = undated(tokenizer.chat_template)
         self._sitter: Any = None
@@ -161,7 +169,7 @@ class Exam:
         if isinstance(model, LM):
             sitter = model
         else:
-            self._sitter = self._sitter or Sitter(model, self.tokenizer, self._size)
+            self._sitter = self._sitter or Sitter(model, self.tokenizer, *self._size)
             self._sitter.ask(model.eval())
             sitter = self._sitter
         chosen = {name: sorted(numbers) for name, numbers in (questions or self.questions()).items()}
@@ -206,8 +214,11 @@ class Paper:
         self.task, self.answers = task, list[Mapping[str, Any]]()
         self._made: dict[tuple[int, ...], list[Any]] = {}
         self._docs: dict[tuple[int, ...], list[tuple[int, Any]]] = {}
+        self._name = str(task.config.task)
         self._build, self._iterate, self._process = task.build_all_requests, task.doc_iterator, task.process_results
         task.build_all_requests, task.doc_iterator, task.process_results = self.build, self.iterate, self.process
+        self._aggregation, self._filter = task.aggregation, task.apply_filters
+        task.aggregation, task.apply_filters = self.aggregation, self.filtered
         for name in ("doc_to_choice", "doc_to_target"):  # templates, which lm-eval fills in again each time
             if hasattr(task, name):
                 setattr(task, name, _remembered(getattr(task, name)))
@@ -216,7 +227,8 @@ class Paper:
         key = tuple(samples)
         if key not in self._made:
             _make_room(self._made)
-            self._build(samples=samples, **more)
+            with _own_code(self._name, "what it asks (doc_to_text, doc_to_choice, doc_to_target)"):
+                self._build(samples=samples, **more)
             self._made[key] = list(self.task.instances)
         for instance in self._made[key]:
             instance.resps, instance.filtered_resps = [], {}
@@ -230,8 +242,27 @@ class Paper:
         return self._docs[key]
 
     def process(self, doc: Any, results: Any) -> Any:
-        self.answers.append(self._process(doc, results))
+        with _own_code(self._name, "its process_results"):
+            self.answers.append(self._process(doc, results))
         return self.answers[-1]
+
+    def filtered(self) -> Any:
+        with _own_code(self._name, "its filters"):
+            return self._filter()
+
+    def aggregation(self) -> dict[str, Any]:
+        """lm-eval knows its own functions by their identity."""
+        found = self._aggregation()
+        own = {key: each for key, each in found.items() if not str(each.__module__).startswith("lm_eval.")}
+        return {**found, **{key: self._guarded(key, each) for key, each in own.items()}}
+
+    def _guarded(self, metric: str, aggregate: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        @functools.wraps(aggregate)
+        def guarded(items: Any) -> Any:
+            with _own_code(self._name, f"its aggregation of {metric}"):
+                return aggregate(items)
+
+        return guarded
 
     def single(self) -> dict[str, list[Any]]:
         """lm-eval goes through all questions once for each filter."""
@@ -283,6 +314,17 @@ def _nearest(name: str, manager: Any) -> str:
 
 
 @contextlib.contextmanager
+def _own_code(task: str, what: str) -> Iterator[None]:
+    """A task's own code fails on every machine alike, unless it asks for a file or for memory."""
+    try:
+        yield
+    except (Wrong, OSError, MemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        raise Wrong(f"task {task}: {what} failed with {type(error).__name__}: {first_line(error)}") from error
+
+
+@contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """lm-eval reports each step, and draws bars; here it is one of hundreds."""
     import tqdm.std
@@ -294,9 +336,9 @@ def _quiet() -> Iterator[None]:
     def undrawn(self: Any, *args: Any, **more: Any) -> None:
         drawn(self, *args, **{**more, "disable": True})
 
-    tqdm.std.tqdm.__init__ = undrawn  # type: ignore[method-assign]
+    tqdm.std.tqdm.__init__ = undrawn
     try:
         yield
     finally:
         logger.setLevel(before)
-        tqdm.std.tqdm.__init__ = drawn  # type: ignore[method-assign]
+        tqdm.std.tqdm.__init__ = drawn

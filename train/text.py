@@ -56,22 +56,20 @@ def _stdlib_files() -> list[tuple[str, Path]]:
 
 
 def _plain(path: Path) -> Iterator[str]:
-    try:
-        with path.open(encoding="utf-8") as file:
-            yield from _paragraphs(file)
-    except (OSError, ValueError) as error:
-        raise Wrong(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-
-
-def _paragraphs(lines: Any) -> Iterator[str]:
     """Documents of a plain text file are separated by empty lines."""
     kept: list[str] = []
-    for line in lines:
+    size = 0
+    for number, line in rows.lines(path):
         if line.strip():
             kept.append(line)
+            size += len(line)
+            if size > rows.LONGEST:
+                raise Wrong(
+                    f"{path}, line {number}: a document longer than {rows.LONGEST} characters, no empty line in it"
+                )
         elif kept:
             yield "".join(kept)
-            kept = []
+            kept, size = [], 0
     if kept:
         yield "".join(kept)
 
@@ -80,4 +78,5 @@ def _field(row: Any, source: Dataset, where: str) -> str:
     if not isinstance(row, dict) or not isinstance(row.get(source.text_field), str):
         has = ", ".join(map(str, list(row)[:8])) if isinstance(row, dict) else type(row).__name__
         raise Wrong(f"dataset {where}: no text in the field {source.text_field!r}; it has: {has}")
-    return row[source.text_field].encode(errors="replace").decode()  # half a character is none
+    found: str = row[source.text_field].encode(errors="replace").decode()  # half a character is none
+    return found

@@ -7,7 +7,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:  # as a script: our modules are found by their whole names only
@@ -17,6 +17,7 @@ from cyclopts import App, Parameter  # noqa: E402
 from rich.console import Console  # noqa: E402
 
 from fleet.config import Wrong  # noqa: E402
+from fleet.plain import say  # noqa: E402
 from train.cluster.options import Options, spelled  # noqa: E402
 
 _EXAMPLES = """One machine, all of its GPUs; a checkpoint every 500 steps, of which three stay:
@@ -42,7 +43,7 @@ def main(*, options: Annotated[Options, Parameter(name="*")] = Options()) -> int
 
 if __name__ == "__main__":
     wide = Console(width=None if sys.stdout.isatty() else 120)  # so that no option's name is cut in two
-    more = {"help_epilogue": _EXAMPLES, "version_flags": [], "console": wide, "default_command": main}
+    more: dict[str, Any] = {"help_epilogue": _EXAMPLES, "version_flags": [], "console": wide, "default_command": main}
     app = App(name="train_fsdp.py", help=__doc__, **more)
     try:
         sys.exit(app(spelled(sys.argv[1:]), result_action="return_value"))
@@ -52,5 +53,5 @@ if __name__ == "__main__":
         from train.cluster.ranks import Agreed
 
         if not isinstance(error, Agreed) or os.environ.get("RANK", "0") == "0":
-            print(error, file=sys.stderr)
+            say(error, file=sys.stderr)
         sys.exit(2)

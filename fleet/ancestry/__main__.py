@@ -11,6 +11,7 @@ from fleet.ancestry.files import GENOME, files, keep
 from fleet.ancestry.growth import tree
 from fleet.config import Wrong
 from fleet.history import opened
+from fleet.plain import say
 
 
 def draw(
@@ -26,9 +27,9 @@ def draw(
     if not (grown := tree(history)).nodes:
         raise Wrong(f"{run_dir}: no model is finished yet, so there is no family tree to draw")
     written = _elsewhere(out, files(grown, run_dir.absolute().name)) if out else keep(history)
-    print(*written, sep="\n")
+    say(*written, sep="\n")
     if all(file.name != GENOME for file in written):
-        print(f"No {GENOME}: no member of this run has a genome")
+        say(f"No {GENOME}: no member of this run has a genome")
 
 
 def _elsewhere(out: Path, made: dict[str, bytes]) -> list[Path]:
@@ -45,5 +46,5 @@ if __name__ == "__main__":
     try:
         App(name="python -m fleet.ancestry", help=draw.__doc__, version_flags=[], default_command=draw)()
     except (Wrong, faults.Fault) as error:
-        print(error, file=sys.stderr)
+        say(error, file=sys.stderr)
         raise SystemExit(2) from None

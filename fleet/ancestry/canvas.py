@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fleet.diary import plain
+from fleet.plain import plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

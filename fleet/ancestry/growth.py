@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from fleet import faults
 from fleet.ancestry.tree import WINNER, Node, Tree, by_place, finite, fitness
-from fleet.diary import plain
 from fleet.history import History
+from fleet.plain import plain
 from fleet.recipe import Member, NotYet, name, place
 
 _MEASURES = ("score", "loss")  # of members' metrics; where there are scores, losses do not count
@@ -27,7 +27,8 @@ def tree(history: History) -> Tree:
 
 def finished_members(history: History) -> list[Member]:
     found = []
-    for round in range(max(history.plans, default=-1) + 1):
+    for round in range(history.last + 1):
+        history.look_back(round)
         for recipe in history.plan(round):
             id = name(round, recipe.slot)
             with contextlib.suppress(NotYet, faults.Passing):  # made again, or not visible yet

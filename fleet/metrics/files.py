@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from fleet.metrics.sinks import Home, Point
+from fleet.metrics.sink import Home, Point
 
 TABLE, BOARD = "metrics.csv", "tensorboard"
 _EVENTS = re.compile(r"events\.out\.tfevents\.([0-9]+).*")

@@ -16,7 +16,8 @@ from fleet import faults
 from fleet.bell import Bell
 from fleet.history import History
 from fleet.metrics.claim import claims
-from fleet.metrics.sinks import Home, Point, Sink, sink_of
+from fleet.metrics.sink import Home, Point, Sink
+from fleet.metrics.sinks import KINDS
 from fleet.recipe import NotYet
 from fleet.wrong import Wrong, first_line
 
@@ -53,7 +54,7 @@ def run(kind: str, history: History, number: int, home: Home, points: Points, ke
         signal.signal(each, signal.SIG_IGN)  # the worker says when it is time
     leash = Leash()
     try:
-        return Logger(kind, history, number, points, sink_of(kind, home), leash).run(kept)
+        return Logger(kind, history, number, points, KINDS[kind](home), leash).run(kept)
     except Wrong as why:
         log.warning("%s: %s", kind, why)
         return ELSEWHERE
@@ -94,5 +95,7 @@ class Logger:
                     return False
                 if new := [point for point in new if point.step > self.sink.upto]:
                     self.sink.write(new)
+                for round in range(self.done, first):
+                    self.history.sum_up(round)
                 self.done = first
         return True

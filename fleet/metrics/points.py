@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fleet.history import History
-from fleet.metrics.sinks import Point
-from fleet.recipe import Member, name
+from fleet.metrics.sink import Point
+from fleet.recipe import Member, name, place
 
 BEST: Mapping[str, Callable[[Iterable[float]], float]] = {
     **{"loss": min, "train_loss": min},
@@ -30,11 +30,10 @@ def point(history: History, round: int) -> Point:
 def rows(history: History, rounds: Iterable[int]) -> list[dict[str, Any]]:
     """A row for every member that has metrics, with the machine's part in it."""
     found = []
-    for round, recipe in ((n, recipe) for n in rounds for recipe in history.plan(n)):
-        member = history[name(round, recipe.slot)]
-        if not BEST.keys().isdisjoint(member.metrics):
+    for round, member in ((n, member) for n in rounds for member in history.round(n)):
+        if member.diverged or not BEST.keys().isdisjoint(member.metrics):
             outcome = history.outcome(member.origin)
-            said = {"round": round, "slot": recipe.slot, **_shown(member.metrics)}
+            said = {"round": round, "slot": place(member.id)[1], **_shown(member.metrics)}
             said |= {"seconds": f"{outcome.seconds:.3f}", "by": outcome.by}
             found.append({**dict.fromkeys(_FIRST, ""), **{key: said[key] for key in sorted(said)}})
     return found
@@ -64,11 +63,13 @@ def _costs(history: History, round: int) -> dict[str, float]:
     outcomes = [history.outcome(id) for id in ids]
     there = [outcome for outcome in outcomes if outcome.member]
     tokens = [each.member.metrics["tokens"] for each in there if isinstance(each.member.metrics.get("tokens"), int)]
+    diverged = sum(bool(each.member.diverged) for each in there)
     return {
         "members/made": float(len(there)),
         "members/absent": float(len(outcomes) - len(there)),
         "seconds/all": sum(outcome.seconds for outcome in there),
         "seconds/longest": max((outcome.seconds for outcome in there), default=0.0),
         "bytes/published": float(sum(size for outcome in there for size, _ in outcome.files.values())),
+        **({"members/diverged": float(diverged)} if diverged else {}),
         **({"tokens": float(sum(tokens))} if tokens else {}),
     }

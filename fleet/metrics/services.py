@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fleet.metrics.sinks import Home, Point
+from fleet.metrics.sink import Home, Point
 from fleet.wrong import Wrong, first_line
 
 

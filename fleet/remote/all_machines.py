@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 
 from fleet.config import Wrong
-from fleet.diary import plain
 from fleet.machines import Machine
+from fleet.plain import plain
 from fleet.remote.link import Link, Trouble
 from fleet.remote.ssh import Locked, Unreachable
 
@@ -37,7 +37,7 @@ def on_all(
     end = time.monotonic() + seconds
     with Progress(
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         console=console,
         transient=True,
         disable=not console.is_terminal,

@@ -16,8 +16,8 @@ from rich.text import Text
 from fleet import faults
 from fleet import machines as machines_file
 from fleet.config import Wrong
-from fleet.diary import plain
 from fleet.machines import Machine, file_name
+from fleet.plain import plain, say
 from fleet.remote import engines, preflight, shown
 from fleet.remote.all_machines import Bad
 from fleet.remote.engines import Via
@@ -85,9 +85,9 @@ def main(scripts: Scripts, root: Path, about: str, arguments: list[str] | None =
     try:
         sys.exit(app(arguments, result_action="return_value"))
     except (Wrong, Unreachable, Trouble, faults.Fault) as error:
-        print(error, file=sys.stderr)
+        say(error, file=sys.stderr)
     except KeyboardInterrupt:
-        print("\nInterrupted. What was started goes on; `status` shows it, `stop` ends it.", file=sys.stderr)
+        say("\nInterrupted. What was started goes on; `status` shows it, `stop` ends it.", file=sys.stderr)
         sys.exit(130)
     sys.exit(2)
 
@@ -179,7 +179,7 @@ class Commands:
             for name, end, text in found:
                 seen[f"{name}.log"] = end
                 for line in text.splitlines():
-                    print(f"{name}  {plain(line, 2000)}", flush=True)
+                    say(f"{name}  {plain(line, 2000)}")
             if not follow:
                 return 0
             time.sleep(0.5)
@@ -199,9 +199,7 @@ class Commands:
             door, run_id = launcher.open(links)
             door.ask("stop", why="stopped by its user")
             if not now:
-                print(
-                    "Asked the workers to end at their next step. Ctrl-C stops waiting; `stop --now` kills.", flush=True
-                )
+                say("Asked the workers to end at their next step. Ctrl-C stops waiting; `stop --now` kills.")
             left = (killed if now else waited)(links, launcher.machines, run_id)
         launcher.console.print(shown.ended(launcher.machines, left, links.bad))
         return int(any(isinstance(left.get(m.name, Bad()), Bad) or left[m.name]["left"] for m in launcher.machines))
@@ -245,5 +243,5 @@ class Commands:
             keep = [launcher.code.digest, door.ask("state")["code"]]
             tidied = links.ask("tidy", "tidying up", lambda m: {"keep": keep})
         copies = sum(got["removed"] for got in tidied.values() if not isinstance(got, Bad))
-        print(f"Removed {gone['code']} old codes and {gone['drafts']} drafts on the disk, {copies} copies on machines.")
+        say(f"Removed {gone['code']} old codes and {gone['drafts']} drafts on the disk, {copies} copies on machines.")
         return 0

@@ -7,7 +7,6 @@ in a moment and small beside its workers. workers/MACHINE.crew tells people what
 import contextlib
 import fcntl
 import json
-import math
 import os
 import signal
 import stat
@@ -19,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from fleet.seats import Seat, ending
+from fleet.seats import Memory, Seat
 
 _BEAT = 0.1
 _TOLD = 10.0  # seconds until it writes again, so that a silent crew is seen to be gone
@@ -47,7 +46,7 @@ class Crew:
         self.posts = [Post(number, env=env) for number, env in enumerate(order["seats"])]
         self.workers = _folder_of(order["run"], order["run_id"])
         self.signals = self.passed_on = 0
-        self.kills, self.starved = _out_of_memory_kills(), -math.inf  # how often, and when the last time
+        self.memory = Memory()
         self.lock = _only_one(order["locks"], order["lock"])
 
     def run(self) -> None:
@@ -62,7 +61,7 @@ class Crew:
         told = time.monotonic()
         while any(post.code is None for post in self.posts):
             self._forward()
-            self._look_for_starvation()
+            self.memory.look(time.monotonic())
             if [post for post in self.posts if self._changed(post)] or time.monotonic() - told > _TOLD:
                 self._tell()
                 told = time.monotonic()
@@ -74,7 +73,7 @@ class Crew:
         seats = [{key: value for key, value in asdict(post).items() if key != "again_at"} for post in self.posts]
         about = {key: order[key] for key in ("machine", "launch", "digest")}
         host = {"host": os.uname().nodename, "boot": boot, "pid": os.getpid(), "born": _born(os.getpid())}
-        return {**about, **host, "at": time.time(), "seats": seats}
+        return {**about, **host, "seats": seats}
 
     # -- seats ---------------------------------------------------------------------------------------------------------
 
@@ -84,6 +83,7 @@ class Crew:
             self._start(post)
         except OSError as error:
             post.said, post.again_at = f"cannot be started: {error}", time.monotonic() + _TOLD
+            self._look_anew()
 
     def _start(self, post: Post) -> None:
         order = self.order
@@ -115,15 +115,10 @@ class Crew:
         if (code := post.process.poll()) is None:
             return False
         post.process = None
-        memory = code == -signal.SIGKILL and now - self.starved < _TOLD
-        post.said = ending(code) + (" when the machine was out of memory" if memory else "")
+        post.said = self.memory.ending(code, now)
         again = post.ended(code, now, self.order["restarts"], leaving=bool(self.signals))
         self._note(post, f"{post.name} {post.said}{'; another takes its place' if again else ''}")
         return True
-
-    def _look_for_starvation(self) -> None:
-        if (kills := _out_of_memory_kills()) > self.kills:
-            self.kills, self.starved = kills, time.monotonic()
 
     def _forward(self) -> None:
         """The first signal lets each worker end at its next step; the second, or a SIGQUIT, ends it at once."""
@@ -167,11 +162,19 @@ class Crew:
         except OSError:
             with contextlib.suppress(OSError):
                 os.unlink(draft, dir_fd=self.workers)
+            self._look_anew()
+
+    def _look_anew(self) -> None:
+        """The mount may have died and come back: the old handle means the dead one for ever."""
+        with contextlib.suppress(SystemExit, OSError):
+            workers = _folder_of(self.order["run"], self.order["run_id"], (0.0,))
+            os.close(self.workers)
+            self.workers = workers
 
 
-def _folder_of(run: str, run_id: str) -> int:
+def _folder_of(run: str, run_id: str, waits: tuple[float, ...] = (0.1, 0.5, 2.0, 0.0)) -> int:
     """A handle on workers/ of the very run that is meant; it stays the same when something is mounted over it."""
-    for wait in (0.1, 0.5, 2.0, 0.0):  # a network disk may answer wrongly once
+    for wait in waits:  # a network disk may answer wrongly once
         try:
             found = json.loads(Path(run, "run.json").read_text().splitlines()[0]).get("id")
             handle = os.open(Path(run, "workers"), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -201,13 +204,6 @@ def _let_go() -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
-
-
-def _out_of_memory_kills() -> int:
-    for line in Path("/proc/vmstat").read_text().splitlines():
-        if line.startswith("oom_kill "):
-            return int(line.split()[1])
-    return 0
 
 
 def _boot() -> str:

@@ -11,13 +11,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from fleet import faults, launches
+from fleet import diary, faults, launches
 from fleet.config import Wrong
-from fleet.diary import plain, plain_file
+from fleet.console import console
+from fleet.diary import plain_file
 from fleet.history import History
 from fleet.host import Host
+from fleet.plain import plain
 from fleet.recipe import NotYet
 from fleet.remote import code
 from fleet.remote.link import Link
@@ -65,7 +65,9 @@ class Door:
         except NoRun:
             return ""
 
-    def begin(self, operational: dict[str, Any], digest: str, data: str, joining: bool, command: str) -> dict[str, Any]:
+    def begin(
+        self, operational: dict[str, Any], digest: str, data: str, joining: bool, command: str, makers: int
+    ) -> dict[str, Any]:
         """Where somebody works already, theirs is the launch; or a new one. The code is put where all find it."""
         now = self.state()
         if joining and now["launch"] and not now["why"]:
@@ -76,7 +78,7 @@ class Door:
                 )
             return {"launch": now["launch"], "new": False}
         code.keep(self.store, code.Code(digest, base64.b64decode(data), {}))
-        return {"launch": launches.begin(self.store, operational, digest, command), "new": True}
+        return {"launch": launches.begin(self.store, operational, digest, command, makers), "new": True}
 
     def state(self) -> dict[str, Any]:
         history = History(self.store)
@@ -99,7 +101,9 @@ class Door:
                 with contextlib.suppress(Exception):  # whatever it holds
                     known = json.loads(self.store.news(f"workers/{name}"))
                     seats = [{**seat, "code": seat["code"] and int(seat["code"])} for seat in known["seats"][:64]]
-                    found.append({**known, "seats": seats, "at": float(known["at"]), "launch": int(known["launch"])})
+                    written = self.store.stamp(f"workers/{name}")[2] / 1e9  # machines' own clocks may be anything
+                    ago = max(0.0, diary.now(self.store) - written)
+                    found.append({**known, "seats": seats, "ago": ago, "launch": int(known["launch"])})
         return found
 
     def picture(self, width: int, color: bool) -> dict[str, Any]:
@@ -107,7 +111,7 @@ class Door:
         self._view = self._view or View(self.folder)
         text = io.StringIO()
         with contextlib.suppress(faults.Passing):  # then there is no news this time
-            Console(file=text, width=width, force_terminal=color).print(self._view.picture())
+            console(text, width, color).print(self._view.picture())
             launch = launches.latest(self.store)
             why = launches.ordered(self.store, launch) if launch else ""
             return {

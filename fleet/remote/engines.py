@@ -10,6 +10,7 @@ from typing import Annotated, Any, Protocol
 from cyclopts import Parameter
 
 from fleet.config import Wrong
+from fleet.plain import say
 from fleet.processes import thread_counts
 from fleet.remote import on_ray, on_slurm
 from fleet.remote.launcher import Launcher
@@ -56,13 +57,13 @@ def handed_over(launcher: Launcher, via: Via, dry_run: bool) -> bool:
         raise Wrong(f"BASE_DIR {launcher.place.base}: --via {via.engine} needs it on this machine")
     if dry_run:
         made = launcher.foreseen()
-        print(engine_of(launcher, via, made, 1).plan(made["workers"], _threads(made), "RUN-ID", launcher.place.folder))
+        say(engine_of(launcher, via, made, 1).plan(made["workers"], _threads(made), "RUN-ID", launcher.place.folder))
         return False
     made, door = launcher.create(None), launcher.door(None)
     if not may_start(door.ask("state"), made):
         return False
-    engine = engine_of(launcher, via, made, begun(launcher, door, made, joining=False))
-    print(engine.start(made["workers"], _threads(made), made["run_id"], launcher.place.folder), flush=True)
+    engine = engine_of(launcher, via, made, begun(launcher, door, made, joining=False, makers=1))
+    say(engine.start(made["workers"], _threads(made), made["run_id"], launcher.place.folder))
     return True
 
 
@@ -72,11 +73,11 @@ def taken_back(launcher: Launcher, via: Via, now: bool) -> int:
     door.ask("stop", why="stopped by its user")
     engine = engine_of(launcher, via)
     if now:
-        print(engine.kill(run_id))
-    print("Waiting for the workers to end. Ctrl-C stops waiting.", flush=True)
+        say(engine.kill(run_id))
+    say("Waiting for the workers to end. Ctrl-C stops waiting.")
     while engine.working(run_id):
         time.sleep(1.0)
-    print("No worker is left.")
+    say("No worker is left.")
     return 0
 
 

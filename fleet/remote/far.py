@@ -107,7 +107,9 @@ def show(base: str, token: str) -> dict[str, Any]:
             file.flush()
             os.fsync(file.fileno())
         os.link(draft, name)
-        draft.unlink()
+        draft.unlink()  # of two names of one file, a rename would replace neither
+        draft.write_text(token)
+        draft.replace(name)
         handle = os.open(folder, os.O_RDONLY)
         os.fsync(handle)
         os.close(handle)
@@ -167,7 +169,7 @@ def _text(path: Path) -> str:
 def _why(error: OSError, base: str) -> str:
     if not os.path.isdir(base):
         return "not there; is the shared disk mounted?"
-    return f"cannot be used for a run (new files, hard links, fsync): {error.strerror or error}"
+    return f"cannot be used for a run (new files, hard links, renames that replace, fsync): {error.strerror or error}"
 
 
 # -- code --------------------------------------------------------------------------------------------------------------
@@ -414,9 +416,6 @@ VERBS = {
 
 
 def main(prefix: str) -> None:
-    if sys.version_info < (3, 11):  # noqa: UP036 - this file meets whatever Python is there
-        print(prefix + json.dumps({"problem": f"Python {platform.python_version()} is too old; 3.11 is needed"}))
-        return
     os.umask(0o077)
 
     def say(answer: dict[str, Any]) -> None:

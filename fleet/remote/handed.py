@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from fleet.config import FleetConfig, Wrong
+from fleet.plain import say
 from fleet.remote.commands import main
 
 
@@ -22,5 +23,5 @@ def hand_over(config: FleetConfig, script: tuple[str, ...], machines: Path, ssh_
         main({config.algorithm: script}, Path(__file__).parents[2], "", ["launch", *words])
     except SystemExit as end:
         code = int(end.code or 0)
-    print(f"To look after it: python launch_to_machines.py status|logs|stop {' '.join(words)}")
+    say(f"To look after it: python launch_to_machines.py status|logs|stop {' '.join(words)}")
     return code

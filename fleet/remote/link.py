@@ -1,25 +1,28 @@
 """A conversation with far.py on one machine: it is sent along, asked line by line, and leaves nothing there."""
 
+import contextlib
 import json
 import shlex
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import paramiko
 
-from fleet.diary import plain
 from fleet.machines import Machine
+from fleet.plain import plain
 from fleet.remote.route import route_to
 from fleet.remote.ssh import Connection, Unreachable
 
 FAR = Path(__file__).with_name("far.py")
-_BOOT = (
-    "import sys; del sys.path[0]; "
-    "exec(compile(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())), 'far', 'exec')); "
-    "main(sys.argv[1])"
+_ENOUGH = 64 << 20  # bytes of an answer, and of what a setup line says before it
+_BOOT = (  # any Python can read it, and an old one says which it is
+    "import sys; del sys.path[0]; given = getattr(sys.stdin, 'buffer', sys.stdin); "
+    "far = given.read(int(given.readline())); old = sys.version_info < (3, 11); "
+    "old and sys.stdout.write('\\n' + sys.argv[1] + '{\"old\": \"%s\"}\\n' % sys.version.split()[0]); "
+    "exec(compile(old and 'main = str' or far, 'far', 'exec')); main(sys.argv[1])"
 )
 
 
@@ -46,54 +49,68 @@ class Link:
         self.notes = self._connection.notes
         try:
             self._channel = self._connection.execute(command(machine, self.prefix))
-            self._lines = self._channel.makefile("rb")
             source = FAR.read_bytes()
-            self._send(f"{len(source)}\n".encode() + source)
-            self.clock = self._answer(seconds)["clock"] - time.time()  # ahead of ours by so much
+            self.clock = self._begun(self._talk(f"{len(source)}\n".encode() + source, seconds)) - time.time()
         except BaseException:
             self._connection.close()
             raise
 
     def ask(self, verb: str, wait: float = 0.0, **words: Any) -> dict[str, Any]:
         """One question, one answer, which may take `wait` seconds longer than answers usually may."""
-        self._send(json.dumps({"verb": verb, "with": words}).encode() + b"\n")
-        return {} if verb == "become" else self._answer(self.seconds + wait)
+        asked = json.dumps({"verb": verb, "with": words}).encode() + b"\n"
+        return self._talk(asked, self.seconds + wait, answered=verb != "become")
 
     def close(self) -> None:
         self.closed = True
         self._connection.close()
 
-    def _send(self, data: bytes) -> None:
-        try:
-            self._channel.sendall(data)
-        except (OSError, EOFError, paramiko.SSHException):
-            raise self._ended() from None
+    def _begun(self, answer: dict[str, Any]) -> float:
+        """What time it is there."""
+        if "old" in answer:
+            raise Trouble(
+                f"it has Python {plain(answer['old'], 40)} as {self.machine.python!r}; 3.11 or newer is needed: "
+                "name one as `python` in machines.json"
+            )
+        return float(answer["clock"])
 
-    def _answer(self, seconds: float) -> dict[str, Any]:
+    def _talk(self, data: bytes, seconds: float, answered: bool = True) -> dict[str, Any]:
         """An answer that comes too late would be taken for the next one: then there is no next one."""
+        end = time.monotonic() + seconds
         try:
-            return self._next(time.monotonic() + seconds)
+            while data and self._in_time(end):
+                data = data[self._channel.send(data) :]
+            return self._answer(end) if answered else {}
         except TimeoutError:
             self.close()
             raise Unreachable(f"no answer within {seconds:g} s") from None
         except Unreachable:
             self.close()
             raise
-
-    def _next(self, end: float) -> dict[str, Any]:
-        try:
-            while self._in_time(end) and (line := self._lines.readline()):
-                text = line.decode(errors="replace")
-                if text.startswith(self.prefix):
-                    answer = json.loads(text[len(self.prefix) :])
-                    if "problem" in answer:
-                        raise Trouble(plain(answer["problem"], 1000))
-                    return dict(answer)
-        except TimeoutError:
-            raise
         except (OSError, EOFError, ValueError, paramiko.SSHException):
-            pass
+            if isinstance(why := self._ended(), Unreachable):
+                self.close()
+            raise why from None
+
+    def _answer(self, end: float) -> dict[str, Any]:
+        for line in self._lines(end):
+            if line.startswith(self.prefix.encode()):
+                answer = json.loads(line[len(self.prefix) :].decode(errors="replace"))
+                if "problem" in answer:
+                    raise Trouble(plain(answer["problem"], 1000))
+                return dict(answer)
         raise self._ended()
+
+    def _lines(self, end: float) -> Iterator[bytes]:
+        """What comes from there, whoever says it: within bounds of time and size."""
+        parts, read = list[bytes](), 0
+        while self._in_time(end) and (part := self._channel.recv(1 << 16)):
+            if (read := read + len(part)) > _ENOUGH:
+                raise Unreachable(f"it says more than {_ENOUGH >> 20} MB, and no answer among them")
+            parts.append(part)
+            if b"\n" in part:
+                *whole, rest = b"".join(parts).split(b"\n")
+                yield from whole
+                parts = [rest]
 
     def _in_time(self, end: float) -> bool:
         if (left := end - time.monotonic()) <= 0:
@@ -105,7 +122,7 @@ class Link:
         """Why far.py is not there (any more), from what the shell said last."""
         if not self._channel.status_event.wait(2.0):  # it comes after the end of the stream
             return Unreachable("the connection was lost")
-        said = self._channel.makefile_stderr("rb").read(20_000).decode(errors="replace").strip().splitlines()
+        said = self._last_words(time.monotonic() + 1.0).decode(errors="replace").strip().splitlines()
         code, last = self._channel.recv_exit_status(), plain(said[-1], 300) if said else ""
         if code in (126, 127):
             where = " after its setup line" if self.machine.setup else ""
@@ -113,3 +130,10 @@ class Link:
         if code == -1:
             return Unreachable("the connection was lost")
         return Trouble(f"its shell ended with code {code}: {last or 'it said nothing'}")
+
+    def _last_words(self, end: float, most: int = 20_000) -> bytes:
+        said = b""
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            while len(said) < most and self._in_time(end) and (part := self._channel.recv_stderr(most)):
+                said += part
+        return said

@@ -8,8 +8,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from fleet.diary import plain
 from fleet.machines import Machine
+from fleet.plain import plain
+from fleet.progress import duration
 
 _CLOCKS = 5.0  # seconds that two clocks may differ before it is worth a word
 _SHOWN = ("torch", "transformers")  # packages with a column of their own
@@ -46,7 +47,8 @@ def judge(reports: Sequence[Report], here: Report, requirements: Mapping[str, st
         _packages(report, requirements)
         _devices(report)
         if abs(report.clock) > _CLOCKS:
-            report.notes.append(f"its clock is {abs(report.clock):.0f} s {'ahead' if report.clock > 0 else 'behind'}")
+            where = "ahead" if report.clock > 0 else "behind"
+            report.notes.append(f"its clock is {duration(abs(report.clock))} {where}")
         if report.running and not report.busy:
             report.notes.append(f"{len(report.running)} stray processes of this run are left; `stop --now` ends them")
         if report.facts.get("lingers") is False:

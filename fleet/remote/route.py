@@ -10,8 +10,8 @@ from pathlib import Path
 import paramiko
 
 from fleet.config import Wrong
-from fleet.diary import plain
 from fleet.machines import Machine
+from fleet.plain import plain
 
 _NONE = "none"
 

@@ -1,16 +1,16 @@
 """What the launcher shows: what it would do, what runs where, how workers ended."""
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from fleet.diary import plain
 from fleet.machines import Machine
+from fleet.plain import plain, say
 from fleet.processes import thread_counts
+from fleet.progress import duration
 from fleet.remote.all_machines import Bad
 from fleet.remote.launcher import Launcher, seats
 from fleet.remote.link import command
@@ -24,15 +24,15 @@ def plan(launcher: Launcher) -> None:
     """For every machine exactly what would be done. Nobody is asked, nothing is written."""
     place, code = launcher.place, launcher.code
     made = launcher.foreseen()
-    print(f"The run {place.folder}, method {place.algorithm}: would be made unless it is there.")
-    print(f"The code, {len(code.data)} bytes, would be put there as {code.name}.")
+    say(f"The run {place.folder}, method {place.algorithm}: would be made unless it is there.")
+    say(f"The code, {len(code.data)} bytes, would be put there as {code.name}.")
     for machine in launcher.machines:
         run = f"{place.of(machine)}/{place.project}"
         order = launcher.order(run, machine.name, made, 1, seats(machine, made["devices_per_worker"]))
         env = {**thread_counts(made["threads"]), **machine.env}
-        print(f"\n{machine.name}: by SSH to {route_to(machine, launcher.ssh_config)}")
-        print(f"  its shell is given: {command(machine, '@MARK ')}")
-        print("  that is sent far.py, and asked:")
+        say(f"\n{machine.name}: by SSH to {route_to(machine, launcher.ssh_config)}")
+        say(f"  its shell is given: {command(machine, '@MARK ')}")
+        say("  that is sent far.py, and asked:")
         base, tar = place.of(machine), f"{order['run']}/{code.name}"
         asks: list[tuple[str, Mapping[str, Any]]] = [
             ("facts", {"packages": list(code.requirements)}),
@@ -44,7 +44,7 @@ def plan(launcher: Launcher) -> None:
             ("start", {"code": f"~/.cache/fleet/code/{code.digest}", "order": order, "env": env}),
         ]
         for verb, words in asks:
-            print(f"    {verb} {json.dumps(words)}")
+            say(f"    {verb} {json.dumps(words)}")
 
 
 def started(machines: Sequence[Machine], answers: Mapping[str, Any], why: Mapping[str, str]) -> Table:
@@ -70,7 +70,7 @@ def crews(found: Sequence[Mapping[str, Any]]) -> Table:
     """What the crews wrote down last. The disk may hold anything: nothing is taken on trust."""
     table = table_of("Crews", "machine", "host", "launch", "worker", "process", "how it ended last", "now")
     for crew in found:
-        ago = f"{max(0.0, time.time() - crew['at']):.0f} s ago"
+        ago = f"{duration(crew['ago'])} ago"
         for seat in crew["seats"]:
             code = seat.get("code")
             said = _ENDINGS.get(code) or seat.get("said") or ""

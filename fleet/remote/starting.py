@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet.config import Wrong
-from fleet.diary import plain
+from fleet.plain import plain, say
 from fleet.processes import this_command
 from fleet.remote import preflight, shown
 from fleet.remote.all_machines import Bad, Links
@@ -21,21 +21,27 @@ class Started:
 
 def may_start(state: dict[str, Any], made: dict[str, Any]) -> bool:
     """Say which run it is; there may be nothing left to do."""
-    print(f"{'New run' if made['new'] else 'The run'} {made['folder']}", flush=True)
+    say(f"{'New run' if made['new'] else 'The run'} {made['folder']}")
     if state["over"]:
-        print("The run is over. To start another one, choose another PROJECT_NAME. Its last round:")
-        print(*(f"  {plain(line)}" for line in state["last"]), sep="\n")
+        say("The run is over. To start another one, choose another PROJECT_NAME. Its last round:")
+        say(*(f"  {plain(line)}" for line in state["last"]), sep="\n")
     elif state["ended"]:
-        print(f"The run was ended: {plain(state['why'])}")
+        say(f"The run was ended: {plain(state['why'])}")
     return not (state["over"] or state["ended"])
 
 
-def begun(launcher: Launcher, door: Door | FarDoor, made: dict[str, Any], joining: bool) -> int:
+def begun(launcher: Launcher, door: Door | FarDoor, made: dict[str, Any], joining: bool, makers: int) -> int:
     """The number of the launch that the workers belong to; their code lies in the run then."""
     code = launcher.code
-    about = {"operational": made["operational"], "digest": code.digest, "data": code.text, "command": this_command()}
+    about = {
+        "operational": made["operational"],
+        "digest": code.digest,
+        "data": code.text,
+        "command": this_command(),
+        "makers": makers,
+    }
     found = door.ask("begin", **about, joining=joining)
-    print(f"{'Launch' if found['new'] else 'Joining launch'} {found['launch']}", flush=True)
+    say(f"{'Launch' if found['new'] else 'Joining launch'} {found['launch']}")
     return int(found["launch"])
 
 
@@ -52,11 +58,11 @@ def start(launcher: Launcher, links: Links, made: dict[str, Any], least: int = 1
     busy = [report for report in reports if report.busy]
     wanted = [report.machine for report in reports if not report.why and not report.busy]
     if why := _why_not(launcher, state, reports, busy, len(wanted) + len(busy), least):
-        print(why)
+        say(why)
         return Started(1, False)
     answers: dict[str, Any] = {report.machine.name: {"already": report.running} for report in busy}
     if wanted:
-        launch = begun(launcher, door, made, joining or bool(busy))
+        launch = begun(launcher, door, made, joining or bool(busy), len(wanted) + len(busy))
         answers |= launcher.start(links, wanted, made, launch)
     whys = {report.machine.name: report.why for report in reports}
     launcher.console.print(shown.started(launcher.machines, answers, whys))

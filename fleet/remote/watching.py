@@ -9,8 +9,8 @@ from typing import Any
 from rich.live import Live
 from rich.text import Text
 
-from fleet.diary import plain
 from fleet.machines import Machine
+from fleet.plain import plain, say
 from fleet.remote import shown
 from fleet.remote.all_machines import Bad, Links
 from fleet.remote.door import Door, FarDoor
@@ -32,7 +32,7 @@ def waited(links: Links, machines: Sequence[Machine], run_id: str) -> dict[str, 
                 ended[name] = got
             elif all(each["what"] == "child" for each in got["processes"]):
                 ended[name] = {"left": []}
-                print(f"{plain(name)}: no worker is left", flush=True)
+                say(f"{plain(name)}: no worker is left")
         left = [machine for machine in left if machine.name in found and machine.name not in ended]
         time.sleep(0.5 if left else 0)
     return ended
@@ -45,12 +45,12 @@ def watched(launcher: Launcher) -> int:
         why = _look(launcher, door)
     except KeyboardInterrupt:
         script = f"python {Path(sys.argv[0]).name}"
-        print(f"\nThe workers go on. `{script} status` looks again, `{script} stop` ends them.")
+        say(f"\nThe workers go on. `{script} status` looks again, `{script} stop` ends them.")
         return 0
     if why:
-        print(f"The run stopped: {plain(why, 1000)}")
+        say(f"The run stopped: {plain(why, 1000)}")
         return 1
-    print("The run is over. Its last round:", *(f"  {plain(line)}" for line in door.ask("state")["last"]), sep="\n")
+    say("The run is over. Its last round:", *(f"  {plain(line)}" for line in door.ask("state")["last"]), sep="\n")
     return 0
 
 
@@ -70,7 +70,7 @@ def _look(launcher: Launcher, door: Door | FarDoor) -> str:
                 live.update(Text.from_ansi(picture["text"]), refresh=True)
             elif picture["state"] not in ("", told):
                 told = picture["state"]
-                print(plain(told, 1000), flush=True)
+                say(plain(told, 1000))
             if picture["over"] or picture["why"]:
                 return "" if picture["over"] else str(picture["why"])
             if picture["launch"] and _nobody_left(crews := door.ask("crews"), picture["launch"]):

@@ -12,6 +12,7 @@ from cyclopts.validators import Number
 
 from fleet import faults
 from fleet.config import Wrong
+from fleet.plain import say
 from fleet.report import comparing, serving
 from fleet.report.facts import Facts
 from fleet.report.page import page
@@ -61,7 +62,7 @@ def report(
         return _serve(reader, host, serve)
     with Telling() as told:
         facts = reader.look(told)
-    print(_saved(page(facts), out) if out else _kept(page(facts), run_dir / "report.html"))
+    say(_saved(page(facts), out) if out else _kept(page(facts), run_dir / "report.html"))
 
 
 @app.command
@@ -77,7 +78,7 @@ def compare(
         raise Wrong(f"compare: {len(run_dirs)} folders of runs are given; from 2 to {comparing.MOST} are expected")
     with Telling() as told:
         all = [_looked(each, told) for each in run_dirs]
-    print(_saved(comparing.page(all), out))
+    say(_saved(comparing.page(all), out))
 
 
 def _looked(run_dir: Path, told: Telling) -> Facts:
@@ -92,12 +93,12 @@ def _serve(reader: Reader, host: str, port: int) -> None:
     with serving.server(live, host, port) as server:
         shown = f"[{host}]" if ":" in host else host
         try:
-            print(f"http://{shown}:{server.server_address[1]}/  (Ctrl-C ends it)", flush=True)
+            say(f"http://{shown}:{server.server_address[1]}/  (Ctrl-C ends it)")
             with Telling() as told:
                 reader.look(told)  # what is read now, nobody waits for later
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
-            print()
+            say()
 
 
 def _saved(text: str, file: Path) -> Path:
@@ -143,7 +144,7 @@ if __name__ == "__main__":
     try:
         app(_with_port(sys.argv[1:]))
     except (Wrong, faults.Fault) as error:
-        print(error, file=sys.stderr)
+        say(error, file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

@@ -5,9 +5,11 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 
-from fleet.diary import number, plain_file
+from fleet.attic import ENDED
+from fleet.diary import END, ahead, number, plain_file
 from fleet.report.facts import Session
 from fleet.store import Store
 
@@ -16,7 +18,7 @@ _EARLIEST = 1e9  # seconds: a moment of 2001
 _LINE = 1 << 20  # bytes of one line; nobody writes longer ones
 _DULL = b'"what":"published"'  # every other line says this, and nothing that is not known
 _TROUBLE = {"waits": "waited for the disk", "failed": "failed", "stopped": "stopped", "suspects": "suspects",
-            "voided": "found damaged", "leaves to others": "left to others"}  # fmt: skip
+            "voided": "found damaged", "leaves to others": "left to others", "benched": "benched"}  # fmt: skip
 
 
 @dataclass
@@ -26,6 +28,7 @@ class Notes:
     name: str
     machine: str = ""
     offset: int = 0
+    ahead: float = 0.0  # seconds, of its clock before the disk's
     rest: bytes = b""  # a line that was not whole yet
     begins: list[float] = field(default_factory=list)
     ends: list[float] = field(default_factory=list)  # 0: not ended
@@ -43,7 +46,7 @@ class Notes:
         what, at, id = str(event.get("what", "")), number(event, "at"), str(event.get("id", ""))
         if at < _EARLIEST:
             return
-        at = min(at, now)
+        at = min(at - self.ahead, now)
         self.last = max(self.last, at)
         if what == "started" or not self.begins:
             self.begins.append(at)
@@ -78,17 +81,22 @@ class Notes:
 def read_on(store: Store, known: dict[str, Notes], now: float, told: Callable[[], None] = lambda: None) -> None:
     """Take in what was noted since the last look."""
     for file in sorted(store.names("workers")):
-        if file.endswith(".events"):
-            name = file.removesuffix(".events")
-            _take_new(store, known.setdefault(name, Notes(name)), file, now)
+        if file.endswith(END):
+            _take_new(store, known.setdefault(file, Notes(file.removesuffix(END))), file, now)
+            told()
+    for file in sorted(store.names(ENDED)):  # each once: whoever wrote it is gone
+        if file.endswith(END) and file not in known:
+            name = file.partition(".")[0]
+            known[file] = known.pop(f"{name}{END}") if f"{name}{END}" in known else Notes(name)
+            _take_new(store, known[file], f"{PurePath(ENDED).name}/{file}", now)
             told()
 
 
 def _take_new(store: Store, notes: Notes, file: str, now: float) -> None:
-    data = b""
+    data, written, path = b"", 0.0, store.disk.root / "workers" / file
     try:
-        with plain_file(store.disk.root / "workers" / file) as handle:
-            size = os.fstat(handle).st_size
+        with plain_file(path) as handle:
+            size, written = (seen := os.fstat(handle)).st_size, seen.st_mtime
             notes.offset = max(notes.offset, size - _MOST)
             while notes.offset < size and (part := os.pread(handle, size - notes.offset, notes.offset)):
                 data, notes.offset = data + part, notes.offset + len(part)
@@ -99,9 +107,16 @@ def _take_new(store: Store, notes: Notes, file: str, now: float) -> None:
         pass
     *lines, rest = (notes.rest + data).split(b"\n")
     notes.rest = rest if len(rest) < _LINE else b""
+    moments = [at for line in (*lines[:1], *lines[-1:]) if (at := number(_event(line), "at"))]
+    if moments:
+        notes.ahead = ahead(store.disk.root, moments[0], moments[-1], written)
     for line in lines:
-        if _DULL in line:
-            continue
-        with contextlib.suppress(ValueError, RecursionError):
-            if isinstance(event := json.loads(line.decode(errors="replace")), dict):
-                notes.take(event, now)
+        if _DULL not in line and (event := _event(line)):
+            notes.take(event, now)
+
+
+def _event(line: bytes) -> dict[str, Any]:
+    with contextlib.suppress(ValueError, RecursionError):
+        if isinstance(event := json.loads(line.decode(errors="replace")), dict):
+            return event
+    return {}

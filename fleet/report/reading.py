@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fleet import faults, launches
+from fleet import diary, faults, launches
 from fleet.ancestry.tree import Node, finite
-from fleet.claims import Watch
+from fleet.claims import Watch, pulse_at
 from fleet.diary import number
 from fleet.host import Host
 from fleet.recipe import Member, folder, name, place
@@ -75,7 +75,7 @@ class Reader:
         self._read_rounds(told)
         names = max(1, sum(file.endswith(".events") for file in self.store.names("workers")))
         count = iter(range(1, names + 1_000_000))
-        read_on(self.store, self.notes, self.host.stamp(), lambda: told("notes of workers", next(count), names))
+        read_on(self.store, self.notes, diary.now(self.store), lambda: told("notes of workers", next(count), names))
         return self._facts()
 
     # -- rounds -------------------------------------------------------------------------------------------------------
@@ -87,9 +87,13 @@ class Reader:
         while not self.over:
             try:
                 found = sheet(self.store, round, self._ground | known, older.get(round))
+            except faults.Denied as error:
+                why = f"{error}: what comes after it cannot be shown as long as the disk refuses"
+                self._damage = [Failure(0.0, folder(round), "", "", why)]
+                return
             except (faults.Missing, faults.Passing):  # not visible yet; the next look sees it
                 return
-            except (faults.Damaged, faults.Refused, faults.Denied) as error:
+            except (faults.Damaged, faults.Refused, faults.Unfit) as error:
                 why = f"{error}: what comes after it cannot be shown; restore it from a backup"
                 self._damage = [Failure(0.0, folder(round), "", "", why)]
                 return
@@ -164,13 +168,17 @@ class Reader:
         del self.failures[:-_FAILURES]
 
     def _failures_of(self, found: Sheet) -> list[Failure]:
-        failures = []
+        failures = [
+            Failure(0.0, id, found.by[id], found.machine[id], "its training diverged: it counts as untrained")
+            for id, member in found.members.items()
+            if member.diverged
+        ]
         for id, slot in found.slots.items():
             for version, n in sorted(slot.left)[-8:]:
                 path = f"{folder(found.round)}/{place(id)[1]}.{version}.left.{n}"
                 with contextlib.suppress(faults.Fault, IndexError):
                     left = quickly(self.store, path)
-                    if left.get("why") == "failed":
+                    if left.get("why") == "failed" or left.get("why") == "verdict" and id not in found.why:
                         at, tail = self.store.stamp(path)[2] / 1e9, left.get("tail")
                         lines = tuple(str(line) for line in tail[-_TAIL:]) if isinstance(tail, list) else ()
                         who = str(left.get("by", "")), str(left.get("machine", ""))
@@ -183,7 +191,7 @@ class Reader:
     # -- everything ---------------------------------------------------------------------------------------------------
 
     def _facts(self) -> Facts:
-        now, launch, started = self.host.stamp(), launches.latest(self.store), dict[str, Any]()
+        now, launch, started = diary.now(self.store), launches.latest(self.store), dict[str, Any]()
         with contextlib.suppress(faults.Fault):
             started = quickly(self.store, launches.path(launch, "start")) if launch else {}
         operational = known if isinstance(known := started.get("operational"), dict) else {}
@@ -247,7 +255,7 @@ class Reader:
 
     def _alive(self, notes: Notes, claims: Claims, now: float, dead: float) -> tuple[bool, float]:
         """Whether a worker lives, and its last sign of life: for people, who know that clocks differ."""
-        stamp = self.store.stamp(f"workers/{notes.name}.pulse")
+        stamp = self.store.stamp(pulse_at(notes.name))
         seen = max(notes.last, stamp[2] / 1e9 if stamp else 0.0, *(begin for begin, _ in claims))
         if notes.ends[-1]:
             return False, notes.ends[-1]

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleet import faults
+from fleet import faults, summary
 from fleet.ancestry.tree import finite
-from fleet.recipe import Member, Recipe, check, folder, from_json, name, place
+from fleet.plans import recipes_in
+from fleet.recipe import Member, Recipe, check, folder, name, place
 from fleet.slots import Slot, parse
 from fleet.store import REGISTER_LIMIT, Store, Value
 
@@ -38,6 +39,7 @@ def sheet(store: Store, round: int, known: Mapping[str, Member], before: Sheet |
         return None
     found = Sheet(round, before.plan if before else _plan(store, round))
     slots = {recipe.slot for recipe in found.plan}
+    done = summary.read(store, round, quickly)[0] if summary.NAME in listed else {}
     for register in map(parse, listed):
         if register and register.slot in slots:  # people leave other files there, too
             found.slots.setdefault(name(round, register.slot), Slot()).take(register)
@@ -52,8 +54,11 @@ def sheet(store: Store, round: int, known: Mapping[str, Member], before: Sheet |
                 )
         elif slot.finished:
             try:
-                _take(found, id, recipe, quickly(store, f"{folder(round)}/{recipe.slot}.{slot.version}.done"))
-            except (faults.Damaged, faults.Refused, faults.Denied) as error:
+                version, record = done.get(recipe.slot, (-1, {}))
+                if version != slot.version:
+                    record = quickly(store, f"{folder(round)}/{recipe.slot}.{slot.version}.done")
+                _take(found, id, recipe, record)
+            except (faults.Damaged, faults.Refused, faults.Unfit) as error:
                 found.members[id] = Member(id, id, recipe, {}, {}, "not readable")
                 found.why[id], found.by[id], found.machine[id] = f"{error}; restore it from a backup", "", ""
     return found
@@ -74,7 +79,7 @@ def quickly(store: Store, register: str) -> Value:
 
 def _plan(store: Store, round: int) -> tuple[Recipe, ...]:
     try:
-        recipes = tuple(from_json(value) for value in quickly(store, f"{folder(round)}/plan")["recipes"])
+        recipes = recipes_in(quickly(store, f"{folder(round)}/plan"))
         check(round, recipes)
     except (KeyError, TypeError, ValueError) as error:
         raise faults.Damaged(f"{folder(round)}/plan: {error}") from None

@@ -1,18 +1,24 @@
 """The page of a run that goes on: answers GET and HEAD on this machine, changes nothing, and reads only what is new."""
 
+import contextlib
 import errno
 import hashlib
+import io
 import ipaddress
+import re
+import resource
 import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from fleet import faults
 from fleet.config import Wrong
+from fleet.plain import say
 from fleet.report.page import page
 from fleet.report.parts import policy, whole
 from fleet.report.reading import Reader
@@ -20,6 +26,10 @@ from fleet.report.words import text
 
 _EVERY = 2.0  # seconds between two looks at the disk, however many ask
 _REST = 9.0  # so much longer than a look took: the page of a long run takes a tenth of one core at most
+_PATIENCE = 20.0  # seconds that somebody may take to ask, and to take the answer
+_HEAD = 1 << 14  # bytes of a question
+_CLIENTS = 64  # at once; fewer where fewer files may be open
+_END = re.compile(rb"\r?\n\r?\n")
 _QUIET = 10.0  # seconds until a run that says nothing is looked at again: silence means something, too
 
 
@@ -74,16 +84,64 @@ def server(live: Live, host: str, port: int) -> ThreadingHTTPServer:
 
 
 class _Server(ThreadingHTTPServer):
+    """Whoever comes is served: when there are too many, those who have been there longest must go."""
+
     daemon_threads, request_queue_size = True, 128
+
+    def __init__(self, *words: Any) -> None:
+        self.most = max(4, min(_CLIENTS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
+        self._there: dict[socket.socket, None] = {}  # the longest first
+        self._changing = threading.Lock()
+        super().__init__(*words)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        try:
+            return super().get_request()
+        except OSError:  # no file descriptor is free, say: it would be asked again at once
+            self._leave_room(len(self._there) - 1)
+            time.sleep(0.1)
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._leave_room(self.most - 1)
+        with self._changing:
+            self._there[request] = None
+        super().process_request(request, client_address)
+
+    def _leave_room(self, most: int) -> None:
+        with self._changing:
+            gone = [*self._there][: max(0, len(self._there) - max(0, most))]
+            for each in gone:
+                del self._there[each]
+                with contextlib.suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)  # its thread finds out, and closes it
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._changing:
+            self._there.pop(request, None)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):  # those who left are nobody's trouble
-            super().handle_error(request, client_address)
+            say(traceback.format_exc(), file=sys.stderr)
 
 
 def _handler(now: Callable[[], tuple[bytes, str]], names: set[str]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        server_version, sys_version, timeout = "report", "", 20
+        server_version, sys_version, timeout = "report", "", _PATIENCE
+
+        def handle(self) -> None:
+            """What is asked is read in whole before it is looked at: within bounds, however slowly it comes."""
+            head, end = b"", time.monotonic() + _PATIENCE
+            while (left := end - time.monotonic()) > 0 and len(head) < _HEAD and not _END.search(head):
+                self.connection.settimeout(left)
+                if not (part := self.connection.recv(_HEAD)):
+                    break
+                head += part
+            self.connection.settimeout(_PATIENCE)
+            if _END.search(head):
+                self.rfile = io.BytesIO(head)
+                super().handle()
 
         def do_GET(self) -> None:
             if not known(self.headers.get("Host", ""), names):

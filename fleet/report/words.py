@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import TypeVar
 
-from fleet.diary import plain
+from fleet.plain import plain
 
 _SIZES = ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _TIMES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
@@ -18,8 +18,7 @@ CELL = 6.7  # pixels of a sign in the charts' own font; Chinese and the like tak
 
 def text(value: object, most: int = 300) -> str:
     """Any text from the disk: nothing in it is obeyed, neither by a browser nor by a terminal."""
-    whole = str(value)
-    return html.escape(plain(whole, most) + ("…" if len(whole) > most else ""))
+    return html.escape(plain(value, most))
 
 
 def name(value: object, most: int = 300) -> str:

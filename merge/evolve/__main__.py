@@ -34,6 +34,7 @@ from cyclopts.validators import Number
 from fleet import faults, gpus
 from fleet.config import Metrics, Wrong
 from fleet.metrics import sinks
+from fleet.plain import say
 from fleet.start import main as fleet_main
 from merge.evolve import config as configs
 from merge.evolve import running
@@ -199,8 +200,8 @@ def _check(strategy: str, placed: Placed, made: Made, kept: Kept) -> None:
     for option, why in vain.items():
         if why:
             raise Wrong(f"{option}: {why}")
-    for module, option in (("vllm", made.vllm), ("bitsandbytes", made.load_in_8bit or made.load_in_4bit)):
-        if option and not _has(module):
+    for module, wanted in (("vllm", made.vllm), ("bitsandbytes", made.load_in_8bit or made.load_in_4bit)):
+        if wanted and not _has(module):
             raise Wrong(f"this needs a package that is not here: {sys.executable} -m pip install {module}")
     if (placed.num_gpus or 0) > (there := len(gpus.visible())) and not placed.ray_address:
         raise Wrong(f"--num-gpus is {placed.num_gpus}; here are {there}")
@@ -211,7 +212,8 @@ def _check(strategy: str, placed: Placed, made: Made, kept: Kept) -> None:
 
 
 def _metrics(kept: Kept) -> tuple[Metrics, ...]:
-    return (*kept.metrics, *(["wandb"] if kept.wandb else []))
+    more: tuple[Metrics, ...] = ("wandb",) if kept.wandb else ()
+    return (*kept.metrics, *more)
 
 
 def _options(
@@ -248,7 +250,7 @@ def run() -> None:
     try:
         sys.exit(app(result_action="return_value"))
     except (Wrong, faults.Fault) as error:
-        print(error, file=sys.stderr)
+        say(error, file=sys.stderr)
     except KeyboardInterrupt:
         sys.exit(130)
     sys.exit(2)

@@ -93,7 +93,7 @@ class SearchConfig(FleetConfig):
     population_size: int = bound(0, "Candidates of a generation; 0: 4 + 3 ln(coordinates).", ge=0, le=4096)
     race: bool = bound(False, "Stop hopeless candidates early.")
     holdout: float = bound(0.0, "The share of questions that is kept for the end.", ge=0, lt=1)
-    batch_size: int = bound(0, "Requests at a time; 0: as fits.", ge=0, le=65536)
+    batch_size: int = bound(0, "Requests at a time; 0: as many as suit the kind of device.", ge=0, le=65536)
     task_path: tuple[Text, ...] = bound((), "Folders with tasks of one's own.", strict=False)
     load_in_8bit: bool = bound(False, "Candidates in 8 bits.")
     load_in_4bit: bool = bound(False, "Candidates in 4 bits.")
@@ -128,9 +128,7 @@ IN_FILE = (
 def read(path: Path, options: Mapping[str, Any]) -> SearchConfig:
     """The genome file and the command line's options as one record; models that lie here by their whole paths."""
     try:
-        value = strictyaml.parse(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise Wrong(f"{path}: cannot be read: {getattr(error, 'strerror', error)}") from None
+        value = strictyaml.parse(strictyaml.read(path))
     except strictyaml.Bad as error:
         raise Wrong(f"{path}: {error}") from None
     if not isinstance(value, dict) or not isinstance(value.get("genome"), dict) or not value.get("tasks"):

@@ -8,6 +8,7 @@ import numpy as np
 
 from fleet.config import Wrong
 from merge.evolve.config import Genome
+from merge.methods.allowed import within
 
 
 @dataclass(frozen=True)
@@ -24,9 +25,9 @@ def _share(x: float) -> float:
 
 
 WEIGHT = Gene("weight", None, abs)
-DENSITY = Gene("density", 0.7, _share)
+DENSITY = Gene("density", 0.7, abs)
 GAMMA = Gene("gamma", 0.2, lambda x: 0.05 * _share(x))
-EPSILON = Gene("epsilon", 0.5, lambda x: 0.3 * _share(x))  # and within what the density allows
+EPSILON = Gene("epsilon", 0.5, lambda x: 0.3 * _share(x))
 
 GENES: Mapping[str, tuple[Gene, ...]] = {
     **dict.fromkeys(("linear", "slerp", "nuslerp", "multislerp", "karcher", "task_arithmetic"), (WEIGHT,)),
@@ -101,18 +102,21 @@ class Space:
 
     def _sources(self, x: np.ndarray) -> dict[str, Any]:
         """Models with their parameters; several groups become curves over the layers."""
-        sources = []
-        for m, model in enumerate(self.genome.models):
+        told = []
+        for m in range(len(self.genome.models)):
             params: dict[str, Any] = {}
             for g, gene in enumerate(self.genes):
-                values = [[self._value(g, x[n, m, f]) for n in range(len(x))] for f in range(x.shape[2])]
+                values = [[self._value(gene, float(x[n, m, f, g])) for n in range(len(x))] for f in range(x.shape[2])]
                 plain = [value if len(value) > 1 else value[0] for value in values]
                 filters = [*self.genome.filters, "*"]
                 several = [{"filter": part, "value": value} for part, value in zip(filters, plain, strict=True)]
                 several[-1].pop("filter")
                 params[gene.name] = several if self.genome.filters else plain[0]
-            sources.append({"model": model, "parameters": params})
-        return {"models": sources}
+            told.append(params)
+        normalize = {} if self.genome.normalize is None else {"normalize": self.genome.normalize}
+        told = within(self.genome.merge_method, told, normalize)
+        named = zip(self.genome.models, told, strict=True)
+        return {"models": [{"model": model, "parameters": params} for model, params in named]}
 
     def _slice(self, part: Mapping[str, Any], number: int) -> dict[str, Any]:
         layers = self.genome.layer_granularity
@@ -122,14 +126,8 @@ class Space:
             sources.append({"model": self.genome.base_model, "layer_range": here})
         return {"sources": sources, **{key: part[key] for key in ("base_model", "parameters") if key in part}}
 
-    def _value(self, gene: int, genes: np.ndarray) -> float:
-        one, x = self.genes[gene], float(genes[gene])
-        if one is WEIGHT and self.genome.allow_negative_weights:
-            return x
-        if one is EPSILON:
-            density = DENSITY.value(float(genes[self.genes.index(DENSITY)]))
-            return min(one.value(x), 0.99 * density, 0.99 * (1 - density))
-        return one.value(x)
+    def _value(self, gene: Gene, x: float) -> float:
+        return x if gene is WEIGHT and self.genome.allow_negative_weights else gene.value(x)
 
     def _pair(self, weights: np.ndarray) -> dict[str, Any]:
         """The two strongest models, the strongest first, as far apart as their weights say."""

@@ -3,7 +3,6 @@ exam that each of them sits."""
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,15 +11,19 @@ from typing import Any
 import torch
 
 from fleet.config import Wrong
-from merge.donors import Donor, Donors
+from fleet.scratch import passing
+from fleet.store import REGISTER_LIMIT
+from merge.donor import Donor
+from merge.donors import Donors
 from merge.engine import How
 from merge.evolve import exams
 from merge.evolve.config import SearchConfig
 from merge.evolve.exams import Metrics
 from merge.evolve.genome import Space
+from merge.evolve.search import Search
 from merge.group import in_memory
 from merge.live import Live, furnished, key_of
-from merge.merging import merge
+from merge.merging import merge_into
 from merge.planning import Plan, plan
 from merge.recipe import Merge, merge_of, text_of
 from merge.weights import Stored
@@ -90,6 +93,7 @@ class Kitchen:
             raise Wrong(f"{self.config.genome.models[0]}: its config.json does not say how many layers it has")
         space = Space(self.config.genome, layers)
         recipe = {key: value for key, value in space.recipe(space.start()).items() if key != "dtype"}
+        self._check_plan(space)
         made = plan(merge_of(recipe, text_of(recipe)), self.donors)
         for part in self.config.genome.filters:
             if not any(part in job.name for job in made.jobs):
@@ -103,6 +107,17 @@ class Kitchen:
         known = {"layers": layers, "dtype": dtype, "coordinates": space.size, "tensors": len(made.jobs)}
         return {**known, "notes": json.dumps(made.notes), "digest": self.digest()}
 
+    def _check_plan(self, space: Space) -> None:
+        """A generation's recipes stand in one register."""
+        point, population = space.start(0), Search(tuple(space.start()), 1.0, self.config.population_size, 0).population
+        size = population * len(json.dumps([space.recipe(point), point]))
+        if size > REGISTER_LIMIT:
+            raise Wrong(
+                f"the plan of a generation of {population} candidates with {space.size} coordinates would take "
+                f"{size / 1e6:.0f} MB; at most {REGISTER_LIMIT / 1e6:.0f} are possible: lower the population size, or "
+                "raise genome.layer_granularity"
+            )
+
     def digest(self) -> str:
         """Of what is asked, and of the models as far as a glance shows: with others a search does not go on."""
         found = hashlib.sha256(tasks.digest(self.loaded).encode())
@@ -115,8 +130,8 @@ class Kitchen:
         return found.hexdigest()
 
     def merged(self, recipe: Mapping[str, Any], out: Path) -> int:
-        """A candidate as a folder."""
-        took = merge(merge_of(recipe, text_of(recipe)), out, how=self.how, donors=self.donors)
+        """A candidate in a folder that is there."""
+        took = merge_into(out, merge_of(recipe, text_of(recipe)), self.donors, self.how)
         if broken := [note for note in took.notes if "not finite" in note]:
             raise Wrong(broken[0])
         return took.written
@@ -137,9 +152,9 @@ class Kitchen:
         if live.places is not None:
             live.fill(made, self.how)
             return exams.sat(self.config, exam, live.model, rival, held)
-        with tempfile.TemporaryDirectory(prefix="candidate-", dir=self._scratch()) as out:
-            self.merged(recipe, Path(out) / "model")
-            return exams.sat(self.config, exam, self._loaded_from(Path(out) / "model"), rival, held)
+        with passing("candidate", self._scratch()) as out:
+            self.merged(recipe, out)
+            return exams.sat(self.config, exam, self._loaded_from(out), rival, held)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -166,7 +181,7 @@ class Kitchen:
 
         more = {**exams.quantization(self.config), "device_map": self.device} if exams.quantized(self.config) else {}
         trust = self.config.trust_remote_code
-        model = AutoModelForCausalLM.from_pretrained(place, dtype="auto", trust_remote_code=trust, **more)
+        model: Any = AutoModelForCausalLM.from_pretrained(place, dtype="auto", trust_remote_code=trust, **more)
         return model.eval() if more else model.to(self.device).eval()
 
     def _engine_with(self, place: Path) -> Any:

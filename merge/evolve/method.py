@@ -1,18 +1,14 @@
 """The search as a method of the fleet: what its workers make, and what is written for people."""
 
 import contextlib
-import sys
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from fleet import faults
-from fleet.config import Wrong
 from fleet.history import History
 from fleet.method import Method
 from fleet.recipe import NotYet, place
-from fleet.work import Elsewhere, Failed, Maker, Work
+from fleet.work import Elsewhere, Failed, Maker, Unfit, Work
 from merge.evolve import records
 from merge.evolve.config import SearchConfig
 from merge.evolve.reporting import points
@@ -25,24 +21,21 @@ SCORER = "scorer"
 
 def maker(config: SearchConfig) -> Maker:
     from merge.evolve.kitchen import Kitchen
+    from train.verdicts import judging
 
-    kitchens: list[Kitchen] = []
+    compared: list[Kitchen] = []
 
-    def make(work: Work) -> Mapping[str, Any]:
+    def make(kitchen: Kitchen, work: Work) -> Mapping[str, Any]:
         name = work.draft.store.name
         if (work.recipe.merge["kind"] == "merge") != name.startswith(MERGER) and name.startswith((MERGER, SCORER)):
             raise Elsewhere("this worker has another part")
-        if not kitchens:
-            kitchens.append(Kitchen(config))
-            if what := _changed(kitchens[0], work):
-                print(f"{name}: {what}", file=sys.stderr)
-                sys.exit(2)  # no candidate is to blame, and no other process here would fare better
-        try:
-            return _made(kitchens[0], work)
-        except Wrong as verdict:
-            raise Failed(str(verdict)) from None
+        if kitchen not in compared:
+            compared[:] = [kitchen]
+            if what := _changed(kitchen, work):
+                raise Unfit(what)  # no candidate is to blame
+        return _made(kitchen, work)
 
-    return make
+    return judging(lambda: Kitchen(config), make, "a smaller --batch-size needs less, in a search of its own")
 
 
 def _made(kitchen: Any, work: Work) -> Mapping[str, Any]:
@@ -53,10 +46,8 @@ def _made(kitchen: Any, work: Work) -> Mapping[str, Any]:
         raise Failed("it could not be merged")
     kitchen.donors.know({name: work.parents[f"0/model-{n}"].folder for n, name in _copies(kitchen.config, work)})
     if what["kind"] == "merge":
-        with tempfile.TemporaryDirectory(prefix="merge-", dir=work.path("config.json").parent.parent) as draft:
-            took = kitchen.merged(what["recipe"], Path(draft) / "model")
-            for file in (Path(draft) / "model").iterdir():
-                file.rename(work.path(file.name))
+        with work.folder() as out:
+            took = kitchen.merged(what["recipe"], out)
         return {"bytes": took}
     if what["kind"] == "twin":
         twin = work.history[what["of"]]

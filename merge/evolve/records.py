@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,24 +62,37 @@ def found_in(folder: Path, config: SearchConfig) -> Found:
     return read(config, opened(folder))
 
 
+Past = tuple[list[Row], dict[str, float | None], dict[str, Mapping[str, Any]]]  # rows, donors, held: of a round
+
+
 def read(config: SearchConfig, history: History) -> Found:
     """From a run's registers: of the generations that are being made, what is finished."""
+    rounds = [
+        history.once("rows", round, partial(_of_round, config, history, round)) for round in range(1, history.last + 1)
+    ]
+    rows = [row for each, _, _ in rounds for row in each]
+    donors = {name: score for _, each, _ in rounds for name, score in each.items()}
+    held = {name: metrics for _, _, each in rounds for name, metrics in each.items()}
+    return Found(config, MergeSearch(config).space(history), rows, donors, held)
+
+
+def _of_round(config: SearchConfig, history: History, round: int) -> Past:
     rows, donors, held = [], dict[str, float | None](), dict[str, Mapping[str, Any]]()
     names = dict(zip((f"donor-{n}" for n in range(99)), config.models, strict=False))
-    for round in range(1, max(history.plans, default=0) + 1):
-        for recipe in history.plan(round):
-            id = f"{round}/{recipe.slot}"
-            if not history.finished(id) or recipe.merge["kind"] == "merge":
-                continue
-            outcome = history.outcome(id)
-            metrics = outcome.member.metrics
-            if recipe.slot[0] == "c":
-                rows.append(_row(*place(id), recipe.genome["point"], metrics, outcome.seconds, outcome.why))
-            elif recipe.evaluate["on"] == "held-out":
-                held[names.get(recipe.slot, recipe.slot)] = metrics
-            else:
-                donors[names[recipe.slot]] = metrics.get("score")
-    return Found(config, MergeSearch(config).space(history), rows, donors, held)
+    history.look_back(round)
+    for recipe in history.plan(round):
+        id = f"{round}/{recipe.slot}"
+        if not history.finished(id) or recipe.merge["kind"] == "merge":
+            continue
+        outcome = history.outcome(id)
+        metrics = outcome.member.metrics
+        if recipe.slot[0] == "c":
+            rows.append(_row(*place(id), recipe.genome["point"], metrics, outcome.seconds, outcome.why))
+        elif recipe.evaluate["on"] == "held-out":
+            held[names.get(recipe.slot, recipe.slot)] = metrics
+        else:
+            donors[names[recipe.slot]] = metrics.get("score")
+    return rows, donors, held
 
 
 def _row(generation: int, slot: str, point: Sequence[float], metrics: Mapping[str, Any], took: float, why: str) -> Row:

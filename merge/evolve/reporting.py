@@ -1,7 +1,7 @@
 """What is logged of a search: a step for each candidate."""
 
 from fleet.history import History
-from fleet.metrics.sinks import Point
+from fleet.metrics.sink import Point
 from merge.evolve import records
 from merge.evolve.config import SearchConfig
 

@@ -12,6 +12,7 @@ from fleet.host import Host
 from fleet.local import Starter
 from fleet.metrics import claim
 from fleet.metrics.files import BOARD, TABLE
+from fleet.plain import say
 from fleet.recipe import NotYet
 from fleet.run import NoRun, open_run
 from fleet.store import FOLDERS
@@ -37,13 +38,13 @@ def make_way(config: SearchConfig, where: Path) -> None:
     mine, launch = run["config"].get("algorithm") == ALGORITHM, launches.latest(store)
     stopped = launch > 0 and launches.ordered(store, launch)
     checked = any(name.startswith("check.") and name.endswith(".done") for name in store.names("rounds/00000"))
-    if not mine or run["config"] == config.bound():
+    if not mine or SearchConfig.joined(run["config"], {}).bound() == config.bound():
         return
     scored = checked and (not over(where) or records.found_in(where, config).best)
     own = {*FOLDERS, "run.json", "bell", claim.FOLDER, TABLE, BOARD, "wandb"}
     own |= {records.TABLE, records.PLAIN, records.BEST, records.PICTURE}
     if (stopped or checked) and not scored and set(os.listdir(where)) <= own:
-        print(f"In {where} lay a search that scored nothing; this one takes its place.")
+        say(f"In {where} lay a search that scored nothing; this one takes its place.")
         shutil.rmtree(where)
 
 
@@ -60,19 +61,19 @@ def ended(config: SearchConfig, where: Path, save: bool) -> int:
     try:
         found = records.found_in(where, config)
     except NotYet:
-        print("Nothing was scored: the time was up before tasks and models had been looked at.")
+        say("Nothing was scored: the time was up before tasks and models had been looked at.")
         return 1
     store = opened(where).store
     for name, data in (records.files(found) | {records.PICTURE: records.picture(found)}).items():
         store.replace(name, data)
     console().print(view.table_of(found))
-    print(*view.summary(found), sep="\n")
+    say(*view.summary(found), sep="\n")
     if not found.best:
         return 1
-    print(f"Its recipe: {where / records.BEST}")
+    say(f"Its recipe: {where / records.BEST}")
     if save:
         from merge.merging import merge
 
         merge(where / records.BEST, where / "final_model", overwrite=True)
-        print(f"The model: {where / 'final_model'}")
+        say(f"The model: {where / 'final_model'}")
     return 0

@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -29,10 +30,11 @@ class Search:
     def population(self) -> int:
         return self.size or 4 + int(3 * math.log(len(self.start)))
 
-    def next(self, past: Sequence[Generation]) -> list[list[float]]:
-        """All generations so far are told again: a search that goes on proposes what an undisturbed one would."""
-        strategy = Strategy(self)
-        for generation in past:
+    def next(self, past: Sequence[Generation], known: "Strategy | None" = None) -> list[list[float]]:
+        """What follows from all generations so far. One that was told the first of them already is told the rest; a
+        new one hears them all, so that a search that goes on proposes what an undisturbed one would."""
+        strategy = known or Strategy(self)
+        for generation in past[strategy.number :]:
             strategy.told(generation)
         return [[round(float(x), _DIGITS) for x in point] for point in strategy.asked()]
 
@@ -42,8 +44,10 @@ class Strategy:
 
     def __init__(self, search: Search) -> None:
         self.seed, self.number = search.seed, 0
+        self._asked: list[np.ndarray] = []  # once in each generation: asking changes it
         self._dice = np.random.default_rng([search.seed, 0])
-        options = {"popsize": search.population, "verbose": -9, "signals_filename": None, "seed": math.nan}
+        options: dict[str, Any] = {"popsize": search.population, "verbose": -9, "signals_filename": None}
+        options["seed"] = math.nan
         options["randn"] = lambda *shape: self._dice.standard_normal(shape)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it looks for matplotlib, and finds its own defaults unsafe
@@ -55,14 +59,16 @@ class Strategy:
         model.randn = lambda *shape: self._dice.standard_normal(shape) @ model.B
 
     def asked(self) -> list[np.ndarray]:
-        self._dice = np.random.default_rng([self.seed, self.number])
-        return [np.asarray(point) for point in self._cma.ask()]
+        if not self._asked:
+            self._dice = np.random.default_rng([self.seed, self.number])
+            self._asked = [np.asarray(point) for point in self._cma.ask()]
+        return self._asked
 
     def told(self, generation: Generation) -> None:
         """Points as they were tried, which are not quite those that were asked for."""
         self.asked()
         self._cma.tell([np.array(point) for point in generation.points], _losses(generation.scores), check_points=False)
-        self.number += 1
+        self.number, self._asked = self.number + 1, []
 
 
 def _losses(scores: Sequence[float | None]) -> list[float]:

@@ -1,14 +1,16 @@
 """The search as a run: round 0 looks whether it can work, each round after it is a generation, the last one looks at
 the questions that were held out."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from fleet.recipe import Past, Recipe
 from merge.evolve.config import SearchConfig
 from merge.evolve.genome import Space
-from merge.evolve.search import Generation, Search
+from merge.evolve.search import Generation, Search, Strategy
 
 CHECK = "0/check"
 Points = Sequence[Sequence[float]]
@@ -21,18 +23,16 @@ class Candidate:
     generation: int
     index: int
     point: tuple[float, ...]
-    recipe: Mapping[str, Any]
-    metrics: Mapping[str, Any]  # empty: it failed
+    recipe: str  # a digest: equal ones have equal recipes
+    score: float | None  # None: it failed
+    given_up: bool = False
     twin: bool = False  # another one had the same recipe, and was scored for both
-
-    @property
-    def score(self) -> float | None:
-        return self.metrics.get("score")
 
 
 @dataclass(frozen=True)
 class MergeSearch:
     c: SearchConfig
+    _strategy: list[Strategy] = field(default_factory=list, compare=False)  # what was told some generations already
 
     def plan(self, round: int, history: Past) -> list[Recipe]:
         if round == 0:
@@ -44,13 +44,19 @@ class MergeSearch:
         last = self.generations(search)
         if round > last + 1 or (round == last + 1 and not self.c.holdout):
             return []
-        past = [candidates(space, history, n) for n in range(1, round)]
+        past = [history.once("candidates", n, partial(candidates, space, history, n)) for n in range(1, round)]
         if round == last + 1:
-            return self.finals(past, space.dtype)
+            return self.finals(past, space)
         if past and best(past) is None:
             return []  # what no candidate of a generation can do, others cannot either
-        points = search.next([Generation([one.point for one in each], [one.score for one in each]) for each in past])
+        points = self.next(search, past)
         return [*self.generation(round, points, space, past), *(self.donors(space.dtype) if round == 1 else [])]
+
+    def next(self, search: Search, past: Sequence[Sequence[Candidate]]) -> Points:
+        if not self._strategy or self._strategy[0].number > len(past):
+            self._strategy[:] = [Strategy(search)]
+        told = [Generation([one.point for one in each], [one.score for one in each]) for each in past]
+        return search.next(told, self._strategy[0])
 
     def generations(self, search: Search) -> int:
         return -(-self.c.max_fevals // search.population)
@@ -70,12 +76,12 @@ class MergeSearch:
 
     def generation(self, round: int, points: Points, space: Space, past: Sequence[Sequence[Candidate]]) -> list[Recipe]:
         """Nothing is scored twice: a point with the recipe of an earlier one has its score."""
-        known = {str(one.recipe): f"{one.generation}/c{one.index}" for each in past for one in each if not one.twin}
+        known = {one.recipe: f"{one.generation}/c{one.index}" for each in past for one in each if not one.twin}
         rival = best(past) if self.c.race else None
-        found = []
+        found: list[Recipe] = []
         for n, point in enumerate(points):
             recipe, id = space.recipe(point), f"{round}/c{n}"
-            twin = known.setdefault(str(recipe), id)
+            twin = known.setdefault(digest_of(recipe), id)
             what: dict[str, Any] = {"kind": "score", "recipe": recipe} if twin == id else {"kind": "twin", "of": twin}
             against = {"rival": f"{rival.generation}/c{rival.index}"} if rival and twin == id else {}
             needed = [twin] if twin.startswith(f"{round}/") and twin != id else []
@@ -95,9 +101,10 @@ class MergeSearch:
         """Each model alone, to compare with."""
         return [self._look(f"donor-{n}", alone(name, dtype), held) for n, name in enumerate(self.c.models)]
 
-    def finals(self, past: Sequence[Sequence[Candidate]], dtype: str) -> list[Recipe]:
-        winner = best(past)
-        return [self._look("winner", winner.recipe, True), *self.donors(dtype, True)] if winner else []
+    def finals(self, past: Sequence[Sequence[Candidate]], space: Space) -> list[Recipe]:
+        if (winner := best(past)) is None:
+            return []
+        return [self._look("winner", space.recipe(winner.point), True), *self.donors(space.dtype, True)]
 
     def _look(self, slot: str, recipe: Mapping[str, Any], held: bool) -> Recipe:
         evaluate = {"on": "held-out" if held else "tasks"}
@@ -117,12 +124,16 @@ def candidates(space: Space, history: Past, round: int) -> list[Candidate]:
         if recipe.slot[0] == "c" and "point" in recipe.genome:
             member = history[f"{round}/{recipe.slot}"]
             point, twin = tuple(recipe.genome["point"]), recipe.merge["kind"] == "twin"
-            made = space.recipe(point)
-            found.append(Candidate(round, int(recipe.slot[1:]), point, made, member.metrics if member else {}, twin))
+            came = (member.metrics.get("score"), bool(member.metrics.get("given_up"))) if member else (None, False)
+            found.append(Candidate(round, int(recipe.slot[1:]), point, digest_of(space.recipe(point)), *came, twin))
     return found
+
+
+def digest_of(recipe: Mapping[str, Any]) -> str:
+    return hashlib.sha256(str(recipe).encode()).hexdigest()[:32]
 
 
 def best(past: Sequence[Sequence[Candidate]]) -> Candidate | None:
     """The best score; of equal ones the first. One that was given up in a race is behind somebody."""
-    good = [one for each in past for one in each if one.score is not None and not one.metrics.get("given_up")]
-    return max(good, key=lambda one: (one.metrics["score"], -one.generation, -one.index), default=None)
+    good = [one for each in past for one in each if one.score is not None and not one.given_up]
+    return max(good, key=lambda one: (one.score, -one.generation, -one.index), default=None)

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from merge.donors import Donor, Donors
+from merge.donor import Donor
+from merge.donors import Donors
 from merge.files import CHUNK, Wrong
 from merge.gguf import kinds
 from merge.gguf.header import Gguf, read_gguf

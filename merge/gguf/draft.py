@@ -21,7 +21,7 @@ def free_for(out: Path, overwrite: bool) -> Path:
     if not out.parent.is_dir():
         raise Wrong(f"{out.parent} does not exist; make the folder first")
     if out.exists() and not overwrite:
-        raise Wrong(f"{out} exists; overwrite=True replaces it")
+        raise Wrong(f"{out} exists; --overwrite (overwrite=True) replaces it")
     return out
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from merge.donors import Donor, read_config
+from merge.donor import Donor, read_config
 from merge.files import Wrong
 from merge.gguf import header, kinds, settings, tokens
 from merge.gguf.header import Gguf

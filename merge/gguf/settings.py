@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from fleet.plausible import check_config
 from merge.files import Wrong
 from merge.gguf import kinds
 from merge.gguf.header import Gguf
@@ -44,7 +45,8 @@ def add_settings(writer: Any, config: Any) -> list[str]:
 
 
 def head_size(config: Any) -> int:
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    found: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return found
 
 
 def window_of(config: Any) -> int | None:
@@ -80,7 +82,8 @@ def rope_factors(rope: Any, head: int) -> np.ndarray:
     low, high, context = rope["low_freq_factor"], rope["high_freq_factor"], rope["original_max_position_embeddings"]
     turns = context / (2 * math.pi) * _frequencies(rope["rope_theta"], head)  # of each wave within the old context
     smooth = np.clip((turns - low) / (high - low), 0, 1)
-    return (1 / ((1 - smooth) / rope["factor"] + smooth)).astype(np.float32)
+    factors: np.ndarray = 1 / ((1 - smooth) / rope["factor"] + smooth)
+    return factors.astype(np.float32)
 
 
 def _frequencies(theta: float, head: int) -> np.ndarray:
@@ -109,6 +112,7 @@ def config_of(gguf: Gguf) -> Any:
         raise Wrong(f"{gguf.path}: it has {there} layers and says {numbers['num_hidden_layers']}")
     if numbers["num_hidden_layers"] * _LEAST > len(gguf.tensors):
         raise Wrong(f"{gguf.path}: its {numbers['num_hidden_layers']} layers cannot be in {len(gguf.tensors)} tensors")
+    check_config(numbers, str(gguf.path))
     config = AutoConfig.for_model(kind, **numbers, **_ids(gguf), vocab_size=gguf.tensors["token_embd.weight"].shape[0])
     config.tie_word_embeddings = "output.weight" not in gguf.tensors
     config.head_dim = gguf.get("attention.key_length") or config.hidden_size // config.num_attention_heads

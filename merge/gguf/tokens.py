@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from merge.files import Wrong, read_json
+from fleet.plausible_words import check_words_in
+from merge.files import Wrong, read_json, write_json
 from merge.gguf import pretokenizers
 from merge.gguf.header import Gguf
-from merge.output import write_json
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 _NO_MERGE = -1e6  # the score of a piece that no merge makes
@@ -24,7 +24,7 @@ class Tokenizer:
     file: Mapping[str, Any]  # as tokenizer.json
 
     @property
-    def added(self) -> dict[int, Mapping[str, Any]]:
+    def added(self) -> Mapping[Any, Mapping[str, Any]]:
         return {each["id"]: each for each in self.file.get("added_tokens", ())}
 
     @property
@@ -55,6 +55,7 @@ def add_tokens(writer: Any, folder: Path, config: Any, pre: str | None = None) -
 def _opened(folder: Path) -> Tokenizer:
     from transformers import AutoTokenizer
 
+    check_words_in(folder)
     try:
         made = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         file = json.loads(made.backend_tokenizer.to_str())
@@ -166,8 +167,8 @@ def complete(folder: Path, gguf: Gguf) -> None:
 def _set_pieces(file: dict[str, Any], space: bool) -> None:
     """As llama.cpp reads text: with a space before it, also behind a special token, or with none."""
     prepend, strip = {"type": "Prepend", "prepend": "▁"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}
-    there, back = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}, {"type": "Replace"}
-    back |= {"pattern": {"String": "▁"}, "content": " "}
+    there = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    back = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
     file["normalizer"] = {"type": "Sequence", "normalizers": [*([prepend] if space else []), there]}
     file["pre_tokenizer"] = None
     decoders = [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *([strip] if space else [])]

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from merge import names
-from merge.donors import Donor, Donors
+from merge.donor import Donor
+from merge.donors import Donors
 from merge.files import CHUNK, Wrong
 from merge.gguf import kinds, settings, tokens
 from merge.gguf.draft import free_for, whole
@@ -116,8 +117,8 @@ def _jobs(donor: Donor, config: Any, kind: str) -> tuple[list[_Job], list[str]]:
     wanted = kinds.layout(config)
     tied = config.tie_word_embeddings
     beside = {name for name, each in donor.tensors.items() if names.is_buffer(name, len(each.shape))}
-    extra = donor.tensors.keys() - {name for name, _ in wanted.values()} - beside
-    if extra := [name for name in extra if not (tied and names.is_head(name))]:
+    others = donor.tensors.keys() - {name for name, _ in wanted.values()} - beside
+    if extra := [name for name in others if not (tied and names.is_head(name))]:
         raise Wrong(f"{donor.reference}: its tensor {min(extra)} has no place in a GGUF file of its kind")
     jobs, notes = [], []
     for there, (name, shape) in wanted.items():

@@ -24,6 +24,7 @@ class Param:
     kind: type = float
     low: float | None = None
     high: float | None = None
+    far: float = 100.0  # where it has no limit, evolution goes so far: most numbers beyond overflow in a model
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,17 @@ METHODS: Mapping[str, Method] = {
     ),
     "multislerp": Method(
         arcs.multislerp,
-        {"weight": Param(each=True), "normalize_weights": Param(True, kind=bool), "eps": Param(1e-8, low=0)},
+        {"weight": Param(each=True), "normalize_weights": Param(True, kind=bool), "eps": Param(1e-8, low=0, far=1e-3)},
         "optional",
         check=arcs.check_shares,
     ),
     "karcher": Method(
         arcs.karcher,
-        {"weight": Param(1.0, each=True, low=0), "max_iter": Param(10, kind=int, low=0), "tol": Param(1e-5, low=0)},
+        {
+            "weight": Param(1.0, each=True, low=0),
+            "max_iter": Param(10, kind=int, low=0, far=10_000),
+            "tol": Param(1e-5, low=0),
+        },
         check=arcs.check_shares,
     ),
     "task_arithmetic": _task(None, vote=False, normalize=False),

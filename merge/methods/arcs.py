@@ -55,9 +55,9 @@ def model_stock(group: Group, p: Params) -> Iterator[Tensor]:
             t = _stock(products.movedim(2, 0)).float()[:, None]
             yield weighted(sides, [1 / n] * n).mul_(t).add_(base)
         return
-    t = float(_stock(inner_products(_sides(group))))
+    whole = float(_stock(inner_products(_sides(group))))
     for base, sides in group.changes():
-        yield base + weighted(sides, [t / n] * n)
+        yield base + weighted(sides, [whole / n] * n)
 
 
 # -- the arithmetic ----------------------------------------------------------------------------------------------------
@@ -186,7 +186,8 @@ def _back(base: Tensor | None, merged: Tensor) -> Tensor:
 
 def _each_row(sides: Sequence[Tensor], t: float) -> Tensor:
     a, b = (side.double() for side in sides)
-    first, second = on_arc(*((x * y).sum(1)[:, None] for x, y in ((a, a), (a, b), (b, b))), t)
+    aa, ab, bb = ((x * y).sum(1)[:, None] for x, y in ((a, a), (a, b), (b, b)))
+    first, second = on_arc(aa, ab, bb, t)
     return (first * a + second * b).float()
 
 
@@ -198,7 +199,8 @@ def _columns(group: Group, t: float) -> Iterator[Tensor]:
         for row, product in zip(total, (a * a, a * b, b * b), strict=True):
             row.index_add_(0, place, product)
     for (place, (a, b)), (base, _) in zip(_places(group, _sides(group)), _parts(group), strict=True):
-        first, second = on_arc(*total[:, place], t)
+        aa, ab, bb = total[:, place]
+        first, second = on_arc(aa, ab, bb, t)
         yield _back(base, (first * a + second * b).float().view(-1, group.columns))
 
 

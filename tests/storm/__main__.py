@@ -2,13 +2,15 @@
 
 import sys
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from multiprocessing.pool import Pool
 
 from cyclopts import App
 from rich.progress import track
 
 from tests.storm import proofs
+
+_CHUNKS, _CHUNK = 10, 8  # what a storm leaves suspended stays in memory, so a process has so many chunks of storms
 
 app = App(help=__doc__, version_flags=[])
 
@@ -33,7 +35,7 @@ def main(seeds: int = 2000, first: int = 0, jobs: int = 2, crashes: bool = True,
         Also break each rule of the protocol on purpose, and see that the storms notice.
     """
     broken = 0
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=proofs.quiet) as pool:
+    with get_context("spawn").Pool(jobs, proofs.quiet, maxtasksperchild=_CHUNKS) as pool:
         broken += each(pool, f"{seeds} storms", proofs.storm_problem, range(first, first + seeds))
         for name, config in proofs.TINY.items() if crashes else ():
             points = proofs.crash_points(config)
@@ -48,9 +50,9 @@ def main(seeds: int = 2000, first: int = 0, jobs: int = 2, crashes: bool = True,
     return 1 if broken else 0
 
 
-def each(pool: ProcessPoolExecutor, title: str, test: Callable[..., str], cases: Iterable[object]) -> int:
+def each(pool: Pool, title: str, test: Callable[..., str], cases: Iterable[object]) -> int:
     cases = list(cases)
-    found = [problem for problem in track(pool.map(test, cases, chunksize=8), title, len(cases)) if problem]
+    found = [problem for problem in track(pool.imap(test, cases, _CHUNK), title, len(cases)) if problem]
     for problem in found[:10]:
         print(problem, flush=True)
     print(f"{title}: {len(found)} went wrong", flush=True)

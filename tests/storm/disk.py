@@ -40,6 +40,7 @@ class Weather:
     latest: float = 60.0  # by up to so many seconds
     fault: float = 0.0  # share of calls that fail though nothing was done,
     lost: float = 0.0  # or though it was done
+    dazed: float = 0.0  # share of calls after which the process is paused, so that what it was told is long past
 
 
 class Server:
@@ -52,8 +53,11 @@ class Server:
         self.inside: dict[str, dict[str, None]] = {"": {}}  # folder -> every name that was ever in it
         self.seen: dict[str, list[Version]] = {}
         self.down_until = 0.0
+        self.refused: dict[str, tuple[float, bool]] = {}  # host -> until when; only changes, or everything
+        self.misreads = ""  # the host at which every payload arrives damaged
         self.calls = 0
         self.on_call: Callable[[Process, int, str], None] = lambda process, number, when: None
+        self.on_change: Callable[[str, str], None] = lambda verb, name: None
 
     def set(self, name: str, inode: Inode | None, by: str, at_once: bool = False) -> None:
         """A change of what a name means; `by` sees it at once, the others as the weather is."""
@@ -72,6 +76,11 @@ class Server:
 
     def _moments(self, by: str) -> dict[str, float]:
         return {host: self.world.now + (0.0 if host == by else self.delay()) for host in self.hosts}
+
+    def refuses(self, host: str, changes: bool) -> bool:
+        """It is mounted read-only there, or a ticket has run out, for a while."""
+        until, everything = self.refused.get(host, (0.0, False))
+        return self.world.now < until and (changes or everything)
 
     def delay(self) -> float:
         roll = self.world.random.random
@@ -130,7 +139,7 @@ class SimDisk:
         return self._do(folder, lambda: self._listing(folder))
 
     def create(self, name: str) -> "SimWriter":
-        return self._do(name, lambda: SimWriter(self, name, self._new(name, Inode())))
+        return self._do(name, lambda: SimWriter(self, name, self._new(name, Inode())), changes=True)
 
     def write(self, name: str, data: bytes, sync: bool) -> None:
         file = self.create(name)
@@ -142,32 +151,41 @@ class SimDisk:
         def act() -> SimWriter:
             return SimWriter(self, name, self.server.names.get(name) or self._new(name, Inode()))
 
-        return self._do(name, act)
+        return self._do(name, act, changes=True)
 
     def link(self, old: str, new: str) -> None:
-        self._do(new, lambda: self._new(new, self._truth(old)))
+        def act() -> None:
+            self._new(new, self._truth(old))
+            self.server.on_change("link", new)
+
+        self._do(new, act, changes=True)
 
     def rename(self, old: str, new: str) -> None:
         def act() -> None:
             self.server.set(new, self._truth(old), self.process.host)
             self.server.set(old, None, self.process.host)
 
-        self._do(new, act)
+        self._do(new, act, changes=True)
 
     def remove(self, name: str) -> None:
-        self._do(name, lambda: (self._truth(name), self.server.set(name, None, self.process.host)))
+        def act() -> None:
+            self._truth(name)
+            self.server.on_change("remove", name)
+            self.server.set(name, None, self.process.host)
+
+        self._do(name, act, changes=True)
 
     def mkdir(self, folder: str) -> None:
-        self._do(folder, lambda: self._new(folder, Inode(folder=True)))
+        self._do(folder, lambda: self._new(folder, Inode(folder=True)), changes=True)
 
     def rmdir(self, folder: str) -> None:
         def act() -> None:
             self._truth(folder)
             if any(name in self.server.names for name in self.server.inside.get(folder, ())):
-                raise faults.Denied(f"{folder}: not empty")
+                raise faults.Unfit(f"{folder}: not empty")
             self.server.set(folder, None, self.process.host)
 
-        self._do(folder, act)
+        self._do(folder, act, changes=True)
 
     def sync(self, folder: str) -> None:
         def act() -> None:
@@ -182,7 +200,7 @@ class SimDisk:
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
-    def _do(self, name: str, act: Callable[[], T]) -> T:
+    def _do(self, name: str, act: Callable[[], T], changes: bool = False) -> T:
         """One call: time passes, the process may die before or after it, the reply may be lost."""
         server, world = self.server, self.server.world
         server.calls += 1
@@ -190,10 +208,17 @@ class SimDisk:
         number = server.calls
         server.on_call(self.process, number, "before")
         world.pause(self.process, world.random.uniform(0.0002, 0.002) + max(0.0, server.down_until - world.now))
+        if server.refuses(self.process.host, changes):
+            raise faults.Denied(f"{name}: EROFS")
         roll = world.random.random() if server.weather.fault or server.weather.lost else 1.0
         if roll < server.weather.fault:
             raise faults.Passing(f"{name}: EIO, not done")
-        result = act()
+        try:
+            result = act()
+        finally:
+            if server.weather.dazed and world.random.random() < server.weather.dazed:
+                self.process.frozen_until = world.now + world.random.uniform(1, 300)
+                world.pause(self.process, 0.001)
         server.on_call(self.process, number, "after")
         if roll < server.weather.fault + server.weather.lost:
             raise faults.Passing(f"{name}: EIO, though done")
@@ -227,7 +252,10 @@ class SimDisk:
     def _contents(self, name: str) -> bytes:
         inode = self._look(name)
         late = inode.shown_at.get(self.process.host, 0.0) > self.server.world.now
-        return inode.data[: len(inode.data) // 2] if late else inode.data
+        data = inode.data[: len(inode.data) // 2] if late else inode.data
+        if self.process.host == self.server.misreads and name.startswith("files/") and ".json" not in name:
+            return bytes(byte ^ 1 for byte in data)
+        return data
 
     def _listing(self, folder: str) -> builtins.list[str]:
         self._look(folder)
@@ -253,7 +281,7 @@ class SimWriter:
                 late = {h: server.world.now + server.delay() for h in server.hosts if h != self.disk.process.host}
                 self.inode.shown_at = late
 
-        self.disk._do(self.name, act)
+        self.disk._do(self.name, act, changes=True)
 
     def sync(self) -> None:
         def act() -> None:
@@ -261,7 +289,7 @@ class SimWriter:
                 raise faults.Passing(f"{self.name}: EIO, some of it is lost")
             self.inode.synced = self.inode.data
 
-        self.disk._do(self.name, act)
+        self.disk._do(self.name, act, changes=True)
 
     def close(self) -> None:
         pass

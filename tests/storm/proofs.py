@@ -3,14 +3,20 @@
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from fleet import faults, payload
-from fleet.store import Value, _sealed
+from fleet import blame, faults, payload, summary
+from fleet.claims import Claims
+from fleet.making import Workshop
+from fleet.peers import Peers
+from fleet.repair import Repair
+from fleet.store import Store, Value, _sealed
+from fleet.work import Work
+from fleet.worker import Worker
 from tests.storm.disk import SimDisk, Weather
-from tests.storm.storm import CALM, FLAKY, STORM, Bad, Storm, Violation, Watched
+from tests.storm.storm import BROKEN, CALM, FAULTY, FLAKY, RIVALS, SLEEPY, STORM, Bad, Storm, Violation, Watched
 from tests.storm.world import Process
 from tests.toy.config import ToyConfig
 
@@ -20,6 +26,7 @@ CONFIGS = {
     "rank": ToyConfig(algorithm="rank", population_size=4, max_generations=4, elitism=1, inner_steps=3),
     "search": ToyConfig(algorithm="search", population_size=4, max_generations=3, inner_steps=3),
     "tournament": ToyConfig(algorithm="tournament", population_size=4, max_generations=4, inner_steps=3),
+    "long": ToyConfig(algorithm="rank", population_size=3, max_generations=16, elitism=1, inner_steps=1),
 }
 ELASTIC = CONFIGS["matching"].model_copy(update={"quorum": 0.5, "grace_seconds": 5.0})
 TINY = {
@@ -50,11 +57,28 @@ def elastic(seed: int) -> None:
 
 def storm(seed: int) -> None:
     """One seed, one storm over one of the methods' shapes; every sixth is elastic."""
-    shapes = list(CONFIGS.values())
+    shapes = [config for name, config in CONFIGS.items() if name != "long"]
     if seed % (len(shapes) + 1) == len(shapes):
         return elastic(seed)
     config = shapes[seed % (len(shapes) + 1)]
-    weather(seed, config, undisturbed(config), bad=FLAKY if seed % 4 == 3 else STORM)
+    if config is CONFIGS["rank"] and seed // (len(shapes) + 1) % 2:
+        config = CONFIGS["long"]
+    weather(seed, config, undisturbed(config), bad=bad_of(seed))
+
+
+def bad_of(seed: int) -> Bad:
+    """Of seven storms two have a machine at which everything fails, and now and then nobody has what is needed."""
+    kinds = [*BROKEN]
+    match seed % 7:
+        case 3:
+            return FLAKY
+        case 4:
+            return RIVALS if seed % 2 else APART
+        case 5:
+            return replace(FAULTY, broken=kinds[seed // 7 % len(kinds)])
+        case 6:
+            return replace(FAULTY if seed % 2 else CALM, broken="lacks", everywhere=True)
+    return STORM
 
 
 # -- every crash point -------------------------------------------------------------------------------------------------
@@ -177,14 +201,138 @@ def _one_folder() -> contextlib.AbstractContextManager[Any]:
     return _patched(payload.Draft, "_folder", make)
 
 
+@contextlib.contextmanager
+def _renumbered() -> Iterator[None]:
+    publish = Workshop.publish
+
+    def now(self: Workshop, id: str, version: int, record: Value, draft: payload.Draft | None = None) -> None:
+        publish(self, id, self.desk.history.slot(id).version, record, draft)
+
+    def wanted(self: Work) -> bool:
+        self.history.look()
+        return not self.history.finished(self.id)
+
+    with _patched(Workshop, "publish", now), _patched(Work, "_wanted", wanted):
+        yield
+
+
+def _final() -> contextlib.AbstractContextManager[Any]:
+    wait = Worker._wait
+
+    def end(self: Worker, fault: faults.Fault, trouble: int) -> int:
+        if isinstance(fault, faults.Denied):
+            raise fault
+        return wait(self, fault, trouble)
+
+    return _patched(Worker, "_wait", end)
+
+
+def _one_word() -> contextlib.AbstractContextManager[Any]:
+    return _patched(blame, "agreed", lambda said, able, times, makers: len(said) >= times)
+
+
+class Alone(Peers):
+    """Only those of one launch, as if no other could be at work."""
+
+    def __init__(self, claims: Claims, limit: float, back: float) -> None:
+        super().__init__(claims, limit, back)
+        self.launch = claims.launch
+
+    def _pulse(self, name: str) -> Value:
+        return pulse if (pulse := super()._pulse(name)).get("launch") == self.launch else {}
+
+
+def _own_launch() -> contextlib.AbstractContextManager[Any]:
+    return _patched(blame, "Peers", Alone)
+
+
+def _one_reader() -> contextlib.AbstractContextManager[Any]:
+    return _patched(blame.Blame, "confirmed", lambda self, id, parent: True)
+
+
+def _nobody_asks() -> contextlib.AbstractContextManager[Any]:
+    return _patched(blame.Blame, "_of_lack", lambda self, id: iter(()))
+
+
+@contextlib.contextmanager
+def _no_rest() -> Iterator[None]:
+    with (
+        _patched(blame.Blame, "failed", lambda self, id: self._failed.update([id])),
+        _patched(blame.Blame, "leave_alone", lambda self, id, seconds: None),
+    ):
+        yield
+
+
+def _by_the_clock() -> contextlib.AbstractContextManager[Any]:
+    def explains(self: Repair, id: str, fault: faults.Fault) -> bool:
+        since, visible = self.desk.host.now(), self.desk.options.visible_seconds
+        while not self.desk.host.stopping and not self.behind(id):
+            bad, fault = self._bad_parent(id, set())
+            if bad is None:
+                return True
+            if isinstance(fault, faults.Damaged) or self.desk.host.now() - since > visible:
+                self._void(bad, self.desk.history.outcome(bad).version, str(fault))
+                return True
+            self.desk.host.sleep(1.0)
+        return True
+
+    return _patched(Repair, "explains", explains)
+
+
+class AnyVersion(int):
+    """A version that is taken for any other."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = int.__hash__
+
+
+def _believed() -> contextlib.AbstractContextManager[Any]:
+    def read(store: Store, round: int, real: Callable[..., Any] = summary.read) -> Any:
+        done, origins = real(store, round)
+        return {slot: (AnyVersion(version), record) for slot, (version, record) in done.items()}, origins
+
+    return _patched(summary, "read", read)
+
+
+APART = replace(FAULTY, broken="verdict", apart=True)
 CRASHES = Bad(crashes=400)
+FLIPS = Bad(kills=300, flips=600)
 LOST = Bad(Weather(lost=0.05))
 MUTANTS = {
     "rename instead of link": Mutant(Renames, "a register that somebody acted on is replaced"),
     "no re-read": Mutant(Trusts, "a lost reply makes a published member look unpublished", bad=LOST),
     "no fsync": Mutant(Forgets, "a crash of the server takes back what was acted on", bad=CRASHES),
     "no checksum": Mutant(Believes, "a flipped bit is bred into all that follow", _unchecked),
+    "summaries hide what is void": Mutant(Watched, "files are looked for that were removed", _believed, FLIPS),
     "shared output folder": Mutant(Shares, "the loser of a race removes the winner's files", _one_folder),
+    "another version": Mutant(
+        Watched,
+        "an attempt counts as a version that its name does not tell, and is taken for useless",
+        _renumbered,
+        RIVALS,
+    ),
+    "outages are final": Mutant(Watched, "a read-only minute ends every worker", _final),
+    "one maker's word": Mutant(
+        Watched, "a broken machine decides for all", _one_word, replace(FAULTY, broken="raises")
+    ),
+    "one launch's word": Mutant(
+        Watched, "a broken machine that was started by itself decides for all", _own_launch, APART
+    ),
+    "one reader's word": Mutant(
+        Watched, "a machine that reads wrongly voids what is whole", _one_reader, replace(FAULTY, broken="misreads")
+    ),
+    "nobody asks who can": Mutant(
+        Watched,
+        "what nobody can make is waited for without end",
+        _nobody_asks,
+        replace(CALM, broken="lacks", everywhere=True, within=600.0),
+    ),
+    "no rest after a failure": Mutant(
+        Watched, "a broken machine takes all there is", _no_rest, replace(CALM, broken="raises")
+    ),
+    "patience by the clock": Mutant(Watched, "who was paused voids what is whole", _by_the_clock, SLEEPY),
 }
 
 
@@ -196,6 +344,8 @@ def caught(mutant: Mutant, seeds: int) -> str:
             with mutant.around():
                 try:
                     weather(seed, config, wanted, mutant.kind, mutant.bad)
+                except (TypeError, AttributeError):  # it is the mutant that is broken
+                    raise
                 except Exception as broken:  # a violation, or a worker that breaks over what it finds
                     return f"seed {seed}, {config.algorithm}: {broken}"
     return ""

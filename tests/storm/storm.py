@@ -1,16 +1,21 @@
 """One simulated run: workers, misfortunes, and what must hold whatever happens."""
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fleet import faults
-from fleet.desk import Options, Stopped
+from fleet.desk import Options, Spent, Stopped
 from fleet.digest import digest
 from fleet.history import History
-from fleet.store import FOLDERS, Store
+from fleet.planning import ATTEMPT
+from fleet.recipe import NotYet, folder, from_json
+from fleet.slots import Slot, parse
+from fleet.store import FOLDERS, Store, _opened
+from fleet.work import Elsewhere, Failed, Work
 from fleet.worker import Worker
 from tests.storm.disk import Inode, Server, SimDisk, Weather, folder_of
 from tests.storm.world import Process, SimHost, World
@@ -19,8 +24,7 @@ from tests.toy.maker import make
 from tests.toy.strategies import strategy
 
 OPTIONS = Options(dead_seconds=20.0, poll_seconds=0.3, snapshot_seconds=1.0)
-SIZE, SLEEP = 6, 1.0
-LIMIT = 4 * 3600.0  # simulated seconds within which a run must end while one worker lives
+SIZE = 6
 STEPS = 600_000
 LASTS = 1200.0  # then the storm is over; what it left behind must be mended
 
@@ -35,11 +39,43 @@ class Bad:
     pauses: float = 0.0  # longer than every time-out
     flips: float = 0.0  # of a bit in a payload
     crashes: float = 0.0  # of the server
+    refusals: float = 0.0  # read-only minutes
+    broken: str = ""  # what becomes of all that one of the hosts makes: a key of BROKEN
+    apart: bool = False  # each host's worker is of a launch of its own
+    everywhere: bool = False  # or all hosts, within the first launch
+    within: float = 4 * 3600.0  # simulated seconds within which the run must end while one worker lives
+    rivals: bool = False  # what two make at the same time is damaged as soon as one of them has published it
+    sleep: float = 1.0  # seconds that a recipe takes
 
 
 CALM = Bad()
-STORM = Bad(Weather(late=0.15, fault=0.003, lost=0.003), kills=300, stops=60, pauses=60, flips=60, crashes=40)
+STORM = Bad(
+    Weather(late=0.15, fault=0.003, lost=0.003, dazed=0.0003),
+    kills=300,
+    stops=60,
+    pauses=60,
+    flips=60,
+    crashes=40,
+    refusals=30,
+)
 FLAKY = Bad(Weather(late=0.1, latest=5.0, fault=0.05, lost=0.05), kills=60, flips=30)  # a disk that hardly answers
+
+
+RIVALS = Bad(Weather(late=0.3), pauses=200, rivals=True, sleep=40.0)  # long recipes, made by two and void soon
+
+
+BROKEN: dict[str, Callable[[], Exception]] = {
+    "raises": lambda: RuntimeError("the card is on fire"),
+    "device": lambda: RuntimeError("CUDA error: an illegal memory access was encountered"),
+    "verdict": lambda: Failed("the loss is not finite"),
+    "misreads": lambda: AssertionError("its disk is what is broken"),
+    "lacks": lambda: Elsewhere("out of memory: 80 GB are needed, 8 GB are there"),
+}
+ONLY = "host-c"  # the one that is broken
+IN_VAIN = 400  # failures of broken hosts in a run, at most; who is killed forgets that it was benched
+SLEEPY = Bad(Weather(late=0.5, dazed=0.004))
+# where makers fail, somebody who could make it is never away for longer than its word would be waited for
+FAULTY = replace(STORM, weather=replace(STORM.weather, dazed=0.0), pauses=0.0)
 
 
 class Violation(AssertionError):
@@ -52,6 +88,8 @@ class Watched(Store):
     acted: dict[str, str]
 
     def settle(self, name: str, value: dict[str, Any], durable: bool = True) -> dict[str, Any]:
+        if name.endswith(".void") and self._whole(name.removesuffix("void") + "done"):
+            raise Violation(f"{name}: its files are whole")
         stands = super().settle(name, value, durable)
         return self._note(name, stands) if durable else stands
 
@@ -60,6 +98,16 @@ class Watched(Store):
 
     def standing(self, name: str) -> dict[str, Any]:
         return self._note(name, super().standing(name))
+
+    def _whole(self, done: str) -> bool:
+        """The files that an outcome names lie on the server as they were written."""
+        names = self.disk.server.names  # type: ignore[attr-defined]
+        outcome = _opened(names[done].data, done) if done in names else {"files": {}}
+        found = {file: names.get(f"files/{outcome['attempt']}/{file}") for file in outcome["files"]}
+        return bool(found) and all(
+            inode is not None and [len(inode.data), hashlib.sha256(inode.data).hexdigest()] == outcome["files"][file]
+            for file, inode in found.items()
+        )
 
     def _note(self, name: str, value: dict[str, Any]) -> dict[str, Any]:
         text = json.dumps(value, sort_keys=True)
@@ -81,20 +129,24 @@ class Storm:
         self.world, self.config, self.bad, self.kind = World(seed), config, bad, kind
         self.hosts = ["host-a", "host-b", "host-c"][:workers]
         self.server = Server(self.world, self.hosts, Weather())
+        self._truth = Truth(self.server)
         self.acted: dict[str, str] = {}
         self.problem: BaseException | None = None
         self.finished = False
-        self.launch = 1
+        self.launch, self.in_vain = 1, 0
         for name in FOLDERS:
             self.server.set(name, Inode(folder=True), "")
         self.server.durable = dict(self.server.names)
         self.server.weather = bad.weather
+        self.server.misreads = ONLY if bad.broken == "misreads" else ""
+        self.server.weather, self.server.on_change = bad.weather, self._changes
         self._nature = Process("nature", 0)
         for host in self.hosts:
             self._start(host)
         for rate, event in (
             (bad.kills, self._kill), (bad.stops, self._stop), (bad.pauses, self._pause),
             (bad.flips, self._flip), (bad.crashes, self.server.crash),
+            (bad.refusals, self._refuse),
         ):  # fmt: skip
             if rate:
                 self._again(rate, event)
@@ -111,7 +163,7 @@ class Storm:
         return self.check()
 
     def _until_over(self) -> None:
-        over = self.world.run(LIMIT, STEPS, lambda: self.problem is not None or self._settled())
+        over = self.world.run(self.bad.within, STEPS, lambda: self.problem is not None or self._settled())
         if self.problem:
             raise self.problem
         if not over:
@@ -137,6 +189,40 @@ class Storm:
                     raise Violation(f"{member.id}: its file {file} is damaged")
         return digest(truth)
 
+    def _changes(self, verb: str, name: str) -> None:
+        if verb == "remove" and name.startswith("files/"):
+            self._removes(name)
+        elif verb == "link" and name.endswith(".done"):
+            self._tells(name)
+            if self.bad.rivals and name.endswith(".0.done"):
+                self._spoil(name)
+
+    def _tells(self, done: str) -> None:
+        """The version that counts stands in the attempt's name: who knows only an earlier one may remove it."""
+        attempt, version = str(self._truth.read(done)["attempt"]), done.split(".")[1]
+        if (found := ATTEMPT.fullmatch(attempt)) and found[3] != version:
+            self.problem = self.problem or Violation(f"{done} names {attempt}, which others may take for useless")
+
+    def _removes(self, path: str) -> None:
+        """Files that the register which counts names go only with a round so old that nothing can need them."""
+        if not (found := ATTEMPT.fullmatch(attempt := path.split("/")[1])):
+            return
+        round, slot, state = int(found[1]), found[2], Slot()
+        for register in filter(None, map(parse, self._truth.names(folder(round)))):
+            if register.slot == slot:
+                state.take(register)
+        if not state.finished or 1 <= round and all(map(self._was_complete, range(round, round + 3))):
+            return
+        if self._truth.read(f"{folder(round)}/{slot}.{state.version}.done")["attempt"] == attempt:
+            self.problem = self.problem or Violation(f"{path} is removed, and the register that counts names it")
+
+    def _was_complete(self, round: int) -> bool:
+        """Each of its slots had an outcome at some time."""
+        names = self._truth.names(folder(round))
+        made = [each for each in self._truth.read(f"{folder(round)}/plan")["recipes"]] if "plan" in names else []
+        done = {register.slot for register in filter(None, map(parse, names)) if register.kind == "done"}
+        return bool(made) and all(from_json(each).carried or each["slot"] in done for each in made)
+
     # -- workers ----------------------------------------------------------------------------------------------------
 
     def _start(self, host: str) -> None:
@@ -146,12 +232,18 @@ class Storm:
         store = self.kind(SimDisk(self.server, host.process), host, f"{host.name}-{host.process.pid}")  # type: ignore[arg-type]
         store.acted = self.acted
         quorum = {"quorum": self.config.quorum, "grace_seconds": self.config.grace_seconds}
-        options = replace(OPTIONS, launch=self.launch, **quorum)
-        worker = Worker(store, strategy(self.config), lambda work: make(work, SIZE, SLEEP), options)
+        launch = self.launch + self.bad.apart * self.hosts.index(host.name)
+        options = replace(OPTIONS, launch=launch, makers=len(self.hosts), **quorum)
+        worker = Worker(store, strategy(self.config), lambda work: self._make(host, work), options, _scribe)
         try:
             how = worker.run()
+        except faults.Denied as fault:  # it could write when it began: an outage is waited for
+            self.problem = Violation(f"a worker ended for good: {fault}")
+            return "broken"
         except faults.Fault as fault:
             how = f"fault: {fault}"
+        except Spent:
+            how = "spent"
         except Stopped as why:
             how = self._stopped(str(why), options.launch)
         except BaseException as error:
@@ -162,9 +254,21 @@ class Storm:
             self.world.at(self.world.now + 1.0, self._nature, lambda: self._start(host.name))
         return how
 
+    def _make(self, host: SimHost, work: Work) -> Mapping[str, Any]:
+        """What a broken machine does after a while at anything that it is given."""
+        if self.bad.broken not in ("", "misreads") and (host.name == ONLY or self.bad.everywhere and self.launch == 1):
+            host.sleep(self.bad.sleep / 4)
+            self.in_vain += self.bad.broken != "lacks"  # who is killed forgets what was lacking
+            if self.in_vain > IN_VAIN:
+                self.problem = Violation(f"{host.name} fails at everything and is given more and more")
+            raise BROKEN[self.bad.broken]()
+        return make(work, SIZE, self.bad.sleep)
+
     def _stopped(self, why: str, launch: int) -> str:
         """Many workers in a row lost at one recipe stop the run, as they should: then a person starts it again."""
-        if "in a row were lost" not in why or self.world.now > LASTS + 600:
+        expected = "in a row were lost" in why or self.bad.everywhere and "no living worker can make" in why
+        late = self.finished  # the run is over; a broken machine that sees that late has only itself to ask
+        if not late and (not expected or self.world.now > LASTS + 600):
             self.problem = Violation(f"stopped: {why}")
         self.launch = max(self.launch, launch + 1)
         return "stopped"
@@ -204,18 +308,47 @@ class Storm:
         if process := self._victim():
             process.frozen_until = self.world.now + self.world.random.uniform(1, 300)
 
+    def _refuse(self) -> None:
+        """The disk takes no changes, or does nothing at all, for up to some minutes; at one host or at all of them."""
+        roll = self.world.random
+        until, everything = self.world.now + roll.uniform(5, 240), roll.random() < 0.5
+        for host in roll.choice([self.hosts, [roll.choice(self.hosts)]]):
+            self.server.refused[host] = until, everything
+
+    def _spoil(self, done: str) -> None:
+        """A member's files are damaged as soon as it is published, if somebody else is making the same."""
+        round, slot = done.split("/")[1], done.split("/")[2].split(".")[0]
+        attempt = str(self._truth.read(done)["attempt"])
+        others = {name for name in self._truth.names("files") if name.startswith(f"{round}.{slot}.")} - {attempt}
+        files = self._truth.names(f"files/{attempt}") if attempt and others and round != self._last() else []
+        if files:
+            self._damage(self.server.names[f"files/{attempt}/{files[0]}"])
+
+    def _last(self) -> str:
+        """The round whose files nobody may read any more."""
+        return f"{self.config.max_generations + (self.config.algorithm == 'search'):05d}"
+
+    def _damage(self, inode: Inode) -> None:
+        place = self.world.random.randrange(len(inode.data))
+        inode.data = inode.data[:place] + bytes([inode.data[place] ^ 16]) + inode.data[place + 1 :]
+        inode.synced = inode.data
+
     def _flip(self) -> None:
         """A bit of a payload goes over, but for the last round's, which nobody may read any more."""
-        last = f"files/{self.config.max_generations + (self.config.algorithm == 'search'):05d}."
         payloads = [
             name for name, inode in self.server.names.items()
-            if name.startswith("files/") and not inode.folder and not name.startswith(last) and inode.data
+            if name.startswith("files/") and not inode.folder and not name.startswith(f"files/{self._last()}.")
+            and inode.data
         ]  # fmt: skip
         if payloads:
-            inode = self.server.names[self.world.random.choice(sorted(payloads))]
-            place = self.world.random.randrange(len(inode.data))
-            inode.data = inode.data[:place] + bytes([inode.data[place] ^ 16]) + inode.data[place + 1 :]
-            inode.synced = inode.data
+            self._damage(self.server.names[self.world.random.choice(sorted(payloads))])
+
+
+def _scribe(history: History) -> None:
+    """What loggers do beside workers."""
+    with contextlib.suppress(NotYet):
+        for round in range(history.first):
+            history.sum_up(round)
 
 
 class Truth(Store):
@@ -225,8 +358,6 @@ class Truth(Store):
         self.server = server
 
     def read(self, name: str) -> dict[str, Any]:
-        from fleet.store import _opened
-
         if name not in self.server.names:
             raise faults.Missing(name)
         return _opened(self.server.names[name].data, name)

@@ -100,6 +100,9 @@ class SimHost:
     def sleep(self, seconds: float) -> None:
         self.world.pause(self.process, 0.001 if self.stopping else seconds)
 
+    def pause(self, seconds: float) -> None:
+        self.world.pause(self.process, seconds)
+
     def background(self, function: Callable[[], None]) -> None:
         self.world.task(self.process, function)
 

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from fleet import plain
 from fleet.config import Wrong
+from fleet.scratch import sweep
 from fleet.wrong import first_line
 from train.batches import Tokens
 from train.cluster import data
@@ -25,6 +27,7 @@ from train.cluster.ranks import Agreed, Ranks
 from train.cluster.shared import OuterState, Shared
 from train.config import TrainConfig
 from train.model import built, described, has_vocabulary, skeleton, structure
+from train.optimizers import WEIGHTS
 
 
 @contextlib.contextmanager
@@ -44,7 +47,7 @@ def opened(folder: Path) -> Iterator[None]:
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {os.uname().nodename}")
         lock.flush()
-        data.tidy(folder / "data")
+        sweep(folder / "data", ".draft-")
         yield
 
 
@@ -84,7 +87,8 @@ def model_of(options: Options, c: TrainConfig, tokenizer: PreTrainedTokenizerBas
     if len({*ranks.each(structure(model))}) > 1:
         model = ranks.same(lambda: _model(options, c, len(tokenizer), True))
         ranks.alike(structure(model), "the model")
-    return model.train()
+    learning: PreTrainedModel = model.train()
+    return learning
 
 
 def _model(options: Options, c: TrainConfig, words: int, weights: bool) -> PreTrainedModel:
@@ -113,10 +117,11 @@ def outer_of(learner: Shared) -> OuterState:
 
 
 def tensors_of(learner: Shared, outer: OuterState | None = None) -> dict[str, Tensor]:
-    kinds = {"weights": learner.vector, "average": learner.moments[0], "square": learner.moments[1]}
+    kinds = {kind: learner.named(kind, vector) for kind, vector in learner.vectors.items()}
     if outer:  # on the model's device for this moment
-        kinds |= {"start": outer.start.to(learner.device), "momentum": outer.momentum.to(learner.device)}
-    return {f"{kind}.{name}": each for kind, whole in kinds.items() for name, each in learner.named(whole).items()}
+        there = {"start": outer.start.to(learner.device), "momentum": outer.momentum.to(learner.device)}
+        kinds |= {kind: learner.named(WEIGHTS, vector) for kind, vector in there.items()}
+    return {f"{kind}.{name}": each for kind, named in kinds.items() for name, each in named.items()}
 
 
 def resumed(options: Options, keeper: Keeper, learner: Shared, outer: OuterState | None) -> int:
@@ -166,10 +171,10 @@ def peers() -> Any:
 
 def digest_of(learner: Shared) -> str:
     """Of the shapes of all tensors: those who meet have the same."""
-    shapes = {name: list(each.shape) for name, each in learner.named(learner.vector).items()}
+    shapes = {name: list(each.shape) for name, each in learner.named(WEIGHTS, learner.vector).items()}
     return hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:12]
 
 
 def say(ranks: Ranks, line: str) -> None:
     if ranks.first:
-        print(line, flush=True)
+        plain.say(line)

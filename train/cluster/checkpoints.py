@@ -22,6 +22,7 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceSt
 from torch.distributed.checkpoint.api import CheckpointException
 
 from fleet.config import Room, Wrong
+from fleet.plain import say
 from fleet.synced import sync
 from fleet.wrong import first_line
 from train.cluster.ranks import Agreed, Ranks
@@ -101,7 +102,7 @@ class Keeper:
                     aside = each.with_name(f"left-{each.name}")
                     _removed(aside)
                     each.rename(aside)
-                    print(f"{each}: training goes on before it; it is kept as {aside.name}", flush=True)
+                    say(f"{each}: training goes on before it; it is kept as {aside.name}")
 
     def _failed(self, error: str, last: bool) -> bool:
         """Training goes on without one in between: the next may have room again. The last one has to be there."""
@@ -111,7 +112,7 @@ class Keeper:
         if last:
             raise Agreed(f"{why}; make room, and begin again with --ckpt.resume true")
         if self.ranks.first:
-            print(f"{why}; training goes on, the next one may be", flush=True)
+            say(f"{why}; training goes on, the next one may be")
             for left in self.folder.glob(".step-*.unfinished"):
                 _removed(left)
         return True

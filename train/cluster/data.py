@@ -4,32 +4,26 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from fleet.config import Wrong
+from fleet.scratch import scratch
 from fleet.synced import sync
 from fleet.work import Elsewhere
 from train import text
 from train.batches import Tokens, batch, needed, owned, useful
 from train.cluster.ranks import Ranks
 from train.config import TrainConfig
-from train.member.prepare import byte_level_bpe, first_of, tokenizer_name, tokens_of, too_short
+from train.member.prepare import byte_level_bpe, first_of, named_tokenizer, tokenizer_name, tokens_of, too_short
 
 _SAMPLE = 4_000_000  # characters that a tokenizer of our own is made from
-_FILE, _DRAFT = "tokens.json", ".draft-"
+_FILE = "tokens.json"
 _PIECE, _PIECES = 1 << 16, 64  # of a file that tell it from others
-
-
-def tidy(folder: Path) -> None:
-    """What killed processes have left."""
-    for left in folder.glob(f"{_DRAFT}*"):
-        shutil.rmtree(left, ignore_errors=True)
 
 
 def tokenizer_for(c: TrainConfig) -> PreTrainedTokenizerBase:
@@ -37,7 +31,7 @@ def tokenizer_for(c: TrainConfig) -> PreTrainedTokenizerBase:
     if not (named := tokenizer_name(c)):
         return byte_level_bpe(c.vocab_size, first_of(text.stdlib(), _SAMPLE))
     try:
-        return AutoTokenizer.from_pretrained(named)
+        return named_tokenizer(named)
     except (OSError, ValueError) as error:
         raise Wrong(f"--path-model {named}: its tokenizer cannot be loaded: {error}") from None
 
@@ -90,32 +84,36 @@ def _complete(place: Path) -> str:
 def _make(c: TrainConfig, place: Path, tokenizer: PreTrainedTokenizerBase, vocabulary: int, workers: int) -> None:
     """Several machines on one disk may do the same at once: whoever is first wins, and all have made the same."""
     os.environ.update(TOKENIZERS_PARALLELISM="true", RAYON_NUM_THREADS=str(workers))
-    dtype, got = "<u2" if vocabulary <= 1 << 16 else "<u4", {"train": 0, "held": 0}
-    wanted = {"train": useful(c, 0)["train"], "held": 0}
     place.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=_DRAFT, dir=place.parent))
     try:
-        with open(draft / "train", "wb") as file:
-            for part, found in tokens_of(c, 0, lambda: tokenizer, vocabulary, wanted, got):
-                if part == "train":
-                    file.write(np.asarray(found, dtype=dtype).tobytes())
-                got[part] += len(found)
-        if got["train"] < (least := needed(c, 0)["train"]):
-            raise Wrong(too_short(c.datasets[0], "train", got["train"], least))
-        (draft / _FILE).write_text(json.dumps({"dtype": dtype, "tokens": got["train"]}))
-        for path in (draft / "train", draft / _FILE, draft):
-            sync(path)
-        if not _complete(place):
-            shutil.rmtree(place, ignore_errors=True)
-            try:
-                draft.rename(place)
-            except OSError:
-                if not _complete(place):
-                    raise
+        with scratch(".draft", place.parent) as folder:
+            draft = folder / place.name
+            draft.mkdir()
+            _fill(c, draft, tokenizer, vocabulary)
+            if not _complete(place):
+                shutil.rmtree(place, ignore_errors=True)
+                try:
+                    draft.rename(place)
+                except OSError:
+                    if not _complete(place):
+                        raise
     except Elsewhere as error:
         raise Wrong(str(error)) from None
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _fill(c: TrainConfig, draft: Path, tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> None:
+    dtype, got = "<u2" if vocabulary <= 1 << 16 else "<u4", {"train": 0, "held": 0}
+    wanted = {"train": useful(c, 0)["train"], "held": 0}
+    with open(draft / "train", "wb") as file:
+        for part, found in tokens_of(c, 0, lambda: tokenizer, vocabulary, wanted, got):
+            if part == "train":
+                file.write(np.asarray(found, dtype=dtype).tobytes())
+            got[part] += len(found)
+    if got["train"] < (least := needed(c, 0)["train"]):
+        raise Wrong(too_short(c.datasets[0], "train", got["train"], least))
+    (draft / _FILE).write_text(json.dumps({"dtype": dtype, "tokens": got["train"]}))
+    for path in (draft / "train", draft / _FILE, draft):
+        sync(path)
 
 
 def batches(c: TrainConfig, source: Tokens, ranks: Ranks, size: int, slot: int, begin: int) -> Iterator[list[Tensor]]:

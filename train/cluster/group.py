@@ -19,11 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fleet.plain import say
 from train.cluster.ranks import Ranks, assembled
 from train.cluster.shared import learner_of
 from train.config import TrainConfig
 from train.loop import Learner, in_fixed_order
 from train.model import empty, layout_of, read_config, without_numbers
+from train.optimizers import WEIGHTS, layouts_of
 
 _ROOT = Path(__file__).parents[2]
 
@@ -39,19 +41,27 @@ class Leader(Learner):
         ranks = assembled(Path(self._place.name), 0, count)
         ranks.tell({"model": model.decode(), "config": config.model_dump(mode="json")})
         self._mine = Voice(ranks, model, config)
-        self.layout, self.device = self._mine.layout, ranks.device
-        self.vector, *self.moments = self._mine.vectors
+        self.layout, self.layouts, self.device = self._mine.layout, self._mine.layouts, ranks.device
 
-    def whole(self, vector: Tensor) -> Tensor:
-        into = torch.empty(self.layout.size)
-        self._all("gather", self._number(vector), data=into)
+    def whole(self, kind: str) -> Tensor:
+        into, parts = self._room(kind)
+        for name, part in parts.items():
+            self._all("gather", name, data=part)
         return into
 
     @contextlib.contextmanager
-    def filling(self, vector: Tensor) -> Iterator[Tensor]:
-        room = torch.empty(self.layout.size)
+    def filling(self, kind: str) -> Iterator[Tensor]:
+        room, parts = self._room(kind)
         yield room
-        self._all("scatter", self._number(vector), data=room)
+        for name, part in parts.items():
+            self._all("scatter", name, data=part)
+
+    def _room(self, kind: str) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """For all numbers of a kind, which the ranks know as one vector or several."""
+        names = [name for name in self.layouts if (name == WEIGHTS) == (kind == WEIGHTS)]
+        sizes = [self.layouts[name].size for name in names]
+        room = torch.empty(sum(sizes))
+        return room, dict(zip(names, room.split(sizes), strict=True))
 
     def begin(self, total: float = 0.0) -> None:
         self._all("begin", total)
@@ -61,6 +71,9 @@ class Leader(Learner):
 
     def looked_at(self, windows: Tensor) -> float:
         return float(self._all("look", len(windows), data=windows))
+
+    def finite(self) -> bool:
+        return bool(self._all("finite"))
 
     def seed(self, value: int) -> None:
         self._all("seed", value)
@@ -78,9 +91,6 @@ class Leader(Learner):
         found: Tensor = self._all("total")
         return found
 
-    def _number(self, vector: Tensor) -> int:
-        return [each is vector for each in self._mine.vectors].index(True)
-
     def _all(self, name: str, *words: Any, data: Tensor | None = None) -> Any:
         self._mine.ranks.tell([name, *words])
         return getattr(self._mine, name)(*words, *(() if data is None else (data,)))
@@ -95,21 +105,22 @@ class Voice:
         whole = ranks.first or trust  # a stranger's code may have numbers where nobody looks for them
         built = empty(known, 0, trust) if whole else without_numbers(known, trust)
         self.ranks, self.config, self.layout = ranks, config, layout_of(built)
+        self.layouts = layouts_of(self.layout, config)
         self.learner = learner_of(built, config, ranks, config.sharding_strategy)
-        self.vectors = [self.learner.vector, *self.learner.moments]
 
-    def gather(self, number: int, into: Tensor | None = None) -> None:
-        places = self.layout.views(into) if into is not None else {}
-        for name in self.layout.shapes:
-            whole = self.learner.gathered(self.vectors[number], name)
+    def gather(self, kind: str, into: Tensor | None = None) -> None:
+        layout = self.layouts[kind]
+        places = layout.views(into) if into is not None else {}
+        for name in layout.shapes:
+            whole = self.learner.gathered(kind, name)
             if places:
                 places[name].copy_(whole)
 
-    def scatter(self, number: int, whole: Tensor | None = None) -> None:
-        views = self.layout.views(whole) if whole is not None else {}
-        for name, shape in self.layout.shapes.items():
-            piece = self.ranks.given(views.get(name), shape, torch.float32)
-            self.learner.take(self.vectors[number], name, piece)
+    def scatter(self, kind: str, whole: Tensor | None = None) -> None:
+        layout = self.layouts[kind]
+        views = layout.views(whole) if whole is not None else {}
+        for name, shape in layout.shapes.items():
+            self.learner.take(kind, name, self.ranks.given(views.get(name), shape, torch.float32))
         self.learner.loaded()
 
     def begin(self, total: float) -> None:
@@ -132,6 +143,9 @@ class Voice:
 
     def total(self) -> Tensor:
         return self.ranks.mean(self.learner.total)
+
+    def finite(self) -> bool:
+        return self.learner.finite()
 
     def seed(self, value: int) -> None:
         self.learner.seed(value + self.ranks.rank)
@@ -157,7 +171,7 @@ def _watched(process: subprocess.Popen[bytes], rank: int) -> None:
 
     def wait() -> None:
         code = process.wait()
-        print(f"rank {rank} of this worker ended with code {code}, and the worker with it", file=sys.stderr, flush=True)
+        say(f"rank {rank} of this worker ended with code {code}, and the worker with it", file=sys.stderr)
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()

@@ -6,7 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from fleet.metrics.sinks import Home, Point, Sink, check, sink_of
+from fleet.metrics.sink import Home, Point, Sink
+from fleet.metrics.sinks import KINDS, check
+from fleet.plain import say
 from fleet.wrong import first_line
 
 _SAY = 1000  # it is said again after so many steps
@@ -46,20 +48,20 @@ class Logged:
 
     def __init__(self, kind: str, home: Home) -> None:
         self._kind, self._home = kind, home
-        self._sink: Sink | None = sink_of(kind, home)
+        self._sink: Sink | None = KINDS[kind](home)
         self._late = list[Point]()
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         self._late.append(Point(step, values))
         try:
             if self._sink is None:
-                self._sink = sink_of(self._kind, replace(self._home, after=self._late[0].step - 1 or -1))
+                self._sink = KINDS[self._kind](replace(self._home, after=self._late[0].step - 1 or -1))
             upto = self._sink.upto
             self._sink.write([point for point in self._late if point.step > upto])
             self._late = []
         except Exception as error:  # of a disk, or whatever a service can come up with
             if self._sink or len(self._late) % _SAY == 0:
-                print(f"{self._kind} takes no metrics: {first_line(error)}; training goes on", flush=True)
+                say(f"{self._kind} takes no metrics: {first_line(error)}; training goes on")
             self._sink = None
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from hivemind import DHT
 from hivemind.utils import get_dht_time
 
 from fleet.config import Wrong
+from fleet.plain import say
 
 _LOOK = 0.1  # seconds between two looks at the table
 _LIFE = 10.0  # seconds after which a peer that says nothing is dead
@@ -94,7 +95,7 @@ class Meeting:
             except Exception as error:  # whatever the table comes up with; the next beat is soon
                 if self._ended.is_set():
                     return
-                print(f"the peers' table: {type(error).__name__}: {error}", flush=True)
+                say(f"the peers' table: {type(error).__name__}: {error}")
 
 
 def _read(value: str) -> Word:

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from fleet.config import Wrong, validated, whole
 from train import text
-from train.config import TrainConfig
+from train.config import TrainConfig, alone
 
 Strategy = Literal["NO_SHARD", "FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"]
 Resume = bool | Path
@@ -97,6 +97,9 @@ class Options:
     seq_length: Annotated[int, _help("Tokens of a sequence.")] = 1024
     num_workers: Annotated[int, _help("Threads that make tokens of text, once on each machine, before training.")] = 4
     lr: Annotated[float, _help("The highest learning rate; it falls to a tenth, as a cosine.")] = 4e-4
+    optimizer: Annotated[
+        Literal["adamw", "muon"], _help("AdamW, or Muon for the matrices within the model and AdamW for the rest.")
+    ] = "adamw"
     total_batch_size: Annotated[int, _help("Sequences of a step, over all ranks (of one peer).")] = 512
     per_device_train_batch_size: Annotated[int, _help("Of these, what a rank takes at a time.")] = 32
     warmup_steps: Annotated[int, _help("Steps in which the learning rate rises.")] = 1000
@@ -128,11 +131,11 @@ class Options:
 
     def check(self, ranks: int) -> None:
         """Whatever cannot work is said in one line, with what would."""
-        least = {"--seq-length": self.seq_length, "--total-batch-size": self.total_batch_size}
+        least: dict[str, int | None] = {"--seq-length": self.seq_length, "--total-batch-size": self.total_batch_size}
         least |= {"--per-device-train-batch-size": self.per_device_train_batch_size, "--total-steps": self.total_steps}
         least |= {"--ckpt.interval": self.ckpt.interval, "--ckpt.topk": self.ckpt.topk, "--max-steps": self.max_steps}
         least |= {"--log-activations-steps": self.log_activations_steps, "--num-workers": self.num_workers}
-        above = {name: (value, 1.0) for name, value in least.items()}
+        above: dict[str, tuple[float | None, float]] = {name: (value, 1.0) for name, value in least.items()}
         if self.hv:
             above |= self.hv.bounds()
         for name, (value, low) in above.items():
@@ -168,9 +171,7 @@ class Options:
         keys: dict[str, Any] = dict(
             seed=self.seed,
             population_size=self.hv.galaxy_size if self.hv else 1,
-            max_generations=rounds,
-            inner_steps=self.total_steps // rounds,
-            warm_start_steps=0,
+            **{**alone(self.total_steps // rounds), "max_generations": rounds, "inner_optimizer": self.optimizer},
             initial_population=(whole(self.path_model, Path()),),
             datasets=({"source": source, "name": self.dataset_config},),
             tokenizer=whole(self.tokenizer, Path()),
@@ -187,14 +188,9 @@ class Options:
 
     def bound(self) -> dict[str, Any]:
         """What a checkpoint goes on with: all that decides which numbers come out."""
-        free = ("torch_compile", "num_workers", "max_steps", "project", "metric_logger_type", "log_activations_steps")
-        free += (
-            "tokenizer",
-            "path_model",
-            "ckpt",
-            "hv",
-            "sharding_strategy",
-            "per_device_train_batch_size",
+        free = (
+            *("torch_compile", "num_workers", "max_steps", "project", "metric_logger_type", "log_activations_steps"),
+            *("tokenizer", "path_model", "ckpt", "hv", "sharding_strategy", "per_device_train_batch_size"),
             "attn_implementation",
         )
         known = {key: value for key, value in asdict(self).items() if key not in free}

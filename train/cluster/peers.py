@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fleet.config import Wrong
+from fleet.plain import say
 from fleet.wrong import first_line
 from merge.outer import Outer
 from train.cluster.averager import Averager, Table, any_port, averager_at, table_at, unreachable
@@ -103,14 +105,14 @@ class Peer:
         """The mean change; nothing where the others are further already."""
         for attempt in range(_ATTEMPTS):
             number = self.round * _ATTEMPTS + attempt
-            names, ahead = self._told(lambda m, n=number: self._gathered(m, n))
+            names, ahead = self._told(partial(self._gathered, number=number))
             if ahead:
                 return None
             self._size, self._names = len(names), names
             if len(names) == 1:
                 return self.change
             good, averaged = self._average(number_of(self.round, attempt, names), names)
-            if self._told(lambda m, n=number, g=good, w=names: self._agreed(m, n, g, w)):
+            if self._told(partial(self._agreed, number=number, good=good, names=names)):
                 return averaged
             self._say(f"round {self.round}, attempt {attempt + 1}: not all of {', '.join(names)} got through")
             if self.hv.fail_rank_drop:
@@ -137,7 +139,7 @@ class Peer:
                 "--hv.all-reduce-strategy NO_WAIT goes on alone"
             )
         if len(names) == 1 < self.hv.galaxy_size:
-            print(f"round {self.round}: nobody else is there; this peer goes on alone", flush=True)
+            say(f"round {self.round}: nobody else is there; this peer goes on alone")
         return names, False
 
     def _average(self, bits: str, names: tuple[str, ...]) -> tuple[bool, Tensor]:
@@ -309,7 +311,7 @@ class Peer:
 
     def _say(self, line: str) -> None:
         if self.ranks.first:
-            print(line, flush=True)
+            say(line)
 
 
 def _digest(vector: Tensor) -> str:

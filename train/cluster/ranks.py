@@ -12,15 +12,17 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from fleet.config import Wrong
+from fleet.wrong import Lacking
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_Handler = signal.Handlers | Callable[[int, FrameType | None], Any]
 _PATIENCE = timedelta(minutes=10)  # for a rank that says nothing in the middle of a step; NCCL's own is as long
 _TALK = timedelta(days=1000)  # for words: one rank may work for long while the others wait to hear of it
 
@@ -54,8 +56,9 @@ class Ranks:
 
     def deaf(self) -> None:
         """Signals mean what they always mean: the process ends."""
-        for number, usual in zip(_SIGNALS, (signal.SIG_DFL, signal.default_int_handler), strict=True):
-            signal.signal(number, usual)
+        usual: tuple[_Handler, ...] = (signal.SIG_DFL, signal.default_int_handler)
+        for number, handler in zip(_SIGNALS, usual, strict=True):
+            signal.signal(number, handler)
 
     @property
     def first(self) -> bool:
@@ -106,6 +109,12 @@ class Ranks:
         """What one cannot do, nobody does; every rank says why."""
         if said := [each for each in self.each(error) if each]:
             raise Agreed(said[0])
+
+    @overload
+    def same(self, work: Callable[[], T]) -> T: ...
+
+    @overload
+    def same(self, work: Callable[[], T], mine: bool) -> T | None: ...
 
     def same(self, work: Callable[[], T], mine: bool = True) -> T | None:
         """What each of them does, or only some; where one of them cannot, nobody goes on."""
@@ -179,7 +188,7 @@ def _device(local: int, here: int) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
     if local >= torch.cuda.device_count():
-        raise Wrong(
+        raise Lacking(
             f"{here} ranks on this machine need a GPU each, but only {torch.cuda.device_count()} can be seen: lower "
             "--nproc-per-node (or devices_per_worker), or name more GPUs in CUDA_VISIBLE_DEVICES"
         )

@@ -19,7 +19,8 @@ from transformers import PreTrainedModel
 from train.cluster.ranks import Ranks
 from train.config import TrainConfig
 from train.loop import Learner
-from train.model import Layout, layout_of
+from train.model import Layout, Stack, layout_of
+from train.optimizers import orthogonal
 
 
 def learner_of(model: PreTrainedModel, config: TrainConfig, ranks: Ranks, strategy: str) -> "Shared":
@@ -47,27 +48,34 @@ class Shared(Learner):
         dist.broadcast(vector, src=0)
         return vector
 
-    def named(self, vector: Tensor) -> dict[str, Tensor]:
-        """Of a vector like that of the weights: each tensor by its name, as a checkpoint keeps it."""
-        return self.layout.views(vector)
+    def finite(self) -> bool:
+        """Of all ranks' parts."""
+        return not self.ranks.any(not super().finite())
+
+    def named(self, kind: str, vector: Tensor) -> dict[str, Tensor]:
+        """Of a vector like one of the learner's: each tensor by its name, as a checkpoint keeps it."""
+        return self.layouts[kind].views(vector)
 
     def joined(self, named: Mapping[str, Tensor]) -> Tensor:
         """The vector that these are the tensors of; of a rank's parts, those that it has."""
         parts = (each.to_local() if isinstance(each, DTensor) else each for each in named.values())
         return torch.cat([part.flatten() for part in parts]).cpu()
 
-    def gathered(self, vector: Tensor, name: str) -> Tensor:
-        """One tensor of a vector like that of the weights, whole, on every rank."""
-        return self.layout.views(vector)[name]
+    def gathered(self, kind: str, name: str) -> Tensor:
+        """One tensor of one of the vectors, whole, on every rank."""
+        return self._view(kind, name)
 
-    def take(self, vector: Tensor, name: str, whole: Tensor) -> None:
+    def take(self, kind: str, name: str, whole: Tensor) -> None:
         """Of a whole tensor, what this rank has of it."""
-        self.layout.views(vector)[name].copy_(whole)
+        self._view(kind, name).copy_(whole)
+
+    def _view(self, kind: str, name: str) -> Tensor:
+        return self.layouts[kind].views(self.vectors[kind])[name]
 
     def loaded(self) -> None:
         """The vector has other weights now."""
 
-    def whole(self) -> Mapping[str, Tensor]:
+    def state_dict(self) -> Mapping[str, Tensor]:
         """The model's weights, on the CPU of the first rank."""
         return {name: each.detach().cpu() for name, each in self.model.state_dict().items()}
 
@@ -125,6 +133,16 @@ class Copies(Shared):
     def _part(self, last: bool) -> AbstractContextManager[Any]:
         return contextlib.nullcontext() if last else self._run.no_sync()  # type: ignore[attr-defined]
 
+    def _orthogonal(self, matrices: Tensor, stack: Stack) -> Tensor:
+        """Each rank does its share of them."""
+        shares = _shared_out(len(matrices), self.ranks.count)
+        found = torch.empty_like(matrices)
+        for rank, (share, into) in enumerate(zip(matrices.split(shares), found.split(shares), strict=True)):
+            if rank == self.ranks.rank and len(share):
+                into.copy_(orthogonal(share))
+            dist.broadcast(into, src=rank)
+        return found
+
 
 class Parts(Shared):
     """FSDP2: each rank has a part of each tensor, its gradients and its optimizer. These parts lie in one vector of our
@@ -159,12 +177,9 @@ class Parts(Shared):
             self._fill(part)  # no rank but the first ever has more than a layer whole
             fully_shard(part, **how)
         found = dict(model.named_parameters())
-        whole = layout_of(model)
-        self._there: dict[str, DTensor] = {name: found[name] for name in whole.shapes}  # type: ignore[misc]
-        local = {name: each.to_local().detach() for name, each in self._there.items()}
-        decaying = sum(part.numel() for name, part in local.items() if len(whole.shapes[name]) >= 2)
-        layout = Layout({name: tuple(part.shape) for name, part in local.items()}, decaying)
-        vector = torch.cat([part.flatten() for part in local.values()]).to(self.device)
+        layout = layout_of(model, lambda each: each.to_local())
+        self._there: dict[str, DTensor] = {name: found[name] for name in layout.shapes}  # type: ignore[misc]
+        vector = torch.cat([each.to_local().detach().flatten() for each in self._there.values()]).to(self.device)
         return layout, vector, torch.zeros_like(vector)
 
     def _runner(self, model: PreTrainedModel) -> Callable[..., Any]:
@@ -189,13 +204,29 @@ class Parts(Shared):
         dist.all_reduce(total, group=self.mesh.get_group("part"))
         self.gradient.mul_((self.config.clip / (total.sqrt() + 1e-6)).clamp(max=1.0).float())
 
-    def gathered(self, vector: Tensor, name: str) -> Tensor:
-        return _like(self._there[name], self.layout.views(vector)[name]).full_tensor()
+    def _orthogonal(self, matrices: Tensor, stack: Stack) -> Tensor:
+        """Each rank gets some of them whole, and gives everybody his rows back."""
+        if stack.rows == stack.whole:  # experts, of which each rank has some
+            return orthogonal(matrices)
+        group, rank, count = self.mesh.get_group("part"), self.part_number, self.mesh["part"].size()
+        shares, rows = _shared_out(stack.count, count), _rows(stack.whole, count)
+        sent = [share * stack.rows * stack.columns for share in shares]
+        got = [shares[rank] * each * stack.columns for each in rows]
+        mine = matrices.new_empty(sum(got))
+        dist.all_to_all_single(mine, matrices.flatten(), got, sent, group)
+        parts = [part.view(-1, each, stack.columns) for part, each in zip(mine.split(got), rows, strict=True)]
+        done = orthogonal(torch.cat(parts, dim=1)) if shares[rank] else torch.cat(parts, dim=1)
+        back, found = [part.flatten() for part in done.split(rows, dim=1)], torch.empty_like(matrices)
+        dist.all_to_all_single(found.view(-1), torch.cat(back).to(found.dtype), sent, got, group)
+        return found
 
-    def take(self, vector: Tensor, name: str, whole: Tensor) -> None:
+    def gathered(self, kind: str, name: str) -> Tensor:
+        return _like(self._there[name], self._view(kind, name)).full_tensor()
+
+    def take(self, kind: str, name: str, whole: Tensor) -> None:
         each = self._there[name]
         part = distribute_tensor(whole.to(self.device), each.device_mesh, each.placements, src_data_rank=None)
-        self.layout.views(vector)[name].copy_(part.to_local())
+        self._view(kind, name).copy_(part.to_local())
 
     def loaded(self) -> None:
         for module in self.model.modules():
@@ -205,17 +236,27 @@ class Parts(Shared):
             local = [each.to_local() for each in self._there.values()]
             torch._foreach_copy_(local, list(self.layout.views(self.vector).values()))
 
-    def named(self, vector: Tensor) -> dict[str, Tensor]:
-        views = self.layout.views(vector)
-        return {name: _like(each, views[name]) for name, each in self._there.items()}
+    def named(self, kind: str, vector: Tensor) -> dict[str, Tensor]:
+        return {name: _like(self._there[name], part) for name, part in super().named(kind, vector).items()}
 
-    def whole(self) -> Mapping[str, Tensor]:
+    def state_dict(self) -> Mapping[str, Tensor]:
         found = {}
         for name, each in self.model.state_dict().items():
             full = each.full_tensor() if isinstance(each, DTensor) else each
             if self.ranks.first:
                 found[name] = full.detach().cpu()
         return found
+
+
+def _shared_out(things: int, count: int) -> list[int]:
+    """How many of them each rank gets."""
+    return [(things + rank) // count for rank in range(count)]
+
+
+def _rows(whole: int, count: int) -> list[int]:
+    """Of a matrix, as FSDP cuts it."""
+    part = -(-whole // count)
+    return [max(0, min(part, whole - rank * part)) for rank in range(count)]
 
 
 def _like(each: DTensor, part: Tensor) -> DTensor:

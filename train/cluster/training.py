@@ -131,7 +131,7 @@ class Steps:
             raise
 
     def _save(self, step: int, last: bool) -> None:
-        if self.learner.ranks.any(not bool(self.learner.vector.isfinite().all())):
+        if not self.learner.finite():
             why = "weights are not finite any more, and are not saved; go on from an older checkpoint with a lower --lr"
             raise Agreed(f"step {step}: {why}")
         state = self.peer.state if self.peer else None
@@ -193,7 +193,7 @@ class Activations:
 
 def export(learner: Shared, tokenizer: PreTrainedTokenizerBase, out: Path) -> None:
     """A folder that transformers loads, written by the first rank."""
-    state, model = dict(learner.whole()), learner.model
+    state, model = dict(learner.state_dict()), learner.model
 
     def write() -> None:
         tied = getattr(model, "all_tied_weights_keys", {}) if model.config.tie_word_embeddings else {}

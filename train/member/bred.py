@@ -6,39 +6,42 @@ from typing import Any
 
 import torch
 
-from fleet.config import Wrong
-from fleet.work import Failed, Maker, Work
-from merge.methods import METHODS
+from fleet.work import Maker, Work
 from train import objectives, packing
-from train.loop import NotFinite
+from train.loop import NotFinite, in_fixed_order
 from train.member import founding
-from train.member.lesson import rows_of, taught, with_room
+from train.member.crossing import crossed
+from train.member.divergence import tried
+from train.member.lesson import Taught, highest, rows_of, taught
 from train.member.school import Pupil, School, merged, saved
 from train.member.studio import named
-from train.posttrain import dna, fitness
+from train.posttrain import fitness
 from train.posttrain.config import LOSS, PosttrainConfig
+from train.verdicts import judging
 
 Metrics = Mapping[str, Any]
+_ADVICE = (
+    "a smaller BATCH_SIZE with as much more GRADIENT_ACCUMULATION, a smaller SEQ_LENGTH, or an ADAPTER need less, in a "
+    "run with another PROJECT_NAME"
+)
 
 
 def maker(config: PosttrainConfig) -> Maker:
     """What a worker makes members with."""
-    school = School(config)
+    in_fixed_order(config.threads)
 
-    def make(work: Work) -> Metrics:
-        try:
-            return KINDS[work.recipe.merge["kind"]](school, work)
-        except (NotFinite, Wrong) as verdict:
-            raise Failed(str(verdict)) from None
+    def make(school: School, work: Work) -> Metrics:
+        return KINDS[work.recipe.merge["kind"]](school, work)
 
-    return make
+    return judging(lambda: School(config), make, _ADVICE)
 
 
 # -- children ---------------------------------------------------------------------------------------------------------
 
 
 def make_child(school: School, work: Work) -> Metrics:
-    """Merge the parents, learn from what the genome chooses, publish; then answer."""
+    """Merge the parents, learn from what the genome chooses, answer; publish. One that diverges stays what its parents
+    made it."""
     c = school.config
     of, base = work.recipe.merge["of"], work.recipe.merge.get("base", "")
     places = {id: work.parents[id].folder for id in (*of, base) if id}
@@ -47,23 +50,21 @@ def make_child(school: School, work: Work) -> Metrics:
     if not work.recipe.train:
         merged(work, {**recipe, "out_dtype": str(dtype).removeprefix("torch.")}, places, school.how)
         return look(school, work, school.take_on(recipe, places), dtype)
-    pupil, learned = taught(school, work, lambda: school.take_on(recipe, places))
+
+    def learned() -> Taught:
+        pupil, metrics = taught(school, work, lambda: school.take_on(recipe, places))
+        if not pupil.fits(dtype):
+            raise NotFinite(f"its weights are too large for {dtype}")
+        return pupil, {**metrics, **look(school, work, pupil, dtype)}
+
+    def untrained() -> Taught:
+        pupil = school.take_on(recipe, places)
+        return pupil, {**look(school, work, pupil, dtype)}
+
+    rate = highest(c, work.recipe.genome["rate"])
+    (pupil, metrics), diverged = tried(work, rate, learned, untrained)
     saved(work, pupil, dtype, school.how)
-    return {**learned, **look(school, work, pupil, dtype)}
-
-
-def crossed(c: PosttrainConfig, parents: Sequence[str], genome: dna.Genome, base: str = "") -> dict[str, Any]:
-    """The merge engine's recipe: CROSSOVER with its curves, or those of the genome. One parent stays what it is."""
-    if len(parents) == 1:
-        return {"merge_method": "passthrough", "models": [{"model": parents[0]}]}
-    parameters, method = genome.get("crossover", c.curves), METHODS[c.crossover["method"]]
-    recipe: dict[str, Any] = {"merge_method": c.crossover["method"]}
-    if method.base == "required" and method.most == 1:
-        return {**recipe, "base_model": parents[0], "models": [{"model": parents[1]}], "parameters": parameters}
-    if "weight" in method.params and "weight" not in parameters:
-        parameters = {**parameters, "weight": 1 / len(parents)}
-    named = {"base_model": base} if c.base_model else {}
-    return {**recipe, **named, "models": [{"model": each} for each in parents], "parameters": parameters}
+    return {**metrics, **diverged}
 
 
 # -- looking ----------------------------------------------------------------------------------------------------------
@@ -90,24 +91,25 @@ def look(school: School, work: Work, pupil: Pupil, dtype: torch.dtype | None) ->
         marks, means = fitness.marks_of(c, exam, model, how)
         single, values = {**marks}, {**means}
     if c.asks_loss:
-        single[LOSS] = with_room(school, work, lambda parts: losses(c, work, model, parts))
+        single[LOSS] = losses(c, work, model)
         values[LOSS] = math.fsum(single[LOSS]) / len(single[LOSS])
+    if not all(map(math.isfinite, values.values())):
+        raise NotFinite(f"what it answers comes to {values}")
     found = fitness.fitness_of(c, single, values)
     judging = how["on"] == "judging"
     return {**found.metrics(keep=judging), **({} if judging else {"score": found.value})}
 
 
-def losses(c: PosttrainConfig, work: Work, model: Any, parts: int = 1) -> list[float]:
+def losses(c: PosttrainConfig, work: Work, model: Any) -> list[float]:
     """Nats a learned token, row by row, of held-out rows of all data sets."""
-    size = -(-c.batch_size // parts)
     there = {str(n): rows_of(work, n) for n in range(len(c.mutation_datasets))}
     numbers = {name: range(rows.held) for name, rows in there.items()}
     found: list[float] = []
     for name, drawn in fitness.drawn(c, numbers, work.recipe.evaluate).items():
         rows = there[name]
         examples = [rows.get(number, held=True)[0] for number in drawn]
-        for begin in range(0, len(examples), size):
-            some = examples[begin : begin + size]
+        for begin in range(0, len(examples), c.batch_size):
+            some = examples[begin : begin + c.batch_size]
             batch = packing.batch(some, [(n,) for n in range(len(some))], False).to(model.device)
             with torch.inference_mode():
                 nats = -objectives.answer_logprobs(model, batch)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -10,35 +11,64 @@ from fleet.recipe import place
 from fleet.work import Failed, Parent, Work
 from merge.group import weighted
 from merge.methods.arcs import slerp_all
-from merge.outer import means
-from train.genome import inherited
+from merge.outer import Outer, means
+from train import optimizers
+from train.genome import fittest, inherited
 from train.member import vectors
-from train.member.studio import Studio
+from train.member.divergence import tried
+from train.member.studio import MOMENTS_WIRE, Studio
 
-WEIGHTS, MOMENTUM = "u.safetensors", "v.safetensors"
+WEIGHTS, MOMENTUM, MOMENTS = "weights.safetensors", "momentum.safetensors", "moments.safetensors"
+Child = tuple[Tensor, Tensor, dict[str, Any]]  # weights, momentum, metrics
 
 
 def make_child(studio: Studio, work: Work) -> Mapping[str, Any]:
-    """Cross the parents over, train, take the outer step; evaluate what is published."""
+    """Cross the parents over, train, take the outer step; evaluate what is published. One that diverges stays what its
+    parents made it, and its genome dies with what it learned."""
     learner, settings, c = studio.learner(work), work.recipe.train, studio.config
-    start, momentum = _crossed(studio, work)
-    genome = inherited(c, settings["slot"], settings["round"], [parent.metrics for parent in _parents(work)])
-    metrics = studio.train(work, start, genome)
-    change = studio.checked(start - learner.whole(learner.vector).cpu())
-    weights, momentum = studio.outer.step(start, momentum, change)
-    momentum = studio.with_residual(work, momentum)
+    (start, momentum), parents = _crossed(studio, work), [parent.metrics for parent in _parents(work)]
+    genome = inherited(c, settings["slot"], settings["round"], parents)
+
+    def moments(room: Tensor) -> None:
+        room.copy_(mean_of(_parents(work), MOMENTS, len(room)))
+
+    def learned() -> Child:
+        metrics = studio.train(work, start, moments, genome)
+        weights, moved = studio.outer.step(start, momentum, start - learner.whole(optimizers.WEIGHTS).cpu())
+        looked_at = _looked_at(studio, work, studio.checked(weights), studio.checked(moved))
+        return weights, moved, {**metrics, **genome.metrics(), **looked_at}
+
+    def untrained() -> Child:
+        studio.remember(work, moments)
+        kept = fittest(parents, len(c.datasets))
+        return start, momentum, {**kept.metrics(), **_looked_at(studio, work, start, momentum)}
+
+    (weights, momentum, metrics), diverged = tried(work, studio.rate(genome), learned, untrained)
     vectors.save(work, WEIGHTS, weights, c.weights_wire_dtype)
-    vectors.save(work, MOMENTUM, momentum, c.wire_dtype)
-    studio.keep_optimizer(work)
-    learner.start(studio.through(weights, c.weights_wire_dtype))
-    return {**metrics, **genome.metrics(), **studio.evaluate(work)}
+    vectors.save(work, MOMENTUM, studio.with_residual(work, momentum), c.wire_dtype)
+    if studio.remembers:
+        vectors.save(work, MOMENTS, studio.moments(work), MOMENTS_WIRE)
+    return {**metrics, **diverged}
+
+
+def _looked_at(studio: Studio, work: Work, weights: Tensor, momentum: Tensor) -> Mapping[str, Any]:
+    """What arrives of them is looked at, without the last step's look ahead."""
+    c = studio.config
+    arrived = studio.through(weights, c.weights_wire_dtype), studio.through(momentum, c.wire_dtype)
+    studio.learner(work).start(studio.outer.settled(*arrived))
+    return studio.evaluate(work)
 
 
 def look_at_mean(studio: Studio, work: Work) -> Mapping[str, Any]:
     """The averaged model of a generation."""
-    learner = studio.learner(work)
-    learner.start(mean_of(_parents(work), WEIGHTS, learner.layout.size))
+    learner, parents = studio.learner(work), _parents(work)
+    learner.start(settled(studio.outer, parents, learner.layout.size))
     return studio.evaluate(work)
+
+
+def settled(outer: Outer, members: list[Parent], size: int) -> Tensor:
+    """The mean of their weights as it is worth."""
+    return outer.settled(mean_of(members, WEIGHTS, size), mean_of(members, MOMENTUM, size))
 
 
 def mean_of(parents: list[Parent], name: str, size: int) -> Tensor:
@@ -66,7 +96,7 @@ def _crossed(studio: Studio, work: Work) -> tuple[Tensor, Tensor]:
         return start, torch.zeros(layout.size)
     if studio.config.crossover == "outer":
         return mean_of(parents, WEIGHTS, layout.size), mean_of(parents, MOMENTUM, layout.size)
-    shares = _shares(work)
+    shares = _shares(studio, work)
     momentum = weighted(_loaded(parents, MOMENTUM, layout.size), shares)
     weights = _loaded(parents, WEIGHTS, layout.size)
     if studio.config.crossover == "linear":
@@ -84,8 +114,13 @@ def _loaded(parents: list[Parent], name: str, size: int) -> list[Tensor]:
     return found
 
 
-def _shares(work: Work) -> list[float]:
-    """Each parent's, of those that are there."""
-    of = zip(work.recipe.merge["of"], work.recipe.merge["shares"], strict=True)
-    present = [share for id, share in of if id in work.parents]
+def _shares(studio: Studio, work: Work) -> list[float]:
+    """Each parent's, of those that are there: as the recipe says, or drawn when the child is made, as its genome is."""
+    merge, settings = work.recipe.merge, work.recipe.train
+    shares = merge.get("shares") or _drawn(len(merge["of"]), studio.config.seed, settings["round"], settings["slot"], 2)
+    present = [share for id, share in zip(merge["of"], shares, strict=True) if id in work.parents]
     return [share / sum(present) for share in present]
+
+
+def _drawn(count: int, *seed: int) -> list[float]:
+    return [float(x) for x in np.random.default_rng(seed).dirichlet(np.ones(count))]

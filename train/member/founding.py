@@ -8,12 +8,16 @@ from typing import Any
 import torch
 
 from fleet.config import Wrong
+from fleet.plausible_words import check_words_in
 from fleet.work import Work
-from merge.donors import Donor, Donors
+from merge.donor import Donor
+from merge.donors import Donors
 from merge.folder import template_of
 from merge.methods import METHODS
 from merge.planning import plan
 from merge.vocabulary import different_words
+from train.member import dna
+from train.member.crossing import crossed
 from train.member.school import School, merged, said_of
 from train.member.studio import named
 from train.posttrain.config import PosttrainConfig
@@ -34,7 +38,7 @@ def make_init(school: School, work: Work) -> Metrics:
         own = template_of(donors[reference].folder)
         if entry:
             notes += check_alike(donors[c.models[0]], donors[reference])
-    recipe = {"merge_method": "passthrough", "models": [{"model": reference}], "out_dtype": dtype}
+    recipe: dict[str, Any] = {"merge_method": "passthrough", "models": [{"model": reference}], "out_dtype": dtype}
     if template and not own:
         recipe["chat_template"] = template
         notes.append(f"{reference} has no chat template: that of the others is used")
@@ -113,6 +117,7 @@ def check_learning(c: PosttrainConfig, first: Donor, template: str) -> None:
     from train.model import described, without_numbers
     from train.posttrain.data import look
 
+    check_words_in(first.folder)
     tokenizer = AutoTokenizer.from_pretrained(first.folder, trust_remote_code=c.trust_remote_code)
     tokenizer.chat_template = tokenizer.chat_template or template or None
     for source in c.mutation_datasets:
@@ -124,9 +129,6 @@ def check_learning(c: PosttrainConfig, first: Donor, template: str) -> None:
 
 def check_crossover(c: PosttrainConfig, donors: Donors) -> None:
     """Its method and parameters, on the first model and itself."""
-    from train.member.bred import crossed
-    from train.posttrain import dna
-
     if c.crossover["method"] not in METHODS:
         raise Wrong(f"CROSSOVER: there is no method {c.crossover['method']!r}; there are {', '.join(METHODS)}")
     first = c.initial_population[0]

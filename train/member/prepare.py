@@ -2,8 +2,6 @@
 
 import contextlib
 import hashlib
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,8 +9,11 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.utils import cached_file
 
-from fleet.config import Wrong
+from fleet.plausible import check_config_in
+from fleet.plausible_words import check_words_in
+from fleet.scratch import passing
 from fleet.work import Elsewhere, Failed, Parent, Work
 from train import text
 from train.batches import needed, useful
@@ -20,6 +21,7 @@ from train.config import Dataset, TrainConfig
 from train.member.studio import CONFIG, Studio
 from train.member.vectors import save_weights
 from train.model import SHAPES, built, empty, flat, layout_of, read_config, same_settings, same_shapes
+from train.optimizers import layouts_of
 
 END = "<|endoftext|>"
 _SAMPLE = 4_000_000  # characters that the tokenizer is made from
@@ -33,15 +35,14 @@ _HELD_OUT = "raise HELD_OUT, or lower EVAL_SEQUENCES"
 
 def make_tokenizer(studio: Studio, work: Work) -> Mapping[str, Any]:
     config, named = studio.config, tokenizer_name(studio.config)
-    with _wrong_anywhere():
-        if named:
-            tokenizer = AutoTokenizer.from_pretrained(named, trust_remote_code=config.trust_remote_code)
-        else:
-            check_stdlib(config)
-            tokenizer = byte_level_bpe(config.vocab_size, first_of(text.stdlib(), _SAMPLE))
-    with tempfile.TemporaryDirectory() as folder:
+    if named:
+        tokenizer = named_tokenizer(named, config.trust_remote_code)
+    else:
+        check_stdlib(config)
+        tokenizer = byte_level_bpe(config.vocab_size, first_of(text.stdlib(), _SAMPLE))
+    with passing("tokenizer") as folder:
         tokenizer.save_pretrained(folder)
-        for file in sorted(Path(folder).iterdir()):
+        for file in sorted(folder.iterdir()):
             if file.is_file():
                 work.write(file.name, file.read_bytes())
     return {"vocabulary": len(tokenizer), "end": tokenizer.eos_token_id if tokenizer.eos_token_id is not None else -1}
@@ -53,6 +54,14 @@ def tokenizer_name(config: TrainConfig) -> str:
     if config.tokenizer:
         return config.tokenizer
     return first if isinstance(first, str) and first not in SHAPES and not first.endswith(".json") else ""
+
+
+def named_tokenizer(named: str, trust: bool = False) -> PreTrainedTokenizerBase:
+    """A local folder's or the hub's, once its files were looked at."""
+    for name, check in (("config.json", check_config_in), ("tokenizer.json", check_words_in)):
+        if file := cached_file(named, name, _raise_exceptions_for_missing_entries=False):
+            check(Path(file).parent)
+    return AutoTokenizer.from_pretrained(named, trust_remote_code=trust)
 
 
 def byte_level_bpe(vocab_size: int, documents: Iterable[str]) -> PreTrainedTokenizerFast:
@@ -73,9 +82,9 @@ def open_tokenizer(parent: Parent, config: TrainConfig) -> PreTrainedTokenizerBa
     """From a member's files, which are data; one that needs code of its own, from where that came from."""
     if config.trust_remote_code and (named := tokenizer_name(config)):
         return AutoTokenizer.from_pretrained(named, trust_remote_code=True)
-    with tempfile.TemporaryDirectory() as folder:
+    with passing("tokenizer") as folder:
         for name in parent.files.files:
-            (Path(folder) / name).write_bytes(parent.read(name))
+            (folder / name).write_bytes(parent.read(name))
         return AutoTokenizer.from_pretrained(folder)
 
 
@@ -100,7 +109,7 @@ def make_tokens(studio: Studio, work: Work) -> Mapping[str, Any]:
     wanted, least = (count(config, work.recipe.merge["source"]) for count in (useful, needed))
     got = {"train": 0, "held": 0}
     parent = work.parents[work.recipe.parents[0]]
-    with contextlib.ExitStack() as stack, _wrong_anywhere():
+    with contextlib.ExitStack() as stack:
         files = {part: stack.enter_context(work.create(part)) for part in got}
         number, tokenizer = work.recipe.merge["source"], lambda: open_tokenizer(parent, config)
         for part, tokens in tokens_of(config, number, tokenizer, vocabulary, wanted, got):
@@ -180,27 +189,17 @@ def make_init(studio: Studio, work: Work) -> Mapping[str, Any]:
     """The weights of one entry of INITIAL_POPULATION, laid out as every member's are."""
     config, number = studio.config, work.recipe.merge["entry"]
     entry, vocabulary = config.initial_population[number], work.parents[work.recipe.parents[0]].metrics["vocabulary"]
-    with _wrong_anywhere():
-        model = built(entry, vocabulary, config.seed + number, config.trust_remote_code)
+    model = built(entry, vocabulary, config.seed + number, config.trust_remote_code)
     if model.config.vocab_size < vocabulary:
         raise Failed(f"model {entry!r}: {model.config.vocab_size} embeddings for a tokenizer of {vocabulary} words")
     layout = layout_of(model)
     for first in work.recipe.parents[1:]:
         other = read_config(work.parents[first].read(CONFIG), config)
         names = repr(config.initial_population[0]), repr(entry)
-        with _wrong_anywhere():
-            same_shapes(layout_of(empty(other, 0, config.trust_remote_code)), layout, *names)
-            same_settings(other, model.config, *names)
+        same_shapes(layout_of(empty(other, 0, config.trust_remote_code)), layout, *names)
+        same_settings(other, model.config, *names)
     work.write(CONFIG, model.config.to_json_string(use_diff=False).encode())
     save_weights(work, flat(model, layout), layout)
-    return {"parameters": layout.size}
-
-
-@contextlib.contextmanager
-def _wrong_anywhere() -> Iterator[None]:
-    """A model or a text that cannot be used is a verdict on the recipe, not a fault of this machine."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    try:
-        yield
-    except Wrong as error:
-        raise Failed(str(error)) from None
+    kinds = layouts_of(layout, config)
+    moments = kinds["average"].size + kinds["square"].size
+    return {"parameters": layout.size, "moments": moments if studio.remembers else 0}

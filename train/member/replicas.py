@@ -8,54 +8,61 @@ from torch import Tensor
 
 from fleet.work import Failed, Work
 from merge.outer import means, ranges
+from train import optimizers
+from train.groundwork import shards_in
 from train.member import vectors
-from train.member.studio import Studio, named
+from train.member.divergence import tried
+from train.member.studio import MOMENTS_WIRE, Metrics, Studio, named
 
-WEIGHTS, MOMENTUM = "weights.safetensors", "momentum.safetensors"
-
-
-def make_warm(studio: Studio, work: Work) -> Mapping[str, Any]:
-    """The start that all share: the first steps, on everybody's batches."""
-    learner = studio.learner(work)
-    start = torch.empty(learner.layout.size)
-    vectors.load_weights(named(work, "init-0"), start)
-    metrics = studio.train(work, start)
-    vectors.save_weights(work, learner.whole(learner.vector), learner.layout)
-    studio.keep_optimizer(work)
-    return {**metrics, "parameters": learner.layout.size, **studio.evaluate(work)}
+WEIGHTS, MOMENTUM, MOMENTS = "weights.safetensors", "momentum.safetensors", "moments.safetensors"
 
 
 def cut_shard(studio: Studio, work: Work) -> Mapping[str, Any]:
-    """One range of the first global model; its momentum is zero."""
+    """One range of the first global model; its momentum and its moments are zero."""
     (parent,) = work.parents.values()
     whole = torch.empty(parent.metrics["parameters"])
     vectors.load_weights(parent, whole)
-    cut = ranges(len(whole), studio.config.shard_count)[work.recipe.merge["shard"]]
-    piece = whole[cut.start : cut.stop]
-    vectors.save(work, WEIGHTS, piece)
-    vectors.save(work, MOMENTUM, torch.zeros_like(piece))
-    return {"parameters": len(whole)}
+    piece, moments = _cut(len(whole), work), _cut(parent.metrics["moments"], work)
+    vectors.save(work, WEIGHTS, whole[piece.start : piece.stop])
+    vectors.save(work, MOMENTUM, torch.zeros(len(piece)))
+    vectors.save(work, MOMENTS, torch.zeros(len(moments)), MOMENTS_WIRE)
+    return {"parameters": len(whole), "moments": parent.metrics["moments"]}
 
 
 def make_replica(studio: Studio, work: Work) -> Mapping[str, Any]:
-    """Train from the global model on the slot's own data, and publish the change."""
-    start, learner = _global(studio, work), studio.learner(work)
-    metrics = studio.train(work, start)
-    change = studio.with_residual(work, studio.checked(start.sub_(learner.whole(learner.vector).cpu())))
-    for number, cut in enumerate(ranges(len(change), studio.config.shard_count)):
+    """Train from the global model on the slot's own data, and publish the change. One that diverges changes nothing."""
+    learner = studio.learner(work)
+    start = torch.empty(learner.layout.size)
+    _fill(work, WEIGHTS, start)
+
+    def moments(room: Tensor) -> None:
+        _fill(work, MOMENTS, room)
+
+    def learned() -> tuple[Tensor, Metrics]:
+        metrics = studio.train(work, start, moments)
+        return studio.checked(start.sub_(learner.whole(optimizers.WEIGHTS).cpu())), metrics
+
+    def untrained() -> tuple[Tensor, Metrics]:
+        studio.remember(work, moments)
+        return start.zero_(), {}
+
+    (change, metrics), diverged = tried(work, studio.rate(), learned, untrained)
+    change = studio.with_residual(work, change)
+    for number, cut in enumerate(ranges(len(change), _shards(work))):
         vectors.save(work, _change(number), change[cut.start : cut.stop], studio.config.wire_dtype)
-    studio.keep_optimizer(work)
-    return metrics
+    remembered = studio.moments(work)
+    for number, cut in enumerate(ranges(len(remembered), _shards(work))):
+        vectors.save(work, _moments(number), remembered[cut.start : cut.stop], MOMENTS_WIRE)
+    return {**metrics, **diverged}
 
 
 def make_shard(studio: Studio, work: Work) -> Mapping[str, Any]:
     """One range of the outer step: everybody's changes there, piece by piece, whatever their size."""
     old = work.parents[work.recipe.merge["old"]]
     replicas = [parent for id, parent in work.parents.items() if id != work.recipe.merge["old"]]
-    number, size = work.recipe.merge["shard"], old.metrics["parameters"]
     if not replicas:
         raise Failed("no replica of this round is there")
-    count = len(ranges(size, studio.config.shard_count)[number])
+    number, count = work.recipe.merge["shard"], len(_cut(old.metrics["parameters"], work))
     with (
         vectors.opened([old], WEIGHTS, count) as (start,),
         vectors.opened([old], MOMENTUM, count) as (momentum,),
@@ -66,21 +73,45 @@ def make_shard(studio: Studio, work: Work) -> Mapping[str, Any]:
         for weights, moved in studio.outer.stream(start, momentum, means(changes)):
             new_weights(weights)
             new_momentum(moved)
-    return {"parameters": size}
+    count = len(_cut(old.metrics["moments"], work))
+    with (
+        vectors.opened(replicas, _moments(number), count) as several,
+        vectors.created(work, MOMENTS, count, MOMENTS_WIRE) as new_moments,
+    ):
+        for piece in means(several):
+            new_moments(piece)
+    return {name: old.metrics[name] for name in ("parameters", "moments")}
 
 
 def look_at_global(studio: Studio, work: Work) -> Mapping[str, Any]:
-    studio.learner(work).start(_global(studio, work))
+    """The global model as it is worth: without the last step's look ahead."""
+    learner = studio.learner(work)
+    weights, momentum = (torch.empty(learner.layout.size) for _ in range(2))
+    _fill(work, WEIGHTS, weights)
+    _fill(work, MOMENTUM, momentum)
+    learner.start(studio.outer.settled(weights, momentum))
     return studio.evaluate(work)
 
 
-def _global(studio: Studio, work: Work) -> Tensor:
-    """The global model, put together from its shards."""
-    whole = torch.empty(studio.learner(work).layout.size)
-    for number, cut in enumerate(ranges(len(whole), studio.config.shard_count)):
-        vectors.load(named(work, f"shard-{number}"), WEIGHTS, whole[cut.start : cut.stop])
-    return whole
+def _fill(work: Work, name: str, room: Tensor) -> None:
+    """The global model or its moments, put together from the shards."""
+    for number, cut in enumerate(ranges(len(room), _shards(work))):
+        vectors.load(named(work, f"shard-{number}"), name, room[cut.start : cut.stop])
+
+
+def _cut(size: int, work: Work) -> range:
+    """This shard's."""
+    found: range = ranges(size, _shards(work))[work.recipe.merge["shard"]]
+    return found
+
+
+def _shards(work: Work) -> int:
+    return shards_in(work.history.plan(0))
 
 
 def _change(shard: int) -> str:
     return f"change-{shard}.safetensors"
+
+
+def _moments(shard: int) -> str:
+    return f"moments-{shard}.safetensors"

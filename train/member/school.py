@@ -1,8 +1,6 @@
 """What a worker of post-training keeps in memory: a model that takes on one member after the other, and the exam."""
 
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,24 +14,22 @@ from merge.donors import Donors
 from merge.engine import How
 from merge.group import in_memory
 from merge.live import Live, places_in
-from merge.merging import merge
+from merge.merging import SHARD, merge_into
 from merge.planning import Job, Plan, plan
 from merge.recipe import Merge, merge_of, text_of
 from merge.weights import Stored
 from train import tasks
 from train.config import TrainConfig
-from train.loop import Learner, best_device, in_fixed_order
+from train.loop import Learner, best_device
 from train.posttrain import fitness
 from train.posttrain.config import PosttrainConfig
 from train.tasks import Exam
 
 Recipe = Mapping[str, Any]
-_SHARD = 5 * 10**9
 
 
 class School:
     def __init__(self, config: PosttrainConfig) -> None:
-        in_fixed_order(config.threads)
         self.config, self.device = config, best_device()
         self.how = How(threads=config.threads, seed=config.seed % (1 << 31))
         self._live: tuple[str, Live] | None = None
@@ -93,7 +89,8 @@ class School:
 
     def exam(self, tokenizer: Any) -> Exam | None:
         if self._exam is None and self.loaded:
-            self._exam = Exam(fitness.asked(self.config), tokenizer, self.loaded)
+            room = self.config.batch_size * self.config.seq_length  # what a lesson's batch has, which needs far more
+            self._exam = Exam(fitness.asked(self.config), tokenizer, self.loaded, tokens=room)
         return self._exam
 
 
@@ -104,6 +101,10 @@ class Pupil:
     said: Merge
     made: Plan
     live: Live
+
+    def fits(self, dtype: torch.dtype) -> bool:
+        """Whether its weights are numbers, and stay so in this dtype."""
+        return all(engine.fits(each.detach(), dtype) for each in self.live.model.parameters())
 
     def files(self, dtype: torch.dtype) -> Plan:
         """Its weights as they are now, as a plan whose tensors are only to be written."""
@@ -127,29 +128,16 @@ def _copied(job: Job, tensor: torch.Tensor, dtype: torch.dtype) -> Job:
 
 def merged(work: Work, recipe: Recipe, places: Mapping[str, Path], how: How) -> None:
     """A merge as the member's files."""
-    with _draft(work) as draft, Donors(places) as donors:
-        merge(said_of(recipe), draft / "model", how=how, donors=donors)
-        _publish(work, draft / "model")
+    with work.folder() as place, Donors(places) as donors:
+        merge_into(place, said_of(recipe), donors, how)
 
 
 def saved(work: Work, pupil: Pupil, dtype: torch.dtype, how: How) -> None:
     """A model in memory as the member's files."""
-    with _draft(work) as draft:
+    with work.folder() as place:
         made = pupil.files(dtype)
-        engine.write(made.jobs, draft, _SHARD, how, lambda bytes: None)
-        folder.furnish(draft, pupil.said, made, None)
-        _publish(work, draft)
-
-
-@contextmanager
-def _draft(work: Work) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="model-", dir=work.path("config.json").parent.parent) as draft:
-        yield Path(draft)
-
-
-def _publish(work: Work, made: Path) -> None:
-    for file in sorted(made.iterdir()):
-        file.rename(work.path(file.name))
+        engine.write(made.jobs, place, SHARD, how, lambda bytes: None)
+        folder.furnish(place, pupil.said, made, None)
 
 
 def said_of(recipe: Recipe) -> Merge:

@@ -1,8 +1,8 @@
 """What a worker keeps in its memory from one recipe to the next, and how it trains."""
 
-import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,24 +16,26 @@ from train.batches import Tokens, batch, owned
 from train.config import TrainConfig
 from train.evaluate import evaluated
 from train.genome import Genome
-from train.loop import Learner, NotFinite, in_fixed_order, rate
+from train.loop import Learner, NotFinite, rate
 from train.member import vectors
 from train.model import empty, read_config
+from train.optimizers import MOMENTS, WEIGHTS
 
 CONFIG = "config.json"
-AVERAGE, SQUARE, STATE = "average.safetensors", "square.safetensors", "optimizer.json"  # AdamW's
+SCALING = "scaling.json"  # of fp16's gradients
+MOMENTS_WIRE = "bf16"  # small ones count as much as large ones, in the square root that divides a step
 RESIDUAL = "residual.safetensors"
 
 Metrics = dict[str, Any]
+Fill = Callable[[Tensor], None]  # puts into a vector what others have made
 
 
 class Studio:
     def __init__(self, config: TrainConfig) -> None:
-        in_fixed_order(config.threads)
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self.config = config
-        self.outer = Outer(config.outer_lr, config.outer_momentum, config.outer_nesterov)
+        self.outer = outer_of(config)
         self._learner: Learner | None = None
-        self._holds = ""  # the checksum of the optimizer's state that is in memory
 
     def learner(self, work: Work) -> Learner:
         """The run's model; which weights are in it, its user knows."""
@@ -47,39 +49,59 @@ class Studio:
 
     # -- training -----------------------------------------------------------------------------------------------------
 
-    def train(self, work: Work, start: Tensor, genome: Genome = Genome()) -> Metrics:
+    def train(self, work: Work, start: Tensor, moments: Fill, genome: Genome = Genome()) -> Metrics:
         """The inner loop, from the start or from where an earlier attempt got to."""
         learner, round = self.learner(work), work.recipe.train["round"]
-        steps = genome.steps(work.recipe.train["steps"])
-        done, total, held = 0, 0.0, self._holds
-        self._holds = ""  # what is in memory is nobody's until it is published
+        done, steps, total = 0, work.recipe.train["steps"], 0.0
         if saved := work.resume():
             done, total = saved.step, saved.state["total"]
-            with learner.filling(learner.vector) as room:
-                vectors.load(saved, "vector", room)
-            _load_optimizer(saved, learner, saved.state["optimizer"])
+            for kind in (WEIGHTS, MOMENTS):
+                with learner.filling(kind) as room:
+                    vectors.load(saved, kind, room)
+            learner.recall(saved.state["optimizer"])
         else:
             learner.start(start)
-            self._recall(work, learner, held)
+            self.remember(work, moments)
 
         def save(saver: Any) -> Mapping[str, Any]:
-            vectors.save(saver, "vector", learner.whole(learner.vector))
-            _save_optimizer(saver, learner)
-            return {"total": learner.summed_loss(), "optimizer": learner.state()}
+            total = learner.summed_loss()
+            for kind in (WEIGHTS, MOMENTS):
+                vectors.save(saver, kind, learner.whole(kind))
+            return {"total": total, "optimizer": learner.state()}
 
-        rates = (genome.rate * rate(self.config, self._global_step(round, n / steps)) for n in range(done, steps))
+        before = self.config.steps_before(round)
+        rates = (genome.rate * rate(self.config, before + n) for n in range(done, steps))
         for step in learner.train(self._batches(work, range(done, steps), genome), rates, total):
             work.between_steps(done + step, save)
-        sequences = steps * len(self._slots(work)) * self.config.gradient_accumulation * self.config.batch_size
+        learner.check()
+        sequences = steps * self.config.gradient_accumulation * self.config.batch_size
         return {"train_loss": learner.summed_loss() / steps, "tokens": sequences * self.config.seq_length}
 
-    def keep_optimizer(self, work: Work) -> None:
-        """It is part of the member; and it stays in memory for the slot's next one."""
-        if self.config.inner_optimizer_state == "keep":
-            learner = self.learner(work)
-            state = json.dumps(learner.state()).encode()
-            work.write(STATE, state)
-            self._holds = _save_optimizer(work, learner) + hashlib.sha256(state).hexdigest()
+    def remember(self, work: Work, moments: Fill) -> None:
+        """The optimizer as a member finds it: moments that others have made, too, and the slot's own scaling."""
+        learner, round = self.learner(work), work.recipe.train["round"]
+        learner.forget()
+        if round > 1 and self.remembers:
+            with learner.filling(MOMENTS) as room:
+                moments(room)
+            scaling = json.loads(parent.read(SCALING)) if (parent := self._before(work, SCALING)) else {}
+            learner.recall({"steps": float(self.config.steps_before(round)), "scaling": scaling})
+
+    @property
+    def remembers(self) -> bool:
+        """Whether moments outlive a round."""
+        return self.config.inner_optimizer_state == "average"
+
+    def rate(self, genome: Genome = Genome()) -> float:
+        """The highest that a genome makes of LR."""
+        return genome.rate * self.config.lr
+
+    def moments(self, work: Work) -> Tensor:
+        """What a member has learned about its gradients; none, where nobody asks for it."""
+        learner = self.learner(work)
+        if self.remembers and (scaling := learner.state()["scaling"]):
+            work.write(SCALING, json.dumps(scaling).encode())
+        return learner.whole(MOMENTS) if self.remembers else torch.empty(0)
 
     def sources(self, work: Work, part: str = "train") -> list[Tokens]:
         parents = [named(work, f"tokens-{number}") for number in range(len(self.config.datasets))]
@@ -93,57 +115,40 @@ class Studio:
         return WIRES[wire].decode(WIRES[wire].encode(vector), len(vector))
 
     def checked(self, vector: Tensor) -> Tensor:
-        """Nothing that is not a number leaves a worker: it would be in every average from then on."""
+        """What is made of finite numbers may be too large for a number."""
         if not bool(vector.isfinite().all()):
-            raise NotFinite("the weights are not finite after training")
+            raise NotFinite("the weights and what changed them are too large for numbers")
         return vector
 
     def with_residual(self, work: Work, message: Tensor) -> Tensor:
         """Error feedback: what the wire lost of the slot's last message is added to this one, and what it will lose of
         this one is kept."""
         if self.config.error_feedback:
-            parent = self._before(work)
-            if parent and RESIDUAL in parent.member.digests:
+            if parent := self._before(work, RESIDUAL):
                 residual = torch.empty_like(message)
                 vectors.load(parent, RESIDUAL, residual)
                 message = message + residual
             vectors.save(work, RESIDUAL, message - self.through(message, self.config.wire_dtype))
-        return message
+        return self.checked(message)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _before(self, work: Work) -> Parent | None:
-        """The slot's own last member."""
-        return work.parents.get(work.recipe.train.get("before", ""))
-
-    def _recall(self, work: Work, learner: Learner, held: str) -> None:
-        """The optimizer as the slot's last member left it: still in memory, or from its files."""
-        parent = self._before(work)
-        if parent is None or AVERAGE not in parent.member.digests:
-            learner.forget()
-        elif held != "".join(parent.member.digests[name] for name in (AVERAGE, SQUARE, STATE)):
-            _load_optimizer(parent, learner, json.loads(parent.read(STATE)))
+    def _before(self, work: Work, file: str) -> Parent | None:
+        """The slot's own last member, if it has such a file."""
+        parent = work.parents.get(work.recipe.train.get("before", ""))
+        return parent if parent and file in parent.member.digests else None
 
     def _batches(self, work: Work, steps: range, genome: Genome) -> Iterator[list[Tensor]]:
-        c, round, slots = self.config, work.recipe.train["round"], self._slots(work)
+        c, round, slot = self.config, work.recipe.train["round"], work.recipe.train["slot"]
         sources, weights = self.sources(work), genome.weights([each.weight for each in c.datasets])
         for step in steps:
-            self.learner(work).seed(hash((c.seed, round, slots[0], step)) & 0x7FFFFFFF)
-            yield [
-                batch(sources, weights, owned(c, slot, round, step, part), c.seed)
-                for slot in slots
-                for part in range(c.gradient_accumulation)
-            ]
+            self.learner(work).seed(hash((c.seed, round, slot, step)) & 0x7FFFFFFF)
+            parts = range(c.gradient_accumulation)
+            yield [batch(sources, weights, owned(c, slot, round, step, part), c.seed) for part in parts]
 
-    def _slots(self, work: Work) -> range:
-        """Whose batches it trains on: its own, or in round 0 everybody's."""
-        slot = work.recipe.train.get("slot")
-        return range(self.config.population_size) if slot is None else range(slot, slot + 1)
 
-    def _global_step(self, round: int, share: float) -> float:
-        """For the learning rate: however many steps a member takes, a round is as long as any other."""
-        c = self.config
-        return share * c.warm_start_steps if round == 0 else c.warm_start_steps + (round - 1 + share) * c.inner_steps
+def outer_of(config: TrainConfig) -> Outer:
+    return Outer(config.outer_lr, config.outer_momentum, config.outer_nesterov)
 
 
 def _learner(model: bytes, config: TrainConfig) -> Learner:
@@ -158,17 +163,3 @@ def named(work: Work, slot: str) -> Parent:
     """The parent in this slot."""
     (found,) = (parent for id, parent in work.parents.items() if place(id)[1] == slot)
     return found
-
-
-def _save_optimizer(work: Any, learner: Learner) -> str:
-    return "".join(
-        vectors.save(work, name, learner.whole(moment))
-        for name, moment in zip((AVERAGE, SQUARE), learner.moments, strict=True)
-    )
-
-
-def _load_optimizer(parent: Any, learner: Learner, state: Mapping[str, Any]) -> None:
-    for name, moment in zip((AVERAGE, SQUARE), learner.moments, strict=True):
-        with learner.filling(moment) as room:
-            vectors.load(parent, name, room)
-    learner.recall(state)

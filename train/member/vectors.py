@@ -42,10 +42,10 @@ def load_weights(parent: Parent, into: Tensor) -> None:
 
 
 @contextmanager
-def created(work: Work, name: str, count: int) -> Iterator[Callable[[Tensor], None]]:
+def created(work: Work, name: str, count: int, wire: str = "fp32") -> Iterator[Callable[[Tensor], None]]:
     """A vector to write piece by piece."""
     with work.create(name) as file:
-        yield sender(file, count)
+        yield sender(file, count, wire)
 
 
 @contextmanager

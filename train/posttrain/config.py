@@ -108,11 +108,13 @@ class MutationRoom(Room):
     sft_epochs: float = bound(1.0, "How often.", gt=0, le=1000)
     dpo_beta: float = bound(0.1, "MUTATION dpo: how far it may go from where it began.", gt=0, le=100)
     adapter: Adapter | None = bound(None, "LoRA instead of all weights.")
-    batch_size: int = bound(8, "Rows of a step, each of SEQ_LENGTH tokens.", ge=1, le=65536)
+    batch_size: int = bound(
+        8, "Rows of a step, each of SEQ_LENGTH tokens; of questions, as many tokens at a time.", ge=1, le=65536
+    )
     gradient_accumulation: int = bound(1, "Batches of one step.", ge=1, le=65536)
     seq_length: int = bound(512, "Tokens of a row, in which several examples may stand.", ge=8, le=10**6)
     lr: float = bound(1e-4, "The highest learning rate.", gt=0, le=10)
-    lr_schedule: Literal["cosine", "constant", "linear"] = bound("cosine", "How it falls, to a tenth.")
+    lr_schedule: Literal["cosine", "constant", "linear"] = bound("cosine", "How it falls: to a tenth, or to nothing.")
     warmup_steps: int = bound(10, "Steps in which it rises; half of them all at most.", ge=0, le=10**8)
     weight_decay: float = bound(0.0, "Of matrices.", ge=0, le=10)
     clip: float = bound(1.0, "The longest gradient; 0 does not clip.", ge=0, le=1e6)

@@ -29,17 +29,24 @@ def ordered(rivals: Sequence[Rival], pareto: bool) -> list[Rival]:
 
 def fronts(rivals: Sequence[Rival]) -> list[list[Rival]]:
     """Whom nobody beats in everything; whom nobody else does; and so on."""
-    left, found = list(rivals), list[list[Rival]]()
-    while left:
-        front = [one for one in left if not any(dominates(other, one) for other in left)]
-        found.append(front)
-        left = [one for one in left if one not in front]
+    beats = dominance(rivals)
+    above, left, found = beats.sum(0), np.ones(len(rivals), bool), list[list[Rival]]()
+    while left.any():
+        front = np.flatnonzero(left & (above == 0))
+        found.append([rivals[int(n)] for n in front])
+        left[front] = False
+        above = above - beats[front].sum(0)
     return found
 
 
-def dominates(one: Rival, other: Rival) -> bool:
-    pairs = [(one.objectives[key], other.objectives[key]) for key in other.objectives]
-    return all(a >= b for a, b in pairs) and any(a > b for a, b in pairs)
+def dominance(rivals: Sequence[Rival]) -> np.ndarray:
+    """Who (row) is as good as whom (column) in every objective and better in one."""
+    equal, better = np.ones((len(rivals), len(rivals)), bool), np.zeros((len(rivals), len(rivals)), bool)
+    for key in rivals[0].objectives if rivals else ():
+        line = np.array([one.objectives[key] for one in rivals])
+        equal &= line[:, None] >= line
+        better |= line[:, None] > line
+    return equal & better
 
 
 def crowding(front: Sequence[Rival]) -> dict[str, float]:
@@ -57,5 +64,5 @@ def crowding(front: Sequence[Rival]) -> dict[str, float]:
 
 def matched(ids: Sequence[str], slot: int, dice: np.random.Generator) -> list[str]:
     """Everybody is a parent equally often: two children each, one with either neighbour in a ring made by chance."""
-    order = [ids[int(n)] for n in dice.permutation(len(ids))]
-    return [order[slot % len(order)], order[(slot + 1) % len(order)]]
+    order = dice.permutation(len(ids))
+    return [ids[int(order[n % len(ids)])] for n in (slot, slot + 1)]

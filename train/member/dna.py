@@ -55,7 +55,12 @@ def mutated(c: PosttrainConfig, genome: Genome, dice: Dice) -> Genome:
         name: _within(weight * factor(), _LEAST, _MOST) if weight else 0.0 for name, weight in genome["data"].items()
     }
     found = {"data": data, "rate": _within(genome["rate"] * factor(), *_RATES)}
-    return {**found, **({"crossover": _bent(genome["crossover"], strength, dice)} if "crossover" in genome else {})}
+    if "crossover" not in genome:
+        return found
+    from merge.methods.allowed import within  # which brings torch
+
+    bent = _bent(genome["crossover"], strength, dice)
+    return {**found, "crossover": within(c.crossover["method"], [bent])[0]}
 
 
 def mixture(c: PosttrainConfig, genome: Genome) -> dict[str, float]:

@@ -1,0 +1,195 @@
+"""What more machines are worth: how much longer one process, tuned as well, has to train for the same loss.
+
+    python -m benchmarks.speedup [--quick] [--size 124k] [--seeds 3] [--picture FILE]
+
+A machine's work is counted in sequences that come one after the other on it. One process trains on 1, 2, 4, ... times
+as many, each time with a schedule of its own; between these, its loss is a straight line over the logarithm. The second
+table adds the time of one disk that all share, for a model as large as 150m, from the bytes that were counted.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from cyclopts import App
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks.figures import NONE, goal, table
+from benchmarks.trials import Result, Trial, run, trial
+
+SEQUENCES, QUICK = {"124k": 2880, "1.2m": 1440}, 240  # of a slot
+SLOTS = (1, 2, 4, 8, 16)
+GOALS = {4: 3.7, 8: 6.0, 16: 9.0}
+ALONE = ("one process, AdamW", "one process, Muon")
+APART: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "DiLoCo, AdamW": ("DiLoCo, AdamW", {}),
+    "DiLoCo": ("DiLoCo", {}),
+    "DiLoCo, H = 120": ("DiLoCo", {"inner_steps": 120}),
+    "EDT, genomes": ("EDT, genomes", {}),
+}
+GBITS = (10.0, 1.0, 0.1)  # of the disk, a second
+LARGE = 215e6  # parameters of 150m with 32,000 words
+app = App(name="python -m benchmarks.speedup", help=__doc__, version_flags=[])
+
+Found = Mapping[str, Mapping[int, list[Result]]]  # row -> slots -> seeds
+Cost = Callable[[Result], float]
+
+
+def trials(seeds: range, sequences: int, size: str) -> list[tuple[str, Trial]]:
+    rows = {**{name: (name, {}) for name in ALONE}, **APART}
+    return [
+        (row, trial(name, seed, sequences, slots, size, **keys))
+        for row, (name, keys) in rows.items()
+        for slots in SLOTS
+        for seed in seeds
+        if slots >= 4 or not name.startswith("EDT")
+    ]
+
+
+def needed(curve: Mapping[float, float], loss: float) -> float:
+    """How many sequences (or seconds) one process needs for it; where it never had so many or so few, by the nearest
+    line."""
+    known = sorted(curve.items())
+    lines = [*zip(known, known[1:], strict=False)]
+    (n1, l1), (n2, l2) = next((line for line in lines if line[1][1] <= loss), lines[-1])
+    return math.exp(math.log(n1) + (l1 - loss) / (l1 - l2) * (math.log(n2) - math.log(n1)))
+
+
+def best_alone(found: Found, cost: Cost) -> dict[float, float]:
+    """Cost of one process -> loss, with whichever optimizer is better at that length."""
+    best = [min((found[name][slots] for name in ALONE), key=loss) for slots in SLOTS]
+    return {fmean(map(cost, each)): loss(each) for each in best}
+
+
+def serial(result: Result) -> float:
+    return result.trial.serial
+
+
+def seconds(result: Result) -> float:
+    return result.seconds
+
+
+def loss(results: list[Result]) -> float:
+    return fmean(each.averaged for each in results)
+
+
+@app.default
+def main(
+    quick: bool = False,
+    size: str = "124k",
+    seeds: int = 0,
+    sequences: int = 0,
+    picture: Path | None = None,
+    step_seconds: float = 1.0,
+    jobs: int = 2,
+) -> None:
+    """
+    Parameters
+    ----------
+    sequences
+        Of each machine, one after the other.
+    step_seconds
+        How long the device of the second table needs for one step.
+    """
+    chosen = range(1, 1 + (seeds or (1 if quick else 3)))
+    sequences = sequences or (QUICK if quick else SEQUENCES[size])
+    wanted = trials(chosen, sequences, size)
+    found: dict[str, dict[int, list[Result]]] = defaultdict(lambda: defaultdict(list))
+    results = track(run([each for _, each in wanted], jobs), "runs", len(wanted))
+    for (row, each), result in zip(wanted, results, strict=True):
+        found[row][each.slots].append(result)
+    console = Console(width=150)
+    console.print(worth_table(found, sequences, f"{len(chosen)} seeds; {size} parameters"))
+    console.print(seconds_table(found))
+    console.print(disk_table(found, step_seconds))
+    if picture:
+        draw(found, sequences, picture)
+
+
+def worth(found: Found, row: str, slots: int, cost: Cost = serial) -> float:
+    several = found[row][slots]
+    return needed(best_alone(found, cost), loss(several)) / fmean(map(cost, several))
+
+
+def worth_table(found: Found, sequences: int, about: str) -> Table:
+    note = (
+        f"{about}, {sequences} sequences of 64 tokens one after the other on each machine.\n"
+        "In brackets: how many times as long the better of both one-process rows has to train for that loss."
+    )
+    shown = table("Loss, and what K machines are worth", "", *(f"K = {n}" for n in SLOTS), note=note)
+    for row in found:
+        cells = [f"{loss(found[row][slots]):.4f}" if slots in found[row] else NONE for slots in SLOTS]
+        if row in APART:
+            cells = [_worth(found, row, slots, cell) for slots, cell in zip(SLOTS, cells, strict=True)]
+        shown.add_row(f"{row}, {'K machines' if row in APART else 'K times as long'}", *cells)
+    return shown
+
+
+def _worth(found: Found, row: str, slots: int, cell: str) -> str:
+    if slots not in found[row]:
+        return cell
+    value = worth(found, row, slots)
+    words = f"{cell} ({value:.2f})"
+    return goal(value >= GOALS[slots], words) if slots in GOALS and row == "DiLoCo" else words
+
+
+def seconds_table(found: Found) -> Table:
+    """Small batches of a small model are dear on a processor, and so is an orthogonal step."""
+    note = "Seconds of work that one process needs for the loss, by those of each slot; on one core of this machine."
+    shown = table("What K machines are worth in seconds", "", *(f"K = {n}" for n in SLOTS), note=note)
+    for row in APART:
+        cells = [f"{worth(found, row, slots, seconds):.2f}" if slots in found[row] else NONE for slots in SLOTS]
+        shown.add_row(row, *cells)
+    return shown
+
+
+def disk_table(found: Found, step_seconds: float) -> Table:
+    note = (
+        f"A model of {LARGE / 1e6:.0f} million parameters, a step of {step_seconds:g} s, one disk for all, nothing "
+        "done while it is waited for."
+    )
+    shown = table("The same with the disk's time", "", *(f"{each:g} Gbit/s" for each in GBITS), note=note)
+    for row in APART:
+        for slots in SLOTS[2:]:
+            value, results = worth(found, row, slots), found[row][slots]
+            shares = [share(results[0], each, step_seconds) for each in GBITS]
+            shown.add_row(f"{row}, K = {slots}", *(f"{value * each:.2f}" for each in shares))
+    return shown
+
+
+def share(result: Result, gbit: float, step_seconds: float) -> float:
+    """Of a round's time, in which devices work."""
+    c, model = result.trial.config, result.parameters * 4 / 1e6
+    moved = (result.written + result.read) / model * LARGE * 4 * c.population_size  # bytes of all slots in a round
+    work = c.total_steps / c.max_generations * step_seconds
+    return work / (work + moved / (gbit / 8 * 1e9))
+
+
+def draw(found: Found, sequences: int, file: Path) -> None:
+    """Loss over what comes one after the other on one machine."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot()
+    for name in ALONE:
+        axes.plot(
+            [slots * sequences for slots in SLOTS], [loss(found[name][slots]) for slots in SLOTS], "o-", label=name
+        )
+    for slots in SLOTS[2:]:
+        at = sequences, loss(found["DiLoCo"][slots])
+        axes.plot(*([each] for each in at), "s", color="black")
+        axes.annotate(f"DiLoCo, {slots} machines", at, textcoords="offset points", xytext=(6, 0))
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("sequences one after the other, on one machine")
+    axes.set_ylabel("loss on held-out text, nats a token")
+    axes.legend()
+    figure.savefig(file, dpi=150)
+
+
+if __name__ == "__main__":
+    app()

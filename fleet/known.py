@@ -1,0 +1,77 @@
+"""What is known of one round: its plan, and what listings and registers have told of its slots."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from fleet import faults, payload
+from fleet.plans import recipes_in
+from fleet.recipe import Member, Recipe, check, folder, name, place
+from fleet.slots import Slot
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A slot's done register: the member, and beside it what depends on the machine that made it."""
+
+    member: Member
+    version: int
+    attempt: str
+    files: payload.Files
+    why: str  # of an absent member
+    by: str
+    seconds: float
+    record: dict[str, Any]  # as it stands there
+
+
+@dataclass
+class Known:
+    """Registers never change, so it only grows; it is forgotten as a whole."""
+
+    plan: tuple[Recipe, ...]
+    recipes: dict[str, Recipe]
+    made: list[str]  # the members that are really made there, not carried over
+    origins: dict[str, str] = field(default_factory=dict)  # of those that are carried over
+    slots: dict[str, Slot] = field(default_factory=dict)
+    names: set[str] | None = None  # nothing was listed yet
+    safe: set[str] = field(default_factory=set)  # names that no crash of the server can take back
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    told: dict[str, tuple[int, dict[str, Any]]] | None = None  # by its summary: of members, the version and its record
+
+    def forget(self) -> None:
+        """Look at it afresh."""
+        self.names = None
+        self.safe.clear()
+        self.slots.clear()
+
+
+def planned(round: int, record: dict[str, Any]) -> Known:
+    """A round whose plan says so."""
+    try:
+        recipes = recipes_in(record)
+        check(round, recipes)
+    except (KeyError, TypeError, ValueError) as error:
+        raise faults.Damaged(f"{folder(round)}/plan: {error}") from None
+    by_name = {name(round, recipe.slot): recipe for recipe in recipes}
+    return Known(recipes, by_name, [id for id, recipe in by_name.items() if not recipe.carried])
+
+
+def outcome(id: str, recipe: Recipe, record: dict[str, Any], version: int) -> Outcome:
+    """What a done register says; refuses any other shape."""
+    try:
+        files = payload.files_of(record["files"])
+        digests = {name: sha for name, (_, sha) in files.items()}
+        if not isinstance(record["metrics"], dict) or not isinstance(record["attempt"], str):
+            raise ValueError("metrics or attempt have another shape")
+        if record["attempt"] and not payload.NAME.fullmatch(record["attempt"]):
+            raise ValueError(f"attempt {record['attempt']!r}")
+        member = Member(id, id, recipe, record["metrics"], digests, str(record["absent"]))
+        more = (str(record["why"]), str(record["by"]), float(record["seconds"]), record)
+        return Outcome(member, version, record["attempt"], files, *more)
+    except (KeyError, TypeError, ValueError) as error:
+        raise faults.Damaged(f"{done(id, version)}: {error}") from None
+
+
+def done(id: str, version: int) -> str:
+    """The name of the register."""
+    round, slot = place(id)
+    return f"{folder(round)}/{slot}.{version}.done"

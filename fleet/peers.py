@@ -1,0 +1,60 @@
+"""Who else works on a run, and what makers agree on.
+
+A maker is a worker's place on a machine, in one launch: a process that takes a dead one's place is the same maker.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+
+from fleet.claims import Claims, Watch, pulse_at, pulse_of, pulsing
+from fleet.store import Value
+
+Who = tuple[str, str]  # the machine, and the place there in a launch
+
+
+def who(record: Value) -> Who:
+    """The maker that a claim, a pulse or a failure names: workers of one place differ in their names' last part."""
+    by = str(record.get("by"))
+    return str(record.get("machine")), f"{by.rpartition('-')[0] or by} of launch {record.get('launch')}"
+
+
+def agreed(said: Sequence[Who], able: Collection[Who], times: int, makers: int) -> bool:
+    """Said so often, and by so many makers on so many machines, if there are that many; or by all who could make it."""
+    tried, could = {*said}, {*able}
+    many = len(tried) >= makers and len(_machines(tried)) >= min(makers, len(_machines(tried | could)))
+    return len(said) >= times and (many or bool(tried) and could <= tried)
+
+
+class Peers:
+    """Whoever works on the run, in whatever launch, by their pulses; looked at where something went wrong, and not
+    before."""
+
+    def __init__(self, claims: Claims, limit: float, back: float) -> None:
+        """Who is silent is waited for up to a limit; who has left in good order may be back in so many seconds."""
+        self.store, self._back = claims.store, back
+        self._watch = Watch(claims.store, claims.store.host, limit)
+        self._looked, self._known = -math.inf, dict[Who, tuple[float, bool]]()  # seen when, and whether it was benched
+
+    def others(self) -> dict[Who, bool]:
+        """Makers that live, or may come back; whether each is benched."""
+        now = self.store.host.now()
+        if now - self._looked > 1.0:
+            there = dict[Who, bool]()
+            for name in pulsing(self.store):
+                if name != self.store.name and (pulse := self._pulse(name)):
+                    there[who(pulse)] = bool(pulse.get("benched")) and there.get(who(pulse), True)
+            self._known |= {maker: (now, benched) for maker, benched in there.items()}
+            self._known = {maker: each for maker, each in self._known.items() if now - each[0] <= self._back}
+            self._looked = now
+        return {maker: benched for maker, (_, benched) in self._known.items()}
+
+    def _pulse(self, name: str) -> Value:
+        """What it says; one that a crash of the server has torn still speaks for somebody."""
+        pulse = {**pulse_of(self.store, name), "by": name}
+        if len(pulse) == 1 and not self.store.stamp(pulse_at(name)):
+            return {}
+        return {} if self._watch.dead(pulse) else pulse
+
+
+def _machines(makers: Collection[Who]) -> set[str]:
+    return {machine for machine, _ in makers}

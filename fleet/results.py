@@ -1,0 +1,57 @@
+"""Which results this code gives: a number a method, so that no run is finished with other bytes than it began with."""
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from fleet.wrong import Wrong
+
+# Of each method, the last commit or version that gave its first results, its second, and so on. Add one whenever a
+# configuration that stood in a run before would give other bytes now: a maker or the order of a sum has changed, or a
+# bound key's default is not what older runs, which lack the key, did.
+LAST: Mapping[str, Sequence[str]] = {
+    # Then tasks' questions came in batches of BATCH_SIZE times SEQ_LENGTH tokens; then matrices lay by their shapes.
+    "edt-evomerge": ["commit 4b76bd2", "commit 9612bcf"],
+    # Then rounds grow instead of a warm start, Muon is the default, and moments are averaged.
+    **dict.fromkeys(("diloco", "edt"), ["commit 9612bcf"]),
+}
+FIRST = 1  # also of runs that were made before they said it
+
+_ROOT = Path(__file__).resolve().parent.parent
+
+
+def kind(algorithm: str) -> int:
+    """Which results of a method this code gives."""
+    return FIRST + len(LAST.get(algorithm, ()))
+
+
+def check(folder: Path, run: Mapping[str, Any]) -> None:
+    """Refuse a run that this code would go on with in another way; whoever only reads it need not ask."""
+    its, algorithm = run.get("results", FIRST), str(run["config"].get("algorithm"))
+    if its != kind(algorithm):
+        known = dict(enumerate(LAST.get(algorithm, ()), FIRST))
+        other = known.get(its, "") if isinstance(its, int) else ""
+        other = other or str(run.get("code") or "") or "the version that began it"
+        raise Wrong(
+            f"{folder}: this run has results of kind {its} and this code would give it those of kind "
+            f"{kind(algorithm)}: finish it or export from it with {other}, or choose another PROJECT_NAME (--out, "
+            "--storage-path) to start a new one."
+        )
+
+
+def begun_by(root: Path = _ROOT) -> str:
+    """The commit of this code, with a word where it has changes; its version where git does not know."""
+    words = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty= with changes"]
+    above = {**os.environ, "GIT_CEILING_DIRECTORIES": str(root.parent), "GIT_OPTIONAL_LOCKS": "0"}
+    try:
+        done = subprocess.run(words, env=above, capture_output=True, text=True, timeout=20, check=True)
+        return f"commit {done.stdout.strip()}"
+    except (OSError, subprocess.SubprocessError):
+        pass
+    try:
+        return f"version {version('edt')}"
+    except PackageNotFoundError:
+        return ""

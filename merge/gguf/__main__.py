@@ -1,0 +1,101 @@
+"""GGUF files: a model in llama.cpp's format, and back into a Hugging Face folder.
+
+    python -m merge.gguf my-model my-model.gguf                  # as F16
+    python -m merge.gguf my-model my-model.gguf --type Q8_0
+    python -m merge.gguf my-model.gguf my-model --dtype bfloat16
+    python -m merge.gguf my-model.gguf                           # what it is, and whether it is sound
+
+A model is a folder, a hub id, or any of them + a PEFT adapter. Such files have a place for Llama, Mistral, Qwen 2 and
+Qwen 3.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from fleet.plain import say
+from fleet.wrong import Wrong
+from merge.command import bar, keep_memory, open_many, run
+
+app = App(name="python -m merge.gguf", help=__doc__, help_format="plaintext", version_flags=[])
+
+
+@app.default
+def main(
+    model: str,
+    out: Path | None = None,
+    *,
+    type: str = "",
+    dtype: str = "",
+    pre: str = "",
+    overwrite: Annotated[bool, Parameter(negative="")] = False,
+    quiet: Annotated[bool, Parameter(negative="")] = False,
+) -> None:
+    """Convert.
+
+    Parameters
+    ----------
+    model:
+        What is read.
+    out:
+        What is made: a file whose name ends in .gguf, or a folder. Without it, the file is looked at.
+    type:
+        To GGUF: F32, F16 (without this option), BF16, Q8_0 or Q4_0.
+    dtype:
+        To a folder: float32 (without this option), float16 or bfloat16.
+    pre:
+        To GGUF: llama.cpp's name of the way in which the tokenizer cuts text into words, where that cannot be seen.
+    overwrite:
+        Replace what is there.
+    quiet:
+        No progress.
+    """
+    keep_memory()
+    open_many()
+    if out is None:
+        show(model)
+    elif out.suffix == ".gguf":
+        _refuse("--dtype", dtype, "a folder")
+        to_file(model, out, type or "F16", pre, overwrite, quiet)
+    else:
+        _refuse("--type", type, "a file whose name ends in .gguf")
+        _refuse("--pre", pre, "a file whose name ends in .gguf")
+        to_folder(model, out, dtype or "float32", overwrite, quiet)
+
+
+def show(file: str) -> None:
+    from merge.gguf.checking import info, verify_gguf
+
+    for name, value in info(file).items():
+        say(f"{name}: {value}")
+    if problems := verify_gguf(file):
+        raise Wrong("\n".join(problems))
+    say("Nothing is wrong with it.")
+
+
+def to_file(model: str, out: Path, type: str, pre: str, overwrite: bool, quiet: bool) -> None:
+    from merge.gguf.writing import export_gguf
+
+    with bar(quiet, "writing") as progress:
+        written = export_gguf(model, out, type, overwrite=overwrite, pre=pre or None, progress=progress)
+    for note in written.notes:
+        say(f"Note: {note}.")
+    say(f"{written.path}: {written.bytes / 1e6:,.1f} MB")
+
+
+def to_folder(model: str, out: Path, dtype: str, overwrite: bool, quiet: bool) -> None:
+    from merge.gguf.folder import gguf_to_hf
+
+    with bar(quiet, "writing") as progress:
+        gguf_to_hf(model, out, dtype, overwrite=overwrite, progress=progress)
+    say(f"{out}: a folder that transformers loads")
+
+
+def _refuse(option: str, value: str, goal: str) -> None:
+    if value:
+        raise Wrong(f"{option} {value}: it is for making {goal}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(app))

@@ -1,0 +1,54 @@
+"""What the tables of pre-training are made of: equal tokens for all, and the arithmetic of what a machine is worth."""
+
+import math
+
+import pytest
+
+from benchmarks.speedup import ALONE, SLOTS, best_alone, needed, seconds, serial, share, worth
+from benchmarks.trials import METHODS, Result, Trial, trial
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("slots", [4, 16])
+def test_every_method_has_as_many_tokens(name, slots):
+    each = trial(name, 1, 5760, slots, batch_size=4)
+    c = each.config
+    seen = c.total_steps * c.batch_size * c.population_size
+    assert 5760 * slots <= seen < 5760 * slots * 1.01
+    assert each.serial == pytest.approx(5760 * (slots if METHODS[name].how == "alone" else 1), rel=0.01)
+    assert METHODS[name].how != "apart" or c.steps_in(c.max_generations) == c.inner_steps == 12
+
+
+def result(name: str, slots: int, averaged: float, seconds: float = 0.0) -> Result:
+    return Result(Trial(name, 1, 1000, slots, keys={"batch_size": 8}), averaged, None, None, 2.0, 6.0, seconds, 10**6)
+
+
+def test_a_loss_is_worth_what_one_process_needs_for_it():
+    curve = {1000: 2.0, 2000: 1.8, 4000: 1.7}
+    assert needed(curve, 1.8) == pytest.approx(2000) and needed(curve, 1.75) == pytest.approx(2000 * math.sqrt(2))
+    assert needed(curve, 2.2) == pytest.approx(500) and needed(curve, 1.6) == pytest.approx(8000), (
+        "along the last lines"
+    )
+
+
+def test_the_better_of_both_single_processes_counts():
+    alone = {1: (2.0, 2.1), 2: (1.9, 1.8), 4: (1.7, 1.75), 8: (1.6, 1.6), 16: (1.55, 1.5)}
+    names = ("one process, AdamW", "one process, Muon")
+    found = {name: {k: [result(name, k, each[n])] for k, each in alone.items()} for n, name in enumerate(names)}
+    found["DiLoCo"] = {4: [result("DiLoCo", 4, 1.7)]}
+    assert best_alone(found, serial) == {1000: 2.0, 2000: 1.8, 4000: 1.7, 8000: 1.6, 16000: 1.5}
+    assert worth(found, "DiLoCo", 4) == pytest.approx(4, rel=0.1)
+
+
+def test_seconds_count_as_sequences_do():
+    found = {name: {k: [result(name, k, 2 - k / 20, 3.0 * k)] for k in SLOTS} for name in ALONE}
+    found["DiLoCo"] = {4: [result("DiLoCo", 4, 1.8, 5.0)]}
+    assert worth(found, "DiLoCo", 4, seconds) == pytest.approx(12 / 5)
+
+
+def test_a_disk_that_is_slow_takes_its_share():
+    each = result("DiLoCo", 4, 1.7)
+    steps = each.trial.config.total_steps / each.trial.config.max_generations
+    moved = 2.0 * 215e6 * 4 * 4  # 8 MB of a model of 4 MB, for each of four slots
+    assert share(each, 8.0, 3.0) == pytest.approx(3 * steps / (3 * steps + moved / 1e9))
+    assert share(each, 0.1, 3.0) < share(each, 10.0, 3.0) < 1

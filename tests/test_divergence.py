@@ -1,0 +1,219 @@
+"""Training that comes to numbers that are none: an outcome like any other, until a slot has it again and again."""
+
+import math
+
+import pytest
+import torch
+
+from fleet.desk import Stopped
+from fleet.digest import digest
+from fleet.metrics.points import point
+from fleet.progress import Progress
+from fleet.report.reading import Reader
+from fleet.status import View
+from fleet.work import Interrupted
+from merge.outer import Outer
+from tests.small import config, finished, worker
+from train.loop import Learner, NotFinite
+from train.member import children, replicas, vectors
+from train.member.making import maker
+
+# Decay makes the weights -7 times as large with each step where the rate is 4 times LR, and leaves them where it is 1.
+WILD = {
+    "lr": 1.0, "weight_decay": 2.0, "clip": 0.0, "warmup_steps": 0, "lr_schedule": "constant",
+    "inner_steps": 48, "max_generations": 2, "mutation_probability": 0.5, "mutation_strength": 2.0,
+    "max_epochs": 1e6, "seed": 3, "first_inner_steps": 48, "inner_optimizer": "adamw",
+}  # fmt: skip
+HOPELESS = {**WILD, "lr": 10.0, "mutation_probability": 0.0, "max_generations": 4}
+
+
+def console_text(picture) -> str:
+    from rich.console import Console
+
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(picture)
+    return captured.get()
+
+
+def loaded(history, id: str, name: str) -> torch.Tensor:
+    from fleet.work import Parent
+
+    kind = "moments" if name.startswith("moments") else "parameters"
+    vector = torch.empty(history["0/init-0"].metrics[kind])
+    vectors.load(Parent(history[id], history.files(id)), name, vector)
+    return vector
+
+
+def all_finite(history, rounds: range) -> bool:
+    """Of every tensor that was published."""
+    from safetensors.torch import load
+
+    found = []
+    for round in rounds:
+        for member in filter(None, history.round(round)):
+            files = history.files(member.id)
+            found += [
+                bool(tensor.isfinite().all())
+                for name in member.digests
+                if name.endswith(".safetensors")
+                for tensor in load(files.read(name)).values()
+            ]
+    return len(found) > 8 and all(found)
+
+
+@pytest.fixture(scope="module")
+def wild(tmp_path_factory):
+    return finished(tmp_path_factory.mktemp("wild"), **WILD)
+
+
+def test_a_child_that_diverges_is_its_parents_mean_and_the_run_goes_on(wild):
+    assert wild.over and all_finite(wild, range(1, 3))
+    diverged = [member for round in (1, 2) for member in wild.round(round) if member.metrics.get("diverged")]
+    (child,) = diverged
+    parents = child.recipe.merge["of"]
+    for name in (children.WEIGHTS, children.MOMENTUM):
+        mean = torch.stack([loaded(wild, id, name) for id in parents]).mean(0)
+        assert torch.allclose(loaded(wild, child.id, name), mean, rtol=1e-5)
+    best = min((wild[id].metrics for id in parents), key=lambda metrics: metrics["loss"])
+    assert child.metrics["genome_rate"] == best["genome_rate"] and math.isfinite(child.metrics["loss"])
+    assert "train_loss" not in child.metrics and child.metrics["diverged_in_a_row"] == 1
+    mean = torch.stack([loaded(wild, id, children.MOMENTS) for id in parents]).mean(0)
+    assert torch.allclose(loaded(wild, child.id, children.MOMENTS), mean, rtol=2**-8) and bool(mean.any())
+
+
+def test_whoever_makes_them_and_however_often_they_are_interrupted(tmp_path, wild):
+    """By workers that forget everything, from snapshots of every tenth step: members that diverge are the same."""
+    c, kept = config(**WILD), [0]
+    (tmp_path / "again").mkdir()
+
+    def interrupting(work):
+        between = work.between_steps
+
+        def often(step, save):
+            if step % 10 == 0 and not (work.resumed and work.resumed.step == step):
+                work._saved = -1e9  # a snapshot is due
+                between(step, save)
+                kept[0] += 1
+                raise Interrupted
+            between(step, save)
+
+        work.between_steps = often
+        return maker(c)(work)
+
+    one = worker(tmp_path / "again", c, make=interrupting)
+    assert one.run() == "over" and kept[0] > 20
+    assert digest(one.history) == digest(wild)
+
+
+def test_people_are_told(wild, capsys):
+    (child,) = [member.id for round in (1, 2) for member in wild.round(round) if member.metrics.get("diverged")]
+    round, slot = int(child.partition("/")[0]), child.partition("/")[2]
+    assert f"diverged: {slot}" in Progress(wild, 2).line(round)
+    assert point(wild, round).values["members/diverged"] == 1.0
+    assert [row["diverged"] for row in point(wild, round).rows if row["slot"] == slot] == [True]
+    failures = Reader(wild.store.disk.root).look().failures
+    assert [each.id for each in failures if "diverged" in each.why] == [child]
+
+
+@pytest.mark.parametrize("algorithm, slot", [("edt", "m"), ("diloco", "replica-")])
+def test_three_rounds_of_it_in_a_row_stop_a_run(tmp_path, algorithm, slot):
+    words = "; training has diverged in 3 rounds in a row of this slot; its learning rate reached 10: try a lower LR"
+    with pytest.raises(Stopped, match=rf"^3/{slot}\d cannot be made: the loss became (nan|inf){words}"):
+        finished(tmp_path, algorithm=algorithm, **HOPELESS)
+    from fleet.history import opened
+
+    history = opened(tmp_path / "run")
+    assert all(history[f"2/{slot}{k}"].metrics["diverged_in_a_row"] == 2 for k in range(4))
+    picture = console_text(View(tmp_path / "run").picture())
+    assert "diverged: round " in picture and f"round 2: {slot}0 (2 rounds in a row)" in picture
+
+
+def test_with_a_quorum_a_slot_that_diverges_for_good_is_absent_now_and_then(tmp_path):
+    """Three rounds of it are a failure of an optional recipe: the round goes on without it."""
+    history = finished(tmp_path, quorum=0.5, **{**HOPELESS, "population_size": 2})
+    told = [[m.absent or m.metrics["diverged_in_a_row"] for m in history.round(n) if "/m" in m.id] for n in (1, 2, 3)]
+    assert told == [[1, 1], [2, 2], ["failed", "failed"]]
+
+
+def test_a_generation_of_which_nobody_is_left_ends_the_run_and_the_last_that_was_there_can_be_exported(tmp_path):
+    from train.export import Exporter
+
+    with pytest.raises(Stopped, match="nobody is left in generation 3: failed; an earlier one can be exported"):
+        finished(tmp_path, quorum=0.5, **{**HOPELESS, "population_size": 2, "max_generations": 12})
+    exporter = Exporter(tmp_path / "run")
+    assert exporter.last == 2 and bool(exporter.chosen("average")[1].isfinite().all())
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """One slot's weights are none after its last step of round 2, or its moments."""
+
+    def breaking(which: str, slot: int) -> None:
+        from train.member.studio import Studio
+
+        real, real_train, now = Learner.finite, Studio.train, [False]
+
+        def train(self, work, start, *more):
+            now[0] = work.recipe.train["round"] == 2 and work.recipe.train["slot"] == slot
+            return real_train(self, work, start, *more)
+
+        def finite(self):
+            if now[0]:
+                (self.vector if which == "weights" else self.vectors["square"])[3] = math.nan
+            return real(self)
+
+        monkeypatch.setattr(Studio, "train", train)
+        monkeypatch.setattr(Learner, "finite", finite)
+
+    return breaking
+
+
+@pytest.mark.parametrize(
+    "keys", [{}, {"wire_dtype": "int8", "error_feedback": True}, {"inner_optimizer_state": "reset"}]
+)
+def test_a_replica_that_diverges_changes_nothing_and_counts(tmp_path, broken, keys):
+    """The mean is that of all replicas, of which one says zero."""
+    broken("weights", 1)
+    history = finished(tmp_path, algorithm="diloco", shards=1, max_generations=2, **keys)
+    assert [m.id for n in (1, 2) for m in history.round(n) if m.metrics.get("diverged")] == ["2/replica-1"]
+    changes = [loaded(history, f"2/replica-{k}", "change-0.safetensors") for k in range(4)]
+    assert all(bool(change.any()) for n, change in enumerate(changes) if n != 1) and all_finite(history, range(1, 3))
+    if "error_feedback" in keys:  # what the wire has lost of earlier messages still arrives
+        assert 0 < changes[1].abs().max() < changes[0].abs().max() / 10
+    else:
+        assert not bool(changes[1].any())
+    old = [loaded(history, "1/shard-0", name) for name in (replicas.WEIGHTS, replicas.MOMENTUM)]
+    wanted = Outer(0.7, 0.6, True).step(*old, torch.stack(changes).sum(0) / 4)
+    for name, tensor in zip((replicas.WEIGHTS, replicas.MOMENTUM), wanted, strict=True):
+        assert torch.allclose(loaded(history, "2/shard-0", name), tensor, atol=1e-6)
+    if not keys:
+        before = loaded(history, "1/shard-0", replicas.MOMENTS)
+        assert torch.equal(loaded(history, "2/replica-1", "moments-0.safetensors"), before) and bool(before.any())
+
+
+@pytest.mark.parametrize("which", ["weights", "moments"])
+def test_nothing_that_is_no_number_is_published(tmp_path, broken, which):
+    broken(which, 2)
+    history = finished(tmp_path, max_generations=2)
+    assert [m.id for n in (1, 2) for m in history.round(n) if m.metrics.get("diverged")] == ["2/m2"]
+    assert all_finite(history, range(1, 3))
+
+
+def test_a_child_that_answers_with_no_number_is_its_parents_mean(tmp_path, monkeypatch):
+    """Its weights may be finite and say nothing."""
+    from train.member.studio import Studio
+
+    real, asked = Studio.evaluate, []
+
+    def evaluate(self, work):
+        asked.append(work.id)
+        if asked.count("2/m2") == 1 and work.id == "2/m2":
+            raise NotFinite("the loss on held-out text is inf")
+        return real(self, work)
+
+    monkeypatch.setattr(Studio, "evaluate", evaluate)
+    history = finished(tmp_path, max_generations=2)
+    assert history["2/m2"].metrics["diverged"] and asked.count("2/m2") == 2
+    mean = torch.stack([loaded(history, id, children.WEIGHTS) for id in history["2/m2"].recipe.merge["of"]]).mean(0)
+    assert torch.allclose(loaded(history, "2/m2", children.WEIGHTS), mean, rtol=1e-5)

@@ -1,0 +1,180 @@
+"""Machines with too little memory: what does not fit is left to others, and the result is what it would have been."""
+
+import errno
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fleet import faults
+from fleet.config import Wrong
+from fleet.digest import digest
+from fleet.scratch import passing
+from fleet.work import Elsewhere, Failed
+from fleet.wrong import Lacking
+from tests.helpers import LONG, until
+from tests.small import config, finished, worker
+from train import memory
+from train.verdicts import judging
+
+ROOMY = {
+    "batch_size": 64, "seq_length": 128, "population_size": 2, "max_generations": 1, "max_epochs": 1e6,
+    "inner_steps": 1,
+}  # fmt: skip
+
+# A worker that may use 100 MB more than it uses when it begins to train: a step needs several times as much.
+POOR = """
+import resource, sys
+from pathlib import Path
+from tests import small
+from tests.test_short_memory import ROOMY
+from train.member.making import maker
+
+c = small.config(tokenizer=sys.argv[2] + "/tokenizer", datasets=({"source": sys.argv[2] + "/text.jsonl"},), **ROOMY)
+make = maker(c)
+
+def poor(work):
+    if not work.recipe.train:
+        return make(work)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (100 << 20), resource.RLIM_INFINITY))
+    try:
+        return make(work)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+sys.exit(small.worker(Path(sys.argv[1]), c, "poor", poor).run() != "over")
+"""
+
+
+def test_a_poor_worker_leaves_to_a_rich_one_what_does_not_fit_and_nothing_else_changes(tmp_path):
+    """The memory runs out for real, in the middle of a step."""
+    from tests.small import shared
+
+    wanted = digest(finished(tmp_path / "calm", **ROOMY))
+    (tmp_path / "tight").mkdir()
+    command = [sys.executable, "-c", POOR, str(tmp_path / "tight"), str(shared())]
+    with (tmp_path / "log").open("wb") as log, subprocess.Popen(command, stderr=log, stdout=log) as poor:
+        events = tmp_path / "tight" / "run" / "workers" / "poor.events"
+        said = until(
+            lambda: events.exists() and "leaves to others" in (text := events.read_text()) and text, "words", LONG
+        )
+        rich = worker(tmp_path / "tight", config(**ROOMY), "rich")
+        assert rich.run() == "over" and poor.wait(60) == 0, (tmp_path / "log").read_text()
+    assert digest(rich.history) == wanted
+    left = {event["id"] for event in map(json.loads, said.splitlines()) if "leaves to others" in json.dumps(event)}
+    assert left and all(rich.history.outcome(id).by == "rich" for id in left)
+    assert rich.history.outcome("0/init-0").by == "poor"
+    for words in ("1/m", "MB more are needed, of ", " GB that this process may use at most", "BATCH_SIZE"):
+        assert words in said, said
+
+
+def test_after_it_ran_out_of_memory_a_worker_begins_afresh():
+    """Nothing of a half-changed model is used again, and nothing keeps its memory."""
+    import weakref
+
+    class Tools:
+        def __init__(self):
+            self.model = torch.zeros(3)
+
+    made, gone = [], []
+
+    def tools():
+        made.append(weakref.ref(one := Tools()))
+        return one
+
+    def make(tools, work):
+        half = torch.ones(3)
+        gone.append(weakref.ref(half))
+        if work == "large":
+            tools.model += half
+            torch.empty(1 << 50)
+        return {"model": float(tools.model.sum())}
+
+    making = judging(tools, make, "less of this needs less")
+    assert making("small") == {"model": 0.0}
+    with pytest.raises(Elsewhere, match="4503599.63 GB more are needed, of .* less of this needs less") as error:
+        making("large")
+    assert error.value.__context__ is None and made[0]() is None and gone[1]() is None
+    assert making("small") == {"model": 0.0} and len(made) == 2
+
+
+def chained(first: Exception, then: Exception) -> Exception:
+    try:
+        try:
+            raise first
+        except Exception:
+            raise then from None
+    except Exception as error:
+        return error
+
+
+GPU = "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79.11 GiB."
+
+
+@pytest.mark.parametrize("error, meaning, words", [
+    (torch.OutOfMemoryError(GPU), Elsewhere, "21.47 GB more are needed"),
+    (RuntimeError("CUDA error: out of memory"), Elsewhere, "the memory of the GPU does not suffice"),
+    (MemoryError(), Elsewhere, "this process may use at most"),
+    (OSError(errno.ENOMEM, "Cannot allocate memory"), Elsewhere, "this process may use at most"),
+    (chained(MemoryError(), Wrong("the model cannot be built")), Elsewhere, "this process may use at most"),
+    (chained(FileNotFoundError("text.jsonl"), Wrong("text.jsonl cannot be read")), Elsewhere, "cannot be read"),
+    (chained(ImportError("gguf"), Wrong("pip install gguf")), Elsewhere, "pip install gguf"),
+    (chained(ConnectionError("no route"), Wrong("the hub does not give it")), Elsewhere, "the hub"),
+    (Lacking("a GPU is needed"), Elsewhere, "a GPU is needed"),
+    (chained(OSError(errno.ENOSPC, "full"), Wrong("needs 9 GB")), OSError, "full"),
+    (chained(OSError(errno.EIO, "broken"), Wrong("cannot be read")), OSError, "broken"),
+    (chained(RuntimeError("CUDA error: unspecified launch failure"), Wrong("it says something else")), RuntimeError,
+     "unspecified"),
+    (RuntimeError("CUDA error: unspecified launch failure"), RuntimeError, "unspecified"),
+    (faults.Passing("out of memory"), faults.Passing, "out of memory"),
+    (ZeroDivisionError("x"), ZeroDivisionError, "x"),
+    (Wrong("two models of different shapes"), Failed, "different shapes"),
+    (chained(KeyError("x"), Wrong("no such field")), Failed, "no such field"),
+], ids=str)  # fmt: skip
+def test_what_a_makers_error_means(error, meaning, words):
+    def make(tools, work):
+        raise error
+
+    with pytest.raises(meaning, match=words) as found:
+        judging(lambda: None, make, "advice")(None)
+    assert type(found.value) is meaning or meaning in (OSError,)
+
+
+def test_a_full_disk_of_ones_own_is_nothing_about_the_shared_one(tmp_path):
+    with pytest.raises(Lacking, match=f"{tmp_path}: no room for files"), passing("x", tmp_path) as place:
+        assert place.is_dir()
+        raise OSError(errno.ENOSPC, "full")
+    assert not [*tmp_path.iterdir()]
+    shared = chained(OSError(errno.ENOSPC, "full"), faults.Full("the shared one"))
+    for other in (ZeroDivisionError(), shared):
+        with pytest.raises(type(other)), passing("x", tmp_path):
+            raise other
+
+
+def test_a_trial_that_had_no_room_is_no_answer(monkeypatch):
+    """Whether a model can be asked in a quicker way must not depend on how much memory its machine has."""
+    from train import packing
+
+    class Model:
+        training = False
+
+        def train(self, mode):
+            pass
+
+        def eval(self):
+            pass
+
+    def tried(model, examples, rows):
+        raise raised
+
+    monkeypatch.setattr(packing, "_trial", lambda model, length: ([], []))
+    monkeypatch.setattr(packing, "_alike", tried)
+    raised = RuntimeError("position 9 is out of range")
+    assert not packing.can_pack(Model(), 8)
+    for raised in (MemoryError(), torch.OutOfMemoryError(GPU), RuntimeError("CUDA error: launch failure")):
+        with pytest.raises(type(raised)):
+            packing.can_pack(Model(), 8)
+    assert memory.short(raised) == ""
