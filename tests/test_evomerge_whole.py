@@ -30,7 +30,7 @@ def home(specialists_home) -> dict[str, str]:
 
 def test_the_default_models_make_a_winner_that_beats_each_of_them(home, tmp_path):
     begin = time.monotonic()
-    done = subprocess.run([*CLI, "--run"], cwd=tmp_path, env=home, capture_output=True, text=True, timeout=500)
+    done = subprocess.run([*CLI, "--run"], cwd=tmp_path, env=home, capture_output=True, text=True, timeout=590)
     assert done.returncode == 0, done.stderr
     print(f"{time.monotonic() - begin:.0f} s")
     winner, *others = results.found_in(tmp_path / "runs" / "evomerge").judged
@@ -43,7 +43,7 @@ def test_the_default_models_make_a_winner_that_beats_each_of_them(home, tmp_path
 def test_the_example_program_works_as_written(home, tmp_path):
     (tmp_path / "example.py").write_text(EXAMPLES[0])
     done = subprocess.run(
-        [sys.executable, "example.py"], cwd=tmp_path, env=home, capture_output=True, text=True, timeout=500
+        [sys.executable, "example.py"], cwd=tmp_path, env=home, capture_output=True, text=True, timeout=590
     )
     assert done.returncode == 0, done.stderr
     assert "The import statement" in done.stdout
