@@ -5,7 +5,6 @@ import os
 import random
 import re
 import signal
-
 from typing import Any
 
 import pytest
