@@ -33,7 +33,7 @@ def test_a_storm_of_sigkill(toys):
 
 @pytest.mark.slow
 def test_a_long_storm_of_sigkill_and_the_starter_killed_too(toys):
-    """8 workers, 200 recipes, a random one killed for every four made: in the run's own rhythm, whatever the machine's."""
+    """8 workers, 200 recipes, a random one killed for every four made: the rhythm is the run's own."""
     run: Toys = toys(population_size=19, max_generations=10, sleep=1.0, inner_steps=20, restarts=1000)
     starter, dice, made = run.start(8), random.Random(2), lambda: len(run.registers(r".*\.done"))
     for kills in range(1, 51):
