@@ -10,7 +10,7 @@ from evomerge.config import ModelReference
 from evomerge.making import workshop
 from evomerge.results import Found
 from evomerge.view import final_table, front_table
-from fleet.ancestry.files import PICTURE, keep
+from fleet.ancestry.files import PAGE, keep
 from fleet.config import Wrong
 from fleet.console import console
 from fleet.history import opened
@@ -36,7 +36,7 @@ def concluded(folder: Path) -> Path:
         shown.print(front_table(found))
     for line in samples(found, where):
         shown.print(line, markup=False, highlight=False)
-    shown.print(f"The family tree: {folder / PICTURE}", soft_wrap=True, highlight=False)
+    shown.print(f"The family tree: {folder / PAGE}", soft_wrap=True, highlight=False)
     shown.print(f"The winner, {found.judged[0].name}: {where}", soft_wrap=True, highlight=False)
     return where
 

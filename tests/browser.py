@@ -146,3 +146,16 @@ class Browser:
             with contextlib.suppress(OSError):
                 pipe and pipe.close()
         shutil.rmtree(self.home, ignore_errors=True)
+
+
+def looks_right(browser: Browser, url: str, *ids: str) -> None:
+    """On a telephone and on a wall, by day and by night."""
+    for width, dark in ((400, False), (400, True), (1600, False)):
+        browser.open(url, width, dark=dark)
+        assert browser.complaints == [] and browser.say(FAULTS) == [], f"at {width} px"
+        assert browser.say("document.querySelectorAll('h1').length") == 1
+        for id in ids:
+            high = f"document.querySelector('#{id} .plot > svg').getBoundingClientRect().height"
+            assert browser.say(high) > 20, f"{id}: no picture"
+        paper = browser.say("getComputedStyle(document.body).backgroundColor")
+        assert (paper == "rgb(18, 23, 27)") == dark

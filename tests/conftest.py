@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.browser import CHROMIUM, Browser
 from tests.helpers import Toys, until
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads that wait for each other cost minutes on a busy machine
@@ -71,6 +72,14 @@ def pretraining(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
     yield make
     for each in made:
         each.kill_all()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if not CHROMIUM:
+        pytest.skip("NOT TESTED: no chromium here, so nobody has looked at these pages (apt install chromium)")
+    with Browser() as started:
+        yield started
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from fleet.report.page import page
 from fleet.report.reading import Reader
 from fleet.status import look
 from fleet.store import _opened, _sealed
-from tests.browser import CHROMIUM, Browser
 from tests.helpers import ROOT, Toys, kill, one_of, until
 from tests.hostile import TERMINAL, WEB, changed, controls, planted, texts
 
@@ -138,14 +136,6 @@ def test_a_damaged_word_of_a_register_is_told_plainly(ended, tmp_path, capsys, m
 
 
 # -- browsers ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if not CHROMIUM:
-        pytest.skip("NOT TESTED: no chromium here, so nobody has looked at the report's page (apt install chromium)")
-    with Browser() as started:
-        yield started
 
 
 TAGS = "[...new Set([...document.querySelectorAll('*')].map((each) => each.tagName))].sort()"

@@ -29,19 +29,11 @@ from fleet.report.page import page
 from fleet.report.reading import Reader
 from fleet.report.serving import Live, known, server
 from fleet.store import _opened, _sealed
-from tests.browser import CHROMIUM, FAULTS, Browser
+from tests.browser import FAULTS, Browser, looks_right
 from tests.helpers import MISHAPS, ROOT, Started, Toys, kill, listing, until
 from tests.reporting import BEGAN, NAMES, NASTY, long_run
 
 REPORT = [sys.executable, "-m", "fleet.report"]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if not CHROMIUM:
-        pytest.skip("NOT TESTED: no chromium here, so nobody has looked at the report's page (apt install chromium)")
-    with Browser() as started:
-        yield started
 
 
 def reported(run: Path, *more: str, code: int = 0) -> str:
@@ -60,19 +52,6 @@ def written(run: Path, place: Path, still: bool = True) -> Path:
     assert reported(run, "--out", str(file)).strip() == str(file)
     assert not still or listing(run) == before, "the report only reads"
     return file
-
-
-def looks_right(browser: Browser, url: str, *ids: str) -> None:
-    """On a telephone and on a wall, by day and by night."""
-    for width, dark in ((400, False), (400, True), (1600, False)):
-        browser.open(url, width, dark=dark)
-        assert browser.complaints == [] and browser.say(FAULTS) == [], f"at {width} px"
-        assert browser.say("document.querySelectorAll('h1').length") == 1
-        for id in ids:
-            high = f"document.querySelector('#{id} .plot > svg').getBoundingClientRect().height"
-            assert browser.say(high) > 20, f"{id}: no picture"
-        paper = browser.say("getComputedStyle(document.body).backgroundColor")
-        assert (paper == "rgb(18, 23, 27)") == dark
 
 
 def text_of(browser: Browser, where: str) -> str:

@@ -1,4 +1,4 @@
-"""`python -m fleet.ancestry RUN_DIR`: a run's family tree as ancestry.json, ancestry.png and genome.png."""
+"""`python -m fleet.ancestry RUN_DIR`: a run's family tree as ancestry.json and ancestry.html."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from fleet import faults
-from fleet.ancestry.files import GENOME, files, keep
+from fleet.ancestry.files import files, keep
 from fleet.ancestry.growth import tree
 from fleet.config import Wrong
 from fleet.history import opened
@@ -21,15 +21,13 @@ def draw(
 ) -> None:
     """Write the family tree of a run, finished or not: who descends from whom, and how the genome changed.
 
-    For example: python -m fleet.ancestry runs/edt --out pictures
+    For example: python -m fleet.ancestry runs/edt --out family
     """
     history = opened(run_dir.absolute())
     if not (grown := tree(history)).nodes:
         raise Wrong(f"{run_dir}: no model is finished yet, so there is no family tree to draw")
     written = _elsewhere(out, files(grown, run_dir.absolute().name)) if out else keep(history)
     say(*written, sep="\n")
-    if all(file.name != GENOME for file in written):
-        say(f"No {GENOME}: no member of this run has a genome")
 
 
 def _elsewhere(out: Path, made: dict[str, bytes]) -> list[Path]:

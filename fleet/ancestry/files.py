@@ -3,13 +3,14 @@
 import json
 from pathlib import Path
 
-from fleet.ancestry.drawn import picture
-from fleet.ancestry.genes_drawn import genome_picture
 from fleet.ancestry.growth import tree
 from fleet.ancestry.tree import Tree, as_json
 from fleet.history import History
+from fleet.report import family
+from fleet.report.parts import framed, whole
+from fleet.report.words import name
 
-TEXT, PICTURE, GENOME = "ancestry.json", "ancestry.png", "genome.png"
+TEXT, PAGE = "ancestry.json", "ancestry.html"
 
 
 def keep(history: History) -> list[Path]:
@@ -21,10 +22,21 @@ def keep(history: History) -> list[Path]:
     return [root / file for file in made]
 
 
-def files(tree: Tree, title: str = "") -> dict[str, bytes]:
-    """By their names; no picture of genomes where there are none."""
-    text = json.dumps(as_json(tree), indent=1, ensure_ascii=False) + "\n"
-    about = f" of {title}" if title else ""
-    genome = genome_picture(tree, f"The genome's history in {title}" if title else "")
-    drawn = {PICTURE: picture(tree, f"Family tree{about}"), **({GENOME: genome} if genome else {})}
-    return {TEXT: text.encode(errors="backslashreplace"), **drawn}
+def files(grown: Tree, title: str) -> dict[str, bytes]:
+    """By their names."""
+    text = json.dumps(as_json(grown), indent=1, ensure_ascii=False) + "\n"
+    made = {TEXT: text, PAGE: page(grown, title)}
+    return {file: text.encode(errors="backslashreplace") for file, text in made.items()}
+
+
+def page(grown: Tree, title: str) -> str:
+    """The two parts of the run's report that tell of its members, with nothing else around them."""
+    head = (
+        f'<header><p class="over">Family tree</p><h1>{name(title, 200)}</h1>'
+        f'<p class="state">{name(family.said(grown), 1000)}</p></header>'
+    )
+    parts = [
+        ("family", "Family tree", family.tree_part(grown)),
+        ("genome", "The genome's history", family.genome_part([*grown.nodes.values()])),
+    ]
+    return whole(title, framed(head, [part for part in parts if part[2]]))

@@ -1,16 +1,16 @@
-"""The family tree and the genomes' history, laid out as in their pictures, for the page."""
+"""The family tree and the genomes' history as parts of a page. Pure."""
 
-import html
 from collections.abc import Callable, Mapping, Sequence
 
 from fleet.ancestry.genes import Gene, Genes, Trait, genes_of
-from fleet.ancestry.layout import Edge, laid_out
+from fleet.ancestry.layout import Edge, Layout, laid_out
 from fleet.ancestry.tree import Node, Tree, by_place, line_of
-from fleet.report.facts import Facts
+from fleet.report.parts import table
 from fleet.report.svg import Axis, Point, Scale, band, chart, frame, line, path, stretched, word
-from fleet.report.words import figure, name, thinned
+from fleet.report.words import CELL, cells_of, figure, name, text, thinned
 
 _COLUMN, _NARROW, _ROW, _LEFT, _RIGHT = 72.0, 14.0, 20.0, 24.0, 110.0  # pixels
+_NAME = 22  # signs of a given model's name
 _SHADES = 7
 _GENES, _TRAITS, _VALUES = 24, 6, 6
 _SMALL = 74.0
@@ -19,13 +19,27 @@ _SMALL = 74.0
 # -- the tree ----------------------------------------------------------------------------------------------------------
 
 
-def tree(facts: Facts) -> str:
-    grown, layout = facts.tree, laid_out(facts.tree)
+def tree_part(grown: Tree, since: int = 0) -> str:
+    """A note, what the signs mean, the picture, a table."""
+    layout = laid_out(grown)
+    first = max(since, layout.left_out)
+    parts = ["Rounds from left to right", *["the fittest of each on top"] * layout.ranked]
+    parts += [f"members of the rounds since {first} are shown"] * bool(first)
+    picture = _tree(grown, layout, said(grown, since))
+    columns = ["member", "name", "parents", "made by", grown.measure or "score", ""]
+    return f'<p class="note">{"; ".join(parts)}.</p>{key(picture)}<figure>{picture}</figure>' + table(
+        "tree-table", "Members", columns, tree_rows(grown)
+    )
+
+
+def _tree(grown: Tree, layout: Layout, about: str) -> str:
+    names = {id: grown.nodes[id].name for id in layout.originals if grown.nodes[id].name != id}
+    left = _LEFT + CELL * max((min(_NAME, cells_of(each)) for each in names.values()), default=0)
     column = max(_NARROW, min(_COLUMN, 1060 / layout.columns))
-    wide, high = _LEFT + column * layout.columns + _RIGHT, _ROW * (layout.height + 0.5)
+    wide, high = left + column * layout.columns + _RIGHT, _ROW * (layout.height + 0.5)
 
     def place(point: Point) -> Point:
-        return _LEFT + (point[0] + 0.5) * column, _ROW * (point[1] + 0.75)
+        return left + (point[0] + 0.5) * column, _ROW * (point[1] + 0.75)
 
     shade = shades(grown, [*layout.spots])
     parts = [_edges(layout.edges, place)]
@@ -33,6 +47,9 @@ def tree(facts: Facts) -> str:
         parts.append(f'<circle class="stay" cx="{x:.0f}" cy="{y:.0f}" r="2"/>')
     for id, spot in layout.spots.items():
         parts.append(_node(grown, grown.nodes[id], place(spot), shade.get(id, "")))
+    for id, called in names.items():
+        x, y = place(layout.spots[id])
+        parts.append(word(f"{x - 12:.0f}", y + 4, called, "tick end", _NAME))
     for slot, row in layout.labels.items():
         parts.append(word(f"{wide - _RIGHT + 8:.0f}", _ROW * (row + 0.75) + 4, slot, "tick", 14))
     every = max(1, -int(-30 // column))
@@ -40,8 +57,8 @@ def tree(facts: Facts) -> str:
         if number % every == 0:
             x = place((at, 0))[0]
             parts.append(word(f"{x:.0f}", high + 14, "start" if number == 0 else str(number), "tick middle"))
-    parts.append(word(f"{_LEFT + column * layout.columns / 2:.0f}", high + 32, "round", "tick middle"))
-    return chart("tree", "Family tree", said(facts), high + 38, "".join(parts), f"{wide:.0f}", "tree")
+    parts.append(word(f"{left + column * layout.columns / 2:.0f}", high + 32, "round", "tick middle"))
+    return chart("tree", "Family tree", about, high + 38, "".join(parts), f"{wide:.0f}", "tree")
 
 
 _SIGNS = {  # by what stands in the picture: each with its place in a box of 18 by 12, and what it means
@@ -87,7 +104,9 @@ def _curve(start: Point, end: Point) -> str:
 def _node(grown: Tree, node: Node, spot: Point, shade: str) -> str:
     x, y = spot
     score = f", {grown.measure} {figure(grown.measured(node))}" if node.score is not None else ""
-    about = f"<title>{html.escape(f'{node.id} {node.name}'[:200] if node.name != node.id else node.id)}{score}</title>"
+    called = f" {node.name}"[:200] if node.name != node.id else ""
+    how = f" ({node.technique[:100]})" if node.technique else ""
+    about = f"<title>{text(f'{node.id}{called}{how}{score}', 500)}</title>"
     if node.failed:
         return f'<path class="failed" d="M{x - 3:.0f} {y - 3:.0f}l6 6m0 -6l-6 6">{about}</path>'
     ring = f'<circle class="winner" cx="{x:.0f}" cy="{y:.0f}" r="9"/>' if node.id == grown.winner else ""
@@ -103,36 +122,42 @@ def shades(grown: Tree, ids: Sequence[str]) -> dict[str, str]:
     return {id: f"q{n * _SHADES // max(1, len(order))}" for n, (_, id) in enumerate(order)}
 
 
-def said(facts: Facts) -> str:
-    grown = facts.tree
-    parts = [f"{len(grown.nodes)} members" + (f" since round {facts.tree_from}" if facts.tree_from else "")]
+def said(grown: Tree, since: int = 0) -> str:
+    parts = [f"{len(grown.nodes)} members" + (f" since round {since}" if since else "")]
     if winner := grown.nodes.get(grown.winner):
         parts.append(f"the winner is {winner.name[:100]}")
         parts.append(f"its line, through the fitter parents: {', '.join(line_of(grown).main[-12:])}")
     return "; ".join(parts) + "."
 
 
-def tree_rows(facts: Facts, most: int = 300) -> list[list[str]]:
-    grown = facts.tree
+def tree_rows(grown: Tree, most: int = 300) -> list[list[str]]:
     nodes = sorted(grown.nodes.values(), key=lambda node: by_place(node.id))
     line = {*line_of(grown).all}
     found = []
     for node in nodes[-most:]:
         score = figure(grown.measured(node) if node.score is not None else None)
         mark = "winner" if node.id == grown.winner else "ancestor of the winner" if node.id in line else node.failed
-        found.append([node.id, node.name if node.name != node.id else "", ", ".join(node.parents), score, mark])
+        called = node.name if node.name != node.id else ""
+        found.append([node.id, called, ", ".join(node.parents), node.technique, score, mark])
     return found
 
 
 # -- the genomes -------------------------------------------------------------------------------------------------------
 
 
-def genes(facts: Facts) -> Genes:
-    return genes_of(Tree({node.id: node for node in facts.genomes}))
+def genome_part(members: Sequence[Node]) -> str:
+    """A small picture for each gene, and a table; nothing where nobody has any."""
+    found = genes_of(Tree({node.id: node for node in members}))
+    if not (found.genes or found.traits):
+        return ""
+    note = '<p class="note">The mean of each round\'s members, and one standard deviation around it.</p>'
+    hidden = max(0, len(found.genes) - _GENES)
+    more = f"<p>{hidden} more genes are not drawn.</p>" if hidden else ""
+    shown = f'{note}<div class="smalls">{"".join(genome(found))}</div>{more}'
+    return shown + (table("genome-table", "Means by round", *gene_rows(found)) if found.genes else "")
 
 
 def genome(found: Genes) -> list[str]:
-    """A small picture for each gene."""
     pictures = [_gene(f"gene-{n}", found, gene) for n, gene in enumerate(found.genes[:_GENES])]
     return pictures + [_trait(f"trait-{n}", found, trait) for n, trait in enumerate(found.traits[:_TRAITS])]
 
@@ -173,7 +198,7 @@ def _trait(id: str, found: Genes, trait: Trait) -> str:
         return _small(trait.name, f"<p>{name(named, 600)}</p>")
     others = "<li>above them: others</li>" if len(trait.values) > _VALUES else ""
     items = others + "".join(
-        f'<li><span class="swatch share s{n}"></span><bdi>{html.escape(value[:60]) or "(blank)"}</bdi></li>'
+        f'<li><span class="swatch share s{n}"></span>{name(value, 60) if value.strip() else "(blank)"}</li>'
         for n, value in enumerate(_named(trait))
     )
     drawn = frame(x, None, _SMALL) + stretched("".join(parts), _SMALL)

@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from fleet.report import curves, family, timeline
 from fleet.report.curves import NAMES, Curve
 from fleet.report.facts import Facts, Failure
-from fleet.report.parts import lines_of, plain_table, pre, section, table, value_of, whole
+from fleet.report.parts import Section, framed, lines_of, plain_table, pre, table, value_of, whole
 from fleet.report.words import bytes_of, count, figure, lasting, moment, name, share, text
 
 _BETTER = {"score": "higher is better", "loss": "lower is better", "train_loss": "lower is better"}
 
 _FAILURES = 10  # that are shown in full
-
-Section = tuple[str, str, str]  # id, title, what stands in it
 
 
 def page(facts: Facts, live: bool = False) -> str:
@@ -22,18 +20,13 @@ def page(facts: Facts, live: bool = False) -> str:
 
 def body(facts: Facts, live: bool = False) -> str:
     shown = [section for section in sections(facts) if section[2]]
-    links = "".join(f'<li><a href="#{id}">{title}</a></li>' for id, title, _ in shown)
     head = (
         f'<header><p class="over">Run report</p><h1>{name(facts.name, 200)}</h1>'
         f'<p class="state" id="state" role="status">{name(facts.state, 500)}</p>'
         f'<p class="where">{name(facts.folder, 500)} · {"looked at" if live else "written"} '
         f"{moment(facts.now)}</p></header>"
     )
-    main = "".join(section(*each) for each in shown)
-    return (
-        f'<a class="skip" href="#main">Skip to the content</a>{head}'
-        f'<nav id="parts" aria-label="Parts of this page"><ul>{links}</ul></nav><main id="main">{main}</main>'
-    )
+    return framed(head, shown)
 
 
 def sections(facts: Facts) -> list[Section]:
@@ -42,7 +35,7 @@ def sections(facts: Facts) -> list[Section]:
         ("fitness", _title(facts), _fitness(facts)),
         ("workers", "Who did what when", _workers(facts)),
         ("family", "Family tree", _family(facts)),
-        ("genome", "The genome's history", _genome(facts)),
+        ("genome", "The genome's history", family.genome_part(facts.genomes)),
         ("failures", "Failures and troubles", _failures(facts)),
         ("configuration", "Configuration", _configuration(facts)),
     ]
@@ -167,28 +160,8 @@ def zoom(id: str) -> str:
 
 
 def _family(facts: Facts) -> str:
-    grown = facts.tree
-    if not any(node.parents for node in grown.nodes.values()):
-        return ""
-    since = f" Members of the rounds since {facts.tree_from} are shown." if facts.tree_from else ""
-    note, picture = f'<p class="note">Rounds from left to right.{since}</p>', family.tree(facts)
-    rows = family.tree_rows(facts)
-    return f"{note}{family.key(picture)}<figure>{picture}</figure>" + table(
-        "tree-table", "Members", ["member", "name", "parents", grown.measure or "score", ""], rows
-    )
-
-
-def _genome(facts: Facts) -> str:
-    found = family.genes(facts)
-    if not (found.genes or found.traits):
-        return ""
-    note = '<p class="note">The mean of each round\'s members, and one standard deviation around it.</p>'
-    hidden = max(0, len(found.genes) - 24)
-    more = f"<p>{hidden} more genes are not drawn.</p>" if hidden else ""
-    columns, rows = family.gene_rows(found)
-    return f'{note}<div class="smalls">{"".join(family.genome(found))}</div>{more}' + (
-        table("genome-table", "Means by round", columns, rows) if found.genes else ""
-    )
+    bred = any(node.parents for node in facts.tree.nodes.values())
+    return family.tree_part(facts.tree, facts.tree_from) if bred else ""
 
 
 def _failures(facts: Facts) -> str:

@@ -40,6 +40,19 @@ def _hash(what: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(what.encode()).digest()).decode()}"
 
 
+Section = tuple[str, str, str]  # id, title, what stands in it
+
+
+def framed(head: str, shown: Sequence[Section]) -> str:
+    """Below the head its parts, and a list of them to go to."""
+    links = "".join(f'<li><a href="#{id}">{title}</a></li>' for id, title, _ in shown)
+    main = "".join(section(*each) for each in shown)
+    return (
+        f'<a class="skip" href="#main">Skip to the content</a>{head}'
+        f'<nav id="parts" aria-label="Parts of this page"><ul>{links}</ul></nav><main id="main">{main}</main>'
+    )
+
+
 def section(id: str, title: str, inside: str) -> str:
     return f'<section id="{id}" aria-labelledby="{id}-h"><h2 id="{id}-h">{title}</h2>{inside}</section>'
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from fleet.report.words import CELL, cells_of, clipped
+from fleet.report.words import CELL, cells_of, clipped, text
 
 WIDE = 1000  # units of the stretched box
 _LABEL = 14  # pixels of a line of text
@@ -132,8 +132,8 @@ def beside(labels: Sequence[tuple[float, str, str]], high: float, cells: int = 1
 def chart(id: str, title: str, about: str, high: float, inside: str, width: str = "100%", look: str = "") -> str:
     """The picture, with what a screen reader says of it."""
     names = f'role="img" aria-labelledby="{id}-t {id}-d"'
-    head = f'<title id="{id}-t">{html.escape(title)}</title><desc id="{id}-d">{html.escape(about)}</desc>'
+    head = f'<title id="{id}-t">{text(title)}</title><desc id="{id}-d">{text(about, 2000)}</desc>'
     return (
-        f'<div class="scroll" id="{id}-s" tabindex="0" role="region" aria-label="{html.escape(title)}">'
+        f'<div class="scroll" id="{id}-s" tabindex="0" role="region" aria-label="{text(title)}">'
         f'<div class="plot {look}"><svg {names} width="{width}" height="{high:g}">{head}{inside}</svg></div></div>'
     )

@@ -103,7 +103,7 @@ def _in_columns(row: Row, scale: Scale, y: float) -> str:
 
 
 def _path(kind: str, times: Sequence[tuple[float, float]], y: float, title: str = "") -> str:
-    about = f"<title>{html.escape(title)}</title>" if title else ""
+    about = f"<title>{text(title, 1000)}</title>" if title else ""
     d = "".join(f"M{WIDE * a:.1f} {y:g}h{max(0.6, WIDE * (b - a)):.1f}" for a, b in times)
     return f'<path class="bar {kind}" stroke-width="{_BAR:g}" d="{d}">{about}</path>'
 
