@@ -5,7 +5,7 @@ import random
 import zlib
 from dataclasses import dataclass, field
 
-from fleet.desk import Options
+from fleet.context import Options
 from fleet.pace import SLOW
 from fleet.recipe import AHEAD, Recipe, name, place
 from tests.toy.config import ToyConfig

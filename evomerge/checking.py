@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from evomerge.config import ModelReference
-from fleet.config import Wrong
+from fleet.config import UserError
 from fleet.plausible_words import check_words_in
 from merge.donor import Donor
 from merge.donors import Donors, located
@@ -27,7 +27,7 @@ def check_alike(models: Sequence[ModelReference]) -> None:
         first, donor = there[0]
         for name, other in there[1:]:
             if what := difference(first, donor, name, other):
-                raise Wrong(f"{what}. {_ALIKE}{_advice(there)}.")
+                raise UserError(f"{what}. {_ALIKE}{_advice(there)}.")
 
 
 def check_causal(models: Sequence[ModelReference], trust: bool = False) -> None:
@@ -39,9 +39,9 @@ def check_causal(models: Sequence[ModelReference], trust: bool = False) -> None:
             continue
         try:
             described(str(located(model.path)), trust)
-        except Wrong as error:
+        except UserError as error:
             alone = "AdvancedModelMerger merges such models, too, but they cannot compete here"
-            raise Wrong(f"{error}; {alone}" if "causal" in str(error) else str(error)) from None
+            raise UserError(f"{error}; {alone}" if "causal" in str(error) else str(error)) from None
 
 
 def difference(first: str, one: Donor, second: str, other: Donor) -> str:
@@ -80,5 +80,5 @@ def _advice(there: Sequence[tuple[str, Donor]]) -> str:
 
 def check_tokenizer(name: str, folder: Path) -> None:
     if not any((folder / file).is_file() for file in (*TOKENIZER_FILES[:2], "vocab.json", "vocab.txt")):
-        raise Wrong(f"{name}: there is no tokenizer in {folder} (tokenizer.json or tokenizer.model); save it there")
+        raise UserError(f"{name}: there is no tokenizer in {folder} (tokenizer.json or tokenizer.model); save it there")
     check_words_in(folder)

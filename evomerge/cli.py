@@ -23,7 +23,7 @@ from cyclopts import App, Group, Parameter
 
 from evomerge.config import Configuration, TaskSettings, chosen
 from evomerge.method import METHOD
-from fleet.config import Wrong
+from fleet.config import UserError
 from fleet.plain import log_plainly, say
 from fleet.start import main as fleet_main
 
@@ -112,9 +112,9 @@ def _done(what: What, how: How, kept: Results) -> int:
     if kept.export_gguf:
         _check_type(kept.export_gguf)
     if (what.prompt or what.max_length) and not what.generate:
-        raise Wrong("--prompt and --max-length are for --generate MODEL")
+        raise UserError("--prompt and --max-length are for --generate MODEL")
     if what.generate and not what.prompt:
-        raise Wrong("--generate needs --prompt TEXT")
+        raise UserError("--generate needs --prompt TEXT")
     folder = Path(config.out).expanduser().resolve()
     model = what.generate or what.evaluate
     if what.run:
@@ -137,7 +137,7 @@ def _check_type(kind: str) -> None:
     from merge.gguf.writing import TYPES
 
     if kind.upper() not in TYPES:
-        raise Wrong(f"--export-gguf {kind}: one of {', '.join(TYPES)} is expected")
+        raise UserError(f"--export-gguf {kind}: one of {', '.join(TYPES)} is expected")
 
 
 def _config(how: How, kept: Results) -> Configuration:
@@ -164,7 +164,7 @@ def _assign(record: Any, field: str, value: Any) -> None:
     try:
         setattr(record, field, value)
     except ValidationError as error:
-        raise Wrong(f"{field} is {value!r}: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
+        raise UserError(f"{field} is {value!r}: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
 
 
 def _task(text: str) -> TaskSettings:
@@ -172,7 +172,7 @@ def _task(text: str) -> TaskSettings:
     try:
         return TaskSettings(name=name, weight=float(weight or 1))
     except ValueError:
-        raise Wrong(f"--tasks {text!r}: name or name:weight is expected") from None
+        raise UserError(f"--tasks {text!r}: name or name:weight is expected") from None
 
 
 def _evaluate(model: str, config: Configuration) -> None:

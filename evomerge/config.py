@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from fleet.config import FleetConfig, Metrics, Text, Wrong, bound, lowered, read_json, validated
+from fleet.config import FleetConfig, Metrics, Text, UserError, bound, lowered, read_json, validated
 
 Method = Literal["ps", "dfs", "ps_dfs"]
 Technique = Literal["linear", "slerp", "ties", "dare", "frankenmerge", "dfs"]
@@ -204,7 +204,7 @@ class Configuration(Editable):
         """From a JSON file; what it does not name is as in `create_default_config()`."""
         value = read_json(Path(path))
         if not isinstance(value, dict):
-            raise Wrong(f"{path}: an object is expected, {{...}}")
+            raise UserError(f"{path}: an object is expected, {{...}}")
         return configured(lowered(value, str(path)), str(path))
 
 
@@ -240,7 +240,7 @@ def with_models(config: Configuration, given: Sequence[str]) -> Configuration:
             each.name, n = f"{name}-{n}", n + 1
         names.add(each.name)
     if twice := [one.path for n, one in enumerate(models) if one.path in [each.path for each in models[:n]]]:
-        raise Wrong(f"{twice[0]} is given twice; each model should be another one")
+        raise UserError(f"{twice[0]} is given twice; each model should be another one")
     config.models = models
     return config
 

@@ -11,7 +11,7 @@ from evomerge.making import workshop
 from evomerge.results import Found
 from evomerge.view import final_table, front_table
 from fleet.ancestry.files import PAGE, keep
-from fleet.config import Wrong
+from fleet.config import UserError
 from fleet.console import console
 from fleet.history import opened
 from merge.output import Busy, Taken
@@ -25,9 +25,9 @@ def concluded(folder: Path) -> Path:
     shown, history = console(), opened(folder)
     found = results.read(history)
     if not history.over:
-        raise Wrong(f"the tournament in {folder} is not over; the same command goes on with it")
+        raise UserError(f"the tournament in {folder} is not over; the same command goes on with it")
     if not found.judged:
-        raise Wrong(f"no model could be made and scored: {folder}/workers has the logs")
+        raise UserError(f"no model could be made and scored: {folder}/workers has the logs")
     where = winner_in(folder, found)
     history.store.replace(results.HISTORY, results.as_json(found))
     keep(history)

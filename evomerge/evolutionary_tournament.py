@@ -15,7 +15,7 @@ from evomerge.merger import AdvancedModelMerger, known
 from evomerge.running import resolved
 from evomerge.strategy import last_generation
 from evomerge.utils import EvoMergeException, expected, log
-from fleet.config import Wrong
+from fleet.config import UserError
 
 
 class EvolutionaryMerger:
@@ -117,7 +117,7 @@ class EvolutionaryMerger:
         log.info("evaluating %s (%s)", id, in_words(formula))
         try:
             return Ranked(id, formula, float(kitchen.scored(formula, "choosing")["score"]))
-        except Wrong as error:
+        except UserError as error:
             log.warning("%s (%s): %s", id, in_words(formula), error)
             return Ranked(id, formula, None)
 

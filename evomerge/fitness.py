@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from evomerge.config import EvaluationSettings
-from fleet.config import Wrong
+from fleet.config import UserError
 from train import tasks
 from train.passages import Losses, Reader, as_metrics
 from train.tasks import Asked, Exam
@@ -51,7 +51,7 @@ class Jury:
                 objectives[key(task)] = float(marks.results[task.name][task.metric])
                 score += task.weight * objectives[key(task)]
         if not math.isfinite(score):
-            raise Wrong(f"the score is {score}: {objectives}")
+            raise UserError(f"the score is {score}: {objectives}")
         name = "score" if on == "choosing" else "judged"  # two things that nobody should compare
         return {**found, name: score, "objectives": json.dumps(objectives)}
 
@@ -87,7 +87,7 @@ def texts(e: EvaluationSettings) -> dict[str, list[str]]:
     there = builtin() if not e.text else cut(e)
     if len(there) < 2 * _FEWEST:
         found = f"{len(there)} passages of at most {PASSAGE} characters"
-        raise Wrong(f"{e.text}: {found}; at least {2 * _FEWEST} are needed to compare models")
+        raise UserError(f"{e.text}: {found}; at least {2 * _FEWEST} are needed to compare models")
     most = min(e.passages, len(there) // 2)
     return {"choosing": there[: 2 * most : 2], "judging": there[1 : 2 * most : 2]}
 
@@ -105,7 +105,7 @@ def cut(e: EvaluationSettings) -> list[str]:
     from train.config import Dataset
 
     if not e.text.endswith(text.FILES):
-        raise Wrong(f"{e.text}: a text file ends in {', '.join(text.FILES)}")
+        raise UserError(f"{e.text}: a text file ends in {', '.join(text.FILES)}")
     found: list[str] = []
     for document in text.documents(Dataset(source=str(Path(e.text).expanduser()), text_field=e.text_field)):
         found += [piece for piece in _passages(document) if len(piece.encode()) >= _SHORTEST]

@@ -8,7 +8,7 @@ from typing import Any, Literal, Union
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from evomerge.config import ModelReference
-from merge.files import Wrong, read_json
+from merge.files import UserError, read_json
 
 FILE = "evomerge.json"  # beside a merged model's weights
 _STEPS, _POINTS = 1024, 256  # of a path, of the shares of one model
@@ -166,4 +166,4 @@ def read(folder: Path) -> tuple[Formula, dict[str, str], str] | None:
             raise ValueError("its models are not those of its formula")
         return formula, {str(name): str(path) for name, path in models.items()}, value["base"]
     except (KeyError, ValueError, AttributeError, ValidationError, RecursionError) as error:
-        raise Wrong(f"{folder / FILE}: not what a merge writes: {' '.join(str(error).split())[:200]}") from None
+        raise UserError(f"{folder / FILE}: not what a merge writes: {' '.join(str(error).split())[:200]}") from None

@@ -16,7 +16,7 @@ from cyclopts import App, Parameter
 
 from evomerge.config import Configuration, ModelReference, chosen
 from evomerge.utils import EvoMergeException, evaluate_model, generate_text, load_models, validate_merge_config
-from fleet.config import Wrong
+from fleet.config import UserError
 from fleet.plain import say
 
 Check = tuple[str, Callable[[], object]]
@@ -86,7 +86,7 @@ def main(
 ) -> int:
     try:
         settings = chosen(config, [model1, model2, model3])
-    except Wrong as error:
+    except UserError as error:
         say(error, file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory(prefix="evomerge-") as place:

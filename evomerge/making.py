@@ -13,7 +13,7 @@ from evomerge import formula as formulas
 from evomerge.config import TournamentConfig
 from evomerge.formula import Formula, in_words, makeup
 from evomerge.techniques import MERGED, Recipes, recipes
-from fleet.config import Wrong
+from fleet.config import UserError
 from fleet.scratch import passing
 from merge import live
 from merge.donor import Donor
@@ -49,7 +49,7 @@ class Workshop:
         """Of each model; paths go through all of them."""
         first = next(iter(self.models))
         if (count := self.donors[first].layers) is None:
-            raise Wrong(f"{first}: its config.json does not say how many layers it has")
+            raise UserError(f"{first}: its config.json does not say how many layers it has")
         return count
 
     def context(self) -> int | None:
@@ -60,7 +60,7 @@ class Workshop:
     def planned(self, formula: Formula) -> tuple[Merge, Plan, Donors]:
         """What the merge engine is to do; or why these models cannot be merged."""
         if unknown := [name for name in formula.models if name not in self.models]:
-            raise Wrong(f"there is no model {unknown[0]!r} here; there are {', '.join(self.models)}")
+            raise UserError(f"there is no model {unknown[0]!r} here; there are {', '.join(self.models)}")
         text = in_documents(self._stages(formula, self.models, self.base))
         stages = self._stages(formula, {name: name for name in self.models}, BASE if self.base else "")
         said = {name: merge_of(each, text) for name, each in stages.items()}

@@ -7,11 +7,11 @@ from typing import Any
 from evomerge.config import TournamentConfig
 from evomerge.strategy import Tournament, formula_of
 from fleet import faults
-from fleet.config import Wrong
+from fleet.config import UserError
 from fleet.history import History
 from fleet.method import Method
 from fleet.recipe import NotYet
-from fleet.work import Elsewhere, Maker, Work
+from fleet.work import Maker, NotOnThisMachine, Work
 
 ALGORITHM = "evomerge"
 
@@ -22,7 +22,7 @@ def maker(config: TournamentConfig) -> Maker:
 
     def make(kitchen: Kitchen, work: Work) -> Mapping[str, Any]:
         if kitchen.digest != config.text_digest:
-            raise Elsewhere("the text here differs from that of who began: another Python, or a changed file")
+            raise NotOnThisMachine("the text here differs from that of who began: another Python, or a changed file")
         what = work.recipe.merge
         if what["kind"] == "check":
             return kitchen.check()
@@ -37,7 +37,7 @@ def _about(name: str) -> Iterator[None]:
     """An error names the model that it is about."""
     try:
         yield
-    except Wrong as error:
+    except UserError as error:
         if name and name not in str(error):
             raise type(error)(f"{name}: {error}") from error
         raise

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from evomerge.config import BUILTIN, Configuration, ModelReference, TournamentConfig
 from evomerge.method import ALGORITHM
 from fleet import gpus
-from fleet.config import Name, Wrong, validated, whole
+from fleet.config import Name, UserError, validated, whole
 from fleet.local import Starter
 from fleet.metrics import sinks
 from fleet.plain import say
@@ -50,7 +50,7 @@ def _say(line: str) -> None:
 def _whole(model: ModelReference, made: Mapping[str, Path]) -> str:
     if model.builtin:
         if model.builtin not in made:
-            raise Wrong(
+            raise UserError(
                 f"there is no default model {model.path!r}; there are {', '.join(BUILTIN + each for each in made)}"
             )
         return str(made[model.builtin])
@@ -67,11 +67,11 @@ def prepared(config: Configuration) -> TournamentConfig:
     sinks.check(config.metrics)
     _check_folder(where)
     if config.machines and not Path(config.machines).is_file():
-        raise Wrong(f"{config.machines}: cannot be read")
+        raise UserError(f"{config.machines}: cannot be read")
     if config.machines and config.workers:
-        raise Wrong("workers: machines.json says how many each machine has")
+        raise UserError("workers: machines.json says how many each machine has")
     if config.ssh_config and not config.machines:
-        raise Wrong("ssh_config: it is for machines")
+        raise UserError("ssh_config: it is for machines")
     m, e = config.merge_settings.model_copy(deep=True), config.evaluation_settings.model_copy(deep=True)
     base = [config.base] if config.base else []
     models = resolved([*config.models, *base], where.parent if config.machines else None)
@@ -79,7 +79,7 @@ def prepared(config: Configuration) -> TournamentConfig:
     check_causal(models, m.trust_remote_code)
     m.base_model = models.pop() if base else None
     if m.base_model and m.base_model.path in [model.path for model in models]:
-        raise Wrong(f"base_model {m.base_model.name} is one of the models: its change of itself is nothing")
+        raise UserError(f"base_model {m.base_model.name} is one of the models: its change of itself is nothing")
     for task in fitness.load_tasks(e, config.evolution_settings.seed).get("tasks", {}).values():
         tasks.chosen_of(task.config.task, len(task.eval_docs), e.holdout)
     if e.text:
@@ -109,11 +109,11 @@ class _Named(BaseModel):
 def _check_folder(where: Path) -> None:
     validated(_Named, {"out": where.name}, str(where), spelled=lambda key: "the folder's name")
     if where.is_file():
-        raise Wrong(f"{where}: a folder is expected")
+        raise UserError(f"{where}: a folder is expected")
     try:
         where.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise Wrong(f"{where}: cannot be made: {error.strerror}") from None
+        raise UserError(f"{where}: cannot be made: {error.strerror}") from None
 
 
 class Hosted(Starter):

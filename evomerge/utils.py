@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from evomerge.config import Configuration, ModelReference
 from fleet import faults
-from fleet.config import Wrong
+from fleet.config import UserError
 
 log = logging.getLogger("evomerge")
 
@@ -31,7 +31,7 @@ class EvoMergeException(Exception):
 def expected() -> Iterator[None]:
     try:
         yield
-    except (Wrong, faults.Fault) as error:
+    except (UserError, faults.Fault) as error:
         raise EvoMergeException(str(error)) from error
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
@@ -70,11 +70,11 @@ def _loaded(reference: ModelReference, device: str, trust: bool) -> Loaded:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
     except Exception as error:  # whatever a tokenizer's files and class can come up with
-        raise Wrong(f"{reference.path}: its tokenizer cannot be loaded: {_line(error)}") from error
+        raise UserError(f"{reference.path}: its tokenizer cannot be loaded: {_line(error)}") from error
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", trust_remote_code=trust)
     except Exception as error:
-        raise Wrong(f"{reference.path}: cannot be loaded as a causal language model: {_line(error)}") from error
+        raise UserError(f"{reference.path}: cannot be loaded as a causal language model: {_line(error)}") from error
     return Loaded(reference.name, model.to(device or setup_gpu_if_available()).eval(), tokenizer)
 
 

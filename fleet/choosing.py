@@ -5,25 +5,25 @@ from collections.abc import Iterator
 
 from fleet import launches, pace
 from fleet.claims import pulse_of
-from fleet.desk import Desk, Stopped
+from fleet.context import Stopped, WorkerContext
 from fleet.recipe import Recipe, place
 
 _PULSES = 3  # so many are looked at in one slow tick
 
 
 class Chooser:
-    def __init__(self, desk: Desk) -> None:
-        self.desk = desk
+    def __init__(self, context: WorkerContext) -> None:
+        self.context = context
         self.yielding = False  # free work was left to faster workers for a moment
         self._turn = 0
         self._free = list[str]()  # at the last look, the best one last
-        self._since: dict[str, dict[str, float]] = desk.history.recent()
+        self._since: dict[str, dict[str, float]] = context.history.recent()
 
     def quickly(self) -> str | None:
         """Claim the best of what was free at the last look; if somebody else has it by now, look again."""
         while self._free:
-            id, desk = self._free.pop(), self.desk
-            if not desk.history.finished(id) and not desk.blame.shuns(id) and not desk.claims.held(id):
+            id, context = self._free.pop(), self.context
+            if not context.history.finished(id) and not context.blame.shuns(id) and not context.claims.held(id):
                 return id if not self._polite(id) and self._take(id) else None
         return None
 
@@ -32,21 +32,21 @@ class Chooser:
         free, held = list[str](), list[str]()
         self.yielding = False
         for id in self._makeable():
-            (held if self.desk.claims.held(id) else free).append(id)
-        self._free, claims = free[::-1], self.desk.claims
+            (held if self.context.claims.held(id) else free).append(id)
+        self._free, claims = free[::-1], self.context.claims
         if mine := next((id for id in held if claims.claimed(id) and claims.mine(id)), None):
             return mine  # or whoever the disk refuses something would hold one recipe after the other
         for id in free:
             if not self._polite(id) and self._take(id):
                 return id
         for id in held:
-            if self.desk.claims.mine(id):
+            if self.context.claims.mine(id):
                 return id
         return next((id for id in self._orphans(held) if self._take(id)), None) if tick else None
 
     def _orphans(self, held: list[str]) -> Iterator[str]:
         """What is claimed and yet to be had. Pulses cost file operations: a few are looked at each time, in turn."""
-        claims = self.desk.claims
+        claims = self.context.claims
         self._turn += _PULSES
         for n, id in enumerate(held):
             claim, looked_at = claims.holder(id), (n - self._turn) % len(held) < _PULSES
@@ -54,60 +54,60 @@ class Chooser:
                 yield id
 
     def _makeable(self) -> list[str]:
-        finished, jobs = self.desk.history.finished, self.desk.history.open()
+        finished, jobs = self.context.history.finished, self.context.history.open()
         groups = {id(recipe.parents): recipe.parents for _, recipe in jobs}  # thousands of recipes may share a list
         wanted = {parent for parents in groups.values() for parent in parents}
         there = {key for key, parents in groups.items() if all(map(finished, parents))}
-        ready = [job for job in jobs if id(job[1].parents) in there and not self.desk.blame.shuns(job[0])]
+        ready = [job for job in jobs if id(job[1].parents) in there and not self.context.blame.shuns(job[0])]
         return [name for name, _ in sorted(ready, key=lambda job: self._rank(job[0], job[1], wanted))]
 
     def _rank(self, id: str, recipe: Recipe, wanted: set[str]) -> tuple[bool, bool, int, int, int]:
         """What failed here comes last, before it evaluations that nothing waits for; ties are broken by the worker's
         name, so that all differ."""
         only_looked_at = id not in wanted and recipe.publish == "nothing"
-        own = sum(self.desk.history.origin(parent) in self.desk.own for parent in recipe.parents)
+        own = sum(self.context.history.origin(parent) in self.context.own for parent in recipe.parents)
         return (
-            self.desk.blame.wary(id),
+            self.context.blame.wary(id),
             only_looked_at,
             place(id)[0],
             -own,
-            zlib.crc32((self.desk.store.name + id).encode()),
+            zlib.crc32((self.context.store.name + id).encode()),
         )
 
     def _take(self, id: str) -> bool:
         self._check_losses(id)
-        if self.desk.blame.shuns(id):
+        if self.context.blame.shuns(id):
             return False
-        if taken := self.desk.claims.take(id):
-            self.desk.events.note("claimed", id, n=self.desk.claims.count(id) - 1)
+        if taken := self.context.claims.take(id):
+            self.context.events.note("claimed", id, n=self.context.claims.count(id) - 1)
         return taken
 
     def _polite(self, id: str) -> bool:
         """A clearly slower worker leaves free work to idle faster ones for a moment."""
-        patience = self.desk.pace.patience(place(id)[1], 2 * self.desk.options.poll_seconds)
+        patience = self.context.pace.patience(place(id)[1], 2 * self.context.options.poll_seconds)
         polite = patience > 0 and self._known_for("free", id) < patience
         self.yielding = self.yielding or polite
         return polite
 
     def _helps(self, id: str) -> bool:
         """Make again what a clearly slower worker would need much longer for; once is enough."""
-        factor, claims = self.desk.options.backup, self.desk.claims
+        factor, claims = self.context.options.backup, self.context.claims
         elapsed = self._known_for(f"held {claims.count(id)}", id)
         if not factor or claims.helped(id):
             return False
-        pulse = pulse_of(self.desk.store, str(claims.holder(id).get("by")))
-        return bool(pulse) and self.desk.pace.worth_helping(place(id)[1], pace.seconds_of(pulse), elapsed, factor)
+        pulse = pulse_of(self.context.store, str(claims.holder(id).get("by")))
+        return bool(pulse) and self.context.pace.worth_helping(place(id)[1], pace.seconds_of(pulse), elapsed, factor)
 
     def _known_for(self, what: str, id: str) -> float:
-        now = self.desk.host.now()
+        now = self.context.host.now()
         return now - self._since.setdefault(id, {}).setdefault(what, now)
 
     def _check_losses(self, id: str) -> None:
         """A recipe that kills whoever makes it must not kill for ever."""
-        if self.desk.claims.count(id) < 2 or not self.desk.blame.doomed(id, lost := self.desk.claims.lost(id)):
+        if self.context.claims.count(id) < 2 or not self.context.blame.doomed(id, lost := self.context.claims.lost(id)):
             return
         machines = ", ".join(sorted({str(claim.get("machine")) for claim in lost}))
         why = f"{id}: {len(lost)} workers in a row were lost while they made it, on {machines}"
         why += "; who is lost without a word was mostly killed by the system, for want of memory"
-        launches.stop(self.desk.store, self.desk.options.launch, why)
+        launches.stop(self.context.store, self.context.options.launch, why)
         raise Stopped(why)

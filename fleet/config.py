@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, WithJsonSchema
 
 from fleet import strictjson
-from fleet.wrong import Wrong as Wrong
+from fleet.errors import UserError as UserError
 
 LIMIT = 1 << 20
 
@@ -147,7 +147,7 @@ def load(path: Path, room: type[T]) -> T:
     """A configuration file as a frozen record."""
     value = read_json(path)
     if not isinstance(value, dict):
-        raise Wrong(f"{path}: an object is expected, {{...}}, not {_short(value)}")
+        raise UserError(f"{path}: an object is expected, {{...}}, not {_short(value)}")
     return validated(room, lowered(value, str(path)), str(path))
 
 
@@ -156,11 +156,11 @@ def read_json(path: Path) -> Any:
         with path.open("rb") as file:
             data = file.read(LIMIT + 1)
     except OSError as error:
-        raise Wrong(f"{path}: cannot be read: {error.strerror}") from None
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     try:
         return strictjson.parse(data, LIMIT)
     except strictjson.Bad as error:
-        raise Wrong(f"{path}: {error}") from None
+        raise UserError(f"{path}: {error}") from None
 
 
 def whole(name: str, where: Path, endings: tuple[str, ...] = ()) -> str:
@@ -178,7 +178,7 @@ def lowered(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in values.items():
         if key.lower() in found:
-            raise Wrong(f"{where}: the key {_short(key)} stands there twice, in two spellings")
+            raise UserError(f"{where}: the key {_short(key)} stands there twice, in two spellings")
         found[key.lower()] = value
     return found
 
@@ -191,7 +191,7 @@ def validated(model: type[M], values: Mapping[str, Any], where: str, spelled: Ca
         deep = {each["loc"][0] for each in error.errors() if len(each["loc"]) > 2}  # says more than "not a list of ..."
         errors = [each for each in error.errors() if len(each["loc"]) > 2 or not {*each["loc"][:1]} & deep]
         problems = [_problem(model, values, dict(each), spelled) for each in errors]
-        raise Wrong("\n".join(f"{where}: {each}" for each in dict.fromkeys(problems))) from None
+        raise UserError("\n".join(f"{where}: {each}" for each in dict.fromkeys(problems))) from None
 
 
 def _problem(model: type[M], values: Mapping[str, Any], error: Mapping[str, Any], spelled: Callable[[str], str]) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 from fleet import faults, strictjson
 from fleet.diary import END, TAIL, Diary, read
 from fleet.disk import Disk, Writer
+from fleet.errors import cut
 from fleet.store import Store
-from fleet.wrong import cut
 
 _EVERY = 0.5  # seconds between two writes
 _KEPT = 1000  # lines that wait for a disk that takes no more

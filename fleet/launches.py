@@ -5,8 +5,8 @@ import re
 from typing import Any
 
 from fleet import faults
+from fleet.errors import cut
 from fleet.store import Store, Value
-from fleet.wrong import cut
 
 _NAME = re.compile(r"([0-9]{5})\.(start|stop)")
 

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import IO, Protocol
 
 from fleet import faults, launches, status
-from fleet.config import FleetConfig, Wrong
+from fleet.config import FleetConfig, UserError
 from fleet.history import History
 from fleet.host import Host
 from fleet.plain import plain, say
@@ -224,6 +224,6 @@ class Starter:
 
     def _mounted(self, store: Store) -> bool:
         """What is at the run's path is the run that this process has worked on."""
-        with contextlib.suppress(Wrong, faults.Fault):
+        with contextlib.suppress(UserError, faults.Fault):
             return open_run(self.folder, self.host, "starter")[0].run_id == store.run_id
         return False

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
 
-from fleet.config import Text, Wrong, bound, lowered, read_json, validated
+from fleet.config import Text, UserError, bound, lowered, read_json, validated
 
 Host = Annotated[
     str,
@@ -68,7 +68,9 @@ def said_of_run(machines: Sequence[Machine]) -> dict[str, Any]:
         said = {machine.name: getattr(machine, key) for machine in machines}
         if len({*said.values()}) > 1:
             each = ", ".join(f"{value or 'nothing'} for {name}" for name, value in said.items())
-            raise Wrong(f"machines.json: {key} must be the same for all machines, since results depend on it: {each}")
+            raise UserError(
+                f"machines.json: {key} must be the same for all machines, since results depend on it: {each}"
+            )
         if value := next(iter(said.values()), None):
             found[key] = value
     return found
@@ -82,17 +84,17 @@ def file_name(machine: str) -> str:
 def load(path: Path) -> tuple[Machine, ...]:
     entries = read_json(path)
     if not isinstance(entries, list) or not entries:
-        raise Wrong(f'{path}: a list with at least one machine is expected, such as ["192.168.0.1", "192.168.0.2"]')
+        raise UserError(f'{path}: a list with at least one machine is expected, such as ["192.168.0.1", "192.168.0.2"]')
     machines = [_machine(entry, f"{path}: machine {n}") for n, entry in enumerate(entries, 1)]
     places = [(machine.host.lower(), machine.port or 22, machine.user) for machine in machines]
     names = [file_name(machine.name).lower() for machine in machines]
     for n, (machine, place, name) in enumerate(zip(machines, places, names, strict=True)):
         if place in places[:n]:
             why = "for more workers on one machine use its workers or devices"
-            raise Wrong(f"{path}: machine {n + 1}: the host {machine.host} stands there twice; {why}")
+            raise UserError(f"{path}: machine {n + 1}: the host {machine.host} stands there twice; {why}")
         if name in names[:n]:
             why = "give one of the two another name"
-            raise Wrong(f"{path}: machine {n + 1}: the name {machine.name} stands there twice, or nearly; {why}")
+            raise UserError(f"{path}: machine {n + 1}: the name {machine.name} stands there twice, or nearly; {why}")
     return tuple(machines)
 
 
@@ -100,9 +102,9 @@ def _machine(entry: Any, where: str) -> Machine:
     if isinstance(entry, str):
         entry = {"host": entry}
     if not isinstance(entry, dict):
-        raise Wrong(f"{where}: a host, or an object that has one, is expected, not {type(entry).__name__}")
+        raise UserError(f"{where}: a host, or an object that has one, is expected, not {type(entry).__name__}")
     entry = lowered(entry, where)
     if "workers" in entry and "devices" in entry:
-        raise Wrong(f"{where}: workers and devices exclude each other: each device has one worker")
+        raise UserError(f"{where}: workers and devices exclude each other: each device has one worker")
     machine = validated(Machine, entry, where, spelled=str)
     return machine if machine.name else machine.model_copy(update={"name": machine.host})

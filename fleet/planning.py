@@ -63,7 +63,7 @@ def prune(store: Store, history: History) -> None:
             payload.drop(store, attempt)
 
 
-class Broom:
+class DraftSweeper:
     """Removes the private drafts of workers that died. A draft lives for a moment; one that is still there after a time
     in which any worker would have looked dead belongs to nobody."""
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fleet.wrong import Wrong
+from fleet.errors import UserError
 
 _DEEPEST = 32
 # Of the first part that is in a key: the most that its number may be. Far beyond every model there is, and still built
@@ -29,14 +29,14 @@ def check_config(config: Any, where: str) -> None:
     most: dict[str, int] = {}
     for key, value, deep in _numbers(config, "", 0):
         if deep > _DEEPEST:
-            raise Wrong(f"{where}: nested too deeply; {_DEEPEST} levels are accepted")
+            raise UserError(f"{where}: nested too deeply; {_DEEPEST} levels are accepted")
         part, limit = next(((part, limit) for part, limit in _MOST if part in key), ("", 1 << 62))
         if abs(value) > limit:
             shown = value if abs(value) < 1 << 99 else "a number of many digits"
-            raise Wrong(f"{where}: {key[:60]} is {shown}; no model has more than {limit}")
+            raise UserError(f"{where}: {key[:60]} is {shown}; no model has more than {limit}")
         most[part] = max(most.get(part, 0), abs(value))
     if (experts := most.get("layer", 1) * most.get("expert", 1)) > _MOST_EXPERTS:
-        raise Wrong(f"{where}: its layers have {experts} experts in all; no model has more than {_MOST_EXPERTS}")
+        raise UserError(f"{where}: its layers have {experts} experts in all; no model has more than {_MOST_EXPERTS}")
 
 
 def check_config_in(folder: Path | str) -> None:

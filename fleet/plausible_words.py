@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fleet.wrong import Wrong
+from fleet.errors import UserError
 
 _LARGEST = 200_000_000  # bytes of a tokenizer.json
 _MOST_ID = 1 << 26
@@ -20,20 +20,20 @@ def check_words_in(folder: Path | str) -> None:
     if not path.is_file():
         return
     if path.stat().st_size > _LARGEST:
-        raise Wrong(f"{path}: longer than {_LARGEST} bytes")
+        raise UserError(f"{path}: longer than {_LARGEST} bytes")
     try:
         value = json.loads(path.read_bytes())
     except OSError as error:
-        raise Wrong(f"{path}: cannot be read: {error.strerror}") from None
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise Wrong(f"{path}: not JSON: {error or 'nested too deeply'}") from None
+        raise UserError(f"{path}: not JSON: {error or 'nested too deeply'}") from None
     check_words(value, str(path))
 
 
 def check_words(file: Any, where: str) -> None:
     """Patterns that take for ever, texts that grow without end, tokens with numbers that no embedding has."""
     if not isinstance(file, Mapping):
-        raise Wrong(f"{where}: an object is expected")
+        raise UserError(f"{where}: an object is expected")
     growth = 1.0
     for step in _steps(
         [file.get(part) for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder")], where
@@ -41,18 +41,18 @@ def check_words(file: Any, where: str) -> None:
         pattern = step.get("pattern")
         if isinstance(pattern, Mapping) and isinstance(regex := pattern.get("Regex"), str):
             if why := endless(regex):
-                raise Wrong(f"{where}: the pattern {regex[:80]!r} {why}: it could take for ever on some text")
+                raise UserError(f"{where}: the pattern {regex[:80]!r} {why}: it could take for ever on some text")
         if isinstance(content := step.get("content"), str) and step.get("type") == "Replace":
             given = pattern.get("String", "") if isinstance(pattern, Mapping) else ""
             growth *= max(1.0, len(content) / max(1, len(given)))
     if growth > _MOST_GROWTH:
-        raise Wrong(f"{where}: its normalizer makes {growth:.0f} letters of one; {_MOST_GROWTH} are accepted")
+        raise UserError(f"{where}: its normalizer makes {growth:.0f} letters of one; {_MOST_GROWTH} are accepted")
     _check_numbers(file, where)
 
 
 def _steps(value: Any, where: str, depth: int = 0) -> Iterator[Mapping[str, Any]]:
     if depth > _DEEPEST:
-        raise Wrong(f"{where}: nested too deeply")
+        raise UserError(f"{where}: nested too deeply")
     if isinstance(value, Mapping):
         yield value
     if isinstance(value, (Mapping, list)):
@@ -68,7 +68,7 @@ def _check_numbers(file: Mapping[str, Any], where: str) -> None:
     pairs += [(each.get("content"), each.get("id")) for each in added]
     for token, number in pairs:
         if type(number) is not int or not 0 <= number < _MOST_ID:
-            raise Wrong(f"{where}: the token {str(token)[:40]!r} has the number {str(number)[:30]}")
+            raise UserError(f"{where}: the token {str(token)[:40]!r} has the number {str(number)[:30]}")
 
 
 def endless(regex: str) -> str:

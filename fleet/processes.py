@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fleet import gpus, launches, results
-from fleet.config import FleetConfig, Wrong
-from fleet.desk import Options, Spent, Stopped
+from fleet.config import FleetConfig, UserError
+from fleet.context import Options, Spent, Stopped
 from fleet.history import History
 from fleet.host import Host
 from fleet.method import Method
@@ -33,7 +33,7 @@ def this_script() -> list[str]:
     if spec := getattr(main, "__spec__", None):
         return [sys.executable, "-m", spec.name.removesuffix(".__main__")]
     if not (path := getattr(main, "__file__", None)):
-        raise Wrong("a run can only be started from a script")
+        raise UserError("a run can only be started from a script")
     return [sys.executable, str(Path(path).absolute())]
 
 
@@ -46,7 +46,7 @@ def this_command() -> str:
 def work(methods: Mapping[str, Method[Any]], name: str, folder: Path, leash: bool, launch: int = 0) -> int:
     """Be one worker of a run, in the launch that is named, or the newest."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name):
-        raise Wrong(f"{name!r} cannot be a worker's name: letters, digits, '-' and '_'")
+        raise UserError(f"{name!r} cannot be a worker's name: letters, digits, '-' and '_'")
     host = Host()
     host.keep_time()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from fleet.wrong import Wrong
+from fleet.errors import UserError
 
 # Of each method, the last commit or version that gave its first results, its second, and so on. Add one whenever a
 # configuration that stood in a run before would give other bytes now: a maker or the order of a sum has changed, or a
@@ -35,7 +35,7 @@ def check(folder: Path, run: Mapping[str, Any]) -> None:
         known = dict(enumerate(LAST.get(algorithm, ()), FIRST))
         other = known.get(its, "") if isinstance(its, int) else ""
         other = other or str(run.get("code") or "") or "the version that began it"
-        raise Wrong(
+        raise UserError(
             f"{folder}: this run has results of kind {its} and this code would give it those of kind "
             f"{kind(algorithm)}: finish it or export from it with {other}, or choose another PROJECT_NAME (--out, "
             "--storage-path) to start a new one."

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet import faults, results
-from fleet.config import Room, Wrong
+from fleet.config import Room, UserError
 from fleet.disk import Disk
 from fleet.host import Host
 from fleet.store import FOLDERS, Store
@@ -29,7 +29,7 @@ class Mount:
         return f"{self.source} ({self.kind}) on {self.point}"
 
 
-class NoRun(Wrong):
+class NoRun(UserError):
     """A folder that is not a run's, or not there at all."""
 
 
@@ -41,11 +41,11 @@ def open_run(folder: Path, host: Host, name: str) -> tuple[Store, Mapping[str, A
     except (faults.Missing, faults.Refused):
         raise NoRun(f"{folder}: not the folder of a run; is the shared disk mounted?") from None
     except (faults.Denied, faults.Unfit) as error:
-        raise Wrong(f"{folder}: cannot be read: {error}") from None
+        raise UserError(f"{folder}: cannot be read: {error}") from None
     if run.get("format") != FORMAT:
-        raise Wrong(f"{folder}: made by another version of this project (format {run.get('format')}, not {FORMAT})")
+        raise UserError(f"{folder}: made by another version of this project (format {run.get('format')}, not {FORMAT})")
     if not (isinstance(run.get("id"), str) and isinstance(run.get("config"), dict)):
-        raise Wrong(f"{folder}/run.json: has another shape than this project writes")
+        raise UserError(f"{folder}/run.json: has another shape than this project writes")
     for inner in FOLDERS:
         _real_folder(store, inner)
     store.run_id = run["id"]
@@ -57,7 +57,7 @@ def _real_folder(store: Store, inner: str) -> None:
     try:
         store.patiently(lambda: store.disk.list(inner))
     except (faults.Missing, faults.Refused) as error:
-        raise Wrong(f"{store.disk.root}/{inner}: a folder of the run is expected here: {error}") from None
+        raise UserError(f"{store.disk.root}/{inner}: a folder of the run is expected here: {error}") from None
 
 
 def create_run(
@@ -85,7 +85,7 @@ def _make_folder(base: Path, project: str, bound: Mapping[str, Any], host: Host)
     if "run.json" in found:
         return
     if strangers := found - {*FOLDERS}:
-        raise Wrong(
+        raise UserError(
             f"{folder}: holds files but is not a run ({', '.join(sorted(strangers)[:3])}); "
             "name another PROJECT_NAME (--out, --storage-path)"
         )
@@ -104,11 +104,11 @@ def _make_folder(base: Path, project: str, bound: Mapping[str, Any], host: Host)
         about = {"format": FORMAT, "results": kind, "code": results.begun_by()}
         store.settle("run.json", {**about, "id": host.token(), "config": dict(bound)})
     except (faults.Denied, faults.Unfit) as error:
-        raise Wrong(
+        raise UserError(
             f"{base}: the disk refuses what a run needs (new folders, hard links, renames that replace, fsync): {error}"
         ) from None
     except faults.Full as error:
-        raise Wrong(f"{base}: no room to start a run: {error}") from None
+        raise UserError(f"{base}: no room to start a run: {error}") from None
 
 
 def _check_binding(
@@ -121,13 +121,13 @@ def _check_binding(
     elif room:
         try:
             stands = room.joined(stands, {}).bound()
-        except Wrong as error:
-            raise Wrong(f"{folder}: of another version of this project, or damaged: {error}") from None
+        except UserError as error:
+            raise UserError(f"{folder}: of another version of this project, or damaged: {error}") from None
     old, new = _flat(stands), _flat(wanted)
     keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
     if keys:
         lines = [f"  {key.upper()}: the run has {old.get(key)!r}, now it says {new.get(key)!r}" for key in sorted(keys)]
-        raise Wrong(
+        raise UserError(
             f"{folder}: this run was started with another configuration\n" + "\n".join(lines) + "\n"
             "Restore these settings to go on with it, or choose another PROJECT_NAME (--out, --storage-path) to start "
             "a new run."
@@ -150,22 +150,22 @@ def make_base(base: Path, host: Host) -> None:
     try:
         _base(base, host)
     except OSError as error:  # a mount whose server is gone, too, answers so
-        raise Wrong(f"BASE_DIR {base}: cannot be used: {error.strerror}: {error.filename}") from None
+        raise UserError(f"BASE_DIR {base}: cannot be used: {error.strerror}: {error.filename}") from None
 
 
 def _base(base: Path, host: Host) -> None:
     now, before = mount_of(base), _remembered().get(str(base))
     if before and before != str(now) and not (base / ".base").is_file():
-        raise Wrong(
+        raise UserError(
             f"{base}: the last time this was on {before}, now it is on {now} and empty: is the shared disk mounted? "
             f"If it really moved, remove its line from {_memory()}."
         )
     if not base.is_dir():
         if not base.parent.is_dir():
-            raise Wrong(f"BASE_DIR {base}: neither it nor its parent exists; is the shared disk mounted?")
+            raise UserError(f"BASE_DIR {base}: neither it nor its parent exists; is the shared disk mounted?")
         base.mkdir(mode=0o750, exist_ok=True)  # another starter may have been faster
     if not os.access(base, os.W_OK | os.X_OK):
-        raise Wrong(f"BASE_DIR {base}: not writable for this user")
+        raise UserError(f"BASE_DIR {base}: not writable for this user")
     if not (base / ".base").is_file():
         (base / ".base").write_text(host.token() + "\n")
     _remember(str(base), str(now))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fleet import faults
-from fleet.wrong import Lacking, behind
+from fleet.errors import Lacking, behind
 
 _LOOK = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 

@@ -14,7 +14,7 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from fleet import faults
-from fleet.config import FleetConfig, Wrong, load, lowered, read_json
+from fleet.config import FleetConfig, UserError, load, lowered, read_json
 from fleet.host import Host
 from fleet.method import Method
 from fleet.metrics import sinks
@@ -92,7 +92,7 @@ def main(method: Method[Any], arguments: list[str] | None = None, others: Sequen
             sys.exit(2)
         say(f"{error}: the disk does not answer properly; the same command tries again", file=sys.stderr)
         sys.exit(SPENT)  # a crew does so by itself
-    except (Wrong, faults.Fault) as error:
+    except (UserError, faults.Fault) as error:
         say(error, file=sys.stderr)
     except KeyboardInterrupt:
         say("Interrupted before a worker was started; the same command begins again.", file=sys.stderr)
@@ -115,12 +115,12 @@ def settled(method: Method[C], config: C, flag: str, also: Mapping[str, Any] | N
     """The configuration with its algorithm and its project named: a script's own algorithm wins, or a flag. What
     machines.json says `also` belongs to it."""
     if method.algorithm and flag not in ("", method.algorithm):
-        raise Wrong(f"--algorithm {flag}: this script runs {method.algorithm}")
+        raise UserError(f"--algorithm {flag}: this script runs {method.algorithm}")
     algorithm = flag or method.algorithm or config.algorithm
     if not algorithm:
-        raise Wrong("ALGORITHM is missing: it says which method the run uses")
+        raise UserError("ALGORITHM is missing: it says which method the run uses")
     if foreign := [key for key in also or {} if key not in method.config.model_fields]:
-        raise Wrong(f"machines.json: {foreign[0]} says nothing to {algorithm}, only to methods that pre-train")
+        raise UserError(f"machines.json: {foreign[0]} says nothing to {algorithm}, only to methods that pre-train")
     bound = config.bound() | {"algorithm": algorithm, "project_name": config.project_name or algorithm, **(also or {})}
     return method.config.joined(bound, config.operational())
 
@@ -129,12 +129,12 @@ def read(config: Path, mine: Method[C], methods: Mapping[str, Method[Any]], algo
     """The configuration; where it cannot be one of this method, and none was named, the others are."""
     try:
         return load(config, mine.config)
-    except Wrong as error:
+    except UserError as error:
         others = ", ".join(name for name in methods if name != mine.algorithm)
         if not others or algorithm or named(config):
             raise
         said = f"(no ALGORITHM is given, so it was read as {mine.algorithm}'s; or {others}?)"
-        raise Wrong(f"{error} {said}") from None
+        raise UserError(f"{error} {said}") from None
 
 
 def named(config: Path) -> str:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from fleet import diary, faults, launches
 from fleet.claims import Claims, Watch, pulse_of
-from fleet.config import Wrong
+from fleet.config import UserError
 from fleet.console import console
 from fleet.diary import Diaries, Diary
 from fleet.history import History
@@ -208,6 +208,6 @@ def look(run_dir: Path, *, watch: Annotated[bool, Parameter(help="Keep looking u
 if __name__ == "__main__":
     try:
         App(name="python -m fleet.status", help=look.__doc__, version_flags=[], default_command=look)()
-    except (Wrong, faults.Fault) as error:
+    except (UserError, faults.Fault) as error:
         say(error, file=sys.stderr)
         raise SystemExit(2) from None

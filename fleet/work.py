@@ -24,11 +24,11 @@ class Interrupted(Exception):
     """This process, or the run, was asked to end; what was done is in a snapshot."""
 
 
-class Unwanted(Exception):
+class Superseded(Exception):
     """The recipe has an outcome by now, or another version of it is to be made."""
 
 
-class Elsewhere(Exception):
+class NotOnThisMachine(Exception):
     """This machine cannot make it (it lacks the text, the network, the memory), but another one may; says why."""
 
 
@@ -118,7 +118,7 @@ class Work:
             self._asked = now
             with contextlib.suppress(faults.Passing):  # a disk that does not answer just now says nothing
                 if not self._wanted():
-                    raise Unwanted
+                    raise Superseded
                 ending = ending or bool(self._ordered())
         if ending or now - self._saved > self._every:
             with contextlib.suppress(faults.Full, faults.Passing):  # no snapshot is no reason to lose the work

@@ -14,10 +14,10 @@ from fleet import blame, claims, elastic, faults, launches, pace, planning
 from fleet.attic import Attic
 from fleet.bell import Bell
 from fleet.choosing import Chooser
-from fleet.desk import Desk, Options, Stopped
+from fleet.context import Options, Stopped, WorkerContext
 from fleet.events import Events, Tail, log
+from fleet.execution import Execution
 from fleet.history import History
-from fleet.making import Workshop
 from fleet.recipe import NotYet, Strategy, Unplannable
 from fleet.store import Store
 from fleet.work import Maker
@@ -44,12 +44,14 @@ class Worker:
         held = claims.Claims(store, self.history, watch, options.launch)
         self.events, own = Events(store), self.history.recent()
         self.blame = blame.Blame(held, self.history, self.events, options.dead_seconds, options.makers)
-        self.desk = Desk(store, self.host, self.history, held, self.blame, pace.Pace(), self.events, options, own)
-        self.chooser = Chooser(self.desk)
-        self.workshop = Workshop(self.desk, make, self.tail, self._wait)
+        self.context = WorkerContext(
+            store, self.host, self.history, held, self.blame, pace.Pace(), self.events, options, own
+        )
+        self.chooser = Chooser(self.context)
+        self.workshop = Execution(self.context, make, self.tail, self._wait)
         self.elastic = elastic.Elastic(self.history, self.host, options.quorum, options.grace_seconds)
         self.pulse = claims.Pulse(store, options.dead_seconds / 5, self._say)
-        self._broom = planning.Broom(store, options.dead_seconds)
+        self._broom = planning.DraftSweeper(store, options.dead_seconds)
         self._attic = Attic(store, self.events, blame.PATIENCE * options.dead_seconds)
         self._began = self.host.now()
         self.bell, self.report = Bell(store), report
@@ -205,7 +207,7 @@ class Worker:
         self.events.flush()
         launch, identity = self.options.launch, [*self.host.identity]
         about = {"machine": self.host.name, "launch": launch, "identity": identity, "benched": self.blame.benched}
-        return {"seconds": self.desk.pace.mine(), **about}
+        return {"seconds": self.context.pace.mine(), **about}
 
     def _hear_of_peers(self, now: float) -> None:
         if now - self._heard < self.pulse.every:
@@ -213,7 +215,7 @@ class Worker:
         self._heard = now
         names = [name for name in claims.pulsing(self.store) if name != self.store.name]
         some = sorted(names, key=lambda name: zlib.crc32(f"{self.store.name}{name}{self._ticked}".encode()))[:_PEERS]
-        self.desk.pace.learn([claims.pulse_of(self.store, name) for name in some])
+        self.context.pace.learn([claims.pulse_of(self.store, name) for name in some])
 
     def _plan(self, fresh: bool, now: float) -> bool:
         """Write down what can be planned, unless somebody else is likely doing just that."""

@@ -7,8 +7,8 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 
+from fleet.errors import UserError
 from fleet.plain import say
-from fleet.wrong import Wrong
 
 
 def keep_memory() -> None:
@@ -71,7 +71,7 @@ def run(app: Callable[[], object]) -> int:
     except Stopped as stopped:
         say("\nInterrupted; nothing is left behind.", file=sys.stderr)
         return 128 + stopped.number
-    except (Wrong, OSError) as error:
+    except (UserError, OSError) as error:
         say(error, file=sys.stderr)
         return 2
     return 0

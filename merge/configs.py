@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from merge.donor import LAYER_COUNTS, Donor
-from merge.files import Wrong
+from merge.files import UserError
 
 _SAME = ("num_attention_heads", "num_key_value_heads", "head_dim", "n_head", "hidden_size", "num_experts_per_tok")
 # What says nothing about a tensor's meaning, or is settled by the recipe.
@@ -27,14 +27,14 @@ def check_kinds(models: Sequence[Donor], leader: Donor) -> None:
     for donor in models:
         mine, other = (each.config.get("model_type") for each in (leader, donor))
         if mine != other:
-            raise Wrong(
+            raise UserError(
                 f"{leader.reference} is of the kind {mine}, {donor.reference} of the kind {other}: "
                 "their tensors mean different things, and cannot be merged"
             )
         for key in _SAME:
             if leader.config.get(key) != donor.config.get(key):
                 values = f"{leader.config.get(key)} in {leader.reference}, {donor.config.get(key)} in {donor.reference}"
-                raise Wrong(f"{key} is {values}: the models have different shapes")
+                raise UserError(f"{key} is {values}: the models have different shapes")
 
 
 def differences(models: Sequence[Donor], leader: Donor, layers_are_cut: bool) -> list[str]:
@@ -74,14 +74,16 @@ def stacked(config: dict[str, Any], sources: Sequence[tuple[Donor, int]]) -> Non
 def _of_layer(donor: Donor, key: str, layer: int) -> Any:
     value = donor.config.get(key)
     if not isinstance(value, list) or layer >= len(value):
-        raise Wrong(f"{donor.reference}: its config.json says nothing of layer {layer} in {key}")
+        raise UserError(f"{donor.reference}: its config.json says nothing of layer {layer} in {key}")
     return value[layer]
 
 
 def _first(key: str, are: Sequence[bool]) -> int:
     count = sum(are)
     if not all(are[:count]):
-        raise Wrong(f"{key}: the layers that it is about come first in a model; here others would stand before them")
+        raise UserError(
+            f"{key}: the layers that it is about come first in a model; here others would stand before them"
+        )
     return count
 
 
@@ -99,7 +101,7 @@ def _check_period(key: str, sources: Sequence[tuple[Donor, int]]) -> None:
         if value in (None, 0, 1) or layer == n:
             continue
         if key == "max_window_layers" or type(value) is not int or layer % value != n % value:
-            raise Wrong(
+            raise UserError(
                 f"{donor.reference}: by its {key} of {value}, what layer {layer} is follows from its number, "
                 f"and it would become layer {n}; take layers that keep their kind"
             )

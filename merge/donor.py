@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.plausible import check_config
-from merge.files import Wrong, read_json
+from merge.files import UserError, read_json
 from merge.weights import Stored
 
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
@@ -26,7 +26,7 @@ class Donor:
         text = self.config.get("text_config")
         size = self.config.get("vocab_size") or (text.get("vocab_size") if isinstance(text, dict) else 0) or 0
         if type(size) is not int:
-            raise Wrong(f"{self.folder}/config.json: vocab_size is {str(size)[:60]!r}; a whole number is expected")
+            raise UserError(f"{self.folder}/config.json: vocab_size is {str(size)[:60]!r}; a whole number is expected")
         return size
 
     @property
@@ -40,5 +40,5 @@ def read_config(folder: Path) -> dict[str, Any]:
     value = read_json(folder / "config.json")
     check_config(value, f"{folder}/config.json")
     if value.get("quantization_config") is not None:
-        raise Wrong(f"{folder}: its weights are quantized; merge the model that they were made of")
+        raise UserError(f"{folder}: its weights are quantized; merge the model that they were made of")
     return value

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fleet.wrong import Lacking
+from fleet.errors import Lacking
 from merge.donor import Donor, read_config
-from merge.files import Wrong
+from merge.files import UserError
 from merge.lora import adapted
 from merge.names import stacks
 from merge.weights import tensors_in
@@ -69,7 +69,7 @@ def _path(text: str) -> Path:
     try:
         return Path(text).expanduser()
     except RuntimeError as error:
-        raise Wrong(f"{text}: {error}") from None
+        raise UserError(f"{text}: {error}") from None
 
 
 def located(reference: str) -> Path:
@@ -89,7 +89,7 @@ def located(reference: str) -> Path:
         return Path(snapshot_download(name, revision=at or None, allow_patterns=wanted))
     except Exception as error:  # whatever a hub and a network can come up with
         why = str(error).splitlines()[0][:200]
-        raise Wrong(f"{reference}: no such folder here, and the hub does not give it: {why}") from None
+        raise UserError(f"{reference}: no such folder here, and the hub does not give it: {why}") from None
 
 
 def _check_whole(donor: Donor) -> None:
@@ -100,4 +100,4 @@ def _check_whole(donor: Donor) -> None:
     for stack, numbers in stacks(donor.tensors).items():
         there = numbers & set(range(promised)) if promised < 1 << 20 else numbers
         if len(numbers) == found and 1 < len(there) < promised:
-            raise Wrong(f"{donor.folder}: {stack} has {len(there)} layers, its config.json says {promised}")
+            raise UserError(f"{donor.folder}: {stack} has {len(there)} layers, its config.json says {promised}")

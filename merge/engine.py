@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from merge import output
-from merge.files import Wrong, bytes_of
+from merge.files import UserError, bytes_of
 from merge.group import Group
 from merge.methods import METHODS
 from merge.planning import Job
@@ -38,7 +38,7 @@ def check_device(name: str) -> None:
     try:
         torch.zeros(1, device=name).cpu()  # "meta" has no numbers
     except (RuntimeError, AssertionError) as error:
-        raise Wrong(f"the device {name} cannot be used here: {str(error).splitlines()[0]}") from None
+        raise UserError(f"the device {name} cannot be used here: {str(error).splitlines()[0]}") from None
 
 
 def merged(job: Job, how: How) -> Iterator[Tensor]:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fleet.wrong import Wrong as Wrong  # weights that cannot be used together, files that hold something else
+from fleet.errors import UserError as UserError  # weights that cannot be used together, files that hold something else
 
 CHUNK = 1 << 19  # numbers that are in memory at a time; a multiple of every block that a wire format has
 _LIMIT = 100_000_000  # bytes of a header, as safetensors has it; and of a JSON file
@@ -63,11 +63,11 @@ def read_json(path: Path) -> dict[str, Any]:
             data = file.read(_LIMIT + 1)
         value = json.loads(data.decode()) if len(data) <= _LIMIT else None
     except OSError as error:
-        raise Wrong(f"{path}: cannot be read: {error.strerror}") from None
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise Wrong(f"{path}: not JSON: {error}") from None
+        raise UserError(f"{path}: not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise Wrong(f"{path}: an object of at most {_LIMIT} bytes is expected, {{...}}")
+        raise UserError(f"{path}: an object of at most {_LIMIT} bytes is expected, {{...}}")
     return value
 
 
@@ -92,20 +92,20 @@ def read_header(source: Source, size: int | None = None) -> Header:
     """Leaves the source at the first tensor's bytes. Where the file's size is known, all must fit in it."""
     length = int.from_bytes(_exactly(source, 8), "little")
     if length > (_LIMIT if size is None else min(_LIMIT, size - 8)):
-        raise Wrong(f"not a safetensors file: its header would have {length} bytes")
+        raise UserError(f"not a safetensors file: its header would have {length} bytes")
     try:
         fields = json.loads(_exactly(source, length))
         about = fields.pop("__metadata__", {})
         places = {name: (_entry(f), _offsets(f)) for name, f in fields.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Wrong(f"not a safetensors file that this project reads: {error!r}") from None
+        raise UserError(f"not a safetensors file that this project reads: {error!r}") from None
     tensors, begin = {}, 0
     for name, (entry, place) in sorted(places.items(), key=lambda item: item[1][1]):
         if place != [begin, begin + entry.bytes]:
-            raise Wrong(f"tensor {name}: bytes {place} where {[begin, begin + entry.bytes]} were expected")
+            raise UserError(f"tensor {name}: bytes {place} where {[begin, begin + entry.bytes]} were expected")
         tensors[name], begin = entry, place[1]
     if size is not None and 8 + length + begin != size:
-        raise Wrong(f"it has {size} bytes where its header says {8 + length + begin}: cut off, or not whole yet")
+        raise UserError(f"it has {size} bytes where its header says {8 + length + begin}: cut off, or not whole yet")
     return Header(tensors, about)
 
 
@@ -137,7 +137,7 @@ def chunks(source: Source, dtype: torch.dtype, count: int, size: int = CHUNK) ->
 def fill(source: Source, tensor: Tensor) -> None:
     view = bytes_of(tensor)
     if (count := source.readinto(view)) != len(view):
-        raise Wrong(f"the file ends {len(view) - count} bytes too early")
+        raise UserError(f"the file ends {len(view) - count} bytes too early")
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
@@ -148,5 +148,5 @@ def bytes_of(tensor: Tensor) -> memoryview:
 def _exactly(source: Source, count: int) -> bytes:
     data = bytearray(count)
     if source.readinto(memoryview(data)) != count:
-        raise Wrong("not a safetensors file: it ends within its header")
+        raise UserError("not a safetensors file: it ends within its header")
     return bytes(data)

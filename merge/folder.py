@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from merge.donor import Donor
-from merge.files import Wrong, read_json, write_json
+from merge.files import UserError, read_json, write_json
 from merge.planning import Plan
 from merge.recipe import Merge, nearest
 
@@ -49,7 +49,7 @@ def chat_template(wanted: str | None, donors: Sequence[Donor]) -> str | None:
         return wanted
     known = {path.stem: path for path in sorted(TEMPLATES.glob("*.jinja"))}
     if wanted not in known:
-        raise Wrong(f"chat_template is {wanted!r}: auto, Jinja, or a known one; {nearest(wanted, known)}")
+        raise UserError(f"chat_template is {wanted!r}: auto, Jinja, or a known one; {nearest(wanted, known)}")
     return known[wanted].read_text()
 
 
@@ -58,7 +58,7 @@ def template_of(folder: Path) -> str | None:
         try:
             return file.read_text(encoding="utf-8").strip()
         except (OSError, ValueError) as error:
-            raise Wrong(f"{file}: cannot be read: {error}") from None
+            raise UserError(f"{file}: cannot be read: {error}") from None
     settings = folder / "tokenizer_config.json"
     said = read_json(settings).get("chat_template") if settings.is_file() else None
     return said.strip() if isinstance(said, str) else None

@@ -13,7 +13,7 @@ from fleet.plausible_words import check_words_in
 from fleet.scratch import passing
 from merge import engine, folder
 from merge.engine import How
-from merge.files import Wrong
+from merge.files import UserError
 from merge.planning import Plan
 from merge.recipe import Merge
 
@@ -30,9 +30,9 @@ class Live:
     def fill(self, made: Plan, how: How) -> None:
         """Take on the weights of a plan, rounded as in files."""
         if self.places is None:
-            raise Wrong("this model's weights lie otherwise in memory than in files")
+            raise UserError("this model's weights lie otherwise in memory than in files")
         if broken := engine.fill(made.jobs, self.places, how):
-            raise Wrong(f"{broken[0]} has numbers that are not finite, or too large for its dtype")
+            raise UserError(f"{broken[0]} has numbers that are not finite, or too large for its dtype")
 
 
 def furnished(said: Merge, made: Plan, device: str, trust: bool = False, with_model: bool = True) -> Live:
@@ -46,7 +46,7 @@ def furnished(said: Merge, made: Plan, device: str, trust: bool = False, with_mo
             tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust)
         except Exception as error:  # whatever a tokenizer's files and class can come up with
             line = " ".join(str(error).split())[:200]
-            raise Wrong(f"{made.leader.reference}: its tokenizer cannot be loaded: {line}") from None
+            raise UserError(f"{made.leader.reference}: its tokenizer cannot be loaded: {line}") from None
         model = _empty(place, made, device, trust) if with_model else None
     places = places_in(model, made) if model is not None else None
     return Live(model if places is not None else None, tokenizer, _words(made), places)

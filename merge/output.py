@@ -10,16 +10,16 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleet.synced import sync
-from merge.files import Entry, Header, Wrong, write_header, write_json
+from fleet.fsync import sync
+from merge.files import Entry, Header, UserError, write_header, write_json
 from merge.planning import Job
 
 
-class Busy(Wrong):
+class Busy(UserError):
     """Somebody else is writing just this."""
 
 
-class Taken(Wrong):
+class Taken(UserError):
     """Something is there, which nobody said is to be replaced."""
 
 
@@ -30,7 +30,7 @@ def size_of(text: str) -> int:
     """Bytes, as people write them: 5GB, 512MiB."""
     found = re.fullmatch(r"\s*([0-9]{0,15}\.?[0-9]{1,15})\s*([KMG]?I?)B?\s*", text.upper())
     if not found or found[2] not in _UNITS or (size := int(float(found[1]) * _UNITS[found[2]])) < 1:
-        raise Wrong(f"{text!r} is not a size; write 5GB or 512MiB")
+        raise UserError(f"{text!r} is not a size; write 5GB or 512MiB")
     return size
 
 
@@ -57,7 +57,7 @@ def shards(jobs: Sequence[Job], most: int) -> list[list[Job]]:
 
 @contextmanager
 def laid_out(folder: Path, parts: Sequence[Sequence[Job]]) -> Iterator[dict[str, Place]]:
-    """The weight files, all headers written and all room reserved: each tensor's place. At the end they are synced."""
+    """The weight files, all headers written and all room reserved: each tensor's place. At the end they are fsync."""
     names, places = _names(len(parts)), dict[str, Place]()
     with ExitStack() as stack:
         for name, part in zip(names, parts, strict=True):
@@ -91,10 +91,10 @@ def free_for(out: Path, overwrite: bool, needed: Iterable[Path] = ()) -> Path:
     if not overwrite:
         raise Taken(f"{out} exists; --overwrite replaces it")
     if not out.is_dir() or (any(out.iterdir()) and not (out / "config.json").is_file()):
-        raise Wrong(f"{out} is not the folder of a model; it is not replaced")
+        raise UserError(f"{out} is not the folder of a model; it is not replaced")
     for path in (Path.cwd(), *needed):
         if path.resolve().is_relative_to(out):
-            raise Wrong(f"{out} is not replaced: {path} is in it")
+            raise UserError(f"{out} is not replaced: {path} is in it")
     return out
 
 
@@ -120,7 +120,7 @@ def _drafted(out: Path, size: int) -> Iterator[Path]:
     if free < size + (1 << 20):
         full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         room = f"{out.parent} has {free / 1e9:.2f} GB of free space; the result needs {size / 1e9:.2f} GB"
-        raise Wrong(room) from full
+        raise UserError(room) from full
     draft = out.parent / f".{out.name}.unfinished"
     with _held(draft.with_suffix(".lock"), out):
         shutil.rmtree(draft, ignore_errors=True)  # of a merge that was killed

@@ -4,14 +4,14 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from merge.files import Wrong
+from merge.files import UserError
 from merge.methods import IGNORED, METHODS, REQUIRED, Method, Param
 from merge.recipe import Input, Merge, Setting, Settings, nearest
 
 
 def method_of(recipe: Merge) -> Method:
     if recipe.method not in METHODS:
-        raise Wrong(f"merge_method is {recipe.method!r}; {nearest(recipe.method, METHODS)}")
+        raise UserError(f"merge_method is {recipe.method!r}; {nearest(recipe.method, METHODS)}")
     return METHODS[recipe.method]
 
 
@@ -46,9 +46,11 @@ def check_names(recipe: Merge) -> list[str]:
             if key in IGNORED:
                 notes.append(f"{where}: `{key}` has no effect here: masks need no memory of their own")
             elif key not in method.params:
-                raise Wrong(f"{where}: {recipe.method} has no parameter {key!r}; {nearest(key, method.params)}")
+                raise UserError(f"{where}: {recipe.method} has no parameter {key!r}; {nearest(key, method.params)}")
             elif of_base is not None and not method.params[key].each:
-                raise Wrong(f"{where}: {key!r} is one value for all models; it belongs into the recipe's parameters")
+                raise UserError(
+                    f"{where}: {key!r} is one value for all models; it belongs into the recipe's parameters"
+                )
             elif of_base and method.base != "none":
                 notes.append(f"{where}: `{key}` has no effect: it is the base")
     return list(dict.fromkeys(notes))
@@ -72,20 +74,20 @@ def _value(key: str, param: Param, settings: Iterable[Settings], name: str, t: f
         if key in each and (value := chosen(each[key], name, t)) is not None:
             return _checked(value, param, where)
     if param.default is REQUIRED:
-        raise Wrong(f"{where} is missing")
+        raise UserError(f"{where} is missing")
     return param.default
 
 
 def _checked(value: Any, param: Param, where: str) -> Any:
     if param.kind is bool:
         if not isinstance(value, bool):
-            raise Wrong(f"{where} is {value!r}; true or false is expected")
+            raise UserError(f"{where} is {value!r}; true or false is expected")
         return value
     if isinstance(value, (bool, str)) or not math.isfinite(value):
-        raise Wrong(f"{where} is {value!r}; a number is expected")
+        raise UserError(f"{where} is {value!r}; a number is expected")
     if param.kind is int and value != int(value):
-        raise Wrong(f"{where} is {value}; a whole number is expected")
+        raise UserError(f"{where} is {value}; a whole number is expected")
     if (param.low is not None and value < param.low) or (param.high is not None and value > param.high):
         limits = f"from {param.low:g}" + (f" to {param.high:g}" if param.high is not None else " on")
-        raise Wrong(f"{where} is {value}; {limits} is possible")
+        raise UserError(f"{where} is {value}; {limits} is possible")
     return param.kind(value)

@@ -7,7 +7,7 @@ that one goes through letter by letter; what it may say is what adapters say of 
 from dataclasses import dataclass, field
 from typing import Any
 
-from merge.files import Wrong
+from merge.files import UserError
 
 _LONGEST, _DEEPEST = 512, 8
 _PLAIN = "_-/ "  # signs that mean themselves
@@ -41,7 +41,7 @@ class Pattern:
 
     def __post_init__(self) -> None:
         if len(self.text) > _LONGEST:
-            raise Wrong(f"the pattern {self.text[:40]!r}... is longer than {_LONGEST} characters")
+            raise UserError(f"the pattern {self.text[:40]!r}... is longer than {_LONGEST} characters")
         whole = self._either(0)
         if self.at < len(self.text):
             raise self._refused()
@@ -130,8 +130,8 @@ class Pattern:
         self.at += here
         return here
 
-    def _refused(self) -> Wrong:
-        return Wrong(
+    def _refused(self) -> UserError:
+        return UserError(
             f"the pattern {self.text[:80]!r} is not understood at {self.text[self.at : self.at + 10]!r}: names, "
             r". \. \d \w [...] (...) | * + ? ^ $ are; write the modules' names instead"
         )

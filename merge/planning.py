@@ -12,7 +12,7 @@ from torch import Tensor
 from merge.configs import TOKEN_IDS, check_kinds, differences, stacked
 from merge.donor import Donor
 from merge.donors import Donors
-from merge.files import Wrong
+from merge.files import UserError
 from merge.methods import Method
 from merge.names import comes_first, is_buffer, is_embedding, is_head, is_vocabulary, layer_of, named_alike, stacks
 from merge.parameters import check_names, method_of, resolved
@@ -102,7 +102,7 @@ def _vocabulary(recipe: Merge, donors: Donors, models: Sequence[Donor], leader: 
 def _ids(folder: Path) -> Mapping[str, int]:
     try:
         return words_of(folder).ids
-    except Wrong:  # nobody has asked for it
+    except UserError:  # nobody has asked for it
         return {}
 
 
@@ -131,18 +131,20 @@ def _part(recipe: Merge, number: int) -> Part:
     said, method = recipe.slices[number], method_of(recipe)
     base = (said.base_model or recipe.base_model) if method.base != "none" else None
     if method.base == "required" and base is None:
-        raise Wrong(f"{recipe.method} needs a base_model")
+        raise UserError(f"{recipe.method} needs a base_model")
     others = tuple(one for one in said.inputs if one.model != base)
     if len(others) < method.least or (method.most and len(others) > method.most):
         limits = f"{method.least}" if method.least == method.most else f"{method.least} or more"
         limits = f"just {method.most}" if method.most == 1 else limits
         found = f"here are {len(others)}"
-        raise Wrong(f"{recipe.method} merges {limits} model(s) beside the base_model, if it has one; {found}")
+        raise UserError(f"{recipe.method} merges {limits} model(s) beside the base_model, if it has one; {found}")
     if base is None:
         return Part(_with_base(recipe, method, others), False, said.parameters)
     ranges = {one.layers for one in said.inputs if one.model == base} or {one.layers for one in others}
     if len(ranges) > 1:
-        raise Wrong(f"the base_model {base} must be a source, with one layer_range, where the sources' ranges differ")
+        raise UserError(
+            f"the base_model {base} must be a source, with one layer_range, where the sources' ranges differ"
+        )
     return Part((Input(base, next(iter(ranges), None)), *others), True, said.parameters)
 
 
@@ -188,7 +190,7 @@ def _names(parts: Sequence[Part], views: Mapping[str, View]) -> Iterator[tuple[P
         return
     (stack, _), *more = stacks(first).items() or [("", set())]
     if more:
-        raise Wrong(f"slices need one stack of layers; there are {stack}, {', '.join(name for name, _ in more)}")
+        raise UserError(f"slices need one stack of layers; there are {stack}, {', '.join(name for name, _ in more)}")
     once = [name for name in first if not layer_of(name)]
     for name in (name for name in once if comes_first(name)):
         yield parts[0], name, [name] * len(parts[0].inputs), 0.0
@@ -212,7 +214,7 @@ def _suffixes(view: View, stack: str, layer: int, model: str) -> list[str]:
     begin = f"{stack}.{layer}."
     if found := [name.removeprefix(begin) for name in view if name.startswith(begin)]:
         return found
-    raise Wrong(f"{model} has {len(stacks(view).get(stack, ()))} layers: there is no layer {layer}")
+    raise UserError(f"{model} has {len(stacks(view).get(stack, ()))} layers: there is no layer {layer}")
 
 
 def _same_names(part: Part, views: Mapping[str, View]) -> None:
@@ -220,7 +222,7 @@ def _same_names(part: Part, views: Mapping[str, View]) -> None:
     first = part.inputs[0].model
     for one in part.inputs:
         if one.layers is None and (missing := views[one.model].keys() - views[first].keys()):
-            raise Wrong(f"{min(missing)} is missing in {first}; {one.model} has it")
+            raise UserError(f"{min(missing)} is missing in {first}; {one.model} has it")
 
 
 # -- how ---------------------------------------------------------------------------------------------------------------
@@ -237,7 +239,7 @@ def _job(
 ) -> Job:
     for one, own in zip(part.inputs, names, strict=True):
         if own not in views[one.model]:
-            raise Wrong(f"{own} is missing in {one.model}; {part.inputs[0].model} has it")
+            raise UserError(f"{own} is missing in {one.model}; {part.inputs[0].model} has it")
     stored = [views[one.model][own] for one, own in zip(part.inputs, names, strict=True)]
     if vocabulary and is_vocabulary(name):
         known = {model: view[name] for model, view in views.items() if name in view}
@@ -280,11 +282,11 @@ def _same_shape(name: str, inputs: Sequence[Input], stored: Sequence[Stored]) ->
         if each.shape != stored[0].shape:
             shapes = f"{list(stored[0].shape)} in {inputs[0].model}, {list(each.shape)} in {one.model}"
             rule = "; give a tokenizer_source to bring vocabularies together" if is_vocabulary(name) else ""
-            raise Wrong(f"{name} has different shapes: {shapes}{rule}")
+            raise UserError(f"{name} has different shapes: {shapes}{rule}")
         if each.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
-            raise Wrong(f"{name} of {one.model} is quantized; merge the model that it was made of")
+            raise UserError(f"{name} of {one.model} is quantized; merge the model that it was made of")
         if each.dtype.is_floating_point != stored[0].dtype.is_floating_point:
-            raise Wrong(f"{name} is of {stored[0].dtype} in {inputs[0].model}, of {each.dtype} in {one.model}")
+            raise UserError(f"{name} is of {stored[0].dtype} in {inputs[0].model}, of {each.dtype} in {one.model}")
 
 
 # -- the result's config.json ------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from merge import strictyaml
-from merge.files import Wrong
+from merge.files import UserError
 
 LIMIT = 1 << 20
 _MOST_LAYERS = 100_000
@@ -79,15 +79,15 @@ class Merge:
 def load(path: Path) -> Merge:
     try:
         return parse(strictyaml.read(path))
-    except (strictyaml.Bad, Wrong) as error:
-        raise Wrong(f"{path}: {error}") from None
+    except (strictyaml.Bad, UserError) as error:
+        raise UserError(f"{path}: {error}") from None
 
 
 def parse(text: str) -> Merge:
     try:
         value = strictyaml.parse(text)
     except strictyaml.Bad as error:
-        raise Wrong(str(error)) from None
+        raise UserError(str(error)) from None
     return merge_of(value, text)
 
 
@@ -96,9 +96,9 @@ def merge_of(value: Any, text: str) -> Merge:
     known = "merge_method models slices base_model parameters dtype out_dtype tokenizer_source tokenizer chat_template"
     given = _fields(value, "the file", known)
     if ("models" in given) == ("slices" in given):
-        raise Wrong("one of `models` and `slices` is needed" + (", not both" if "models" in given else ""))
+        raise UserError("one of `models` and `slices` is needed" + (", not both" if "models" in given else ""))
     if "tokenizer" in given and "tokenizer_source" in given:
-        raise Wrong("`tokenizer` and `tokenizer_source` say the same; one of them is enough")
+        raise UserError("`tokenizer` and `tokenizer_source` say the same; one of them is enough")
     if "models" in given:
         slices: tuple[Slice, ...] = (Slice(_inputs(given["models"], "models", "model parameters")),)
     else:
@@ -140,10 +140,10 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def _fields(value: Any, where: str, known: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise Wrong(f"{where}: `key: value` lines are expected, not {_short(value)}")
+        raise UserError(f"{where}: `key: value` lines are expected, not {_short(value)}")
     for key in value:
         if key not in known.split():
-            raise Wrong(f"{where}: unknown key {_short(key)}; {nearest(key, known.split())}")
+            raise UserError(f"{where}: unknown key {_short(key)}; {nearest(key, known.split())}")
     return {key: each for key, each in value.items() if each is not None}
 
 
@@ -151,10 +151,10 @@ def _slice(value: Any, where: str) -> Slice:
     given = _fields(value, where, "sources base_model parameters")
     inputs = _inputs(given.get("sources"), f"{where}.sources", "model layer_range parameters")
     if not all(one.layers for one in inputs):
-        raise Wrong(f"{where}: each source needs a layer_range, [first, behind the last]")
+        raise UserError(f"{where}: each source needs a layer_range, [first, behind the last]")
     if len({one.layers[1] - one.layers[0] for one in inputs if one.layers}) > 1:
         ranges = ", ".join(f"{one.model} {list(one.layers or ())}" for one in inputs)
-        raise Wrong(f"{where}: its sources have different numbers of layers: {ranges}")
+        raise UserError(f"{where}: its sources have different numbers of layers: {ranges}")
     base = _model(given["base_model"], f"{where}.base_model") if "base_model" in given else None
     return Slice(inputs, base, _settings(given.get("parameters"), f"{where}.parameters"))
 
@@ -173,7 +173,7 @@ def _inputs(value: Any, where: str, known: str) -> tuple[Input, ...]:
 def _layers(value: Any, where: str) -> tuple[int, int]:
     whole = isinstance(value, list) and len(value) == 2 and all(type(each) is int for each in value)
     if not whole or not 0 <= value[0] < value[1] < _MOST_LAYERS:
-        raise Wrong(f"{where}: [first, behind the last] is expected, as in [0, 16], not {_short(value)}")
+        raise UserError(f"{where}: [first, behind the last] is expected, as in [0, 16], not {_short(value)}")
     return value[0], value[1]
 
 
@@ -185,11 +185,11 @@ def _tokens(given: Mapping[str, Any]) -> Tokens | None:
     fields = _fields(given["tokenizer"], "tokenizer", "source tokens pad_to_multiple_of")
     each = fields.get("tokens", {})
     if not isinstance(each, dict):
-        raise Wrong(f"tokenizer.tokens: `token: rule` lines are expected, not {_short(each)}")
+        raise UserError(f"tokenizer.tokens: `token: rule` lines are expected, not {_short(each)}")
     multiple = fields.get("pad_to_multiple_of")
     if multiple is not None and (type(multiple) is not int or not 1 <= multiple <= LIMIT):
         found = f"not {_short(multiple)}"
-        raise Wrong(f"tokenizer.pad_to_multiple_of: a whole number from 1 to {LIMIT} is expected, {found}")
+        raise UserError(f"tokenizer.pad_to_multiple_of: a whole number from 1 to {LIMIT} is expected, {found}")
     rules = {token: _token(rule, f"tokenizer.tokens[{token!r}]") for token, rule in each.items()}
     return Tokens(_text(fields.get("source", "union"), "tokenizer.source"), rules, multiple)
 
@@ -198,7 +198,7 @@ def _token(value: Any, where: str) -> Token:
     given = _fields(value, where, "source force")
     source, force = given.get("source"), given.get("force", False)
     if not isinstance(force, bool):
-        raise Wrong(f"{where}.force: true or false is expected, not {_short(force)}")
+        raise UserError(f"{where}.force: true or false is expected, not {_short(force)}")
     if not isinstance(source, dict):
         return Token(None if source is None else _model(source, f"{where}.source"), force=force)
     fields = _fields(source, f"{where}.source", "kind model token token_id")
@@ -206,11 +206,11 @@ def _token(value: Any, where: str) -> Token:
         return Token(kind="zero", force=force)
     if fields.get("kind") != "model_token" or ("token" in fields) == ("token_id" in fields):
         example = "a model, {kind: zero}, or {kind: model_token, model: M, token: T} (or token_id: N)"
-        raise Wrong(f"{where}.source: {example} is expected, not {_short(source)}")
+        raise UserError(f"{where}.source: {example} is expected, not {_short(source)}")
     model = _model(fields.get("model"), f"{where}.source.model")
     token, number = fields.get("token"), fields.get("token_id")
     if not (isinstance(token, str) or type(number) is int and number >= 0):
-        raise Wrong(f"{where}.source: a token, or the number of one, is expected")
+        raise UserError(f"{where}.source: a token, or the number of one, is expected")
     return Token(model, "model_token", token, number, force)
 
 
@@ -218,7 +218,7 @@ def _settings(value: Any, where: str) -> Settings:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise Wrong(f"{where}: `parameter: value` lines are expected, not {_short(value)}")
+        raise UserError(f"{where}: `parameter: value` lines are expected, not {_short(value)}")
     return {key: setting_of(each, f"{where}.{key}") for key, each in value.items() if each is not None}
 
 
@@ -226,7 +226,7 @@ def setting_of(value: Any, where: str) -> Setting:
     """Of a value, a list of values, a {filter, value}, or a list of these."""
     several = value if isinstance(value, list) else [value]
     if not several:
-        raise Wrong(f"{where}: an empty list says nothing")
+        raise UserError(f"{where}: an empty list says nothing")
     if not any(isinstance(each, dict) for each in several):
         return (("", tuple(scalar_of(each, where) for each in several)),)
     found = []
@@ -234,7 +234,7 @@ def setting_of(value: Any, where: str) -> Setting:
         given = _fields(each, f"{where}[{n}]", "filter value")
         inner = given.get("value")
         if inner is None or isinstance(inner, dict):
-            raise Wrong(f"{where}[{n}]: a value, or a list of values, is expected")
+            raise UserError(f"{where}[{n}]: a value, or a list of values, is expected")
         part = _text(given.get("filter", "*"), f"{where}[{n}].filter")
         found += [("" if part == "*" else part, values) for _, values in setting_of(inner, f"{where}[{n}].value")]
     return tuple(found)
@@ -248,13 +248,13 @@ def scalar_of(value: Any, where: str) -> bool | int | float | str:
         except ValueError:
             return value
     if not isinstance(value, (bool, int, float)) or (type(value) is int and abs(value) > 1 << 53):
-        raise Wrong(f"{where}: a number, or a list of numbers, is expected, not {_short(value)}")
+        raise UserError(f"{where}: a number, or a list of numbers, is expected, not {_short(value)}")
     return value
 
 
 def _list(value: Any, where: str) -> list[Any]:
     if not isinstance(value, list) or not value:
-        raise Wrong(f"{where}: a list is expected, `- model: ...`, not {_short(value)}")
+        raise UserError(f"{where}: a list is expected, `- model: ...`, not {_short(value)}")
     return value
 
 
@@ -270,14 +270,16 @@ def _model(value: Any, where: str) -> str:
 
 def _text(value: Any, where: str) -> str:
     if not isinstance(value, str) or not value.strip() or "\0" in value:
-        raise Wrong(f"{where}: text is expected, not {_short(value)}" if value is not None else f"{where} is missing")
+        raise UserError(
+            f"{where}: text is expected, not {_short(value)}" if value is not None else f"{where} is missing"
+        )
     return value
 
 
 def _dtype(given: Mapping[str, Any], key: str) -> str | None:
     name = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}.get(str(given.get(key)), given.get(key))
     if name is not None and name not in DTYPES:
-        raise Wrong(f"{key} is {_short(name)}; {', '.join(DTYPES)} are possible (arithmetic is float32 always)")
+        raise UserError(f"{key} is {_short(name)}; {', '.join(DTYPES)} are possible (arithmetic is float32 always)")
     return name
 
 

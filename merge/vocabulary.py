@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fleet.plausible_words import check_words
 from merge.donor import Donor
-from merge.files import Wrong, read_json
+from merge.files import UserError, read_json
 from merge.recipe import Token, Tokens
 from merge.weights import Stored
 
@@ -37,7 +37,7 @@ class Vocabulary:
         names = [donor.reference for donor in models]
         if said.source not in ("union", "base", *names):
             known = ", ".join(["union", "base", *names])
-            raise Wrong(f"tokenizer_source is {said.source!r}; one of {known} is possible")
+            raise UserError(f"tokenizer_source is {said.source!r}; one of {known} is possible")
         self.rules, self.models, self.leader = said.tokens, models, leader
         self.words = {donor.reference: words_of(donor.folder) for donor in models}
         self.source = next((donor for donor in models if donor.reference == said.source), leader)
@@ -106,17 +106,17 @@ class Vocabulary:
             rows = tensors[rule.source].shape[0] if rule.source in tensors else 0
             if self._row(rule, token) >= rows:
                 row = self._row(rule, token)
-                raise Wrong(f"tokenizer.tokens[{token!r}]: {rule.source} has {rows} embeddings, not number {row}")
+                raise UserError(f"tokenizer.tokens[{token!r}]: {rule.source} has {rows} embeddings, not number {row}")
 
     def _check_rules(self) -> None:
         for token, rule in self.rules.items():
             if rule.source is None:
                 continue
             if rule.source not in self.words:
-                raise Wrong(f"tokenizer.tokens[{token!r}]: {rule.source} is not one of the models")
+                raise UserError(f"tokenizer.tokens[{token!r}]: {rule.source} is not one of the models")
             wanted = rule.token if rule.kind == "model_token" else token
             if rule.token_id is None and wanted not in self.words[rule.source].ids:
-                raise Wrong(f"tokenizer.tokens[{token!r}]: {rule.source} has no token {wanted!r}")
+                raise UserError(f"tokenizer.tokens[{token!r}]: {rule.source} has no token {wanted!r}")
 
     def _notes(self) -> list[str]:
         nobody = [t for t in self.result.ids if not any(t in words.ids for words in self.words.values())]
@@ -159,9 +159,9 @@ def words_of(folder: Path) -> Words:
         for merge in file["model"].get("merges", ()):
             _pair(merge)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Wrong(f"{folder}: vocabularies need a tokenizer.json that can be read: {error!r}") from None
+        raise UserError(f"{folder}: vocabularies need a tokenizer.json that can be read: {error!r}") from None
     if not ids or not all(isinstance(token, str) and type(id) is int and 0 <= id < _MOST for token, id in ids.items()):
-        raise Wrong(f"{folder}: a tokenizer.json with tokens, each with its number, is expected")
+        raise UserError(f"{folder}: a tokenizer.json with tokens, each with its number, is expected")
     return Words(file, ids)
 
 
@@ -180,7 +180,7 @@ def _add_all(made: dict[str, Any], words: Words) -> None:
         return
     if mine.get("type") != other.get("type") or not isinstance(mine["vocab"], dict):
         kinds = f"{mine.get('type')} and {other.get('type')}"
-        raise Wrong(f"tokenizers of the kinds {kinds} have no union; choose one of them as tokenizer_source")
+        raise UserError(f"tokenizers of the kinds {kinds} have no union; choose one of them as tokenizer_source")
     theirs = sorted(other["vocab"], key=other["vocab"].__getitem__)
     fresh = [token for token in theirs if token not in known]
     number = 1 + max(known.values())
@@ -218,6 +218,6 @@ def different_words(one: Donor, other: Donor) -> list[str]:
     """Tokens that do not stand for the same row in both; none where a tokenizer does not say."""
     try:
         mine, theirs = words_of(one.folder).ids, words_of(other.folder).ids
-    except Wrong:
+    except UserError:
         return []
     return sorted(word for word in {*mine, *theirs} if mine.get(word) != theirs.get(word))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from merge import files
-from merge.files import Wrong, read_json
+from merge.files import UserError, read_json
 from merge.group import Rows, in_memory
 
 
@@ -50,12 +50,14 @@ def tensors_in(folder: Path, stack: ExitStack, stem: str = "") -> dict[str, Stor
     for path in paths:
         try:
             found |= _safetensors(path, stack) if path.suffix == ".safetensors" else _pickled(path)
-        except (Wrong, OSError) as error:
-            raise Wrong(f"{path}: {error}") from None
+        except (UserError, OSError) as error:
+            raise UserError(f"{path}: {error}") from None
     if missing := promised.keys() - found.keys():
-        raise Wrong(f"{folder}: its index has {min(missing)}, its files do not ({len(missing)} tensors are missing)")
+        raise UserError(
+            f"{folder}: its index has {min(missing)}, its files do not ({len(missing)} tensors are missing)"
+        )
     if not found:
-        raise Wrong(f"{folder}: there is no tensor in {', '.join(path.name for path in paths)}")
+        raise UserError(f"{folder}: there is no tensor in {', '.join(path.name for path in paths)}")
     return found
 
 
@@ -66,18 +68,18 @@ def weight_files(folder: Path, stem: str = "") -> tuple[list[Path], Mapping[str,
             return [one], {}
         if (index := folder / f"{base}.{suffix}.index.json").is_file():
             return _shards(folder, index)
-    raise Wrong(f"{folder}: no {stem or 'model'}.safetensors in it, and no index of shards")
+    raise UserError(f"{folder}: no {stem or 'model'}.safetensors in it, and no index of shards")
 
 
 def _shards(folder: Path, index: Path) -> tuple[list[Path], Mapping[str, str]]:
     there = read_json(index).get("weight_map")
     if not isinstance(there, dict) or not all(isinstance(name, str) for name in there.values()):
-        raise Wrong(f"{index}: a weight_map of files is expected")
+        raise UserError(f"{index}: a weight_map of files is expected")
     names = sorted(set(there.values()))
     if any(name != Path(name).name for name in names):
-        raise Wrong(f"{index}: it names files of other folders")
+        raise UserError(f"{index}: it names files of other folders")
     if missing := [name for name in names if not (folder / name).is_file()]:
-        raise Wrong(f"{folder}: shards are missing: {', '.join(missing)}")
+        raise UserError(f"{folder}: shards are missing: {', '.join(missing)}")
     return [folder / name for name in names], there
 
 
@@ -97,12 +99,12 @@ def _reader(fd: int, path: Path, begin: int, entry: files.Entry) -> Rows:
 
     def rows(first: int, last: int) -> Tensor:
         if not 0 <= first <= last <= count:
-            raise Wrong(f"{path}: rows {first} to {last} of a tensor that has {count}")
+            raise UserError(f"{path}: rows {first} to {last} of a tensor that has {count}")
         room = torch.empty((last - first, columns), dtype=entry.dtype)
         left, place = files.bytes_of(room), begin + first * width
         while left:
             if not (got := os.preadv(fd, [left], place)):
-                raise Wrong(f"{path}: it ends too early; did it change while it was read?")
+                raise UserError(f"{path}: it ends too early; did it change while it was read?")
             left, place = left[got:], place + got
         return room
 
@@ -114,9 +116,9 @@ def _pickled(path: Path) -> dict[str, Stored]:
     try:
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:  # torch's errors about such files have no common class
-        raise Wrong(f"not a file of tensors alone: {str(error).splitlines()[0][:200]}") from None
+        raise UserError(f"not a file of tensors alone: {str(error).splitlines()[0][:200]}") from None
     if not isinstance(found, dict):
-        raise Wrong(f"a dictionary of tensors is expected, not a {type(found).__name__}")
+        raise UserError(f"a dictionary of tensors is expected, not a {type(found).__name__}")
     return dict(_plain(found))
 
 
@@ -125,7 +127,7 @@ def _plain(found: Mapping[Any, Any]) -> Iterator[tuple[str, Stored]]:
         if not isinstance(tensor, Tensor):
             continue  # versions and the like
         if not isinstance(name, str) or not _is_plain(tensor):
-            raise Wrong(f"{str(name)[:60]}: a {tensor.layout} tensor of {tensor.dtype} that cannot be merged")
+            raise UserError(f"{str(name)[:60]}: a {tensor.layout} tensor of {tensor.dtype} that cannot be merged")
         yield name, Stored(tuple(tensor.shape), tensor.dtype, in_memory(tensor.detach()))
 
 

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from merge.files import CHUNK, Entry, Header, Sink, Source, Wrong, bytes_of, chunks, fill, read_header, write_header
+from merge.files import CHUNK, Entry, Header, Sink, Source, UserError, bytes_of, chunks, fill, read_header, write_header
 
 BLOCK = 64  # numbers that share a scale
 
@@ -111,7 +111,7 @@ def pieces(vector: Tensor) -> Iterator[Tensor]:
 def _announced(header: Header, count: int) -> tuple[Wire, Entry]:
     wire = WIRES.get(header.about.get("wire", ""))
     if wire is None or {**header.tensors} != {"vector": wire.entry(count)}:
-        raise Wrong(f"not a vector of {count} numbers: {dict(header.about)}, {dict(header.tensors)}")
+        raise UserError(f"not a vector of {count} numbers: {dict(header.about)}, {dict(header.tensors)}")
     return wire, header.tensors["vector"]
 
 

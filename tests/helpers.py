@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from fleet import faults, launches
-from fleet.config import Wrong
-from fleet.desk import Stopped
+from fleet.config import UserError
+from fleet.context import Stopped
 from fleet.diary import events_in
 from fleet.digest import digest
 from fleet.history import History
@@ -180,7 +180,7 @@ class Toys:
 
     def refuses(self, path: str) -> None:
         """A worker that goes on with the run stops, and names what is wrong."""
-        with pytest.raises((Stopped, Wrong, faults.Fault), match=re.escape(path)):
+        with pytest.raises((Stopped, UserError, faults.Fault), match=re.escape(path)):
             self.work()
 
     def is_over(self) -> bool:

@@ -11,7 +11,7 @@ from fleet.config import bound, operational
 from fleet.method import Method
 from fleet.recipe import Past, Recipe, Strategy
 from fleet.start import main
-from fleet.work import Elsewhere, Failed, Maker, Unfit, Work
+from fleet.work import Failed, Maker, NotOnThisMachine, Unfit, Work
 from tests.toy.config import ToyConfig
 
 
@@ -63,7 +63,7 @@ def happens(mishap: str) -> None:
         case "device":
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         case "lack":
-            raise Elsewhere("out of memory: 80 GB are needed, 8 GB are there")
+            raise NotOnThisMachine("out of memory: 80 GB are needed, 8 GB are there")
         case "unfit":
             raise Unfit("the questions have changed")
         case "panic":

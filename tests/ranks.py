@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from fleet.config import Wrong
+from fleet.config import UserError
 from train.cluster.options import CheckpointOptions, Options
 from train.cluster.ranks import Ranks, joined
 from train.cluster.training import train
@@ -20,7 +20,7 @@ def one(keys: dict, ranks: Ranks) -> str:
         ranks.told_to_stop = _told_at(step)  # type: ignore[method-assign]
     try:
         return str(train(replace(Options(**keys), ckpt=ckpt), ranks))
-    except Wrong as error:
+    except UserError as error:
         return str(error)
     finally:
         ranks.__dict__.pop("told_to_stop", None)

@@ -6,7 +6,7 @@ from typing import Annotated
 import pytest
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from fleet.config import FleetConfig, Room, Wrong, bound, load, operational
+from fleet.config import FleetConfig, Room, UserError, bound, load, operational
 from tests.toy.config import ToyConfig
 
 
@@ -18,7 +18,7 @@ def says(tmp_path):
         file = tmp_path / "evolution.json"
         data = source if isinstance(source, (bytes, str)) else json.dumps(source)
         file.write_bytes(data if isinstance(data, bytes) else data.encode())
-        with pytest.raises(Wrong) as error:
+        with pytest.raises(UserError) as error:
             load(file, room)
         lines = str(error.value).splitlines()
         assert all(line.startswith(f"{file}: ") for line in lines)
@@ -139,7 +139,7 @@ def test_a_file_that_is_not_our_json_is_explained(says, source, why):
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
     for path, why in ((tmp_path / "none.json", "No such file"), (tmp_path, "Is a directory")):
-        with pytest.raises(Wrong, match=why) as error:
+        with pytest.raises(UserError, match=why) as error:
             load(path, ToyConfig)
         assert str(error.value).startswith(f"{path}: cannot be read: ")
 
@@ -154,9 +154,9 @@ def test_bound_and_operational_keys_are_all_keys_and_make_the_record_again():
 
 
 def test_what_stands_in_a_run_folder_is_checked_as_well():
-    with pytest.raises(Wrong, match="the run's configuration: unknown key"):
+    with pytest.raises(UserError, match="the run's configuration: unknown key"):
         ToyConfig.joined({**ToyConfig().bound(), "velocity": 1}, {})
-    with pytest.raises(Wrong, match='the run\'s configuration: SEED is "x"'):
+    with pytest.raises(UserError, match='the run\'s configuration: SEED is "x"'):
         ToyConfig.joined({"seed": "x"}, {})
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fleet.desk import Stopped
+from fleet.context import Stopped
 from fleet.digest import digest
 from fleet.metrics.points import point
 from fleet.progress import Progress

@@ -16,7 +16,7 @@ from evomerge.making import Workshop
 from evomerge.strategy import last_generation
 from evomerge.techniques import MEAN, MERGED, recipes
 from merge.engine import How
-from merge.files import Wrong
+from merge.files import UserError
 from merge.merging import merge
 from merge.recipe import merge_of
 from tests import merging
@@ -291,7 +291,7 @@ def test_steps_in_a_row_are_one_slice():
 ])  # fmt: skip
 def test_a_broken_file_beside_a_model_is_refused(tmp_path, text):
     (tmp_path / formula.FILE).write_text(text)
-    with pytest.raises(Wrong, match="evomerge.json"):
+    with pytest.raises(UserError, match="evomerge.json"):
         formula.read(tmp_path)
 
 

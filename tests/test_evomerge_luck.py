@@ -19,7 +19,7 @@ from evomerge.kitchen import alone
 from evomerge.making import Workshop
 from evomerge.utils import EvoMergeException, evaluate_model, validate_merge_config
 from fleet.history import opened
-from merge.files import Wrong
+from merge.files import UserError
 from merge.output import whole
 from tests import merging
 from tests.breeding import WORDS, config, models, text
@@ -190,7 +190,7 @@ def hostile(**more) -> str:
 ])  # fmt: skip
 def test_a_hostile_record_is_refused(tmp_path, record):
     (tmp_path / formula.FILE).write_text(record)
-    with pytest.raises(Wrong, match="evomerge.json"):
+    with pytest.raises(UserError, match="evomerge.json"):
         formula.read(tmp_path)
 
 

@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, BertConfig, BertForMaskedLM
 
 from fleet import machines, recipe
-from fleet.config import Wrong, load, read_json
+from fleet.config import UserError, load, read_json
 from fleet.host import Host
 from fleet.run import create_run
 from tests import merging, searching, small
@@ -482,7 +482,7 @@ def refusals(place: Path) -> Iterator[str]:
 
 
 def refusal(call: Callable[[], object]) -> str:
-    with pytest.raises(Wrong) as error:
+    with pytest.raises(UserError) as error:
         call()
     return str(error.value)
 

@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from fleet.config import Wrong
+from fleet.config import UserError
 from tests.small import MODEL, SHAPE, config
 from train.adapters import adapted, merged
 from train.chat import Example, examples, pairs
@@ -171,7 +171,7 @@ def test_the_day_makes_no_difference():
     ],
 )
 def test_what_a_template_cannot_do_is_said_with_the_row(template, row, seen):
-    with pytest.raises(Wrong, match=rf"rows, row 2: .*{seen}.*the row is \{{") as caught:
+    with pytest.raises(UserError, match=rf"rows, row 2: .*{seen}.*the row is \{{") as caught:
         examples([{"text": "fine"}, row], tokenizer(template), 1000)
     assert "\n" not in str(caught.value)
 
@@ -222,7 +222,7 @@ def test_rows_are_read_from_files_and_datasets(tmp_path):
 )
 def test_a_bad_row_is_shown_with_its_line(tmp_path, line, seen):
     (tmp_path / "a.jsonl").write_text(f'{{"text": "fine"}}\n\n{line}\n')
-    with pytest.raises(Wrong, match=rf"a\.jsonl, line 3: .*{seen}"):
+    with pytest.raises(UserError, match=rf"a\.jsonl, line 3: .*{seen}"):
         [*read(str(tmp_path / "a.jsonl"))]
 
 
@@ -231,7 +231,7 @@ def test_files_that_cannot_be_read_and_datasets_that_are_none(tmp_path):
     (tmp_path / "b.jsonl").write_bytes(b'{"text": "\xff"}\n')
     (tmp_path / "hub").mkdir()
     for place in ("a.parquet", "b.jsonl", "c.jsonl", "d.parquet", "hub"):
-        with pytest.raises(Wrong, match=f"{place}: cannot be (read|loaded): "):
+        with pytest.raises(UserError, match=f"{place}: cannot be (read|loaded): "):
             [*read(str(tmp_path / place))]
 
 
@@ -268,7 +268,7 @@ def test_examples_stand_in_the_first_row_with_room():
     rows = plan(sizes, 100)
     assert sorted(chain(*rows)) == [*range(500)] and all(sum(sizes[n] for n in row) <= 100 for row in rows)
     assert sum(sizes) / (100 * len(rows)) > 0.9
-    with pytest.raises(Wrong, match="example 1 has 9 tokens, and a row 8"):
+    with pytest.raises(UserError, match="example 1 has 9 tokens, and a row 8"):
         plan([1, 9], 8)
 
 
@@ -412,12 +412,12 @@ def test_preferences_without_a_template_and_answers_before_the_last():
 
 @pytest.mark.parametrize("row", [{"prompt": "a", "chosen": "b"}, {"prompt": "a", "chosen": "b", "rejected": 3}, []])
 def test_a_bad_preference_is_shown(row, tmp_path):
-    with pytest.raises(Wrong, match='rows, row 1: {"prompt": .*"rejected": .*, is expected; the row is'):
+    with pytest.raises(UserError, match='rows, row 1: {"prompt": .*"rejected": .*, is expected; the row is'):
         pairs([row], tokenizer(CHATML), 99)
     (tmp_path / "a.jsonl").write_text(json.dumps(row))
-    with pytest.raises(Wrong, match="line 1"):
+    with pytest.raises(UserError, match="line 1"):
         [*read(str(tmp_path / "a.jsonl"), check=preference)]
-    with pytest.raises(Wrong, match="one message of the assistant is expected after the prompt, not user"):
+    with pytest.raises(UserError, match="one message of the assistant is expected after the prompt, not user"):
         pairs([{"prompt": "a", "chosen": [{"role": "user", "content": "b"}], "rejected": "c"}], tokenizer(CHATML), 99)
 
 
@@ -518,11 +518,11 @@ def test_rank_scale_and_targets_are_what_was_said():
     ],
 )
 def test_adapters_that_cannot_be(keys, seen):
-    with pytest.raises(Wrong, match=f"adapter: {seen}"):
+    with pytest.raises(UserError, match=f"adapter: {seen}"):
         adapted(of("llama"), {**SMALL, **keys}, 1)
 
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(Wrong, match="pip install peft"):
+    with pytest.raises(UserError, match="pip install peft"):
         adapted(of("llama"), SMALL, 1)

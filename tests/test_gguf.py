@@ -18,7 +18,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from merge.files import Wrong
+from merge.files import UserError
 from tests.merging import llama, weights
 from tests.toy import little_models
 from tests.toy.little_models import ROPES
@@ -243,7 +243,7 @@ def changed(model: Path, change) -> None:
 def test_tokenizers_that_llama_cpp_cannot_have(words, tmp_path):
     model = made(tmp_path / "model", words)
     changed(model, lambda file: file.update(pre_tokenizer={"type": "Whitespace"}))
-    with pytest.raises(Wrong, match=r"none of gpt-2, smollm, .*pre=.*Whitespace"):
+    with pytest.raises(UserError, match=r"none of gpt-2, smollm, .*pre=.*Whitespace"):
         export_gguf(model, tmp_path / "m.gguf")
     export_gguf(model, tmp_path / "m.gguf", pre="mpt")  # whoever asks knows better
     assert info(tmp_path / "m.gguf")["tokenizer"] == "mpt"
@@ -251,7 +251,7 @@ def test_tokenizers_that_llama_cpp_cannot_have(words, tmp_path):
     changed(model, lambda file: file["model"].update(ignore_merges=True))
     assert "ignore_merges" in export_gguf(model, tmp_path / "whole.gguf").notes[0]
     few = made(tmp_path / "few", words, vocab_size=299)
-    with pytest.raises(Wrong, match="token number 30.*299 rows"):
+    with pytest.raises(UserError, match="token number 30.*299 rows"):
         export_gguf(few, tmp_path / "few.gguf")
     count = little_models.by_pieces(tmp_path / "pieces", TEXT)
     little_models.model(tmp_path / "pieces", "llama", count, **SMALL)
@@ -271,7 +271,7 @@ def test_what_cannot_be_written(words, tmp_path):
         ({"model_dir": tmp_path / "nothing"}, "nothing: not a folder"),
         ({"model_dir": llama(tmp_path / "mute", 0)}, "needs a tokenizer"),
     ):
-        with pytest.raises(Wrong, match=why):
+        with pytest.raises(UserError, match=why):
             export_gguf(**{"model_dir": model, "out": out, **said})
     for change, why in (
         ({"model_type": "gpt2"}, "of the kind gpt2 cannot be written; llama, mistral, qwen2, qwen3 can"),
@@ -289,7 +289,7 @@ def test_what_cannot_be_written(words, tmp_path):
         shutil.copytree(model, other)
         said = json.loads((model / "config.json").read_text())
         (other / "config.json").write_text(json.dumps({**said, **change}))
-        with pytest.raises(Wrong, match=why):
+        with pytest.raises(UserError, match=why):
             export_gguf(other, out)
     assert not [path for path in tmp_path.iterdir() if ".gguf" in path.name]
 
@@ -301,7 +301,9 @@ def test_numbers_that_have_no_place(words, tmp_path):
         loaded.model.layers[0].mlp.up_proj.weight.data[3, 3] = number
         loaded.save_pretrained(model)
         for type in types:
-            with pytest.raises(Wrong, match=f"ffn_up.weight has numbers that are not finite, or too large for {type}"):
+            with pytest.raises(
+                UserError, match=f"ffn_up.weight has numbers that are not finite, or too large for {type}"
+            ):
                 export_gguf(model, tmp_path / "m.gguf", type)
     assert not (tmp_path / "m.gguf").exists()
 
@@ -309,19 +311,19 @@ def test_numbers_that_have_no_place(words, tmp_path):
 def test_nothing_is_replaced_unasked(words, tmp_path):
     model, out = made(tmp_path / "model", words), tmp_path / "m.gguf"
     out.write_bytes(b"mine")
-    with pytest.raises(Wrong, match=r"m.gguf exists; --overwrite \(overwrite=True\) replaces it"):
+    with pytest.raises(UserError, match=r"m.gguf exists; --overwrite \(overwrite=True\) replaces it"):
         export_gguf(model, out)
     assert out.read_bytes() == b"mine"
     export_gguf(model, out, overwrite=True)
     assert verify_gguf(out, model) == []
-    with pytest.raises(Wrong, match="exists"):
+    with pytest.raises(UserError, match="exists"):
         gguf_to_hf(out, model)
 
 
 SERVER = """
 import json, os, resource, signal, sys
 import torch, transformers.models.llama.modeling_llama, transformers.models.auto.tokenization_auto
-from merge.files import Wrong
+from merge.files import UserError
 from merge.gguf.writing import export_gguf
 for line in sys.stdin:
     code, arguments = json.loads(line)
@@ -380,7 +382,7 @@ signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 try:
     export_gguf(*arguments)
-except Wrong as error:
+except UserError as error:
     print(error)
 """
 
@@ -489,12 +491,12 @@ def test_hostile_headers_are_refused_at_once(kind, tmp_path):
     path = tmp_path / "m.gguf"
     path.write_bytes(HOSTILE[kind])
     before, begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.thread_time()
-    with pytest.raises(Wrong, match=r"m\.gguf: not a GGUF file"):
+    with pytest.raises(UserError, match=r"m\.gguf: not a GGUF file"):
         read_gguf(path)
     assert time.thread_time() - begin < 1
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10
     assert len(verify_gguf(path)) == 1 and len(verify_gguf(path)[0]) < 500
-    with pytest.raises(Wrong, match=r"m\.gguf: not a GGUF file"):
+    with pytest.raises(UserError, match=r"m\.gguf: not a GGUF file"):
         gguf_to_hf(path, tmp_path / "out")
 
 
@@ -505,7 +507,7 @@ def test_a_harmless_header_is_none_of_these(tmp_path):
     found = read_gguf(path)
     assert found.metadata == {"general.architecture": "llama", "a": ("x", "y"), "b": 0.5}
     assert found.tensors["t"].shape == (4, 8) and found.stored("t").shape == (4, 8) and found.architecture == "llama"
-    with pytest.raises(Wrong, match="does not say how many"):
+    with pytest.raises(UserError, match="does not say how many"):
         gguf_to_hf(path, tmp_path / "out")
 
 
@@ -523,7 +525,7 @@ def test_damage_anywhere_is_an_error_or_harmless(seed, words, tmp_path):
         begin = time.thread_time()
         try:
             read_gguf(path)
-        except Wrong as error:
+        except UserError as error:
             assert "m.gguf: not a GGUF file" in str(error)
         assert time.thread_time() - begin < 1
 
@@ -603,7 +605,7 @@ def test_settings_that_do_not_fit_the_tensors(old, new, why, words, tmp_path):
     path = spoilt(tmp_path, words, old, new)
     begin = time.thread_time()
     assert any(re.search(why, problem) for problem in verify_gguf(path)), verify_gguf(path)
-    with pytest.raises(Wrong, match=rf"m\.gguf: .*({why})"):
+    with pytest.raises(UserError, match=rf"m\.gguf: .*({why})"):
         gguf_to_hf(path, tmp_path / "out")
     assert time.thread_time() - begin < 10
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fleet import gpus
-from fleet.config import Wrong
+from fleet.config import UserError
 from fleet.digest import digest
 from fleet.history import History, opened
 from fleet.machines import load, said_of_run
@@ -104,9 +104,9 @@ def test_machines_say_the_same_of_a_run(tmp_path):
     assert said("a", "b") == {}
     two = {"devices_per_worker": 2, "sharding_strategy": "NO_SHARD"}
     assert said({"host": "a", **two}, {"host": "b", **two}) == two
-    with pytest.raises(Wrong, match="devices_per_worker must be the same for all machines.*2 for a, nothing for b"):
+    with pytest.raises(UserError, match="devices_per_worker must be the same for all machines.*2 for a, nothing for b"):
         said({"host": "a", "devices_per_worker": 2}, "b")
-    with pytest.raises(Wrong, match="devices_per_worker is 0: a whole number from 1 to 1024 is expected"):
+    with pytest.raises(UserError, match="devices_per_worker is 0: a whole number from 1 to 1024 is expected"):
         said({"host": "a", "devices_per_worker": 0})
 
 

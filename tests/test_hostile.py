@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.config import Wrong
+from fleet.config import UserError
 from fleet.faults import Fault
 from fleet.host import Host
 from fleet.plain import lines, plain, say
@@ -127,7 +127,7 @@ def test_a_damaged_word_of_a_register_is_told_plainly(ended, tmp_path, capsys, m
                 for show in (look, lambda folder: page(Reader(folder).look())):
                     try:
                         show(run.folder)
-                    except (Wrong, Fault) as error:
+                    except (UserError, Fault) as error:
                         say(error)
                 said = capsys.readouterr()
                 assert not controls(said.out + said.err), f"{file.name} {at}"

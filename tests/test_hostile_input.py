@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from fleet.errors import UserError
 from fleet.plausible import check_config
 from fleet.plausible_words import check_words, endless
-from fleet.wrong import Wrong
 from merge import strictyaml
 from merge.donors import Donors
 from merge.patterns import Pattern
@@ -74,7 +74,7 @@ def test_patterns_that_adapters_have_mean_what_they_mean_to_peft(pattern):
 
 @pytest.mark.parametrize("pattern", [r"(a)\1", "(?=a)b", "a{2,9}", "(a", "a)", "[a", "*", "a**", "x" * 513, r"\bq"])
 def test_other_patterns_are_refused(pattern):
-    with pytest.raises(Wrong, match="pattern"):
+    with pytest.raises(UserError, match="pattern"):
         Pattern(pattern)
 
 
@@ -92,7 +92,7 @@ def test_a_hostile_adapter_does_not_hang_a_merge(tmp_path):
     (tmp_path / "adapter/adapter_config.json").write_text(json.dumps(settings))
     with (
         Donors() as donors,
-        pytest.raises(Wrong, match="adapter_config.json: alpha_pattern: the pattern .* not understood"),
+        pytest.raises(UserError, match="adapter_config.json: alpha_pattern: the pattern .* not understood"),
     ):
         donors[f"{tmp_path / 'model'}+{tmp_path / 'adapter'}"]
 
@@ -108,17 +108,17 @@ ABSURD = [
 
 @pytest.mark.parametrize("said", ABSURD)
 def test_a_model_that_nobody_has_is_not_built(tmp_path, said):
-    with pytest.raises(Wrong, match="no model has more than"):
+    with pytest.raises(UserError, match="no model has more than"):
         can_be_built({"config": {"model_type": "qwen2", **said}})
     merging.llama(tmp_path / "model", 1)
     merging.tokenizer(tmp_path / "model", "some words")
     path = tmp_path / "model" / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": "qwen2", **said}))
-    with pytest.raises(Wrong, match="no model has more than"):
+    with pytest.raises(UserError, match="no model has more than"):
         can_be_built(str(tmp_path / "model"))
-    with pytest.raises(Wrong, match="no model has more than"), Donors() as donors:
+    with pytest.raises(UserError, match="no model has more than"), Donors() as donors:
         donors[str(tmp_path / "model")]
-    with pytest.raises(Wrong, match="no model has more than"):
+    with pytest.raises(UserError, match="no model has more than"):
         named_tokenizer(str(tmp_path / "model"))
 
 
@@ -152,7 +152,7 @@ def test_nested_config_json():
     deep: dict = {}
     for _ in range(100):
         deep = {"a": deep}
-    with pytest.raises(Wrong, match="nested too deeply"):
+    with pytest.raises(UserError, match="nested too deeply"):
         check_config(deep, "here")
 
 
@@ -175,10 +175,10 @@ def test_a_hostile_tokenizer(tmp_path, change, why):
     path = tmp_path / "tokenizer.json"
     named_tokenizer(str(tmp_path))
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    with pytest.raises(Wrong, match=why):
+    with pytest.raises(UserError, match=why):
         named_tokenizer(str(tmp_path))
     path.write_text("[" * 100_000)
-    with pytest.raises(Wrong, match=r"tokenizer.json: (not JSON|nested)"):
+    with pytest.raises(UserError, match=r"tokenizer.json: (not JSON|nested)"):
         named_tokenizer(str(tmp_path))
 
 
@@ -209,10 +209,10 @@ def test_endless_lines_and_documents(tmp_path, monkeypatch):
         (tmp_path / name).write_text('{"text": "short"}\n\n' + "x" * 5000 + "\n")
         documents = text.documents(Dataset(source=str(tmp_path / name)))
         next(documents)
-        with pytest.raises(Wrong, match=rf"{name}, line 3: longer than 1000 characters"):
+        with pytest.raises(UserError, match=rf"{name}, line 3: longer than 1000 characters"):
             next(documents)
-    with pytest.raises(Wrong, match="long.jsonl, line 3: longer"):
+    with pytest.raises(UserError, match="long.jsonl, line 3: longer"):
         [*rows.read(str(tmp_path / "long.jsonl"))]
     (tmp_path / "many.txt").write_text("some words\n" * 200)
-    with pytest.raises(Wrong, match="many.txt, line 91: a document longer than 1000 characters"):
+    with pytest.raises(UserError, match="many.txt, line 91: a document longer than 1000 characters"):
         [*text.documents(Dataset(source=str(tmp_path / "many.txt")))]

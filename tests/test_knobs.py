@@ -18,8 +18,8 @@ import pytest
 
 from fleet import launches, planning, processes, strictjson
 from fleet.claims import Claims, Watch
-from fleet.config import Wrong, is_bound
-from fleet.desk import Stopped
+from fleet.config import UserError, is_bound
+from fleet.context import Stopped
 from fleet.digest import digest
 from fleet.history import History
 from fleet.host import Host
@@ -399,7 +399,7 @@ def test_a_changed_bound_key_is_refused_and_nothing_is_written(key, tmp_path):
     before, after = config_of(**turn.given), config_of(**{**turn.given, key: turn.to})
     create_run(tmp_path / "runs", "run", before.bound(), Host())
     there = listing(tmp_path / "runs")
-    with pytest.raises(Wrong) as error:
+    with pytest.raises(UserError) as error:
         create_run(tmp_path / "runs", "run", after.bound(), Host())
     (difference,) = [line.strip() for line in str(error.value).splitlines() if line.startswith("  ")]
     old, new = before.bound()[key], after.bound()[key]
@@ -409,7 +409,7 @@ def test_a_changed_bound_key_is_refused_and_nothing_is_written(key, tmp_path):
 
 def test_all_differences_are_listed(tmp_path):
     create_run(tmp_path / "runs", "run", config_of().bound(), Host())
-    with pytest.raises(Wrong) as error:
+    with pytest.raises(UserError) as error:
         create_run(tmp_path / "runs", "run", config_of(seed=3, size=5, sleep=1.0).bound(), Host())
     assert "SEED: the run has 1, now it says 3\n  SIZE: the run has 96, now it says 5\n" in str(error.value)
 

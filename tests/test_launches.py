@@ -9,8 +9,8 @@ import pytest
 
 from fleet import launches
 from fleet.claims import Claims, Watch
-from fleet.config import Wrong
-from fleet.desk import Options
+from fleet.config import UserError
+from fleet.context import Options
 from fleet.history import History
 from fleet.host import Host
 from fleet.run import create_run, open_run
@@ -107,6 +107,6 @@ def test_another_method_is_one_difference(toys):
 
     wanted = {**run.config.bound(), "algorithm": "rank", "another": 1}
     del wanted["cliff"]
-    with pytest.raises(Wrong) as refused:
+    with pytest.raises(UserError) as refused:
         create_run(run.place / "runs", "toy", wanted, Host(), ToyConfig)
     assert re.findall(r"^  (\w+): ", str(refused.value), re.M) == ["ALGORITHM"]

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fleet import machines
-from fleet.config import Wrong
+from fleet.config import UserError
 
 FULL = {
     "host": "gpu1.example.org", "port": 2222, "user": "ann@lab", "key": "/home/ann/.ssh/my key", "name": "big-one",
@@ -28,7 +28,7 @@ def write(tmp_path):
 def says(write):
     def says(value):
         file = write(value)
-        with pytest.raises(Wrong) as error:
+        with pytest.raises(UserError) as error:
             machines.load(file)
         text = str(error.value)
         assert text.startswith(f"{file}: ") and all(line.isprintable() for line in text.splitlines())

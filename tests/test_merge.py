@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from merge.engine import How
-from merge.files import Wrong
+from merge.files import UserError
 from merge.merging import merge
 from merge.parameters import chosen
 from merge.recipe import parse, setting_of
@@ -109,7 +109,7 @@ def test_a_bin_file_that_would_run_something_is_refused(models, tmp_path):
     bad.mkdir()
     (bad / "config.json").write_text((Path(models[0]) / "config.json").read_text())
     torch.save({"x": Evil()}, bad / "pytorch_model.bin")
-    with pytest.raises(Wrong, match="tensors alone"):
+    with pytest.raises(UserError, match="tensors alone"):
         run(tmp_path / "out", ties([models[0], str(bad)]))
     assert not (tmp_path / "ran").exists()
 
@@ -299,7 +299,7 @@ def test_an_existing_folder_is_refused_or_replaced(models, tmp_path):
     out = tmp_path / "out"
     run(out, ties(models))
     (out / "mine.txt").write_text("precious")
-    with pytest.raises(Wrong, match="--overwrite"):
+    with pytest.raises(UserError, match="--overwrite"):
         run(out, ties(models))
     assert (out / "mine.txt").exists()
     run(out, ties(models[:3]), overwrite=True)
@@ -324,7 +324,7 @@ def test_too_small_a_disk_is_known_beforehand(models, tmp_path, monkeypatch):
 
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9, 100_000))
-    with pytest.raises(Wrong, match="free space; the result needs"):
+    with pytest.raises(UserError, match="free space; the result needs"):
         run(tmp_path / "out", ties(models))
     assert [*tmp_path.iterdir()] == []
 
@@ -379,21 +379,21 @@ def test_only_the_folder_of_a_model_is_replaced(models, tmp_path, monkeypatch):
     run(out, ties(models), overwrite=True)  # an empty one
     run(out, ties(models), overwrite=True)  # a model's
     recipe.write_text(yaml.safe_dump(ties(models)))
-    with pytest.raises(Wrong, match="r.yml is in it"):
+    with pytest.raises(UserError, match="r.yml is in it"):
         merge(recipe, out, overwrite=True)
     link = tmp_path / "link"
     link.symlink_to(out)
     run(link, ties(models), overwrite=True)
     assert link.is_symlink() and (out / "config.json").is_file()
-    with pytest.raises(Wrong, match="is not replaced: .* is in it"):
+    with pytest.raises(UserError, match="is not replaced: .* is in it"):
         run(Path(models[1]), ties(models), overwrite=True)
     monkeypatch.chdir(out)
-    with pytest.raises(Wrong, match="is not replaced"):
+    with pytest.raises(UserError, match="is not replaced"):
         run(out, ties(models), overwrite=True)
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "to_my_mother.txt").write_text("dear")
     for place in (tmp_path / "letters", tmp_path / "letters" / "to_my_mother.txt"):
-        with pytest.raises(Wrong, match="is not the folder of a model"):
+        with pytest.raises(UserError, match="is not the folder of a model"):
             run(place, ties(models), overwrite=True)
 
 
@@ -441,7 +441,7 @@ def test_two_merges_into_one_folder(models, tmp_path):
 
     with whole(tmp_path / "out", 1, False) as draft:
         assert draft.is_dir()
-        with pytest.raises(Wrong, match="another merge"), whole(tmp_path / "out", 1, False):
+        with pytest.raises(UserError, match="another merge"), whole(tmp_path / "out", 1, False):
             pass
         assert draft.is_dir()
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from transformers import BertConfig, BertForMaskedLM, RobertaConfig, RobertaForMaskedLM
 
 from merge import recipe as recipes
-from merge.files import Wrong
+from merge.files import UserError
 from merge.merging import merge
 from merge.output import size_of
 from tests.merging import llama, run, weights
@@ -26,7 +26,7 @@ def pair(tmp_path_factory) -> tuple[str, str]:
 
 
 def refused(text: str, why: str, out: Path) -> None:
-    with pytest.raises(Wrong, match=why) as error:
+    with pytest.raises(UserError, match=why) as error:
         merge(recipes.parse(text), out)
     assert "\n" not in str(error.value).strip() and not out.exists()
     assert not [path for path in out.parent.iterdir() if path.name.startswith(f".{out.name}")]
@@ -118,10 +118,10 @@ def test_recipes(text, why, pair, tmp_path):
 
 
 def test_a_file_that_is_not_there_or_not_text(tmp_path):
-    with pytest.raises(Wrong, match="cannot be read"):
+    with pytest.raises(UserError, match="cannot be read"):
         merge(tmp_path / "nowhere.yml", tmp_path / "out")
     (tmp_path / "bad.yml").write_bytes(b"\xff\xfe")
-    with pytest.raises(Wrong, match=r"bad.yml: not UTF-8"):
+    with pytest.raises(UserError, match=r"bad.yml: not UTF-8"):
         merge(tmp_path / "bad.yml", tmp_path / "out")
 
 
@@ -323,10 +323,10 @@ def test_a_truncated_weight_file(pair, tmp_path):
 def test_a_device_that_is_not_there(pair, tmp_path):
     from merge.engine import How
 
-    with pytest.raises(Wrong, match="the device cuda:77 cannot be used here"):
+    with pytest.raises(UserError, match="the device cuda:77 cannot be used here"):
         merge(recipes.parse(linear(*pair)), tmp_path / "out", how=How(device="cuda:77"))
     for name in ("gpu", "meta"):
-        with pytest.raises(Wrong, match=f"the device {name} cannot be used here"):
+        with pytest.raises(UserError, match=f"the device {name} cannot be used here"):
             merge(recipes.parse(linear(*pair)), tmp_path / "out", how=How(device=name))
 
 
@@ -339,5 +339,5 @@ def test_sizes(text, size):
 
 @pytest.mark.parametrize("text", ["", "x", "5XB", "-1GB", "0", "1e9", "9" * 400])
 def test_what_is_no_size(text):
-    with pytest.raises(Wrong, match="not a size"):
+    with pytest.raises(UserError, match="not a size"):
         size_of(text)

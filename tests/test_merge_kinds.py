@@ -23,7 +23,7 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
-from merge.files import Wrong
+from merge.files import UserError
 from merge.merging import merge
 from merge.recipe import parse
 from tests.merging import llama, run, says, weights
@@ -141,7 +141,7 @@ def test_a_base_beside_the_models_of_a_method_that_knows_none(tmp_path):
     beside, among = run(tmp_path / "1", linear(b, c, base_model=a)), run(tmp_path / "2", linear(b, c, a))
     assert all(torch.equal(beside[name], among[name]) for name in among)
     one = {"model": b, "parameters": {"weight": 1.0}}
-    with pytest.raises(Wrong, match=r"`weight` of .*, .*m0 is missing"):
+    with pytest.raises(UserError, match=r"`weight` of .*, .*m0 is missing"):
         run(tmp_path / "3", {"merge_method": "linear", "models": [one], "base_model": a})
 
 
@@ -168,7 +168,7 @@ def test_layers_whose_kind_follows_from_their_number(tmp_path):
     model = experts(tmp_path / "m", 1, decoder_sparse_step=2)
     run(tmp_path / "out", stack((model, 0, 2), (model, 0, 4)))
     assert torch.isfinite(says(tmp_path / "out")).all()
-    with pytest.raises(Wrong, match="decoder_sparse_step of 2, what layer 1 is follows from its number"):
+    with pytest.raises(UserError, match="decoder_sparse_step of 2, what layer 1 is follows from its number"):
         run(tmp_path / "bad", stack((model, 1, 3)))
 
 
@@ -184,7 +184,7 @@ def test_each_layer_is_of_the_type_that_its_own_model_says(tmp_path):
     file.write_text(
         json.dumps({key: each for key, each in json.loads(file.read_text()).items() if key != "layer_types"})
     )
-    with pytest.raises(Wrong, match="says nothing of layer 0 in layer_types"):
+    with pytest.raises(UserError, match="says nothing of layer 0 in layer_types"):
         run(tmp_path / "bad", stack((models[0], 2, 4), (models[1], 0, 2)))
 
 

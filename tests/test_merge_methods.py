@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from merge import group as group_module
-from merge.files import Wrong
+from merge.files import UserError
 from merge.group import Group, in_memory
 from merge.methods import METHODS
 from merge.methods.ranks import Largest, cuts
@@ -194,14 +194,14 @@ def test_the_mean_of_opposite_directions_is_one_of_them_or_an_error():
     assert torch.equal(merged("karcher", [0 * a, 0 * a]), 0 * a)
     assert torch.allclose(merged("multislerp", [a, -a], weight=(0.5, 0.5)), 0 * a)
     turned = [torch.tensor([[math.cos(w), math.sin(w)]]) for w in (0, 2 * math.pi / 3, 4 * math.pi / 3)]
-    with pytest.raises(Wrong, match="cancel each other out"):
+    with pytest.raises(UserError, match="cancel each other out"):
         merged("multislerp", turned, weight=(1.0, 1.0, 1.0), eps=1e-6)
 
 
 @pytest.mark.parametrize("name", ["linear", "multislerp", "karcher"])
 def test_weights_that_cannot_be_normalized_are_an_error(name):
     a, b = tensors(2)
-    with pytest.raises(Wrong, match="sum to 0"):
+    with pytest.raises(UserError, match="sum to 0"):
         merged(name, [a, b], weight=(0.0, 0.0) if name == "karcher" else (0.5, -0.5))
 
 
@@ -291,7 +291,7 @@ def test_della_keeps_the_large_more_often_and_each_by_its_own_chance():
     plain = merged("della_linear", [a], base, weight=(1.0,), density=(0.5,), epsilon=(0.2,), rescale=False)
     assert torch.equal(plain != 0, found != 0) and torch.equal(plain[plain != 0], a[plain != 0])
     assert torch.equal(merged("della", [a], base, weight=(1.0,), density=(0.0,)), base)
-    with pytest.raises(Wrong, match="epsilon"):
+    with pytest.raises(UserError, match="epsilon"):
         merged("della", [a], base, weight=(1.0,), density=(0.1,))
 
 

@@ -15,7 +15,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
-from fleet.config import Wrong
+from fleet.config import UserError
 from merge.evolve import __main__ as main_module
 from merge.evolve import config as configs
 from merge.evolve import exams
@@ -145,7 +145,9 @@ def test_starting_points():
 
 
 def test_a_granularity_that_does_not_divide_the_layers():
-    with pytest.raises(Wrong, match=r"layer_granularity is 4, which does not divide the models' 6 layers.*1, 2, 3, 6"):
+    with pytest.raises(
+        UserError, match=r"layer_granularity is 4, which does not divide the models' 6 layers.*1, 2, 3, 6"
+    ):
         space("linear", 6, layer_granularity=4)
 
 
@@ -258,7 +260,7 @@ def genome(**more) -> dict:
 def test_bad_genome_files(value, why, tmp_path):
     file = tmp_path / "genome.yml"
     file.write_text(yaml.safe_dump(value))
-    with pytest.raises(Wrong, match=why):
+    with pytest.raises(UserError, match=why):
         configs.read(file, {})
 
 
@@ -266,9 +268,9 @@ def test_a_genome_file_that_is_no_plain_yaml(tmp_path):
     file = tmp_path / "genome.yml"
     for text, why in (("a: &x 1", "anchors"), ("genome: {a: 1, a: 2}", "twice"), ("[", "not YAML")):
         file.write_text(text)
-        with pytest.raises(Wrong, match=f"genome.yml: .*{why}"):
+        with pytest.raises(UserError, match=f"genome.yml: .*{why}"):
             configs.read(file, {})
-    with pytest.raises(Wrong, match="cannot be read"):
+    with pytest.raises(UserError, match="cannot be read"):
         configs.read(tmp_path / "nowhere.yml", {})
 
 
@@ -383,7 +385,7 @@ def test_a_race_needs_marks_of_single_questions(facts, tmp_path):
     (tmp_path / "counted.yaml").write_text(text.replace("aggregation: mean", "aggregation: median"))
     file = genome_file(tmp_path, facts, tasks=["counted"])
     for option in ({"race": True}, {"holdout": 0.5}):
-        with pytest.raises(Wrong, match="is not a mean over single questions"):
+        with pytest.raises(UserError, match="is not a mean over single questions"):
             Kitchen(settled(file, facts, task_path=(str(tmp_path),), **option)).check()
     Kitchen(settled(file, facts, task_path=(str(tmp_path),))).check()
 

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from merge.donors import Donors
-from merge.files import Wrong
+from merge.files import UserError
 from merge.merging import merge
 from merge.recipe import parse
 from tests.merging import SHAPE, llama, run, says, tokenizer, weights
@@ -90,14 +90,14 @@ def test_an_adapter_of_weights_that_stand_the_other_way_round(tmp_path):
 def test_adapters_that_do_not_fit(tmp_path):
     model, other = llama(tmp_path / "model", 1), llama(tmp_path / "other", 1, hidden_size=64)
     adapter(AutoModelForCausalLM.from_pretrained(other), tmp_path / "lora", **ADAPTERS["plain"])
-    with pytest.raises(Wrong, match=r"q_proj.*\[64, 64\].*\[32, 32\]"):
+    with pytest.raises(UserError, match=r"q_proj.*\[64, 64\].*\[32, 32\]"):
         run(tmp_path / "out", copied(f"{model}+{tmp_path / 'lora'}"))
     settings = json.loads((tmp_path / "lora" / "adapter_config.json").read_text())
     (tmp_path / "lora" / "adapter_config.json").write_text(json.dumps({**settings, "peft_type": "IA3"}))
-    with pytest.raises(Wrong, match="IA3"):
+    with pytest.raises(UserError, match="IA3"):
         run(tmp_path / "out", copied(f"{model}+{tmp_path / 'lora'}"))
     (tmp_path / "lora" / "adapter_config.json").write_text("[1]")
-    with pytest.raises(Wrong, match="an object .*is expected"):
+    with pytest.raises(UserError, match="an object .*is expected"):
         run(tmp_path / "out", copied(f"{model}+{tmp_path / 'lora'}"))
     for said, why in (
         ({"lora_alpha": float("inf")}, "lora_alpha is 'inf'; a number"),
@@ -108,7 +108,7 @@ def test_adapters_that_do_not_fit(tmp_path):
     ):
         adapter(AutoModelForCausalLM.from_pretrained(model), tmp_path / "lora", **ADAPTERS["plain"])
         (tmp_path / "lora" / "adapter_config.json").write_text(json.dumps({**settings, **said}))
-        with pytest.raises(Wrong, match=why):
+        with pytest.raises(UserError, match=why):
             run(tmp_path / "out", copied(f"{model}+{tmp_path / 'lora'}"))
     good = adapter(AutoModelForCausalLM.from_pretrained(model), tmp_path / "good", **ADAPTERS["plain"])
     file = tmp_path / "good" / "adapter_model.safetensors"
@@ -119,7 +119,7 @@ def test_adapters_that_do_not_fit(tmp_path):
         ({"base_model.model.model.layers.0.mlp.up_proj.lora_A.weight": torch.ones(4, 32)}, "a pair of matrices"),
     ):
         save_file({**whole, **change}, file)
-        with pytest.raises(Wrong, match=why):
+        with pytest.raises(UserError, match=why):
             run(tmp_path / "out", copied(f"{model}+{tmp_path / 'good'}"))
     assert good
 
@@ -199,7 +199,7 @@ def test_a_gguf_file_of_another_kind(tmp_path):
     assert_equal(run(tmp_path / "out", copied(str(tmp_path / "m.gguf"))), weights(tmp_path / "model"))
     other = llama(tmp_path / "llama", 1, hidden_size=64, intermediate_size=96, num_hidden_layers=2)
     write_gguf(tmp_path / "other.gguf", other, "gemma2", gguf.GGMLQuantizationType.F32)
-    with pytest.raises(Wrong, match="other.gguf: GGUF files of the kind gemma2 cannot be read here"):
+    with pytest.raises(UserError, match="other.gguf: GGUF files of the kind gemma2 cannot be read here"):
         run(tmp_path / "other", copied(str(tmp_path / "other.gguf")))
 
 
@@ -227,7 +227,7 @@ def test_a_damaged_gguf_file(damage, tmp_path):
     path.write_bytes({"cut": data[: len(data) // 2], "garbage": b"GGUF" + b"\xff" * 5000, "missing": b""}[damage])
     if damage == "missing":
         path.unlink()
-    with pytest.raises(Wrong, match=r"m\.gguf"):
+    with pytest.raises(UserError, match=r"m\.gguf"):
         run(tmp_path / "out", copied(str(path)))
 
 
@@ -253,7 +253,7 @@ def vocabulary(folder: Path) -> dict[str, int]:
 
 
 def test_different_vocabularies_need_a_rule(speakers, tmp_path):
-    with pytest.raises(Wrong, match=r"has different shapes: \[2\d\d, 32\].*tokenizer_source"):
+    with pytest.raises(UserError, match=r"has different shapes: \[2\d\d, 32\].*tokenizer_source"):
         run(tmp_path / "out", copied(*map(str, speakers)))
 
 
@@ -381,7 +381,7 @@ def test_damaged_tokenizers(speakers, tmp_path):
         added = [] if change.get("vocab") == {} else said["added_tokens"]
         changed = {**said, "added_tokens": added, "model": {**said["model"], **change}}
         (b / "tokenizer.json").write_text(json.dumps(changed))
-        with pytest.raises(Wrong, match=r"tokenizer\.json"):
+        with pytest.raises(UserError, match=r"tokenizer\.json"):
             run(tmp_path / "out", {**copied(str(a), str(b)), "tokenizer_source": "union"})
 
 
@@ -399,10 +399,10 @@ def test_tokenizers_that_have_no_union(speakers, tmp_path):
     file = speakers[1] / "tokenizer.json"
     said = json.loads(file.read_text())
     file.write_text(json.dumps({**said, "model": {"type": "Unigram", "vocab": [["x", -1.0], ["yy", -2.0]]}}))
-    with pytest.raises(Wrong, match="BPE and Unigram have no union"):
+    with pytest.raises(UserError, match="BPE and Unigram have no union"):
         run(tmp_path / "out", {**copied(*map(str, speakers)), "tokenizer_source": "union"})
     file.write_text("{}")
-    with pytest.raises(Wrong, match="vocabularies need a tokenizer.json"):
+    with pytest.raises(UserError, match="vocabularies need a tokenizer.json"):
         run(tmp_path / "out", {**copied(*map(str, speakers)), "tokenizer_source": "union"})
 
 
@@ -450,7 +450,7 @@ def test_rules_that_cannot_be_followed(speakers, rule, why, tmp_path):
     file = speakers[0] / "config.json"  # it may say what it likes
     file.write_text(json.dumps({**json.loads(file.read_text()), "vocab_size": 1000}))
     recipe = {**copied(*map(str, speakers)), "tokenizer": {"source": "base", "tokens": {"<x>": json.loads(text)}}}
-    with pytest.raises(Wrong, match=why):
+    with pytest.raises(UserError, match=why):
         run(tmp_path / "out", recipe)
 
 
@@ -489,7 +489,7 @@ def test_chat_templates(speakers, template, said, tmp_path):
 
 
 def test_an_unknown_chat_template(speakers, tmp_path):
-    with pytest.raises(Wrong, match="nearest known one is chatml"):
+    with pytest.raises(UserError, match="nearest known one is chatml"):
         run(tmp_path / "out", {**copied(str(speakers[0])), "chat_template": "chatlm"})
 
 

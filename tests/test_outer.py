@@ -110,16 +110,16 @@ def test_our_files_are_everybodys_files():
     (b"\x04\0\0\0\0\0\0\0{}  ", "not a vector"),
 ])  # fmt: skip
 def test_what_is_no_vector_is_refused(data, why):
-    with pytest.raises(files.Wrong, match=why):
+    with pytest.raises(files.UserError, match=why):
         [*wire.received(io.BytesIO(data), 10)]
 
 
 def test_a_vector_of_another_size_or_cut_short_is_refused():
-    with pytest.raises(files.Wrong, match="not a vector of 999"):
+    with pytest.raises(files.UserError, match="not a vector of 999"):
         through(random(1000), "fp32", 999)
     file = io.BytesIO()
     wire.send(file, 1000, wire.pieces(random(1000)))
-    with pytest.raises(files.Wrong, match="too early"):
+    with pytest.raises(files.UserError, match="too early"):
         [*wire.received(io.BytesIO(file.getvalue()[:-1]), 1000)]
 
 

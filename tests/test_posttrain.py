@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from fleet.config import Wrong, load
+from fleet.config import UserError, load
 from fleet.digest import digest
 from fleet.history import opened
 from merge.merging import merge
@@ -293,7 +293,7 @@ def test_settings_of_learning_reach_the_weights(tmp_path):
 @pytest.mark.parametrize("adapter", [None, {"r": 4, "alpha": 8}])
 def test_a_lesson_that_has_no_room_is_left_to_another_machine_and_leaves_nothing_behind(tmp_path, monkeypatch, adapter):
     """In the middle of the lesson: what was learned until then does not count, for whoever makes the child."""
-    from fleet.work import Elsewhere
+    from fleet.work import NotOnThisMachine
     from train.member import lesson
     from train.member.bred import maker
 
@@ -316,7 +316,7 @@ def test_a_lesson_that_has_no_room_is_left_to_another_machine_and_leaves_nothing
         """The same process once more: another one would do no better."""
         try:
             return make(work)
-        except Elsewhere as why:
+        except NotOnThisMachine as why:
             said.append(str(why))
             return make(work)
 
@@ -343,7 +343,7 @@ def test_tasks_and_losses_are_weighted_together(tmp_path):
 
 
 def refused(c: PosttrainConfig, where: Path) -> str:
-    with pytest.raises(Wrong) as error:
+    with pytest.raises(UserError) as error:
         prepared(c, where)
     assert "\n" not in str(error.value)
     return str(error.value)
@@ -386,7 +386,7 @@ def test_padded_vocabularies_are_bridged_and_it_is_said(tmp_path):
 def test_what_contradicts_itself_is_refused(tmp_path, keys, said):
     given = {"INITIAL_POPULATION": ["a"], "MUTATION_DATASETS": ["x.jsonl", "y.jsonl"], **keys}
     (tmp_path / "c.json").write_text(json.dumps(given))
-    with pytest.raises(Wrong, match=said):
+    with pytest.raises(UserError, match=said):
         load(tmp_path / "c.json", PosttrainConfig)
 
 

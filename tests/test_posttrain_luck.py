@@ -8,7 +8,7 @@ import pytest
 
 from fleet.digest import digest
 from fleet.history import opened
-from fleet.work import Unwanted
+from fleet.work import Superseded
 from tests import posttraining, searching
 from tests.posttraining import chats, config, finished, worker
 from train.breeding import exported, prepared, taken
@@ -32,7 +32,7 @@ def test_a_child_that_is_left_in_the_middle_leaves_nothing_behind(tmp_path, monk
         for step in real(self, *args, **more):
             if left[0] and step == 2:
                 left[0] -= 1
-                raise Unwanted
+                raise Superseded
             yield step
 
     monkeypatch.setattr(lesson.Learner, "train", unwanted)

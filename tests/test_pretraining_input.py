@@ -6,7 +6,7 @@ import re
 import pytest
 
 from fleet.config import is_bound
-from fleet.desk import Stopped
+from fleet.context import Stopped
 from fleet.digest import digest
 from tests.commands import refused
 from tests.small import MODEL, config, finished, make_text
@@ -58,10 +58,10 @@ def test_a_machine_with_another_text_leaves_it_to_others(tmp_path):
 
     c = config(tokenizer="", vocab_size=300, datasets=("stdlib",), stdlib_digest="0" * 16)
     one = worker(tmp_path, c, "other")
-    while one.store.name and not one.desk.blame.shuns("0/tokenizer"):
+    while one.store.name and not one.context.blame.shuns("0/tokenizer"):
         one._turn()
     assert one.chooser.choose(tick=True) is None
-    assert not one.desk.claims.held("0/tokenizer")
+    assert not one.context.claims.held("0/tokenizer")
 
 
 # -- every key matters -------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.config import Wrong
+from fleet.config import UserError
 from fleet.host import Host
 from fleet.machines import Machine
 from fleet.remote import engines, far, link, preflight
@@ -43,7 +43,7 @@ def test_the_same_files_give_the_same_code(tmp_path):
     assert tarfile.open(fileobj=BytesIO(one.data)).getnames() == ["inner/x.py", "requirements.txt"]
     (tmp_path / "a" / "inner" / "x.py").write_text("x = 2\n")
     assert pack(tmp_path / "a").digest != one.digest
-    with pytest.raises(Wrong, match="no such folder"):
+    with pytest.raises(UserError, match="no such folder"):
         pack(tmp_path / "c")
 
 
@@ -134,7 +134,7 @@ def test_the_user_s_own_ssh_configuration_counts(tmp_path):
     piped = route_to(Machine(host="piped"), config)
     assert piped.proxy == "nc piped 22" and piped.known_hosts[0] == tmp_path / "known"
     (tmp_path / "broken").write_text("Host a\n  Nonsense yes\n")
-    with pytest.raises(Wrong, match="your SSH configuration cannot be used: .*terminating"):
+    with pytest.raises(UserError, match="your SSH configuration cannot be used: .*terminating"):
         route_to(Machine(host="a"), tmp_path / "broken")
 
 
@@ -188,7 +188,7 @@ def test_what_is_missing_is_named_with_the_command_that_mends_it():
     assert seats(few.machine, 1) == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}]
     assert seats(few.machine, 2) == [{"CUDA_VISIBLE_DEVICES": "0,1"}]
     assert seats(Machine(host="a", workers=3), 2) == [{}, {}, {}]
-    with pytest.raises(Wrong, match="has 2 devices: not a multiple of devices_per_worker, 3"):
+    with pytest.raises(UserError, match="has 2 devices: not a multiple of devices_per_worker, 3"):
         seats(few.machine, 3)
 
 
@@ -226,13 +226,13 @@ def test_slurm_gets_a_script_that_a_shell_can_only_read_in_one_way(tmp_path):
     words = subprocess.run(["bash"], input=fake, text=True, capture_output=True, check=True).stdout.split("\0")
     assert words[:2] == ["-P", "-c"] and words[4] == "3" and json.loads(words[3])["digest"] == launcher.code.digest
     compile(words[2], "program", "exec")
-    with pytest.raises(Wrong, match="cannot be told such a name"):
+    with pytest.raises(UserError, match="cannot be told such a name"):
         engine.plan(5, 2, "ID", '/runs/"x')
 
 
 def test_an_unknown_method_is_named(tmp_path):
     (tmp_path / "evolution.json").write_text('{"ALGORITHM": "magic"}')
-    with pytest.raises(Wrong, match="ALGORITHM 'magic': the launcher starts edt or diloco"):
+    with pytest.raises(UserError, match="ALGORITHM 'magic': the launcher starts edt or diloco"):
         place(tmp_path / "evolution.json", "", {"edt": (), "diloco": ()})
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from fleet import launches
-from fleet.config import Wrong
+from fleet.config import UserError
 from fleet.report import words
 from fleet.report.facts import covered
 from fleet.report.page import page
@@ -385,7 +385,7 @@ def test_a_page_that_cannot_be_read_any_more_says_so(finished, monkeypatch):
     live = Live(Reader(finished.folder))
 
     def gone() -> None:
-        raise Wrong("the disk has gone away")
+        raise UserError("the disk has gone away")
 
     monkeypatch.setattr(live.reader, "stamp", gone)
     assert b"the disk has gone away" in live.now()[0]

@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 
 from fleet import run as place_of_runs
-from fleet.config import Wrong
+from fleet.config import UserError
 from fleet.host import Host
 from fleet.run import Mount, create_run, mount_of, open_run
 from fleet.store import Store
@@ -85,7 +85,7 @@ def test_of_two_starters_the_second_joins_or_is_refused(tmp_path, monkeypatch, m
 
     first = (folder / "run.json").read_bytes()
     assert second(1)[0].run_id.encode() in first
-    with pytest.raises(Wrong, match="SEED: the run has 1, now it says 2"):
+    with pytest.raises(UserError, match="SEED: the run has 1, now it says 2"):
         second(2)
     assert (folder / "run.json").read_bytes() == first
 

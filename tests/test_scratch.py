@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet import launches
-from fleet.desk import Options
+from fleet.context import Options
 from fleet.history import History, opened
 from fleet.host import Host
 from fleet.recipe import Recipe

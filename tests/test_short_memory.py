@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from fleet import faults
-from fleet.config import Wrong
+from fleet.config import UserError
 from fleet.digest import digest
+from fleet.errors import Lacking
 from fleet.scratch import passing
-from fleet.work import Elsewhere, Failed
-from fleet.wrong import Lacking
+from fleet.work import Failed, NotOnThisMachine
 from tests.helpers import LONG, until
 from tests.small import config, finished, worker
 from train import memory
@@ -95,7 +95,7 @@ def test_after_it_ran_out_of_memory_a_worker_begins_afresh():
 
     making = judging(tools, make, "less of this needs less")
     assert making("small") == {"model": 0.0}
-    with pytest.raises(Elsewhere, match="4503599.63 GB more are needed, of .* less of this needs less") as error:
+    with pytest.raises(NotOnThisMachine, match="4503599.63 GB more are needed, of .* less of this needs less") as error:
         making("large")
     assert error.value.__context__ is None and made[0]() is None and gone[1]() is None
     assert making("small") == {"model": 0.0} and len(made) == 2
@@ -115,24 +115,24 @@ GPU = "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capaci
 
 
 @pytest.mark.parametrize("error, meaning, words", [
-    (torch.OutOfMemoryError(GPU), Elsewhere, "21.47 GB more are needed"),
-    (RuntimeError("CUDA error: out of memory"), Elsewhere, "the memory of the GPU does not suffice"),
-    (MemoryError(), Elsewhere, "this process may use at most"),
-    (OSError(errno.ENOMEM, "Cannot allocate memory"), Elsewhere, "this process may use at most"),
-    (chained(MemoryError(), Wrong("the model cannot be built")), Elsewhere, "this process may use at most"),
-    (chained(FileNotFoundError("text.jsonl"), Wrong("text.jsonl cannot be read")), Elsewhere, "cannot be read"),
-    (chained(ImportError("gguf"), Wrong("pip install gguf")), Elsewhere, "pip install gguf"),
-    (chained(ConnectionError("no route"), Wrong("the hub does not give it")), Elsewhere, "the hub"),
-    (Lacking("a GPU is needed"), Elsewhere, "a GPU is needed"),
-    (chained(OSError(errno.ENOSPC, "full"), Wrong("needs 9 GB")), OSError, "full"),
-    (chained(OSError(errno.EIO, "broken"), Wrong("cannot be read")), OSError, "broken"),
-    (chained(RuntimeError("CUDA error: unspecified launch failure"), Wrong("it says something else")), RuntimeError,
+    (torch.OutOfMemoryError(GPU), NotOnThisMachine, "21.47 GB more are needed"),
+    (RuntimeError("CUDA error: out of memory"), NotOnThisMachine, "the memory of the GPU does not suffice"),
+    (MemoryError(), NotOnThisMachine, "this process may use at most"),
+    (OSError(errno.ENOMEM, "Cannot allocate memory"), NotOnThisMachine, "this process may use at most"),
+    (chained(MemoryError(), UserError("the model cannot be built")), NotOnThisMachine, "this process may use at most"),
+    (chained(FileNotFoundError("a.jsonl"), UserError("a.jsonl cannot be read")), NotOnThisMachine, "cannot be read"),
+    (chained(ImportError("gguf"), UserError("pip install gguf")), NotOnThisMachine, "pip install gguf"),
+    (chained(ConnectionError("no route"), UserError("the hub does not give it")), NotOnThisMachine, "the hub"),
+    (Lacking("a GPU is needed"), NotOnThisMachine, "a GPU is needed"),
+    (chained(OSError(errno.ENOSPC, "full"), UserError("needs 9 GB")), OSError, "full"),
+    (chained(OSError(errno.EIO, "broken"), UserError("cannot be read")), OSError, "broken"),
+    (chained(RuntimeError("CUDA error: unspecified launch failure"), UserError("it says something else")), RuntimeError,
      "unspecified"),
     (RuntimeError("CUDA error: unspecified launch failure"), RuntimeError, "unspecified"),
     (faults.Passing("out of memory"), faults.Passing, "out of memory"),
     (ZeroDivisionError("x"), ZeroDivisionError, "x"),
-    (Wrong("two models of different shapes"), Failed, "different shapes"),
-    (chained(KeyError("x"), Wrong("no such field")), Failed, "no such field"),
+    (UserError("two models of different shapes"), Failed, "different shapes"),
+    (chained(KeyError("x"), UserError("no such field")), Failed, "no such field"),
 ], ids=str)  # fmt: skip
 def test_what_a_makers_error_means(error, meaning, words):
     def make(tools, work):

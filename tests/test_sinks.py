@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fleet.config import Wrong
+from fleet.config import UserError
 from fleet.history import opened
 from fleet.metrics import points
 from fleet.metrics import sinks as real
@@ -211,7 +211,7 @@ def test_a_server_that_never_answers_stops_nobody(toys: Callable[..., Toys], hom
 
 def test_a_package_that_is_missing_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "trackio", None)
-    with pytest.raises(Wrong, match=r"^metrics for trackio need .* -m pip install trackio$"):
+    with pytest.raises(UserError, match=r"^metrics for trackio need .* -m pip install trackio$"):
         real.check(["csv", "trackio"])
     assert real.lacking(["csv", "trackio"]) == ["trackio"]
 

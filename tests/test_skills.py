@@ -10,7 +10,7 @@ import pytest
 from lm_eval.api.model import LM
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from fleet.config import Wrong
+from fleet.config import UserError
 from train import starters as models
 from train.chat import examples
 from train.skills import BASE, MIXED, NUMBERS, SKILLS, question, questions, rows, write_tasks
@@ -104,7 +104,7 @@ def test_rows_follow_from_name_seed_and_part():
 
 @pytest.mark.parametrize("name", ["skill:comparing", "compare", "skill:"])
 def test_a_name_that_there_is_not(name):
-    with pytest.raises(Wrong, match="the nearest is 'skill:[a-z]+' of skill:compare, .*, skill:mixed"):
+    with pytest.raises(UserError, match="the nearest is 'skill:[a-z]+' of skill:compare, .*, skill:mixed"):
         rows(name, 1, 1)
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from fleet.config import Wrong
+from fleet.config import UserError
 from fleet.digest import digest
 from tests.small import MODEL, config, finished, shared
 from train import text
@@ -31,7 +31,7 @@ def test_text_jsonl_and_parquet_give_the_same_documents(tmp_path):
     assert [*text.documents(source(tmp_path / "a.txt"))] == DOCUMENTS
     for kind in ("jsonl", "parquet"):
         assert [*text.documents(source(tmp_path / f"a.{kind}", text_field="body"))] == DOCUMENTS
-        with pytest.raises(Wrong, match="no text in the field 'text'; it has: body"):
+        with pytest.raises(UserError, match="no text in the field 'text'; it has: body"):
             text.check(source(tmp_path / f"a.{kind}"))
 
 
@@ -48,7 +48,7 @@ def test_a_dataset_as_the_hub_has_them(tmp_path, monkeypatch, streaming):
 @pytest.mark.parametrize("data, why", [("{", "gone|Expecting|line"), ("", "no documents"), ("[1]", "no text in")])
 def test_a_damaged_file_is_explained(tmp_path, data, why):
     (tmp_path / "a.jsonl").write_text(data)
-    with pytest.raises(Wrong, match=why):
+    with pytest.raises(UserError, match=why):
         text.check(source(tmp_path / "a.jsonl"))
 
 

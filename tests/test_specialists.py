@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from evomerge import specialists, texts
 from evomerge.specialists import BASE, Settings, made
-from fleet.config import Wrong
+from fleet.config import UserError
 from merge.merging import merge
 from merge.recipe import parse
 from tests.helpers import LONG, mounted, until
@@ -165,16 +165,16 @@ def test_ctrl_c_while_a_folder_is_written(models, tmp_path, monkeypatch):
 
 def test_a_folder_that_cannot_be(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(Wrong, match=r"^\S*/file/models\S*: Not a directory[^\n]*$"):
+    with pytest.raises(UserError, match=r"^\S*/file/models\S*: Not a directory[^\n]*$"):
         made(tmp_path / "file" / "models", 1, settings=SMALL)
 
 
 def test_a_disk_that_is_full_or_gets_full(tmp_path, monkeypatch):
     with mounted(tmp_path / "disk", options="size=200k"):
-        with pytest.raises(Wrong, match=r"^[^\n]*MiB of free disk[^\n]*$"):
+        with pytest.raises(UserError, match=r"^[^\n]*MiB of free disk[^\n]*$"):
             made(tmp_path / "disk", 1, settings=SMALL)
         monkeypatch.setattr(made_here, "_ROOM", 0)
-        with pytest.raises(Wrong, match=r"^[^\n]*No space left[^\n]*$"):
+        with pytest.raises(UserError, match=r"^[^\n]*No space left[^\n]*$"):
             made(tmp_path / "disk", 1, settings=SMALL)
         assert set(left(tmp_path / "disk")) < {*NAMES}
 

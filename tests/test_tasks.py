@@ -24,7 +24,7 @@ from transformers import (
     MambaForCausalLM,
 )
 
-from fleet.config import Wrong
+from fleet.config import UserError
 from tests import searching
 from train import likelihood, tasks
 from train.likelihood import Sitter
@@ -225,9 +225,9 @@ def test_which_questions_are_asked(place):
 ])  # fmt: skip
 def test_tasks_that_cannot_be_had(names, why, place, tmp_path):
     (tmp_path / "broken.yaml").write_text(MORE["said"].replace("task: said", "task: broken"))
-    with pytest.raises(Wrong, match=why):
+    with pytest.raises(UserError, match=why):
         tasks.load(Asked(names, task_path=(str(place / "tasks"), str(tmp_path))))
-    with pytest.raises(Wrong, match="not a folder"):
+    with pytest.raises(UserError, match="not a folder"):
         tasks.load(Asked(names, task_path=(str(tmp_path / "nowhere"),)))
 
 
@@ -237,7 +237,7 @@ def test_metrics_are_known_beforehand(place):
     assert tasks.metrics_of(found, "facts") == ["acc,none", "acc_norm,none"]  # through its group
     assert tasks.metrics_of(found, "both") == ["acc,none"]
     assert tasks.metrics_of(found, "read") == ["word_perplexity,none", "byte_perplexity,none"]
-    with pytest.raises(Wrong, match="task both has no metric 'f1,none'; it has acc,none"):
+    with pytest.raises(UserError, match="task both has no metric 'f1,none'; it has acc,none"):
         tasks.check_metrics(found, [("facts", "acc,none"), ("both", "f1,none")])
     assert tasks.is_mean(found, "facts", "acc,none") and not tasks.is_mean(found, "read", "word_perplexity,none")
 
@@ -289,7 +289,7 @@ def sat(loaded: dict, folder: Path) -> None:
 @pytest.mark.parametrize("how", ["raise KeyError('nothing here')", "raise SystemExit('nothing here')"])
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_task_whose_own_code_fails_is_named(tmp_path, phase, how):
-    with pytest.raises(Wrong, match=r"own.*(KeyError|SystemExit): '?nothing here") as failed:
+    with pytest.raises(UserError, match=r"own.*(KeyError|SystemExit): '?nothing here") as failed:
         loaded = failing(tmp_path, phase, how)
         assert phase != "questions"
         sat(loaded, tmp_path)

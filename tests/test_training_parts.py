@@ -9,7 +9,7 @@ import torch
 
 from diloco import DiLoCo
 from edt import EDT, hypercube
-from fleet.config import Wrong
+from fleet.config import UserError
 from fleet.plans import recipes_in, record_of
 from fleet.recipe import check
 from tests.small import MODEL, config
@@ -49,7 +49,7 @@ def test_whatever_the_population_somebody_is_met(size):
     c = config(population_size=size, group_size=0)
     assert c.parents_of_a_child > 1
     if size % c.parents_of_a_child:
-        with pytest.raises(Wrong, match=f"POPULATION_SIZE is {size}, not a multiple of GROUP_SIZE 2"):
+        with pytest.raises(UserError, match=f"POPULATION_SIZE is {size}, not a multiple of GROUP_SIZE 2"):
             _check_evolution(c)
     else:
         assert all(len(group) > 1 for group in EDT(c).families(2).values())
@@ -233,13 +233,13 @@ def test_presets_are_as_large_as_they_should_be(preset, least, most):
 
 def test_different_shapes_are_named():
     wide = {"config": {**MODEL["config"], "intermediate_size": 64}}
-    with pytest.raises(Wrong, match=r"mlp.down_proj.weight: \[32, 48\] in a, \[32, 64\] in b"):
+    with pytest.raises(UserError, match=r"mlp.down_proj.weight: \[32, 48\] in a, \[32, 64\] in b"):
         same_shapes(layout_of(built(MODEL, 257, 1)), layout_of(built(wide, 257, 1)), "a", "b")
 
 
 @pytest.mark.parametrize("kind", ["bert", "t5", "vit", "nonsense"])
 def test_what_is_no_causal_model_is_refused(kind):
-    with pytest.raises(Wrong, match="causal|nonsense"):
+    with pytest.raises(UserError, match="causal|nonsense"):
         described({"config": {"model_type": kind}})
 
 

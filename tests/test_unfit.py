@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from fleet import launches
-from fleet.desk import Options, Stopped
+from fleet.context import Options, Stopped
+from fleet.errors import cut
 from fleet.history import opened
 from fleet.host import Host
 from fleet.plans import recipes_in, record_of
@@ -19,7 +20,6 @@ from fleet.run import create_run
 from fleet.store import REGISTER_LIMIT, Store, Unreadable
 from fleet.work import Work
 from fleet.worker import Worker
-from fleet.wrong import cut
 
 HUGE = 20_000_000
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fleet import config, results
-from fleet.config import Wrong
+from fleet.config import UserError
 from fleet.host import Host
 from fleet.run import create_run, open_run
 from tests.helpers import Toys
@@ -59,21 +59,21 @@ def test_a_key_that_the_run_lacks_has_its_default_and_no_other_value(toys):
     run: Toys = toys().prepare()
     rewritten(run, lambda value: value["config"].pop("grace_seconds"))
     run.keys["grace_seconds"] = 5.0
-    with pytest.raises(Wrong, match="GRACE_SECONDS: the run has 60.0, now it says 5.0"):
+    with pytest.raises(UserError, match="GRACE_SECONDS: the run has 60.0, now it says 5.0"):
         join(run)
 
 
 def test_a_retired_key_is_passed_over_at_one_value_only(toys, monkeypatch):
     run: Toys = toys().prepare()
     rewritten(run, lambda value: value["config"].update(velocity=0))
-    with pytest.raises(Wrong, match="unknown key"):
+    with pytest.raises(UserError, match="unknown key"):
         join(run)
     monkeypatch.setattr(config, "RETIRED", {"velocity": 0})
     join(run)
     assert run.work() == "over"
     run.same()
     rewritten(run, lambda value: value["config"].update(velocity=1))
-    with pytest.raises(Wrong, match="unknown key"):
+    with pytest.raises(UserError, match="unknown key"):
         join(run)
 
 
@@ -86,7 +86,7 @@ def test_other_results_are_refused_in_a_sentence_that_names_what_gives_them(toys
     run: Toys = toys().prepare()
     rewritten(run, lambda value: value.update(results=its, code="commit fed321"))
     monkeypatch.setattr(results, "LAST", {run.config.algorithm: ["commit abc123"]})
-    with pytest.raises(Wrong, match=re.escape(said)) as refused:
+    with pytest.raises(UserError, match=re.escape(said)) as refused:
         join(run)
     assert "\n" not in str(refused.value) and f"of kind {its} and this code" in str(refused.value)
 
@@ -103,7 +103,9 @@ def test_no_process_goes_on_with_other_results_but_anybody_may_look(toys):
 
 def test_runs_begun_before_a_change_are_finished_by_the_code_before_it(tmp_path):
     results.check(tmp_path, {"config": {"algorithm": "merge-search"}})
-    with pytest.raises(Wrong, match="of kind 1 and this code would give it those of kind 3: .* with commit 4b76bd2,"):
+    with pytest.raises(
+        UserError, match="of kind 1 and this code would give it those of kind 3: .* with commit 4b76bd2,"
+    ):
         results.check(tmp_path, {"config": {"algorithm": "edt-evomerge"}})
 
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from fleet.config import Wrong, validated
-from fleet.wrong import Lacking
+from fleet.config import UserError, validated
+from fleet.errors import Lacking
 from train.posttrain.config import Adapter
 
 _NAME = "default"  # peft's, for the only adapter
@@ -42,7 +42,7 @@ def merged(model: Any, plain: PreTrainedModel | None = None) -> PreTrainedModel:
     """The plain model with the adapter in its weights: added in fp32, rounded once. The adapted model is used up. Where
     its own weights are in 4 bits, `plain` is the model with all its bits."""
     if plain is None and getattr(model, "is_loaded_in_4bit", False):
-        raise Wrong("the weights are in 4 bits; give merged() the plain model to put the adapter in")
+        raise UserError("the weights are in 4 bits; give merged() the plain model to put the adapter in")
     for name, base, change in _changes(model):
         weight = base.weight if plain is None else plain.get_parameter(f"{name}.weight")
         weight.copy_(weight.float() + change.to(weight.device))
@@ -74,7 +74,7 @@ def places_of(model: PreTrainedModel, adapter: Adapter) -> list[str]:
     for part in adapter.targets:
         if not any(_has(name, part) for name in linear):
             parts = dict.fromkeys(name.rpartition(".")[2] for name in linear)
-            raise Wrong(f"adapter: no linear layer has {part!r} in its name; there are {', '.join(parts)}")
+            raise UserError(f"adapter: no linear layer has {part!r} in its name; there are {', '.join(parts)}")
     return [name for name in linear if any(_has(name, part) for part in adapter.targets)]
 
 
@@ -90,7 +90,7 @@ def _to_four_bits(model: Any, names: list[str], device: torch.device) -> None:
     for name in names:
         layer = model.get_submodule(name)
         if isinstance(layer, Conv1D):
-            raise Wrong(f"adapter: four_bits cannot hold {name}, whose weight is transposed; leave it out")
+            raise UserError(f"adapter: four_bits cannot hold {name}, whose weight is transposed; leave it out")
         small = bits.Linear4bit(
             layer.in_features, layer.out_features, layer.bias is not None, torch.bfloat16, quant_type="nf4"
         )

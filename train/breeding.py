@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from fleet.ancestry.files import keep
-from fleet.config import Wrong, whole
+from fleet.config import UserError, whole
 from fleet.console import console
 from fleet.history import History, opened
 from fleet.method import Method
@@ -96,7 +96,7 @@ def _started(names: Sequence[str], beside: Path) -> list[str]:
 
     if unknown := [name for name in names if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in NAMES]:
         there = ", ".join(PREFIX + name for name in NAMES)
-        raise Wrong(f"INITIAL_POPULATION: there is no {unknown[0]}; there are {there}")
+        raise UserError(f"INITIAL_POPULATION: there is no {unknown[0]}; there are {there}")
     made = starters(beside / "starters")
     return [str(made[name.removeprefix(PREFIX)]) if name.startswith(PREFIX) else name for name in names]
 
@@ -167,14 +167,14 @@ def taken(run_dir: Path, what: str, out: Path) -> None:
     history = opened(run_dir)
     last = history.first - 1
     if last < 1:
-        raise Wrong("no generation is finished yet; there is nothing to export")
+        raise UserError("no generation is finished yet; there is nothing to export")
     id = what.replace("-", "/", 1)
     if what in ("", "best"):
         fit = [each for each in history.round(last) if each and "fitness" in each.metrics]
         best = next((each for each in fit if each.id.endswith("/winner")), None) or max(fit, key=_fitness)
         id = best.recipe.merge.get("at", best.id)
     if not place(id)[1].startswith(("m", "init-", "best")):
-        raise Wrong(f"--what {what}: best, or a generation and a member, as in 3-m0")
+        raise UserError(f"--what {what}: best, or a generation and a member, as in 3-m0")
     say(f"Exported ({id}): {exported(history, id, out)}")
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from fleet.config import Wrong
+from fleet.config import UserError
 from train.rows import Message, conversation, located, preference
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -82,7 +82,9 @@ class Writer:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         if not tokenizer.is_fast:
-            raise Wrong(f"{type(tokenizer).__name__} does not say where its tokens stand; a fast tokenizer is needed")
+            raise UserError(
+                f"{type(tokenizer).__name__} does not say where its tokens stand; a fast tokenizer is needed"
+            )
         self.tokenizer = tokenizer
 
     def example(self, marked: Marked) -> Example:
@@ -122,7 +124,7 @@ class Writer:
         told = told[len(asked) :] if told[: len(asked)] == asked else told  # some write the prompt again
         if [each["role"] for each in told] != ["assistant"]:
             roles = ", ".join(each["role"] for each in told) or "none"
-            raise Wrong(f"one message of the assistant is expected after the prompt, not {roles}")
+            raise UserError(f"one message of the assistant is expected after the prompt, not {roles}")
         return self._turn([*asked, *told])
 
     # -- inside -------------------------------------------------------------------------------------------------------
@@ -130,10 +132,10 @@ class Writer:
     def _turn(self, messages: Sequence[Message]) -> Marked:
         """The last message is the answer: what the template writes after it has asked for one."""
         if len(messages) < 2:
-            raise Wrong("an answer is expected after a question, not at the beginning")
+            raise UserError("an answer is expected after a question, not at the beginning")
         asked, whole = self._written(messages[:-1], ask=True), self._written(messages)
         if not whole.startswith(asked):
-            raise Wrong(
+            raise UserError(
                 f"the chat template asks for an answer with {asked[-60:]!r}, but does not write one there; {_HELP}"
             )
         _, mark, rest = self._ending
@@ -158,7 +160,9 @@ class Writer:
         more. Where it writes only space, this is the mark."""
         before, answer, after = self._written(_PROBE).rpartition(_PROBE[-1]["content"])
         if not answer:
-            raise Wrong(f"the chat template does not write what the assistant says, but {before + after!r}; {_HELP}")
+            raise UserError(
+                f"the chat template does not write what the assistant says, but {before + after!r}; {_HELP}"
+            )
         mark = after.strip() or after
         gap, _, rest = after.partition(mark) if mark else ("", "", "")
         return gap, mark, rest
@@ -179,7 +183,7 @@ class Writer:
                 **self.tokenizer.special_tokens_map,
             )
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
-            raise Wrong(f"the chat template cannot write this conversation: {error}") from None
+            raise UserError(f"the chat template cannot write this conversation: {error}") from None
         return texts[0], spans[0] if marks else ()
 
     @cached_property
@@ -187,7 +191,9 @@ class Writer:
         try:
             text = self.tokenizer.get_chat_template()
         except ValueError:
-            raise Wrong("the tokenizer has no chat template for messages; give rows of text, or one that has") from None
+            raise UserError(
+                "the tokenizer has no chat template for messages; give rows of text, or one that has"
+            ) from None
         return undated(text)
 
 

@@ -5,12 +5,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from fleet.config import Wrong, whole
+from fleet.config import UserError, whole
+from fleet.errors import first_line
 from fleet.method import Method
 from fleet.recipe import Strategy
 from fleet.start import main
 from fleet.work import Maker
-from fleet.wrong import first_line
 from train.config import TrainConfig
 
 _MOST = 1 << 20  # files that DiLoCo writes in a round, names of parents in a plan of EDT: a plan is one register
@@ -35,7 +35,7 @@ def prepared(config: TrainConfig, where: Path) -> TrainConfig:
     if config.algorithm == "edt":
         _check_evolution(config)
     if config.algorithm == "diloco" and config.shard_count * config.population_size > _MOST:
-        raise Wrong(f"SHARDS is {config.shard_count}: {_many('files', config.shard_count, config.population_size)}")
+        raise UserError(f"SHARDS is {config.shard_count}: {_many('files', config.shard_count, config.population_size)}")
     for source in config.datasets:
         text.check(source)
     _check_rounds(config)
@@ -73,24 +73,24 @@ def _uses_stdlib(config: TrainConfig) -> bool:
 def _check_evolution(config: TrainConfig) -> None:
     size, group = config.population_size, config.parents_of_a_child
     if size < group:
-        raise Wrong(f"POPULATION_SIZE is {size}, smaller than a group of GROUP_SIZE {group}")
+        raise UserError(f"POPULATION_SIZE is {size}, smaller than a group of GROUP_SIZE {group}")
     if config.selects_by_fitness:
         if config.elitism >= size:
-            raise Wrong(f"ELITISM is {config.elitism}: it must be below POPULATION_SIZE, which is {size}")
+            raise UserError(f"ELITISM is {config.elitism}: it must be below POPULATION_SIZE, which is {size}")
         if group * size > _MOST:
-            raise Wrong(f"GROUP_SIZE is {group}: {_many('parents', group, size)}, where fitness decides")
+            raise UserError(f"GROUP_SIZE is {group}: {_many('parents', group, size)}, where fitness decides")
         return
     if config.elitism:
-        raise Wrong(
+        raise UserError(
             f"ELITISM is {config.elitism}, but with SELECTION {config.selects} everybody is a parent equally often; "
             "use rank, tournament or random, or 0"
         )
     if config.previous_generation:
-        raise Wrong(f"PREVIOUS_GENERATION needs SELECTION rank, tournament or random, not {config.selects}")
+        raise UserError(f"PREVIOUS_GENERATION needs SELECTION rank, tournament or random, not {config.selects}")
     if size % group:
-        raise Wrong(f"POPULATION_SIZE is {size}, not a multiple of GROUP_SIZE {group}")
+        raise UserError(f"POPULATION_SIZE is {size}, not a multiple of GROUP_SIZE {group}")
     if config.selects == "hypercube" and (size & (size - 1) or group & (group - 1)):
-        raise Wrong(f"SELECTION hypercube needs powers of two, not POPULATION_SIZE {size} and GROUP_SIZE {group}")
+        raise UserError(f"SELECTION hypercube needs powers of two, not POPULATION_SIZE {size} and GROUP_SIZE {group}")
 
 
 def _many(what: str, each: int, population: int) -> str:
@@ -102,7 +102,7 @@ def _check_rounds(config: TrainConfig) -> None:
     last, wanted = config.max_generations, config.inner_steps
     if config.steps_in(last) < wanted:
         need = next(round for round in count(last) if config.steps_in(round) == wanted)
-        raise Wrong(
+        raise UserError(
             f"MAX_GENERATIONS is {last}: rounds grow from FIRST_INNER_STEPS {config.first_inner_steps} to INNER_STEPS "
             f"{wanted}, which round {need} is the first to have; raise MAX_GENERATIONS or FIRST_INNER_STEPS, or lower "
             "INNER_STEPS"
@@ -111,14 +111,14 @@ def _check_rounds(config: TrainConfig) -> None:
 
 def _check_sources(config: TrainConfig) -> None:
     if not any(each.evaluated for each in config.datasets):
-        raise Wrong("DATASETS: none is evaluated; without held-out text there is no loss to tell")
+        raise UserError("DATASETS: none is evaluated; without held-out text there is no loss to tell")
 
 
 def _check_group(config: TrainConfig) -> None:
     devices, rows = config.devices_per_worker, config.batch_size
     if rows % devices:
         near = max(devices, round(rows / devices) * devices)
-        raise Wrong(
+        raise UserError(
             f"BATCH_SIZE is {rows}: with DEVICES_PER_WORKER {devices} it must be a multiple of that, such as {near}"
         )
 
@@ -130,7 +130,7 @@ def _check_tokenizer(config: TrainConfig) -> None:
         try:
             named_tokenizer(named, config.trust_remote_code)
         except Exception as error:  # whatever a hub, a network and a tokenizer's class can come up with
-            raise Wrong(f"tokenizer {named!r}: cannot be loaded: {first_line(error)}") from None
+            raise UserError(f"tokenizer {named!r}: cannot be loaded: {first_line(error)}") from None
 
 
 def _check_models(config: TrainConfig) -> None:
@@ -140,6 +140,6 @@ def _check_models(config: TrainConfig) -> None:
         can_be_built(entry, config.trust_remote_code)
         most = getattr(described(entry, config.trust_remote_code), "max_position_embeddings", None)
         if isinstance(most, int) and config.seq_length > most:
-            raise Wrong(f"SEQ_LENGTH is {config.seq_length}, but model {entry!r} has {most} positions")
+            raise UserError(f"SEQ_LENGTH is {config.seq_length}, but model {entry!r} has {most} positions")
     if len(config.initial_population) > 1 and config.algorithm == "diloco":
-        raise Wrong("INITIAL_POPULATION: DiLoCo begins with one model")
+        raise UserError("INITIAL_POPULATION: DiLoCo begins with one model")

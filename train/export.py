@@ -14,7 +14,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.utils.logging import disable_progress_bar
 
 from fleet import faults, launches
-from fleet.config import Wrong
+from fleet.config import UserError
 from fleet.history import History
 from fleet.host import Host
 from fleet.metrics.files import TABLE
@@ -73,7 +73,7 @@ class Exporter:
     def chosen(self, what: str) -> tuple[list[Member], Tensor]:
         """The members that it is made of, and its weights."""
         if self.last < 1:
-            raise Wrong("no round is finished yet; there is nothing to export")
+            raise UserError("no round is finished yet; there is nothing to export")
         if what == "average":
             return self._average(self.last)
         if what == "best":
@@ -82,7 +82,7 @@ class Exporter:
                 return self._average(self.last)
             return self._one(min(looked_at, key=lambda m: (m.metrics["loss"], m.id)).id)
         if not (match := re.fullmatch(r"([0-9]{1,5})-([a-z0-9][a-z0-9_-]*)", what)):
-            raise Wrong(f"--what {what}: average, best, or a round and a slot, as in 3-m0")
+            raise UserError(f"--what {what}: average, best, or a round and a slot, as in 3-m0")
         round, slot = int(match[1]), match[2]
         return self._average(round) if slot in ("average", "global") else self._one(name(round, slot))
 
@@ -103,7 +103,7 @@ class Exporter:
         members = self._members(round)
         parents = [self.parent(member.id) for member in members]
         if not members:
-            raise Wrong(f"round {round} has no members whose average could be exported")
+            raise UserError(f"round {round} has no members whose average could be exported")
         if self.config.algorithm != "diloco":
             return members, children.settled(self.outer, parents, self.layout.size)
         weights, momentum = (torch.empty(self.layout.size) for _ in range(2))
@@ -119,7 +119,7 @@ class Exporter:
         elif parent.member.recipe.merge.get("method") == "child":
             vector = children.settled(self.outer, [parent], self.layout.size)
         else:
-            raise Wrong(f"{id} has no weights of its own; it has: {', '.join(parent.member.digests) or 'no files'}")
+            raise UserError(f"{id} has no weights of its own; it has: {', '.join(parent.member.digests) or 'no files'}")
         return [parent.member], vector
 
     def _readme(self, what: str, members: list[Member]) -> str:
@@ -189,6 +189,6 @@ if __name__ == "__main__":
     except NotYet as what:
         say(f"{what} is not finished yet; the run is too young to be exported", file=sys.stderr)
         raise SystemExit(2) from None
-    except (Wrong, faults.Fault, KeyError, ValueError) as error:
+    except (UserError, faults.Fault, KeyError, ValueError) as error:
         say(*error.args, file=sys.stderr)
         raise SystemExit(2) from None

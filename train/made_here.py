@@ -13,9 +13,9 @@ from safetensors import SafetensorError
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from fleet.config import Wrong
+from fleet.config import UserError
+from fleet.fsync import sync
 from fleet.scratch import scratch
-from fleet.synced import sync
 
 _ROOM = 16 << 20  # bytes of free disk that a model needs, generously
 _PAUSE = 3.0  # seconds between two lines about progress
@@ -65,7 +65,7 @@ def check_room(home: Path, models: int) -> None:
     home.mkdir(parents=True, exist_ok=True)
     tempfile.TemporaryFile(dir=home).close()
     if (free := shutil.disk_usage(home).free) < models * _ROOM:
-        raise Wrong(f"{home}: {free >> 20} MiB of free disk; {models} small models need {models * _ROOM >> 20} MiB")
+        raise UserError(f"{home}: {free >> 20} MiB of free disk; {models} small models need {models * _ROOM >> 20} MiB")
 
 
 @contextlib.contextmanager
@@ -73,9 +73,11 @@ def in_one_line(home: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise Wrong(f"{error.filename or home}: {error.strerror or error}; it was to hold the small models") from None
+        raise UserError(
+            f"{error.filename or home}: {error.strerror or error}; it was to hold the small models"
+        ) from None
     except SafetensorError as error:
-        raise Wrong(f"{home}: {error}") from None
+        raise UserError(f"{home}: {error}") from None
 
 
 @contextlib.contextmanager

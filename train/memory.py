@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from fleet.wrong import behind
+from fleet.errors import behind
 
 DEVICE = "CUDA error"  # how torch's errors of a GPU begin, after which nothing works in this process
 _SAID = ("can't allocate memory", "out of memory", "Cannot allocate memory", "_ALLOC_FAILED", "bad_alloc")

@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
-from fleet.config import Wrong
+from fleet.config import UserError
+from fleet.errors import first_line
 from fleet.plausible import check_config
-from fleet.wrong import first_line
 from train.config import TrainConfig
 
 # The Llama shapes of the literature on DiLoCo; `tiny` learns visibly within two minutes on two cores.
@@ -46,15 +46,15 @@ def described(entry: Entered, trust: bool = False) -> PretrainedConfig:
             config = AutoConfig.for_model(**fresh)
         else:
             config = AutoConfig.from_pretrained(cast(str, entry), trust_remote_code=trust)
-    except Wrong:
+    except UserError:
         raise
     except Exception as error:  # whatever a hub, a network and a configuration class can come up with
         known = f"; the presets are {', '.join(SHAPES)}" if isinstance(entry, str) and "/" not in entry else ""
-        raise Wrong(f"model {_short(entry)}: {first_line(error)}{known}") from None
+        raise UserError(f"model {_short(entry)}: {first_line(error)}{known}") from None
     bidirectional = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
     causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or trust and getattr(config, "auto_map", None)
     if bidirectional or not causal:
-        raise Wrong(f"model {_short(entry)}: {config.model_type} is not a causal language model")
+        raise UserError(f"model {_short(entry)}: {config.model_type} is not a causal language model")
     return config
 
 
@@ -107,10 +107,10 @@ def can_be_built(entry: Entered, trust: bool = False) -> None:
     """A configuration may contradict itself."""
     try:
         without_numbers(described(entry, trust), trust)
-    except Wrong:
+    except UserError:
         raise
     except Exception as error:
-        raise Wrong(f"model {_short(entry)}: cannot be built: {first_line(error)}") from None
+        raise UserError(f"model {_short(entry)}: cannot be built: {first_line(error)}") from None
 
 
 def read_config(text: bytes, run: TrainConfig) -> PretrainedConfig:
@@ -226,7 +226,7 @@ def same_shapes(one: Layout, other: Layout, name: str, other_name: str) -> None:
                 f"{list(shape)} in {who}" if shape else f"missing in {who}"
                 for shape, who in ((a, name), (b, other_name))
             ]
-            raise Wrong(f"tensor {tensor}: {said[0]}, {said[1]}; the models of INITIAL_POPULATION must be alike")
+            raise UserError(f"tensor {tensor}: {said[0]}, {said[1]}; the models of INITIAL_POPULATION must be alike")
 
 
 _UNLIKE = {
@@ -246,17 +246,17 @@ def same_settings(one: PretrainedConfig, other: PretrainedConfig, name: str, oth
     differing = sorted(key for key in {*a, *b} - _UNLIKE if a.get(key) != b.get(key) and not key.endswith("token_id"))
     if differing:
         said = ", ".join(f"{key} is {a.get(key)!r} in {name}, {b.get(key)!r} in {other_name}" for key in differing[:3])
-        raise Wrong(f"the models of INITIAL_POPULATION must be alike: {said}")
+        raise UserError(f"the models of INITIAL_POPULATION must be alike: {said}")
 
 
 def _fresh(entry: Entered) -> dict[str, Any]:
     """What a model without weights is made from; empty where weights are to be loaded."""
     if not isinstance(entry, str):
         if entry.keys() != {"config"} or not isinstance(entry["config"], dict):
-            raise Wrong(f'model {_short(entry)}: an object must be {{"config": {{...}}}}, with a model_type in it')
+            raise UserError(f'model {_short(entry)}: an object must be {{"config": {{...}}}}, with a model_type in it')
         return {"model_type": "llama", **entry["config"]}
     if entry.lower() in SHAPES and entry not in SHAPES:
-        raise Wrong(f"model {entry!r}: the preset is called {entry.lower()!r}")
+        raise UserError(f"model {entry!r}: the preset is called {entry.lower()!r}")
     if entry in SHAPES:
         return {"model_type": "llama", "tie_word_embeddings": entry == "tiny", "use_cache": False, **SHAPES[entry]}
     file = Path(entry) / "config.json"
@@ -264,7 +264,7 @@ def _fresh(entry: Entered) -> dict[str, Any]:
         try:
             return {"model_type": "llama", **json.loads((file if file.is_file() else Path(entry)).read_text())}
         except (OSError, ValueError, RecursionError) as error:
-            raise Wrong(f"model {_short(entry)}: cannot be read as JSON: {error}") from None
+            raise UserError(f"model {_short(entry)}: cannot be read as JSON: {error}") from None
     return {}
 
 

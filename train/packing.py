@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fleet.config import Wrong
+from fleet.config import UserError
 from train import memory
 from train.chat import Example
 
@@ -54,7 +54,7 @@ def plan(lengths: Sequence[int], length: int, packed: bool = True) -> list[tuple
     room: list[int] = []
     for number, size in enumerate(lengths):
         if size > length:
-            raise Wrong(f"example {number} has {size} tokens, and a row {length}; cut examples at {length}")
+            raise UserError(f"example {number} has {size} tokens, and a row {length}; cut examples at {length}")
         begin = max(0, len(rows) - _OPEN) if packed else len(rows)
         place = next((n for n in range(begin, len(rows)) if room[n] >= size), len(rows))
         if place == len(rows):

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fleet.config import Wrong
+from fleet.config import UserError
 
 _TOKENS = {"cpu": 2048, "cuda": 32768}  # of a batch
 _MOST_LOGITS = 1 << 28  # numbers that a batch's logits may have
@@ -44,7 +44,7 @@ class Reader:
         there = zip(passages, tokens, strict=True)
         self._sizes = tuple(len(text.encode()) if len(each) > 1 else 0 for text, each in there)
         if not any(self._sizes):
-            raise Wrong("no passage of the text has two tokens: there is nothing to foretell")
+            raise UserError("no passage of the text has two tokens: there is nothing to foretell")
         self._pieces = [(n, piece) for n, each in enumerate(tokens) for piece in self._cut(each)]
         self._pieces.sort(key=lambda each: (-len(each[1]), each[0]))  # rows of a batch are about equally long
 
@@ -55,7 +55,7 @@ class Reader:
                 for (n, piece), loss in zip(rows, _losses(model, [piece for _, piece in rows]), strict=True):
                     nats[n], counts[n] = nats[n] + loss, counts[n] + len(piece) - 1
         if not all(map(math.isfinite, nats)):
-            raise Wrong("the loss on a passage of the text is not finite")
+            raise UserError("the loss on a passage of the text is not finite")
         return Losses(tuple(nats), tuple(counts), self._sizes)
 
     def _cut(self, tokens: list[int]) -> list[list[int]]:

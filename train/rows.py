@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fleet.config import Wrong
-from fleet.wrong import first_line
+from fleet.config import UserError
+from fleet.errors import first_line
 
 FILES = (".jsonl", ".parquet")
 CHAT = '{"messages": [{"role": "user", "content": "..."}, ...]} or {"text": "..."}'
@@ -26,7 +26,7 @@ def conversation(row: Any) -> Row:
             return {"messages": found}
     elif isinstance(row, Mapping) and isinstance(row.get("text"), str):
         return {"text": _whole(row["text"])}
-    raise Wrong(f"{CHAT} is expected")
+    raise UserError(f"{CHAT} is expected")
 
 
 def preference(row: Any) -> Row:
@@ -35,7 +35,7 @@ def preference(row: Any) -> Row:
         fields = {key: _text_or_messages(row.get(key)) for key in ("prompt", "chosen", "rejected")}
         if None not in fields.values():
             return fields
-    raise Wrong(f"{PAIR}, is expected")
+    raise UserError(f"{PAIR}, is expected")
 
 
 def read(source: str, name: str = "", split: str = "train", check: Check = conversation) -> Iterator[Row]:
@@ -72,12 +72,12 @@ def located(use: Callable[[Any], Any], row: Any, where: str) -> Any:
     """What a function makes of a row; where it cannot, the error says which row and shows how it begins."""
     try:
         return use(row)
-    except Wrong as error:
+    except UserError as error:
         try:
             shown = json.dumps(row, ensure_ascii=False)
         except (TypeError, ValueError):
             shown = repr(row)
-        raise Wrong(f"{where}: {error}; the row is {shown[:_SHOWN]}") from None
+        raise UserError(f"{where}: {error}; the row is {shown[:_SHOWN]}") from None
 
 
 # -- inside ------------------------------------------------------------------------------------------------------------
@@ -113,17 +113,17 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(iter(lambda: file.readline(LONGEST), ""), 1):
                 if len(line) == LONGEST:
-                    raise Wrong(f"{path}, line {number}: longer than {LONGEST} characters")
+                    raise UserError(f"{path}, line {number}: longer than {LONGEST} characters")
                 yield number, line
     except (OSError, UnicodeDecodeError) as error:
-        raise Wrong(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise UserError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _parsed(line: str, where: str) -> Any:
     try:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise Wrong(f"{where}: no JSON: {error}; the line is {line.strip()[:_SHOWN]}") from None
+        raise UserError(f"{where}: no JSON: {error}; the line is {line.strip()[:_SHOWN]}") from None
 
 
 def _parquet(path: Path) -> Iterator[Row]:
@@ -133,7 +133,7 @@ def _parquet(path: Path) -> Iterator[Row]:
         for batch in pyarrow.parquet.ParquetFile(path).iter_batches(1024):
             yield from batch.to_pylist()
     except (OSError, ValueError) as error:  # Arrow's own errors are ValueErrors
-        raise Wrong(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise UserError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _hub(source: str, name: str, split: str, streaming: bool) -> Iterator[Row]:
@@ -143,4 +143,6 @@ def _hub(source: str, name: str, split: str, streaming: bool) -> Iterator[Row]:
         yield from load_dataset(source, name or None, split=split, streaming=streaming)
     except Exception as error:  # whatever a hub, a network and a loader can come up with
         ends = ", ".join((*FILES, ".txt"))
-        raise Wrong(f"dataset {source}: cannot be loaded: {first_line(error)} (local files end in {ends})") from None
+        raise UserError(
+            f"dataset {source}: cannot be loaded: {first_line(error)} (local files end in {ends})"
+        ) from None

@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Literal
 
-from fleet.config import Wrong
+from fleet.config import UserError
 
 PREFIX = "skill:"  # of their names as sources of data
 BASE, MIXED = "base", "mixed"
@@ -109,7 +109,7 @@ def _skill(name: str) -> str:
     known = [PREFIX + skill for skill in (*SKILLS, MIXED)]
     if name not in known:
         nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
-        raise Wrong(f"there is no built-in data {name!r}; the nearest is {nearest!r} of {', '.join(known)}")
+        raise UserError(f"there is no built-in data {name!r}; the nearest is {nearest!r} of {', '.join(known)}")
     return name.removeprefix(PREFIX)
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from fleet.config import Wrong
-from fleet.wrong import Lacking, first_line
+from fleet.config import UserError
+from fleet.errors import Lacking, first_line
 
 SEED = 1234  # lm-eval's own, of examples in prompts
 
@@ -61,9 +61,9 @@ def load(asked: Asked, public: bool = True) -> dict[str, Any]:
             manager = TaskManager(include_path=list(asked.task_path))
         unknown = [name for name in theirs if name not in manager.all_tasks]
     if unknown:
-        raise Wrong(f"there is no task {unknown[0]!r}; the nearest known one is {_nearest(unknown[0], manager)}")
+        raise UserError(f"there is no task {unknown[0]!r}; the nearest known one is {_nearest(unknown[0], manager)}")
     if theirs and not public:
-        raise Wrong(
+        raise UserError(
             f"{theirs[0]} is one of lm-eval's own tasks. A public test set that a search is scored by means nothing "
             "afterwards: score by tasks of your own, or allow it (--allow-benchmark-tasks, ALLOW_BENCHMARK_TASKS)"
         )
@@ -72,10 +72,10 @@ def load(asked: Asked, public: bool = True) -> dict[str, Any]:
             loaded: dict[str, Any] = manager.load(list(asked.tasks))
     except (Exception, SystemExit) as error:  # whatever a hub, a file and a task's own code can come up with
         why = f"{type(error).__name__}: {first_line(error)}"
-        raise Wrong(f"the tasks {', '.join(asked.tasks)} cannot be loaded: {why}") from None
+        raise UserError(f"the tasks {', '.join(asked.tasks)} cannot be loaded: {why}") from None
     for name in asked.tasks:
         if name not in loaded["tasks"] and name not in loaded["groups"]:
-            raise Wrong(f"{name} is a tag of several tasks; name them: {', '.join(loaded['tasks'])}")
+            raise UserError(f"{name} is a tag of several tasks; name them: {', '.join(loaded['tasks'])}")
     for name, task in loaded["tasks"].items():
         _settle(task, asked)
         with _own_code(name, "its questions"), _quiet():
@@ -86,7 +86,7 @@ def load(asked: Asked, public: bool = True) -> dict[str, Any]:
 def check_metrics(loaded: Mapping[str, Any], wanted: Sequence[tuple[str, str]]) -> None:
     for name, metric in wanted:
         if metric not in (known := metrics_of(loaded, name)):
-            raise Wrong(f"task {name} has no metric {metric!r}; it has {', '.join(known)}")
+            raise UserError(f"task {name} has no metric {metric!r}; it has {', '.join(known)}")
 
 
 def metrics_of(loaded: Mapping[str, Any], name: str) -> list[str]:
@@ -122,7 +122,7 @@ def chosen_of(name: str, count: int, share: float) -> int:
     """How many questions of a task are not held out."""
     cut = count - round(share * count)
     if not 0 < cut or (share and cut == count):
-        raise Wrong(f"{name} has {count} questions, too few to hold out {share:g} of them")
+        raise UserError(f"{name} has {count} questions, too few to hold out {share:g} of them")
     return cut
 
 
@@ -318,10 +318,10 @@ def _own_code(task: str, what: str) -> Iterator[None]:
     """A task's own code fails on every machine alike, unless it asks for a file or for memory."""
     try:
         yield
-    except (Wrong, OSError, MemoryError):
+    except (UserError, OSError, MemoryError):
         raise
     except (Exception, SystemExit) as error:
-        raise Wrong(f"task {task}: {what} failed with {type(error).__name__}: {first_line(error)}") from error
+        raise UserError(f"task {task}: {what} failed with {type(error).__name__}: {first_line(error)}") from error
 
 
 @contextlib.contextmanager

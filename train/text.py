@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fleet.config import Wrong
+from fleet.config import UserError
 from train import rows
 from train.config import Dataset
 
@@ -46,7 +46,7 @@ def check(source: Dataset) -> None:
     try:
         next(documents(source))
     except StopIteration:
-        raise Wrong(f"dataset {source.source}: no documents in it") from None
+        raise UserError(f"dataset {source.source}: no documents in it") from None
 
 
 def _stdlib_files() -> list[tuple[str, Path]]:
@@ -64,7 +64,7 @@ def _plain(path: Path) -> Iterator[str]:
             kept.append(line)
             size += len(line)
             if size > rows.LONGEST:
-                raise Wrong(
+                raise UserError(
                     f"{path}, line {number}: a document longer than {rows.LONGEST} characters, no empty line in it"
                 )
         elif kept:
@@ -77,6 +77,6 @@ def _plain(path: Path) -> Iterator[str]:
 def _field(row: Any, source: Dataset, where: str) -> str:
     if not isinstance(row, dict) or not isinstance(row.get(source.text_field), str):
         has = ", ".join(map(str, list(row)[:8])) if isinstance(row, dict) else type(row).__name__
-        raise Wrong(f"dataset {where}: no text in the field {source.text_field!r}; it has: {has}")
+        raise UserError(f"dataset {where}: no text in the field {source.text_field!r}; it has: {has}")
     found: str = row[source.text_field].encode(errors="replace").decode()  # half a character is none
     return found

@@ -16,7 +16,7 @@ if str(ROOT) not in sys.path:  # as a script: our modules are found by their who
 from cyclopts import App, Parameter  # noqa: E402
 from rich.console import Console  # noqa: E402
 
-from fleet.config import Wrong  # noqa: E402
+from fleet.config import UserError  # noqa: E402
 from fleet.plain import say  # noqa: E402
 from train.cluster.options import Options, spelled  # noqa: E402
 
@@ -49,7 +49,7 @@ if __name__ == "__main__":
         sys.exit(app(spelled(sys.argv[1:]), result_action="return_value"))
     except KeyboardInterrupt:
         sys.exit(130)
-    except Wrong as error:
+    except UserError as error:
         from train.cluster.ranks import Agreed
 
         if not isinstance(error, Agreed) or os.environ.get("RANK", "0") == "0":

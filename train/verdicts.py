@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 import torch
 
 from fleet import faults
-from fleet.config import Wrong
-from fleet.work import Elsewhere, Failed, Maker, Work
-from fleet.wrong import Lacking, behind
+from fleet.config import UserError
+from fleet.errors import Lacking, behind
+from fleet.work import Failed, Maker, NotOnThisMachine, Work
 from train import memory
 from train.loop import NotFinite
 
@@ -26,17 +26,17 @@ def judging(tools: Callable[[], T], make: Callable[[T, Work], Mapping[str, Any]]
             if not kept:
                 kept.append(tools())
             return make(kept[0], work)
-        except (Wrong, NotFinite) as error:
+        except (UserError, NotFinite) as error:
             if not (short := memory.short(error)):
                 raise _meaning(error) from None
         except Exception as error:
-            if isinstance(error, (Elsewhere, faults.Fault)) or not (short := memory.short(error)):
+            if isinstance(error, (NotOnThisMachine, faults.Fault)) or not (short := memory.short(error)):
                 raise
         kept.clear()  # not before the error is gone, and with it what it held
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        raise Elsewhere(f"{short}; {advice}")
+        raise NotOnThisMachine(f"{short}; {advice}")
 
     return making
 
@@ -44,12 +44,12 @@ def judging(tools: Callable[[], T], make: Callable[[T, Work], Mapping[str, Any]]
 def _meaning(error: Exception) -> BaseException:
     """A verdict that began with this machine's disk, network, packages or GPU says nothing about other machines."""
     if isinstance(error, Lacking):
-        return Elsewhere(str(error))
+        return NotOnThisMachine(str(error))
     for each in behind(error):
         if isinstance(each, OSError) and isinstance(faults.named(each, ""), (faults.Full, faults.Passing)):
             return each
         if memory.of_this_machine(each):
             return each
         if isinstance(each, (OSError, ImportError)):
-            return Elsewhere(str(error))
+            return NotOnThisMachine(str(error))
     return Failed(str(error))

@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 from fleet import faults
 from fleet.ancestry.files import files, keep
 from fleet.ancestry.growth import tree
-from fleet.config import Wrong
+from fleet.config import UserError
 from fleet.history import opened
 from fleet.plain import say
 
@@ -25,7 +25,7 @@ def draw(
     """
     history = opened(run_dir.absolute())
     if not (grown := tree(history)).nodes:
-        raise Wrong(f"{run_dir}: no model is finished yet, so there is no family tree to draw")
+        raise UserError(f"{run_dir}: no model is finished yet, so there is no family tree to draw")
     written = _elsewhere(out, files(grown, run_dir.absolute().name)) if out else keep(history)
     say(*written, sep="\n")
 
@@ -36,13 +36,13 @@ def _elsewhere(out: Path, made: dict[str, bytes]) -> list[Path]:
         for file, data in made.items():
             (out / file).write_bytes(data)
     except OSError as error:
-        raise Wrong(f"--out {out}: cannot be written: {error.strerror}") from None
+        raise UserError(f"--out {out}: cannot be written: {error.strerror}") from None
     return [out / file for file in made]
 
 
 if __name__ == "__main__":
     try:
         App(name="python -m fleet.ancestry", help=draw.__doc__, version_flags=[], default_command=draw)()
-    except (Wrong, faults.Fault) as error:
+    except (UserError, faults.Fault) as error:
         say(error, file=sys.stderr)
         raise SystemExit(2) from None

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from fleet import faults
 from fleet.bell import Bell
+from fleet.errors import UserError, first_line
 from fleet.history import History
 from fleet.metrics.claim import claims
 from fleet.metrics.sink import Home, Point, Sink
 from fleet.metrics.sinks import KINDS
 from fleet.recipe import NotYet
-from fleet.wrong import Wrong, first_line
 
 Points = Callable[[History, int], list[Point]]
 DONE, AGAIN, ELSEWHERE, LOST = 0, 1, 2, 4  # how it ends
@@ -55,7 +55,7 @@ def run(kind: str, history: History, number: int, home: Home, points: Points, ke
     leash = Leash()
     try:
         return Logger(kind, history, number, points, KINDS[kind](home), leash).run(kept)
-    except Wrong as why:
+    except UserError as why:
         log.warning("%s: %s", kind, why)
         return ELSEWHERE
     except Exception as error:  # whatever a service and a network can come up with

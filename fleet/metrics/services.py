@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fleet.errors import UserError, first_line
 from fleet.metrics.sink import Home, Point
-from fleet.wrong import Wrong, first_line
 
 
 class Wandb:
@@ -26,7 +26,7 @@ class Wandb:
                 dir=str(home.folder), config=dict(home.config), settings=quiet,
             )  # fmt: skip
         except wandb.errors.UsageError as error:  # nobody is logged in here
-            raise Wrong(first_line(error)) from None
+            raise UserError(first_line(error)) from None
         self.upto = int(self._run.step) - 1
         self._shown = False
 

@@ -6,9 +6,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
 
+from fleet.errors import UserError
 from fleet.metrics import files, services
 from fleet.metrics.sink import Home, Sink
-from fleet.wrong import Wrong
 
 _HAS_KEY = "import os, wandb; os._exit(not wandb.login(prompt=False, verify=False))"
 KINDS: Mapping[str, Callable[[Home], Sink]] = {
@@ -27,11 +27,11 @@ def lacking(kinds: Iterable[str]) -> list[str]:
 def check(kinds: Iterable[str]) -> None:
     """Complain about what cannot work here."""
     if missing := lacking(kinds):
-        raise Wrong(
+        raise UserError(
             f"metrics for {' and '.join(missing)} need what is not installed here: "
             f"{sys.executable} -m pip install {' '.join(missing)}"
         )
     if "wandb" in kinds and os.environ.get("WANDB_MODE", "online") == "online":
         told = [sys.executable, "-c", _HAS_KEY]  # in a process of its own, which no server can keep from ending
         if subprocess.run(told, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode:
-            raise Wrong("Weights & Biases has no key here: wandb login, or WANDB_MODE=offline")
+            raise UserError("Weights & Biases has no key here: wandb login, or WANDB_MODE=offline")

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 
-from fleet.config import Wrong
+from fleet.config import UserError
 from fleet.machines import Machine
 from fleet.plain import plain
 from fleet.remote.link import Link, Trouble
@@ -55,7 +55,7 @@ def on_all(
 def _one(machine: Machine, call: Callable[[Machine], T], results: dict[str, T | Bad]) -> None:
     try:
         results[machine.name] = call(machine)
-    except (Unreachable, Trouble, Wrong) as error:
+    except (Unreachable, Trouble, UserError) as error:
         results[machine.name] = Bad(str(error))
     except Exception as error:  # whatever a network and a library can come up with is one machine's trouble
         results[machine.name] = Bad(f"{type(error).__name__}: {plain(error)}")
@@ -133,7 +133,7 @@ class Links:
                 try:
                     self._passphrases[key] = getpass.getpass(f"Passphrase of {key}: ").encode()
                 except EOFError:
-                    raise Wrong(f"no passphrase of {key} was given") from None
+                    raise UserError(f"no passphrase of {key} was given") from None
             self._connect([machine for machine in machines if machine.name in locked])
         elif locked:
             self.bad |= {name: f"the passphrase of {key} is wrong" for name, key in locked.items()}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleet import faults
-from fleet.config import Wrong
+from fleet.config import UserError
 from fleet.store import Store
 
 FOLDER = "code"
@@ -47,7 +47,9 @@ def pack(root: Path, without: Collection[Path] = ()) -> Code:
             tar.addfile(entry, io.BytesIO(data))
     data = packed.getvalue()
     if len(data) > _MOST:
-        raise Wrong(f"{root}: {len(data) >> 20} MB of code; more than {_MOST >> 20} MB: keep data out of the project")
+        raise UserError(
+            f"{root}: {len(data) >> 20} MB of code; more than {_MOST >> 20} MB: keep data out of the project"
+        )
     return Code(hashlib.sha256(data).hexdigest(), data, requirements(root))
 
 
@@ -71,7 +73,7 @@ def keep(store: Store, code: Code) -> None:
         store.disk.write(draft, code.data, sync=True)
         store.disk.rename(draft, code.name)
     except faults.Full as error:
-        raise Wrong(f"no room for the code on the shared disk: {error}") from None
+        raise UserError(f"no room for the code on the shared disk: {error}") from None
     store.sync(FOLDER)
 
 
@@ -88,7 +90,7 @@ def _files(root: Path) -> list[str]:
     """What git tracks, as it lies there now, and Python that it does not know yet; elsewhere all that looks like a part
     of a project."""
     if not root.is_dir():
-        raise Wrong(f"LOCAL_PACKAGE {root}: no such folder")
+        raise UserError(f"LOCAL_PACKAGE {root}: no such folder")
     names = _listed(root, "--cached", "--", ".")
     if names:
         names = sorted({*names, *_listed(root, "--others", "--exclude-standard", "--", "*.py")})
@@ -99,5 +101,5 @@ def _files(root: Path) -> list[str]:
         names = [name for name in names if not name.startswith(tuple(runs))]
     files = sorted(name for name in names if (root / name).is_file() and not (root / name).is_symlink())
     if not files:
-        raise Wrong(f"{root}: no code there")
+        raise UserError(f"{root}: no code there")
     return files

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from fleet import faults
 from fleet import machines as machines_file
-from fleet.config import Wrong
+from fleet.config import UserError
 from fleet.machines import Machine, file_name
 from fleet.plain import plain, say
 from fleet.remote import engines, preflight, shown
@@ -84,7 +84,7 @@ def main(scripts: Scripts, root: Path, about: str, arguments: list[str] | None =
         app.command(getattr(commands, command))
     try:
         sys.exit(app(arguments, result_action="return_value"))
-    except (Wrong, Unreachable, Trouble, faults.Fault) as error:
+    except (UserError, Unreachable, Trouble, faults.Fault) as error:
         say(error, file=sys.stderr)
     except KeyboardInterrupt:
         say("\nInterrupted. What was started goes on; `status` shows it, `stop` ends it.", file=sys.stderr)
@@ -175,7 +175,7 @@ class Commands:
         seen: dict[str, int] = {}
         while True:
             if not (found := door.ask("logs", wanted=wanted, seen=seen)) and not seen and not follow:
-                raise Wrong(f"no log {f'of {machine} ' if machine else ''}in {launcher.place.folder}/workers")
+                raise UserError(f"no log {f'of {machine} ' if machine else ''}in {launcher.place.folder}/workers")
             for name, end, text in found:
                 seen[f"{name}.log"] = end
                 for line in text.splitlines():
@@ -213,21 +213,23 @@ class Commands:
         launcher = self._launcher(common, [chosen])
         with launcher.links() as links:
             if machine in links.bad:
-                raise Wrong(f"{machine}: {links.bad[machine]}")
+                raise UserError(f"{machine}: {links.bad[machine]}")
             launcher.open(links)
             state = launcher.door(links).ask("state")
             if state["why"] or state["over"] or not state["launch"]:
-                raise Wrong(f"no launch is at work{': ' if state['why'] else ''}{plain(state['why'])}: use `launch`")
+                raise UserError(
+                    f"no launch is at work{': ' if state['why'] else ''}{plain(state['why'])}: use `launch`"
+                )
             made, code = launcher.create(links), state["code"]
             if code not in ("", launcher.code.digest):
-                raise Wrong(
+                raise UserError(
                     f"the launch that is at work has other code ({code[:12]}) than what lies here: stop it first"
                 )
             if not now:
                 links.ask("ask_to_end", "asking its workers to end", lambda m: {"run_id": made["run_id"]})
             left = (killed if now else waited)(links, [chosen], made["run_id"])
             if isinstance(got := left.get(machine, Bad("it does not answer")), Bad) or got["left"]:
-                raise Wrong(f"{machine}: its processes do not end; try --now")
+                raise UserError(f"{machine}: its processes do not end; try --now")
             return start(launcher, links, made, joining=True).code
 
     def clean(self, *, common: Common = Common()) -> int:
@@ -238,7 +240,9 @@ class Commands:
             found = links.ask("running", "looking for workers", lambda m: {"run_id": run_id})
             busy = [name for name, got in found.items() if isinstance(got, Bad) or got["processes"]]
             if busy or links.bad:
-                raise Wrong(f"not while workers run, or may run, on {', '.join([*busy, *links.bad])}: stop them first")
+                raise UserError(
+                    f"not while workers run, or may run, on {', '.join([*busy, *links.bad])}: stop them first"
+                )
             gone = door.ask("clean")
             keep = [launcher.code.digest, door.ask("state")["code"]]
             tidied = links.ask("tidy", "tidying up", lambda m: {"keep": keep})

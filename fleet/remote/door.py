@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet import diary, faults, launches
-from fleet.config import Wrong
+from fleet.config import UserError
 from fleet.console import console
 from fleet.diary import plain_file
 from fleet.history import History
@@ -47,7 +47,7 @@ class Door:
             done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, cwd=self._root)
         if done.returncode:
             lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
-            raise Wrong("\n".join(lines[-8:]).replace(file, "evolution.json") if text else "\n".join(lines[-8:]))
+            raise UserError("\n".join(lines[-8:]).replace(file, "evolution.json") if text else "\n".join(lines[-8:]))
         made = dict(json.loads(done.stdout.strip().splitlines()[-1]))
         self.open(made["folder"])
         return made
@@ -72,7 +72,7 @@ class Door:
         now = self.state()
         if joining and now["launch"] and not now["why"]:
             if now["code"] != digest:
-                raise Wrong(
+                raise UserError(
                     f"launch {now['launch']} of this run is at work with other code ({now['code'][:12]}) than what "
                     f"lies here ({digest[:12]}): stop it first, or launch from the code that it runs"
                 )
@@ -182,7 +182,7 @@ def main(prefix: str) -> None:
         ask = json.loads(line)
         try:
             answer = {"answer": door.ask(ask["verb"], **ask["with"])}
-        except (Wrong, faults.Fault) as error:
+        except (UserError, faults.Fault) as error:
             answer = {"problem": plain(error, 2000)}
         except Exception as error:  # this end must not die of it
             answer = {"problem": f"{type(error).__name__}: {plain(error, 500)}"}

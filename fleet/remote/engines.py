@@ -9,7 +9,7 @@ from typing import Annotated, Any, Protocol
 
 from cyclopts import Parameter
 
-from fleet.config import Wrong
+from fleet.config import UserError
 from fleet.plain import say
 from fleet.processes import thread_counts
 from fleet.remote import on_ray, on_slurm
@@ -34,9 +34,9 @@ class Via:
     def engine(self) -> str:
         name, *more = self.via or [""]
         if name not in ("", "ray", "slurm") or len(more) > (name == "ray"):
-            raise Wrong(f"--via {' '.join(self.via)}: `ray`, `ray ADDRESS` or `slurm` is expected")
+            raise UserError(f"--via {' '.join(self.via)}: `ray`, `ray ADDRESS` or `slurm` is expected")
         if (self.python or self.slurm) and name != "slurm":
-            raise Wrong("--python and --slurm are for --via slurm")
+            raise UserError("--python and --slurm are for --via slurm")
         return name
 
     @property
@@ -54,7 +54,7 @@ class Engine(Protocol):
 def handed_over(launcher: Launcher, via: Via, dry_run: bool) -> bool:
     """Let an engine start the workers; says whether any work now."""
     if not launcher.sees_disk():
-        raise Wrong(f"BASE_DIR {launcher.place.base}: --via {via.engine} needs it on this machine")
+        raise UserError(f"BASE_DIR {launcher.place.base}: --via {via.engine} needs it on this machine")
     if dry_run:
         made = launcher.foreseen()
         say(engine_of(launcher, via, made, 1).plan(made["workers"], _threads(made), "RUN-ID", launcher.place.folder))

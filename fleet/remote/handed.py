@@ -4,7 +4,7 @@ command ends."""
 import json
 from pathlib import Path
 
-from fleet.config import FleetConfig, Wrong
+from fleet.config import FleetConfig, UserError
 from fleet.plain import say
 from fleet.remote.commands import main
 
@@ -16,7 +16,7 @@ def hand_over(config: FleetConfig, script: tuple[str, ...], machines: Path, ssh_
     words = ["--config", str(file), "--machines", str(machines)]
     words += ["--ssh-config", str(ssh_config)] if ssh_config else []
     if not machines.is_file():
-        raise Wrong(f"{machines}: cannot be read")
+        raise UserError(f"{machines}: cannot be read")
     values = {key.upper(): value for key, value in config.model_dump(mode="json").items()}
     file.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n")
     try:

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fleet.config import FleetConfig, Wrong, lowered, read_json, validated
+from fleet.config import FleetConfig, UserError, lowered, read_json, validated
 from fleet.console import console
 from fleet.machines import Machine, file_name, said_of_run
 from fleet.processes import thread_counts
@@ -44,11 +44,11 @@ class Place:
 def place(file: Path, algorithm: str, scripts: Scripts) -> Place:
     value = read_json(file)
     if not isinstance(value, dict):
-        raise Wrong(f"{file}: an object is expected, {{...}}")
+        raise UserError(f"{file}: an object is expected, {{...}}")
     keys = lowered(value, str(file))
     algorithm = algorithm or str(keys.get("algorithm") or "") or next(iter(scripts))
     if algorithm not in scripts:
-        raise Wrong(f"ALGORITHM {algorithm!r}: the launcher starts {' or '.join(scripts)}")
+        raise UserError(f"ALGORITHM {algorithm!r}: the launcher starts {' or '.join(scripts)}")
     base = os.path.normpath(file.absolute().parent / str(keys.get("base_dir") or "runs"))
     project = str(keys.get("project_name") or algorithm)
     package = str(keys.get("local_package") or "")
@@ -93,7 +93,7 @@ class Launcher:
         gates = [machine for machine in links.there if machine in self._gates()]
         if not gates:
             why = "; ".join(f"{name}: {why}" for name, why in links.bad.items())
-            raise Wrong(f"BASE_DIR {self.place.base} is not on this machine, and none that has it answers: {why}")
+            raise UserError(f"BASE_DIR {self.place.base} is not on this machine, and none that has it answers: {why}")
         self._gate = gates[0]
         self._door = FarDoor(links.fresh(self._gate), self.code.digest, self.code.text)
         return self._door
@@ -105,7 +105,9 @@ class Launcher:
         for machine in self.machines:
             if machine.name == name:
                 return machine
-        raise Wrong(f"no machine is called {name!r}: machines.json names {', '.join(m.name for m in self.machines)}")
+        raise UserError(
+            f"no machine is called {name!r}: machines.json names {', '.join(m.name for m in self.machines)}"
+        )
 
     def base_at_door(self) -> str:
         return self.place.base if isinstance(self._door, Door) else self.place.of(self._gate)
@@ -148,7 +150,7 @@ class Launcher:
             try:
                 far.show(self.place.base, mine_here)
             except far.Problem as problem:
-                raise Wrong(str(problem)) from None
+                raise UserError(str(problem)) from None
 
         def mine(m: Machine) -> dict[str, Any]:
             return {"base": self.place.of(m), "token": tokens[m.name]}
@@ -235,7 +237,9 @@ def seats(machine: Machine, each: int) -> list[dict[str, str]]:
     """What differs in the environment of each of its workers."""
     if len(machine.devices) % each:
         count = len(machine.devices)
-        raise Wrong(f"machines.json: {machine.name} has {count} devices: not a multiple of devices_per_worker, {each}")
+        raise UserError(
+            f"machines.json: {machine.name} has {count} devices: not a multiple of devices_per_worker, {each}"
+        )
     if machine.devices:
         found = [machine.devices[begin : begin + each] for begin in range(0, len(machine.devices), each)]
         return [{"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))} for devices in found]

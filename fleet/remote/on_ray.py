@@ -5,7 +5,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from fleet.config import Wrong
+from fleet.config import UserError
 
 _SPACE = "fleet"
 
@@ -37,7 +37,7 @@ class Ray:
         try:
             return "\n".join(f"An actor holds a worker on {host}" for host in ray.get(asked, timeout=120))
         except ray.exceptions.GetTimeoutError:
-            raise Wrong("Ray does not start all actors within 120 s: are other jobs in their places?") from None
+            raise UserError("Ray does not start all actors within 120 s: are other jobs in their places?") from None
 
     def kill(self, run_id: str) -> str:
         """Their crews end with them, at their workers' next step."""
@@ -58,14 +58,14 @@ class Ray:
             import ray
             import ray.util.scheduling_strategies
         except ImportError:
-            raise Wrong(f"Ray is missing here: {sys.executable} -m pip install -r requirements-ray.txt") from None
+            raise UserError(f"Ray is missing here: {sys.executable} -m pip install -r requirements-ray.txt") from None
         if ray.is_initialized():
             return ray
         try:
             ray.init(address=self.address or "auto", namespace=_SPACE, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError) as error:
             where = self.address or "this machine"
-            raise Wrong(f"no Ray cluster at {where}: {error}; `ray start --head` makes one") from None
+            raise UserError(f"no Ray cluster at {where}: {error}; `ray start --head` makes one") from None
         return ray
 
 

@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fleet.config import Wrong
+from fleet.config import UserError
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Slurm:
         """The script. srun tells each task its number, and Slurm its devices."""
         log = f"{folder}/workers/slurm-%j.log"
         if not log.isprintable() or any(c in log for c in "\"'\\"):
-            raise Wrong(f"{folder!r}: sbatch cannot be told such a name")
+            raise UserError(f"{folder!r}: sbatch cannot be told such a name")
         lines = [
             "#!/bin/bash",
             f"#SBATCH --job-name={_name(run_id)}",
@@ -58,9 +58,9 @@ def _ask(command: list[str], text: str = "") -> str:
     try:
         done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)
     except FileNotFoundError:
-        raise Wrong(f"{command[0]} is not here: run this on a machine that can submit Slurm jobs") from None
+        raise UserError(f"{command[0]} is not here: run this on a machine that can submit Slurm jobs") from None
     except subprocess.TimeoutExpired:
-        raise Wrong(f"{command[0]} does not answer: is Slurm's controller up?") from None
+        raise UserError(f"{command[0]} does not answer: is Slurm's controller up?") from None
     if done.returncode:
-        raise Wrong(f"{command[0]}: {done.stderr.strip()}")
+        raise UserError(f"{command[0]}: {done.stderr.strip()}")
     return done.stdout.strip()

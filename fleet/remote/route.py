@@ -9,7 +9,7 @@ from pathlib import Path
 
 import paramiko
 
-from fleet.config import Wrong
+from fleet.config import UserError
 from fleet.machines import Machine
 from fleet.plain import plain
 
@@ -96,12 +96,12 @@ def _ask_openssh(host: str, options: list[str], ssh_config: Path | None) -> dict
         command = ["ssh", "-G", *config, *options, "--", host]
         done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=15)
     except FileNotFoundError:
-        raise Wrong("OpenSSH's client is missing: install it (openssh-client)") from None
+        raise UserError("OpenSSH's client is missing: install it (openssh-client)") from None
     except subprocess.TimeoutExpired:
-        raise Wrong(f"{host}: `ssh -G` takes too long; look at your SSH configuration") from None
+        raise UserError(f"{host}: `ssh -G` takes too long; look at your SSH configuration") from None
     if done.returncode:
         line = (done.stderr.strip().splitlines() or ["?"])[-1]
-        raise Wrong(f"{host}: your SSH configuration cannot be used: {plain(line)}")
+        raise UserError(f"{host}: your SSH configuration cannot be used: {plain(line)}")
     said: dict[str, list[str]] = {}
     for line in done.stdout.splitlines():
         key, _, value = line.partition(" ")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from fleet.config import Wrong
+from fleet.config import UserError
 from fleet.plain import plain, say
 from fleet.processes import this_command
 from fleet.remote import preflight, shown
@@ -54,7 +54,7 @@ def start(launcher: Launcher, links: Links, made: dict[str, Any], least: int = 1
     reports = launcher.look(links, made["run_id"])
     launcher.console.print(preflight.picture(reports))
     if launcher.stranger:
-        raise Wrong(launcher.stranger)
+        raise UserError(launcher.stranger)
     busy = [report for report in reports if report.busy]
     wanted = [report.machine for report in reports if not report.why and not report.busy]
     if why := _why_not(launcher, state, reports, busy, len(wanted) + len(busy), least):

@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from fleet import faults
-from fleet.config import Wrong
+from fleet.config import UserError
 from fleet.plain import say
 from fleet.report import comparing, serving
 from fleet.report.facts import Facts
@@ -56,7 +56,7 @@ def report(
     With --serve the page is live on this machine, until Ctrl-C.
     """
     if serve is not None and out:
-        raise Wrong("--out writes a file, --serve writes none: give one of them")
+        raise UserError("--out writes a file, --serve writes none: give one of them")
     reader = Reader(run_dir.absolute())
     if serve is not None:
         return _serve(reader, host, serve)
@@ -75,7 +75,7 @@ def compare(
     For example: python -m fleet.report compare runs/edt runs/diloco
     """
     if not 2 <= len(run_dirs) <= comparing.MOST:
-        raise Wrong(f"compare: {len(run_dirs)} folders of runs are given; from 2 to {comparing.MOST} are expected")
+        raise UserError(f"compare: {len(run_dirs)} folders of runs are given; from 2 to {comparing.MOST} are expected")
     with Telling() as told:
         all = [_looked(each, told) for each in run_dirs]
     say(_saved(comparing.page(all), out))
@@ -85,7 +85,7 @@ def _looked(run_dir: Path, told: Telling) -> Facts:
     try:
         return Reader(run_dir.absolute()).look(told)
     except faults.Fault as error:
-        raise Wrong(f"{run_dir}: {error}") from None
+        raise UserError(f"{run_dir}: {error}") from None
 
 
 def _serve(reader: Reader, host: str, port: int) -> None:
@@ -104,7 +104,7 @@ def _serve(reader: Reader, host: str, port: int) -> None:
 def _saved(text: str, file: Path) -> Path:
     """Where somebody wants it: links are followed, and what is no ordinary file is left alone."""
     if not file.name or (file.exists() and not file.is_file()):
-        raise Wrong(f"--out {file}: the name of a file is expected")
+        raise UserError(f"--out {file}: the name of a file is expected")
     umask = os.umask(0)
     os.umask(umask)
     return _written(text, file.resolve() if file.is_symlink() else file, 0o666 & ~umask)
@@ -127,7 +127,7 @@ def _written(text: str, file: Path, mode: int) -> Path:
     except OSError as error:
         if draft:
             Path(draft).unlink(missing_ok=True)
-        raise Wrong(f"{file}: cannot be written: {error.strerror}; --out FILE puts it elsewhere") from None
+        raise UserError(f"{file}: cannot be written: {error.strerror}; --out FILE puts it elsewhere") from None
     return file
 
 
@@ -143,7 +143,7 @@ if __name__ == "__main__":
     gc.set_threshold(200_000, 50, 100)  # a long run's records all stay: to look for rubbish among them costs more
     try:
         app(_with_port(sys.argv[1:]))
-    except (Wrong, faults.Fault) as error:
+    except (UserError, faults.Fault) as error:
         say(error, file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:

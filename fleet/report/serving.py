@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from fleet import faults
-from fleet.config import Wrong
+from fleet.config import UserError
 from fleet.plain import say
 from fleet.report.page import page
 from fleet.report.parts import policy, whole
@@ -61,7 +61,7 @@ class Live:
             facts = self.reader.look()
             self._over, said = facts.over, page(facts, live=True)
         except Exception as error:  # the disk may come back, and whatever else is odd may be mended
-            said = str(error) if isinstance(error, (Wrong, faults.Fault)) else f"{type(error).__name__}: {error}"
+            said = str(error) if isinstance(error, (UserError, faults.Fault)) else f"{type(error).__name__}: {error}"
             why = f"<header><h1>The run cannot be read now</h1></header><main><p>{text(said, 1000)}</p></main>"
             stamp, said = None, whole("trouble", why, live=True)
         self.looks += 1
@@ -80,7 +80,7 @@ def server(live: Live, host: str, port: int) -> ThreadingHTTPServer:
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or str(error)
         other = "port" if getattr(error, "errno", 0) in (errno.EADDRINUSE, errno.EACCES) else "host"
-        raise Wrong(f"--host {host} --serve {port}: cannot listen there: {why}; name another {other}") from None
+        raise UserError(f"--host {host} --serve {port}: cannot listen there: {why}; name another {other}") from None
 
 
 class _Server(ThreadingHTTPServer):

@@ -32,7 +32,7 @@ from cyclopts import App, Group, Parameter
 from cyclopts.validators import Number
 
 from fleet import faults, gpus
-from fleet.config import Metrics, Wrong
+from fleet.config import Metrics, UserError
 from fleet.metrics import sinks
 from fleet.plain import say
 from fleet.start import main as fleet_main
@@ -159,7 +159,7 @@ def main(
     strategy = placed.strategy or ("pool" if _has("ray") and not placed.machines else "fleet")
     where = storage_path.expanduser().resolve()
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", where.name) or where.is_file():
-        raise Wrong(
+        raise UserError(
             f"--storage-path {where}: a folder is expected, its name of up to 64 letters, digits, '.', '-', '_'"
         )
     _check(strategy, placed, made, kept)
@@ -168,7 +168,7 @@ def main(
     try:
         where.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise Wrong(f"--storage-path {where}: cannot be made: {error.strerror}") from None
+        raise UserError(f"--storage-path {where}: cannot be made: {error.strerror}") from None
     if placed.machines:
         from fleet.remote.handed import hand_over
 
@@ -199,15 +199,15 @@ def _check(strategy: str, placed: Placed, made: Made, kept: Kept) -> None:
     }
     for option, why in vain.items():
         if why:
-            raise Wrong(f"{option}: {why}")
+            raise UserError(f"{option}: {why}")
     for module, wanted in (("vllm", made.vllm), ("bitsandbytes", made.load_in_8bit or made.load_in_4bit)):
         if wanted and not _has(module):
-            raise Wrong(f"this needs a package that is not here: {sys.executable} -m pip install {module}")
+            raise UserError(f"this needs a package that is not here: {sys.executable} -m pip install {module}")
     if (placed.num_gpus or 0) > (there := len(gpus.visible())) and not placed.ray_address:
-        raise Wrong(f"--num-gpus is {placed.num_gpus}; here are {there}")
+        raise UserError(f"--num-gpus is {placed.num_gpus}; here are {there}")
     here = not (far or placed.ray_address)
     if here and not gpus.visible() and (made.merge_cuda or made.vllm or made.load_in_8bit or made.load_in_4bit):
-        raise Wrong("--merge-cuda, --vllm, --load-in-8bit and --load-in-4bit need a GPU, and here is none")
+        raise UserError("--merge-cuda, --vllm, --load-in-8bit and --load-in-4bit need a GPU, and here is none")
     sinks.check(_metrics(kept))
 
 
@@ -221,7 +221,7 @@ def _options(
 ) -> dict[str, Any]:
     """As keys of the configuration."""
     if made.batch_size != "auto" and not (made.batch_size.isdecimal() and int(made.batch_size)):
-        raise Wrong(f"--batch-size is {made.batch_size!r}; a whole number from 1, or auto")
+        raise UserError(f"--batch-size is {made.batch_size!r}; a whole number from 1, or auto")
     given = {**asdict(searching), **asdict(made), **asdict(kept)}
     return {key: each for key, each in given.items() if key in SearchConfig.model_fields} | {
         "population_size": searching.population_size or 0,
@@ -249,7 +249,7 @@ def run() -> None:
     os.umask(0o077)
     try:
         sys.exit(app(result_action="return_value"))
-    except (Wrong, faults.Fault) as error:
+    except (UserError, faults.Fault) as error:
         say(error, file=sys.stderr)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import model_validator
 
-from fleet.config import FleetConfig, Room, Text, Wrong, bound, operational, validated, whole
+from fleet.config import FleetConfig, Room, Text, UserError, bound, operational, validated, whole
 from merge import strictyaml
 
 METHODS = Literal[
@@ -130,13 +130,13 @@ def read(path: Path, options: Mapping[str, Any]) -> SearchConfig:
     try:
         value = strictyaml.parse(strictyaml.read(path))
     except strictyaml.Bad as error:
-        raise Wrong(f"{path}: {error}") from None
+        raise UserError(f"{path}: {error}") from None
     if not isinstance(value, dict) or not isinstance(value.get("genome"), dict) or not value.get("tasks"):
-        raise Wrong(f"{path}: `genome:` and `tasks:` are expected; docs/merge-search.md has examples")
+        raise UserError(f"{path}: `genome:` and `tasks:` are expected; docs/merge-search.md has examples")
     for key in value:
         if key not in IN_FILE:
             near = difflib.get_close_matches(str(key)[:64], IN_FILE, n=1, cutoff=0.0)[0]
-            raise Wrong(f"{path}: unknown key {str(key)[:64]!r}; the nearest known one is {near}")
+            raise UserError(f"{path}: unknown key {str(key)[:64]!r}; the nearest known one is {near}")
     given = {key: each for key, each in value["genome"].items() if each is not None}
     genome = validated(Genome, given, f"{path}: genome", str)
     tasks = [_task(each, f"{path}: tasks, number {n}") for n, each in enumerate(_listed(path, value["tasks"]), 1)]
@@ -151,14 +151,14 @@ def read(path: Path, options: Mapping[str, Any]) -> SearchConfig:
 
 def _listed(path: Path, tasks: Any) -> list[Any]:
     if not isinstance(tasks, list):
-        raise Wrong(f"{path}: tasks: a list is expected, of names or of {{name, weight, metric}}")
+        raise UserError(f"{path}: tasks: a list is expected, of names or of {{name, weight, metric}}")
     return tasks
 
 
 def _task(value: Any, where: str) -> Task:
     value = {"name": value} if isinstance(value, str) else value
     if not isinstance(value, dict):
-        raise Wrong(f"{where}: a name, or name, weight and metric, is expected")
+        raise UserError(f"{where}: a name, or name, weight and metric, is expected")
     return validated(Task, value, where, str)
 
 

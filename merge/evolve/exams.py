@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fleet.config import Wrong
+from fleet.config import UserError
 from merge.evolve.config import SearchConfig
 from train import tasks
 from train.tasks import Asked, Exam, Marks
@@ -33,9 +33,9 @@ def check(c: SearchConfig, loaded: Mapping[str, Any]) -> None:
         option = "race" if c.race else "holdout"
         for task in c.tasks:
             if task.name in loaded["groups"]:
-                raise Wrong(f"--{option}: {task.name} is a group; list its tasks instead")
+                raise UserError(f"--{option}: {task.name} is a group; list its tasks instead")
             if not tasks.is_mean(loaded, task.name, task.metric):
-                raise Wrong(
+                raise UserError(
                     f"--{option}: {task.metric} of {task.name} is not a mean over single questions, so it cannot be "
                     "compared question by question"
                 )
@@ -78,7 +78,7 @@ def graded(c: SearchConfig, marks: Marks) -> Metrics:
     scores = {task.key: marks.results[task.name][task.metric] for task in c.tasks}
     score = sum(task.weight * scores[task.key] for task in c.tasks)
     if not math.isfinite(score):
-        raise Wrong(f"the score is {score}: {scores}")
+        raise UserError(f"the score is {score}: {scores}")
     return {"score": float(score), "scores": json.dumps(scores), "single": json.dumps(_single(c, marks))}
 
 

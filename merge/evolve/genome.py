@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fleet.config import Wrong
+from fleet.config import UserError
 from merge.evolve.config import Genome
 from merge.methods.allowed import within
 
@@ -48,7 +48,7 @@ class Space:
     def __post_init__(self) -> None:
         if self.genome.layer_granularity and self.layers % self.genome.layer_granularity:
             fitting = ", ".join(str(n) for n in range(1, self.layers + 1) if self.layers % n == 0)
-            raise Wrong(
+            raise UserError(
                 f"genome.layer_granularity is {self.genome.layer_granularity}, which does not divide the models' "
                 f"{self.layers} layers; possible are 0 (all layers alike) and {fitting}"
             )

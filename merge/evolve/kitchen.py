@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fleet.config import Wrong
+from fleet.config import UserError
 from fleet.scratch import passing
 from fleet.store import REGISTER_LIMIT
 from merge.donor import Donor
@@ -90,7 +90,7 @@ class Kitchen:
         exams.check(self.config, self.loaded)
         layers = self.donors[self.config.genome.models[0]].layers
         if layers is None:
-            raise Wrong(f"{self.config.genome.models[0]}: its config.json does not say how many layers it has")
+            raise UserError(f"{self.config.genome.models[0]}: its config.json does not say how many layers it has")
         space = Space(self.config.genome, layers)
         recipe = {key: value for key, value in space.recipe(space.start()).items() if key != "dtype"}
         self._check_plan(space)
@@ -98,10 +98,10 @@ class Kitchen:
         for part in self.config.genome.filters:
             if not any(part in job.name for job in made.jobs):
                 some = ", ".join(sorted({job.name.split(".")[-2] for job in made.jobs})[:12])
-                raise Wrong(f"genome.filters: {part!r} is in no tensor's name; parts of names are {some}")
+                raise UserError(f"genome.filters: {part!r} is in no tensor's name; parts of names are {some}")
         self._station = self._furnished(merge_of(recipe, text_of(recipe)), made)
         if self._station.exam.chat and not self._station.exam.tokenizer.chat_template:
-            raise Wrong("apply_chat_template: the models' tokenizer has no chat template")
+            raise UserError("apply_chat_template: the models' tokenizer has no chat template")
         dtypes = {job.dtype for job in made.jobs if job.method}
         dtype = str(dtypes.pop()).removeprefix("torch.") if len(dtypes) == 1 else "float32"
         known = {"layers": layers, "dtype": dtype, "coordinates": space.size, "tensors": len(made.jobs)}
@@ -112,7 +112,7 @@ class Kitchen:
         point, population = space.start(0), Search(tuple(space.start()), 1.0, self.config.population_size, 0).population
         size = population * len(json.dumps([space.recipe(point), point]))
         if size > REGISTER_LIMIT:
-            raise Wrong(
+            raise UserError(
                 f"the plan of a generation of {population} candidates with {space.size} coordinates would take "
                 f"{size / 1e6:.0f} MB; at most {REGISTER_LIMIT / 1e6:.0f} are possible: lower the population size, or "
                 "raise genome.layer_granularity"
@@ -133,7 +133,7 @@ class Kitchen:
         """A candidate in a folder that is there."""
         took = merge_into(out, merge_of(recipe, text_of(recipe)), self.donors, self.how)
         if broken := [note for note in took.notes if "not finite" in note]:
-            raise Wrong(broken[0])
+            raise UserError(broken[0])
         return took.written
 
     def scored(

@@ -8,7 +8,7 @@ from fleet import faults
 from fleet.history import History
 from fleet.method import Method
 from fleet.recipe import NotYet, place
-from fleet.work import Elsewhere, Failed, Maker, Unfit, Work
+from fleet.work import Failed, Maker, NotOnThisMachine, Unfit, Work
 from merge.evolve import records
 from merge.evolve.config import SearchConfig
 from merge.evolve.reporting import points
@@ -28,7 +28,7 @@ def maker(config: SearchConfig) -> Maker:
     def make(kitchen: Kitchen, work: Work) -> Mapping[str, Any]:
         name = work.draft.store.name
         if (work.recipe.merge["kind"] == "merge") != name.startswith(MERGER) and name.startswith((MERGER, SCORER)):
-            raise Elsewhere("this worker has another part")
+            raise NotOnThisMachine("this worker has another part")
         if kitchen not in compared:
             compared[:] = [kitchen]
             if what := _changed(kitchen, work):

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fleet.config import Wrong
+from fleet.config import UserError
 from fleet.local import Starter
 from fleet.processes import this_script, thread_counts
 from merge.evolve.config import SearchConfig
@@ -47,7 +47,7 @@ class OnRay(Starter):
 
         group = placement_group([{"CPU": needs["num_cpus"], "GPU": needs["num_gpus"]}], strategy="STRICT_PACK")
         if not group.wait(_PATIENCE):
-            raise Wrong(f"Ray finds no place for {needs} within {_PATIENCE:.0f} s: are other jobs in their places?")
+            raise UserError(f"Ray finds no place for {needs} within {_PATIENCE:.0f} s: are other jobs in their places?")
         return group, PlacementGroupSchedulingStrategy(placement_group=group)
 
 
@@ -83,10 +83,12 @@ def search(config: SearchConfig, where: Path, strategy: str, seats: int, gpus: i
         there = int(ray.cluster_resources().get("GPU", 0))
         used = there if gpus is None else min(gpus, there)
         if gpus and gpus > there:
-            raise Wrong(f"--num-gpus {gpus}: Ray knows of {there}")
+            raise UserError(f"--num-gpus {gpus}: Ray knows of {there}")
         count = (used or seats) + (strategy == "buffered")
         if count * config.threads > (cpus := int(ray.cluster_resources().get("CPU", 0))):
-            raise Wrong(f"{count} workers of {config.threads} threads each: Ray knows of {cpus} CPUs; give --workers")
+            raise UserError(
+                f"{count} workers of {config.threads} threads each: Ray knows of {cpus} CPUs; give --workers"
+            )
         return OnRay(config, where.parent, count, strategy, used, ray).run()
     finally:
         ray.shutdown()
@@ -102,7 +104,7 @@ def _connected(address: str, seats: int, threads: int, gpus: int | None) -> Any:
         import ray
         import ray.util.placement_group
     except ImportError:
-        raise Wrong(f"Ray is missing here: {sys.executable} -m pip install -r requirements-ray.txt") from None
+        raise UserError(f"Ray is missing here: {sys.executable} -m pip install -r requirements-ray.txt") from None
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
         if address:
@@ -114,7 +116,7 @@ def _connected(address: str, seats: int, threads: int, gpus: int | None) -> Any:
                 address="local", include_dashboard=False, num_cpus=cpus, _node_ip_address="127.0.0.1", **quiet, **more
             )
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise Wrong(f"no Ray {'at ' + address if address else 'can be started here'}: {error}") from None
+        raise UserError(f"no Ray {'at ' + address if address else 'can be started here'}: {error}") from None
     return ray
 
 

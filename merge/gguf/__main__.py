@@ -14,8 +14,8 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from fleet.errors import UserError
 from fleet.plain import say
-from fleet.wrong import Wrong
 from merge.command import bar, keep_memory, open_many, run
 
 app = App(name="python -m merge.gguf", help=__doc__, help_format="plaintext", version_flags=[])
@@ -70,7 +70,7 @@ def show(file: str) -> None:
     for name, value in info(file).items():
         say(f"{name}: {value}")
     if problems := verify_gguf(file):
-        raise Wrong("\n".join(problems))
+        raise UserError("\n".join(problems))
     say("Nothing is wrong with it.")
 
 
@@ -94,7 +94,7 @@ def to_folder(model: str, out: Path, dtype: str, overwrite: bool, quiet: bool) -
 
 def _refuse(option: str, value: str, goal: str) -> None:
     if value:
-        raise Wrong(f"{option} {value}: it is for making {goal}")
+        raise UserError(f"{option} {value}: it is for making {goal}")
 
 
 if __name__ == "__main__":

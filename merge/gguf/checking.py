@@ -12,7 +12,7 @@ from torch import Tensor
 
 from merge.donor import Donor
 from merge.donors import Donors
-from merge.files import CHUNK, Wrong
+from merge.files import CHUNK, UserError
 from merge.gguf import kinds
 from merge.gguf.header import Gguf, read_gguf
 from merge.gguf.reading import check_installed
@@ -64,7 +64,7 @@ def verify_gguf(path: Path | str, model_dir: Path | str | None = None) -> list[s
             with Donors() as donors:
                 problems += _compared(file, donors[str(file.path)], donors[str(model_dir)])
         return problems
-    except Wrong as error:
+    except UserError as error:
         return [str(error)]
     except (TypeError, AttributeError, ValueError, KeyError, IndexError) as error:  # settings of another kind
         return [f"its settings are not what they should be: {' '.join(str(error).split())[:200]}"]
@@ -143,7 +143,7 @@ def _differs(stored: Stored, theirs: Stored, kind: str) -> int:
         elif kind in _LEVELS:
             count += int(((seen - wanted).abs() > _allowed(wanted, kind)).sum())
         else:
-            raise Wrong(f"tensors of the type {kind} cannot be compared; {', '.join((*_EXACT, *_LEVELS))} can")
+            raise UserError(f"tensors of the type {kind} cannot be compared; {', '.join((*_EXACT, *_LEVELS))} can")
     return count
 
 

@@ -9,19 +9,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fleet.synced import sync
-from merge.files import Wrong
+from fleet.fsync import sync
+from merge.files import UserError
 
 _DRAFT = ".unfinished"
 
 
 def free_for(out: Path, overwrite: bool) -> Path:
     if out.is_dir():
-        raise Wrong(f"{out} is a folder; name the file to write, as {out / 'model.gguf'}")
+        raise UserError(f"{out} is a folder; name the file to write, as {out / 'model.gguf'}")
     if not out.parent.is_dir():
-        raise Wrong(f"{out.parent} does not exist; make the folder first")
+        raise UserError(f"{out.parent} does not exist; make the folder first")
     if out.exists() and not overwrite:
-        raise Wrong(f"{out} exists; --overwrite (overwrite=True) replaces it")
+        raise UserError(f"{out} exists; --overwrite (overwrite=True) replaces it")
     return out
 
 
@@ -30,7 +30,7 @@ def whole(out: Path, size: int, overwrite: bool) -> Iterator[Path]:
     """A file to fill, which becomes `out` at the end, and leaves nothing where it does not come to that."""
     _remove_drafts(out)
     if (free := shutil.disk_usage(out.parent).free) < size:
-        raise Wrong(f"{out.parent} has {free / 1e9:.2f} GB of free space; the file needs {size / 1e9:.2f} GB")
+        raise UserError(f"{out.parent} has {free / 1e9:.2f} GB of free space; the file needs {size / 1e9:.2f} GB")
     draft = None
     try:
         number, name = tempfile.mkstemp(_DRAFT, f".{out.name}.", out.parent)
@@ -43,7 +43,7 @@ def whole(out: Path, size: int, overwrite: bool) -> Iterator[Path]:
             draft.replace(out)
         sync(out.parent)
     except OSError as error:
-        raise Wrong(f"{out}: cannot be written: {error.strerror or error}") from None
+        raise UserError(f"{out}: cannot be written: {error.strerror or error}") from None
     finally:
         if draft:
             draft.unlink(missing_ok=True)

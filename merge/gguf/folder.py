@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from merge.files import Wrong
+from merge.files import UserError
 
 
 def gguf_to_hf(
@@ -24,7 +24,7 @@ def gguf_to_hf(
     from merge.recipe import parse
 
     if not str(path).endswith(".gguf"):
-        raise Wrong(f"{path}: the name of a GGUF file ends in .gguf")
+        raise UserError(f"{path}: the name of a GGUF file ends in .gguf")
     recipe = {"merge_method": "passthrough", "models": [{"model": str(path)}], "dtype": dtype}
     merge(parse(yaml.safe_dump(recipe)), out, overwrite=overwrite, progress=progress)
     return Path(out)

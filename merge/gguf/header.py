@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from merge.files import Wrong
+from merge.files import UserError
 
 VERSIONS = (2, 3)
 _LIMIT = 100_000_000  # bytes of a header
@@ -64,19 +64,19 @@ def read_gguf(path: Path | str) -> Gguf:
     """
     path = Path(path).expanduser()
     if not path.is_file():
-        raise Wrong(f"{path}: no such file")
+        raise UserError(f"{path}: no such file")
     size = path.stat().st_size
     if size < 24:
-        raise Wrong(f"{path}: not a GGUF file: it has {size} bytes")
+        raise UserError(f"{path}: not a GGUF file: it has {size} bytes")
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _parsed(path, _Cursor(data, min(size, _LIMIT)), size)
-    except Wrong as error:
-        raise Wrong(f"{path}: not a GGUF file that can be read: {error}") from None
+    except UserError as error:
+        raise UserError(f"{path}: not a GGUF file that can be read: {error}") from None
     except UnicodeDecodeError:
-        raise Wrong(f"{path}: not a GGUF file that can be read: a text in it is not UTF-8") from None
+        raise UserError(f"{path}: not a GGUF file that can be read: a text in it is not UTF-8") from None
     except (OSError, ValueError) as error:
-        raise Wrong(f"{path}: cannot be read: {error}") from None
+        raise UserError(f"{path}: cannot be read: {error}") from None
 
 
 class _Cursor:
@@ -99,7 +99,7 @@ class _Cursor:
 
     def forward(self, count: int) -> int:
         if count > self.end - self.place:
-            raise Wrong(f"{count} bytes are promised at byte {self.place}, where its header may have {self.end}")
+            raise UserError(f"{count} bytes are promised at byte {self.place}, where its header may have {self.end}")
         self.place += count
         return self.place - count
 
@@ -112,39 +112,39 @@ class _Cursor:
             case 9:
                 return self._array()
             case kind:
-                raise Wrong(f"a value of the unknown kind {kind}")
+                raise UserError(f"a value of the unknown kind {kind}")
 
     def _array(self) -> tuple[Any, ...]:
         kind, count = self.one("I"), self.one("Q")
         if count > self.left:
-            raise Wrong(f"an array of {count} values; at most {_MOST} are expected in all")
+            raise UserError(f"an array of {count} values; at most {_MOST} are expected in all")
         self.left -= count
         if kind == _STRING:
             return tuple(self.text() for _ in range(count))
         if kind not in _NUMBERS:
-            raise Wrong("an array of arrays" if kind == _ARRAY else f"an array of the unknown kind {kind}")
+            raise UserError("an array of arrays" if kind == _ARRAY else f"an array of the unknown kind {kind}")
         return self.take(_NUMBERS[kind], count)
 
 
 def _parsed(path: Path, cursor: _Cursor, size: int) -> Gguf:
     if (magic := cursor.data[cursor.forward(4) : 4]) != b"GGUF":
-        raise Wrong(f"it begins with {magic!r}")
+        raise UserError(f"it begins with {magic!r}")
     version, tensors, values = cursor.one("I"), cursor.one("Q"), cursor.one("Q")
     if version not in VERSIONS:
         kind = "made for big-endian machines" if version & 0xFFFF == 0 else f"of version {version}"
-        raise Wrong(f"it is {kind}; versions {VERSIONS[0]} and {VERSIONS[1]} are expected, little-endian")
+        raise UserError(f"it is {kind}; versions {VERSIONS[0]} and {VERSIONS[1]} are expected, little-endian")
     for what, count, least, most in (("tensors", tensors, 24, _MOST_TENSORS), ("settings", values, 13, _MOST_SETTINGS)):
         if count * least > cursor.end or count > most:
-            raise Wrong(f"it promises {count} {what}, more than it has room for, or than any model has")
+            raise UserError(f"it promises {count} {what}, more than it has room for, or than any model has")
     metadata: dict[str, Any] = {}
     for _ in range(values):
         if (key := cursor.text()) in metadata:
-            raise Wrong(f"the setting {key[:60]} is there twice")
+            raise UserError(f"the setting {key[:60]} is there twice")
         metadata[key] = cursor.value()
     places = [_place(cursor) for _ in range(tensors)]
     align = metadata.get("general.alignment", 32)
     if type(align) is not int or not 0 < align <= 1 << 20 or align & (align - 1):
-        raise Wrong(f"its alignment is {str(align)[:60]}; a power of two is expected")
+        raise UserError(f"its alignment is {str(align)[:60]}; a power of two is expected")
     return Gguf(path, version, size, metadata, _laid(places, -(-cursor.place // align) * align, align, size))
 
 
@@ -154,15 +154,15 @@ def _place(cursor: _Cursor) -> tuple[str, Tensor]:
 
     name, dimensions = cursor.text(), cursor.one("I")
     if not 1 <= dimensions <= _MOST_DIMENSIONS:
-        raise Wrong(f"the tensor {name[:60]} has {dimensions} dimensions")
+        raise UserError(f"the tensor {name[:60]} has {dimensions} dimensions")
     shape, kind, begin = cursor.take("Q", dimensions)[::-1], cursor.one("I"), cursor.one("Q")
     if min(shape) < 1 or math.prod(shape) > _MOST_NUMBERS:
-        raise Wrong(f"the tensor {name[:60]} has the shape {list(shape)}")
+        raise UserError(f"the tensor {name[:60]} has the shape {list(shape)}")
     if kind not in GGML_QUANT_SIZES:
-        raise Wrong(f"the tensor {name[:60]} is of the unknown type {kind}")
+        raise UserError(f"the tensor {name[:60]} is of the unknown type {kind}")
     block, width = GGML_QUANT_SIZES[kind]
     if shape[-1] % block:
-        raise Wrong(f"the tensor {name[:60]} has rows of {shape[-1]} numbers, in blocks of {block}")
+        raise UserError(f"the tensor {name[:60]} has rows of {shape[-1]} numbers, in blocks of {block}")
     return name, Tensor(shape, kind, begin, math.prod(shape) // block * width)
 
 
@@ -172,14 +172,16 @@ def _laid(places: list[tuple[str, Tensor]], first: int, align: int, size: int) -
     for name, tensor in places:
         begin = first + tensor.begin
         if name in found:
-            raise Wrong(f"the tensor {name[:60]} is there twice")
+            raise UserError(f"the tensor {name[:60]} is there twice")
         if tensor.begin % align or begin + tensor.bytes > size:
             end = begin + tensor.bytes
-            raise Wrong(f"the tensor {name[:60]} would lie in bytes {begin} to {end} of {size}: cut off, or damaged")
+            raise UserError(
+                f"the tensor {name[:60]} would lie in bytes {begin} to {end} of {size}: cut off, or damaged"
+            )
         found[name] = Tensor(tensor.shape, tensor.type, begin, tensor.bytes)
     end = 0
     for name, tensor in sorted(found.items(), key=lambda each: each[1].begin):
         if tensor.begin < end:
-            raise Wrong(f"the tensor {name[:60]} lies within another one")
+            raise UserError(f"the tensor {name[:60]} lies within another one")
         end = tensor.begin + tensor.bytes
     return found

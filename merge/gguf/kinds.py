@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from merge.files import Wrong
+from merge.files import UserError
 from merge.gguf.header import Gguf
 
 # llama.cpp's converter interleaves the rotary halves of the first kinds, and only renames the tensors of the others.
@@ -31,7 +31,7 @@ def layout(config: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
     for name, tensor in model.state_dict().items():
         stem, _, suffix = name.rpartition(".")
         if (there := known.get_name(stem)) is None:
-            raise Wrong(f"the tensor {name} has no place in a GGUF file of the kind {config.model_type}")
+            raise UserError(f"the tensor {name} has no place in a GGUF file of the kind {config.model_type}")
         if not (config.tie_word_embeddings and there == "output"):
             found[f"{there}.{suffix}"] = (name, tuple(tensor.shape))
     return found

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from merge.files import Wrong
+from merge.files import UserError
 
 _SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -44,7 +44,7 @@ def name_of(file: Mapping[str, Any]) -> str:
     known = [name for name, each in _STEPS.items() if _bare(each) == steps]
     if not known:
         seen = str(steps)[:300]
-        raise Wrong(f"its pre_tokenizer is none of {', '.join(_STEPS)}; name llama.cpp's with pre=: {seen}")
+        raise UserError(f"its pre_tokenizer is none of {', '.join(_STEPS)}; name llama.cpp's with pre=: {seen}")
     return next((name for name in known if (name in _WHOLE_WORDS_FIRST) == whole), known[0])
 
 

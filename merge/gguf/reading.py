@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from merge.donor import Donor, read_config
-from merge.files import Wrong
+from merge.files import UserError
 from merge.gguf import header, kinds, settings, tokens
 from merge.gguf.header import Gguf
 from merge.weights import Stored
@@ -19,19 +19,19 @@ from merge.weights import Stored
 def open_gguf(path: Path, stack: ExitStack) -> Donor:
     """Its configuration and tokenizer are written, in Hugging Face form, to a folder that the stack removes."""
     if not path.is_file():
-        raise Wrong(f"{path}: no such file")
+        raise UserError(f"{path}: no such file")
     check_installed()
     gguf = header.read_gguf(path)
     try:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gguf-")))
         layout = _describe(gguf, folder)
-    except Wrong:
+    except UserError:
         raise
     except Exception as error:  # a damaged file fails in many ways
         why = " ".join(str(error).split())[:200] or type(error).__name__
-        raise Wrong(f"{path}: not a GGUF file that can be read: {why}") from None
+        raise UserError(f"{path}: not a GGUF file that can be read: {why}") from None
     if problem := next(kinds.misfits(layout, gguf), None):
-        raise Wrong(f"{path}: {problem}")
+        raise UserError(f"{path}: {problem}")
     config = read_config(folder)
     tensors = {name: _stored(gguf, there, name, config) for there, (name, _) in layout.items()}
     return Donor(str(path), folder, config, tensors)
@@ -41,7 +41,7 @@ def check_installed() -> None:
     try:
         import gguf  # noqa: F401
     except ImportError:
-        raise Wrong(".gguf files need a package: pip install gguf") from None
+        raise UserError(".gguf files need a package: pip install gguf") from None
 
 
 def _describe(gguf: Gguf, folder: Path) -> Mapping[str, tuple[str, tuple[int, ...]]]:

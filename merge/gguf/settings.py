@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fleet.plausible import check_config
-from merge.files import Wrong
+from merge.files import UserError
 from merge.gguf import kinds
 from merge.gguf.header import Gguf
 
@@ -22,9 +22,9 @@ _LEAST = 7  # tensors of a layer
 def add_settings(writer: Any, config: Any) -> list[str]:
     """What llama.cpp must know of the model; notes on what it does otherwise."""
     if missing := [key for key in _NUMBERS if not isinstance(getattr(config, key, None), int)]:
-        raise Wrong(f"its config.json has no usable {', '.join(missing)}")
+        raise UserError(f"its config.json has no usable {', '.join(missing)}")
     if (used := getattr(config, "hidden_act", "silu")) != "silu":
-        raise Wrong(f"its hidden_act is {used!r}; llama.cpp computes a {config.model_type} with silu")
+        raise UserError(f"its hidden_act is {used!r}; llama.cpp computes a {config.model_type} with silu")
     head = head_size(config)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -57,13 +57,13 @@ def _add_rope(writer: Any, rope: Any) -> None:
     from gguf import RopeScalingType
 
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise Wrong("its rotary embedding covers a part of each head; that cannot be written here")
+        raise UserError("its rotary embedding covers a part of each head; that cannot be written here")
     writer.add_rope_freq_base(rope["rope_theta"])
     kind = rope.get("rope_type", "default")
     if kind in ("default", "llama3"):  # llama3's factors are a tensor
         return
     if kind not in ("linear", "yarn"):
-        raise Wrong(f"its rope_type is {kind!r}; default, linear, yarn and llama3 can be written")
+        raise UserError(f"its rope_type is {kind!r}; default, linear, yarn and llama3 can be written")
     writer.add_rope_scaling_type(RopeScalingType(kind))
     writer.add_rope_scaling_factor(rope["factor"])
     if kind == "yarn":
@@ -100,18 +100,20 @@ def config_of(gguf: Gguf) -> Any:
     window = gguf.get("attention.sliding_window") if gguf.architecture == "llama" else None
     kind = "mistral" if window else gguf.architecture
     if kind not in kinds.KINDS:
-        raise Wrong(f"{gguf.path}: GGUF files of the kind {kind} cannot be read here; merge the Hugging Face model")
+        raise UserError(f"{gguf.path}: GGUF files of the kind {kind} cannot be read here; merge the Hugging Face model")
     numbers = {here: gguf.get(there) for here, there in _NUMBERS.items()}
     numbers["num_key_value_heads"] = gguf.get("attention.head_count_kv", numbers["num_attention_heads"])
     if wrong := [key for key, value in numbers.items() if type(value) is not int or not 0 < value < 1 << 31]:
-        raise Wrong(f"{gguf.path}: it does not say how many {', '.join(wrong)} the model has")
+        raise UserError(f"{gguf.path}: it does not say how many {', '.join(wrong)} the model has")
     if "token_embd.weight" not in gguf.tensors:
-        raise Wrong(f"{gguf.path}: it has no token_embd.weight")
+        raise UserError(f"{gguf.path}: it has no token_embd.weight")
     there = len({name.split(".")[1] for name in gguf.tensors if name.startswith("blk.")})
     if numbers["num_hidden_layers"] != there:
-        raise Wrong(f"{gguf.path}: it has {there} layers and says {numbers['num_hidden_layers']}")
+        raise UserError(f"{gguf.path}: it has {there} layers and says {numbers['num_hidden_layers']}")
     if numbers["num_hidden_layers"] * _LEAST > len(gguf.tensors):
-        raise Wrong(f"{gguf.path}: its {numbers['num_hidden_layers']} layers cannot be in {len(gguf.tensors)} tensors")
+        raise UserError(
+            f"{gguf.path}: its {numbers['num_hidden_layers']} layers cannot be in {len(gguf.tensors)} tensors"
+        )
     check_config(numbers, str(gguf.path))
     config = AutoConfig.for_model(kind, **numbers, **_ids(gguf), vocab_size=gguf.tensors["token_embd.weight"].shape[0])
     config.tie_word_embeddings = "output.weight" not in gguf.tensors
@@ -144,7 +146,7 @@ def _rope_of(gguf: Gguf, theta: float, head: int) -> dict[str, Any]:
     if kind == "none":
         return {"rope_type": "default"}
     if kind not in ("linear", "yarn"):
-        raise Wrong(f"{gguf.path}: rotary embeddings that are scaled by {str(kind)[:60]!r} cannot be read here")
+        raise UserError(f"{gguf.path}: rotary embeddings that are scaled by {str(kind)[:60]!r} cannot be read here")
     keys = {"factor": "factor"}
     if kind == "yarn":
         keys |= {"original_max_position_embeddings": "original_context_length"}
@@ -170,5 +172,5 @@ def _llama3(gguf: Gguf, theta: float, head: int) -> dict[str, Any]:
     found = {"factor": _short(most), "low_freq_factor": 1.0, "high_freq_factor": high}
     found |= {"original_max_position_embeddings": context}
     if not np.allclose(rope_factors({"rope_theta": theta, **found}, head), factors, rtol=1e-3):
-        raise Wrong(f"{gguf.path}: its rope_freqs are not scaled as Llama 3's are; merge the Hugging Face model")
+        raise UserError(f"{gguf.path}: its rope_freqs are not scaled as Llama 3's are; merge the Hugging Face model")
     return {"rope_type": "llama3", **found}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.plausible_words import check_words_in
-from merge.files import Wrong, read_json, write_json
+from merge.files import UserError, read_json, write_json
 from merge.gguf import pretokenizers
 from merge.gguf.header import Gguf
 
@@ -61,9 +61,11 @@ def _opened(folder: Path) -> Tokenizer:
         file = json.loads(made.backend_tokenizer.to_str())
     except Exception as error:  # whatever transformers can come up with
         why = " ".join(str(error).split())[:200] or type(error).__name__
-        raise Wrong(f"{folder}: a GGUF file needs a tokenizer, and there is none that can be read: {why}") from None
+        raise UserError(f"{folder}: a GGUF file needs a tokenizer, and there is none that can be read: {why}") from None
     if file["model"].get("type") != "BPE":
-        raise Wrong(f"{folder}: its tokenizer is a {file['model'].get('type')}; only BPE can be written to GGUF here")
+        raise UserError(
+            f"{folder}: its tokenizer is a {file['model'].get('type')}; only BPE can be written to GGUF here"
+        )
     return Tokenizer(made, file)
 
 
@@ -71,7 +73,7 @@ def _listed(tokenizer: Tokenizer, rows: int) -> tuple[list[str], list[int]]:
     """A token and its kind for each row of the embedding; rows without a token are padding."""
     by_id = {id: token for token, id in tokenizer.made.get_vocab().items()}
     if max(by_id) >= rows:
-        raise Wrong(f"its tokenizer has a token number {max(by_id)}, its embedding {rows} rows")
+        raise UserError(f"its tokenizer has a token number {max(by_id)}, its embedding {rows} rows")
     unknown, added = tokenizer.file["model"].get("unk_token") or tokenizer.made.unk_token, tokenizer.added
     bytewise = tokenizer.file["model"].get("byte_fallback")
     tokens, types = [], []
@@ -89,7 +91,7 @@ def _listed(tokenizer: Tokenizer, rows: int) -> tuple[list[str], list[int]]:
         tokens.append(token)
         types.append(kind)
     if len(set(tokens)) < rows:
-        raise Wrong("its tokenizer has tokens like [PAD7], which name the rows without a token in a GGUF file")
+        raise UserError("its tokenizer has tokens like [PAD7], which name the rows without a token in a GGUF file")
     return tokens, types
 
 

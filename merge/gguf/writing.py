@@ -14,7 +14,7 @@ import torch
 from merge import names
 from merge.donor import Donor
 from merge.donors import Donors
-from merge.files import CHUNK, Wrong
+from merge.files import CHUNK, UserError
 from merge.gguf import kinds, settings, tokens
 from merge.gguf.draft import free_for, whole
 from merge.gguf.reading import check_installed
@@ -65,7 +65,7 @@ def export_gguf(
     """
     check_installed()
     if (kind := type.upper()) not in TYPES:
-        raise Wrong(f"{type} is none of the types that can be written: {', '.join(TYPES)}")
+        raise UserError(f"{type} is none of the types that can be written: {', '.join(TYPES)}")
     out = free_for(Path(out).expanduser(), overwrite)
     with Donors() as donors:
         donor = donors[str(model_dir)]
@@ -88,8 +88,8 @@ def _planned(donor: Donor, kind: str, pre: str | None) -> tuple[Any, list[_Job],
     writer.add_quantization_version(2)
     try:
         notes += tokens.add_tokens(writer, donor.folder, config, pre)
-    except Wrong as error:
-        raise Wrong(f"{donor.reference}: {error}") from None
+    except UserError as error:
+        raise UserError(f"{donor.reference}: {error}") from None
     jobs, more = _jobs(donor, config, kind)
     return writer, jobs, notes + more
 
@@ -98,11 +98,11 @@ def _config(donor: Donor) -> Any:
     from transformers import AutoConfig
 
     if (kind := donor.config.get("model_type")) not in kinds.KINDS:
-        raise Wrong(f"{donor.reference}: models of the kind {kind} cannot be written; {', '.join(kinds.KINDS)} can")
+        raise UserError(f"{donor.reference}: models of the kind {kind} cannot be written; {', '.join(kinds.KINDS)} can")
     try:
         return AutoConfig.from_pretrained(donor.folder, local_files_only=True)
     except Exception as error:  # whatever transformers can come up with
-        raise Wrong(f"{donor.reference}: its config.json: {' '.join(str(error).split())[:200]}") from None
+        raise UserError(f"{donor.reference}: its config.json: {' '.join(str(error).split())[:200]}") from None
 
 
 def _name(donor: Donor) -> str:
@@ -119,13 +119,13 @@ def _jobs(donor: Donor, config: Any, kind: str) -> tuple[list[_Job], list[str]]:
     beside = {name for name, each in donor.tensors.items() if names.is_buffer(name, len(each.shape))}
     others = donor.tensors.keys() - {name for name, _ in wanted.values()} - beside
     if extra := [name for name in others if not (tied and names.is_head(name))]:
-        raise Wrong(f"{donor.reference}: its tensor {min(extra)} has no place in a GGUF file of its kind")
+        raise UserError(f"{donor.reference}: its tensor {min(extra)} has no place in a GGUF file of its kind")
     jobs, notes = [], []
     for there, (name, shape) in wanted.items():
         stored = donor.tensors.get(name)
         if stored is None or stored.shape != shape:
             seen = "is missing" if stored is None else f"has the shape {list(stored.shape)}"
-            raise Wrong(f"{donor.reference}: its tensor {name} {seen}; {list(shape)} is expected")
+            raise UserError(f"{donor.reference}: its tensor {name} {seen}; {list(shape)} is expected")
         sort = GGMLQuantizationType[kind if len(shape) > 1 else "F32"]
         if shape[-1] % GGML_QUANT_SIZES[sort][0]:
             notes.append(f"{name} is F16: its rows of {shape[-1]} numbers do not divide into blocks of {kind}")
@@ -183,5 +183,5 @@ def _pieces(job: _Job) -> Iterator[np.ndarray]:
 def _floats(job: _Job, begin: int, end: int) -> np.ndarray:
     rows = np.ascontiguousarray(job.stored.rows(begin, end).float().numpy())
     if not (np.abs(rows) <= _LARGEST.get(job.type.name, np.finfo(np.float32).max)).all():
-        raise Wrong(f"the tensor {job.name} has numbers that are not finite, or too large for {job.type.name}")
+        raise UserError(f"the tensor {job.name} has numbers that are not finite, or too large for {job.type.name}")
     return rows

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from merge.files import Wrong
+from merge.files import UserError
 from merge.group import Group, Params, weighted
 
 _PARALLEL = 1e-6  # sines below this mean that two directions are the same, or opposite
@@ -110,7 +110,7 @@ def slerp_all(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 def shares(weights: Sequence[float]) -> list[float]:
     total = math.fsum(weights)
     if abs(total) < 1e-12:
-        raise Wrong(f"the weights {', '.join(map(str, weights))} sum to 0: they cannot be normalized")
+        raise UserError(f"the weights {', '.join(map(str, weights))} sum to 0: they cannot be normalized")
     return [weight / total for weight in weights]
 
 
@@ -153,7 +153,9 @@ def _mean_direction(products: Tensor, weights: Sequence[float], eps: float, name
     if not lengths.any() or (length < eps and len(w) == 2):
         return list(weights)
     if length < eps:
-        raise Wrong(f"multislerp: the directions of {name or 'the tensors'} cancel each other out with these weights")
+        raise UserError(
+            f"multislerp: the directions of {name or 'the tensors'} cancel each other out with these weights"
+        )
     return [float(each) for each in float(w @ lengths) / length * w / torch.where(lengths > 0, lengths, 1.0)]
 
 

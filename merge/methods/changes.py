@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from merge.files import Wrong
+from merge.files import UserError
 from merge.group import Group, Params, summed, weighted
 from merge.methods.ranks import Cut, Largest, cuts, equal, masked_
 
@@ -148,7 +148,9 @@ def _by_rank(
 def check_della(p: Params) -> None:
     for density, epsilon in zip(p["density"], p["epsilon"], strict=True):
         if 0 < density < 1 and not 0 < density - epsilon <= density + epsilon < 1:
-            raise Wrong(f"density {density} with epsilon {epsilon}: density - epsilon and + epsilon must lie in (0, 1)")
+            raise UserError(
+                f"density {density} with epsilon {epsilon}: density - epsilon and + epsilon must lie in (0, 1)"
+            )
 
 
 def _words(group: Group, model: str) -> Callable[[int], np.ndarray]:

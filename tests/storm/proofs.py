@@ -9,7 +9,7 @@ from typing import Any
 
 from fleet import blame, faults, payload, summary
 from fleet.claims import Claims
-from fleet.making import Workshop
+from fleet.execution import Execution
 from fleet.peers import Peers
 from fleet.repair import Repair
 from fleet.store import Store, Value, _sealed
@@ -203,16 +203,16 @@ def _one_folder() -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def _renumbered() -> Iterator[None]:
-    publish = Workshop.publish
+    publish = Execution.publish
 
-    def now(self: Workshop, id: str, version: int, record: Value, draft: payload.Draft | None = None) -> None:
-        publish(self, id, self.desk.history.slot(id).version, record, draft)
+    def now(self: Execution, id: str, version: int, record: Value, draft: payload.Draft | None = None) -> None:
+        publish(self, id, self.context.history.slot(id).version, record, draft)
 
     def wanted(self: Work) -> bool:
         self.history.look()
         return not self.history.finished(self.id)
 
-    with _patched(Workshop, "publish", now), _patched(Work, "_wanted", wanted):
+    with _patched(Execution, "publish", now), _patched(Work, "_wanted", wanted):
         yield
 
 
@@ -265,15 +265,15 @@ def _no_rest() -> Iterator[None]:
 
 def _by_the_clock() -> contextlib.AbstractContextManager[Any]:
     def explains(self: Repair, id: str, fault: faults.Fault) -> bool:
-        since, visible = self.desk.host.now(), self.desk.options.visible_seconds
-        while not self.desk.host.stopping and not self.behind(id):
+        since, visible = self.context.host.now(), self.context.options.visible_seconds
+        while not self.context.host.stopping and not self.behind(id):
             bad, fault = self._bad_parent(id, set())
             if bad is None:
                 return True
-            if isinstance(fault, faults.Damaged) or self.desk.host.now() - since > visible:
-                self._void(bad, self.desk.history.outcome(bad).version, str(fault))
+            if isinstance(fault, faults.Damaged) or self.context.host.now() - since > visible:
+                self._void(bad, self.context.history.outcome(bad).version, str(fault))
                 return True
-            self.desk.host.sleep(1.0)
+            self.context.host.sleep(1.0)
         return True
 
     return _patched(Repair, "explains", explains)

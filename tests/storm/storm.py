@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fleet import faults
-from fleet.desk import Options, Spent, Stopped
+from fleet.context import Options, Spent, Stopped
 from fleet.digest import digest
 from fleet.history import History
 from fleet.planning import ATTEMPT
 from fleet.recipe import NotYet, folder, from_json
 from fleet.slots import Slot, parse
 from fleet.store import FOLDERS, Store, _opened
-from fleet.work import Elsewhere, Failed, Work
+from fleet.work import Failed, NotOnThisMachine, Work
 from fleet.worker import Worker
 from tests.storm.disk import Inode, Server, SimDisk, Weather, folder_of
 from tests.storm.world import Process, SimHost, World
@@ -69,7 +69,7 @@ BROKEN: dict[str, Callable[[], Exception]] = {
     "device": lambda: RuntimeError("CUDA error: an illegal memory access was encountered"),
     "verdict": lambda: Failed("the loss is not finite"),
     "misreads": lambda: AssertionError("its disk is what is broken"),
-    "lacks": lambda: Elsewhere("out of memory: 80 GB are needed, 8 GB are there"),
+    "lacks": lambda: NotOnThisMachine("out of memory: 80 GB are needed, 8 GB are there"),
 }
 ONLY = "host-c"  # the one that is broken
 IN_VAIN = 400  # failures of broken hosts in a run, at most; who is killed forgets that it was benched

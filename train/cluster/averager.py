@@ -32,8 +32,8 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils import MPFuture, get_dht_time
 from torch import Tensor
 
-from fleet.config import Wrong
-from fleet.wrong import first_line
+from fleet.config import UserError
+from fleet.errors import first_line
 from train.cluster.options import HivemindOptions
 
 COMPRESSIONS: Mapping[str, type] = {
@@ -159,7 +159,7 @@ def compression(name: str) -> Any:
     try:
         return COMPRESSIONS[name]()
     except ImportError as error:
-        raise Wrong(f"--hv.hivemind-compression {name}: {first_line(error)}") from None
+        raise UserError(f"--hv.hivemind-compression {name}: {first_line(error)}") from None
 
 
 def unreachable(hv: HivemindOptions, error: Exception) -> str:

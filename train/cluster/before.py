@@ -16,9 +16,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from fleet import plain
-from fleet.config import Wrong
+from fleet.config import UserError
+from fleet.errors import first_line
 from fleet.scratch import sweep
-from fleet.wrong import first_line
 from train.batches import Tokens
 from train.cluster import data
 from train.cluster.checkpoints import Keeper
@@ -37,13 +37,13 @@ def opened(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("a+")
     except OSError as error:
-        raise Wrong(f"--ckpt.path {folder}: {error.strerror}") from None
+        raise UserError(f"--ckpt.path {folder}: {error.strerror}") from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             lock.seek(0)
-            raise Wrong(f"--ckpt.path {folder}: another training is at work there ({lock.read(200)})") from None
+            raise UserError(f"--ckpt.path {folder}: another training is at work there ({lock.read(200)})") from None
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {os.uname().nodename}")
         lock.flush()
@@ -76,7 +76,7 @@ def words(c: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> int:
     known = getattr(described(c.initial_population[0]), "vocab_size", 0)
     fixed = known if has_vocabulary(c.initial_population[0]) else len(tokenizer)
     if fixed < len(tokenizer) and c.datasets[0].source != "fake":
-        raise Wrong(f"--path-model: {fixed} embeddings for a tokenizer of {len(tokenizer)} words")
+        raise UserError(f"--path-model: {fixed} embeddings for a tokenizer of {len(tokenizer)} words")
     return fixed if c.datasets[0].source == "fake" else len(tokenizer)
 
 
@@ -96,14 +96,14 @@ def _model(options: Options, c: TrainConfig, words: int, weights: bool) -> PreTr
     entry = c.initial_population[0]
     try:
         model = built(entry, words, c.seed) if weights else skeleton(entry, words)
-    except Wrong:
+    except UserError:
         raise
     except Exception as error:  # whatever a damaged file makes a library say
-        raise Wrong(f"--path-model {options.path_model}: cannot be loaded: {first_line(error)}") from None
+        raise UserError(f"--path-model {options.path_model}: cannot be loaded: {first_line(error)}") from None
     try:
         model.set_attn_implementation(options.attn_implementation)
     except (ValueError, ImportError) as error:
-        raise Wrong(f"--attn-implementation {options.attn_implementation}: {first_line(error)}") from None
+        raise UserError(f"--attn-implementation {options.attn_implementation}: {first_line(error)}") from None
     return model
 
 
@@ -165,7 +165,7 @@ def peers() -> Any:
     try:
         from train.cluster import peers
     except ImportError as error:
-        raise Wrong(f"--hv.*: {error}: {sys.executable} -m pip install -r requirements-hivemind.txt") from None
+        raise UserError(f"--hv.*: {error}: {sys.executable} -m pip install -r requirements-hivemind.txt") from None
     return peers
 
 

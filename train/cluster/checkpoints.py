@@ -21,10 +21,10 @@ from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.api import CheckpointException
 
-from fleet.config import Room, Wrong
+from fleet.config import Room, UserError
+from fleet.errors import first_line
+from fleet.fsync import sync
 from fleet.plain import say
-from fleet.synced import sync
-from fleet.wrong import first_line
 from train.cluster.ranks import Agreed, Ranks
 
 STATE = "state.json"
@@ -158,7 +158,7 @@ class Keeper:
         state, error = None, ""
         try:
             state = self._checked(place, tensors, steps)
-        except Wrong as wrong:
+        except UserError as wrong:
             error = str(wrong)
         self.ranks.all_or_none(error)
         assert state
@@ -166,7 +166,7 @@ class Keeper:
             reader = HuggingFaceStorageReader(str(place))
             dcp.load(dict(tensors), storage_reader=reader, process_group=self._group)
         except (Exception, CheckpointException) as wrong:  # whatever its planner and its readers come up with
-            raise Wrong(f"{place}: cannot be loaded: {first_line(wrong)}") from None
+            raise UserError(f"{place}: cannot be loaded: {first_line(wrong)}") from None
         return state
 
     def _checked(self, place: Path, tensors: Tensors, steps: int) -> State:
@@ -174,25 +174,27 @@ class Keeper:
             state = State.model_validate_json((place / STATE).read_bytes())
         except (OSError, ValueError) as error:
             why = first_line(error) if isinstance(error, OSError) else f"{STATE} is damaged, or another program's"
-            raise Wrong(f"{place}: no checkpoint of this program: {why}; {_OLDER}") from None
+            raise UserError(f"{place}: no checkpoint of this program: {why}; {_OLDER}") from None
         if state.step > steps:
-            raise Wrong(f"{place}: it is said to be of step {state.step}, of {steps}; {_OLDER}")
+            raise UserError(f"{place}: it is said to be of step {state.step}, of {steps}; {_OLDER}")
         shapes, bound = state.shapes, state.bound_to
         if other := [key for key in {**bound, **self.bound} if bound.get(key) != self.bound.get(key)]:
             said = ", ".join(f"{key} was {bound.get(key)!r}, is {self.bound.get(key)!r}" for key in sorted(other)[:4])
-            raise Wrong(f"{place}: it was begun with other settings: {said}; give the same, or begin anew")
+            raise UserError(f"{place}: it was begun with other settings: {said}; give the same, or begin anew")
         if other := [name for name, shape in _shapes(tensors).items() if shapes.get(name) != shape]:
             was = shapes.get(other[0])
-            raise Wrong(
+            raise UserError(
                 f"{place}: a checkpoint of another model: {other[0]} is {was if was else 'missing'} there, "
                 f"{_shapes(tensors)[other[0]]} here"
             )
         for name in sorted({*state.files} ^ {file.name for file in place.iterdir()} - {STATE}):
-            raise Wrong(f"{place / name}: {'missing' if name in state.files else 'does not belong there'}; {_OLDER}")
+            raise UserError(
+                f"{place / name}: {'missing' if name in state.files else 'does not belong there'}; {_OLDER}"
+            )
         for name, (size, digest) in state.files.items() if self.ranks.first else ():
             file = place / name
             if not file.is_file() or file.stat().st_size != size or _sha256(file) != digest:
-                raise Wrong(f"{file}: missing or damaged; {_OLDER}")
+                raise UserError(f"{file}: missing or damaged; {_OLDER}")
         return state
 
 

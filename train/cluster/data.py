@@ -11,10 +11,10 @@ import numpy as np
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from fleet.config import Wrong
+from fleet.config import UserError
+from fleet.fsync import sync
 from fleet.scratch import scratch
-from fleet.synced import sync
-from fleet.work import Elsewhere
+from fleet.work import NotOnThisMachine
 from train import text
 from train.batches import Tokens, batch, needed, owned, useful
 from train.cluster.ranks import Ranks
@@ -33,7 +33,7 @@ def tokenizer_for(c: TrainConfig) -> PreTrainedTokenizerBase:
     try:
         return named_tokenizer(named)
     except (OSError, ValueError) as error:
-        raise Wrong(f"--path-model {named}: its tokenizer cannot be loaded: {error}") from None
+        raise UserError(f"--path-model {named}: its tokenizer cannot be loaded: {error}") from None
 
 
 def name_of(c: TrainConfig, tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> str:
@@ -97,8 +97,8 @@ def _make(c: TrainConfig, place: Path, tokenizer: PreTrainedTokenizerBase, vocab
                 except OSError:
                     if not _complete(place):
                         raise
-    except Elsewhere as error:
-        raise Wrong(str(error)) from None
+    except NotOnThisMachine as error:
+        raise UserError(str(error)) from None
 
 
 def _fill(c: TrainConfig, draft: Path, tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> None:
@@ -110,7 +110,7 @@ def _fill(c: TrainConfig, draft: Path, tokenizer: PreTrainedTokenizerBase, vocab
                 file.write(np.asarray(found, dtype=dtype).tobytes())
             got[part] += len(found)
     if got["train"] < (least := needed(c, 0)["train"]):
-        raise Wrong(too_short(c.datasets[0], "train", got["train"], least))
+        raise UserError(too_short(c.datasets[0], "train", got["train"], least))
     (draft / _FILE).write_text(json.dumps({"dtype": dtype, "tokens": got["train"]}))
     for path in (draft / "train", draft / _FILE, draft):
         sync(path)

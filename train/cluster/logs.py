@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from fleet.errors import first_line
 from fleet.metrics.sink import Home, Point, Sink
 from fleet.metrics.sinks import KINDS, check
 from fleet.plain import say
-from fleet.wrong import first_line
 
 _SAY = 1000  # it is said again after so many steps
 

@@ -11,7 +11,7 @@ from typing import Any
 from hivemind import DHT
 from hivemind.utils import get_dht_time
 
-from fleet.config import Wrong
+from fleet.config import UserError
 from fleet.plain import say
 
 _LOOK = 0.1  # seconds between two looks at the table
@@ -73,7 +73,7 @@ class Meeting:
             mine = self.word.spec
             if other := sorted(key for key in {*mine, *word.spec} if mine.get(key) != word.spec.get(key)):
                 said = ", ".join(f"{key} is {word.spec.get(key)!r} there, {mine.get(key)!r} here" for key in other)
-                raise Wrong(f"peer {name} trains something else: {said}")
+                raise UserError(f"peer {name} trains something else: {said}")
 
     def wait(self, enough: Callable[[dict[str, Word]], bool], seconds: float) -> dict[str, Word]:
         """Until it is so, or the time is over."""
@@ -81,9 +81,11 @@ class Meeting:
         while True:
             there = self.there()
             if self._stopping():
-                raise Wrong("told to stop while other peers were waited for")
+                raise UserError("told to stop while other peers were waited for")
             if self.name in there and there[self.name].ids != self.word.ids:
-                raise Wrong(f"another process calls itself {self.name}, too: each peer needs its own --hv.world-rank")
+                raise UserError(
+                    f"another process calls itself {self.name}, too: each peer needs its own --hv.world-rank"
+                )
             if enough(there) or time.monotonic() > end:
                 return there
             time.sleep(_LOOK)

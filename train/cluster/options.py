@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from fleet.config import Wrong, validated, whole
+from fleet.config import UserError, validated, whole
 from train import text
 from train.config import TrainConfig, alone
 
@@ -140,26 +140,26 @@ class Options:
             above |= self.hv.bounds()
         for name, (value, low) in above.items():
             if value is not None and not value >= low:  # nothing is above what is not a number
-                raise Wrong(f"{name} is {value}: it must be {low:g} or more")
+                raise UserError(f"{name} is {value}: it must be {low:g} or more")
         for name in ("path_model", "dataset_name_or_path", "tokenizer"):
             value = getattr(self, name)
             if value.startswith((".", "/", "~")) and not os.path.exists(os.path.expanduser(value)):
-                raise Wrong(f"--{name.replace('_', '-')} {value}: no such file or folder")
+                raise UserError(f"--{name.replace('_', '-')} {value}: no such file or folder")
         together = ranks * self.per_device_train_batch_size
         if self.total_batch_size % together:
             near = max(1, round(self.total_batch_size / together)) * together
-            raise Wrong(
+            raise UserError(
                 f"--total-batch-size {self.total_batch_size} is not divided by {ranks} ranks of "
                 f"--per-device-train-batch-size {self.per_device_train_batch_size}; the nearest that is: {near}"
             )
         if self.hv and self.total_steps % self.hv.local_steps:
             near = max(1, round(self.total_steps / self.hv.local_steps)) * self.hv.local_steps
-            raise Wrong(
+            raise UserError(
                 f"--total-steps {self.total_steps} is no multiple of --hv.local-steps {self.hv.local_steps}; "
                 f"the nearest is {near}"
             )
         if self.hv and not 0 <= self.hv.world_rank < self.hv.galaxy_size:
-            raise Wrong(
+            raise UserError(
                 f"--hv.world-rank {self.hv.world_rank}: of --hv.galaxy-size {self.hv.galaxy_size} peers there are the "
                 f"ranks 0 to {self.hv.galaxy_size - 1}"
             )

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fleet.config import Wrong
+from fleet.config import UserError
+from fleet.errors import first_line
 from fleet.plain import say
-from fleet.wrong import first_line
 from merge.outer import Outer
 from train.cluster.averager import Averager, Table, any_port, averager_at, table_at, unreachable
 from train.cluster.meeting import Meeting, Word, number_of
@@ -134,7 +134,7 @@ class Peer:
         if any(word.round > self.round for word in there.values()):
             return names, True
         if len(names) < self._least and self._waits:
-            raise Wrong(
+            raise UserError(
                 f"round {self.round}: no other peer came within {patience:g} s (--hv.timeout-waiting-for-peers); "
                 "--hv.all-reduce-strategy NO_WAIT goes on alone"
             )
@@ -204,7 +204,7 @@ class Peer:
                 try:
                     known, (start, momentum) = self._averager.state_of(word.ids[self._part], self.hv.averaging_timeout)
                     if start.shape != self.start.shape or momentum.shape != self.start.shape:
-                        raise Wrong(f"its state has {len(start)} numbers, not {len(self.start)}")
+                        raise UserError(f"its state has {len(start)} numbers, not {len(self.start)}")
                     got, round = (start, momentum), str(int(known["round"]))
                 except Exception as wrong:
                     error = f"peer {name}: {first_line(wrong)}"
@@ -274,7 +274,7 @@ class Peer:
                     error = (
                         f"{', '.join(sorted(missing))} did not come within {patience:g} s; clocks may be seconds apart"
                     )
-            except Wrong as wrong:
+            except UserError as wrong:
                 error = str(wrong)
         self.ranks.all_or_none(error)
 

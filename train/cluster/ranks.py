@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fleet.config import Wrong
-from fleet.wrong import Lacking
+from fleet.config import UserError
+from fleet.errors import Lacking
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _Handler = signal.Handlers | Callable[[int, FrameType | None], Any]
@@ -30,7 +30,7 @@ _TALK = timedelta(days=1000)  # for words: one rank may work for long while the 
 T = TypeVar("T")
 
 
-class Agreed(Wrong):
+class Agreed(UserError):
     """All ranks know of it, and raise it; one of them says it."""
 
 
@@ -121,7 +121,7 @@ class Ranks:
         found, error = None, ""
         try:
             found = work() if mine else None
-        except (Wrong, OSError) as wrong:
+        except (UserError, OSError) as wrong:
             error = str(wrong)
         self.all_or_none(error)
         return found

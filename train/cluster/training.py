@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from fleet.config import Wrong
+from fleet.config import UserError
 from merge.output import free_for
 from merge.output import whole as whole_folder
 from train.batches import Tokens
@@ -126,7 +126,7 @@ class Steps:
         try:
             found: dict[str, float] = self.peer.exchange()
             return found
-        except Wrong:
+        except UserError:
             self._save(step, True)
             raise
 

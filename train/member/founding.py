@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fleet.config import Wrong
+from fleet.config import UserError
 from fleet.plausible_words import check_words_in
 from fleet.work import Work
 from merge.donor import Donor
@@ -69,7 +69,7 @@ def check_alike(first: Donor, other: Donor) -> list[str]:
         notes = plan(recipe, donors).notes
     if different := different_words(first, other):
         some = ", ".join(map(repr, different[:3]))
-        raise Wrong(
+        raise UserError(
             f"{other.reference}: its tokens differ from those of {first.reference}: {len(different)} of them ({some}); "
             "members of one population share a vocabulary"
         )
@@ -84,7 +84,7 @@ def common_template(models: Sequence[Donor]) -> str:
         if found != there[first]:
             begin = next((n for n, (a, b) in enumerate(zip(there[first], found, strict=False)) if a != b), 0)
             parts = " and ".join(repr(each[begin : begin + 40]) for each in (there[first], found))
-            raise Wrong(
+            raise UserError(
                 f"{name}: its chat template differs from that of {first}, first in {parts}; "
                 "members of one population share a template: give both folders the same one"
             )
@@ -130,11 +130,11 @@ def check_learning(c: PosttrainConfig, first: Donor, template: str) -> None:
 def check_crossover(c: PosttrainConfig, donors: Donors) -> None:
     """Its method and parameters, on the first model and itself."""
     if c.crossover["method"] not in METHODS:
-        raise Wrong(f"CROSSOVER: there is no method {c.crossover['method']!r}; there are {', '.join(METHODS)}")
+        raise UserError(f"CROSSOVER: there is no method {c.crossover['method']!r}; there are {', '.join(METHODS)}")
     first = c.initial_population[0]
     first = first if first.endswith(".gguf") else str(donors[first].folder)
     again = os.path.join(os.path.dirname(first), ".", os.path.basename(first))  # by another name
     try:
         plan(said_of(crossed(c, [first, again], dna.plain(c), first)), donors)
-    except Wrong as error:
-        raise Wrong(f"CROSSOVER: {error}") from None
+    except UserError as error:
+        raise UserError(f"CROSSOVER: {error}") from None

@@ -14,7 +14,7 @@ from transformers.utils import cached_file
 from fleet.plausible import check_config_in
 from fleet.plausible_words import check_words_in
 from fleet.scratch import passing
-from fleet.work import Elsewhere, Failed, Parent, Work
+from fleet.work import Failed, NotOnThisMachine, Parent, Work
 from train import text
 from train.batches import needed, useful
 from train.config import Dataset, TrainConfig
@@ -123,7 +123,7 @@ def make_tokens(studio: Studio, work: Work) -> Mapping[str, Any]:
 
 def check_stdlib(config: TrainConfig) -> None:
     if config.stdlib_digest and text.stdlib_digest() != config.stdlib_digest:
-        raise Elsewhere("its Python's standard library is not that of the machine that started the run")
+        raise NotOnThisMachine("its Python's standard library is not that of the machine that started the run")
 
 
 def tokens_of(

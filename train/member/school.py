@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from fleet.config import Wrong
-from fleet.work import Elsewhere, Work
+from fleet.config import UserError
+from fleet.work import NotOnThisMachine, Work
 from merge import engine, folder, live
 from merge.donors import Donors
 from merge.engine import How
@@ -84,7 +84,7 @@ class School:
         if self._loaded is None:
             self._loaded = fitness.load_tasks(self.config)
             if self._loaded and tasks.digest(self._loaded) != self.config.tasks_digest:
-                raise Elsewhere("the questions of FITNESS are others on this machine than where the run began")
+                raise NotOnThisMachine("the questions of FITNESS are others on this machine than where the run began")
         return self._loaded
 
     def exam(self, tokenizer: Any) -> Exam | None:
@@ -118,7 +118,7 @@ class Pupil:
 def _copied(job: Job, tensor: torch.Tensor, dtype: torch.dtype) -> Job:
     wanted = dtype if tensor.dtype.is_floating_point else tensor.dtype
     if not bool(tensor.to(wanted).isfinite().all()):
-        raise Wrong(f"{job.name} has numbers that are not finite, or too large for {dtype}")
+        raise UserError(f"{job.name} has numbers that are not finite, or too large for {dtype}")
     stored = Stored(job.shape, wanted, in_memory(tensor))
     return Job(job.name, job.shape, wanted, (stored,))
 

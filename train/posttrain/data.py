@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save
 from transformers import PreTrainedTokenizerBase
 
-from fleet.config import Wrong
+from fleet.config import UserError
 from train import chat, rows
 from train.chat import Example, Made
 from train.posttrain.config import PosttrainConfig, Source
@@ -79,7 +79,7 @@ def _learnable(c: PosttrainConfig, source: Source, there: list[rows.Row], tokeni
     if len(made.kept) < 2:
         lost = f" ({made.empty} were left out: no answer in them, or none in their first {c.seq_length} tokens)"
         few = f"{len(made.kept)} rows have something to learn{lost if made.empty else ''}"
-        raise Wrong(f"data set {source.source}: {few}; at least 2 are needed")
+        raise UserError(f"data set {source.source}: {few}; at least 2 are needed")
     return made
 
 
@@ -94,7 +94,7 @@ def parted(
     held = [row for row, mark in zip(kept, marks, strict=True) if mark <= limit]
     learned = [row for row, mark in zip(kept, marks, strict=True) if mark > limit]
     if not learned:
-        raise Wrong(f"data set {source.source}: {len({*marks})} different rows are too few to hold some out")
+        raise UserError(f"data set {source.source}: {len({*marks})} different rows are too few to hold some out")
     if c.asks_loss:
         chosen_of(f"data set {source.source}, whose held-out rows are asked,", len(held), c.holdout)
     return [*learned, *held], len(held)
@@ -109,7 +109,7 @@ def look(c: PosttrainConfig, source: Source, tokenizer: PreTrainedTokenizerBase)
     """The first rows, before a run begins."""
     there = [*islice(_checked(c, source), _LOOK)]
     if not there:
-        raise Wrong(f"data set {source.source}: no rows in it")
+        raise UserError(f"data set {source.source}: no rows in it")
     _learnable(c, source, there, tokenizer)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fleet.config import Wrong
+from fleet.config import UserError
 from train import tasks
 from train.posttrain.config import LOSS, Objective, PosttrainConfig
 from train.posttrain.selection import Rival
@@ -37,7 +37,7 @@ def fitness_of(c: PosttrainConfig, single: Single, values: Mapping[str, float]) 
     """The weighted sum; a loss counts against."""
     value = math.fsum(signed(each) * values[each.key] for each in c.fitness)
     if not math.isfinite(value):
-        raise Wrong(f"the fitness is {value}: {dict(values)}")
+        raise UserError(f"the fitness is {value}: {dict(values)}")
     return Fitness(value, standard_error(c, single), values, single)
 
 
@@ -86,7 +86,7 @@ def load_tasks(c: PosttrainConfig) -> dict[str, Any]:
     for name, task in loaded["tasks"].items():
         tasks.chosen_of(f"task {name}", len(task.eval_docs), c.holdout)
         if c.num_fewshot and not tasks.has_examples(task):
-            raise Wrong(
+            raise UserError(
                 f"task {name} has no examples besides its questions, and NUM_FEWSHOT would show those that only the "
                 "end may ask; give it a training_split, or leave NUM_FEWSHOT out"
             )

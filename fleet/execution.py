@@ -7,57 +7,59 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from fleet import faults, launches
-from fleet.desk import Desk, Spent, Stopped
+from fleet.context import Spent, Stopped, WorkerContext
+from fleet.errors import behind, cut
 from fleet.events import Tail, log
 from fleet.payload import Draft, Files
 from fleet.recipe import NotYet, folder, place
 from fleet.repair import Repair
 from fleet.store import Unreadable, Value, read_back
-from fleet.work import Elsewhere, Failed, Interrupted, Maker, Unfit, Unwanted, Work, prefix_of
-from fleet.wrong import behind, cut
+from fleet.work import Failed, Interrupted, Maker, NotOnThisMachine, Superseded, Unfit, Work, prefix_of
 
 _SPENT = ("CUDA error", "HIP error", "CUBLAS_STATUS", "CUDNN_STATUS", "cuDNN error", "device-side assert")
 _OFTEN = 8  # times in a row, with pauses that grow to half a minute
 _PANICS = "pyo3_runtime"  # what a library in Rust raises is no Exception, and yet no order to end; nor is SystemExit
 
 
-class Workshop:
-    def __init__(self, desk: Desk, make: Maker, tail: Tail, wait: Callable[[faults.Fault, int], int]) -> None:
-        self.desk, self.make, self.tail, self._wait = desk, make, tail, wait
-        self.repair = Repair(desk)
-        self._refused: dict[str, int] = desk.history.recent()  # how often the disk did not answer while it was made
-        self._tried: dict[str, bool] = desk.history.recent()
+class Execution:
+    def __init__(
+        self, context: WorkerContext, make: Maker, tail: Tail, wait: Callable[[faults.Fault, int], int]
+    ) -> None:
+        self.context, self.make, self.tail, self._wait = context, make, tail, wait
+        self.repair = Repair(context)
+        self._refused: dict[str, int] = context.history.recent()  # how often the disk did not answer while it was made
+        self._tried: dict[str, bool] = context.history.recent()
 
     def produce(self, id: str) -> bool:
         """Make a claimed recipe and publish what came of it; true if there is news for the others."""
-        desk, began = self.desk, self.desk.host.now()
-        read, version = desk.store.disk.bytes_read, desk.history.slot(id).version
-        draft = Draft(desk.store, f"{prefix_of(id)}{version}.{desk.host.token()}")
+        context, began = self.context, self.context.host.now()
+        read, version = context.store.disk.bytes_read, context.history.slot(id).version
+        draft = Draft(context.store, f"{prefix_of(id)}{version}.{context.host.token()}")
         outcome: list[Value] = []
         with self._failing(id, draft):
             work = self._work(id, draft)
             metrics = _checked(self.make(work))
             files = draft.seal()
-            seconds = round(desk.host.now() - began, 6)
+            seconds = round(context.host.now() - began, 6)
             record = self._record(metrics, files, draft.attempt if files else "", seconds)
             outcome.append(read_back(record, f"the record of {id}"))  # or it is a verdict: nobody could read it
-            desk.pace.took(place(id)[1], seconds)
-            read = desk.store.disk.bytes_read - read
-            desk.events.note("made", id, seconds=round(seconds, 3), written=draft.written, read=read)
+            context.pace.took(place(id)[1], seconds)
+            read = context.store.disk.bytes_read - read
+            context.events.note("made", id, seconds=round(seconds, 3), written=draft.written, read=read)
         for record in outcome:
             self.publish(id, version, record, draft)
-            desk.blame.made()
+            context.blame.made()
             self._refused.pop(id, None)
         return bool(outcome)
 
     def judge(self) -> bool:
         """What makers agree on by now: an outcome for what may fail, the end of the run otherwise."""
-        agreed = [*self.desk.blame.verdicts()]
+        agreed = [*self.context.blame.verdicts()]
         for verdict in agreed:
-            if not (verdict.final and self.desk.history.recipe(verdict.id).optional):
+            if not (verdict.final and self.context.history.recipe(verdict.id).optional):
                 raise self._stop(verdict.all)
             self.close(verdict.id, "failed", verdict.why)
-        self.desk.blame.consider_bench()
+        self.context.blame.consider_bench()
         return bool(agreed)
 
     def publish(self, id: str, version: int, record: Value, draft: Draft | None = None) -> None:
@@ -69,43 +71,43 @@ class Workshop:
             try:
                 stands = self._offer(id, version, record)
             except (faults.Full, faults.Passing) as fault:
-                if self.desk.host.stopping:
+                if self.context.host.stopping:
                     raise
                 trouble = self._wait(fault, trouble)
-        self.desk.history.learn(id, version, stands)
+        self.context.history.learn(id, version, stands)
         if stands == record:
-            self.desk.own[id] = True
+            self.context.own[id] = True
         elif draft:
             draft.drop()
-        self.desk.events.note("published" if stands == record else "late", id)
+        self.context.events.note("published" if stands == record else "late", id)
 
     def close(self, id: str, absent: str = "closed", why: str = "late") -> None:
         """Nothing comes of a slot: in elastic rounds it may be too late, or makers agree that it cannot be made."""
-        self.publish(id, self.desk.history.slot(id).version, self._absent(absent, why))
+        self.publish(id, self.context.history.slot(id).version, self._absent(absent, why))
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
     def _work(self, id: str, draft: Draft) -> Work:
-        desk = self.desk
-        resume = desk.claims.count(id) > 1 or id in self._tried
+        context = self.context
+        resume = context.claims.count(id) > 1 or id in self._tried
         self._tried[id] = True
         work = Work(
-            id, desk.history, draft, resume, desk.options.snapshot_seconds,
-            lambda: launches.ordered(desk.store, desk.options.launch),
+            id, context.history, draft, resume, context.options.snapshot_seconds,
+            lambda: launches.ordered(context.store, context.options.launch),
         )  # fmt: skip
         if saved := work.resume():
-            desk.claims.resumed(id, saved.step)
-            desk.events.note("resumed", id, step=saved.step)
+            context.claims.resumed(id, saved.step)
+            context.events.note("resumed", id, step=saved.step)
         return work
 
     def _offer(self, id: str, version: int, record: Value) -> Value:
         round, slot = place(id)
-        return self.desk.store.settle(f"{folder(round)}/{slot}.{version}.done", record)
+        return self.context.store.settle(f"{folder(round)}/{slot}.{version}.done", record)
 
     def _record(self, metrics: Mapping[str, Any], files: Files, attempt: str, seconds: float) -> Value:
         listed = {name: [size, sha] for name, (size, sha) in files.items()}
         made = {"metrics": dict(metrics), "files": listed, "attempt": attempt, "absent": "", "why": ""}
-        return {**made, "by": self.desk.store.name, "machine": self.desk.host.name, "seconds": seconds}
+        return {**made, "by": self.context.store.name, "machine": self.context.host.name, "seconds": seconds}
 
     def _absent(self, absent: str, why: str) -> Value:
         return {**self._record({}, {}, "", 0.0), "absent": absent, "why": cut(why)}
@@ -116,20 +118,20 @@ class Workshop:
         try:
             yield
         except Interrupted:
-            self.desk.claims.leave(id, "released")
-            self.desk.events.note("released", id)
-        except Elsewhere as why:
+            self.context.claims.leave(id, "released")
+            self.context.events.note("released", id)
+        except NotOnThisMachine as why:
             draft.drop()
             self._leave(id, "elsewhere", str(why))
-            self.desk.blame.lacks(id)
-            self.desk.events.note("leaves to others", id, why=str(why))
+            self.context.blame.lacks(id)
+            self.context.events.note("leaves to others", id, why=str(why))
         except Unfit as why:
             draft.drop()
-            self.desk.claims.leave(id, "released")
+            self.context.claims.leave(id, "released")
             raise Stopped(str(why)) from why
-        except Unwanted:
-            draft.drop(keep_snapshot=not self.desk.history.finished(id))  # for the version that counts now
-            self.desk.events.note("behind", id)
+        except Superseded:
+            draft.drop(keep_snapshot=not self.context.history.finished(id))  # for the version that counts now
+            self.context.events.note("behind", id)
         except (faults.Full, NotYet):
             draft.drop(keep_snapshot=True)
             raise
@@ -143,14 +145,14 @@ class Workshop:
         except (Failed, Unreadable) as verdict:
             draft.drop()
             self._leave(id, "verdict", str(verdict))
-            self.desk.blame.finds(id)
-            self.desk.events.note("failed", id, why=str(verdict))
+            self.context.blame.finds(id)
+            self.context.events.note("failed", id, why=str(verdict))
         except BaseException as error:
             if not (isinstance(error, (Exception, SystemExit)) or type(error).__module__ == _PANICS):
                 raise
             draft.drop(keep_snapshot=True)
             if isinstance(error, OSError):  # a library that writes a file itself meets the same disk
-                named, here = faults.named(error, id), self.desk.store.disk.holds(error.filename)
+                named, here = faults.named(error, id), self.context.store.disk.holds(error.filename)
                 if isinstance(named, faults.Full) and (here or not error.filename):
                     raise named from error
                 if isinstance(named, faults.Passing) and (
@@ -177,14 +179,14 @@ class Workshop:
         """A fault of the machine, or the recipe's: who else fails at it will tell."""
         log.error("%s failed: %s", id, cut("".join(traceback.format_exception(error))))
         self._leave(id, "failed", _short(error))
-        self.desk.blame.failed(id)
-        self.desk.events.note("failed", id, why=_short(error))
+        self.context.blame.failed(id)
+        self.context.events.note("failed", id, why=_short(error))
 
     def _leave(self, id: str, why: str, error: str) -> None:
-        self.desk.claims.leave(id, why, error=cut(error), tail=[*self.tail.lines])
+        self.context.claims.leave(id, why, error=cut(error), tail=[*self.tail.lines])
 
     def _stop(self, why: str) -> Stopped:
-        launches.stop(self.desk.store, self.desk.options.launch, why)
+        launches.stop(self.context.store, self.context.options.launch, why)
         return Stopped(why)
 
 

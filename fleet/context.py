@@ -38,7 +38,7 @@ class Spent(Stopped):
 
 
 @dataclass(frozen=True)
-class Desk:
+class WorkerContext:
     store: Store
     host: Host
     history: History

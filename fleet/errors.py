@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 
-class Wrong(ValueError):
+class UserError(ValueError):
     """What was given cannot be used; says where, what was seen, what is allowed and what to do."""
 
 
-class Lacking(Wrong):
+class Lacking(UserError):
     """This machine has not got what is needed (a file, a package, a GPU, room); another one may have it."""
 
 
