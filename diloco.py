@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from fleet.recipe import Past, Recipe
 from train.config import TrainConfig
-from train.groundwork import first_weights, ground, last_of, shards_in, tools, unique
+from train.round_zero import first_weights, last_of, round_zero, shards_in, tools, unique
 
 ALGORITHM = "diloco"
 
@@ -25,7 +25,7 @@ class DiLoCo:
         if round > self.c.max_generations:
             return []
         if round == 0:
-            return [*ground(self.c, one_start=True), *map(self.first_shard, range(self.c.shard_count))]
+            return [*round_zero(self.c, one_start=True), *map(self.first_shard, range(self.c.shard_count))]
         count = shards_in(history.plan(0))
         replicas = [self.replica(k, round, count) for k in range(self.c.population_size)]
         changes = tuple(f"{round}/{replica.slot}" for replica in replicas)

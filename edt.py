@@ -21,7 +21,7 @@ import numpy as np
 from fleet.recipe import AHEAD, Member, Past, Recipe, Unplannable
 from train.choosing import chosen
 from train.config import TrainConfig
-from train.groundwork import first_weights, ground, last_of, tools, unique
+from train.round_zero import first_weights, last_of, round_zero, tools, unique
 
 ALGORITHM = "edt"
 
@@ -34,7 +34,7 @@ class EDT:
         if generation > self.c.max_generations:
             return []
         if generation == 0:
-            return ground(self.c)
+            return round_zero(self.c)
         self.check_descent(generation - AHEAD - 1, history)
         slots = range(self.c.population_size)
         if generation == 1:

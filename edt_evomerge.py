@@ -20,11 +20,11 @@ import numpy as np
 from fleet.recipe import Past, Recipe
 from train.breeding import method
 from train.choosing import chosen
-from train.groundwork import unique
 from train.member import dna
 from train.posttrain.config import PosttrainConfig
 from train.posttrain.fitness import rival_of
 from train.posttrain.selection import Rival, matched, ordered
+from train.round_zero import unique
 
 ALGORITHM = "edt-evomerge"
 

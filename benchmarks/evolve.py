@@ -158,22 +158,22 @@ def outside_the_model(place: Path, method: str, count: int = 10) -> tuple[float,
     import numpy as np
 
     from merge.evolve import config as configs
+    from merge.evolve.candidate_evaluator import CandidateEvaluator
     from merge.evolve.genome import Space
-    from merge.evolve.kitchen import Kitchen
 
     quiet()
     options = {"task_path": (str(place / "tasks"),), "algorithm": "x", "project_name": "x"}
-    kitchen = Kitchen(configs.read(genome(place, method), options))
-    space = Space(kitchen.config.genome, 6)
-    kitchen.scored(space.recipe(space.start()))
+    evaluator = CandidateEvaluator(configs.read(genome(place, method), options))
+    space = Space(evaluator.config.genome, 6)
+    evaluator.scored(space.recipe(space.start()))
     spent: list[float] = []
-    assert kitchen._station
-    model = kitchen._station.live.model
+    assert evaluator._ready
+    model = evaluator._ready.live.model
     model.register_forward_pre_hook(lambda *_: spent.append(-time.perf_counter()))
     model.register_forward_hook(lambda *_: spent.append(time.perf_counter()))
     begin = time.perf_counter()
     for n in range(count):
-        kitchen.scored(space.recipe(np.random.default_rng(n).random(space.size)))
+        evaluator.scored(space.recipe(np.random.default_rng(n).random(space.size)))
     whole = time.perf_counter() - begin
     return 1 - sum(spent) / whole, whole / count
 

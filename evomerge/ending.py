@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from evomerge import results
+from evomerge.building import builder
 from evomerge.config import ModelReference
-from evomerge.making import workshop
 from evomerge.results import Found
 from evomerge.view import final_table, front_table
 from fleet.ancestry.files import PAGE, keep
@@ -46,7 +46,7 @@ def winner_in(folder: Path, found: Found) -> Path:
     out = folder / results.WINNER
     while not (out / "config.json").is_file():
         try:
-            with workshop(found.config) as shop:
+            with builder(found.config) as shop:
                 shop.write(found.judged[0].formula, out)
         except Busy:  # another starter makes the same,
             time.sleep(0.1)

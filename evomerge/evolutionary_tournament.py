@@ -72,8 +72,8 @@ class EvolutionaryMerger:
         with expected():
             log.info("evaluating %s", model.name)
             (there,) = resolved([model])
-            kitchen = self._kitchen({there.name: there.path}, "")
-            return float(kitchen.scored(Formula(blend=there.name), "choosing")["score"])
+            evaluator = self._evaluator({there.name: there.path}, "")
+            return float(evaluator.scored(Formula(blend=there.name), "choosing")["score"])
 
     def tournament_selection(self, population: Sequence[ModelReference], scores: Sequence[float]) -> ModelReference:
         """Some meet by chance; the best of them wins."""
@@ -89,10 +89,10 @@ class EvolutionaryMerger:
         there = list(population) or self.create_merged_models()
         with expected():
             formulas, models, base = _joined([known(model) for model in there])
-            kitchen = self._kitchen(models, base)
-            among = self._among([*models], kitchen.workshop.layers())
+            evaluator = self._evaluator(models, base)
+            among = self._among([*models], evaluator.builder.layers())
             past = list[list[float]]()
-            entries = [self._ranked(kitchen, f"1/m{n}", each) for n, each in enumerate(formulas)]
+            entries = [self._ranked(evaluator, f"1/m{n}", each) for n, each in enumerate(formulas)]
             while True:
                 past.append([entry.score for entry in entries if entry.score is not None])
                 if not past[-1]:
@@ -100,23 +100,23 @@ class EvolutionaryMerger:
                 log.info("generation %d: best %.4f", len(past), max(past[-1]))
                 if last_generation(self.e, past) is not None:
                     break
-                entries = self._next(kitchen, entries, among, len(past) + 1)
+                entries = self._next(evaluator, entries, among, len(past) + 1)
             return self.merger.built(lambda names, layers: ranked(entries)[0].formula, models, base, "winner")
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _next(self, kitchen: Any, entries: Sequence[Ranked], among: Among, generation: int) -> list[Ranked]:
+    def _next(self, evaluator: Any, entries: Sequence[Ranked], among: Among, generation: int) -> list[Ranked]:
         children = next_generation(entries, among, self.e, [self.e.seed, generation])
         kept = {entry.id: entry for entry in entries}
         return [
-            kept[one.parents[0]] if one.carried else self._ranked(kitchen, f"{generation}/m{n}", one.formula)
+            kept[one.parents[0]] if one.carried else self._ranked(evaluator, f"{generation}/m{n}", one.formula)
             for n, one in enumerate(children)
         ]
 
-    def _ranked(self, kitchen: Any, id: str, formula: Formula) -> Ranked:
+    def _ranked(self, evaluator: Any, id: str, formula: Formula) -> Ranked:
         log.info("evaluating %s (%s)", id, in_words(formula))
         try:
-            return Ranked(id, formula, float(kitchen.scored(formula, "choosing")["score"]))
+            return Ranked(id, formula, float(evaluator.scored(formula, "choosing")["score"]))
         except UserError as error:
             log.warning("%s (%s): %s", id, in_words(formula), error)
             return Ranked(id, formula, None)
@@ -124,9 +124,9 @@ class EvolutionaryMerger:
     def _among(self, names: Sequence[str], layers: int) -> Among:
         return Among(self.config.merge_settings, names, layers)
 
-    def _kitchen(self, models: Mapping[str, str], base: str) -> Any:
+    def _evaluator(self, models: Mapping[str, str], base: str) -> Any:
         """The last one is kept, with its models and its text."""
-        from evomerge.kitchen import alone
+        from evomerge.formula_evaluator import alone
 
         key = repr((models, base))
         if self._last is None or self._last[0] != key:

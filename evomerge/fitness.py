@@ -11,7 +11,7 @@ from evomerge.config import EvaluationSettings
 from fleet.config import UserError
 from train import tasks
 from train.passages import Losses, Reader, as_metrics
-from train.tasks import Asked, Exam
+from train.tasks import Asked, TaskEvaluation
 
 BITS = "bits per byte"
 PASSAGE = 800  # characters of a passage, about
@@ -20,7 +20,7 @@ _FEWEST = 8  # passages
 Metrics = Mapping[str, Any]
 
 
-class Jury:
+class FitnessEvaluator:
     """All that models of one tokenizer are asked."""
 
     def __init__(
@@ -29,11 +29,11 @@ class Jury:
         self.e = e
         text = texts(e) if e.text_weight else {}
         self.readers = {on: Reader(tokenizer, some, longest, e.batch_tokens) for on, some in text.items()}
-        self.exam = Exam(asked(e, seed), tokenizer, loaded, tokens=e.batch_tokens) if e.tasks else None
-        there = self.exam.questions() if self.exam else {}
+        self.evaluation = TaskEvaluation(asked(e, seed), tokenizer, loaded, tokens=e.batch_tokens) if e.tasks else None
+        there = self.evaluation.questions() if self.evaluation else {}
         self.numbers = {on: tasks.parted(there, e.holdout, seed, on == "judging") for on in ("choosing", "judging")}
 
-    def sat(self, model: Any, on: str) -> Metrics:
+    def evaluated(self, model: Any, on: str) -> Metrics:
         """On "choosing" or "judging": the score, each objective, and what intervals are made of."""
         found: dict[str, Any] = {}
         objectives: dict[str, float] = {}
@@ -45,8 +45,8 @@ class Jury:
             score -= self.e.text_weight * losses.bits_per_byte
             if on == "judging":
                 found |= {"each": json.dumps([round(x, 6) for x in losses.nats]), "sizes": json.dumps(losses.bytes)}
-        if self.exam:
-            marks = self.exam.marks(model, self.numbers[on])
+        if self.evaluation:
+            marks = self.evaluation.marks(model, self.numbers[on])
             for task in self.e.tasks:
                 objectives[key(task)] = float(marks.results[task.name][task.metric])
                 score += task.weight * objectives[key(task)]

@@ -8,10 +8,10 @@ import numpy as np
 
 from evomerge import breeding, formula
 from evomerge.breeding import Among
+from evomerge.building import ModelBuilder
 from evomerge.checking import check_alike
 from evomerge.config import STAGES, TECHNIQUES, Configuration, ModelReference, Technique
 from evomerge.formula import Formula, Step, in_words
-from evomerge.making import Workshop
 from evomerge.running import resolved
 from evomerge.utils import EvoMergeException, expected, log
 
@@ -91,12 +91,12 @@ class AdvancedModelMerger:
         self, make: Callable[[Sequence[str], int], Formula], models: Mapping[str, str], base: str, name: str = ""
     ) -> ModelReference:
         m = self.settings
-        with expected(), Workshop(models, base, dtype=m.dtype, trust=m.trust_remote_code) as workshop:
-            made = make([*models], workshop.layers())
+        with expected(), ModelBuilder(models, base, dtype=m.dtype, trust=m.trust_remote_code) as builder:
+            made = make([*models], builder.layers())
             called = name or in_words(made).replace("+", "-").replace(" ", "-")
             out = self._free(called)
             log.info("merging %s into %s", ", ".join(made.models), out)
-            workshop.write(made, out)
+            builder.write(made, out)
             return ModelReference(out.name, out.resolve())
 
     def _free(self, name: str) -> Path:

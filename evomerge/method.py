@@ -17,19 +17,21 @@ ALGORITHM = "evomerge"
 
 
 def maker(config: TournamentConfig) -> Maker:
-    from evomerge.kitchen import Kitchen
+    from evomerge.formula_evaluator import FormulaEvaluator
     from train.verdicts import judging
 
-    def make(kitchen: Kitchen, work: Work) -> Mapping[str, Any]:
-        if kitchen.digest != config.text_digest:
+    def make(evaluator: FormulaEvaluator, work: Work) -> Mapping[str, Any]:
+        if evaluator.digest != config.text_digest:
             raise NotOnThisMachine("the text here differs from that of who began: another Python, or a changed file")
         what = work.recipe.merge
         if what["kind"] == "check":
-            return kitchen.check()
+            return evaluator.check()
         with _about(what.get("name", "")):
-            return kitchen.scored(formula_of(work.recipe), work.recipe.evaluate["on"])
+            return evaluator.scored(formula_of(work.recipe), work.recipe.evaluate["on"])
 
-    return judging(lambda: Kitchen(config), make, "a smaller batch_tokens needs less, in a tournament of its own")
+    return judging(
+        lambda: FormulaEvaluator(config), make, "a smaller batch_tokens needs less, in a tournament of its own"
+    )
 
 
 @contextlib.contextmanager

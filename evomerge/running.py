@@ -142,7 +142,7 @@ def evaluated(model: ModelReference, config: Configuration) -> dict[str, Any]:
     """One model's marks, on what chooses."""
     from evomerge.checking import check_causal
     from evomerge.formula import Formula
-    from evomerge.kitchen import alone
+    from evomerge.formula_evaluator import alone
 
     (there,) = resolved([model])
     check_causal([there], config.merge_settings.trust_remote_code)

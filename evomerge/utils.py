@@ -80,11 +80,11 @@ def _loaded(reference: ModelReference, device: str, trust: bool) -> Loaded:
 
 def _from_gguf(reference: ModelReference, device: str) -> Loaded:
     """As merges read it."""
+    from evomerge.building import ModelBuilder
     from evomerge.formula import Formula
-    from evomerge.making import Workshop
 
-    with Workshop({reference.name: reference.path}, "") as workshop:
-        live = workshop.model(Formula(blend=reference.name))
+    with ModelBuilder({reference.name: reference.path}, "") as builder:
+        live = builder.model(Formula(blend=reference.name))
     return Loaded(reference.name, live.model.to(device or setup_gpu_if_available()), live.tokenizer)
 
 

@@ -1,6 +1,6 @@
 """The configuration that people edit: read strictly, checked with messages that say what to do, then frozen.
 
-Each room describes its keys in a class of its own below `Room`; a method's configuration inherits from the rooms
+Each section describes its keys in a class of its own below `Section`; a method's configuration inherits from the rooms
 that it uses. A key is *bound* when changing it would change results, *operational* otherwise.
 """
 
@@ -39,7 +39,7 @@ Metrics = Literal["csv", "tensorboard", "wandb", "trackio"]
 RETIRED: dict[str, Any] = {}
 
 
-class Room(BaseModel):
+class Section(BaseModel):
     """The keys that one part of the project understands."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -74,12 +74,12 @@ def operational(default: Any, about: str, **limits: Any) -> Any:
     return Field(default, description=about, json_schema_extra={"bound": False}, **limits)
 
 
-def is_bound(room: type[BaseModel], key: str) -> bool:
-    extra = room.model_fields[key].json_schema_extra
+def is_bound(section: type[BaseModel], key: str) -> bool:
+    extra = section.model_fields[key].json_schema_extra
     return isinstance(extra, dict) and bool(extra["bound"])
 
 
-class FleetConfig(Room):
+class FleetConfig(Section):
     """The run itself."""
 
     algorithm: Name = bound("", "Which method the run uses. A script's own algorithm wins over it.")
@@ -139,16 +139,16 @@ class FleetConfig(Room):
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = operational("INFO", "Of the workers' logs.")
 
 
-T = TypeVar("T", bound=Room)
+T = TypeVar("T", bound=Section)
 M = TypeVar("M", bound=BaseModel)
 
 
-def load(path: Path, room: type[T]) -> T:
+def load(path: Path, section: type[T]) -> T:
     """A configuration file as a frozen record."""
     value = read_json(path)
     if not isinstance(value, dict):
         raise UserError(f"{path}: an object is expected, {{...}}, not {_short(value)}")
-    return validated(room, lowered(value, str(path)), str(path))
+    return validated(section, lowered(value, str(path)), str(path))
 
 
 def read_json(path: Path) -> Any:
@@ -200,7 +200,7 @@ def _problem(model: type[M], values: Mapping[str, Any], error: Mapping[str, Any]
         return why
     key = str(error["loc"][0])
     if key not in model.model_fields:
-        if issubclass(model, Room) and key in model.gone:
+        if issubclass(model, Section) and key in model.gone:
             return f"{spelled(key)} is no key any more: {model.gone[key]}"
         near = difflib.get_close_matches(key[:64], model.model_fields, n=1, cutoff=0.0)[0]
         listed = "docs/configuration.md lists all"

@@ -80,8 +80,8 @@ class Starter:
 
     def run(self) -> int:
         """Start or go on, until the run is over; the exit code says how it went."""
-        bound, room = self.config.bound(), type(self.config)
-        store, new = create_run(self.base, self.config.project_name, bound, self.host, room)
+        bound, section = self.config.bound(), type(self.config)
+        store, new = create_run(self.base, self.config.project_name, bound, self.host, section)
         history = History(store)
         history.look_far()
         say(f"{'New run' if new else 'Going on with the run'} {self.folder}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet import faults, results
-from fleet.config import Room, UserError
+from fleet.config import Section, UserError
 from fleet.disk import Disk
 from fleet.host import Host
 from fleet.store import FOLDERS, Store
@@ -61,9 +61,9 @@ def _real_folder(store: Store, inner: str) -> None:
 
 
 def create_run(
-    base: Path, project: str, bound: Mapping[str, Any], host: Host, room: type[Room] | None = None
+    base: Path, project: str, bound: Mapping[str, Any], host: Host, section: type[Section] | None = None
 ) -> tuple[Store, bool]:
-    """Make the run's folder, or join the one that is there; says whether it is new. `room` knows what keys stand for
+    """Make the run's folder, or join the one that is there; says whether it is new. `section` knows what keys stand for
     that an older run lacks."""
     make_base(base, host)
     folder = base / project
@@ -73,7 +73,7 @@ def create_run(
     except NoRun:
         _make_folder(base, project, bound, host)
         (store, run), new = open_run(folder, host, name), True
-    _check_binding(folder, run, bound, room)
+    _check_binding(folder, run, bound, section)
     return store, new
 
 
@@ -108,19 +108,19 @@ def _make_folder(base: Path, project: str, bound: Mapping[str, Any], host: Host)
             f"{base}: the disk refuses what a run needs (new folders, hard links, renames that replace, fsync): {error}"
         ) from None
     except faults.Full as error:
-        raise UserError(f"{base}: no room to start a run: {error}") from None
+        raise UserError(f"{base}: no section to start a run: {error}") from None
 
 
 def _check_binding(
-    folder: Path, run: Mapping[str, Any], wanted: Mapping[str, Any], room: type[Room] | None = None
+    folder: Path, run: Mapping[str, Any], wanted: Mapping[str, Any], section: type[Section] | None = None
 ) -> None:
     results.check(folder, run)
     stands = run["config"]
     if stands.get("algorithm") != wanted.get("algorithm"):  # another method's keys mean nothing to this one
         stands, wanted = ({"algorithm": each.get("algorithm")} for each in (stands, wanted))
-    elif room:
+    elif section:
         try:
-            stands = room.joined(stands, {}).bound()
+            stands = section.joined(stands, {}).bound()
         except UserError as error:
             raise UserError(f"{folder}: of another version of this project, or damaged: {error}") from None
     old, new = _flat(stands), _flat(wanted)

@@ -1,4 +1,4 @@
-"""A worker's place: who sits there, and when another one takes it. No libraries: a crew runs on bare Python."""
+"""A worker's place: who sits there, and when another one takes it. No libraries: a supervisor runs on bare Python."""
 
 import contextlib
 import math

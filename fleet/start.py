@@ -91,7 +91,7 @@ def main(method: Method[Any], arguments: list[str] | None = None, others: Sequen
             say(error, file=sys.stderr)
             sys.exit(2)
         say(f"{error}: the disk does not answer properly; the same command tries again", file=sys.stderr)
-        sys.exit(SPENT)  # a crew does so by itself
+        sys.exit(SPENT)  # a supervisor does so by itself
     except (UserError, faults.Fault) as error:
         say(error, file=sys.stderr)
     except KeyboardInterrupt:

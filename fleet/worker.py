@@ -48,7 +48,7 @@ class Worker:
             store, self.host, self.history, held, self.blame, pace.Pace(), self.events, options, own
         )
         self.chooser = Chooser(self.context)
-        self.workshop = Execution(self.context, make, self.tail, self._wait)
+        self.execution = Execution(self.context, make, self.tail, self._wait)
         self.elastic = elastic.Elastic(self.history, self.host, options.quorum, options.grace_seconds)
         self.pulse = claims.Pulse(store, options.dead_seconds / 5, self._say)
         self._broom = planning.DraftSweeper(store, options.dead_seconds)
@@ -126,7 +126,7 @@ class Worker:
             planning.prune(self.store, self.history)
             self.events.note("over", rounds=self.history.first)
             return True
-        if tick and self.workshop.judge():
+        if tick and self.execution.judge():
             self.bell.ring()
         self._work(tick, now)
         return False
@@ -142,7 +142,7 @@ class Worker:
             self.host.sleep(0.005)
         elif self.options.quorum < 1 and (late := self.elastic.late()):
             for id in late:
-                self.workshop.close(id)
+                self.execution.close(id)
             self._fresh = True
             self.bell.ring()
         else:
@@ -151,9 +151,9 @@ class Worker:
 
     def _make(self, id: str) -> None:
         self._fresh = True
-        if self.workshop.produce(id):
+        if self.execution.produce(id):
             self.bell.ring()
-        if self.workshop.judge():
+        if self.execution.judge():
             self.bell.ring()
 
     def noted(self, why: str) -> None:

@@ -19,7 +19,7 @@ from merge.recipe import Merge
 
 
 @dataclass(frozen=True)
-class Live:
+class LiveModel:
     """A model whose weights may be replaced, and its tokenizer."""
 
     model: Any
@@ -35,7 +35,7 @@ class Live:
             raise UserError(f"{broken[0]} has numbers that are not finite, or too large for its dtype")
 
 
-def furnished(said: Merge, made: Plan, device: str, trust: bool = False, with_model: bool = True) -> Live:
+def furnished(said: Merge, made: Plan, device: str, trust: bool = False, with_model: bool = True) -> LiveModel:
     """A model of a plan's shape, without its weights."""
     from transformers import AutoTokenizer
 
@@ -49,7 +49,7 @@ def furnished(said: Merge, made: Plan, device: str, trust: bool = False, with_mo
             raise UserError(f"{made.leader.reference}: its tokenizer cannot be loaded: {line}") from None
         model = _empty(place, made, device, trust) if with_model else None
     places = places_in(model, made) if model is not None else None
-    return Live(model if places is not None else None, tokenizer, _words(made), places)
+    return LiveModel(model if places is not None else None, tokenizer, _words(made), places)
 
 
 def key_of(made: Plan) -> str:

@@ -57,7 +57,7 @@ def shards(jobs: Sequence[Job], most: int) -> list[list[Job]]:
 
 @contextmanager
 def laid_out(folder: Path, parts: Sequence[Sequence[Job]]) -> Iterator[dict[str, Place]]:
-    """The weight files, all headers written and all room reserved: each tensor's place. At the end they are fsync."""
+    """The weight files, all headers written, all room reserved: each tensor's place; at the end they are synced."""
     names, places = _names(len(parts)), dict[str, Place]()
     with ExitStack() as stack:
         for name, part in zip(names, parts, strict=True):

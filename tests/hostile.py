@@ -57,7 +57,7 @@ def _with(value: Any, text: str, key: str) -> Any:
 
 
 def for_people(workers: Path, text: str) -> int:
-    """Events, logs, crews and pulses, in files of such names, and in those that are there."""
+    """Events, logs, supervisors and pulses, in files of such names, and in those that are there."""
     name = f"evil-0-{text.encode(errors='replace').decode().replace('/', '|')}"[:120]
     before = [*workers.glob("*.events")]
     kinds = ("started", "made", "failed", "waits", "stopped", "suspects", "voided", "leaves to others", "late", text)
@@ -68,8 +68,15 @@ def for_people(workers: Path, text: str) -> int:
             with file.open("a", errors="surrogatepass") as opened:
                 opened.write(json.dumps(line) + "\n")
     seat = {"number": 0, "code": None, "said": text, "name": text, "pid": text}
-    crew = {"machine": text, "launch": 1, "host": text, "boot": text, "at": at, "seats": [seat, {**seat, "code": 7}]}
-    (workers / f"{name}.crew").write_text(json.dumps(crew))
+    supervisor = {
+        "machine": text,
+        "launch": 1,
+        "host": text,
+        "boot": text,
+        "at": at,
+        "seats": [seat, {**seat, "code": 7}],
+    }
+    (workers / f"{name}.supervisor").write_text(json.dumps(supervisor))
     (workers / f"{name}.log").write_bytes(f"{text}\n".encode(errors="replace") * 9)
     (workers / f"{name}.pulse").write_bytes(text.encode(errors="replace"))
     return len(kinds)

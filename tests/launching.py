@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.host import Host
-from fleet.remote import far
+from fleet.remote import agent
 from fleet.run import open_run
 from tests.helpers import LONG, Started, Toys, until
 from tests.lab.machines import Lab
@@ -57,12 +57,12 @@ class Launched(Toys):
         return asked.said
 
     def kill_all(self) -> None:
-        """Crews first, or they would start workers again."""
+        """Supervisors first, or they would start workers again."""
         launchers = [each.process for each in self.started if each.process.poll() is None]
         for process in launchers:
             process.kill()
         if (self.folder / "run.json").exists():
-            far.kill(open_run(self.folder, Host(), "test")[0].run_id, 10.0)
+            agent.kill(open_run(self.folder, Host(), "test")[0].run_id, 10.0)
         super().kill_all()
 
     def wait_over(self) -> None:

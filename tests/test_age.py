@@ -49,7 +49,7 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> tuple[Toys, dict[int, tuple
         for round in range(max(0, history.first - 3), history.first):
             history.sum_up(round)  # as a logger does
         worker.events.flush()
-        parts = (worker.context, worker.chooser, worker.workshop, worker.elastic)
+        parts = (worker.context, worker.chooser, worker.execution, worker.elastic)
         seen.setdefault(history.first, (held(*parts), store.disk.ops))
 
     how = replace(options(run.config, latest(store)), tick_seconds=0.0)

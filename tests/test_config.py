@@ -6,7 +6,7 @@ from typing import Annotated
 import pytest
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from fleet.config import FleetConfig, Room, UserError, bound, load, operational
+from fleet.config import FleetConfig, Section, UserError, bound, load, operational
 from tests.toy.config import ToyConfig
 
 
@@ -161,7 +161,7 @@ def test_what_stands_in_a_run_folder_is_checked_as_well():
 
 
 def test_a_room_of_its_own_joins_the_run(says, tmp_path):
-    class Kitchen(Room):
+    class Kitchen(Section):
         ovens: Annotated[int, Field(ge=1)] = bound(1, "Ovens.")
         radio: bool = operational(False, "Music.")
 

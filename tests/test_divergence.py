@@ -150,9 +150,9 @@ def broken(monkeypatch):
     """One slot's weights are none after its last step of round 2, or its moments."""
 
     def breaking(which: str, slot: int) -> None:
-        from train.member.studio import Studio
+        from train.member.pretraining_runtime import PretrainingRuntime
 
-        real, real_train, now = Learner.finite, Studio.train, [False]
+        real, real_train, now = Learner.finite, PretrainingRuntime.train, [False]
 
         def train(self, work, start, *more):
             now[0] = work.recipe.train["round"] == 2 and work.recipe.train["slot"] == slot
@@ -163,7 +163,7 @@ def broken(monkeypatch):
                 (self.vector if which == "weights" else self.vectors["square"])[3] = math.nan
             return real(self)
 
-        monkeypatch.setattr(Studio, "train", train)
+        monkeypatch.setattr(PretrainingRuntime, "train", train)
         monkeypatch.setattr(Learner, "finite", finite)
 
     return breaking
@@ -202,9 +202,9 @@ def test_nothing_that_is_no_number_is_published(tmp_path, broken, which):
 
 def test_a_child_that_answers_with_no_number_is_its_parents_mean(tmp_path, monkeypatch):
     """Its weights may be finite and say nothing."""
-    from train.member.studio import Studio
+    from train.member.pretraining_runtime import PretrainingRuntime
 
-    real, asked = Studio.evaluate, []
+    real, asked = PretrainingRuntime.evaluate, []
 
     def evaluate(self, work):
         asked.append(work.id)
@@ -212,7 +212,7 @@ def test_a_child_that_answers_with_no_number_is_its_parents_mean(tmp_path, monke
             raise NotFinite("the loss on held-out text is inf")
         return real(self, work)
 
-    monkeypatch.setattr(Studio, "evaluate", evaluate)
+    monkeypatch.setattr(PretrainingRuntime, "evaluate", evaluate)
     history = finished(tmp_path, max_generations=2)
     assert history["2/m2"].metrics["diverged"] and asked.count("2/m2") == 2
     mean = torch.stack([loaded(history, id, children.WEIGHTS) for id in history["2/m2"].recipe.merge["of"]]).mean(0)

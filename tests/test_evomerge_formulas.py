@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from evomerge import breeding, formula
 from evomerge.breeding import Among, Ranked, bred, mutated, next_generation, ranked, tournament
+from evomerge.building import ModelBuilder
 from evomerge.config import EvolutionSettings, MergeSettings, ModelReference
 from evomerge.formula import Blend, Formula, Step, in_words, leaves, lighter, makeup
-from evomerge.making import Workshop
 from evomerge.strategy import last_generation
 from evomerge.techniques import MEAN, MERGED, recipes
 from merge.engine import How
@@ -298,8 +298,8 @@ def test_a_broken_file_beside_a_model_is_refused(tmp_path, text):
 # -- made -------------------------------------------------------------------------------------------------------------
 
 
-def workshop(there: list[ModelReference], **more) -> Workshop:
-    return Workshop({model.name: model.path for model in there}, "", threads=1, **more)
+def builder(there: list[ModelReference], **more) -> ModelBuilder:
+    return ModelBuilder({model.name: model.path for model in there}, "", threads=1, **more)
 
 
 def test_a_merge_of_merges_is_what_their_folders_would_give(tmp_path):
@@ -307,7 +307,7 @@ def test_a_merge_of_merges_is_what_their_folders_would_give(tmp_path):
     names = tuple(model.name for model in there)
     where = {model.name: model.path for model in there}
     one = breeding.first(Among(MergeSettings(), names, 4), 8, 1)[5]
-    with workshop(there) as shop:
+    with builder(there) as shop:
         shop.write(one, tmp_path / "at once")
     for name, recipe in recipes(one, where, "").items():  # each stage in a folder of its own, as names say
         text = json.dumps(recipe)
@@ -331,7 +331,7 @@ def test_all_techniques_make_models(tmp_path, tied, dtype):
     e = EvolutionSettings(mutation_rate=0.9, weight_noise=0.01)
     children = [mutated(formulas[n], ways[2], e, dice(3)) for n in (1, 5)]
     tokens = torch.arange(12)[None]
-    with workshop(there) as shop, torch.no_grad():
+    with builder(there) as shop, torch.no_grad():
         for n, one in enumerate([*formulas, *children]):
             live = shop.model(one)
             said = live.model(tokens).logits
@@ -345,7 +345,7 @@ def test_all_techniques_make_models(tmp_path, tied, dtype):
 def test_noise_is_scaled_to_each_tensors_spread(tmp_path):
     there = models(tmp_path)
     plain, noisy = Formula(blend="model0"), Formula(blend="model0", noise=0.1, seed=3)
-    with workshop(there) as shop:
+    with builder(there) as shop:
         for name, one in (("plain", plain), ("noisy", noisy), ("again", noisy)):
             shop.write(one, tmp_path / name)
         shop.write(noisy.model_copy(update={"seed": 4}), tmp_path / "other")
@@ -360,7 +360,7 @@ def test_a_scale_acts_on_what_a_layer_adds(tmp_path):
     there = models(tmp_path, 1)
     path = tuple(Step(layer=n, scale=1.0 if n else 0.0) for n in range(4))
     skipped = tuple(Step(layer=n) for n in range(1, 4))
-    with workshop(there) as shop, torch.no_grad():
+    with builder(there) as shop, torch.no_grad():
         one = shop.model(Formula(blend="model0", path=path, scaled=True)).model(torch.arange(8)[None]).logits
         other = shop.model(Formula(blend="model0", path=skipped)).model(torch.arange(8)[None]).logits
     assert torch.allclose(one, other, atol=1e-5)
@@ -370,7 +370,7 @@ def test_what_comes_before_the_last_stage_is_forgotten_tensor_by_tensor(tmp_path
     there = models(tmp_path)
     names = tuple(model.name for model in there)
     one = breeding.first(Among(MergeSettings(), names, 4), 8, 1)[0]
-    with workshop(there) as shop:
+    with builder(there) as shop:
         said, made, donors = shop.planned(one)
         held = []
 
@@ -386,7 +386,7 @@ def test_what_comes_before_the_last_stage_is_forgotten_tensor_by_tensor(tmp_path
 def test_a_path_goes_through_several_models(tmp_path):
     there = models(tmp_path)
     path = tuple(Step(model=f"model{n % 3}", layer=n) for n in range(4))
-    with workshop(there) as shop:
+    with builder(there) as shop:
         shop.write(Formula(path=path), tmp_path / "out")
     out = merging.weights(tmp_path / "out")
     for n in range(4):

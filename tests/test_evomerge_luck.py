@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from evomerge import ending, formula, results
+from evomerge.building import ModelBuilder
 from evomerge.config import Configuration, ModelReference
 from evomerge.evolutionary_tournament import EvolutionaryMerger
 from evomerge.formula import Blend, Formula, Step
+from evomerge.formula_evaluator import alone
 from evomerge.gguf_utils import export_gguf
-from evomerge.kitchen import alone
-from evomerge.making import Workshop
 from evomerge.utils import EvoMergeException, evaluate_model, validate_merge_config
 from fleet.history import opened
 from merge.files import UserError
@@ -43,9 +43,9 @@ def test_a_score_does_not_depend_on_what_was_looked_at_before(tmp_path):
     formulas += [Formula(path=mixed), half("model0", "short"), Formula(path=mixed[:3])]
     by_itself = [alone(c, where).scored(one, "choosing")["score"] for one in formulas]
     for order in (range(len(formulas)), reversed(range(len(formulas)))):
-        kitchen = alone(c, where)
+        evaluator = alone(c, where)
         for n in order:
-            assert kitchen.scored(formulas[n], "choosing")["score"] == by_itself[n], formulas[n]
+            assert evaluator.scored(formulas[n], "choosing")["score"] == by_itself[n], formulas[n]
 
 
 def test_a_merge_does_not_depend_on_where_its_models_lie(tmp_path):
@@ -54,7 +54,7 @@ def test_a_merge_does_not_depend_on_where_its_models_lie(tmp_path):
     one = half("model0", "model1", "dare", density=0.5)
     for place in ("here", "there"):
         where = {model.name: str(tmp_path / place / Path(model.path).name) for model in there}
-        with Workshop(where, "") as shop:
+        with ModelBuilder(where, "") as shop:
             shop.write(one, tmp_path / f"from {place}")
     first, second = (merging.weights(tmp_path / f"from {place}") for place in ("here", "there"))
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -99,15 +99,15 @@ def test_scores_that_are_no_numbers_win_nothing(tmp_path):
 
 
 def test_what_is_judged_is_what_is_written(tmp_path, monkeypatch):
-    from evomerge.kitchen import Kitchen
+    from evomerge.formula_evaluator import FormulaEvaluator
 
-    real = Kitchen.scored
+    real = FormulaEvaluator.scored
 
     def rounded(self, one, on):
         found = real(self, one, on)
         return {**found, **({"score": round(found["score"], 1)} if "score" in found else {})}
 
-    monkeypatch.setattr(Kitchen, "scored", rounded)  # as with tasks: many have the same score
+    monkeypatch.setattr(FormulaEvaluator, "scored", rounded)  # as with tasks: many have the same score
     c = config(tmp_path, population_size=12, num_generations=1)
     assert worker(c).run() == "over"
     out = ending.concluded(tmp_path / "run")

@@ -223,9 +223,9 @@ def test_tensors_alone_are_no_danger():
 BESIDE_PLAIN = {  # who may speak otherwise, and why
     "fleet/plain.py": "it is the way",
     "fleet/console.py": "it is the other way",
-    "fleet/remote/far.py": "it comes alone, and speaks JSON to the launcher",
-    "fleet/remote/crew.py": "it speaks JSON to far.py",
-    "fleet/remote/door.py": "it speaks JSON to the launcher",
+    "fleet/remote/agent.py": "it comes alone, and speaks JSON to the launcher",
+    "fleet/remote/supervisor.py": "it speaks JSON to agent.py",
+    "fleet/remote/run_proxy.py": "it speaks JSON to the launcher",
     "fleet/report/telling.py": "its own words on a line that changes",
     "train/train_fsdp.py": "what --help looks like",
 }

@@ -425,7 +425,7 @@ def undisturbed(tmp_path_factory):
 def test_an_operational_key_may_change_between_launches(key, tmp_path, undisturbed):
     """A first launch stops after a few recipes; the second has another setting and ends with the same bytes."""
     clock, worker = launch(tmp_path / "runs", config_of())
-    make, made = worker.workshop.make, []
+    make, made = worker.execution.make, []
 
     def some(work):
         made.append(work.id)
@@ -433,7 +433,7 @@ def test_an_operational_key_may_change_between_launches(key, tmp_path, undisturb
             clock.stop()
         return make(work)
 
-    worker.workshop.make = some
+    worker.execution.make = some
     assert worker.run() == "interrupted" and not worker.history.over
     config = config_of(**{key: TURNS[key].to})
     base = tmp_path / (config.base_dir if key == "base_dir" else "runs")

@@ -111,7 +111,7 @@ def test_stop_now_kills_what_has_left_its_group(fleet, lab):
     lab["h2"].do(f"env {mark.decode()} setsid sleep 1000 >/dev/null 2>&1 </dev/null &")
     until(lambda: lab["h2"].pids("sleep 1000"), "a child that has left")
     assert run.says("stop", "--now").count("none") == 3
-    assert not run.alive() and not lab["h2"].pids("sleep 1000") and not lab["h2"].pids("fleet.remote.crew")
+    assert not run.alive() and not lab["h2"].pids("sleep 1000") and not lab["h2"].pids("fleet.remote.supervisor")
     run.says("launch", sleep=0.0)
     run.same()
 
@@ -209,7 +209,7 @@ def test_two_launchers_at_once_start_one_crew_a_machine(fleet):
         each.end(LONG)
         assert "Traceback" not in each.said
     until(lambda: len(run.alive()) == 3, "one worker on each machine")
-    assert [len(machine.pids("fleet.remote.crew")) for machine in run.lab] == [1, 1, 1]
+    assert [len(machine.pids("fleet.remote.supervisor")) for machine in run.lab] == [1, 1, 1]
     run.says("stop", "--now")
 
 
@@ -249,7 +249,7 @@ def test_what_strangers_write_in_the_run_is_shown_or_passed_over(fleet):
     for n, text in enumerate(
         ['{"seats":5}', "{}", '{"seats":[{"code":[]}]}', "[" * 60_000, "\x1b[2J", '{"launch":1e999}']
     ):
-        (workers / f"evil{n}.crew").write_text(text)
+        (workers / f"evil{n}.supervisor").write_text(text)
     (workers / "x-0.log").symlink_to("/etc/passwd")
     os.mkfifo(workers / "y-0.log")
     assert "h1-0" in run.says("status") and "root:" not in run.says("logs") and "\x1b[2J" not in run.says("status")
@@ -264,11 +264,11 @@ def test_workers_without_a_crew_are_ended_too(fleet, lab):
     run = fleet(sleep=0.1, max_generations=100)
     run.says("launch", "--detach")
     until(lambda: len(run.alive()) == 3, "they work")
-    lab["h2"].do(f"kill -9 {' '.join(map(str, lab['h2'].pids('fleet.remote.crew')))}")
-    until(lambda: not lab["h2"].pids("fleet.remote.crew"), "its crew is gone")
+    lab["h2"].do(f"kill -9 {' '.join(map(str, lab['h2'].pids('fleet.remote.supervisor')))}")
+    until(lambda: not lab["h2"].pids("fleet.remote.supervisor"), "its supervisor is gone")
     before = run.alive()
     assert run.says("restart", "h2").count("started") == 1
-    assert len(lab["h2"].pids("fleet.remote.crew")) == 1 and len(run.alive()) == 3 and {*run.alive()} != {*before}
+    assert len(lab["h2"].pids("fleet.remote.supervisor")) == 1 and len(run.alive()) == 3 and {*run.alive()} != {*before}
     run.says("stop", "--now")
 
 

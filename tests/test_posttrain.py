@@ -226,18 +226,18 @@ def test_dropout_is_a_childs_own(tmp_path):
 
 
 def test_a_second_epoch_has_the_same_rows_in_another_order(tmp_path):
-    from train.member import lesson
+    from train.member import finetune
 
     c = config(tmp_path, 1, max_generations=1, population_size=2, sft_epochs=2.5)
     seen = []
-    real = lesson.lesson
+    real = finetune.batches_of
 
     def watched(c, model, examples):
         seen.extend(bytes(example.tokens) for example in examples)
         return real(c, model, examples)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lesson, "lesson", watched)
+        patch.setattr(finetune, "batches_of", watched)
         finished(c)
     first, second, rest = seen[:16], seen[16:32], seen[32:]
     assert len(rest) == 8 and first != second and sorted(first) == sorted(second)
@@ -292,12 +292,12 @@ def test_settings_of_learning_reach_the_weights(tmp_path):
 
 @pytest.mark.parametrize("adapter", [None, {"r": 4, "alpha": 8}])
 def test_a_lesson_that_has_no_room_is_left_to_another_machine_and_leaves_nothing_behind(tmp_path, monkeypatch, adapter):
-    """In the middle of the lesson: what was learned until then does not count, for whoever makes the child."""
+    """While it learns: what was learned until then does not count, for whoever makes the child."""
     from fleet.work import NotOnThisMachine
-    from train.member import lesson
-    from train.member.bred import maker
+    from train.member import finetune
+    from train.member.posttrained import maker
 
-    real, left = lesson.Learner.train, [1]
+    real, left = finetune.Learner.train, [1]
 
     def full(self, *args, **more):
         for step in real(self, *args, **more):
@@ -308,7 +308,7 @@ def test_a_lesson_that_has_no_room_is_left_to_another_machine_and_leaves_nothing
 
     c = config(tmp_path, 1, max_generations=1, population_size=2, adapter=adapter)
     plain = finished(c)
-    monkeypatch.setattr(lesson.Learner, "train", full)
+    monkeypatch.setattr(finetune.Learner, "train", full)
     tight, said = c.model_copy(update={"project_name": "tight"}), []
     make = maker(tight)
 

@@ -16,17 +16,17 @@ from train.member import dna
 from train.posttrain import data, fitness
 from train.posttrain.data import Rows
 from train.posttrain.selection import Rival, crowding, matched
-from train.tasks import Exam
+from train.tasks import TaskEvaluation
 
 
 def test_a_child_that_is_left_in_the_middle_leaves_nothing_behind(tmp_path, monkeypatch):
     """Somebody else has finished it: the worker's model has a half-learned adapter in it, and must not be used."""
-    from train.member import lesson
+    from train.member import finetune
 
     c = config(tmp_path, adapter={"r": 4, "alpha": 8.0})
     finished(c)
     again = c.model_copy(update={"project_name": "again"})
-    real, left = lesson.Learner.train, [2]
+    real, left = finetune.Learner.train, [2]
 
     def unwanted(self, *args, **more):
         for step in real(self, *args, **more):
@@ -35,22 +35,22 @@ def test_a_child_that_is_left_in_the_middle_leaves_nothing_behind(tmp_path, monk
                 raise Superseded
             yield step
 
-    monkeypatch.setattr(lesson.Learner, "train", unwanted)
+    monkeypatch.setattr(finetune.Learner, "train", unwanted)
     assert worker(again).run() == "over" and not left[0]
     assert digest(opened(tmp_path / "run")) == digest(opened(tmp_path / "again"))
 
 
 def test_a_child_whose_learning_comes_to_nothing_is_what_its_parents_made(tmp_path, monkeypatch):
-    from train.member import lesson
+    from train.member import finetune
 
-    real = lesson.Learner.train
+    real = finetune.Learner.train
 
     def broken(self, *args, **more):
         for step in real(self, *args, **more):
             self.vector[3] = float("nan")
             yield step
 
-    monkeypatch.setattr(lesson.Learner, "train", broken)
+    monkeypatch.setattr(finetune.Learner, "train", broken)
     history = finished(config(tmp_path, 1, max_generations=1, population_size=2))
     child = history["1/m1"]
     assert child.metrics["diverged"] is True
@@ -75,8 +75,8 @@ def test_no_prompt_has_todays_date(tmp_path):
     template = "{{ strftime_now('%d %b %Y') }}" + posttraining.TEMPLATE
     tokenizer = posttraining.tokenizer_of(posttraining.model(tmp_path / "model", 1, template))
     c = config(tmp_path, 1, fitness=({"task": "facts"},), task_path=(str(searching.task(tmp_path / "tasks")),))
-    exam = Exam(fitness.asked(c), tokenizer, fitness.load_tasks(c))
-    said = exam.tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
+    evaluation = TaskEvaluation(fitness.asked(c), tokenizer, fitness.load_tasks(c))
+    said = evaluation.tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
     assert said.startswith("01 January")
 
 

@@ -145,7 +145,7 @@ def test_an_elastic_run_does_not_wait_for_a_late_member(tmp_path, algorithm, slo
             assert worker(tmp_path, c, "quick").run() == "over"
         return maker(c)(work)
 
-    late.workshop.make = holding
+    late.execution.make = holding
     assert late.run() == "over" and stuck
     assert late.history[f"1/{slot}"].absent == "closed"
     assert len([member for member in late.history.round(3) if member]) == there

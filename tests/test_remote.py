@@ -15,7 +15,7 @@ import pytest
 from fleet.config import UserError
 from fleet.host import Host
 from fleet.machines import Machine
-from fleet.remote import engines, far, link, preflight
+from fleet.remote import agent, engines, link, preflight
 from fleet.remote.code import keep, pack
 from fleet.remote.engines import Via
 from fleet.remote.launcher import Launcher, place, seats
@@ -54,19 +54,19 @@ def test_only_the_code_that_was_named_is_unpacked(tmp_path, monkeypatch):
     keep(store, code)
     keep(store, code)
     tar = tmp_path / "base" / "run" / code.name
-    there = Path(far.fetch(str(tar), code.digest)["code"])
+    there = Path(agent.fetch(str(tar), code.digest)["code"])
     assert (there / "fleet" / "worker.py").read_bytes() == (ROOT / "fleet" / "worker.py").read_bytes()
     assert there.stat().st_mode & 0o077 == 0
     (there / "fleet" / "worker.py").write_text("")  # as after a power cut
-    assert far.fetch(str(tar), code.digest) == {"code": str(there)}
+    assert agent.fetch(str(tar), code.digest) == {"code": str(there)}
     assert (there / "fleet" / "worker.py").read_bytes() == (ROOT / "fleet" / "worker.py").read_bytes()
     tar.chmod(0o600)
     tar.write_bytes(tar.read_bytes()[:-512] + b"x" * 512)
-    assert far.tidy([]) == {"removed": 1} and not there.exists()
-    with pytest.raises(far.Problem, match="not the code that was sent"):
-        far.fetch(str(tar), code.digest)
+    assert agent.tidy([]) == {"removed": 1} and not there.exists()
+    with pytest.raises(agent.Problem, match="not the code that was sent"):
+        agent.fetch(str(tar), code.digest)
     keep(store, code)  # what was damaged is put there again
-    assert far.fetch(str(tar), code.digest) == {"code": str(there)}
+    assert agent.fetch(str(tar), code.digest) == {"code": str(there)}
 
 
 def test_what_only_concerns_the_launcher_is_not_packed(tmp_path):
@@ -85,14 +85,14 @@ def test_tokens_are_never_left_in_another_folder(tmp_path):
     (home / "old").write_text("mine")
     os.utime(home / "old", (0, 0))
     (tmp_path / CHECKS).symlink_to(home)
-    with pytest.raises(far.Problem, match="is a link"):
-        far.show(str(tmp_path), "0123456789ab-1")
+    with pytest.raises(agent.Problem, match="is a link"):
+        agent.show(str(tmp_path), "0123456789ab-1")
     assert [each.name for each in home.iterdir()] == ["old"]
     (tmp_path / CHECKS).unlink()
     for name in ("ffffffffffff-1", "stranger"):
-        far.show(str(tmp_path), name)
+        agent.show(str(tmp_path), name)
         os.utime(tmp_path / CHECKS / name, (0, 0))
-    far.show(str(tmp_path), "0123456789ab-1")
+    agent.show(str(tmp_path), "0123456789ab-1")
     assert sorted(each.name for each in (tmp_path / CHECKS).iterdir()) == ["0123456789ab-1", "stranger"]
 
 
@@ -107,8 +107,8 @@ def test_code_that_would_leave_its_folder_is_refused(tmp_path, monkeypatch, name
         entry = tarfile.TarInfo(name)
         entry.type, entry.linkname = kind, "/etc/passwd"
         tar.addfile(entry)
-    with pytest.raises(far.Problem, match="not a plain file"):
-        far.receive(hashlib.sha256(packed.getvalue()).hexdigest(), base64.b64encode(packed.getvalue()).decode())
+    with pytest.raises(agent.Problem, match="not a plain file"):
+        agent.receive(hashlib.sha256(packed.getvalue()).hexdigest(), base64.b64encode(packed.getvalue()).decode())
 
 
 # -- the way there -----------------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def test_an_unknown_method_is_named(tmp_path):
 def test_any_python_can_read_the_first_line_that_it_is_given():
     ast.parse(link._BOOT, feature_version=(3, 4))
     for python, version in old_pythons().items():
-        source = link.FAR.read_bytes()
+        source = link.AGENT.read_bytes()
         said = subprocess.run([python, "-u", "-c", link._BOOT, "@1 "], capture_output=True, check=True,
                               input=f"{len(source)}\n".encode() + source).stdout  # fmt: skip
         assert said == f'\n@1 {{"old": "{version}"}}\n'.encode(), python

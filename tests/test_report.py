@@ -27,7 +27,7 @@ from fleet.report import words
 from fleet.report.facts import covered
 from fleet.report.page import page
 from fleet.report.reading import Reader
-from fleet.report.serving import Live, known, server
+from fleet.report.serving import LivePage, known, server
 from fleet.store import _opened, _sealed
 from tests.browser import FAULTS, Browser, looks_right
 from tests.helpers import MISHAPS, ROOT, Started, Toys, kill, listing, until
@@ -324,7 +324,7 @@ def test_only_names_that_we_have_ourselves(host, ours):
 
 def test_what_has_not_changed_is_not_read_again(finished, monkeypatch):
     reader = Reader(finished.folder)
-    live = Live(reader)
+    live = LivePage(reader)
     first = live.now()
     monkeypatch.setattr("fleet.report.serving._EVERY", 0.0)
     before = reader.store.disk.bytes_read
@@ -382,7 +382,7 @@ def test_errors_are_told_in_a_line(finished, tmp_path):
 
 
 def test_a_page_that_cannot_be_read_any_more_says_so(finished, monkeypatch):
-    live = Live(Reader(finished.folder))
+    live = LivePage(Reader(finished.folder))
 
     def gone() -> None:
         raise UserError("the disk has gone away")
@@ -461,7 +461,7 @@ def test_trouble_comes_and_goes_while_somebody_looks(finished, browser, monkeypa
         aside.rename(workers)
 
     monkeypatch.setattr("fleet.report.serving._REST", 0.0)
-    serving = server(Live(Reader(finished.folder)), "127.0.0.1", 0)
+    serving = server(LivePage(Reader(finished.folder)), "127.0.0.1", 0)
     threading.Thread(target=serving.serve_forever, daemon=True).start()
     try:
         harm()

@@ -15,7 +15,7 @@ from train import starters as models
 from train.chat import examples
 from train.skills import BASE, MIXED, NUMBERS, SKILLS, question, questions, rows, write_tasks
 from train.starters import Settings, make_tokenizer, starters
-from train.tasks import Asked, Exam, load
+from train.tasks import Asked, TaskEvaluation, load
 
 EVERY = (*SKILLS, MIXED)
 SMALL = Settings(base_steps=6, steps=4, chats=4, windows=2, vocabulary=512)
@@ -131,11 +131,11 @@ class Pupil(LM):
 
 def test_who_knows_is_right_and_who_guesses_seldom(tmp_path, tokenizer):
     wanted = asked(tmp_path, 200)
-    exam = Exam(wanted, tokenizer, load(wanted))
-    assert exam.chat and wanted.tasks == tuple(f"skill_{skill}" for skill in EVERY)
-    knows = exam.marks(Pupil(lambda question, choice: choice == answer(question)))
-    constant = exam.marks(Pupil(lambda question, choice: 0))
-    first = exam.marks(Pupil(lambda question, choice: -question.rpartition(":")[2].find(choice)))
+    evaluation = TaskEvaluation(wanted, tokenizer, load(wanted))
+    assert evaluation.chat and wanted.tasks == tuple(f"skill_{skill}" for skill in EVERY)
+    knows = evaluation.marks(Pupil(lambda question, choice: choice == answer(question)))
+    constant = evaluation.marks(Pupil(lambda question, choice: 0))
+    first = evaluation.marks(Pupil(lambda question, choice: -question.rpartition(":")[2].find(choice)))
     for task in wanted.tasks:
         assert knows.results[task]["acc,none"] == 1.0 and len(knows.single[task]["acc,none"]) == 200
         assert all(0.15 < marks.results[task]["acc,none"] < 0.35 for marks in (constant, first))
@@ -219,9 +219,9 @@ def test_an_interrupted_one_leaves_nothing_half(tmp_path):
 @pytest.mark.slow
 def test_each_has_its_own_skill_and_no_other(tmp_path):
     made, wanted = starters(tmp_path / "models"), asked(tmp_path / "tasks", 300)
-    exam = Exam(wanted, AutoTokenizer.from_pretrained(made[BASE]), load(wanted))
+    evaluation = TaskEvaluation(wanted, AutoTokenizer.from_pretrained(made[BASE]), load(wanted))
     for name, folder in made.items():
-        results = exam.marks(AutoModelForCausalLM.from_pretrained(folder)).results
+        results = evaluation.marks(AutoModelForCausalLM.from_pretrained(folder)).results
         accuracy = {skill: results[f"skill_{skill}"]["acc,none"] for skill in SKILLS}
         print(name, accuracy)
         others = [value for skill, value in accuracy.items() if skill != name]

@@ -27,8 +27,8 @@ from transformers import (
 from fleet.config import UserError
 from tests import searching
 from train import likelihood, tasks
-from train.likelihood import Sitter
-from train.tasks import Asked, Exam
+from train.likelihood import PackedHFLM
+from train.tasks import Asked, TaskEvaluation
 
 MORE = {
     "letters": """task: letters
@@ -95,9 +95,9 @@ def loaded(place: Path, name: str = "part0"):
     return AutoModelForCausalLM.from_pretrained(place / name, dtype=torch.float32), tokenizer
 
 
-def exam(place: Path, tokenizer, *names: str, **more) -> Exam:
+def evaluation(place: Path, tokenizer, *names: str, **more) -> TaskEvaluation:
     asked = Asked(names, task_path=(str(place / "tasks"),), **more)
-    return Exam(asked, tokenizer, tasks.load(asked))
+    return TaskEvaluation(asked, tokenizer, tasks.load(asked))
 
 
 def reference(place: Path, model, tokenizer, *names: str, **more) -> dict:
@@ -127,10 +127,10 @@ def numbers(results) -> dict:
 ])  # fmt: skip
 def test_marks_are_those_of_simple_evaluate(names, more, place):
     ours = None
-    for name in ("part0", "base"):  # one after the other in the same exam
+    for name in ("part0", "base"):  # one after the other in the same evaluation
         model, tokenizer = loaded(place, name)
         tokenizer.chat_template = TEMPLATE if "apply_chat_template" in more else None
-        ours = ours or exam(place, tokenizer, *names, **more)
+        ours = ours or evaluation(place, tokenizer, *names, **more)
         found, wanted = numbers(ours.marks(model).results), numbers(reference(place, model, tokenizer, *names, **more))
         assert found.keys() == wanted.keys() and len(found) > 0
         for key, value in wanted.items():
@@ -157,23 +157,23 @@ def test_contexts_are_shared_where_the_model_can(kind, place):
     model, (_, tokenizer) = make(config).eval(), loaded(place)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    ours = exam(place, tokenizer, "facts", limit=24)
+    ours = evaluation(place, tokenizer, "facts", limit=24)
     found = ours.marks(model).results["facts"]
-    assert ours._sitter.shares == shares
+    assert ours._lm.shares == shares
     wanted = reference(place, model, tokenizer, "facts", limit=24)["facts"]
     assert found["acc,none"] == wanted["acc,none"] and found["acc_norm,none"] == wanted["acc_norm,none"]
 
 
-def requests(place: Path, sitter: Sitter) -> list:
+def requests(place: Path, lm: PackedHFLM) -> list:
     lines = [json.loads(line) for line in (place / "tasks" / "facts.json").read_text().splitlines()]
     pairs = [(line["question"], f" {choice}") for line in lines for choice in line["choices"]]
-    return [(pair, *sitter._encode_pair(*pair)) for pair in pairs]
+    return [(pair, *lm._encode_pair(*pair)) for pair in pairs]
 
 
 @pytest.mark.parametrize("size", [None, 1, 5, 1000])
 def test_likelihoods_do_not_depend_on_batches(size, place):
     model, tokenizer = loaded(place)
-    ours, plain = Sitter(model, tokenizer, size), HFLM(model, tokenizer=tokenizer, batch_size=4)
+    ours, plain = PackedHFLM(model, tokenizer, size), HFLM(model, tokenizer=tokenizer, batch_size=4)
     asked = requests(place, ours)
     asked += [(("", ""), [1, 2, 3] * 40, [4, 5]), (("", ""), [7] * 62, [8, 9])]  # longer than the model
     found, wanted = ours._loglikelihood_tokens(asked), plain._loglikelihood_tokens(asked, disable_tqdm=True)
@@ -186,20 +186,20 @@ def test_likelihoods_do_not_depend_on_batches(size, place):
 def test_a_batch_has_as_many_tokens_as_one_says(place):
     """Whatever the machine has: answers must not depend on its memory."""
     model, tokenizer = loaded(place)
-    ours = Sitter(model, tokenizer, tokens=100)
+    ours = PackedHFLM(model, tokenizer, tokens=100)
     rows = likelihood._rows(requests(place, ours), 64, 64)
     sizes = [len(batch) * max(len(row.tokens) for row in batch) for batch in ours._batches(rows)]
     assert len(sizes) > 3 and 50 < max(sizes) <= 100
-    assert len([*Sitter(model, tokenizer)._batches(rows)]) < len(sizes)
+    assert len([*PackedHFLM(model, tokenizer)._batches(rows)]) < len(sizes)
 
 
 def test_requests_are_made_once(place, monkeypatch):
     model, tokenizer = loaded(place)
-    ours = exam(place, tokenizer, "facts")
+    ours = evaluation(place, tokenizer, "facts")
     task, built, tokens = ours.loaded["tasks"]["facts"], [], []
-    construct, encode = task.construct_requests, Sitter.tok_encode
+    construct, encode = task.construct_requests, PackedHFLM.tok_encode
     task.construct_requests = lambda *a, **k: built.append(1) or construct(*a, **k)
-    monkeypatch.setattr(Sitter, "tok_encode", lambda *a, **k: tokens.append(1) or encode(*a, **k))
+    monkeypatch.setattr(PackedHFLM, "tok_encode", lambda *a, **k: tokens.append(1) or encode(*a, **k))
     first = ours.marks(model)
     counts = len(built), len(tokens)
     assert counts[0] == 72 and counts[1] > 0
@@ -210,9 +210,12 @@ def test_requests_are_made_once(place, monkeypatch):
 
 def test_which_questions_are_asked(place):
     model, tokenizer = loaded(place)
-    plain, mixed = exam(place, tokenizer, "facts", limit=10), exam(place, tokenizer, "facts", limit=10, shuffle=True)
+    plain, mixed = (
+        evaluation(place, tokenizer, "facts", limit=10),
+        evaluation(place, tokenizer, "facts", limit=10, shuffle=True),
+    )
     assert plain.questions() == {"facts": list(range(10))} != mixed.questions()
-    other = exam(place, tokenizer, "facts", limit=10, shuffle=True, seed=1)
+    other = evaluation(place, tokenizer, "facts", limit=10, shuffle=True, seed=1)
     assert len(set(mixed.questions()["facts"])) == 10 and other.questions() != mixed.questions()
     every = plain.marks(model, {"facts": range(72)}).single["facts"]["acc,none"]
     some = mixed.marks(model).single["facts"]["acc,none"]
@@ -283,7 +286,7 @@ def failing(folder: Path, phase: str, how: str) -> dict:
 def sat(loaded: dict, folder: Path) -> None:
     place = searching.donors(folder / "models", layers=1, steps=0, first=0)[0]
     tokenizer = AutoTokenizer.from_pretrained(place)
-    Exam(Asked(("own",), limit=4), tokenizer, loaded).marks(AutoModelForCausalLM.from_pretrained(place))
+    TaskEvaluation(Asked(("own",), limit=4), tokenizer, loaded).marks(AutoModelForCausalLM.from_pretrained(place))
 
 
 @pytest.mark.parametrize("how", ["raise KeyError('nothing here')", "raise SystemExit('nothing here')"])

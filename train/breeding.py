@@ -30,7 +30,7 @@ def method(algorithm: str, about: str, strategy: Any) -> Method[PosttrainConfig]
 
 
 def _maker(config: PosttrainConfig) -> Maker:
-    from train.member.bred import maker
+    from train.member.posttrained import maker
 
     return maker(config)
 
@@ -41,17 +41,17 @@ def _maker(config: PosttrainConfig) -> Maker:
 def prepared(config: PosttrainConfig, where: Path) -> PosttrainConfig:
     """Complain about what cannot work before anything is made."""
     from merge.donors import Donors
-    from train.member import founding
+    from train.member import first_members
 
     c = _absolute(config, where)
     loaded = fitness.load_tasks(c)
     with Donors() as donors:
         first, *others = (donors[name] for name in c.models)
         for each in (first, *others):
-            founding.check_causal(each, c.trust_remote_code)
-        notes = [note for each in others for note in founding.check_alike(first, each)]
-        founding.check_crossover(c, donors)
-        founding.check_learning(c, first, founding.common_template([first, *others]))
+            first_members.check_causal(each, c.trust_remote_code)
+        notes = [note for each in others for note in first_members.check_alike(first, each)]
+        first_members.check_crossover(c, donors)
+        first_members.check_learning(c, first, first_members.common_template([first, *others]))
     for note in [*dict.fromkeys(notes), *_few(c, loaded)]:
         say(f"Note: {note}.")
     return c.model_copy(update={"tasks_digest": tasks.digest(loaded) if loaded else ""})

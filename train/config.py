@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from fleet.config import FleetConfig, Room, Text, bound
+from fleet.config import FleetConfig, Section, Text, bound
 
 PRESETS = ("tiny", "14m", "60m", "150m", "1b")
 READERS = 16  # shards that read at a time: more of them get no more out of one disk, and each replica writes more files
@@ -14,7 +14,7 @@ RATES = (0.25, 4.0)  # how far a genome may scale the learning rate
 _GROWTH = 0.05  # of all steps before it, that a round has while rounds grow
 
 
-class Dataset(Room):
+class Dataset(Section):
     """One source of text."""
 
     source: Text = bound(..., '"stdlib", "fake", a local .jsonl, .parquet or .txt file, or a hub dataset.')
@@ -26,7 +26,7 @@ class Dataset(Room):
     evaluated: bool = bound(True, "Its held-out text counts in the loss; without, it is only learned from.")
 
 
-class TrainRoom(Room):
+class TrainRoom(Section):
     """One model made better."""
 
     gone: ClassVar[Mapping[str, str]] = {
@@ -89,7 +89,7 @@ class TrainRoom(Room):
         return values
 
 
-class ExchangeRoom(Room):
+class ExchangeRoom(Section):
     """How changes come together."""
 
     outer_lr: float = bound(0.7, "Of the outer step.", gt=0, le=10)
@@ -106,7 +106,7 @@ class ExchangeRoom(Room):
     average_every: int = bound(4, "EDT: the averaged model is evaluated every so many rounds.", ge=1, le=10**5)
 
 
-class GroupRoom(Room):
+class GroupRoom(Section):
     """A worker of several devices of one machine."""
 
     devices_per_worker: int = bound(
@@ -117,7 +117,7 @@ class GroupRoom(Room):
     )
 
 
-class EvolutionRoom(Room):
+class EvolutionRoom(Section):
     """Who has children with whom, and what they inherit."""
 
     selection: Literal["", "hypercube", "matching", "rank", "tournament", "random"] = bound(

@@ -28,11 +28,11 @@ from train import report
 from train.batches import Tokens
 from train.breeding import taken
 from train.config import TrainConfig
-from train.groundwork import shards_in
 from train.member import children, replicas, vectors
 from train.member.prepare import open_tokenizer
-from train.member.studio import CONFIG, outer_of
+from train.member.pretraining_runtime import CONFIG, outer_of
 from train.model import empty, layout_of, read_config
+from train.round_zero import shards_in
 
 _PROMPT, _SAMPLE = "def ", 60
 

@@ -49,7 +49,7 @@ class Row:
             begin += len(each) - 1
 
 
-class Sitter(HFLM):  # type: ignore[misc]
+class PackedHFLM(HFLM):  # type: ignore[misc]
     """HFLM with its log-likelihoods computed in another way; the rest is HFLM's."""
 
     def __init__(self, model: Any, tokenizer: Any, batch_size: int | None = None, tokens: int = 0) -> None:

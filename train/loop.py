@@ -157,7 +157,7 @@ class Learner:
 
     @contextlib.contextmanager
     def filling(self, kind: str) -> Iterator[Tensor]:
-        """Room for the numbers that its weights or its moments are to be."""
+        """Section for the numbers that its weights or its moments are to be."""
         yield self.vector if kind == WEIGHTS else self.moments
 
     def start(self, vector: Tensor) -> None:

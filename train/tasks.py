@@ -126,7 +126,7 @@ def chosen_of(name: str, count: int, share: float) -> int:
     return cut
 
 
-class Exam:
+class TaskEvaluation:
     """Tasks that are asked of many models, which share a tokenizer."""
 
     def __init__(
@@ -135,13 +135,13 @@ class Exam:
         """Requests of a batch, or its tokens; neither: what suits the kind of device."""
         from train.chat import undated
 
-        own = {name: copy.copy(task) for name, task in loaded["tasks"].items()}  # another exam has prompts of its own
+        own = {name: copy.copy(task) for name, task in loaded["tasks"].items()}  # another one has prompts of its own
         self.asked, self.tokenizer, self.loaded = asked, tokenizer, {**loaded, "tasks": own}
         self._size = batch_size, tokens
         if isinstance(tokenizer.chat_template, str):
             tokenizer.chat_template = undated(tokenizer.chat_template)
-        self._sitter: Any = None
-        self._papers: dict[str, Paper] = {name: Paper(task) for name, task in own.items()}
+        self._lm: Any = None
+        self._cached: dict[str, CachedTask] = {name: CachedTask(task) for name, task in own.items()}
         self.chat = bool(tokenizer.chat_template) if asked.apply_chat_template is None else asked.apply_chat_template
 
     def questions(self) -> dict[str, list[int]]:
@@ -156,28 +156,28 @@ class Exam:
 
     def forget(self) -> None:
         """Let go of the last model: the next one needs its room."""
-        if self._sitter:
-            self._sitter.ask(None)
+        if self._lm:
+            self._lm.ask(None)
 
     def marks(self, model: Any, questions: Mapping[str, Sequence[int]] | None = None) -> Marks:
         """Ask a model all questions, or some; a model of transformers, or whatever lm-eval can ask."""
         from lm_eval.api.model import LM
         from lm_eval.evaluator import evaluate
 
-        from train.likelihood import Sitter
+        from train.likelihood import PackedHFLM
 
         if isinstance(model, LM):
-            sitter = model
+            lm = model
         else:
-            self._sitter = self._sitter or Sitter(model, self.tokenizer, *self._size)
-            self._sitter.ask(model.eval())
-            sitter = self._sitter
+            self._lm = self._lm or PackedHFLM(model, self.tokenizer, *self._size)
+            self._lm.ask(model.eval())
+            lm = self._lm
         chosen = {name: sorted(numbers) for name, numbers in (questions or self.questions()).items()}
-        for paper in self._papers.values():
-            paper.answers.clear()
+        for task in self._cached.values():
+            task.answers.clear()
         with _quiet():
             found = evaluate(
-                sitter,
+                lm,
                 self.loaded,
                 samples=chosen,
                 bootstrap_iters=0,
@@ -185,7 +185,7 @@ class Exam:
                 apply_chat_template=self.chat,
                 fewshot_as_multiturn=self.chat and self.asked.fewshot_as_multiturn,
             )
-        return Marks(found["results"], {name: paper.single() for name, paper in self._papers.items()})
+        return Marks(found["results"], {name: task.single() for name, task in self._cached.items()})
 
 
 def has_examples(task: Any) -> bool:
@@ -207,7 +207,7 @@ def digest(loaded: Mapping[str, Any]) -> str:
     return found.hexdigest()[:16]
 
 
-class Paper:
+class CachedTask:
     """A task whose requests are made once for each choice of questions, and whose marks are kept one by one."""
 
     def __init__(self, task: Any) -> None:

@@ -140,9 +140,9 @@ class Commands:
         """Look at all machines: can each be reached, has it what is needed, is the disk the same? Starts nothing."""
         launcher = self._launcher(common, strict=strict)
         with launcher.links() as links:
-            door = launcher.door(links)
-            door.ask("base", base=launcher.base_at_door())
-            run_id = door.ask("peek", folder=f"{launcher.base_at_door()}/{launcher.place.project}")
+            proxy = launcher.proxy(links)
+            proxy.ask("base", base=launcher.base_at_proxy())
+            run_id = proxy.ask("peek", folder=f"{launcher.base_at_proxy()}/{launcher.place.project}")
             reports = launcher.look(links, run_id)
         launcher.console.print(preflight.picture(reports), *filter(None, [launcher.stranger]))
         return int(any(report.why for report in reports) or bool(launcher.stranger))
@@ -155,13 +155,13 @@ class Commands:
     ) -> int:  # fmt: skip
         """Show what the run does, and what its machines wrote down."""
         launcher = self._launcher(common, None if common.machines.exists() else [])
-        door, _ = launcher.open(None)
+        proxy, _ = launcher.open(None)
         if watch:
             return watched(launcher)
         color = launcher.console.is_terminal
-        picture = door.ask("picture", width=launcher.console.width, color=color)
+        picture = proxy.ask("picture", width=launcher.console.width, color=color)
         launcher.console.print(Text.from_ansi(picture["text"]))
-        launcher.console.print(shown.crews(door.ask("crews")))
+        launcher.console.print(shown.supervisors(proxy.ask("supervisors")))
         return 0
 
     def logs(
@@ -170,11 +170,11 @@ class Commands:
     ) -> int:  # fmt: skip
         """Show the ends of the workers' logs, of one machine or of all."""
         launcher = self._launcher(common, None if common.machines.exists() else [])
-        door, _ = launcher.open(None)
+        proxy, _ = launcher.open(None)
         wanted = file_name(machine)
         seen: dict[str, int] = {}
         while True:
-            if not (found := door.ask("logs", wanted=wanted, seen=seen)) and not seen and not follow:
+            if not (found := proxy.ask("logs", wanted=wanted, seen=seen)) and not seen and not follow:
                 raise UserError(f"no log {f'of {machine} ' if machine else ''}in {launcher.place.folder}/workers")
             for name, end, text in found:
                 seen[f"{name}.log"] = end
@@ -196,8 +196,8 @@ class Commands:
             return engines.taken_back(self._launcher(common, []), via, now)
         launcher = self._launcher(common)
         with launcher.links() as links:
-            door, run_id = launcher.open(links)
-            door.ask("stop", why="stopped by its user")
+            proxy, run_id = launcher.open(links)
+            proxy.ask("stop", why="stopped by its user")
             if not now:
                 say("Asked the workers to end at their next step. Ctrl-C stops waiting; `stop --now` kills.")
             left = (killed if now else waited)(links, launcher.machines, run_id)
@@ -215,7 +215,7 @@ class Commands:
             if machine in links.bad:
                 raise UserError(f"{machine}: {links.bad[machine]}")
             launcher.open(links)
-            state = launcher.door(links).ask("state")
+            state = launcher.proxy(links).ask("state")
             if state["why"] or state["over"] or not state["launch"]:
                 raise UserError(
                     f"no launch is at work{': ' if state['why'] else ''}{plain(state['why'])}: use `launch`"
@@ -236,15 +236,15 @@ class Commands:
         """Remove old code and dead drafts from the disk and the machines. Refused while anybody works."""
         launcher = self._launcher(common)
         with launcher.links() as links:
-            door, run_id = launcher.open(links)
+            proxy, run_id = launcher.open(links)
             found = links.ask("running", "looking for workers", lambda m: {"run_id": run_id})
             busy = [name for name, got in found.items() if isinstance(got, Bad) or got["processes"]]
             if busy or links.bad:
                 raise UserError(
                     f"not while workers run, or may run, on {', '.join([*busy, *links.bad])}: stop them first"
                 )
-            gone = door.ask("clean")
-            keep = [launcher.code.digest, door.ask("state")["code"]]
+            gone = proxy.ask("clean")
+            keep = [launcher.code.digest, proxy.ask("state")["code"]]
             tidied = links.ask("tidy", "tidying up", lambda m: {"keep": keep})
         copies = sum(got["removed"] for got in tidied.values() if not isinstance(got, Bad))
         say(f"Removed {gone['code']} old codes and {gone['drafts']} drafts on the disk, {copies} copies on machines.")

@@ -1,4 +1,4 @@
-"""Where people have an engine that starts processes already, it starts the same crews: Ray, or Slurm."""
+"""Where people have an engine that starts processes already, it starts the same supervisors: Ray, or Slurm."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ from fleet.plain import say
 from fleet.processes import thread_counts
 from fleet.remote import on_ray, on_slurm
 from fleet.remote.launcher import Launcher
-from fleet.remote.link import FAR
+from fleet.remote.link import AGENT
 from fleet.remote.starting import begun, may_start
 
 
@@ -59,18 +59,18 @@ def handed_over(launcher: Launcher, via: Via, dry_run: bool) -> bool:
         made = launcher.foreseen()
         say(engine_of(launcher, via, made, 1).plan(made["workers"], _threads(made), "RUN-ID", launcher.place.folder))
         return False
-    made, door = launcher.create(None), launcher.door(None)
-    if not may_start(door.ask("state"), made):
+    made, proxy = launcher.create(None), launcher.proxy(None)
+    if not may_start(proxy.ask("state"), made):
         return False
-    engine = engine_of(launcher, via, made, begun(launcher, door, made, joining=False, makers=1))
+    engine = engine_of(launcher, via, made, begun(launcher, proxy, made, joining=False, makers=1))
     say(engine.start(made["workers"], _threads(made), made["run_id"], launcher.place.folder))
     return True
 
 
 def taken_back(launcher: Launcher, via: Via, now: bool) -> int:
     """Stop, and wait until the engine has nothing of this run any more."""
-    door, run_id = launcher.open(None)
-    door.ask("stop", why="stopped by its user")
+    proxy, run_id = launcher.open(None)
+    proxy.ask("stop", why="stopped by its user")
     engine = engine_of(launcher, via)
     if now:
         say(engine.kill(run_id))
@@ -89,7 +89,7 @@ def engine_of(launcher: Launcher, via: Via, made: Mapping[str, Any] | None = Non
 
 
 def _words(launcher: Launcher, made: Mapping[str, Any], launch: int) -> dict[str, Any]:
-    """What `far.hold` is called with: the same order that a machine's crew gets over SSH, for one worker."""
+    """What `agent.hold` is called with: the same order that a machine's supervisor gets over SSH, for one worker."""
     run = launcher.place.folder
     order = launcher.order(run, "", made, launch, [{}])
     env = thread_counts(made["threads"])
@@ -102,5 +102,5 @@ def _threads(made: Mapping[str, Any]) -> int:
 
 
 def _program() -> str:
-    """far.py with a last line: it comes with the order, and not from the disk."""
-    return f"{FAR.read_text()}\n\nhold(sys.argv[2], **json.loads(sys.argv[1]))\n"
+    """agent.py with a last line: it comes with the order, and not from the disk."""
+    return f"{AGENT.read_text()}\n\nhold(sys.argv[2], **json.loads(sys.argv[1]))\n"

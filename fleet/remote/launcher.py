@@ -13,11 +13,11 @@ from fleet.config import FleetConfig, UserError, lowered, read_json, validated
 from fleet.console import console
 from fleet.machines import Machine, file_name, said_of_run
 from fleet.processes import thread_counts
-from fleet.remote import far, preflight
+from fleet.remote import agent, preflight
 from fleet.remote.all_machines import Bad, Links
 from fleet.remote.code import Code, pack, requirements
-from fleet.remote.door import Door, FarDoor
 from fleet.remote.preflight import Report
+from fleet.remote.run_proxy import RemoteRunProxy, RunProxy
 
 Scripts = Mapping[str, Sequence[str]]  # method: its script, as Python's words
 
@@ -66,7 +66,7 @@ class Launcher:
         self._mine = apart
         self.stranger = ""  # why this machine's own BASE_DIR is not the one of the others
         self._project, self._root, self.ssh_config = root, Path(place.local_package or root), ssh_config
-        self._door: Door | FarDoor | None = None
+        self._proxy: RunProxy | RemoteRunProxy | None = None
 
     @cached_property
     def code(self) -> Code:
@@ -80,23 +80,23 @@ class Launcher:
 
     # -- the way to the run --------------------------------------------------------------------------------------------
 
-    def door(self, links: Links | None) -> Door | FarDoor:
+    def proxy(self, links: Links | None) -> RunProxy | RemoteRunProxy:
         """Here, if this machine sees the disk; or by way of one that does."""
-        if self._door:
-            return self._door
+        if self._proxy:
+            return self._proxy
         if self.sees_disk():
-            self._door = Door(self._root)
-            return self._door
+            self._proxy = RunProxy(self._root)
+            return self._proxy
         if links is None:
             with self.links(self._gates()) as links:
-                return self.door(links)
+                return self.proxy(links)
         gates = [machine for machine in links.there if machine in self._gates()]
         if not gates:
             why = "; ".join(f"{name}: {why}" for name, why in links.bad.items())
             raise UserError(f"BASE_DIR {self.place.base} is not on this machine, and none that has it answers: {why}")
         self._gate = gates[0]
-        self._door = FarDoor(links.fresh(self._gate), self.code.digest, self.code.text)
-        return self._door
+        self._proxy = RemoteRunProxy(links.fresh(self._gate), self.code.digest, self.code.text)
+        return self._proxy
 
     def sees_disk(self) -> bool:
         return not self.through and Path(self.place.base).parent.is_dir()
@@ -109,13 +109,13 @@ class Launcher:
             f"no machine is called {name!r}: machines.json names {', '.join(m.name for m in self.machines)}"
         )
 
-    def base_at_door(self) -> str:
-        return self.place.base if isinstance(self._door, Door) else self.place.of(self._gate)
+    def base_at_proxy(self) -> str:
+        return self.place.base if isinstance(self._proxy, RunProxy) else self.place.of(self._gate)
 
-    def open(self, links: Links | None) -> tuple[Door | FarDoor, str]:
+    def open(self, links: Links | None) -> tuple[RunProxy | RemoteRunProxy, str]:
         """The run that is there, and its id."""
-        door = self.door(links)
-        return door, door.ask("open", folder=f"{self.base_at_door()}/{self.place.project}")
+        proxy = self.proxy(links)
+        return proxy, proxy.ask("open", folder=f"{self.base_at_proxy()}/{self.place.project}")
 
     def _gates(self) -> list[Machine]:
         return [self.named(self.through)] if self.through else list(self.machines)
@@ -148,8 +148,8 @@ class Launcher:
         mine_here = f"{round}-here"
         if self.sees_disk():
             try:
-                far.show(self.place.base, mine_here)
-            except far.Problem as problem:
+                agent.show(self.place.base, mine_here)
+            except agent.Problem as problem:
                 raise UserError(str(problem)) from None
 
         def mine(m: Machine) -> dict[str, Any]:
@@ -172,20 +172,20 @@ class Launcher:
             else:
                 reports[name].missing, reports[name].after = [names[token] for token in got["missing"]], got["after"]
         if self.sees_disk():
-            here.missing = [names[token] for token in far.seen(self.place.base, all_tokens, 2.0)["missing"]]
-            far.unshow(self.place.base, mine_here)
+            here.missing = [names[token] for token in agent.seen(self.place.base, all_tokens, 2.0)["missing"]]
+            agent.unshow(self.place.base, mine_here)
         links.ask("unshow", "tidying up", mine, good)
 
     # -- starting ------------------------------------------------------------------------------------------------------
 
     def create(self, links: Links | None) -> dict[str, Any]:
-        door = self.door(links)
-        here = isinstance(door, Door)
+        proxy = self.proxy(links)
+        here = isinstance(proxy, RunProxy)
         text = "" if here else self._config_text()
         command = [*self.scripts[self.place.algorithm]]
         if also := said_of_run(self.machines):
             command += ["--also", json.dumps(also)]
-        made: dict[str, Any] = door.ask("create", command=command, file=str(self.place.file.absolute()), text=text)
+        made: dict[str, Any] = proxy.ask("create", command=command, file=str(self.place.file.absolute()), text=text)
         for machine in self.machines:
             seats(machine, made["devices_per_worker"])
         return made
@@ -193,7 +193,7 @@ class Launcher:
     def _config_text(self) -> str:
         """For a machine that calls the disk by its own name."""
         keys = lowered(read_json(self.place.file), str(self.place.file))
-        return json.dumps({key.upper(): value for key, value in keys.items()} | {"BASE_DIR": self.base_at_door()})
+        return json.dumps({key.upper(): value for key, value in keys.items()} | {"BASE_DIR": self.base_at_proxy()})
 
     def foreseen(self) -> dict[str, Any]:
         """What `create` would say, as far as it can be known without doing it."""
@@ -208,7 +208,7 @@ class Launcher:
     def order(
         self, run: str, machine: str, made: Mapping[str, Any], launch: int, seats: list[dict[str, str]]
     ) -> dict[str, Any]:
-        """What a crew is told."""
+        """What a supervisor is told."""
         return {
             "run": run, "run_id": made["run_id"], "launch": launch, "machine": file_name(machine),
             "digest": self.code.digest, "command": list(self.scripts[self.place.algorithm]),

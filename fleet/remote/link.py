@@ -1,4 +1,4 @@
-"""A conversation with far.py on one machine: it is sent along, asked line by line, and leaves nothing there."""
+"""A conversation with agent.py on one machine: it is sent along, asked line by line, and leaves nothing there."""
 
 import contextlib
 import json
@@ -16,13 +16,13 @@ from fleet.plain import plain
 from fleet.remote.route import route_to
 from fleet.remote.ssh import Connection, Unreachable
 
-FAR = Path(__file__).with_name("far.py")
+AGENT = Path(__file__).with_name("agent.py")
 _ENOUGH = 64 << 20  # bytes of an answer, and of what a setup line says before it
 _BOOT = (  # any Python can read it, and an old one says which it is
     "import sys; del sys.path[0]; given = getattr(sys.stdin, 'buffer', sys.stdin); "
-    "far = given.read(int(given.readline())); old = sys.version_info < (3, 11); "
+    "agent = given.read(int(given.readline())); old = sys.version_info < (3, 11); "
     "old and sys.stdout.write('\\n' + sys.argv[1] + '{\"old\": \"%s\"}\\n' % sys.version.split()[0]); "
-    "exec(compile(old and 'main = str' or far, 'far', 'exec')); main(sys.argv[1])"
+    "exec(compile(old and 'main = str' or agent, 'agent', 'exec')); main(sys.argv[1])"
 )
 
 
@@ -49,7 +49,7 @@ class Link:
         self.notes = self._connection.notes
         try:
             self._channel = self._connection.execute(command(machine, self.prefix))
-            source = FAR.read_bytes()
+            source = AGENT.read_bytes()
             self.clock = self._begun(self._talk(f"{len(source)}\n".encode() + source, seconds)) - time.time()
         except BaseException:
             self._connection.close()
@@ -119,7 +119,7 @@ class Link:
         return True
 
     def _ended(self) -> Exception:
-        """Why far.py is not there (any more), from what the shell said last."""
+        """Why agent.py is not there (any more), from what the shell said last."""
         if not self._channel.status_event.wait(2.0):  # it comes after the end of the stream
             return Unreachable("the connection was lost")
         said = self._last_words(time.monotonic() + 1.0).decode(errors="replace").strip().splitlines()

@@ -19,7 +19,7 @@ class Ray:
 
     def plan(self, tasks: int, threads: int, run_id: str, folder: str) -> str:
         many = "each accelerator" if self.each == 1 else f"each {self.each} accelerators"
-        return f"On {many} of the Ray cluster, or node without one, an actor runs far.py with:\n{self.words}"
+        return f"On {many} of the Ray cluster, or node without one, an actor runs agent.py with:\n{self.words}"
 
     def start(self, tasks: int, threads: int, run_id: str, folder: str) -> str:
         ray = self._connected()
@@ -40,7 +40,7 @@ class Ray:
             raise UserError("Ray does not start all actors within 120 s: are other jobs in their places?") from None
 
     def kill(self, run_id: str) -> str:
-        """Their crews end with them, at their workers' next step."""
+        """Their supervisors end with them, at their workers' next step."""
         ray, mine = self._connected(), self._actors(run_id)
         for name in mine:
             ray.kill(ray.get_actor(name, namespace=_SPACE))

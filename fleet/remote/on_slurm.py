@@ -42,7 +42,7 @@ class Slurm:
         return f"Slurm job {_ask(['sbatch', '--parsable'], self.plan(tasks, threads, run_id, folder))}"
 
     def kill(self, run_id: str) -> str:
-        """Its crews get a signal that makes them kill their workers, and write it down."""
+        """Its supervisors get a signal that makes them kill their workers, and write it down."""
         _ask(["scancel", "--me", f"--name={_name(run_id)}", "--signal=QUIT"])
         return "Its job was told to end at once."
 

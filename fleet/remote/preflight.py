@@ -32,7 +32,7 @@ class Report:
 
     @property
     def busy(self) -> bool:
-        """Its crew or its workers run; a stray child of theirs keeps nobody from starting."""
+        """Its supervisor or its workers run; a stray child of theirs keeps nobody from starting."""
         return any(each["what"] != "child" for each in self.running)
 
     @property

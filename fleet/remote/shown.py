@@ -32,7 +32,7 @@ def plan(launcher: Launcher) -> None:
         env = {**thread_counts(made["threads"]), **machine.env}
         say(f"\n{machine.name}: by SSH to {route_to(machine, launcher.ssh_config)}")
         say(f"  its shell is given: {command(machine, '@MARK ')}")
-        say("  that is sent far.py, and asked:")
+        say("  that is sent agent.py, and asked:")
         base, tar = place.of(machine), f"{order['run']}/{code.name}"
         asks: list[tuple[str, Mapping[str, Any]]] = [
             ("facts", {"packages": list(code.requirements)}),
@@ -66,16 +66,22 @@ def started(machines: Sequence[Machine], answers: Mapping[str, Any], why: Mappin
     return table
 
 
-def crews(found: Sequence[Mapping[str, Any]]) -> Table:
-    """What the crews wrote down last. The disk may hold anything: nothing is taken on trust."""
-    table = table_of("Crews", "machine", "host", "launch", "worker", "process", "how it ended last", "now")
-    for crew in found:
-        ago = f"{duration(crew['ago'])} ago"
-        for seat in crew["seats"]:
+def supervisors(found: Sequence[Mapping[str, Any]]) -> Table:
+    """What the supervisors wrote down last. The disk may hold anything: nothing is taken on trust."""
+    table = table_of("Supervisors", "machine", "host", "launch", "worker", "process", "how it ended last", "now")
+    for supervisor in found:
+        ago = f"{duration(supervisor['ago'])} ago"
+        for seat in supervisor["seats"]:
             code = seat.get("code")
             said = _ENDINGS.get(code) or seat.get("said") or ""
             now = "ended" if code is not None else f"at work {ago}"
-            words = (crew.get("machine"), crew.get("host"), crew.get("launch"), seat.get("name"), seat.get("pid"))
+            words = (
+                supervisor.get("machine"),
+                supervisor.get("host"),
+                supervisor.get("launch"),
+                seat.get("name"),
+                seat.get("pid"),
+            )
             table.add_row(*(Text(plain(word, 80)) for word in (*words, said, now)))
     return table
 

@@ -8,9 +8,9 @@ from fleet.plain import plain, say
 from fleet.processes import this_command
 from fleet.remote import preflight, shown
 from fleet.remote.all_machines import Bad, Links
-from fleet.remote.door import Door, FarDoor
 from fleet.remote.launcher import Launcher
 from fleet.remote.preflight import Report
+from fleet.remote.run_proxy import RemoteRunProxy, RunProxy
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,9 @@ def may_start(state: dict[str, Any], made: dict[str, Any]) -> bool:
     return not (state["over"] or state["ended"])
 
 
-def begun(launcher: Launcher, door: Door | FarDoor, made: dict[str, Any], joining: bool, makers: int) -> int:
+def begun(
+    launcher: Launcher, proxy: RunProxy | RemoteRunProxy, made: dict[str, Any], joining: bool, makers: int
+) -> int:
     """The number of the launch that the workers belong to; their code lies in the run then."""
     code = launcher.code
     about = {
@@ -40,15 +42,15 @@ def begun(launcher: Launcher, door: Door | FarDoor, made: dict[str, Any], joinin
         "command": this_command(),
         "makers": makers,
     }
-    found = door.ask("begin", **about, joining=joining)
+    found = proxy.ask("begin", **about, joining=joining)
     say(f"{'Launch' if found['new'] else 'Joining launch'} {found['launch']}")
     return int(found["launch"])
 
 
 def start(launcher: Launcher, links: Links, made: dict[str, Any], least: int = 1, joining: bool = False) -> Started:
     """Where workers are already, their launch is joined."""
-    door = launcher.door(links)
-    state = door.ask("state")
+    proxy = launcher.proxy(links)
+    state = proxy.ask("state")
     if not may_start(state, made):
         return Started(0 if state["over"] else 1, False)
     reports = launcher.look(links, made["run_id"])
@@ -62,7 +64,7 @@ def start(launcher: Launcher, links: Links, made: dict[str, Any], least: int = 1
         return Started(1, False)
     answers: dict[str, Any] = {report.machine.name: {"already": report.running} for report in busy}
     if wanted:
-        launch = begun(launcher, door, made, joining or bool(busy), len(wanted) + len(busy))
+        launch = begun(launcher, proxy, made, joining or bool(busy), len(wanted) + len(busy))
         answers |= launcher.start(links, wanted, made, launch)
     whys = {report.machine.name: report.why for report in reports}
     launcher.console.print(shown.started(launcher.machines, answers, whys))
@@ -76,7 +78,7 @@ def _why_not(
     if state["why"] and busy:
         names = ", ".join(report.machine.name for report in busy)
         return f"Workers on {names} were asked to stop and still finish: try again soon, or `stop --now` first."
-    codes = {r.machine.name: {each["code"] for each in r.running if each["what"] == "crew"} for r in busy}
+    codes = {r.machine.name: {each["code"] for each in r.running if each["what"] == "supervisor"} for r in busy}
     if others := [name for name, found in codes.items() if found - {launcher.code.digest}]:
         return f"Workers on {', '.join(others)} are at work with other code than what lies here: stop them first."
     if ready < max(1, least):

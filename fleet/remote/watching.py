@@ -13,8 +13,8 @@ from fleet.machines import Machine
 from fleet.plain import plain, say
 from fleet.remote import shown
 from fleet.remote.all_machines import Bad, Links
-from fleet.remote.door import Door, FarDoor
 from fleet.remote.launcher import Launcher
+from fleet.remote.run_proxy import RemoteRunProxy, RunProxy
 
 
 def killed(links: Links, machines: Sequence[Machine], run_id: str) -> dict[str, Any]:
@@ -40,9 +40,9 @@ def waited(links: Links, machines: Sequence[Machine], run_id: str) -> dict[str, 
 
 def watched(launcher: Launcher) -> int:
     """The live status until the run is over or the user has seen enough."""
-    door, _ = launcher.open(None)
+    proxy, _ = launcher.open(None)
     try:
-        why = _look(launcher, door)
+        why = _look(launcher, proxy)
     except KeyboardInterrupt:
         script = f"python {Path(sys.argv[0]).name}"
         say(f"\nThe workers go on. `{script} status` looks again, `{script} stop` ends them.")
@@ -50,22 +50,22 @@ def watched(launcher: Launcher) -> int:
     if why:
         say(f"The run stopped: {plain(why, 1000)}")
         return 1
-    say("The run is over. Its last round:", *(f"  {plain(line)}" for line in door.ask("state")["last"]), sep="\n")
+    say("The run is over. Its last round:", *(f"  {plain(line)}" for line in proxy.ask("state")["last"]), sep="\n")
     return 0
 
 
-def _nobody_left(crews: Sequence[Mapping[str, Any]], launch: int) -> bool:
-    """As far as crews have written: what they wrote only ends the watching."""
-    mine = [seat for crew in crews if crew["launch"] == launch for seat in crew["seats"]]
+def _nobody_left(supervisors: Sequence[Mapping[str, Any]], launch: int) -> bool:
+    """As far as supervisors have written: what they wrote only ends the watching."""
+    mine = [seat for supervisor in supervisors if supervisor["launch"] == launch for seat in supervisor["seats"]]
     return bool(mine) and all(seat.get("code") is not None for seat in mine)
 
 
-def _look(launcher: Launcher, door: Door | FarDoor) -> str:
+def _look(launcher: Launcher, proxy: RunProxy | RemoteRunProxy) -> str:
     """Why it stopped; nothing when it is over."""
     console, told = launcher.console, ""
     with Live(console=console, auto_refresh=False) as live:
         while True:
-            picture = door.ask("picture", width=console.width, color=console.is_terminal)
+            picture = proxy.ask("picture", width=console.width, color=console.is_terminal)
             if picture["text"] and console.is_terminal:
                 live.update(Text.from_ansi(picture["text"]), refresh=True)
             elif picture["state"] not in ("", told):
@@ -73,7 +73,7 @@ def _look(launcher: Launcher, door: Door | FarDoor) -> str:
                 say(plain(told, 1000))
             if picture["over"] or picture["why"]:
                 return "" if picture["over"] else str(picture["why"])
-            if picture["launch"] and _nobody_left(crews := door.ask("crews"), picture["launch"]):
-                console.print(shown.crews(crews))
+            if picture["launch"] and _nobody_left(supervisors := proxy.ask("supervisors"), picture["launch"]):
+                console.print(shown.supervisors(supervisors))
                 return "all its workers have ended; their logs may say why (`logs`)"
             time.sleep(2.0)

@@ -89,7 +89,7 @@ def _looked(run_dir: Path, told: Telling) -> Facts:
 
 
 def _serve(reader: Reader, host: str, port: int) -> None:
-    live = serving.Live(reader)
+    live = serving.LivePage(reader)
     with serving.server(live, host, port) as server:
         shown = f"[{host}]" if ":" in host else host
         try:

@@ -15,7 +15,7 @@ function prepare() {
   }
 }
 prepare();
-// Live: the whole page takes the place of what was there; open details, zoom, scrolling and focus stay as they are. They are
+// LivePage: the whole page takes the place of what was there; open details, zoom, scrolling and focus stay as they are. They are
 // kept while there is trouble and nothing to be opened or scrolled.
 const opened = new Set(), scrolled = new Map();
 let down = 0;

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from fleet.report import curves, family, timeline
 from fleet.report.curves import NAMES, Curve
 from fleet.report.facts import Facts, Failure
-from fleet.report.parts import Section, framed, lines_of, plain_table, pre, table, value_of, whole
+from fleet.report.parts import Part, framed, lines_of, plain_table, pre, table, value_of, whole
 from fleet.report.words import bytes_of, count, figure, lasting, moment, name, share, text
 
 _BETTER = {"score": "higher is better", "loss": "lower is better", "train_loss": "lower is better"}
@@ -29,7 +29,7 @@ def body(facts: Facts, live: bool = False) -> str:
     return framed(head, shown)
 
 
-def sections(facts: Facts) -> list[Section]:
+def sections(facts: Facts) -> list[Part]:
     return [
         ("summary", "At a glance", _summary(facts)),
         ("fitness", _title(facts), _fitness(facts)),

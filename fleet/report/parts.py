@@ -40,10 +40,10 @@ def _hash(what: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(what.encode()).digest()).decode()}"
 
 
-Section = tuple[str, str, str]  # id, title, what stands in it
+Part = tuple[str, str, str]  # id, title, what stands in it
 
 
-def framed(head: str, shown: Sequence[Section]) -> str:
+def framed(head: str, shown: Sequence[Part]) -> str:
     """Below the head its parts, and a list of them to go to."""
     links = "".join(f'<li><a href="#{id}">{title}</a></li>' for id, title, _ in shown)
     main = "".join(section(*each) for each in shown)

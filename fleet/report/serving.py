@@ -33,7 +33,7 @@ _END = re.compile(rb"\r?\n\r?\n")
 _QUIET = 10.0  # seconds until a run that says nothing is looked at again: silence means something, too
 
 
-class Live:
+class LivePage:
     """The page as it is now, made afresh when the run has moved on."""
 
     def __init__(self, reader: Reader) -> None:
@@ -69,7 +69,7 @@ class Live:
         self.tag = f'"{hashlib.sha256(self.page).hexdigest()[:32]}"'
 
 
-def server(live: Live, host: str, port: int) -> ThreadingHTTPServer:
+def server(live: LivePage, host: str, port: int) -> ThreadingHTTPServer:
     """Listening already; a port in use is told in one line."""
     names = {"localhost", host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()}
     try:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import model_validator
 
-from fleet.config import FleetConfig, Room, Text, UserError, bound, operational, validated, whole
+from fleet.config import FleetConfig, Section, Text, UserError, bound, operational, validated, whole
 from merge import strictyaml
 
 METHODS = Literal[
@@ -19,7 +19,7 @@ NORMALIZED = ("linear", *_BASED, "della_linear")
 _NO_BASE = ("linear", "slerp", "karcher")  # slerp's base is the strongest model of its layers
 
 
-class Genome(Room):
+class Genome(Section):
     """What is searched."""
 
     models: tuple[Text, ...] = bound(..., "The models to merge.", min_length=2, max_length=64, strict=False)
@@ -64,7 +64,7 @@ class Genome(Room):
         return self
 
 
-class Task(Room):
+class Task(Section):
     """What is scored."""
 
     name: Text = bound(..., "An lm-eval task or group.")

@@ -20,34 +20,36 @@ SCORER = "scorer"
 
 
 def maker(config: SearchConfig) -> Maker:
-    from merge.evolve.kitchen import Kitchen
+    from merge.evolve.candidate_evaluator import CandidateEvaluator
     from train.verdicts import judging
 
-    compared: list[Kitchen] = []
+    compared: list[CandidateEvaluator] = []
 
-    def make(kitchen: Kitchen, work: Work) -> Mapping[str, Any]:
+    def make(evaluator: CandidateEvaluator, work: Work) -> Mapping[str, Any]:
         name = work.draft.store.name
         if (work.recipe.merge["kind"] == "merge") != name.startswith(MERGER) and name.startswith((MERGER, SCORER)):
             raise NotOnThisMachine("this worker has another part")
-        if kitchen not in compared:
-            compared[:] = [kitchen]
-            if what := _changed(kitchen, work):
+        if evaluator not in compared:
+            compared[:] = [evaluator]
+            if what := _changed(evaluator, work):
                 raise Unfit(what)  # no candidate is to blame
-        return _made(kitchen, work)
+        return _made(evaluator, work)
 
-    return judging(lambda: Kitchen(config), make, "a smaller --batch-size needs less, in a search of its own")
+    return judging(
+        lambda: CandidateEvaluator(config), make, "a smaller --batch-size needs less, in a search of its own"
+    )
 
 
-def _made(kitchen: Any, work: Work) -> Mapping[str, Any]:
+def _made(evaluator: Any, work: Work) -> Mapping[str, Any]:
     what, how = work.recipe.merge, work.recipe.evaluate
     if what["kind"] == "check":
-        return dict(kitchen.check())
+        return dict(evaluator.check())
     if any(place(id)[1].startswith("m") for id in work.absent):
         raise Failed("it could not be merged")
-    kitchen.donors.know({name: work.parents[f"0/model-{n}"].folder for n, name in _copies(kitchen.config, work)})
+    evaluator.donors.know({name: work.parents[f"0/model-{n}"].folder for n, name in _copies(evaluator.config, work)})
     if what["kind"] == "merge":
         with work.folder() as out:
-            took = kitchen.merged(what["recipe"], out)
+            took = evaluator.merged(what["recipe"], out)
         return {"bytes": took}
     if what["kind"] == "twin":
         twin = work.history[what["of"]]
@@ -56,7 +58,7 @@ def _made(kitchen: Any, work: Work) -> Mapping[str, Any]:
         return twin.metrics
     merged = [parent.folder for id, parent in work.parents.items() if place(id)[0] and parent.files.files]
     rival = work.history[how["rival"]].metrics if "rival" in how else None
-    return dict(kitchen.scored(what["recipe"], rival, how["on"] == "held-out", *merged))
+    return dict(evaluator.scored(what["recipe"], rival, how["on"] == "held-out", *merged))
 
 
 def _copies(config: SearchConfig, work: Work) -> list[tuple[int, str]]:
@@ -64,10 +66,10 @@ def _copies(config: SearchConfig, work: Work) -> list[tuple[int, str]]:
     return [(n, name) for n, name in enumerate(config.models) if f"0/model-{n}" in work.parents]
 
 
-def _changed(kitchen: Any, work: Work) -> str:
+def _changed(evaluator: Any, work: Work) -> str:
     """A search that goes on must ask what it has asked so far."""
     begun = work.recipe.merge["kind"] in ("score", "twin")
-    if not begun or kitchen.digest() == work.history[CHECK].metrics["digest"]:
+    if not begun or evaluator.digest() == work.history[CHECK].metrics["digest"]:
         return ""
     return "the questions or the models have changed since this search began: put them back, or begin another search"
 

@@ -8,7 +8,7 @@ from rich.table import Table
 from fleet.history import History
 from fleet.progress import Progress, duration
 from fleet.recipe import NotYet
-from merge.evolve import exams, records
+from merge.evolve import records, scoring
 from merge.evolve.config import SearchConfig
 from merge.evolve.records import Found, Row
 from merge.evolve.strategy import CHECK, MergeSearch
@@ -99,7 +99,7 @@ def _number(value: float | None) -> str:
 def _held(found: Found, name: str) -> str:
     if "score" not in (metrics := found.held.get(name, {})):
         return "-"
-    mean, error = exams.mean_and_error(found.config, json.loads(metrics["single"]))
+    mean, error = scoring.mean_and_error(found.config, json.loads(metrics["single"]))
     half = 1.96 * error
     return f"{mean:.4f} ± {half:.4f}"
 

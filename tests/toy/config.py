@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fleet.config import FleetConfig, Room, bound, operational
+from fleet.config import FleetConfig, Section, bound, operational
 
 
-class ToyRoom(Room):
+class ToyRoom(Section):
     initial_population: tuple[Annotated[int, Field(ge=0)], ...] = bound(
         (), "Seeds of the first vectors; empty: one, from SEED.", max_length=64, strict=False
     )

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.api import CheckpointException
 
-from fleet.config import Room, UserError
+from fleet.config import Section, UserError
 from fleet.errors import first_line
 from fleet.fsync import sync
 from fleet.plain import say
@@ -32,12 +32,12 @@ _OLDER = "resume from an older checkpoint (--ckpt.resume FOLDER)"
 Tensors = Mapping[str, Tensor]
 
 
-class Optimizer(Room):
+class Optimizer(Section):
     steps: float = Field(ge=0)
     scaling: dict[str, Any]
 
 
-class State(Room):
+class State(Section):
     """state.json."""
 
     step: int = Field(ge=1)

@@ -31,7 +31,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 class Leader(Learner):
-    """What a studio works with, as if it were one process."""
+    """What a runtime works with, as if it were one process."""
 
     def __init__(self, model: bytes, config: TrainConfig) -> None:
         count, self.config = config.devices_per_worker, config

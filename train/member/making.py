@@ -7,7 +7,7 @@ from fleet.work import Maker, Work
 from train.config import TrainConfig
 from train.loop import in_fixed_order
 from train.member import children, prepare, replicas
-from train.member.studio import Studio
+from train.member.pretraining_runtime import PretrainingRuntime
 from train.verdicts import judging
 
 _ADVICE = (
@@ -15,7 +15,7 @@ _ADVICE = (
     "DEVICES_PER_WORKER need less, in a run with another PROJECT_NAME"
 )
 
-KINDS: Mapping[str, Callable[[Studio, Work], Mapping[str, Any]]] = {
+KINDS: Mapping[str, Callable[[PretrainingRuntime, Work], Mapping[str, Any]]] = {
     **{"tokenizer": prepare.make_tokenizer, "tokens": prepare.make_tokens, "init": prepare.make_init},
     **{"cut": replicas.cut_shard, "replica": replicas.make_replica, "shard": replicas.make_shard},
     **{"global": replicas.look_at_global},
@@ -27,7 +27,7 @@ def maker(config: TrainConfig) -> Maker:
     """What a worker makes members with; it keeps its model in memory from one recipe to the next."""
     in_fixed_order(config.threads)
 
-    def make(studio: Studio, work: Work) -> Mapping[str, Any]:
-        return KINDS[work.recipe.merge["method"]](studio, work)
+    def make(runtime: PretrainingRuntime, work: Work) -> Mapping[str, Any]:
+        return KINDS[work.recipe.merge["method"]](runtime, work)
 
-    return judging(lambda: Studio(config), make, _ADVICE)
+    return judging(lambda: PretrainingRuntime(config), make, _ADVICE)

@@ -18,7 +18,7 @@ from fleet.work import Failed, NotOnThisMachine, Parent, Work
 from train import text
 from train.batches import needed, useful
 from train.config import Dataset, TrainConfig
-from train.member.studio import CONFIG, Studio
+from train.member.pretraining_runtime import CONFIG, PretrainingRuntime
 from train.member.vectors import save_weights
 from train.model import SHAPES, built, empty, flat, layout_of, read_config, same_settings, same_shapes
 from train.optimizers import layouts_of
@@ -33,8 +33,8 @@ _HELD_OUT = "raise HELD_OUT, or lower EVAL_SEQUENCES"
 # -- the tokenizer -----------------------------------------------------------------------------------------------------
 
 
-def make_tokenizer(studio: Studio, work: Work) -> Mapping[str, Any]:
-    config, named = studio.config, tokenizer_name(studio.config)
+def make_tokenizer(runtime: PretrainingRuntime, work: Work) -> Mapping[str, Any]:
+    config, named = runtime.config, tokenizer_name(runtime.config)
     if named:
         tokenizer = named_tokenizer(named, config.trust_remote_code)
     else:
@@ -100,9 +100,9 @@ def first_of(documents: Iterable[str], characters: int) -> Iterator[str]:
 # -- tokens ------------------------------------------------------------------------------------------------------------
 
 
-def make_tokens(studio: Studio, work: Work) -> Mapping[str, Any]:
+def make_tokens(runtime: PretrainingRuntime, work: Work) -> Mapping[str, Any]:
     """As many tokens of one source as the run needs, and those that are held out."""
-    config = studio.config
+    config = runtime.config
     source = config.datasets[work.recipe.merge["source"]]
     vocabulary = work.parents[work.recipe.parents[0]].metrics["vocabulary"]
     dtype = "<u2" if vocabulary <= 1 << 16 else "<u4"
@@ -185,9 +185,9 @@ def too_short(source: Dataset, part: str, count: int, wanted: int) -> str:
 # -- the first weights -------------------------------------------------------------------------------------------------
 
 
-def make_init(studio: Studio, work: Work) -> Mapping[str, Any]:
+def make_init(runtime: PretrainingRuntime, work: Work) -> Mapping[str, Any]:
     """The weights of one entry of INITIAL_POPULATION, laid out as every member's are."""
-    config, number = studio.config, work.recipe.merge["entry"]
+    config, number = runtime.config, work.recipe.merge["entry"]
     entry, vocabulary = config.initial_population[number], work.parents[work.recipe.parents[0]].metrics["vocabulary"]
     model = built(entry, vocabulary, config.seed + number, config.trust_remote_code)
     if model.config.vocab_size < vocabulary:
@@ -202,4 +202,4 @@ def make_init(studio: Studio, work: Work) -> Mapping[str, Any]:
     save_weights(work, flat(model, layout), layout)
     kinds = layouts_of(layout, config)
     moments = kinds["average"].size + kinds["square"].size
-    return {"parameters": layout.size, "moments": moments if studio.remembers else 0}
+    return {"parameters": layout.size, "moments": moments if runtime.remembers else 0}

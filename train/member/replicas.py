@@ -9,15 +9,15 @@ from torch import Tensor
 from fleet.work import Failed, Work
 from merge.outer import means, ranges
 from train import optimizers
-from train.groundwork import shards_in
 from train.member import vectors
 from train.member.divergence import tried
-from train.member.studio import MOMENTS_WIRE, Metrics, Studio, named
+from train.member.pretraining_runtime import MOMENTS_WIRE, Metrics, PretrainingRuntime, named
+from train.round_zero import shards_in
 
 WEIGHTS, MOMENTUM, MOMENTS = "weights.safetensors", "momentum.safetensors", "moments.safetensors"
 
 
-def cut_shard(studio: Studio, work: Work) -> Mapping[str, Any]:
+def cut_shard(runtime: PretrainingRuntime, work: Work) -> Mapping[str, Any]:
     """One range of the first global model; its momentum and its moments are zero."""
     (parent,) = work.parents.values()
     whole = torch.empty(parent.metrics["parameters"])
@@ -29,9 +29,9 @@ def cut_shard(studio: Studio, work: Work) -> Mapping[str, Any]:
     return {"parameters": len(whole), "moments": parent.metrics["moments"]}
 
 
-def make_replica(studio: Studio, work: Work) -> Mapping[str, Any]:
+def make_replica(runtime: PretrainingRuntime, work: Work) -> Mapping[str, Any]:
     """Train from the global model on the slot's own data, and publish the change. One that diverges changes nothing."""
-    learner = studio.learner(work)
+    learner = runtime.learner(work)
     start = torch.empty(learner.layout.size)
     _fill(work, WEIGHTS, start)
 
@@ -39,24 +39,24 @@ def make_replica(studio: Studio, work: Work) -> Mapping[str, Any]:
         _fill(work, MOMENTS, room)
 
     def learned() -> tuple[Tensor, Metrics]:
-        metrics = studio.train(work, start, moments)
-        return studio.checked(start.sub_(learner.whole(optimizers.WEIGHTS).cpu())), metrics
+        metrics = runtime.train(work, start, moments)
+        return runtime.checked(start.sub_(learner.whole(optimizers.WEIGHTS).cpu())), metrics
 
     def untrained() -> tuple[Tensor, Metrics]:
-        studio.remember(work, moments)
+        runtime.remember(work, moments)
         return start.zero_(), {}
 
-    (change, metrics), diverged = tried(work, studio.rate(), learned, untrained)
-    change = studio.with_residual(work, change)
+    (change, metrics), diverged = tried(work, runtime.rate(), learned, untrained)
+    change = runtime.with_residual(work, change)
     for number, cut in enumerate(ranges(len(change), _shards(work))):
-        vectors.save(work, _change(number), change[cut.start : cut.stop], studio.config.wire_dtype)
-    remembered = studio.moments(work)
+        vectors.save(work, _change(number), change[cut.start : cut.stop], runtime.config.wire_dtype)
+    remembered = runtime.moments(work)
     for number, cut in enumerate(ranges(len(remembered), _shards(work))):
         vectors.save(work, _moments(number), remembered[cut.start : cut.stop], MOMENTS_WIRE)
     return {**metrics, **diverged}
 
 
-def make_shard(studio: Studio, work: Work) -> Mapping[str, Any]:
+def make_shard(runtime: PretrainingRuntime, work: Work) -> Mapping[str, Any]:
     """One range of the outer step: everybody's changes there, piece by piece, whatever their size."""
     old = work.parents[work.recipe.merge["old"]]
     replicas = [parent for id, parent in work.parents.items() if id != work.recipe.merge["old"]]
@@ -70,7 +70,7 @@ def make_shard(studio: Studio, work: Work) -> Mapping[str, Any]:
         vectors.created(work, WEIGHTS, count) as new_weights,
         vectors.created(work, MOMENTUM, count) as new_momentum,
     ):
-        for weights, moved in studio.outer.stream(start, momentum, means(changes)):
+        for weights, moved in runtime.outer.stream(start, momentum, means(changes)):
             new_weights(weights)
             new_momentum(moved)
     count = len(_cut(old.metrics["moments"], work))
@@ -83,14 +83,14 @@ def make_shard(studio: Studio, work: Work) -> Mapping[str, Any]:
     return {name: old.metrics[name] for name in ("parameters", "moments")}
 
 
-def look_at_global(studio: Studio, work: Work) -> Mapping[str, Any]:
+def look_at_global(runtime: PretrainingRuntime, work: Work) -> Mapping[str, Any]:
     """The global model as it is worth: without the last step's look ahead."""
-    learner = studio.learner(work)
+    learner = runtime.learner(work)
     weights, momentum = (torch.empty(learner.layout.size) for _ in range(2))
     _fill(work, WEIGHTS, weights)
     _fill(work, MOMENTUM, momentum)
-    learner.start(studio.outer.settled(weights, momentum))
-    return studio.evaluate(work)
+    learner.start(runtime.outer.settled(weights, momentum))
+    return runtime.evaluate(work)
 
 
 def _fill(work: Work, name: str, room: Tensor) -> None:

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import field_validator, model_validator
 
-from fleet.config import FleetConfig, Room, Text, bound
+from fleet.config import FleetConfig, Section, Text, bound
 
 SLERP = {
     "method": "slerp",
@@ -17,7 +17,7 @@ SLERP = {
 LOSS = "loss"
 
 
-class Objective(Room):
+class Objective(Section):
     """What members are compared by."""
 
     task: Text = bound(..., "A task of lm-eval, or loss: on held-out rows of MUTATION_DATASETS.")
@@ -31,7 +31,7 @@ class Objective(Room):
         return self.task if self.metric == "acc,none" or self.task == LOSS else f"{self.task}:{self.metric}"
 
 
-class Source(Room):
+class Source(Section):
     """Rows to learn from: conversations, or text; preferences for MUTATION dpo."""
 
     source: Text = bound(..., '"skill:..." (built in), a local .jsonl or .parquet file, or a hub dataset.')
@@ -46,7 +46,7 @@ class Source(Room):
         return self
 
 
-class Adapter(Room):
+class Adapter(Section):
     """What is put beside which weights."""
 
     r: int = bound(64, "Its rank.", ge=1, le=4096)
@@ -62,7 +62,7 @@ class Adapter(Room):
         return tuple(value) if isinstance(value, list) else value
 
 
-class BreedRoom(Room):
+class BreedRoom(Section):
     """Who competes, and who has children with whom."""
 
     initial_population: tuple[Text, ...] = bound(
@@ -80,7 +80,7 @@ class BreedRoom(Room):
     crossover_evolves: bool = bound(False, "Curves of CROSSOVER are genes, too.")
 
 
-class FitnessRoom(Room):
+class FitnessRoom(Section):
     """By what members compete."""
 
     fitness: tuple[Objective, ...] = bound(
@@ -93,7 +93,7 @@ class FitnessRoom(Room):
     holdout: float = bound(0.5, "The share of questions that only the end asks.", gt=0, lt=1)
 
 
-class MutationRoom(Room):
+class MutationRoom(Section):
     """What children learn, and how."""
 
     tasks_digest: str = bound("", "Of FITNESS's questions; found out by whoever starts the run.")

@@ -12,7 +12,7 @@ from fleet.config import UserError
 from train import tasks
 from train.posttrain.config import LOSS, Objective, PosttrainConfig
 from train.posttrain.selection import Rival
-from train.tasks import Asked, Exam
+from train.tasks import Asked, TaskEvaluation
 
 Metrics = Mapping[str, Any]
 Single = Mapping[str, Sequence[float]]  # objective -> marks, question by question
@@ -93,14 +93,16 @@ def load_tasks(c: PosttrainConfig) -> dict[str, Any]:
     return loaded
 
 
-def marks_of(c: PosttrainConfig, exam: Exam, model: Any, how: Mapping[str, Any]) -> tuple[Single, Mapping[str, float]]:
+def marks_of(
+    c: PosttrainConfig, evaluation: TaskEvaluation, model: Any, how: Mapping[str, Any]
+) -> tuple[Single, Mapping[str, float]]:
     """The same questions for everybody: of a generation, or those at the end."""
-    marks = exam.marks(model, drawn(c, exam.questions(), how))
+    marks = evaluation.marks(model, drawn(c, evaluation.questions(), how))
     single, values = dict[str, Sequence[float]](), dict[str, float]()
     for each in c.fitness:
         if each.task != LOSS:
             values[each.key] = float(marks.results[each.task][each.metric])
-            mean = tasks.is_mean(exam.loaded, each.task, each.metric)
+            mean = tasks.is_mean(evaluation.loaded, each.task, each.metric)
             answers = marks.single.get(each.task, {}).get(each.metric, []) if mean else []
             single[each.key] = [float(x) for x in answers if isinstance(x, (bool, int, float))]
     return single, values

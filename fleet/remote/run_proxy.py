@@ -27,7 +27,7 @@ from fleet.status import View, metrics_text
 _LOG = 1 << 16  # so much of a log's end is shown at first
 
 
-class Door:
+class RunProxy:
     """Every verb takes and gives plain data, so that it can be asked over a wire as well."""
 
     def __init__(self, root: Path) -> None:
@@ -93,11 +93,11 @@ class Door:
             "last": [f"{member.id}  {member.absent or metrics_text(member.metrics)}".rstrip() for member in last],
         }  # fmt: skip
 
-    def crews(self) -> list[dict[str, Any]]:
-        """What the crews wrote down; anybody may have written there, and nothing is done about it."""
+    def supervisors(self) -> list[dict[str, Any]]:
+        """What the supervisors wrote down; anybody may have written there, and nothing is done about it."""
         found = []
         for name in sorted(self.store.names("workers")):
-            if name.endswith(".crew"):
+            if name.endswith(".supervisor"):
                 with contextlib.suppress(Exception):  # whatever it holds
                     known = json.loads(self.store.news(f"workers/{name}"))
                     seats = [{**seat, "code": seat["code"] and int(seat["code"])} for seat in known["seats"][:64]]
@@ -162,26 +162,26 @@ def _of(name: str, machine: str) -> bool:
     return name.rpartition("-")[0] == machine
 
 
-class FarDoor:
-    """The same door, on another machine: answers come over the wire."""
+class RemoteRunProxy:
+    """The same proxy, on another machine: answers come over the wire."""
 
     def __init__(self, link: Link, digest: str, data: str) -> None:
         self._link = link
         found = link.ask("receive", digest=digest, data="") or link.ask("receive", wait=60, digest=digest, data=data)
-        link.ask("become", code=found["code"], module="fleet.remote.door", words=[link.prefix])
+        link.ask("become", code=found["code"], module="fleet.remote.run_proxy", words=[link.prefix])
 
     def ask(self, verb: str, **words: Any) -> Any:
         return self._link.ask(verb, wait=600.0 if verb == "create" else 15.0, **words)["answer"]
 
 
 def main(prefix: str) -> None:
-    """Be the far end of a FarDoor."""
+    """Be the far end of a RemoteRunProxy."""
     os.umask(0o077)
-    door = Door(Path.cwd())
+    proxy = RunProxy(Path.cwd())
     for line in sys.stdin:
         ask = json.loads(line)
         try:
-            answer = {"answer": door.ask(ask["verb"], **ask["with"])}
+            answer = {"answer": proxy.ask(ask["verb"], **ask["with"])}
         except (UserError, faults.Fault) as error:
             answer = {"problem": plain(error, 2000)}
         except Exception as error:  # this end must not die of it

@@ -1,4 +1,4 @@
-"""What a worker of post-training keeps in memory: a model that takes on one member after the other, and the exam."""
+"""What a worker of post-training keeps in memory: a model that takes on one member after another, and the questions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from merge import engine, folder, live
 from merge.donors import Donors
 from merge.engine import How
 from merge.group import in_memory
-from merge.live import Live, places_in
+from merge.live import LiveModel, places_in
 from merge.merging import SHARD, merge_into
 from merge.planning import Job, Plan, plan
 from merge.recipe import Merge, merge_of, text_of
@@ -23,32 +23,32 @@ from train.config import TrainConfig
 from train.loop import Learner, best_device
 from train.posttrain import fitness
 from train.posttrain.config import PosttrainConfig
-from train.tasks import Exam
+from train.tasks import TaskEvaluation
 
 Recipe = Mapping[str, Any]
 
 
-class School:
+class PosttrainingRuntime:
     def __init__(self, config: PosttrainConfig) -> None:
         self.config, self.device = config, best_device()
         self.how = How(threads=config.threads, seed=config.seed % (1 << 31))
-        self._live: tuple[str, Live] | None = None
+        self._live: tuple[str, LiveModel] | None = None
         self._learner: Learner | None = None
         self._loaded: dict[str, Any] | None = None
-        self._exam: Exam | None = None
+        self._evaluation: TaskEvaluation | None = None
 
     # -- the model ----------------------------------------------------------------------------------------------------
 
-    def take_on(self, recipe: Recipe, places: Mapping[str, Path]) -> "Pupil":
+    def take_on(self, recipe: Recipe, places: Mapping[str, Path]) -> "ChildModel":
         """The recipe's model, in fp32 and in memory; the next one takes its place."""
         said = said_of({**recipe, "out_dtype": "float32"})
         with Donors(places) as donors:
             made = plan(said, donors)
             known = self._shaped(said, made)
             known.fill(made, self.how)
-        return Pupil(said, made, known)
+        return ChildModel(said, made, known)
 
-    def _shaped(self, said: Merge, made: Plan) -> Live:
+    def _shaped(self, said: Merge, made: Plan) -> LiveModel:
         key = live.key_of(made)
         if self._live is None or self._live[0] != key:
             self.dismiss()  # first out, then in: there may be no room for both
@@ -58,7 +58,7 @@ class School:
             known = replace(known, places=places_in(known.model, made))  # its weights lie in the learner's vector now
         return known
 
-    def learner(self, known: Live, config: TrainConfig, objective: Any) -> Learner:
+    def learner(self, known: LiveModel, config: TrainConfig, objective: Any) -> Learner:
         """For all of the model's weights; the same one for all children of a shape."""
         if self._learner is None:
             self._learner = Learner(known.model, config, self.device, objective)
@@ -66,9 +66,9 @@ class School:
         return self._learner
 
     def forget(self) -> None:
-        """Let go of what the exam holds: the model has other weights now."""
-        if self._exam:
-            self._exam.forget()
+        """Let go of what the evaluation holds: the model has other weights now."""
+        if self._evaluation:
+            self._evaluation.forget()
 
     def dismiss(self) -> None:
         """Let go of the model, and of the memory that it took."""
@@ -77,7 +77,7 @@ class School:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    # -- the exam -----------------------------------------------------------------------------------------------------
+    # -- the questions -------------------------------------------------------------------------------------------------
 
     @property
     def loaded(self) -> dict[str, Any]:
@@ -87,20 +87,20 @@ class School:
                 raise NotOnThisMachine("the questions of FITNESS are others on this machine than where the run began")
         return self._loaded
 
-    def exam(self, tokenizer: Any) -> Exam | None:
-        if self._exam is None and self.loaded:
-            room = self.config.batch_size * self.config.seq_length  # what a lesson's batch has, which needs far more
-            self._exam = Exam(fitness.asked(self.config), tokenizer, self.loaded, tokens=room)
-        return self._exam
+    def evaluation(self, tokenizer: Any) -> TaskEvaluation | None:
+        if self._evaluation is None and self.loaded:
+            room = self.config.batch_size * self.config.seq_length  # as when it learns, which needs far more
+            self._evaluation = TaskEvaluation(fitness.asked(self.config), tokenizer, self.loaded, tokens=room)
+        return self._evaluation
 
 
 @dataclass(frozen=True)
-class Pupil:
+class ChildModel:
     """A model in memory, and what it was made by."""
 
     said: Merge
     made: Plan
-    live: Live
+    live: LiveModel
 
     def fits(self, dtype: torch.dtype) -> bool:
         """Whether its weights are numbers, and stay so in this dtype."""
@@ -132,12 +132,12 @@ def merged(work: Work, recipe: Recipe, places: Mapping[str, Path], how: How) -> 
         merge_into(place, said_of(recipe), donors, how)
 
 
-def saved(work: Work, pupil: Pupil, dtype: torch.dtype, how: How) -> None:
+def saved(work: Work, child: ChildModel, dtype: torch.dtype, how: How) -> None:
     """A model in memory as the member's files."""
     with work.folder() as place:
-        made = pupil.files(dtype)
+        made = child.files(dtype)
         engine.write(made.jobs, place, SHARD, how, lambda bytes: None)
-        folder.furnish(place, pupil.said, made, None)
+        folder.furnish(place, child.said, made, None)
 
 
 def said_of(recipe: Recipe) -> Merge:

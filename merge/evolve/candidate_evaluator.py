@@ -1,5 +1,5 @@
 """What makes candidates: donors that stay in memory, a live model that takes on one candidate after the other, and the
-exam that each of them sits."""
+questions that each of them is asked."""
 
 import hashlib
 import json
@@ -16,19 +16,19 @@ from fleet.store import REGISTER_LIMIT
 from merge.donor import Donor
 from merge.donors import Donors
 from merge.engine import How
-from merge.evolve import exams
+from merge.evolve import scoring
 from merge.evolve.config import SearchConfig
-from merge.evolve.exams import Metrics
 from merge.evolve.genome import Space
+from merge.evolve.scoring import Metrics
 from merge.evolve.search import Search
 from merge.group import in_memory
-from merge.live import Live, furnished, key_of
+from merge.live import LiveModel, furnished, key_of
 from merge.merging import merge_into
 from merge.planning import Plan, plan
 from merge.recipe import Merge, merge_of, text_of
 from merge.weights import Stored
 from train import tasks
-from train.tasks import Exam
+from train.tasks import TaskEvaluation
 
 _MEMORY = Path("/dev/shm")
 _GLANCE = 1 << 16  # bytes of a file at each end
@@ -60,34 +60,34 @@ class Resident(Donors):
 
 
 @dataclass(frozen=True)
-class Station:
-    """A model that takes on one candidate after the other, with its exam."""
+class ReadyModel:
+    """A model that takes on one candidate after the other, and what it is asked."""
 
     key: str
-    live: Live
-    exam: Exam
+    live: LiveModel
+    evaluation: TaskEvaluation
 
 
-class Kitchen:
+class CandidateEvaluator:
     def __init__(self, config: SearchConfig) -> None:
         torch.set_num_threads(config.threads)
         self.config, self.device = config, "cuda" if torch.cuda.is_available() else "cpu"
         merging = self.device if config.merge_cuda else "cpu"
         self.how = How(threads=config.threads, device=merging)
         self.donors = Resident(merging if config.in_memory and not config.buffered else "")
-        self._station: Station | None = None
+        self._ready: ReadyModel | None = None
         self._engine: Any = None  # vLLM
         self._loaded: dict[str, Any] | None = None
 
     @property
     def loaded(self) -> dict[str, Any]:
         if self._loaded is None:
-            self._loaded = tasks.load(exams.asked(self.config), self.config.allow_benchmark_tasks)
+            self._loaded = tasks.load(scoring.asked(self.config), self.config.allow_benchmark_tasks)
         return self._loaded
 
     def check(self) -> Metrics:
         """Tasks, metrics, and whether the donors fit together: before anything is merged."""
-        exams.check(self.config, self.loaded)
+        scoring.check(self.config, self.loaded)
         layers = self.donors[self.config.genome.models[0]].layers
         if layers is None:
             raise UserError(f"{self.config.genome.models[0]}: its config.json does not say how many layers it has")
@@ -99,8 +99,8 @@ class Kitchen:
             if not any(part in job.name for job in made.jobs):
                 some = ", ".join(sorted({job.name.split(".")[-2] for job in made.jobs})[:12])
                 raise UserError(f"genome.filters: {part!r} is in no tensor's name; parts of names are {some}")
-        self._station = self._furnished(merge_of(recipe, text_of(recipe)), made)
-        if self._station.exam.chat and not self._station.exam.tokenizer.chat_template:
+        self._ready = self._furnished(merge_of(recipe, text_of(recipe)), made)
+        if self._ready.evaluation.chat and not self._ready.evaluation.tokenizer.chat_template:
             raise UserError("apply_chat_template: the models' tokenizer has no chat template")
         dtypes = {job.dtype for job in made.jobs if job.method}
         dtype = str(dtypes.pop()).removeprefix("torch.") if len(dtypes) == 1 else "float32"
@@ -143,27 +143,29 @@ class Kitchen:
         already."""
         said = merge_of(recipe, text_of(recipe))
         made = plan(said, self.donors)
-        if self._station is None or self._station.key != key_of(made):
-            self._station = None  # first out, then in: there may be no room for both
-            self._station = self._furnished(said, made)
-        live, exam = self._station.live, self._station.exam
+        if self._ready is None or self._ready.key != key_of(made):
+            self._ready = None  # first out, then in: there may be no room for both
+            self._ready = self._furnished(said, made)
+        live, evaluation = self._ready.live, self._ready.evaluation
         if there:
-            return exams.sat(self.config, exam, self._loaded_from(there), rival, held)
+            return scoring.scored(self.config, evaluation, self._loaded_from(there), rival, held)
         if live.places is not None:
             live.fill(made, self.how)
-            return exams.sat(self.config, exam, live.model, rival, held)
+            return scoring.scored(self.config, evaluation, live.model, rival, held)
         with passing("candidate", self._scratch()) as out:
             self.merged(recipe, out)
-            return exams.sat(self.config, exam, self._loaded_from(out), rival, held)
+            return scoring.scored(self.config, evaluation, self._loaded_from(out), rival, held)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _furnished(self, said: Merge, made: Plan) -> Station:
+    def _furnished(self, said: Merge, made: Plan) -> ReadyModel:
         """A model of the candidates' shape and their tokenizer."""
-        whole = self._fills() and not exams.quantized(self.config)
+        whole = self._fills() and not scoring.quantized(self.config)
         live = furnished(said, made, self.device, self.config.trust_remote_code, whole)
-        exam = Exam(exams.asked(self.config), live.tokenizer, self.loaded, self.config.batch_size or None)
-        return Station(key_of(made), live, exam)
+        evaluation = TaskEvaluation(
+            scoring.asked(self.config), live.tokenizer, self.loaded, self.config.batch_size or None
+        )
+        return ReadyModel(key_of(made), live, evaluation)
 
     def _fills(self) -> bool:
         return self.config.in_memory and not self.config.buffered and not self.config.vllm
@@ -175,11 +177,13 @@ class Kitchen:
     def _loaded_from(self, place: Path) -> Any:
         if self.config.vllm:
             return self._engine_with(place)
-        if self._station:
-            self._station.exam.forget()
+        if self._ready:
+            self._ready.evaluation.forget()
         from transformers import AutoModelForCausalLM
 
-        more = {**exams.quantization(self.config), "device_map": self.device} if exams.quantized(self.config) else {}
+        more = (
+            {**scoring.quantization(self.config), "device_map": self.device} if scoring.quantized(self.config) else {}
+        )
         trust = self.config.trust_remote_code
         model: Any = AutoModelForCausalLM.from_pretrained(place, dtype="auto", trust_remote_code=trust, **more)
         return model.eval() if more else model.to(self.device).eval()

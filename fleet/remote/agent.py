@@ -282,18 +282,18 @@ def _own_cache() -> Path:
 
 
 def start(code: str, order: dict[str, Any], env: dict[str, str]) -> dict[str, Any]:
-    """Start a crew from the copy of the code, which lives on without us; wait until it has started its workers."""
+    """Start a supervisor from the copy of the code, which lives on without us; wait until its workers have begun."""
     if running := [each for each in _marked(order["run_id"]) if each["what"] != "child"]:
         return {"already": running}
-    crew = subprocess.Popen(
-        _CREW, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    supervisor = subprocess.Popen(
+        _SUPERVISOR, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         cwd=code, env=_environment(order, env), start_new_session=True,
     )  # fmt: skip
-    assert crew.stdin and crew.stdout
-    crew.stdin.write(_order(order, code))
-    crew.stdin.close()
+    assert supervisor.stdin and supervisor.stdout
+    supervisor.stdin.write(_order(order, code))
+    supervisor.stdin.close()
     said = ["it said nothing"]
-    for line in crew.stdout:  # the system's own warnings may come first
+    for line in supervisor.stdout:  # the system's own warnings may come first
         text = line.decode(errors="replace").strip()
         if text.startswith("{"):
             return dict(json.loads(text))
@@ -302,10 +302,10 @@ def start(code: str, order: dict[str, Any], env: dict[str, str]) -> dict[str, An
 
 
 def hold(place: str, tar: str, digest: str, order: dict[str, Any], env: dict[str, str]) -> None:
-    """Be a crew in this process's place: for engines that start processes themselves, several on a machine."""
+    """Be a supervisor in this process's place: for engines that start processes themselves, several on a machine."""
     os.umask(0o077)
     order["machine"], order["lock"] = place, f"{order['lock']}-{order['launch']}-{place}"
-    if "leash" in sys.argv:  # when the parent is gone, the crew is asked to end
+    if "leash" in sys.argv:  # when the parent is gone, the supervisor is asked to end
         parent = os.getppid()
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
         if parent == 1:
@@ -317,7 +317,7 @@ def hold(place: str, tar: str, digest: str, order: dict[str, Any], env: dict[str
     os.close(writer)
     os.dup2(reader, 0)
     os.chdir(code)
-    os.execve(_CREW[0], _CREW, _environment(order, env))
+    os.execve(_SUPERVISOR[0], _SUPERVISOR, _environment(order, env))
 
 
 def _environment(order: dict[str, Any], env: dict[str, str]) -> dict[str, str]:
@@ -335,18 +335,18 @@ def running(run_id: str) -> dict[str, Any]:
 
 
 def ask_to_end(run_id: str) -> dict[str, Any]:
-    """The crew passes it on to its workers; each ends at its next step."""
-    return _signalled(run_id, "crew", signal.SIGTERM) or _signalled(run_id, "worker", signal.SIGTERM)
+    """The supervisor passes it on to its workers; each ends at its next step."""
+    return _signalled(run_id, "supervisor", signal.SIGTERM) or _signalled(run_id, "worker", signal.SIGTERM)
 
 
 def kill(run_id: str, seconds: float) -> dict[str, Any]:
-    """End all processes of the run at once, by their crews, which write it down, or in spite of them."""
+    """End all processes of the run at once, by their supervisors, which write it down, or in spite of them."""
     began = time.monotonic()
-    _signalled(run_id, "crew", signal.SIGQUIT)
-    while time.monotonic() - began < seconds / 2 and [each for each in _marked(run_id) if each["what"] == "crew"]:
+    _signalled(run_id, "supervisor", signal.SIGQUIT)
+    while time.monotonic() - began < seconds / 2 and [each for each in _marked(run_id) if each["what"] == "supervisor"]:
         time.sleep(0.05)
     while found := _marked(run_id):
-        for each in sorted(found, key=lambda each: each["what"] != "crew"):
+        for each in sorted(found, key=lambda each: each["what"] != "supervisor"):
             _end(each["pid"], signal.SIGKILL, group=each["what"] != "child")
         if time.monotonic() - began > seconds:
             break
@@ -363,7 +363,7 @@ def _signalled(run_id: str, what: str, number: int) -> dict[str, Any]:
 
 def _end(pid: int, number: int, group: bool = False) -> None:
     try:
-        if group and os.getpgid(pid) == pid:  # crews and workers lead groups of their own
+        if group and os.getpgid(pid) == pid:  # supervisors and workers lead groups of their own
             os.killpg(pid, number)
         else:
             os.kill(pid, number)
@@ -385,7 +385,9 @@ def _marked(run_id: str) -> list[dict[str, Any]]:
             continue
         mine = mark in inner if run_id else any(each.startswith(mark) for each in inner)
         if mine and stat[0] not in "ZX":
-            what = "crew" if b"fleet.remote.crew" in words else "worker" if b"--worker" in words else "child"
+            what = (
+                "supervisor" if b"fleet.remote.supervisor" in words else "worker" if b"--worker" in words else "child"
+            )
             found.append({"pid": int(entry), "what": what, "code": _code_of(entry)})
     return found
 
@@ -408,7 +410,7 @@ def become(code: str, module: str, words: list[str]) -> None:
     os.execv(sys.executable, [sys.executable, "-u", "-m", module, *words])
 
 
-_CREW = [sys.executable, "-S", "-m", "fleet.remote.crew"]
+_SUPERVISOR = [sys.executable, "-S", "-m", "fleet.remote.supervisor"]
 VERBS = {
     each.__name__: each
     for each in (facts, show, seen, unshow, receive, fetch, tidy, start, running, ask_to_end, kill, become)

@@ -1,7 +1,8 @@
-"""A machine's crew: starts its workers, starts them again when they crash, and writes down how each one ended.
+"""A machine's supervisor: starts its workers, starts them again when they crash, and writes down how each one ended.
 
-Started by `far.start` with an order on its standard input; it outlives the connection. Bare Python, so that it is there
-in a moment and small beside its workers. workers/MACHINE.crew tells people what it knows; nothing acts on that file.
+Started by `agent.start` with an order on its standard input; it outlives the connection. Bare Python, so that it is
+there in a moment and small beside its workers. workers/MACHINE.supervisor tells people what it knows; nothing acts on
+that file.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ from typing import IO, Any
 from fleet.seats import Memory, Seat
 
 _BEAT = 0.1
-_TOLD = 10.0  # seconds until it writes again, so that a silent crew is seen to be gone
+_TOLD = 10.0  # seconds until it writes again, so that a silent supervisor is seen to be gone
 _LINKS = os.O_NOFOLLOW | os.O_NONBLOCK  # who else writes to the disk must not lead us to other files
 
 
@@ -39,7 +40,7 @@ class Post(Seat):
         self.process: subprocess.Popen[bytes] | None = None
 
 
-class Crew:
+class Supervisor:
     def __init__(self, order: dict[str, Any]) -> None:
         os.umask(order["umask"])
         self.order = order
@@ -148,11 +149,11 @@ class Crew:
         return log
 
     def _note(self, post: Post, line: str) -> None:
-        with contextlib.suppress(OSError), os.fdopen(self._log(post), "a") as log:  # a full disk must not end the crew
+        with contextlib.suppress(OSError), os.fdopen(self._log(post), "a") as log:  # a full disk must not end it
             log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
 
     def _tell(self) -> None:
-        name = f"{self.order['machine']}.crew"
+        name = f"{self.order['machine']}.supervisor"
         draft = f"{name}.{uuid.uuid4().hex}"
         try:
             file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _LINKS, 0o640, dir_fd=self.workers)
@@ -190,12 +191,12 @@ def _folder_of(run: str, run_id: str, waits: tuple[float, ...] = (0.1, 0.5, 2.0,
 
 
 def _only_one(folder: str, name: str) -> IO[str]:
-    """No second crew in the same place; the lock ends with this process. The folder may be seen by other machines."""
+    """No second one in the same place; the lock ends with this process. The folder may be seen by other machines."""
     file = Path(folder, f"{name}-{_machine()}.lock").open("a")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        raise SystemExit("another crew of this run is there already") from None
+        raise SystemExit("another supervisor of this run is there already") from None
     return file
 
 
@@ -223,4 +224,4 @@ def _born(pid: int) -> str:
 
 
 if __name__ == "__main__":
-    Crew(json.load(sys.stdin)).run()
+    Supervisor(json.load(sys.stdin)).run()

@@ -30,7 +30,7 @@ Metrics = dict[str, Any]
 Fill = Callable[[Tensor], None]  # puts into a vector what others have made
 
 
-class Studio:
+class PretrainingRuntime:
     def __init__(self, config: TrainConfig) -> None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self.config = config

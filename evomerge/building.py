@@ -19,7 +19,7 @@ from merge import live
 from merge.donor import Donor
 from merge.donors import Donors
 from merge.engine import How
-from merge.live import Live
+from merge.live import LiveModel
 from merge.merging import merge
 from merge.planning import Plan, plan
 from merge.recipe import Merge, merge_of, text_of
@@ -28,7 +28,7 @@ from merge.staged import Staged, over_all
 _CLEAN, _NOISY, BASE = "without-noise", "with-noise", "(base)"
 
 
-class Workshop:
+class ModelBuilder:
     """Models that stay open, and what is made of them."""
 
     def __init__(
@@ -37,9 +37,9 @@ class Workshop:
         self.models, self.base, self.dtype, self.trust = dict(models), base, dtype, trust
         self.donors, self.threads = Donors({**models, **({BASE: base} if base else {})}), threads
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        self._live: tuple[str, Live] | None = None
+        self._live: tuple[str, LiveModel] | None = None
 
-    def __enter__(self) -> "Workshop":
+    def __enter__(self) -> "ModelBuilder":
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -82,7 +82,7 @@ class Workshop:
         beside = {formulas.FILE: about, "README.md": card(formula, self.models, said.text)}
         merge(said, out, how=self._how(formula), donors=donors, beside=beside)
 
-    def model(self, formula: Formula) -> Live:
+    def model(self, formula: Formula) -> LiveModel:
         """In memory; the next one takes its place."""
         said, made, _ = self.planned(formula)
         key = live.key_of(made)
@@ -98,7 +98,7 @@ class Workshop:
     def _how(self, formula: Formula) -> How:
         return How(threads=self.threads, seed=formula.seed)
 
-    def _loaded(self, formula: Formula, known: Live) -> Live:
+    def _loaded(self, formula: Formula, known: LiveModel) -> LiveModel:
         """From a folder, where weights lie otherwise in memory than in files."""
         from transformers import AutoModelForCausalLM
 
@@ -118,11 +118,11 @@ def card(formula: Formula, models: Mapping[str, str], recipe: str) -> str:
     return front + title + "\n".join(shares) + f"\n\nStage by stage:\n\n```yaml\n{recipe.rstrip()}\n```\n"
 
 
-def workshop(c: TournamentConfig) -> Workshop:
+def builder(c: TournamentConfig) -> ModelBuilder:
     """Of a tournament's models."""
     m, models = c.merge_settings, {model.name: model.path for model in c.models}
     base = m.base_model.path if m.base_model else ""
-    return Workshop(models, base, threads=c.threads, dtype=m.dtype, trust=m.trust_remote_code)
+    return ModelBuilder(models, base, threads=c.threads, dtype=m.dtype, trust=m.trust_remote_code)
 
 
 class _Noisy(Staged):

@@ -6,7 +6,7 @@ from fleet.recipe import Recipe
 from train.config import TrainConfig
 
 
-def ground(c: TrainConfig, one_start: bool = False) -> list[Recipe]:
+def round_zero(c: TrainConfig, one_start: bool = False) -> list[Recipe]:
     """The tokenizer, the sources' tokens, the first weights."""
     entries = 1 if one_start else len(c.initial_population)
     inits = [
@@ -43,6 +43,6 @@ def unique(*ids: str) -> tuple[str, ...]:
     return tuple(id for id in dict.fromkeys(ids) if id)
 
 
-def shards_in(ground: Sequence[Recipe]) -> int:
+def shards_in(round_zero: Sequence[Recipe]) -> int:
     """DiLoCo: in how many ranges round 0 has cut the model, and so the run goes on."""
-    return sum(recipe.slot.startswith("shard-") for recipe in ground)
+    return sum(recipe.slot.startswith("shard-") for recipe in round_zero)

@@ -16,9 +16,9 @@ from train.batches import shuffled
 from train.chat import Example
 from train.config import TrainConfig, alone
 from train.loop import Learner, rate
-from train.member import dna, founding, vectors
-from train.member.school import Pupil, School
-from train.member.studio import named
+from train.member import dna, first_members, vectors
+from train.member.posttraining_runtime import ChildModel, PosttrainingRuntime
+from train.member.pretraining_runtime import named
 from train.objectives import Comparison
 from train.optimizers import MOMENTS, WEIGHTS
 from train.packing import Batch
@@ -26,44 +26,46 @@ from train.posttrain.config import PosttrainConfig
 from train.posttrain.data import Rows
 
 Metrics = Mapping[str, Any]
-Born = Callable[[], Pupil]  # a child as its parents made it, before it has learned anything
-Taught = tuple[Pupil, dict[str, Any]]
+Born = Callable[[], ChildModel]  # a child as its parents made it, before it has learned anything
+Finetuned = tuple[ChildModel, dict[str, Any]]
 
 
-def taught(school: School, work: Work, born: Born) -> Taught:
+def finetuned(runtime: PosttrainingRuntime, work: Work, born: Born) -> Finetuned:
     """The child learns. Whatever breaks in here leaves a model that is half changed, and that nobody may use again."""
     try:
-        examples = chosen(school.config, work, work.recipe.genome)
-        pupil, total, steps = _with_lesson(school, work, born, examples)
+        examples = chosen(runtime.config, work, work.recipe.genome)
+        child, total, steps = _with_batches(runtime, work, born, examples)
     except BaseException:
-        school.dismiss()
+        runtime.dismiss()
         raise
-    school.forget()
+    runtime.forget()
     tokens = sum(len(example.tokens) for example in examples)
-    return pupil, {"train_loss": total / steps, "tokens": tokens, "steps": steps}
+    return child, {"train_loss": total / steps, "tokens": tokens, "steps": steps}
 
 
-def _with_lesson(school: School, work: Work, born: Born, examples: Sequence[Example]) -> tuple[Pupil, float, int]:
+def _with_batches(
+    runtime: PosttrainingRuntime, work: Work, born: Born, examples: Sequence[Example]
+) -> tuple[ChildModel, float, int]:
     """The child afterwards, the losses of all steps, and how many these were."""
-    c, settings, pupil = school.config, work.recipe.train, born()
-    model, objective = pupil.live.model, objectives.sft_loss
+    c, settings, child = runtime.config, work.recipe.train, born()
+    model, objective = child.live.model, objectives.sft_loss
     if settings["how"] == "dpo":
         objective = partial(objectives.preference_loss, beta=c.dpo_beta)
     if c.adapter:
-        model = adapted(model, c.adapter, c.seed + settings["round"] * 4096 + settings["slot"], school.device)
-    steps = lesson(c, model, examples)
+        model = adapted(model, c.adapter, c.seed + settings["round"] * 4096 + settings["slot"], runtime.device)
+    steps = batches_of(c, model, examples)
     config = inner(c, len(steps), work.recipe.genome["rate"])
     if not c.adapter:
-        total = _learned(work, school.learner(pupil.live, config, objective), config, steps)
-        return pupil, total, len(steps)
-    total = _learned(work, Learner(model, config, school.device, objective), config, steps)
+        total = _learned(work, runtime.learner(child.live, config, objective), config, steps)
+        return child, total, len(steps)
+    total = _learned(work, Learner(model, config, runtime.device, objective), config, steps)
     if c.adapter.four_bits:  # the weights with all their bits have to come from the parents again
-        school.dismiss()
-        pupil = born()
-        with_adapter_merged(model, pupil.live.model)
+        runtime.dismiss()
+        child = born()
+        with_adapter_merged(model, child.live.model)
     else:
         with_adapter_merged(model)
-    return pupil, total, len(steps)
+    return child, total, len(steps)
 
 
 def _learned(work: Work, learner: Learner, config: TrainConfig, steps: Sequence[list[Any]]) -> float:
@@ -133,7 +135,7 @@ def chosen(c: PosttrainConfig, work: Work, genome: dna.Genome) -> list[Example]:
     return [example for n in order for example in found[int(n)]]
 
 
-def lesson(c: PosttrainConfig, model: Any, examples: Sequence[Example]) -> list[list[Any]]:
+def batches_of(c: PosttrainConfig, model: Any, examples: Sequence[Example]) -> list[list[Any]]:
     """Steps, each of some batches: rows in which several examples stand, where the model can read such rows."""
     pairs = c.mutation == "dpo"  # each answer has a row of its own, the chosen one before the rejected one
     packed = not pairs and packing.can_pack(model, min(64, c.seq_length))
@@ -161,4 +163,4 @@ def _compared(model: Any, batch: Batch) -> Comparison:
 
 
 def rows_of(work: Work, number: int) -> Rows:
-    return Rows.open(named(work, f"data-{number}").path(founding.ROWS))
+    return Rows.open(named(work, f"data-{number}").path(first_members.ROWS))

@@ -10,7 +10,7 @@ import numpy as np
 from fleet.config import UserError
 from merge.evolve.config import SearchConfig
 from train import tasks
-from train.tasks import Asked, Exam, Marks
+from train.tasks import Asked, Marks, TaskEvaluation
 
 Metrics = Mapping[str, Any]
 Questions = dict[str, list[int]]
@@ -53,19 +53,21 @@ def quantization(c: SearchConfig) -> dict[str, Any]:
     return {"quantization_config": BitsAndBytesConfig(load_in_8bit=c.load_in_8bit, load_in_4bit=c.load_in_4bit)}
 
 
-def questions(c: SearchConfig, exam: Exam, held: bool) -> Questions:
+def questions(c: SearchConfig, evaluation: TaskEvaluation, held: bool) -> Questions:
     """Those of the search, or those that were held out of it: chosen by the seed, never both."""
-    return tasks.parted(exam.questions(), c.holdout, c.seed, held)
+    return tasks.parted(evaluation.questions(), c.holdout, c.seed, held)
 
 
-def sat(c: SearchConfig, exam: Exam, model: Any, rival: Metrics | None = None, held: bool = False) -> Metrics:
+def scored(
+    c: SearchConfig, evaluation: TaskEvaluation, model: Any, rival: Metrics | None = None, held: bool = False
+) -> Metrics:
     """A model's score; of a race, perhaps only what it would probably have been."""
-    everything = questions(c, exam, held)
+    everything = questions(c, evaluation, held)
     for share in _STAGES if rival else (1.0,):
         some = _subset(c, everything, share)
         if share < 1 and min(map(len, some.values())) < _FEW:
             continue
-        marks = exam.marks(model, some)
+        marks = evaluation.marks(model, some)
         if rival and share < 1:
             mean, error = behind(c, marks, some, rival, everything)
             if mean + _HOPELESS * error < 0:

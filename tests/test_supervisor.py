@@ -1,4 +1,4 @@
-"""Words for shells, and crews: nothing of a user's becomes a command, and no worker is left to itself."""
+"""Words for shells, and supervisors: nothing of a user's becomes a command, and no worker is left to itself."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import pytest
 
 from fleet.host import Host
 from fleet.machines import Machine
-from fleet.remote import far
+from fleet.remote import agent
 from fleet.remote.link import command
 from fleet.run import create_run
 from tests.helpers import ROOT, until
@@ -42,8 +42,8 @@ def hostile(dice: random.Random) -> str:
 
 
 def spoken(words: list[str], machine: Machine, folder: Path, asks: list[dict]) -> list[dict]:
-    """What far.py answers when a login shell is given the command, as sshd does."""
-    source = Path(far.__file__).read_bytes()
+    """What agent.py answers when a login shell is given the command, as sshd does."""
+    source = Path(agent.__file__).read_bytes()
     lines = b"".join(json.dumps(ask).encode() + b"\n" for ask in asks)
     done = subprocess.run(
         [*words, command(machine, "@x ")], input=f"{len(source)}\n".encode() + source + lines, capture_output=True,
@@ -98,7 +98,7 @@ def test_workers_get_their_environment_as_it_is(tmp_path):
     assert not list(tmp_path.rglob("hacked"))
 
 
-# -- crews -------------------------------------------------------------------------------------------------------------
+# -- supervisors -------------------------------------------------------------------------------------------------------
 
 
 def made_run(place: Path) -> tuple[Path, str]:
@@ -120,26 +120,26 @@ def started(tmp_path: Path, body: str, monkeypatch: pytest.MonkeyPatch, **more: 
     (code / "fleet").symlink_to(ROOT / "fleet")
     (code / "w.py").write_text(body)
     run, run_id = made_run(tmp_path)
-    far.start(str(code), an_order(run, run_id, ["w.py"], **more), {})
+    agent.start(str(code), an_order(run, run_id, ["w.py"], **more), {})
     return run, run_id
 
 
-def crew_of(run: Path) -> dict:
-    return json.loads((run / "workers" / "h.crew").read_text())
+def supervisor_of(run: Path) -> dict:
+    return json.loads((run / "workers" / "h.supervisor").read_text())
 
 
 def test_a_worker_that_crashes_is_started_again_but_not_for_ever(tmp_path, monkeypatch):
     run, run_id = started(tmp_path, "raise SystemExit(7)", monkeypatch)
-    seat = until(lambda: (seat := crew_of(run)["seats"][0])["code"] is not None and seat, "it gives up")
+    seat = until(lambda: (seat := supervisor_of(run)["seats"][0])["code"] is not None and seat, "it gives up")
     assert (seat["code"], seat["crashes"], seat["said"]) == (7, 3, "ended with code 7")
     assert (run / "workers" / "h-0.log").read_text().count("ended with code 7; another takes its place") == 2
-    until(lambda: not far.running(run_id)["processes"], "the crew ends, too")
+    until(lambda: not agent.running(run_id)["processes"], "the supervisor ends, too")
 
 
 def test_a_worker_that_ended_well_is_not_started_again(tmp_path, monkeypatch):
     run, run_id = started(tmp_path, "raise SystemExit(0)", monkeypatch, seats=[{}, {"A": "1"}])
-    until(lambda: [seat["code"] for seat in crew_of(run)["seats"]] == [0, 0], "both ended")
-    until(lambda: not far.running(run_id)["processes"], "the crew ends, too")
+    until(lambda: [seat["code"] for seat in supervisor_of(run)["seats"]] == [0, 0], "both ended")
+    until(lambda: not agent.running(run_id)["processes"], "the supervisor ends, too")
 
 
 def test_a_crew_passes_the_word_on_and_can_be_killed_with_all_its_own(tmp_path, monkeypatch):
@@ -147,28 +147,28 @@ def test_a_crew_passes_the_word_on_and_can_be_killed_with_all_its_own(tmp_path, 
     stubborn += "if os.fork() == 0: os.setsid()\ntime.sleep(600)"
     run, run_id = started(tmp_path, stubborn, monkeypatch)
     until(lambda: (tmp_path / "code" / "up").exists(), "it is up")
-    until(lambda: len(far.running(run_id)["processes"]) == 3, "crew, worker and child")
-    with pytest.raises(far.Problem, match="another crew of this run is there already"):
-        monkeypatch.setattr(far, "_marked", lambda run_id: [])
-        far.start(str(tmp_path / "code"), an_order(run, run_id, ["w.py"]), {})
+    until(lambda: len(agent.running(run_id)["processes"]) == 3, "supervisor, worker and child")
+    with pytest.raises(agent.Problem, match="another supervisor of this run is there already"):
+        monkeypatch.setattr(agent, "_marked", lambda run_id: [])
+        agent.start(str(tmp_path / "code"), an_order(run, run_id, ["w.py"]), {})
     monkeypatch.undo()
-    assert far.ask_to_end(run_id) == {"asked": 1}
-    assert far.kill(run_id, 10.0)["left"] == []
-    assert far.running(run_id) == {"processes": []} and crew_of(run)["seats"][0]["code"] == -signal.SIGKILL
+    assert agent.ask_to_end(run_id) == {"asked": 1}
+    assert agent.kill(run_id, 10.0)["left"] == []
+    assert agent.running(run_id) == {"processes": []} and supervisor_of(run)["seats"][0]["code"] == -signal.SIGKILL
 
 
 def test_a_crew_refuses_another_run_than_the_one_that_was_meant(tmp_path, monkeypatch):
     run, _ = started(tmp_path, "", monkeypatch)
-    with pytest.raises(far.Problem, match="another run than the one that was meant"):
-        far.start(str(tmp_path / "code"), an_order(run, "other", ["w.py"]), {})
-    with pytest.raises(far.Problem, match="not the folder of a run; is the shared disk mounted"):
-        far.start(str(tmp_path / "code"), an_order(tmp_path / "base" / "nothing", "x", ["w.py"]), {})
+    with pytest.raises(agent.Problem, match="another run than the one that was meant"):
+        agent.start(str(tmp_path / "code"), an_order(run, "other", ["w.py"]), {})
+    with pytest.raises(agent.Problem, match="not the folder of a run; is the shared disk mounted"):
+        agent.start(str(tmp_path / "code"), an_order(tmp_path / "base" / "nothing", "x", ["w.py"]), {})
 
 
 def test_a_worker_that_the_kernel_killed_for_its_memory_is_told_from_others(tmp_path, monkeypatch, small_memory):
     hungry = f"import os\nopen('{small_memory(64)}/cgroup.procs', 'w').write(str(os.getpid()))\nx = b'x' * (1 << 29)"
     run, _ = started(tmp_path, hungry, monkeypatch, restarts=0)
-    seat = until(lambda: (seat := crew_of(run)["seats"][0])["code"] is not None and seat, "it is killed")
+    seat = until(lambda: (seat := supervisor_of(run)["seats"][0])["code"] is not None and seat, "it is killed")
     assert seat["said"] == "was killed by SIGKILL when the machine was out of memory"
 
 
@@ -180,9 +180,9 @@ def test_a_trap_in_the_place_of_a_log_leads_nowhere(tmp_path, monkeypatch, trap)
     log = run / "workers" / "h-0.log"
     log.symlink_to(target) if trap == "link" else os.mkfifo(log)
     run, run_id = started(tmp_path, "raise SystemExit(0)", monkeypatch)
-    assert until(lambda: crew_of(run)["seats"][0]["said"], "it says so").startswith("cannot be started: ")
+    assert until(lambda: supervisor_of(run)["seats"][0]["said"], "it says so").startswith("cannot be started: ")
     assert target.read_text() == "mine\n"
-    assert far.kill(run_id, 10.0)["left"] == []
+    assert agent.kill(run_id, 10.0)["left"] == []
 
 
 @pytest.mark.slow
@@ -194,9 +194,11 @@ def test_a_crew_goes_on_where_a_mount_that_died_is_mounted_again(tmp_path, monke
         run, run_id = started(tmp_path, waits, monkeypatch, restarts=1)
         disk.die()
         (tmp_path / "code" / "go").touch()
-        until(lambda: len(far.running(run_id)["processes"]) == 1, "its worker has ended")
+        until(lambda: len(agent.running(run_id)["processes"]) == 1, "its worker has ended")
         disk.unmount()
         disk.mount()
-        seat = until(lambda: (seat := crew_of(run)["seats"][0])["code"] is not None and seat, "it says how it ended")
+        seat = until(
+            lambda: (seat := supervisor_of(run)["seats"][0])["code"] is not None and seat, "it says how it ended"
+        )
         assert (seat["code"], seat["crashes"]) == (7, 2), "another one was started there"
-        until(lambda: not far.running(run_id)["processes"], "the crew ends, too")
+        until(lambda: not agent.running(run_id)["processes"], "the supervisor ends, too")

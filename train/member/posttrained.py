@@ -9,12 +9,12 @@ import torch
 from fleet.work import Maker, Work
 from train import objectives, packing
 from train.loop import NotFinite, in_fixed_order
-from train.member import founding
+from train.member import first_members
 from train.member.crossing import crossed
 from train.member.divergence import tried
-from train.member.lesson import Taught, highest, rows_of, taught
-from train.member.school import Pupil, School, merged, saved
-from train.member.studio import named
+from train.member.finetune import Finetuned, finetuned, highest, rows_of
+from train.member.posttraining_runtime import ChildModel, PosttrainingRuntime, merged, saved
+from train.member.pretraining_runtime import named
 from train.posttrain import fitness
 from train.posttrain.config import LOSS, PosttrainConfig
 from train.verdicts import judging
@@ -30,65 +30,65 @@ def maker(config: PosttrainConfig) -> Maker:
     """What a worker makes members with."""
     in_fixed_order(config.threads)
 
-    def make(school: School, work: Work) -> Metrics:
-        return KINDS[work.recipe.merge["kind"]](school, work)
+    def make(runtime: PosttrainingRuntime, work: Work) -> Metrics:
+        return KINDS[work.recipe.merge["kind"]](runtime, work)
 
-    return judging(lambda: School(config), make, _ADVICE)
+    return judging(lambda: PosttrainingRuntime(config), make, _ADVICE)
 
 
 # -- children ---------------------------------------------------------------------------------------------------------
 
 
-def make_child(school: School, work: Work) -> Metrics:
+def make_child(runtime: PosttrainingRuntime, work: Work) -> Metrics:
     """Merge the parents, learn from what the genome chooses, answer; publish. One that diverges stays what its parents
     made it."""
-    c = school.config
+    c = runtime.config
     of, base = work.recipe.merge["of"], work.recipe.merge.get("base", "")
     places = {id: work.parents[id].folder for id in (*of, base) if id}
     recipe = crossed(c, of, work.recipe.genome, base)
     dtype = getattr(torch, c.dtype or str(named(work, "init-0").metrics["dtype"]))
     if not work.recipe.train:
-        merged(work, {**recipe, "out_dtype": str(dtype).removeprefix("torch.")}, places, school.how)
-        return look(school, work, school.take_on(recipe, places), dtype)
+        merged(work, {**recipe, "out_dtype": str(dtype).removeprefix("torch.")}, places, runtime.how)
+        return look(runtime, work, runtime.take_on(recipe, places), dtype)
 
-    def learned() -> Taught:
-        pupil, metrics = taught(school, work, lambda: school.take_on(recipe, places))
-        if not pupil.fits(dtype):
+    def learned() -> Finetuned:
+        child, metrics = finetuned(runtime, work, lambda: runtime.take_on(recipe, places))
+        if not child.fits(dtype):
             raise NotFinite(f"its weights are too large for {dtype}")
-        return pupil, {**metrics, **look(school, work, pupil, dtype)}
+        return child, {**metrics, **look(runtime, work, child, dtype)}
 
-    def untrained() -> Taught:
-        pupil = school.take_on(recipe, places)
-        return pupil, {**look(school, work, pupil, dtype)}
+    def untrained() -> Finetuned:
+        child = runtime.take_on(recipe, places)
+        return child, {**look(runtime, work, child, dtype)}
 
     rate = highest(c, work.recipe.genome["rate"])
-    (pupil, metrics), diverged = tried(work, rate, learned, untrained)
-    saved(work, pupil, dtype, school.how)
+    (child, metrics), diverged = tried(work, rate, learned, untrained)
+    saved(work, child, dtype, runtime.how)
     return {**metrics, **diverged}
 
 
 # -- looking ----------------------------------------------------------------------------------------------------------
 
 
-def look_at(school: School, work: Work) -> Metrics:
+def look_at(runtime: PosttrainingRuntime, work: Work) -> Metrics:
     """A member that was made before answers."""
     id = work.recipe.merge["at"]
     places = {id: work.parents[id].folder}
     recipe = {"merge_method": "passthrough", "models": [{"model": id}]}
-    return look(school, work, school.take_on(recipe, places), None)
+    return look(runtime, work, runtime.take_on(recipe, places), None)
 
 
-def look(school: School, work: Work, pupil: Pupil, dtype: torch.dtype | None) -> Metrics:
+def look(runtime: PosttrainingRuntime, work: Work, child: ChildModel, dtype: torch.dtype | None) -> Metrics:
     """Tasks, and the loss on held-out rows: of the numbers that were published."""
-    c, how, model = school.config, work.recipe.evaluate, pupil.live.model
+    c, how, model = runtime.config, work.recipe.evaluate, child.live.model
     if dtype not in (None, torch.float32):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.copy_(parameter.to(dtype).float())
     model.eval()
     single, values = dict[str, Sequence[float]](), dict[str, float]()
-    if exam := school.exam(pupil.live.tokenizer):
-        marks, means = fitness.marks_of(c, exam, model, how)
+    if evaluation := runtime.evaluation(child.live.tokenizer):
+        marks, means = fitness.marks_of(c, evaluation, model, how)
         single, values = {**marks}, {**means}
     if c.asks_loss:
         single[LOSS] = losses(c, work, model)
@@ -117,9 +117,9 @@ def losses(c: PosttrainConfig, work: Work, model: Any) -> list[float]:
     return found
 
 
-KINDS: Mapping[str, Callable[[School, Work], Metrics]] = {
-    "init": founding.make_init,
-    "data": founding.make_data,
+KINDS: Mapping[str, Callable[[PosttrainingRuntime, Work], Metrics]] = {
+    "init": first_members.make_init,
+    "data": first_members.make_data,
     "child": make_child,
     "look": look_at,
 }

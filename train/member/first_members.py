@@ -18,8 +18,8 @@ from merge.planning import plan
 from merge.vocabulary import different_words
 from train.member import dna
 from train.member.crossing import crossed
-from train.member.school import School, merged, said_of
-from train.member.studio import named
+from train.member.posttraining_runtime import PosttrainingRuntime, merged, said_of
+from train.member.pretraining_runtime import named
 from train.posttrain.config import PosttrainConfig
 from train.posttrain.data import parted, tokenised, written
 
@@ -27,9 +27,9 @@ Metrics = Mapping[str, Any]
 ROWS = "rows"
 
 
-def make_init(school: School, work: Work) -> Metrics:
+def make_init(runtime: PosttrainingRuntime, work: Work) -> Metrics:
     """A hub's model, a folder or a GGUF file as a member's files; as wide a vocabulary as the widest of all."""
-    c, entry = school.config, work.recipe.merge["entry"]
+    c, entry = runtime.config, work.recipe.merge["entry"]
     reference = c.models[entry]
     with Donors() as donors:
         rows, notes = widest(c.models, donors)
@@ -44,7 +44,7 @@ def make_init(school: School, work: Work) -> Metrics:
         notes.append(f"{reference} has no chat template: that of the others is used")
     if rows:
         recipe["tokenizer"] = {"source": reference, "pad_to_multiple_of": rows}
-    merged(work, recipe, {}, school.how)
+    merged(work, recipe, {}, runtime.how)
     return {"dtype": dtype, "notes": json.dumps(notes)}
 
 
@@ -91,11 +91,11 @@ def common_template(models: Sequence[Donor]) -> str:
     return next(iter(there.values()), "")
 
 
-def make_data(school: School, work: Work) -> Metrics:
+def make_data(runtime: PosttrainingRuntime, work: Work) -> Metrics:
     """All rows of a data set that the run can make use of, with their masks."""
     from transformers import AutoTokenizer
 
-    c, source = school.config, school.config.mutation_datasets[work.recipe.merge["source"]]
+    c, source = runtime.config, runtime.config.mutation_datasets[work.recipe.merge["source"]]
     tokenizer = AutoTokenizer.from_pretrained(named(work, "init-0").folder, trust_remote_code=c.trust_remote_code)
     made = tokenised(c, source, tokenizer)
     kept, held = parted(c, source, made.kept)
