@@ -25,11 +25,11 @@ from benchmarks.trials import Result, Trial, run, trial
 SEQUENCES, QUICK = {"124k": 5760, "1.2m": 1440}, 240  # of a slot
 SLOTS = (1, 2, 4, 8, 16)
 GOALS = {4: 3.7, 8: 6.0, 16: 9.0}
-ALONE = ("one process, AdamW", "one process, Muon")
+ALONE = ("one process, Muon", "one process, AdamW")
 APART: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "DiLoCo, AdamW": ("DiLoCo, AdamW", {}),
     "DiLoCo": ("DiLoCo", {}),
     "EDT, genomes": ("EDT, genomes", {}),
+    "DiLoCo, AdamW": ("DiLoCo, AdamW", {}),
 }
 GBITS = (10.0, 1.0, 0.1)  # of the disk, a second
 LARGE = 215e6  # parameters of 150m with 32,000 words
