@@ -8,7 +8,7 @@ for every generation:
     the best go on unchanged; the best so far is never lost
     each other place: parents are chosen, merged layer by layer, and the child learns from data that its genome
                       chooses, which mixes its parents' genomes and is sometimes mutated
-at the end the winner, and every model that it all began with, answer questions that nobody was chosen by
+at the end the winner, and every model that it all began with, answer held-out questions
 """
 
 from collections.abc import Mapping, Sequence

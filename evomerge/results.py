@@ -34,7 +34,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Judged:
-    """A model at the end, on what nobody has chosen by."""
+    """A model at the end, on the held-out test."""
 
     name: str
     metrics: Mapping[str, Any]

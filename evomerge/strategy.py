@@ -1,5 +1,5 @@
 """The tournament as a run: round 0 looks whether it can work, each round after it is a generation, the last one judges
-the winner and the models that it came from by what nobody has chosen by."""
+the winner and the models that it came from by the held-out test."""
 
 import json
 from collections.abc import Sequence

@@ -50,7 +50,7 @@ def generation_text(found: Found, generation: int) -> str:
     if generation > len(found.generations):
         e, count = found.config.evolution_settings, len(found.generations)
         why = "" if count == e.num_generations else f" (nothing got better for {e.patience} generations)"
-        return f"the end after {count} generations{why}; now what nobody has chosen by"
+        return f"the end after {count} generations{why}; now the held-out test"
     entries = found.generations[generation - 1]
     good = [entry for entry in entries if entry.score is not None]
     words = [f"generation {generation}: {len(entries)} models"]
@@ -67,7 +67,7 @@ def final_table(found: Found) -> Table:
     """The winner beside the models that it came from."""
     winner, names = found.judged[0], list(found.judged[0].objectives)
     text, others = BITS in names, [name for name in names if name != BITS]
-    table = Table(title="On what nobody has chosen by", title_justify="left", caption_justify="left")
+    table = Table(title="Held-out test", title_justify="left", caption_justify="left")
     for column in ("", "score", *(["perplexity (95%)", "the winner gains"] if text else []), *others):
         table.add_column(column, justify="left" if not column else "right", overflow="fold")
     for judged in found.judged:

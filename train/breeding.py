@@ -123,7 +123,7 @@ class BreedView(Progress):
         if round == 0:
             return "\n".join(["the given models and the data are ready", *map(data_text, self.data())])
         if round == self.history.last - 1 and self.history.ended:
-            return "the winner and all that it began with have answered what nobody was chosen by"
+            return "the winner and all that it began with have answered the held-out questions"
         members = [each for each in self.history.round(round) if each and self.values([each])]
         if not members:
             return super().line(round)
@@ -198,8 +198,8 @@ def exported(history: History, id: str, out: Path) -> Path:
 
 
 def table(c: PosttrainConfig, history: History, last: int) -> Table:
-    """On questions that nobody was chosen by; by how much the winner is ahead, in standard errors."""
-    shown = Table(title="On what nobody was chosen by", title_justify="left")
+    """On held-out questions; by how much the winner is ahead, in standard errors."""
+    shown = Table(title="Held-out test", title_justify="left")
     keys = [each.key for each in c.fitness]
     for column in ("", "fitness", "the winner is ahead by", *keys):
         shown.add_column(column, justify="left" if not column else "right", overflow="fold")

@@ -68,7 +68,7 @@ class TrainRoom(Section):
         "linear", "How it falls until the last round: to nothing, in the last two fifths only, or to a tenth."
     )
     warmup_steps: int = bound(20, "Steps in which it rises.", ge=0, le=10**8)
-    weight_decay: float = bound(0.1, "Of matrices.", ge=0, le=10)
+    weight_decay: float = bound(0.1, "Weight decay of matrices.", ge=0, le=10)
     z_loss: float = bound(
         0.0, "How much the squared logarithm of the logits' sum of exponentials counts in the loss; 1e-4 is usual.",
         ge=0, le=1,

@@ -116,7 +116,7 @@ class MutationRoom(Section):
     lr: float = bound(1e-4, "The highest learning rate.", gt=0, le=10)
     lr_schedule: Literal["cosine", "constant", "linear"] = bound("cosine", "How it falls: to a tenth, or to nothing.")
     warmup_steps: int = bound(10, "Steps in which it rises; half of them all at most.", ge=0, le=10**8)
-    weight_decay: float = bound(0.0, "Of matrices.", ge=0, le=10)
+    weight_decay: float = bound(0.0, "Weight decay of matrices.", ge=0, le=10)
     clip: float = bound(1.0, "The longest gradient; 0 does not clip.", ge=0, le=1e6)
     precision: Literal["32-true", "bf16-mixed", "fp16-mixed"] = bound("32-true", "Of the arithmetic.")
     dtype: Literal["", "float32", "bfloat16", "float16"] = bound("", "Of members' files; empty: the first model's own.")
