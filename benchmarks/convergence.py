@@ -1,6 +1,6 @@
 """How good the model is: one process, training that never parts, DiLoCo, and the ways of EDT, at equal tokens.
 
-    python -m benchmarks.convergence [--quick] [--size 124k] [--seeds 3]
+    python -m benchmarks.convergence [--quick] [--size 124k] [--seeds 3] [--picture FILE]
 
 Differences are paired by seed, with their standard error. Settings come from tune.py, which used other seeds. What was
 measured before is not measured again.
@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean, stdev
 
 from cyclopts import App
@@ -106,14 +107,35 @@ def goals(rows: Rows, name: str) -> str:
     return "\n".join(found)
 
 
+def draw(rows: Rows, file: Path) -> None:
+    """Loss over tokens, with more and more slots; and over what a slot moves, with longer rounds and narrower wires."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    tokens, moved = figure.subplots(1, 2, sharey=True)
+    for name in (SERIAL, DILOCO, HYPERCUBE):
+        runs = [row for row in rows if row == name or row.startswith(f"{name}, K = ")]
+        points = sorted((rows[row][0].trial.tokens, fmean(r.averaged for r in rows[row])) for row in runs)
+        tokens.plot(*zip(*points, strict=True), "o-", label=name)
+    apart = {row: found for row, found in rows.items() if found[0].written and found[0].trial.slots == 8}
+    for row, found in apart.items():
+        at = fmean(r.moved for r in found), fmean(r.averaged for r in found)
+        moved.plot(*([each] for each in at), "o", color="black", markersize=4)
+        moved.annotate(row, at, textcoords="offset points", xytext=(5, 2), fontsize=7)
+    tokens.set(xscale="log", xlabel="tokens of all slots", ylabel="loss on held-out text, nats a token")
+    moved.set(xscale="log", xlabel="MB that a slot of 8 reads and writes")
+    tokens.legend()
+    figure.savefig(file, dpi=150)
+
+
 @app.default
-def main(quick: bool = False, size: str = "124k", seeds: int = 0) -> None:
+def main(quick: bool = False, size: str = "124k", seeds: int = 0, picture: Path | None = None) -> None:
     chosen, sequences = range(1, 1 + (seeds or (1 if quick else 3))), QUICK if quick else SEQUENCES[size]
     tables = [("Loss on held-out text, in nats a token", methods(chosen, sequences, size))]
     if not quick:
         tables.append(("More and fewer slots", numbers_of_slots(chosen, sequences, size)))
         tables.append(("Longer rounds", lengths_of_rounds(chosen, sequences, size)))
-    console = Console(width=170)
+    console, every = Console(width=170), dict[str, list[Result]]()
     with Progress() as progress:
         task = progress.add_task("runs", total=sum(len(each) for _, wanted in tables for each in wanted.values()))
         for title, wanted in tables:
@@ -124,6 +146,9 @@ def main(quick: bool = False, size: str = "124k", seeds: int = 0) -> None:
                 progress.advance(task)
                 progress.console.print(f"{name}, seed {each.seed}: {result.averaged:.4f}", highlight=False)
             console.print(losses(rows, title, _note(sequences, size, len(chosen))))
+            every |= rows
+    if picture:
+        draw(every, picture)
 
 
 def _note(sequences: int, size: str, seeds: int) -> str:

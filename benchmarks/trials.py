@@ -65,6 +65,11 @@ class Trial:
         return how(self, {**COMMON, **keys, **METHODS[self.name].keys, **self.keys, "batch_size": batch}, batch)
 
     @property
+    def tokens(self) -> int:
+        """Of all slots."""
+        return self.slots * self.sequences * int(COMMON["seq_length"])
+
+    @property
     def serial(self) -> int:
         """Sequences that come one after the other, on whoever has the most of them."""
         c = self.config
@@ -81,6 +86,11 @@ class Result:
     read: float
     seconds: float  # of work on one slot, on one core of this machine
     parameters: int
+
+    @property
+    def moved(self) -> float:
+        """MB that a slot has written and read in all."""
+        return (self.written + self.read) * self.trial.config.max_generations
 
 
 # -- the methods that are compared -------------------------------------------------------------------------------------
