@@ -117,8 +117,10 @@ def draw(rows: Rows, file: Path) -> None:
         runs = [row for row in rows if row == name or row.startswith(f"{name}, K = ")]
         points = sorted((rows[row][0].trial.tokens, fmean(r.averaged for r in rows[row])) for row in runs)
         tokens.plot(*zip(*points, strict=True), "o-", label=name)
-    apart = {row: found for row, found in rows.items() if found[0].written and found[0].trial.slots == 8}
+    apart = {row: found for row, found in rows.items() if METHODS[found[0].trial.name].how == "apart"}
     for row, found in apart.items():
+        if found[0].trial.slots != 8:
+            continue
         at = fmean(r.moved for r in found), fmean(r.averaged for r in found)
         moved.plot(*([each] for each in at), "o", color="black", markersize=4)
         moved.annotate(row, at, textcoords="offset points", xytext=(5, 2), fontsize=7)
