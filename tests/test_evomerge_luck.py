@@ -147,9 +147,9 @@ def test_two_starters_at_the_end_have_the_same_winner(tmp_path):
 
 
 def test_a_winner_that_another_starter_has_made_meanwhile_is_taken(tmp_path, monkeypatch):
-    from evomerge import making
+    from evomerge import building
 
-    c, real = config(tmp_path, num_generations=1), making.merge
+    c, real = config(tmp_path, num_generations=1), building.merge
     assert worker(c).run() == "over"
 
     def late(recipe, out, **how):
@@ -157,7 +157,7 @@ def test_a_winner_that_another_starter_has_made_meanwhile_is_taken(tmp_path, mon
             (draft / "config.json").write_text("{}")
         return real(recipe, out, **how)
 
-    monkeypatch.setattr(making, "merge", late)
+    monkeypatch.setattr(building, "merge", late)
     found = results.found_in(tmp_path / "run")
     assert (ending.winner_in(tmp_path / "run", found) / "config.json").read_text() == "{}"
 
