@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 
 from benchmarks.figures import NONE, goal, table
 from benchmarks.models import MODELS, llamas
-from merge.evolve.config import Genome
+from merge.evolve.config import MergeGenome
 from merge.evolve.genome import Space
 from merge.evolve.records import text_of
 from merge.merging import merge
@@ -118,7 +118,7 @@ def searched(folder: Path, dtype: str) -> dict[str, str]:
     }
     found = {}
     for n, (name, genome) in enumerate(genomes.items()):
-        space = Space(Genome(**genome), 4, dtype)
+        space = Space(MergeGenome(**genome), 4, dtype)
         point = np.random.default_rng(n).normal(0.4, 0.3, space.size)
         found[f"of a search: {name}"] = text_of(space.recipe(point))
     return found

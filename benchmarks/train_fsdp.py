@@ -26,7 +26,7 @@ from benchmarks import peers
 from benchmarks.figures import goal, spread, table
 from train.cluster import data
 from train.cluster.before import model_of
-from train.cluster.options import CheckpointOptions, Options
+from train.cluster.options import CheckpointOptions, TrainingOptions
 from train.cluster.ranks import Ranks, joined
 from train.cluster.shared import learner_of
 from train.loop import rate
@@ -39,15 +39,15 @@ _LARGE = (("150m", 16, 1024, 20), ("1b", 4, 1024, 12))  # on GPUs
 app = App(name="python -m benchmarks.train_fsdp", help=__doc__, version_flags=[])
 
 
-def options(preset: str, batch: int, length: int, steps: int, strategy: str, place: Path) -> Options:
-    return Options(
+def options(preset: str, batch: int, length: int, steps: int, strategy: str, place: Path) -> TrainingOptions:
+    return TrainingOptions(
         path_model=preset, torch_compile=False, seq_length=length, total_batch_size=batch * RANKS * PARTS,
         per_device_train_batch_size=batch, warmup_steps=1, total_steps=steps, precision="32-true", fake_data=True,
         sharding_strategy=strategy, ckpt=CheckpointOptions(path=place),  # type: ignore[arg-type]
     )  # fmt: skip
 
 
-def ours(o: Options, ranks: Ranks, steps: int) -> list[float]:
+def ours(o: TrainingOptions, ranks: Ranks, steps: int) -> list[float]:
     """Seconds of each step."""
     c = o.settings()
     tokenizer = data.tokenizer_for(c)
@@ -63,7 +63,7 @@ def ours(o: Options, ranks: Ranks, steps: int) -> list[float]:
     return found
 
 
-def bare(o: Options, ranks: Ranks, steps: int) -> list[float]:
+def bare(o: TrainingOptions, ranks: Ranks, steps: int) -> list[float]:
     """As anybody would write it, on batches that are there already."""
     c = o.settings()
     model = built(c.initial_population[0], len(data.tokenizer_for(c)), c.seed)

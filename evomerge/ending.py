@@ -8,7 +8,7 @@ from pathlib import Path
 from evomerge import results
 from evomerge.building import builder
 from evomerge.config import ModelReference
-from evomerge.results import Found
+from evomerge.results import TournamentOutcome
 from evomerge.view import final_table, front_table
 from fleet.ancestry.files import PAGE, keep
 from fleet.config import UserError
@@ -41,7 +41,7 @@ def concluded(folder: Path) -> Path:
     return where
 
 
-def winner_in(folder: Path, found: Found) -> Path:
+def winner_in(folder: Path, found: TournamentOutcome) -> Path:
     """Its formula follows from the run: the model is made when it is missing."""
     out = folder / results.WINNER
     while not (out / "config.json").is_file():
@@ -56,7 +56,7 @@ def winner_in(folder: Path, found: Found) -> Path:
     return out
 
 
-def samples(found: Found, winner: Path) -> Sequence[str]:
+def samples(found: TournamentOutcome, winner: Path) -> Sequence[str]:
     """How the winner and the models go on with the same words."""
     from evomerge.utils import EvoMergeException, generate_text, load_models
 

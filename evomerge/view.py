@@ -6,7 +6,7 @@ from rich.table import Table
 
 from evomerge import results
 from evomerge.fitness import BITS, key
-from evomerge.results import Entry, Found, Judged
+from evomerge.results import Judged, TournamentEntry, TournamentOutcome
 from fleet.progress import Progress, duration
 
 
@@ -41,12 +41,12 @@ class TournamentView(Progress):
         return table
 
 
-def best_few(found: Found, most: int) -> list[Entry]:
+def best_few(found: TournamentOutcome, most: int) -> list[TournamentEntry]:
     good = [entry for entry in [*found.models, *found.all] if entry.score is not None]
     return sorted(good, key=lambda entry: -(entry.score or 0.0))[:most]
 
 
-def generation_text(found: Found, generation: int) -> str:
+def generation_text(found: TournamentOutcome, generation: int) -> str:
     if generation > len(found.generations):
         e, count = found.config.evolution_settings, len(found.generations)
         why = "" if count == e.num_generations else f" (nothing got better for {e.patience} generations)"
@@ -63,7 +63,7 @@ def generation_text(found: Found, generation: int) -> str:
     return ", ".join(words)
 
 
-def final_table(found: Found) -> Table:
+def final_table(found: TournamentOutcome) -> Table:
     """The winner beside the models that it came from."""
     winner, names = found.judged[0], list(found.judged[0].objectives)
     text, others = BITS in names, [name for name in names if name != BITS]
@@ -79,7 +79,7 @@ def final_table(found: Found) -> Table:
     return table
 
 
-def score_in_words(found: Found) -> str:
+def score_in_words(found: TournamentOutcome) -> str:
     """What it is the sum of."""
     e = found.config.evaluation_settings
     parts = [f"- {e.text_weight:g} x bits per byte"] if e.text_weight else []
@@ -94,7 +94,7 @@ def _text_cells(winner: Judged, judged: Judged) -> Sequence[str]:
     return f"{judged.metrics['perplexity']:.1f} ({low:.1f} to {high:.1f})", difference
 
 
-def front_table(found: Found) -> Table:
+def front_table(found: TournamentOutcome) -> Table:
     """Models that no other one beats in every objective."""
     front = found.front
     table = Table(title="Nobody beats these in everything", title_justify="left")

@@ -12,7 +12,7 @@ import torch
 from fleet.plausible_words import check_words_in
 from fleet.scratch import passing
 from merge import engine, folder
-from merge.engine import How
+from merge.engine import MergeOptions
 from merge.files import UserError
 from merge.planning import Plan
 from merge.recipe import Merge
@@ -27,7 +27,7 @@ class LiveModel:
     words: str  # equal for equal tokenizers
     places: Mapping[str, torch.Tensor] | None  # where its weights are; None: they lie otherwise than in files
 
-    def fill(self, made: Plan, how: How) -> None:
+    def fill(self, made: Plan, how: MergeOptions) -> None:
         """Take on the weights of a plan, rounded as in files."""
         if self.places is None:
             raise UserError("this model's weights lie otherwise in memory than in files")

@@ -9,7 +9,7 @@ from pathlib import Path
 from merge import engine, folder, output
 from merge import recipe as recipes
 from merge.donors import Donors
-from merge.engine import How
+from merge.engine import MergeOptions
 from merge.planning import Plan, plan
 from merge.recipe import Merge
 
@@ -30,7 +30,7 @@ def merge(
     *,
     shard_size: int = SHARD,
     overwrite: bool = False,
-    how: How = How(),
+    how: MergeOptions = MergeOptions(),
     progress: Callable[[int, int], None] = lambda bytes, total: None,
     donors: Donors | None = None,
     beside: Mapping[str, str] | None = None,
@@ -50,7 +50,7 @@ def merge(
             return _written(recipe, made, draft, donors, shard_size, how, progress, beside or {})
 
 
-def merge_into(folder: Path, recipe: Merge, donors: Donors, how: How = How()) -> Took:
+def merge_into(folder: Path, recipe: Merge, donors: Donors, how: MergeOptions = MergeOptions()) -> Took:
     """The same, straight into a folder that is there and whose owner sees to it that nobody takes a part for the
     whole."""
     return _written(recipe, plan(recipe, donors), folder, donors, SHARD, how, lambda bytes, total: None, {})
@@ -62,7 +62,7 @@ def _written(
     into: Path,
     donors: Donors,
     shard_size: int,
-    how: How,
+    how: MergeOptions,
     progress: Callable[[int, int], None],
     beside: Mapping[str, str],
 ) -> Took:

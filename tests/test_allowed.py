@@ -10,7 +10,7 @@ import torch
 from evomerge.breeding import Among, Ranked, first, next_generation
 from evomerge.config import EvolutionSettings, MergeSettings
 from evomerge.techniques import recipes
-from merge.evolve.config import Genome
+from merge.evolve.config import MergeGenome
 from merge.evolve.genome import GENES, Space
 from merge.group import Group, in_memory
 from merge.methods import METHODS
@@ -128,7 +128,7 @@ def test_every_point_of_a_search_is_a_recipe_that_passes(method):
         try:
             based = {"base_model": "z"} if METHODS[method].base == "required" and method != "slerp" else {}
             models = ("a", "b") if method == "nuslerp" else ("a", "b", "c")
-            space = Space(Genome(models=models, merge_method=method, **based, **kind), 4)
+            space = Space(MergeGenome(models=models, merge_method=method, **based, **kind), 4)
         except ValueError:
             continue  # a kind that this method does not know
         for strength in (1e-9, 0.5, 1e9):

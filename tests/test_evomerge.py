@@ -63,7 +63,7 @@ from fleet.worker import Worker
 from tests import merging, searching, sinks
 from tests.breeding import config, models, text
 from tests.helpers import pids
-from train.passages import Reader, mean_and_error
+from train.passages import PassageReader, mean_and_error
 
 ROOT = Path(__file__).parent.parent
 CLI = [sys.executable, str(ROOT / "evomerge" / "cli.py")]
@@ -172,7 +172,7 @@ def test_losses_are_those_of_each_passage_by_itself(tmp_path):
     (reference, *_) = models(tmp_path, 1)
     ((_, model, tokenizer),) = load_models([reference])
     passages = ["the cat sat on a mat", "and the dog ran", "nobody looked while the dog ran to it again " * 6]
-    found = Reader(tokenizer, passages, 16, batch=40).losses(model)
+    found = PassageReader(tokenizer, passages, 16, batch=40).losses(model)
     for n, passage in enumerate(passages):
         ids = tokenizer(passage)["input_ids"]
         nats = 0.0
@@ -184,7 +184,7 @@ def test_losses_are_those_of_each_passage_by_itself(tmp_path):
         assert found.nats[n] == pytest.approx(nats, rel=1e-4) and found.tokens[n] == len(ids) - 1
         assert found.bytes[n] == len(passage)
     assert found.perplexity == pytest.approx(math.exp(sum(found.nats) / sum(found.tokens)))
-    other = Reader(tokenizer, passages, 16, batch=1).losses(model)
+    other = PassageReader(tokenizer, passages, 16, batch=1).losses(model)
     assert other.nats == pytest.approx(found.nats, rel=1e-5)
     assert mean_and_error(found)[1] > 0
 

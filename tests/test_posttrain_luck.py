@@ -14,7 +14,7 @@ from tests.posttraining import chats, config, finished, worker
 from train.breeding import exported, prepared, taken
 from train.member import dna
 from train.posttrain import data, fitness
-from train.posttrain.data import Rows
+from train.posttrain.data import ExampleRows
 from train.posttrain.selection import Rival, crowding, matched
 from train.tasks import TaskEvaluation
 
@@ -151,7 +151,7 @@ def test_the_same_row_is_never_on_both_sides(tmp_path):
     history = finished(c)
     learned, held = set[bytes](), set[bytes]()
     for n in (0, 1):
-        rows = Rows.open(history.files(f"0/data-{n}").path("rows"))
+        rows = ExampleRows.open(history.files(f"0/data-{n}").path("rows"))
         learned |= {bytes(rows.get(k)[0].tokens) for k in range(rows.train)}
         held |= {bytes(rows.get(k, held=True)[0].tokens) for k in range(rows.held)}
     assert held and not learned & held

@@ -25,7 +25,7 @@ from fleet.status import metrics_text
 from fleet.work import Parent
 from merge.outer import ranges
 from train import report
-from train.batches import Tokens
+from train.batches import TokenFile
 from train.breeding import taken
 from train.config import TrainConfig
 from train.member import children, replicas, vectors
@@ -86,11 +86,11 @@ class Exporter:
         round, slot = int(match[1]), match[2]
         return self._average(round) if slot in ("average", "global") else self._one(name(round, slot))
 
-    def sources(self, part: str) -> list[Tokens]:
+    def sources(self, part: str) -> list[TokenFile]:
         window, found = self.config.seq_length + 1, []
         for number in range(len(self.config.datasets)):
             parent = self.parent(f"0/tokens-{number}")
-            found.append(Tokens.open(parent.path(part), parent.metrics["dtype"], window))
+            found.append(TokenFile.open(parent.path(part), parent.metrics["dtype"], window))
         return found
 
     def _members(self, round: int) -> list[Member]:

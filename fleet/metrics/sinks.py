@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Mapping
 
 from fleet.errors import UserError
 from fleet.metrics import files, services
-from fleet.metrics.sink import Home, Sink
+from fleet.metrics.sink import Home, MetricSink
 
 _HAS_KEY = "import os, wandb; os._exit(not wandb.login(prompt=False, verify=False))"
-KINDS: Mapping[str, Callable[[Home], Sink]] = {
-    "csv": files.Table,
+KINDS: Mapping[str, Callable[[Home], MetricSink]] = {
+    "csv": files.CsvTable,
     "tensorboard": files.Board,
     "wandb": services.Wandb,
     "trackio": services.Trackio,

@@ -92,7 +92,7 @@ class Placed:
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class Made:
+class CandidateFlags:
     in_memory: Annotated[bool, Parameter(group=_HOW)] = True
     "Build candidates in a model that stays in memory, instead of folders."
     merge_cuda: Annotated[bool, Parameter(group=_HOW, **_FLAG)] = False
@@ -144,7 +144,7 @@ def main(
     storage_path: Path,
     searching: Searching = Searching(),
     placed: Placed = Placed(),
-    made: Made = Made(),
+    made: CandidateFlags = CandidateFlags(),
     kept: Kept = Kept(),
 ) -> int:
     """Search.
@@ -184,7 +184,7 @@ def main(
     return running.ended(config, where, kept.save_final_model) if running.over(where) else code
 
 
-def _check(strategy: str, placed: Placed, made: Made, kept: Kept) -> None:
+def _check(strategy: str, placed: Placed, made: CandidateFlags, kept: Kept) -> None:
     """Options that would have no effect, or need what is not here."""
     far, ray = bool(placed.machines), strategy != "fleet"
     vain = {
@@ -217,7 +217,7 @@ def _metrics(kept: Kept) -> tuple[Metrics, ...]:
 
 
 def _options(
-    where: Path, strategy: str, searching: Searching, placed: Placed, made: Made, kept: Kept
+    where: Path, strategy: str, searching: Searching, placed: Placed, made: CandidateFlags, kept: Kept
 ) -> dict[str, Any]:
     """As keys of the configuration."""
     if made.batch_size != "auto" and not (made.batch_size.isdecimal() and int(made.batch_size)):

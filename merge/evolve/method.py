@@ -8,7 +8,7 @@ from fleet import faults
 from fleet.history import History
 from fleet.method import Method
 from fleet.recipe import NotYet, place
-from fleet.work import Failed, Maker, NotOnThisMachine, Unfit, Work
+from fleet.work import CannotServe, Failed, Maker, NotOnThisMachine, Work
 from merge.evolve import records
 from merge.evolve.config import SearchConfig
 from merge.evolve.reporting import points
@@ -32,7 +32,7 @@ def maker(config: SearchConfig) -> Maker:
         if evaluator not in compared:
             compared[:] = [evaluator]
             if what := _changed(evaluator, work):
-                raise Unfit(what)  # no candidate is to blame
+                raise CannotServe(what)  # no candidate is to blame
         return _made(evaluator, work)
 
     return judging(

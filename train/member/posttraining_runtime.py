@@ -11,7 +11,7 @@ from fleet.config import UserError
 from fleet.work import NotOnThisMachine, Work
 from merge import engine, folder, live
 from merge.donors import Donors
-from merge.engine import How
+from merge.engine import MergeOptions
 from merge.group import in_memory
 from merge.live import LiveModel, places_in
 from merge.merging import SHARD, merge_into
@@ -31,7 +31,7 @@ Recipe = Mapping[str, Any]
 class PosttrainingRuntime:
     def __init__(self, config: PosttrainConfig) -> None:
         self.config, self.device = config, best_device()
-        self.how = How(threads=config.threads, seed=config.seed % (1 << 31))
+        self.how = MergeOptions(threads=config.threads, seed=config.seed % (1 << 31))
         self._live: tuple[str, LiveModel] | None = None
         self._learner: Learner | None = None
         self._loaded: dict[str, Any] | None = None
@@ -126,13 +126,13 @@ def _copied(job: Job, tensor: torch.Tensor, dtype: torch.dtype) -> Job:
 # -- members' folders -------------------------------------------------------------------------------------------------
 
 
-def merged(work: Work, recipe: Recipe, places: Mapping[str, Path], how: How) -> None:
+def merged(work: Work, recipe: Recipe, places: Mapping[str, Path], how: MergeOptions) -> None:
     """A merge as the member's files."""
     with work.folder() as place, Donors(places) as donors:
         merge_into(place, said_of(recipe), donors, how)
 
 
-def saved(work: Work, child: ChildModel, dtype: torch.dtype, how: How) -> None:
+def saved(work: Work, child: ChildModel, dtype: torch.dtype, how: MergeOptions) -> None:
     """A model in memory as the member's files."""
     with work.folder() as place:
         made = child.files(dtype)
