@@ -24,11 +24,11 @@ from safetensors.torch import load_file
 
 from benchmarks.figures import NONE, goal, table
 from benchmarks.models import MODELS, llamas
-from merge.evolve.config import MergeGenome
-from merge.evolve.genome import Space
 from merge.evolve.records import text_of
+from merge.evolve.search_config import MergeGenome
+from merge.evolve.search_space import Space
+from merge.merge_recipe import parse
 from merge.merging import merge
-from merge.recipe import parse
 
 app = App(name="python -m benchmarks.mergekit_same", help=__doc__, version_flags=[])
 GRADIENT = [

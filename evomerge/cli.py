@@ -22,7 +22,7 @@ if not __package__:  # run as a file
 from cyclopts import App, Group, Parameter
 
 from evomerge.config import Configuration, TaskSettings, chosen
-from evomerge.method import METHOD
+from evomerge.tournament_method import METHOD
 from fleet.config import UserError
 from fleet.plain import log_plainly, say
 from fleet.start import main as fleet_main
@@ -202,8 +202,8 @@ def _generate(model: str, prompt: str, max_length: int) -> None:
 
 
 def _pareto(folder: Path) -> None:
-    from evomerge.results import found_in
-    from evomerge.view import front_table
+    from evomerge.tournament_results import found_in
+    from evomerge.tournament_view import front_table
     from fleet.console import console
 
     console().print(front_table(found_in(folder)))

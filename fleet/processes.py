@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fleet import gpus, launches, results
+from fleet import gpus, launches, results_version
 from fleet.config import FleetConfig, UserError
 from fleet.context import Spent, Stopped, WorkerOptions
 from fleet.history import History
@@ -101,7 +101,7 @@ def _run_in(
 ) -> tuple[Store, Method[Any], Any, int]:
     """A run as it is known to its own processes: its method, and its configuration in one launch of it."""
     store, run = open_run(folder, host, name)
-    results.check(folder, run)
+    results_version.check(folder, run)
     launch = launch or launches.latest(store)
     method = methods.get(str(run["config"].get("algorithm")), next(iter(methods.values())))
     config = method.config.joined(run["config"], launches.settings(store, launch))

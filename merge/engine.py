@@ -13,9 +13,9 @@ from torch import Tensor
 
 from merge import output
 from merge.files import UserError, bytes_of
-from merge.group import Group
+from merge.merge_planning import Job
 from merge.methods import METHODS
-from merge.planning import Job
+from merge.tensor_group import Group
 
 _FLUSH = 64 << 20  # bytes after which the disk is asked to begin writing
 Progress = Callable[[int], None]

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from merge import engine, folder, output
-from merge import recipe as recipes
+from merge import engine, model_folder, output
+from merge import merge_recipe as recipes
 from merge.donors import Donors
 from merge.engine import MergeOptions
-from merge.planning import Plan, plan
-from merge.recipe import Merge
+from merge.merge_planning import Plan, plan
+from merge.merge_recipe import Merge
 
 SHARD = 5 * 10**9  # bytes of a weight file
 
@@ -68,11 +68,11 @@ def _written(
 ) -> Took:
     begin = time.monotonic()
     engine.check_device(how.device)
-    template = folder.chat_template(recipe.chat_template, [donors[name] for name in recipe.models])
+    template = model_folder.chat_template(recipe.chat_template, [donors[name] for name in recipe.models])
     broken = engine.write(made.jobs, into, shard_size, how, lambda bytes: progress(bytes, made.bytes))
     for name, text in beside.items():
         (into / name).write_text(text)
-    folder.furnish(into, recipe, made, template)
+    model_folder.furnish(into, recipe, made, template)
     read = sum(each.bytes for job in made.jobs for each in job.inputs)
     more = [f"{name} has numbers that are not finite, or too large for its dtype" for name in broken]
     return Took(time.monotonic() - begin, read, made.bytes, (*made.notes, *more))

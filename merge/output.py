@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fleet.fsync import sync
 from merge.files import Header, TensorEntry, UserError, write_header, write_json
-from merge.planning import Job
+from merge.merge_planning import Job
 
 
 class Busy(UserError):

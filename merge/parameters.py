@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from merge.files import UserError
+from merge.merge_recipe import Input, Merge, Setting, Settings, nearest
 from merge.methods import IGNORED, METHODS, REQUIRED, MergeMethod, Param
-from merge.recipe import Input, Merge, Setting, Settings, nearest
 
 
 def method_of(recipe: Merge) -> MergeMethod:

@@ -9,9 +9,9 @@ from torch import Tensor
 from merge.donor import Donor
 from merge.donors import Donors
 from merge.engine import MergeOptions, merged
-from merge.group import in_memory
-from merge.planning import Job, plan
-from merge.recipe import Merge
+from merge.merge_planning import Job, plan
+from merge.merge_recipe import Merge
+from merge.tensor_group import in_memory
 from merge.weights import Stored
 
 

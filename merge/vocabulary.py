@@ -13,7 +13,7 @@ from torch import Tensor
 from fleet.plausible_words import check_words
 from merge.donor import Donor
 from merge.files import UserError, read_json
-from merge.recipe import Token, TokenizerSettings
+from merge.merge_recipe import Token, TokenizerSettings
 from merge.weights import Stored
 
 _MOST = 1 << 24  # tokens

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from merge import files
 from merge.files import UserError, read_json
-from merge.group import RowReader, in_memory
+from merge.tensor_group import RowReader, in_memory
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from merge.engine import MergeOptions
+from merge.merge_recipe import parse
 from merge.merging import merge
-from merge.recipe import parse
 
 SHAPE = {
     **{"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4},

@@ -16,7 +16,7 @@ from fleet.history import History, opened
 from fleet.host import Host
 from fleet.launches import latest
 from fleet.processes import options
-from fleet.report.reading import RunReader
+from fleet.report.run_reader import RunReader
 from fleet.run import open_run
 from fleet.worker import Worker
 from tests.helpers import Toys, until

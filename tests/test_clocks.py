@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fleet.diary import Diaries
-from fleet.report.reading import RunReader
+from fleet.report.run_reader import RunReader
 from tests.helpers import Toys, until
 
 pytestmark = pytest.mark.skipif(not shutil.which("faketime"), reason="NOT TESTED: no faketime here")

@@ -9,7 +9,7 @@ from fleet.context import Stopped
 from fleet.digest import digest
 from fleet.metrics.points import point
 from fleet.progress import Progress
-from fleet.report.reading import RunReader
+from fleet.report.run_reader import RunReader
 from fleet.status import View
 from fleet.work import Interrupted
 from merge.outer import Outer

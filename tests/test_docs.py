@@ -15,7 +15,7 @@ from fleet import machines
 from fleet.config import FleetConfig, allowed, table
 from train.cluster.options import CheckpointOptions, HivemindOptions, TrainingOptions
 from train.config import Dataset, EvolutionRoom, ExchangeRoom, GroupRoom, TrainConfig, TrainRoom
-from train.posttrain.config import Adapter, BreedRoom, DatasetSource, FitnessRoom, MutationRoom, Objective
+from train.posttrain.posttrain_config import Adapter, BreedRoom, DatasetSource, FitnessRoom, MutationRoom, Objective
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

@@ -13,12 +13,12 @@ from evomerge.breeding import Among, Ranked, bred, mutated, next_generation, ran
 from evomerge.building import ModelBuilder
 from evomerge.config import EvolutionSettings, MergeSettings, ModelReference
 from evomerge.formula import Blend, Formula, Step, in_words, leaves, lighter, makeup
-from evomerge.strategy import last_generation
 from evomerge.techniques import MEAN, MERGED, recipes
+from evomerge.tournament import last_generation
 from merge.engine import MergeOptions
 from merge.files import UserError
+from merge.merge_recipe import merge_of
 from merge.merging import merge
-from merge.recipe import merge_of
 from tests import merging
 from tests.breeding import models
 

@@ -13,7 +13,7 @@ from fleet.faults import Fault
 from fleet.host import Host
 from fleet.plain import lines, plain, say
 from fleet.report.page import page
-from fleet.report.reading import RunReader
+from fleet.report.run_reader import RunReader
 from fleet.status import look
 from fleet.store import _opened, _sealed
 from tests.helpers import ROOT, Toys, kill, one_of, until

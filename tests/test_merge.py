@@ -15,9 +15,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from merge.engine import MergeOptions
 from merge.files import UserError
+from merge.merge_recipe import parse, setting_of
 from merge.merging import merge
 from merge.parameters import chosen
-from merge.recipe import parse, setting_of
 from tests import formulas
 from tests.merging import llama, run, says, weights
 

@@ -12,7 +12,7 @@ import yaml
 from safetensors.torch import save_file
 from transformers import BertConfig, BertForMaskedLM, RobertaConfig, RobertaForMaskedLM
 
-from merge import recipe as recipes
+from merge import merge_recipe as recipes
 from merge.files import UserError
 from merge.merging import merge
 from merge.output import size_of

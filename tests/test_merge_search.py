@@ -17,16 +17,16 @@ from transformers import AutoModelForCausalLM
 
 from fleet.config import UserError
 from merge.evolve import __main__ as main_module
-from merge.evolve import config as configs
 from merge.evolve import scoring
+from merge.evolve import search_config as configs
 from merge.evolve.candidate_evaluator import CandidateEvaluator
-from merge.evolve.config import MergeGenome, SearchConfig
-from merge.evolve.genome import GENES, Space
+from merge.evolve.merge_search import MergeSearch
 from merge.evolve.records import text_of
 from merge.evolve.search import CmaState, Generation, Search
-from merge.evolve.strategy import MergeSearch
+from merge.evolve.search_config import MergeGenome, SearchConfig
+from merge.evolve.search_space import GENES, Space
+from merge.merge_recipe import merge_of, parse
 from merge.merging import merge
-from merge.recipe import merge_of, parse
 from tests import searching
 from tests.merging import weights
 

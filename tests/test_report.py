@@ -26,7 +26,7 @@ from fleet.config import UserError
 from fleet.report import words
 from fleet.report.facts import covered
 from fleet.report.page import page
-from fleet.report.reading import RunReader
+from fleet.report.run_reader import RunReader
 from fleet.report.serving import LivePage, known, server
 from fleet.store import _opened, _sealed
 from tests.browser import FAULTS, Browser, looks_right

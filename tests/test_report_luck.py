@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.report.reading import RunReader
+from fleet.report.run_reader import RunReader
 from tests.helpers import ROOT, Toys, until
 
 

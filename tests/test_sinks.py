@@ -16,7 +16,7 @@ from fleet.config import UserError
 from fleet.history import opened
 from fleet.metrics import points
 from fleet.metrics import sinks as real
-from fleet.metrics.files import Board, CsvTable
+from fleet.metrics.file_sinks import Board, CsvTable
 from fleet.metrics.sink import Home, Point
 from tests import sinks
 from tests.helpers import LONG, ROOT, Toys, kill, pids, until

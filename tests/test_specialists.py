@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from evomerge import specialists, texts
 from evomerge.specialists import BASE, SpecialistSettings, made
 from fleet.config import UserError
+from merge.merge_recipe import parse
 from merge.merging import merge
-from merge.recipe import parse
 from tests.helpers import LONG, mounted, until
 from train import made_here
 

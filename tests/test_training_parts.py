@@ -14,11 +14,11 @@ from fleet.plans import recipes_in, record_of
 from fleet.recipe import check
 from tests.small import MODEL, config
 from train.batches import TokenFile, batch, owned, shuffled
-from train.command import _check_evolution
 from train.config import alone
 from train.genome import Genome, inherited, read
 from train.loop import Learner, NotFinite, rate
 from train.model import built, described, flat, layout_of, same_shapes
+from train.pretrain_command import _check_evolution
 
 # -- batches -----------------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from fleet import faults, launches
 from fleet.config import UserError
 from fleet.history import History
 from fleet.host import Host
-from fleet.metrics.files import TABLE
+from fleet.metrics.file_sinks import TABLE
 from fleet.plain import say
 from fleet.recipe import Member, NotYet, name, place
 from fleet.run import open_run
@@ -26,12 +26,12 @@ from fleet.work import Parent
 from merge.outer import ranges
 from train import report
 from train.batches import TokenFile
-from train.breeding import taken
 from train.config import TrainConfig
 from train.member import children, replicas, vectors
 from train.member.prepare import open_tokenizer
 from train.member.pretraining_runtime import CONFIG, outer_of
 from train.model import empty, layout_of, read_config
+from train.posttrain_command import taken
 from train.round_zero import shards_in
 
 _PROMPT, _SAMPLE = "def ", 60

@@ -16,7 +16,7 @@ from fleet.plain import say
 from fleet.report import comparing, serving
 from fleet.report.facts import Facts
 from fleet.report.page import page
-from fleet.report.reading import RunReader
+from fleet.report.run_reader import RunReader
 from fleet.report.telling import Telling
 
 PORT = 8400

@@ -21,7 +21,7 @@ from fleet.config import UserError
 from fleet.plain import say
 from fleet.report.page import page
 from fleet.report.parts import policy, whole
-from fleet.report.reading import RunReader
+from fleet.report.run_reader import RunReader
 from fleet.report.words import text
 
 _EVERY = 2.0  # seconds between two looks at the disk, however many ask

@@ -17,15 +17,15 @@ from merge.donor import Donor
 from merge.donors import Donors
 from merge.engine import MergeOptions
 from merge.evolve import scoring
-from merge.evolve.config import SearchConfig
-from merge.evolve.genome import Space
 from merge.evolve.scoring import Metrics
 from merge.evolve.search import Search
-from merge.group import in_memory
+from merge.evolve.search_config import SearchConfig
+from merge.evolve.search_space import Space
 from merge.live import LiveModel, furnished, key_of
+from merge.merge_planning import Plan, plan
+from merge.merge_recipe import Merge, merge_of, text_of
 from merge.merging import merge_into
-from merge.planning import Plan, plan
-from merge.recipe import Merge, merge_of, text_of
+from merge.tensor_group import in_memory
 from merge.weights import Stored
 from train import tasks
 from train.tasks import TaskEvaluation

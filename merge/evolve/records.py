@@ -12,10 +12,10 @@ from typing import Any
 
 from fleet.history import History, opened
 from fleet.recipe import place
-from merge.evolve.config import SearchConfig
-from merge.evolve.genome import Space
-from merge.evolve.strategy import MergeSearch
-from merge.recipe import text_of
+from merge.evolve.merge_search import MergeSearch
+from merge.evolve.search_config import SearchConfig
+from merge.evolve.search_space import Space
+from merge.merge_recipe import text_of
 
 TABLE, PLAIN, BEST, PICTURE = "history.jsonl", "history.csv", "best_config.yaml", "progress.png"
 

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from merge.group import Group
 from merge.methods import arcs, changes, fusion, sums
+from merge.tensor_group import Group
 
 
 class _Required:

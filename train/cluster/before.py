@@ -20,7 +20,7 @@ from fleet.config import UserError
 from fleet.errors import first_line
 from fleet.scratch import sweep
 from train.batches import TokenFile
-from train.cluster import data
+from train.cluster import token_data
 from train.cluster.checkpoints import CheckpointKeeper
 from train.cluster.options import TrainingOptions
 from train.cluster.ranks import Agreed, Ranks
@@ -56,16 +56,16 @@ def prepared(
 ) -> tuple[PreTrainedTokenizerBase, TokenFile, dict[str, Any]]:
     """Words, text, and all that decides which numbers come out. The first rank of each machine makes what is not there;
     then all open it."""
-    tokenizer = ranks.same(lambda: data.tokenizer_for(c))
-    known = {"tokenizer": ranks.alike(data.words_of(tokenizer), "the tokenizer")}
-    name = ranks.same(lambda: data.name_of(c, tokenizer, words(c, tokenizer)))
+    tokenizer = ranks.same(lambda: token_data.tokenizer_for(c))
+    known = {"tokenizer": ranks.alike(token_data.words_of(tokenizer), "the tokenizer")}
+    name = ranks.same(lambda: token_data.name_of(c, tokenizer, words(c, tokenizer)))
     known["text"] = ranks.alike(name, "the text")
     place, made = options.ckpt.path / "data" / name, None
     for turn in (True, False):
         if turn:
             say(ranks, f"the text as tokens: {place}")
         mine = ranks.leads_here == turn
-        got = ranks.same(lambda: data.tokens(c, place, tokenizer, words(c, tokenizer), options.num_workers), mine)
+        got = ranks.same(lambda: token_data.tokens(c, place, tokenizer, words(c, tokenizer), options.num_workers), mine)
         made = got or made
     assert made
     seen = c.sequences / made.windows
@@ -169,10 +169,10 @@ def met(
 def peers() -> Any:
     """Hivemind is only needed by those who ask for it."""
     try:
-        from train.cluster import peers
+        from train.cluster import hivemind_peers
     except ImportError as error:
         raise UserError(f"--hv.*: {error}: {sys.executable} -m pip install -r requirements-hivemind.txt") from None
-    return peers
+    return hivemind_peers
 
 
 def digest_of(learner: Shared) -> str:

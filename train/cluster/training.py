@@ -19,7 +19,7 @@ from fleet.config import UserError
 from merge.output import free_for
 from merge.output import whole as whole_folder
 from train.batches import TokenFile
-from train.cluster import data
+from train.cluster import token_data
 from train.cluster.before import met, model_of, opened, outer_of, peers, prepared, resumed, say, tensors_of
 from train.cluster.checkpoints import CheckpointKeeper
 from train.cluster.logs import Log, log_of
@@ -145,7 +145,7 @@ class Steps:
     def _batches(self, source: TokenFile, begin: int, activations: "Activations") -> Iterator[list[Tensor]]:
         o, ranks = self.options, self.learner.ranks
         slot, every = o.hv.world_rank if o.hv else 0, o.log_activations_steps
-        there = data.batches(self.c, source, ranks, o.per_device_train_batch_size, slot, begin)
+        there = token_data.batches(self.c, source, ranks, o.per_device_train_batch_size, slot, begin)
         for step, parts in enumerate(there, begin):
             self.learner.seed(int(np.random.default_rng([o.seed, slot, step, ranks.rank]).integers(1 << 31)))
             activations.watch(bool(every) and (step + 1) % (every or 1) == 0)

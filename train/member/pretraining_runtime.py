@@ -153,7 +153,7 @@ def outer_of(config: TrainConfig) -> Outer:
 
 def _learner(model: bytes, config: TrainConfig) -> Learner:
     if config.devices_per_worker > 1:
-        from train.cluster.group import Leader  # which takes a while to import
+        from train.cluster.process_group import Leader  # which takes a while to import
 
         return Leader(model, config)
     return Learner(empty(read_config(model, config), 0, config.trust_remote_code), config)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fleet.config import UserError
-from merge.evolve.config import MergeGenome
+from merge.evolve.search_config import MergeGenome
 from merge.methods.allowed import within
 
 

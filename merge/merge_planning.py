@@ -13,10 +13,10 @@ from merge.configs import TOKEN_IDS, check_kinds, differences, stacked
 from merge.donor import Donor
 from merge.donors import Donors
 from merge.files import UserError
+from merge.merge_recipe import Input, Merge, Settings
 from merge.methods import MergeMethod
 from merge.names import comes_first, is_buffer, is_embedding, is_head, is_vocabulary, layer_of, named_alike, stacks
 from merge.parameters import check_names, method_of, resolved
-from merge.recipe import Input, Merge, Settings
 from merge.vocabulary import Vocabulary, words_of
 from merge.weights import Stored, changed
 

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from fleet.recipe import Past, Recipe
-from merge.evolve.config import SearchConfig
-from merge.evolve.genome import Space
 from merge.evolve.search import CmaState, Generation, Search
+from merge.evolve.search_config import SearchConfig
+from merge.evolve.search_space import Space
 
 CHECK = "0/check"
 Points = Sequence[Sequence[float]]

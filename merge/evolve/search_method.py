@@ -10,9 +10,9 @@ from fleet.method import Method
 from fleet.recipe import NotYet, place
 from fleet.work import CannotServe, Failed, Maker, NotOnThisMachine, Work
 from merge.evolve import records
-from merge.evolve.config import SearchConfig
+from merge.evolve.merge_search import CHECK, MergeSearch
 from merge.evolve.reporting import points
-from merge.evolve.strategy import CHECK, MergeSearch
+from merge.evolve.search_config import SearchConfig
 
 ALGORITHM = "merge-search"
 MERGER = "merger"  # how the names of workers begin that merge for others, of a buffered search

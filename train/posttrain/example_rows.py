@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from fleet.config import UserError
 from train import chat, rows
 from train.chat import ChatExamples, Example
-from train.posttrain.config import DatasetSource, PosttrainConfig
+from train.posttrain.posttrain_config import DatasetSource, PosttrainConfig
 from train.skills import PREFIX
 from train.skills import rows as skill_rows
 from train.tasks import chosen_of

@@ -9,9 +9,9 @@ from fleet.history import History
 from fleet.progress import Progress, duration
 from fleet.recipe import NotYet
 from merge.evolve import records, scoring
-from merge.evolve.config import SearchConfig
+from merge.evolve.merge_search import CHECK, MergeSearch
 from merge.evolve.records import CandidateRow, SearchOutcome
-from merge.evolve.strategy import CHECK, MergeSearch
+from merge.evolve.search_config import SearchConfig
 
 
 class SearchView(Progress):

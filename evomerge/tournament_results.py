@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from evomerge import fitness
+from evomerge import fitness_evaluator
 from evomerge.config import TournamentConfig
 from evomerge.formula import Formula, makeup
-from evomerge.strategy import formula_of, members_of, objectives_of
+from evomerge.tournament import formula_of, members_of, objectives_of
 from fleet import faults
 from fleet.history import History, opened
 from fleet.recipe import Member
@@ -82,7 +82,7 @@ class TournamentOutcome:
 
 
 def pareto(config: TournamentConfig, entries: Sequence[TournamentEntry]) -> list[TournamentEntry]:
-    gains = [fitness.gains(config.evaluation_settings, entry.objectives) for entry in entries]
+    gains = [fitness_evaluator.gains(config.evaluation_settings, entry.objectives) for entry in entries]
     found = []
     for n, entry in enumerate(entries):
         if not any(_dominates(other, gains[n]) for other in gains) and gains[n] not in gains[:n]:
