@@ -57,6 +57,6 @@ class DiLoCo:
 
 
 if __name__ == "__main__":
-    from train.command import run
+    from train.pretrain_command import run
 
     run(ALGORITHM, __doc__, DiLoCo)

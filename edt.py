@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fleet.recipe import AHEAD, Member, Past, Recipe, Unplannable
-from train.choosing import chosen
 from train.config import TrainConfig
+from train.parent_selection import chosen
 from train.round_zero import first_weights, last_of, round_zero, tools, unique
 
 ALGORITHM = "edt"
@@ -140,6 +140,6 @@ def hypercube(k: int, generation: int, population: int, size: int) -> list[int]:
 
 if __name__ == "__main__":
     from edt_evomerge import METHOD
-    from train.command import run
+    from train.pretrain_command import run
 
     run(ALGORITHM, __doc__, EDT, METHOD)

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from fleet.recipe import Past, Recipe
-from train.breeding import method
-from train.choosing import chosen
 from train.member import dna
-from train.posttrain.config import PosttrainConfig
-from train.posttrain.fitness import rival_of
+from train.parent_selection import chosen
+from train.posttrain.posttrain_config import PosttrainConfig
+from train.posttrain.posttrain_fitness import rival_of
 from train.posttrain.selection import Rival, matched, ordered
+from train.posttrain_command import method
 from train.round_zero import unique
 
 ALGORITHM = "edt-evomerge"

@@ -111,8 +111,8 @@ def plain(place: Path, rounds: int = 5) -> tuple[float, float, float]:
     from lm_eval.tasks import TaskManager
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from merge.merge_recipe import merge_of
     from merge.merging import merge
-    from merge.recipe import merge_of
 
     quiet()
     torch.set_num_threads(2)
@@ -157,9 +157,9 @@ def outside_the_model(place: Path, method: str, count: int = 10) -> tuple[float,
     """The share of a candidate's time that is not the model's own work, and the whole."""
     import numpy as np
 
-    from merge.evolve import config as configs
+    from merge.evolve import search_config as configs
     from merge.evolve.candidate_evaluator import CandidateEvaluator
-    from merge.evolve.genome import Space
+    from merge.evolve.search_space import Space
 
     quiet()
     options = {"task_path": (str(place / "tasks"),), "algorithm": "x", "project_name": "x"}

@@ -24,11 +24,11 @@ from safetensors.torch import load_file
 
 from benchmarks.figures import NONE, goal, table
 from benchmarks.models import MODELS, llamas
-from merge.evolve.config import Genome
-from merge.evolve.genome import Space
 from merge.evolve.records import text_of
+from merge.evolve.search_config import MergeGenome
+from merge.evolve.search_space import Space
+from merge.merge_recipe import parse
 from merge.merging import merge
-from merge.recipe import parse
 
 app = App(name="python -m benchmarks.mergekit_same", help=__doc__, version_flags=[])
 GRADIENT = [
@@ -118,7 +118,7 @@ def searched(folder: Path, dtype: str) -> dict[str, str]:
     }
     found = {}
     for n, (name, genome) in enumerate(genomes.items()):
-        space = Space(Genome(**genome), 4, dtype)
+        space = Space(MergeGenome(**genome), 4, dtype)
         point = np.random.default_rng(n).normal(0.4, 0.3, space.size)
         found[f"of a search: {name}"] = text_of(space.recipe(point))
     return found

@@ -11,7 +11,7 @@ def llamas(folder: Path, dtype: str, hidden: int, layers: int, vocabulary: int) 
     """Three, as Hugging Face folders."""
     import torch  # here: who only wants their names, and measures memory, shall not have it
 
-    from merge.files import Entry, Header, bytes_of, write_header
+    from merge.files import Header, TensorEntry, bytes_of, write_header
 
     inner, numbers = hidden * 8 // 3 // 64 * 64, getattr(torch, dtype)
     config = {
@@ -34,7 +34,9 @@ def llamas(folder: Path, dtype: str, hidden: int, layers: int, vocabulary: int) 
         (path / "config.json").write_text(json.dumps(config))
         first, own = (torch.Generator().manual_seed(seed) for seed in (0, 1 + number))
         with (path / "model.safetensors").open("wb") as file:
-            write_header(file, Header({key: Entry(numbers, shape) for key, shape in shapes.items()}, {"format": "pt"}))
+            write_header(
+                file, Header({key: TensorEntry(numbers, shape) for key, shape in shapes.items()}, {"format": "pt"})
+            )
             for key, shape in shapes.items():
                 start = torch.randn(shape, generator=first).mul_(0.02).add_(1.0 if "norm" in key else 0.0)
                 change = torch.randn(shape, generator=own).mul_(0.003)

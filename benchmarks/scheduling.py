@@ -5,13 +5,13 @@ import random
 import zlib
 from dataclasses import dataclass, field
 
-from fleet.context import Options
+from fleet.context import WorkerOptions
 from fleet.pace import SLOW
 from fleet.recipe import AHEAD, Recipe, name, place
 from tests.toy.config import ToyConfig
 from tests.toy.strategies import strategy
 
-_TICK, _POLITE = Options.tick_seconds, 2 * Options.poll_seconds
+_TICK, _POLITE = WorkerOptions.tick_seconds, 2 * WorkerOptions.poll_seconds
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Simulation:
             self.first += 1
         for each in self.seats:
             if each is not seat and not each.busy:  # sleeping, the longer the longer it has waited
-                nap = min(Options.poll_seconds, max(0.005, 0.05 * (now - each.idle)))
+                nap = min(WorkerOptions.poll_seconds, max(0.005, 0.05 * (now - each.idle)))
                 self._push(now + self.dice.uniform(0, nap), each)
         seat.idle = now
         self._turn(seat, now)

@@ -24,9 +24,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks import peers
 from benchmarks.figures import goal, spread, table
-from train.cluster import data
+from train.cluster import token_data
 from train.cluster.before import model_of
-from train.cluster.options import CheckpointOptions, Options
+from train.cluster.options import CheckpointOptions, TrainingOptions
 from train.cluster.ranks import Ranks, joined
 from train.cluster.shared import learner_of
 from train.loop import rate
@@ -39,21 +39,21 @@ _LARGE = (("150m", 16, 1024, 20), ("1b", 4, 1024, 12))  # on GPUs
 app = App(name="python -m benchmarks.train_fsdp", help=__doc__, version_flags=[])
 
 
-def options(preset: str, batch: int, length: int, steps: int, strategy: str, place: Path) -> Options:
-    return Options(
+def options(preset: str, batch: int, length: int, steps: int, strategy: str, place: Path) -> TrainingOptions:
+    return TrainingOptions(
         path_model=preset, torch_compile=False, seq_length=length, total_batch_size=batch * RANKS * PARTS,
         per_device_train_batch_size=batch, warmup_steps=1, total_steps=steps, precision="32-true", fake_data=True,
         sharding_strategy=strategy, ckpt=CheckpointOptions(path=place),  # type: ignore[arg-type]
     )  # fmt: skip
 
 
-def ours(o: Options, ranks: Ranks, steps: int) -> list[float]:
+def ours(o: TrainingOptions, ranks: Ranks, steps: int) -> list[float]:
     """Seconds of each step."""
     c = o.settings()
-    tokenizer = data.tokenizer_for(c)
-    source = data.tokens(c, o.ckpt.path / f"{ranks.rank}", tokenizer, len(tokenizer), 1)
+    tokenizer = token_data.tokenizer_for(c)
+    source = token_data.tokens(c, o.ckpt.path / f"{ranks.rank}", tokenizer, len(tokenizer), 1)
     learner = learner_of(model_of(o, c, tokenizer, ranks), c, ranks, o.sharding_strategy)
-    there = data.batches(c, source, ranks, o.per_device_train_batch_size, 0, 0)
+    there = token_data.batches(c, source, ranks, o.per_device_train_batch_size, 0, 0)
     found, seen = [], time.perf_counter()
     for _ in learner.train(there, (rate(c, step) for step in range(steps))):
         ranks.mean(learner.total)
@@ -63,10 +63,10 @@ def ours(o: Options, ranks: Ranks, steps: int) -> list[float]:
     return found
 
 
-def bare(o: Options, ranks: Ranks, steps: int) -> list[float]:
+def bare(o: TrainingOptions, ranks: Ranks, steps: int) -> list[float]:
     """As anybody would write it, on batches that are there already."""
     c = o.settings()
-    model = built(c.initial_population[0], len(data.tokenizer_for(c)), c.seed)
+    model = built(c.initial_population[0], len(token_data.tokenizer_for(c)), c.seed)
     copies = DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     shape = (o.per_device_train_batch_size, o.seq_length + 1)

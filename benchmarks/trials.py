@@ -284,7 +284,7 @@ def _held_out(exporter: Any, config: TrainConfig) -> Any:
     import numpy as np
 
     from train import text
-    from train.batches import Tokens
+    from train.batches import TokenFile
     from train.member.prepare import open_tokenizer, part_of
 
     tokenizer, found, wanted = (
@@ -295,7 +295,7 @@ def _held_out(exporter: Any, config: TrainConfig) -> Any:
     for document in text.stdlib():
         if part_of(document, config) == "held" and len(found) < wanted:
             found += tokenizer(document, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
-    return Tokens(np.asarray(found), config.seq_length + 1)
+    return TokenFile(np.asarray(found), config.seq_length + 1)
 
 
 def _parameters(folder: Path) -> int:

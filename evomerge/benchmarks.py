@@ -92,7 +92,7 @@ def formula_of(model: ModelReference) -> Formula:
 
 
 def size(config: Configuration) -> float:
-    from evomerge.running import resolved
+    from evomerge.tournament_running import resolved
     from merge.donors import Donors
 
     with Donors() as donors:

@@ -18,11 +18,11 @@ from fleet.scratch import passing
 from merge import live
 from merge.donor import Donor
 from merge.donors import Donors
-from merge.engine import How
+from merge.engine import MergeOptions
 from merge.live import LiveModel
+from merge.merge_planning import Plan, plan
+from merge.merge_recipe import Merge, merge_of, text_of
 from merge.merging import merge
-from merge.planning import Plan, plan
-from merge.recipe import Merge, merge_of, text_of
 from merge.staged import Staged, over_all
 
 _CLEAN, _NOISY, BASE = "without-noise", "with-noise", "(base)"
@@ -95,8 +95,8 @@ class ModelBuilder:
         found.fill(made, self._how(formula))
         return found
 
-    def _how(self, formula: Formula) -> How:
-        return How(threads=self.threads, seed=formula.seed)
+    def _how(self, formula: Formula) -> MergeOptions:
+        return MergeOptions(threads=self.threads, seed=formula.seed)
 
     def _loaded(self, formula: Formula, known: LiveModel) -> LiveModel:
         """From a folder, where weights lie otherwise in memory than in files."""
@@ -128,7 +128,7 @@ def builder(c: TournamentConfig) -> ModelBuilder:
 class _Noisy(Staged):
     """Stages, and the last of them with noise."""
 
-    def __init__(self, said: Mapping[str, Merge], models: Donors, how: How, formula: Formula) -> None:
+    def __init__(self, said: Mapping[str, Merge], models: Donors, how: MergeOptions, formula: Formula) -> None:
         super().__init__(said, models, how)
         self.formula = formula
 

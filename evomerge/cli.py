@@ -22,13 +22,17 @@ if not __package__:  # run as a file
 from cyclopts import App, Group, Parameter
 
 from evomerge.config import Configuration, TaskSettings, chosen
-from evomerge.method import METHOD
+from evomerge.tournament_method import METHOD
 from fleet.config import UserError
 from fleet.plain import log_plainly, say
 from fleet.start import main as fleet_main
 
 _WORKER = ("--worker", "--make", "--sink")  # the same file is also a worker of a run
-_WHAT, _HOW, _OUT = Group("What to do", sort_key=1), Group("The tournament", sort_key=2), Group("Results", sort_key=3)
+_WHAT, _HOW, _OUT = (
+    Group("What to do", sort_key=1),
+    Group("The tournament", sort_key=2),
+    Group("ResultFlags", sort_key=3),
+)
 _FLAG: dict[str, Any] = {"negative": ""}
 
 app = App(name="python -m evomerge.cli", help=__doc__, help_format="plaintext", version_flags=[])
@@ -36,7 +40,7 @@ app = App(name="python -m evomerge.cli", help=__doc__, help_format="plaintext", 
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class What:
+class ActionFlags:
     run: Annotated[bool, Parameter(group=_WHAT, **_FLAG)] = False
     "Run the tournament, or go on with it."
     evaluate: Annotated[str, Parameter(group=_WHAT)] = ""
@@ -51,7 +55,7 @@ class What:
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class How:
+class TournamentFlags:
     config: Annotated[Path | None, Parameter(group=_HOW)] = None
     "A JSON file with all settings; the options here win over it."
     model1: Annotated[str, Parameter(group=_HOW)] = ""
@@ -88,7 +92,7 @@ class How:
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class Results:
+class ResultFlags:
     out: Annotated[Path | None, Parameter(group=_OUT)] = None
     "The folder of the tournament; runs/evomerge by default."
     export_gguf: Annotated[str, Parameter(group=_OUT)] = ""
@@ -98,14 +102,16 @@ class Results:
 
 
 @app.default
-def main(*, what: What = What(), how: How = How(), kept: Results = Results()) -> int:
+def main(
+    *, what: ActionFlags = ActionFlags(), how: TournamentFlags = TournamentFlags(), kept: ResultFlags = ResultFlags()
+) -> int:
     if not (what.run or what.evaluate or what.generate or kept.pareto or kept.export_gguf):
         app.help_print([])
         return 0
     return _done(what, how, kept)
 
 
-def _done(what: What, how: How, kept: Results) -> int:
+def _done(what: ActionFlags, how: TournamentFlags, kept: ResultFlags) -> int:
     config = _config(how, kept)
     log_plainly("%(levelname)s %(message)s")
     logging.getLogger("evomerge").setLevel(config.log_level)
@@ -140,7 +146,7 @@ def _check_type(kind: str) -> None:
         raise UserError(f"--export-gguf {kind}: one of {', '.join(TYPES)} is expected")
 
 
-def _config(how: How, kept: Results) -> Configuration:
+def _config(how: TournamentFlags, kept: ResultFlags) -> Configuration:
     config = chosen(how.config, [how.model1, how.model2, how.model3])
     m, e, v = config.merge_settings, config.evolution_settings, config.evaluation_settings
     places = (
@@ -196,8 +202,8 @@ def _generate(model: str, prompt: str, max_length: int) -> None:
 
 
 def _pareto(folder: Path) -> None:
-    from evomerge.results import found_in
-    from evomerge.view import front_table
+    from evomerge.tournament_results import found_in
+    from evomerge.tournament_view import front_table
     from fleet.console import console
 
     console().print(front_table(found_in(folder)))

@@ -5,12 +5,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from evomerge import results
+from evomerge import tournament_results
 from evomerge.building import builder
 from evomerge.config import ModelReference
-from evomerge.results import Found
-from evomerge.view import final_table, front_table
-from fleet.ancestry.files import PAGE, keep
+from evomerge.tournament_results import TournamentOutcome
+from evomerge.tournament_view import final_table, front_table
+from fleet.ancestry.ancestry_files import PAGE, keep
 from fleet.config import UserError
 from fleet.console import console
 from fleet.history import opened
@@ -23,13 +23,13 @@ _SAMPLE = 40  # tokens
 def concluded(folder: Path) -> Path:
     """Where the winner is; everything else is said and written on the way."""
     shown, history = console(), opened(folder)
-    found = results.read(history)
+    found = tournament_results.read(history)
     if not history.over:
         raise UserError(f"the tournament in {folder} is not over; the same command goes on with it")
     if not found.judged:
         raise UserError(f"no model could be made and scored: {folder}/workers has the logs")
     where = winner_in(folder, found)
-    history.store.replace(results.HISTORY, results.as_json(found))
+    history.store.replace(tournament_results.HISTORY, tournament_results.as_json(found))
     keep(history)
     shown.print(final_table(found))
     if len(found.front) > 1 and len(found.judged[0].objectives) > 1:
@@ -41,9 +41,9 @@ def concluded(folder: Path) -> Path:
     return where
 
 
-def winner_in(folder: Path, found: Found) -> Path:
+def winner_in(folder: Path, found: TournamentOutcome) -> Path:
     """Its formula follows from the run: the model is made when it is missing."""
-    out = folder / results.WINNER
+    out = folder / tournament_results.WINNER
     while not (out / "config.json").is_file():
         try:
             with builder(found.config) as shop:
@@ -56,7 +56,7 @@ def winner_in(folder: Path, found: Found) -> Path:
     return out
 
 
-def samples(found: Found, winner: Path) -> Sequence[str]:
+def samples(found: TournamentOutcome, winner: Path) -> Sequence[str]:
     """How the winner and the models go on with the same words."""
     from evomerge.utils import EvoMergeException, generate_text, load_models
 

@@ -12,8 +12,8 @@ from evomerge.breeding import Among, Ranked, can_mutate, mutated, next_generatio
 from evomerge.config import Configuration, ModelReference
 from evomerge.formula import Formula, in_words
 from evomerge.merger import AdvancedModelMerger, known
-from evomerge.running import resolved
-from evomerge.strategy import last_generation
+from evomerge.tournament import last_generation
+from evomerge.tournament_running import resolved
 from evomerge.utils import EvoMergeException, expected, log
 from fleet.config import UserError
 
@@ -160,10 +160,10 @@ def _joined(there: Sequence[tuple[Formula, dict[str, str], str]]) -> tuple[list[
 
 def run_evolutionary_tournament(config: Configuration) -> str:
     """The whole tournament as a run on the disk; the same call goes on where it stopped. The winner's folder."""
-    from evomerge import ending, running
+    from evomerge import ending, tournament_running
 
     with expected():
-        code = running.run(config)
+        code = tournament_running.run(config)
         folder = Path(config.out).expanduser().resolve()
         if code == 130:
             raise KeyboardInterrupt

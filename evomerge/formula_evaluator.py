@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from evomerge import fitness
+from evomerge import fitness_evaluator
 from evomerge.building import builder
-from evomerge.checking import check_alike, check_causal
 from evomerge.config import Configuration, ModelReference, TournamentConfig
-from evomerge.fitness import FitnessEvaluator
+from evomerge.fitness_evaluator import FitnessEvaluator
 from evomerge.formula import Blend, Formula
+from evomerge.model_checks import check_alike, check_causal
 from merge.live import LiveModel
 
 
@@ -20,7 +20,7 @@ class FormulaEvaluator:
         torch.set_num_threads(config.threads)
         self.config, self.m = config, config.merge_settings
         self.builder = builder(config)
-        self.digest = fitness.digest(config.evaluation_settings)
+        self.digest = fitness_evaluator.digest(config.evaluation_settings)
         self._tasks: dict[str, Any] | None = None
         self._evaluator: tuple[str, FitnessEvaluator] | None = None
 
@@ -45,7 +45,7 @@ class FormulaEvaluator:
         if self._evaluator is None or self._evaluator[0] != live.words:
             seed, e = self.config.evolution_settings.seed, self.config.evaluation_settings
             if self._tasks is None:
-                self._tasks = fitness.load_tasks(e, seed)
+                self._tasks = fitness_evaluator.load_tasks(e, seed)
             self._evaluator = live.words, FitnessEvaluator(e, seed, live.tokenizer, self.builder.context(), self._tasks)
         return self._evaluator[1]
 

@@ -9,10 +9,10 @@ import numpy as np
 from evomerge import breeding, formula
 from evomerge.breeding import Among
 from evomerge.building import ModelBuilder
-from evomerge.checking import check_alike
 from evomerge.config import STAGES, TECHNIQUES, Configuration, ModelReference, Technique
 from evomerge.formula import Formula, Step, in_words
-from evomerge.running import resolved
+from evomerge.model_checks import check_alike
+from evomerge.tournament_running import resolved
 from evomerge.utils import EvoMergeException, expected, log
 
 

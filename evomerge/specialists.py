@@ -18,10 +18,10 @@ from transformers import (
 )
 
 from evomerge import texts
-from train.batches import Tokens, batch
+from train.batches import TokenFile, batch
 from train.config import TrainConfig, alone
 from train.loop import Learner, rate
-from train.made_here import Progress, Tell, check_room, computing_with, in_one_line, publish
+from train.made_here import MakingProgress, Tell, check_room, computing_with, in_one_line, publish
 from train.member.prepare import byte_level_bpe, first_of
 from train.model import built, empty
 
@@ -29,7 +29,7 @@ BASE = "base"
 
 
 @dataclass(frozen=True)
-class Settings:
+class SpecialistSettings:
     """All that the models follow from, besides the text."""
 
     base_steps: int = 2500
@@ -85,7 +85,7 @@ class Settings:
 
 
 def made(
-    folder: Path, threads: int = 1, tell: Tell = lambda line: None, settings: Settings = Settings()
+    folder: Path, threads: int = 1, tell: Tell = lambda line: None, settings: SpecialistSettings = SpecialistSettings()
 ) -> dict[str, Path]:
     """The models' folders by their names. What is not there yet is trained, the base first; what is there is kept.
 
@@ -101,17 +101,17 @@ def made(
     return places
 
 
-def home_in(folder: Path, settings: Settings = Settings()) -> Path:
+def home_in(folder: Path, settings: SpecialistSettings = SpecialistSettings()) -> Path:
     """Named by all that the models follow from."""
     return folder.expanduser().resolve() / f"specialists-{_digest(settings)}"
 
 
-def _make(missing: list[str], places: Mapping[str, Path], settings: Settings, tell: Tell) -> None:
+def _make(missing: list[str], places: Mapping[str, Path], settings: SpecialistSettings, tell: Tell) -> None:
     tell(f"{len(missing)} small models are made in {places[BASE].parent}, once; reading their text")
     base = places[BASE]
     tokenizer = _tokenizer(settings) if BASE in missing else AutoTokenizer.from_pretrained(base)
     sources = [_tokens(kind, tokenizer, settings) for kind in texts.KINDS]
-    progress = Progress(sum(map(settings.steps_of, missing)), tell)
+    progress = MakingProgress(sum(map(settings.steps_of, missing)), tell)
     for name in missing:
         model = empty(settings.shape, settings.seed) if name == BASE else built(str(base), 0, 0)
         if _trained(model, sources, places[name], settings, progress):
@@ -120,7 +120,11 @@ def _make(missing: list[str], places: Mapping[str, Path], settings: Settings, te
 
 
 def _trained(
-    model: PreTrainedModel, sources: Sequence[Tokens], place: Path, settings: Settings, progress: Progress
+    model: PreTrainedModel,
+    sources: Sequence[TokenFile],
+    place: Path,
+    settings: SpecialistSettings,
+    progress: MakingProgress,
 ) -> bool:
     """Whether it was to the end; another process may have made it meanwhile."""
     plan = settings.plan(place.name)
@@ -137,13 +141,13 @@ def _trained(
 # -- what they learn from ----------------------------------------------------------------------------------------------
 
 
-def _tokenizer(settings: Settings) -> PreTrainedTokenizerFast:
+def _tokenizer(settings: SpecialistSettings) -> PreTrainedTokenizerFast:
     """Of equal shares of all kinds."""
     shares = (first_of(texts.training(kind), settings.sample) for kind in texts.KINDS)
     return byte_level_bpe(settings.vocabulary, chain.from_iterable(shares))
 
 
-def _tokens(kind: str, tokenizer: PreTrainedTokenizerBase, settings: Settings) -> Tokens:
+def _tokens(kind: str, tokenizer: PreTrainedTokenizerBase, settings: SpecialistSettings) -> TokenFile:
     """As many tokens of a kind as the base makes use of, or its specialist, or as there are."""
     steps = max(settings.steps, settings.base_steps // len(texts.KINDS))
     enough, found = steps * settings.batch * settings.window, list[int]()
@@ -151,14 +155,14 @@ def _tokens(kind: str, tokenizer: PreTrainedTokenizerBase, settings: Settings) -
         found += [*tokenizer(document, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
         if len(found) > enough:
             break
-    return Tokens(np.asarray(found, dtype=np.uint16), settings.window + 1)
+    return TokenFile(np.asarray(found, dtype=np.uint16), settings.window + 1)
 
 
-def _batches(sources: Sequence[Tokens], weights: Sequence[float], plan: TrainConfig) -> Iterator[list[Tensor]]:
+def _batches(sources: Sequence[TokenFile], weights: Sequence[float], plan: TrainConfig) -> Iterator[list[Tensor]]:
     for step in range(plan.inner_steps):
         numbers = np.arange(step * plan.batch_size, (step + 1) * plan.batch_size, dtype=np.uint64)
         yield [batch(sources, weights, numbers, plan.seed)]
 
 
-def _digest(settings: Settings) -> str:
+def _digest(settings: SpecialistSettings) -> str:
     return hashlib.sha256(f"{texts.digest()} {settings}".encode()).hexdigest()[:12]

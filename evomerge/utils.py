@@ -48,7 +48,7 @@ def load_models(
     references: Sequence[ModelReference], device: str = "", trust_remote_code: bool = False
 ) -> list[Loaded]:
     """Models with their tokenizers, ready to be asked."""
-    from evomerge.running import resolved
+    from evomerge.tournament_running import resolved
 
     with expected():
         return [_loaded(each, device, trust_remote_code) for each in resolved(references)]
@@ -58,7 +58,7 @@ def _loaded(reference: ModelReference, device: str, trust: bool) -> Loaded:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
-    from evomerge.checking import check_causal, check_tokenizer
+    from evomerge.model_checks import check_causal, check_tokenizer
     from merge.donors import located
 
     disable_progress_bar()
@@ -99,8 +99,8 @@ def save_model(model: Any, tokenizer: Any, path: Path | str) -> Path:
 
 def validate_merge_config(config: Configuration) -> None:
     """Whether these models can be merged; if not, what differs and what could be merged instead."""
-    from evomerge.checking import check_alike
-    from evomerge.running import resolved
+    from evomerge.model_checks import check_alike
+    from evomerge.tournament_running import resolved
 
     with expected():
         base = [config.merge_settings.base_model] if config.merge_settings.base_model else []
@@ -130,7 +130,7 @@ def generate_text(model: Any, tokenizer: Any, prompt: str, max_length: int = 100
 def evaluate_model(model: ModelReference | str | Path, config: Configuration | None = None) -> dict[str, Any]:
     """The score of a model, its perplexity, each objective: on what chooses in a tournament."""
     from evomerge.config import create_default_config
-    from evomerge.running import evaluated
+    from evomerge.tournament_running import evaluated
 
     reference = model if isinstance(model, ModelReference) else ModelReference("", model)
     with expected():

@@ -25,7 +25,7 @@ def pulsing(store: Store) -> list[str]:
 
 def pulse_of(store: Store, worker: str) -> Value:
     """What a worker said last; nothing where it is gone, or where a crash of the server has torn it."""
-    with contextlib.suppress(strictjson.Bad):
+    with contextlib.suppress(strictjson.BadJson):
         said = strictjson.parse(store.news(pulse_at(worker)).encode())
         if isinstance(said, dict):
             return said

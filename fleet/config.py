@@ -159,7 +159,7 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     try:
         return strictjson.parse(data, LIMIT)
-    except strictjson.Bad as error:
+    except strictjson.BadJson as error:
         raise UserError(f"{path}: {error}") from None
 
 

@@ -13,7 +13,7 @@ from fleet.store import Store
 
 
 @dataclass(frozen=True)
-class Options:
+class WorkerOptions:
     """How the loop behaves; nothing here changes what is made, but `quorum` and `grace_seconds`, which are bound."""
 
     launch: int = 0
@@ -46,5 +46,5 @@ class WorkerContext:
     blame: Blame
     pace: Pace
     events: Events
-    options: Options
+    options: WorkerOptions
     own: dict[str, bool]  # members made here: their files are likely in this machine's memory

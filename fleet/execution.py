@@ -14,7 +14,7 @@ from fleet.payload import Draft, Files
 from fleet.recipe import NotYet, folder, place
 from fleet.repair import Repair
 from fleet.store import Unreadable, Value, read_back
-from fleet.work import Failed, Interrupted, Maker, NotOnThisMachine, Superseded, Unfit, Work, prefix_of
+from fleet.work import CannotServe, Failed, Interrupted, Maker, NotOnThisMachine, Superseded, Work, prefix_of
 
 _SPENT = ("CUDA error", "HIP error", "CUBLAS_STATUS", "CUDNN_STATUS", "cuDNN error", "device-side assert")
 _OFTEN = 8  # times in a row, with pauses that grow to half a minute
@@ -125,7 +125,7 @@ class Execution:
             self._leave(id, "elsewhere", str(why))
             self.context.blame.lacks(id)
             self.context.events.note("leaves to others", id, why=str(why))
-        except Unfit as why:
+        except CannotServe as why:
             draft.drop()
             self.context.claims.leave(id, "released")
             raise Stopped(str(why)) from why

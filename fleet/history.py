@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from fleet import faults, known, payload, summary
 from fleet.host import Host
-from fleet.known import Known, Outcome
+from fleet.known import KnownRound, Outcome
 from fleet.recipe import AHEAD, Member, NotYet, Recipe, folder, name, place
 from fleet.run import open_run
 from fleet.slots import Slot, parse
@@ -43,7 +43,7 @@ class History:
         self.store = store
         self.first = 0  # the first round that is not finished, as far as known
         self.last = -1  # the last one that is planned
-        self._rounds: dict[int, Known] = {}  # old ones in the order in which they were used
+        self._rounds: dict[int, KnownRound] = {}  # old ones in the order in which they were used
         self._again: set[int] = set()  # finished rounds of which something was voided since
         self._open: dict[str, Recipe] = {}  # planned, to be made, not finished
         self._recent: list[dict[str, Any]] = []
@@ -247,7 +247,7 @@ class History:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _known(self, round: int) -> Known:
+    def _known(self, round: int) -> KnownRound:
         if round not in self._rounds:
             self._load(round)
         elif round < self.first - BEHIND:
@@ -285,7 +285,7 @@ class History:
             id = self._known(round).origins.get(id, recipe.parents[0])
         return id
 
-    def _outcome(self, id: str, there: Known) -> Outcome:
+    def _outcome(self, id: str, there: KnownRound) -> Outcome:
         round = place(id)[0]
         version = self.slot(id).version
         if not (self._settled(round) or self.finished(id)):

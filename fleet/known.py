@@ -24,7 +24,7 @@ class Outcome:
 
 
 @dataclass
-class Known:
+class KnownRound:
     """Registers never change, so it only grows; it is forgotten as a whole."""
 
     plan: tuple[Recipe, ...]
@@ -44,7 +44,7 @@ class Known:
         self.slots.clear()
 
 
-def planned(round: int, record: dict[str, Any]) -> Known:
+def planned(round: int, record: dict[str, Any]) -> KnownRound:
     """A round whose plan says so."""
     try:
         recipes = recipes_in(record)
@@ -52,7 +52,7 @@ def planned(round: int, record: dict[str, Any]) -> Known:
     except (KeyError, TypeError, ValueError) as error:
         raise faults.Damaged(f"{folder(round)}/plan: {error}") from None
     by_name = {name(round, recipe.slot): recipe for recipe in recipes}
-    return Known(recipes, by_name, [id for id, recipe in by_name.items() if not recipe.carried])
+    return KnownRound(recipes, by_name, [id for id, recipe in by_name.items() if not recipe.carried])
 
 
 def outcome(id: str, recipe: Recipe, record: dict[str, Any], version: int) -> Outcome:

@@ -55,7 +55,7 @@ class Local:
 
 
 @dataclass
-class Place(Seat):
+class LocalSeat(Seat):
     """A seat with the process that sits there."""
 
     process: Process | None = None
@@ -98,11 +98,11 @@ class Starter:
         log = self.folder / "workers" / f"local-{self._launch}.log"
         say(f"{self.count} worker{'s' * (self.count > 1)}; what they say: {log}")
         self._log = open(log, "a+b", 0, opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o640))
-        seats = [Place(n) for n in range(self.count)]
+        seats = [LocalSeat(n) for n in range(self.count)]
         self._work(seats, history)
         return self._report(store, history, seats)
 
-    def _work(self, seats: list[Place], history: History) -> None:
+    def _work(self, seats: list[LocalSeat], history: History) -> None:
         progress = self.view(history, self.config.max_generations)
         for seat in seats:
             self._sit(seat)
@@ -114,7 +114,7 @@ class Starter:
             time.sleep(0.1)
         progress.show(last=True)
 
-    def _sit(self, seat: Place) -> None:
+    def _sit(self, seat: LocalSeat) -> None:
         name = f"{self.title(seat.number)}-{seat.number}-{self.host.token()[:8]}"
         try:
             seat.process = self.hired(name)
@@ -133,7 +133,7 @@ class Starter:
     def script(self) -> list[str]:
         return this_script()
 
-    def _check(self, seat: Place) -> None:
+    def _check(self, seat: LocalSeat) -> None:
         """A worker that was killed gets a successor, with a growing pause when it died at once."""
         now = self.host.now()
         self._memory.look(now)
@@ -155,7 +155,7 @@ class Starter:
     def _signal(self, number: int, frame: FrameType | None) -> None:
         self._signals += 1
 
-    def _forward(self, seats: list[Place]) -> None:
+    def _forward(self, seats: list[LocalSeat]) -> None:
         """The first Ctrl-C lets each worker end at its next step boundary, the second ends it at once."""
         if self._signals == self._passed_on:
             return
@@ -170,7 +170,7 @@ class Starter:
             elif seat.code is None:
                 seat.code = 130
 
-    def _report(self, store: Store, history: History, seats: list[Place]) -> int:
+    def _report(self, store: Store, history: History, seats: list[LocalSeat]) -> int:
         with contextlib.suppress(faults.Passing, NotYet):
             history.look_far()
         if history.over:

@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fleet import gpus, launches, results
+from fleet import gpus, launches, results_version
 from fleet.config import FleetConfig, UserError
-from fleet.context import Options, Spent, Stopped
+from fleet.context import Spent, Stopped, WorkerOptions
 from fleet.history import History
 from fleet.host import Host
 from fleet.method import Method
 from fleet.metrics import logger
-from fleet.metrics.keeper import Keeper
+from fleet.metrics.keeper import SinkKeeper
 from fleet.metrics.sink import Home
 from fleet.plain import log_plainly, plain, say
 from fleet.run import open_run
@@ -86,14 +86,14 @@ def keeper_of(
     config: FleetConfig,
     note: Callable[[str], None],
     launch: int = 0,
-) -> Keeper:
+) -> SinkKeeper:
     """Of the sinks of a run, for a process of it that has such a name."""
 
     def command(kind: str, claim: int) -> list[str]:
         return [*script, "--sink", kind, str(claim), str(folder)]
 
     store, _ = open_run(folder, host, name)  # a view of its own, since it works in a thread of its own
-    return Keeper(store, sorted({"csv", *config.metrics}), command, note, launch, config.dead_seconds)
+    return SinkKeeper(store, sorted({"csv", *config.metrics}), command, note, launch, config.dead_seconds)
 
 
 def _run_in(
@@ -101,7 +101,7 @@ def _run_in(
 ) -> tuple[Store, Method[Any], Any, int]:
     """A run as it is known to its own processes: its method, and its configuration in one launch of it."""
     store, run = open_run(folder, host, name)
-    results.check(folder, run)
+    results_version.check(folder, run)
     launch = launch or launches.latest(store)
     method = methods.get(str(run["config"].get("algorithm")), next(iter(methods.values())))
     config = method.config.joined(run["config"], launches.settings(store, launch))
@@ -121,8 +121,8 @@ def let_group_read(config: FleetConfig) -> None:
         os.umask(0o027)
 
 
-def options(config: FleetConfig, launch: int, makers: int = 0) -> Options:
-    return Options(
+def options(config: FleetConfig, launch: int, makers: int = 0) -> WorkerOptions:
+    return WorkerOptions(
         launch=launch,
         makers=makers,
         dead_seconds=config.dead_seconds,

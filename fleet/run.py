@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fleet import faults, results
+from fleet import faults, results_version
 from fleet.config import Section, UserError
 from fleet.disk import Disk
 from fleet.host import Host
@@ -100,8 +100,8 @@ def _make_folder(base: Path, project: str, bound: Mapping[str, Any], host: Host)
         disk.sync(project)
         store = Store(Disk(folder), host, f"starter-{host.token()}")
         store.prove()
-        kind = results.kind(str(bound.get("algorithm")))
-        about = {"format": FORMAT, "results": kind, "code": results.begun_by()}
+        kind = results_version.kind(str(bound.get("algorithm")))
+        about = {"format": FORMAT, "results": kind, "code": results_version.begun_by()}
         store.settle("run.json", {**about, "id": host.token(), "config": dict(bound)})
     except (faults.Denied, faults.Unfit) as error:
         raise UserError(
@@ -114,7 +114,7 @@ def _make_folder(base: Path, project: str, bound: Mapping[str, Any], host: Host)
 def _check_binding(
     folder: Path, run: Mapping[str, Any], wanted: Mapping[str, Any], section: type[Section] | None = None
 ) -> None:
-    results.check(folder, run)
+    results_version.check(folder, run)
     stands = run["config"]
     if stands.get("algorithm") != wanted.get("algorithm"):  # another method's keys mean nothing to this one
         stands, wanted = ({"algorithm": each.get("algorithm")} for each in (stands, wanted))

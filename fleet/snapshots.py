@@ -68,6 +68,6 @@ def latest(store: Store, prefix: str) -> Snapshot | None:
             return snapshot
         except faults.Passing:  # says nothing about the snapshot, and beginning again would cost all of it
             raise
-        except (faults.Fault, strictjson.Bad, KeyError, TypeError, ValueError):
+        except (faults.Fault, strictjson.BadJson, KeyError, TypeError, ValueError):
             continue
     return None

@@ -249,7 +249,7 @@ def _opened(data: bytes, name: str) -> Value:
         raise faults.Damaged(f"{name}: its bytes do not match their checksum")
     try:
         value = strictjson.parse(line, REGISTER_LIMIT)
-    except strictjson.Bad as error:
+    except strictjson.BadJson as error:
         raise faults.Damaged(f"{name}: {error}") from None
     if not isinstance(value, dict):
         raise faults.Damaged(f"{name}: not an object")

@@ -12,29 +12,29 @@ _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _INNERMOST = re.compile(rb"[\[{][^\[\]{}]*[\]}]")
 
 
-class Bad(ValueError):
+class BadJson(ValueError):
     """Text that is not the JSON we accept; says why."""
 
 
 def parse(data: bytes, limit: int = 1 << 20) -> Any:
     if len(data) > limit:
-        raise Bad(f"longer than {limit} bytes")
+        raise BadJson(f"longer than {limit} bytes")
     try:
         value = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_infinite, parse_float=_finite)
     except RecursionError:
-        raise Bad(f"nested deeper than {DEPTH}") from None
+        raise BadJson(f"nested deeper than {DEPTH}") from None
     except UnicodeDecodeError as error:
-        raise Bad(f"not UTF-8 at byte {error.start}") from None
+        raise BadJson(f"not UTF-8 at byte {error.start}") from None
     except json.JSONDecodeError as error:
         comment = error.doc.startswith(("//", "/*", "#"), error.pos)
         why = "comments are not supported" if comment else error.msg
-        raise Bad(f"line {error.lineno}, column {error.colno}: {why}") from None
-    except Bad:
+        raise BadJson(f"line {error.lineno}, column {error.colno}: {why}") from None
+    except BadJson:
         raise
     except ValueError:
-        raise Bad("a whole number of more than 4300 digits") from None
+        raise BadJson("a whole number of more than 4300 digits") from None
     if data.count(b"[") + data.count(b"{") > DEPTH and _deep(data):
-        raise Bad(f"nested deeper than {DEPTH}")
+        raise BadJson(f"nested deeper than {DEPTH}")
     return value
 
 
@@ -47,12 +47,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         (key, _), *_ = Counter(key for key, _ in pairs).most_common(1)
-        raise Bad(f"the key {key[:60]!r} stands there twice")
+        raise BadJson(f"the key {key[:60]!r} stands there twice")
     return found
 
 
 def _infinite(name: str) -> Any:
-    raise Bad(f"{name} is not a finite number")
+    raise BadJson(f"{name} is not a finite number")
 
 
 def _finite(digits: str) -> float:

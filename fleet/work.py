@@ -32,7 +32,7 @@ class NotOnThisMachine(Exception):
     """This machine cannot make it (it lacks the text, the network, the memory), but another one may; says why."""
 
 
-class Unfit(Exception):
+class CannotServe(Exception):
     """This process can make nothing of this run, nor could another in its place here; says why."""
 
 

@@ -13,11 +13,11 @@ from typing import Any
 from fleet import blame, claims, elastic, faults, launches, pace, planning
 from fleet.attic import Attic
 from fleet.bell import Bell
-from fleet.choosing import Chooser
-from fleet.context import Options, Stopped, WorkerContext
+from fleet.context import Stopped, WorkerContext, WorkerOptions
 from fleet.events import Events, Tail, log
 from fleet.execution import Execution
 from fleet.history import History
+from fleet.next_work import Chooser
 from fleet.recipe import NotYet, Strategy, Unplannable
 from fleet.store import Store
 from fleet.work import Maker
@@ -35,7 +35,7 @@ class Worker:
         store: Store,
         strategy: Strategy,
         make: Maker,
-        options: Options = Options(),
+        options: WorkerOptions = WorkerOptions(),
         report: Callable[[History], None] | None = None,
     ) -> None:
         self.store, self.host, self.strategy, self.options = store, store.host, strategy, options

@@ -64,12 +64,12 @@ def main(
         No progress.
     """
     from merge import output  # after --help: it needs torch
-    from merge.engine import How
+    from merge.engine import MergeOptions
     from merge.merging import merge
 
     keep_memory()
     open_many()
-    how, size = How(threads, device, seed), output.size_of(shard_size)
+    how, size = MergeOptions(threads, device, seed), output.size_of(shard_size)
     with bar(quiet) as progress:
         took = merge(recipe, out, shard_size=size, overwrite=overwrite, how=how, progress=progress)
     for note in took.notes:

@@ -47,7 +47,7 @@ def bar(quiet: bool, what: str = "merging") -> Iterator[Callable[[int, int], Non
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Stopped(BaseException):
+class Terminated(BaseException):
     """By a signal."""
 
     def __init__(self, number: int) -> None:
@@ -58,7 +58,7 @@ class Stopped(BaseException):
 def stop(number: int, _frame: object) -> None:
     for each in SIGNALS:
         signal.signal(each, signal.SIG_IGN)  # once is enough: what has been written is being removed
-    raise Stopped(number)
+    raise Terminated(number)
 
 
 def run(app: Callable[[], object]) -> int:
@@ -68,7 +68,7 @@ def run(app: Callable[[], object]) -> int:
             signal.signal(each, stop)
     try:
         app()
-    except Stopped as stopped:
+    except Terminated as stopped:
         say("\nInterrupted; nothing is left behind.", file=sys.stderr)
         return 128 + stopped.number
     except (UserError, OSError) as error:

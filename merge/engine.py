@@ -13,16 +13,16 @@ from torch import Tensor
 
 from merge import output
 from merge.files import UserError, bytes_of
-from merge.group import Group
+from merge.merge_planning import Job
 from merge.methods import METHODS
-from merge.planning import Job
+from merge.tensor_group import Group
 
 _FLUSH = 64 << 20  # bytes after which the disk is asked to begin writing
 Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class How:
+class MergeOptions:
     """How it is done; of the result, only random drops depend on it."""
 
     threads: int = 0  # tensors that are merged at a time; 0: as many as there are processors, at least two
@@ -41,7 +41,7 @@ def check_device(name: str) -> None:
         raise UserError(f"the device {name} cannot be used here: {str(error).splitlines()[0]}") from None
 
 
-def merged(job: Job, how: How) -> Iterator[Tensor]:
+def merged(job: Job, how: MergeOptions) -> Iterator[Tensor]:
     """The blocks of a tensor, one after the other, in fp32. A method that looks twice reads twice: the second time the
     system still has it in its memory."""
     base, others = job.base.rows if job.base else None, [each.rows for each in job.others]
@@ -53,7 +53,7 @@ def merged(job: Job, how: How) -> Iterator[Tensor]:
             each.done()
 
 
-def write(jobs: list[Job], folder: Path, shard_size: int, how: How, progress: Progress) -> list[str]:
+def write(jobs: list[Job], folder: Path, shard_size: int, how: MergeOptions, progress: Progress) -> list[str]:
     """All tensors into the folder's files; the names of those with numbers that are none.
 
     The largest first, so that no thread is left with one at the end.
@@ -86,7 +86,7 @@ def write(jobs: list[Job], folder: Path, shard_size: int, how: How, progress: Pr
     return sorted(broken)
 
 
-def fill(jobs: list[Job], tensors: Mapping[str, Tensor], how: How) -> list[str]:
+def fill(jobs: list[Job], tensors: Mapping[str, Tensor], how: MergeOptions) -> list[str]:
     """All tensors into others that are in memory already, rounded as in files; the names of those with bad numbers."""
     broken = set[str]()
 
@@ -108,7 +108,7 @@ def fill(jobs: list[Job], tensors: Mapping[str, Tensor], how: How) -> list[str]:
     return sorted(broken)
 
 
-def _bytes(job: Job, how: How) -> Iterator[tuple[memoryview, bool]]:
+def _bytes(job: Job, how: MergeOptions) -> Iterator[tuple[memoryview, bool]]:
     """A tensor's bytes, and whether all of their numbers are good."""
     if not job.method:
         yield bytes_of(job.others[0].read().to(job.dtype).contiguous()), True

@@ -24,16 +24,16 @@ DTYPES = {
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-class Sink(Protocol):
+class ByteSink(Protocol):
     def write(self, data: bytes | memoryview) -> Any: ...
 
 
-class Source(Protocol):
+class ByteSource(Protocol):
     def readinto(self, room: memoryview) -> int: ...
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """A tensor's place in the file."""
 
     dtype: torch.dtype
@@ -48,7 +48,7 @@ class Entry:
 class Header:
     """What a file holds, in the order of its bytes."""
 
-    tensors: Mapping[str, Entry]
+    tensors: Mapping[str, TensorEntry]
     about: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -75,7 +75,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def write_header(sink: Sink, header: Header) -> None:
+def write_header(sink: ByteSink, header: Header) -> None:
     """The tensors' bytes are to follow in this order."""
     fields: dict[str, Any] = {"__metadata__": dict(header.about)} if header.about else {}
     begin = 0
@@ -88,7 +88,7 @@ def write_header(sink: Sink, header: Header) -> None:
     sink.write(len(text).to_bytes(8, "little") + text)
 
 
-def read_header(source: Source, size: int | None = None) -> Header:
+def read_header(source: ByteSource, size: int | None = None) -> Header:
     """Leaves the source at the first tensor's bytes. Where the file's size is known, all must fit in it."""
     length = int.from_bytes(_exactly(source, 8), "little")
     if length > (_LIMIT if size is None else min(_LIMIT, size - 8)):
@@ -109,13 +109,13 @@ def read_header(source: Source, size: int | None = None) -> Header:
     return Header(tensors, about)
 
 
-def _entry(field: Any) -> Entry:
+def _entry(field: Any) -> TensorEntry:
     shape = field["shape"]
     if not isinstance(shape, list) or not all(type(each) is int and each >= 0 for each in shape):
         raise ValueError(f"a shape of {shape}")
     if len(shape) > _MOST_DIMENSIONS or math.prod(each or 1 for each in shape) > _MOST_NUMBERS:
         raise ValueError("a shape of more numbers than any disk holds")
-    return Entry(DTYPES[field["dtype"]], tuple(shape))
+    return TensorEntry(DTYPES[field["dtype"]], tuple(shape))
 
 
 def _offsets(field: Any) -> list[int]:
@@ -125,7 +125,7 @@ def _offsets(field: Any) -> list[int]:
     return place
 
 
-def chunks(source: Source, dtype: torch.dtype, count: int, size: int = CHUNK) -> Iterator[Tensor]:
+def chunks(source: ByteSource, dtype: torch.dtype, count: int, size: int = CHUNK) -> Iterator[Tensor]:
     """So many numbers from a source, a chunk at a time; a chunk is good until the next one is asked for."""
     room = torch.empty(min(size, count), dtype=dtype)
     for begin in range(0, count, size):
@@ -134,7 +134,7 @@ def chunks(source: Source, dtype: torch.dtype, count: int, size: int = CHUNK) ->
         yield piece
 
 
-def fill(source: Source, tensor: Tensor) -> None:
+def fill(source: ByteSource, tensor: Tensor) -> None:
     view = bytes_of(tensor)
     if (count := source.readinto(view)) != len(view):
         raise UserError(f"the file ends {len(view) - count} bytes too early")
@@ -145,7 +145,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return memoryview(tensor.view(torch.uint8).numpy() if tensor.numel() else b"").cast("B")  # type: ignore[arg-type]
 
 
-def _exactly(source: Source, count: int) -> bytes:
+def _exactly(source: ByteSource, count: int) -> bytes:
     data = bytearray(count)
     if source.readinto(memoryview(data)) != count:
         raise UserError("not a safetensors file: it ends within its header")

@@ -11,11 +11,11 @@ import torch
 
 from fleet.plausible_words import check_words_in
 from fleet.scratch import passing
-from merge import engine, folder
-from merge.engine import How
+from merge import engine, model_folder
+from merge.engine import MergeOptions
 from merge.files import UserError
-from merge.planning import Plan
-from merge.recipe import Merge
+from merge.merge_planning import Plan
+from merge.merge_recipe import Merge
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class LiveModel:
     words: str  # equal for equal tokenizers
     places: Mapping[str, torch.Tensor] | None  # where its weights are; None: they lie otherwise than in files
 
-    def fill(self, made: Plan, how: How) -> None:
+    def fill(self, made: Plan, how: MergeOptions) -> None:
         """Take on the weights of a plan, rounded as in files."""
         if self.places is None:
             raise UserError("this model's weights lie otherwise in memory than in files")
@@ -40,7 +40,7 @@ def furnished(said: Merge, made: Plan, device: str, trust: bool = False, with_mo
     from transformers import AutoTokenizer
 
     with passing("live") as place:
-        folder.furnish(place, said, made, None)
+        model_folder.furnish(place, said, made, None)
         check_words_in(place)
         try:
             tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust)
@@ -79,7 +79,7 @@ def _words(made: Plan) -> str:
     """Models of equal tokenizers and templates can be asked the same tokens."""
     if made.vocabulary:
         return f"{made.vocabulary.source.reference} {made.vocabulary.size}"
-    files = (made.leader.folder / name for name in folder.TOKENIZER_FILES)
+    files = (made.leader.folder / name for name in model_folder.TOKENIZER_FILES)
     return " ".join(hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "-" for file in files)
 
 

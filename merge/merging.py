@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from merge import engine, folder, output
-from merge import recipe as recipes
+from merge import engine, model_folder, output
+from merge import merge_recipe as recipes
 from merge.donors import Donors
-from merge.engine import How
-from merge.planning import Plan, plan
-from merge.recipe import Merge
+from merge.engine import MergeOptions
+from merge.merge_planning import Plan, plan
+from merge.merge_recipe import Merge
 
 SHARD = 5 * 10**9  # bytes of a weight file
 
@@ -30,7 +30,7 @@ def merge(
     *,
     shard_size: int = SHARD,
     overwrite: bool = False,
-    how: How = How(),
+    how: MergeOptions = MergeOptions(),
     progress: Callable[[int, int], None] = lambda bytes, total: None,
     donors: Donors | None = None,
     beside: Mapping[str, str] | None = None,
@@ -50,7 +50,7 @@ def merge(
             return _written(recipe, made, draft, donors, shard_size, how, progress, beside or {})
 
 
-def merge_into(folder: Path, recipe: Merge, donors: Donors, how: How = How()) -> Took:
+def merge_into(folder: Path, recipe: Merge, donors: Donors, how: MergeOptions = MergeOptions()) -> Took:
     """The same, straight into a folder that is there and whose owner sees to it that nobody takes a part for the
     whole."""
     return _written(recipe, plan(recipe, donors), folder, donors, SHARD, how, lambda bytes, total: None, {})
@@ -62,17 +62,17 @@ def _written(
     into: Path,
     donors: Donors,
     shard_size: int,
-    how: How,
+    how: MergeOptions,
     progress: Callable[[int, int], None],
     beside: Mapping[str, str],
 ) -> Took:
     begin = time.monotonic()
     engine.check_device(how.device)
-    template = folder.chat_template(recipe.chat_template, [donors[name] for name in recipe.models])
+    template = model_folder.chat_template(recipe.chat_template, [donors[name] for name in recipe.models])
     broken = engine.write(made.jobs, into, shard_size, how, lambda bytes: progress(bytes, made.bytes))
     for name, text in beside.items():
         (into / name).write_text(text)
-    folder.furnish(into, recipe, made, template)
+    model_folder.furnish(into, recipe, made, template)
     read = sum(each.bytes for job in made.jobs for each in job.inputs)
     more = [f"{name} has numbers that are not finite, or too large for its dtype" for name in broken]
     return Took(time.monotonic() - begin, read, made.bytes, (*made.notes, *more))

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleet.fsync import sync
-from merge.files import Entry, Header, UserError, write_header, write_json
-from merge.planning import Job
+from merge.files import Header, TensorEntry, UserError, write_header, write_json
+from merge.merge_planning import Job
 
 
 class Busy(UserError):
@@ -35,7 +35,7 @@ def size_of(text: str) -> int:
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorPlace:
     """Where a tensor's bytes go."""
 
     file: int  # its descriptor
@@ -56,16 +56,16 @@ def shards(jobs: Sequence[Job], most: int) -> list[list[Job]]:
 
 
 @contextmanager
-def laid_out(folder: Path, parts: Sequence[Sequence[Job]]) -> Iterator[dict[str, Place]]:
+def laid_out(folder: Path, parts: Sequence[Sequence[Job]]) -> Iterator[dict[str, TensorPlace]]:
     """The weight files, all headers written, all room reserved: each tensor's place; at the end they are synced."""
-    names, places = _names(len(parts)), dict[str, Place]()
+    names, places = _names(len(parts)), dict[str, TensorPlace]()
     with ExitStack() as stack:
         for name, part in zip(names, parts, strict=True):
             file = stack.enter_context((folder / name).open("w+b", buffering=0))
-            write_header(file, Header({job.name: Entry(job.dtype, job.shape) for job in part}, {"format": "pt"}))
+            write_header(file, Header({job.name: TensorEntry(job.dtype, job.shape) for job in part}, {"format": "pt"}))
             begin = file.tell()
             for job in part:
-                places[job.name] = Place(file.fileno(), begin)
+                places[job.name] = TensorPlace(file.fileno(), begin)
                 begin += job.bytes
             os.posix_fallocate(file.fileno(), 0, begin)
         yield places

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from merge.files import UserError
-from merge.methods import IGNORED, METHODS, REQUIRED, Method, Param
-from merge.recipe import Input, Merge, Setting, Settings, nearest
+from merge.merge_recipe import Input, Merge, Setting, Settings, nearest
+from merge.methods import IGNORED, METHODS, REQUIRED, MergeMethod, Param
 
 
-def method_of(recipe: Merge) -> Method:
+def method_of(recipe: Merge) -> MergeMethod:
     if recipe.method not in METHODS:
         raise UserError(f"merge_method is {recipe.method!r}; {nearest(recipe.method, METHODS)}")
     return METHODS[recipe.method]

@@ -8,17 +8,17 @@ from torch import Tensor
 
 from merge.donor import Donor
 from merge.donors import Donors
-from merge.engine import How, merged
-from merge.group import in_memory
-from merge.planning import Job, plan
-from merge.recipe import Merge
+from merge.engine import MergeOptions, merged
+from merge.merge_planning import Job, plan
+from merge.merge_recipe import Merge
+from merge.tensor_group import in_memory
 from merge.weights import Stored
 
 
 class Staged(Donors):
     """Models by their references; some of these are names of recipes, which may name one another."""
 
-    def __init__(self, recipes: Mapping[str, Merge], models: Donors, how: How = How()) -> None:
+    def __init__(self, recipes: Mapping[str, Merge], models: Donors, how: MergeOptions = MergeOptions()) -> None:
         super().__init__()
         self.recipes, self.models, self.how = recipes, models, how
 
@@ -30,7 +30,7 @@ class Staged(Donors):
         return Donor(reference, made.leader.folder, made.config, tensors)
 
 
-def _to_be_merged(job: Job, how: How) -> Stored:
+def _to_be_merged(job: Job, how: MergeOptions) -> Stored:
     if not job.method:
         return job.others[0]
 

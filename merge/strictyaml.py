@@ -10,7 +10,7 @@ _DEEPEST = 32  # PyYAML takes a time that grows with the square of the depth
 _LONGEST = 1000  # characters of a number
 
 
-class Bad(ValueError):
+class BadYaml(ValueError):
     """Text that is not the YAML we accept; says where and why."""
 
 
@@ -23,16 +23,16 @@ class _Loader(yaml.SafeLoader):
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         where = f"line {event.start_mark.line + 1}"
         if isinstance(event, yaml.AliasEvent) or event.anchor:
-            raise Bad(f"{where}: anchors and aliases are not accepted; write the value where it is needed")
+            raise BadYaml(f"{where}: anchors and aliases are not accepted; write the value where it is needed")
         if event.tag:
-            raise Bad(f"{where}: the tag {event.tag} is not accepted; plain values only")
+            raise BadYaml(f"{where}: the tag {event.tag} is not accepted; plain values only")
         if self.depth >= _DEEPEST:
-            raise Bad(f"{where}: nested too deeply; {_DEEPEST} levels are accepted")
+            raise BadYaml(f"{where}: nested too deeply; {_DEEPEST} levels are accepted")
         self.depth += 1
         node: Any = super().compose_node(parent, index)
         self.depth -= 1
         if not node.tag.endswith((":str", ":map", ":seq")) and len(node.value) > _LONGEST:
-            raise Bad(f"{where}: not YAML: a number of {len(node.value)} characters")
+            raise BadYaml(f"{where}: not YAML: a number of {len(node.value)} characters")
         return node
 
 
@@ -41,9 +41,9 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     for key, _ in node.value:
         name = loader.construct_object(key)
         if not isinstance(name, str):
-            raise Bad(f"line {key.start_mark.line + 1}: the key {name!r} is not text")
+            raise BadYaml(f"line {key.start_mark.line + 1}: the key {name!r} is not text")
         if name in seen:
-            raise Bad(f"line {key.start_mark.line + 1}: the key {name!r} stands there twice")
+            raise BadYaml(f"line {key.start_mark.line + 1}: the key {name!r} stands there twice")
         seen.add(name)
     return loader.construct_mapping(node, deep=True)
 
@@ -57,25 +57,25 @@ def read(path: Path) -> str:
         with path.open("rb") as file:
             data = file.read(LIMIT + 1)
     except OSError as error:
-        raise Bad(f"cannot be read: {error.strerror}") from None
+        raise BadYaml(f"cannot be read: {error.strerror}") from None
     if len(data) > LIMIT:
-        raise Bad(f"longer than {LIMIT} bytes")
+        raise BadYaml(f"longer than {LIMIT} bytes")
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise Bad(f"not UTF-8 at byte {error.start}") from None
+        raise BadYaml(f"not UTF-8 at byte {error.start}") from None
 
 
 def parse(text: str) -> Any:
     """The data; or where and why it is refused."""
     try:
         return yaml.load(text, Loader=_Loader)  # a SafeLoader
-    except Bad:
+    except BadYaml:
         raise
     except yaml.MarkedYAMLError as error:
         place = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-        raise Bad(f"{place}not YAML: {error.problem}") from None
+        raise BadYaml(f"{place}not YAML: {error.problem}") from None
     except yaml.YAMLError as error:
-        raise Bad(f"not YAML: {' '.join(str(error).split())[:200]}") from None
+        raise BadYaml(f"not YAML: {' '.join(str(error).split())[:200]}") from None
     except (ValueError, OverflowError) as error:  # a date that does not exist, a number of thousands of digits
-        raise Bad(f"not YAML: {error}") from None
+        raise BadYaml(f"not YAML: {error}") from None

@@ -13,7 +13,7 @@ from torch import Tensor
 from fleet.plausible_words import check_words
 from merge.donor import Donor
 from merge.files import UserError, read_json
-from merge.recipe import Token, Tokens
+from merge.merge_recipe import Token, TokenizerSettings
 from merge.weights import Stored
 
 _MOST = 1 << 24  # tokens
@@ -33,7 +33,7 @@ class Words:
 
 
 class Vocabulary:
-    def __init__(self, said: Tokens, models: Sequence[Donor], leader: Donor) -> None:
+    def __init__(self, said: TokenizerSettings, models: Sequence[Donor], leader: Donor) -> None:
         names = [donor.reference for donor in models]
         if said.source not in ("union", "base", *names):
             known = ", ".join(["union", "base", *names])

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from merge import files
 from merge.files import UserError, read_json
-from merge.group import Rows, in_memory
+from merge.tensor_group import RowReader, in_memory
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Stored:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    rows: Rows
+    rows: RowReader
     done: Callable[[], None] = lambda: None  # said by whoever has read all that he needs
 
     @property
@@ -93,7 +93,7 @@ def _safetensors(path: Path, stack: ExitStack) -> dict[str, Stored]:
     return found
 
 
-def _reader(fd: int, path: Path, begin: int, entry: files.Entry) -> Rows:
+def _reader(fd: int, path: Path, begin: int, entry: files.TensorEntry) -> RowReader:
     columns = entry.shape[-1] if entry.shape else 1
     width, count = columns * entry.dtype.itemsize, math.prod(entry.shape[:-1])
 

@@ -10,13 +10,25 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from merge.files import CHUNK, Entry, Header, Sink, Source, UserError, bytes_of, chunks, fill, read_header, write_header
+from merge.files import (
+    CHUNK,
+    ByteSink,
+    ByteSource,
+    Header,
+    TensorEntry,
+    UserError,
+    bytes_of,
+    chunks,
+    fill,
+    read_header,
+    write_header,
+)
 
 BLOCK = 64  # numbers that share a scale
 
 
 class Wire(Protocol):
-    def entry(self, count: int) -> Entry: ...
+    def entry(self, count: int) -> TensorEntry: ...
     def encode(self, numbers: Tensor) -> Tensor: ...
     def decode(self, coded: Tensor, count: int) -> Tensor: ...
 
@@ -27,8 +39,8 @@ class Plain:
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
 
-    def entry(self, count: int) -> Entry:
-        return Entry(self.dtype, (count,))
+    def entry(self, count: int) -> TensorEntry:
+        return TensorEntry(self.dtype, (count,))
 
     def encode(self, numbers: Tensor) -> Tensor:
         return numbers.to(self.dtype)
@@ -43,8 +55,8 @@ class Scaled:
     def __init__(self, top: int, per_byte: int) -> None:
         self.top, self.per_byte = top, per_byte
 
-    def entry(self, count: int) -> Entry:
-        return Entry(torch.uint8, (-(-count // BLOCK), 2 + BLOCK // self.per_byte))
+    def entry(self, count: int) -> TensorEntry:
+        return TensorEntry(torch.uint8, (-(-count // BLOCK), 2 + BLOCK // self.per_byte))
 
     def encode(self, numbers: Tensor) -> Tensor:
         rows = _rows(numbers)
@@ -76,20 +88,20 @@ WIRES: dict[str, Wire] = {
 }
 
 
-def send(sink: Sink, count: int, pieces: Iterable[Tensor], wire: str = "fp32") -> None:
+def send(sink: ByteSink, count: int, pieces: Iterable[Tensor], wire: str = "fp32") -> None:
     """A vector of so many fp32 numbers that come in pieces, each but the last a multiple of a block."""
     one_more = sender(sink, count, wire)
     for piece in pieces:
         one_more(piece)
 
 
-def sender(sink: Sink, count: int, wire: str = "fp32") -> Callable[[Tensor], None]:
+def sender(sink: ByteSink, count: int, wire: str = "fp32") -> Callable[[Tensor], None]:
     """The same, for whoever has the pieces one at a time."""
     write_header(sink, Header({"vector": WIRES[wire].entry(count)}, {"wire": wire, "count": str(count)}))
     return lambda piece: sink.write(bytes_of(WIRES[wire].encode(piece).contiguous()))
 
 
-def received(source: Source, count: int) -> Iterator[Tensor]:
+def received(source: ByteSource, count: int) -> Iterator[Tensor]:
     """The vector again, in pieces of fp32; a piece is good until the next one is asked for."""
     wire, entry = _announced(read_header(source), count)
     if isinstance(wire, Plain):
@@ -108,7 +120,7 @@ def pieces(vector: Tensor) -> Iterator[Tensor]:
     return iter(vector.split(CHUNK))
 
 
-def _announced(header: Header, count: int) -> tuple[Wire, Entry]:
+def _announced(header: Header, count: int) -> tuple[Wire, TensorEntry]:
     wire = WIRES.get(header.about.get("wire", ""))
     if wire is None or {**header.tensors} != {"vector": wire.entry(count)}:
         raise UserError(f"not a vector of {count} numbers: {dict(header.about)}, {dict(header.tensors)}")

@@ -9,9 +9,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from merge.engine import How
+from merge.engine import MergeOptions
+from merge.merge_recipe import parse
 from merge.merging import merge
-from merge.recipe import parse
 
 SHAPE = {
     **{"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4},
@@ -49,7 +49,7 @@ def weights(folder: Path) -> dict[str, Tensor]:
     return {name: each for file in sorted(folder.glob("*.safetensors")) for name, each in load_file(file).items()}
 
 
-def run(out: Path, recipe: dict, how: How = How(), **options) -> dict[str, Tensor]:
+def run(out: Path, recipe: dict, how: MergeOptions = MergeOptions(), **options) -> dict[str, Tensor]:
     """Merge, and read the result."""
     merge(parse(yaml.dump(recipe, Dumper=Plain)), out, how=how, **options)
     return weights(out)

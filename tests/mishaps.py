@@ -11,7 +11,7 @@ from fleet.config import bound, operational
 from fleet.method import Method
 from fleet.recipe import Past, Recipe, Strategy
 from fleet.start import main
-from fleet.work import Failed, Maker, NotOnThisMachine, Unfit, Work
+from fleet.work import CannotServe, Failed, Maker, NotOnThisMachine, Work
 from tests.toy.config import ToyConfig
 
 
@@ -65,7 +65,7 @@ def happens(mishap: str) -> None:
         case "lack":
             raise NotOnThisMachine("out of memory: 80 GB are needed, 8 GB are there")
         case "unfit":
-            raise Unfit("the questions have changed")
+            raise CannotServe("the questions have changed")
         case "panic":
             from tokenizers import Regex, pre_tokenizers
 

@@ -12,8 +12,8 @@ from fleet.processes import options
 from fleet.run import create_run, open_run
 from fleet.worker import Worker
 from tests import merging
-from train.breeding import prepared
-from train.posttrain.config import PosttrainConfig
+from train.posttrain.posttrain_config import PosttrainConfig
+from train.posttrain_command import prepared
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fleet.config import UserError
-from train.cluster.options import CheckpointOptions, Options
+from train.cluster.options import CheckpointOptions, TrainingOptions
 from train.cluster.ranks import Ranks, joined
 from train.cluster.training import train
 
@@ -19,7 +19,7 @@ def one(keys: dict, ranks: Ranks) -> str:
         ranks.signals.clear()
         ranks.told_to_stop = _told_at(step)  # type: ignore[method-assign]
     try:
-        return str(train(replace(Options(**keys), ckpt=ckpt), ranks))
+        return str(train(replace(TrainingOptions(**keys), ckpt=ckpt), ranks))
     except UserError as error:
         return str(error)
     finally:

@@ -16,7 +16,7 @@ from fleet.history import History, opened
 from fleet.host import Host
 from fleet.launches import latest
 from fleet.processes import options
-from fleet.report.reading import Reader
+from fleet.report.run_reader import RunReader
 from fleet.run import open_run
 from fleet.worker import Worker
 from tests.helpers import Toys, until
@@ -105,7 +105,7 @@ def test_a_look_at_notes_reads_what_is_new(old):
 
 def test_notes_of_those_who_are_gone_are_put_away_and_still_count(toys):
     run: Toys = toys().prepare()
-    report = Reader(run.folder)
+    report = RunReader(run.folder)
     for n in range(KEPT + 20):
         store, _ = open_run(run.folder, Host(), f"local-{n}-{n:08x}")
         events = Events(store)
@@ -122,7 +122,7 @@ def test_notes_of_those_who_are_gone_are_put_away_and_still_count(toys):
     assert len([*run.folder.glob("workers/*.events")]) == KEPT + 1 and len([*run.folder.glob("workers/ended/*")]) == 20
     found = Diaries(store).look()
     assert sum(each.made for each in found) == KEPT + 20 and sum(each.read for each in found) == 20 * (KEPT + 20)
-    for seen in (report.look(), Reader(run.folder).look()):
+    for seen in (report.look(), RunReader(run.folder).look()):
         assert seen.written == before.written == 10 * (KEPT + 20)
         assert sum(row.made for row in seen.rows if row.name != "sweeper") == KEPT + 20
 

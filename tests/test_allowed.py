@@ -10,19 +10,19 @@ import torch
 from evomerge.breeding import Among, Ranked, first, next_generation
 from evomerge.config import EvolutionSettings, MergeSettings
 from evomerge.techniques import recipes
-from merge.evolve.config import Genome
-from merge.evolve.genome import GENES, Space
-from merge.group import Group, in_memory
+from merge.evolve.search_config import MergeGenome
+from merge.evolve.search_space import GENES, Space
+from merge.merge_recipe import merge_of
 from merge.methods import METHODS
 from merge.methods.allowed import MENDERS, within
 from merge.methods.arcs import check_shares, slerp_all
 from merge.parameters import check_names, resolved
-from merge.recipe import merge_of
+from merge.tensor_group import Group, in_memory
 from train import genome as pretraining
 from train.config import TrainConfig
 from train.member import dna
 from train.member.crossing import crossed
-from train.posttrain.config import PosttrainConfig
+from train.posttrain.posttrain_config import PosttrainConfig
 
 NAMES = ("model.embed_tokens.weight", "model.layers.{}.self_attn.q_proj.weight", "model.layers.{}.mlp.up_proj.weight")
 STRENGTHS = (0.5, 10.0)
@@ -128,7 +128,7 @@ def test_every_point_of_a_search_is_a_recipe_that_passes(method):
         try:
             based = {"base_model": "z"} if METHODS[method].base == "required" and method != "slerp" else {}
             models = ("a", "b") if method == "nuslerp" else ("a", "b", "c")
-            space = Space(Genome(models=models, merge_method=method, **based, **kind), 4)
+            space = Space(MergeGenome(models=models, merge_method=method, **based, **kind), 4)
         except ValueError:
             continue  # a kind that this method does not know
         for strength in (1e-9, 0.5, 1e9):

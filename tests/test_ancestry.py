@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from fleet import launches
-from fleet.ancestry.files import files, keep, page
+from fleet.ancestry.ancestry_files import files, keep, page
 from fleet.ancestry.genes import genes_of
 from fleet.ancestry.growth import finished_members, grown, tree
 from fleet.ancestry.layout import MOST, laid_out

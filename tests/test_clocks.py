@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fleet.diary import Diaries
-from fleet.report.reading import Reader
+from fleet.report.run_reader import RunReader
 from tests.helpers import Toys, until
 
 pytestmark = pytest.mark.skipif(not shutil.which("faketime"), reason="NOT TESTED: no faketime here")
@@ -75,7 +75,7 @@ def looked(run: Toys) -> None:
         run.run([*before, sys.executable, "-m", "fleet.report", str(run.folder), "--out", str(file)]).ends(0)
         page = html.unescape(re.sub("<[^>]+>", " ", file.read_text()))
         assert "days since the start" not in page and not re.search(r"Time\s+3\d\d d", page)
-    facts = Reader(run.folder).look()
+    facts = RunReader(run.folder).look()
     ends = [session.end for row in facts.rows for session in row.sessions]
     assert max(ends) - facts.began < DAY
 

@@ -9,7 +9,7 @@ from fleet.context import Stopped
 from fleet.digest import digest
 from fleet.metrics.points import point
 from fleet.progress import Progress
-from fleet.report.reading import Reader
+from fleet.report.run_reader import RunReader
 from fleet.status import View
 from fleet.work import Interrupted
 from merge.outer import Outer
@@ -112,7 +112,7 @@ def test_people_are_told(wild, capsys):
     assert f"diverged: {slot}" in Progress(wild, 2).line(round)
     assert point(wild, round).values["members/diverged"] == 1.0
     assert [row["diverged"] for row in point(wild, round).rows if row["slot"] == slot] == [True]
-    failures = Reader(wild.store.disk.root).look().failures
+    failures = RunReader(wild.store.disk.root).look().failures
     assert [each.id for each in failures if "diverged" in each.why] == [child]
 
 

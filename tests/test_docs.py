@@ -13,9 +13,9 @@ from pydantic import BaseModel
 from evomerge.config import Configuration, EvaluationSettings, EvolutionSettings, MergeSettings, TaskSettings
 from fleet import machines
 from fleet.config import FleetConfig, allowed, table
-from train.cluster.options import CheckpointOptions, HivemindOptions, Options
+from train.cluster.options import CheckpointOptions, HivemindOptions, TrainingOptions
 from train.config import Dataset, EvolutionRoom, ExchangeRoom, GroupRoom, TrainConfig, TrainRoom
-from train.posttrain.config import Adapter, BreedRoom, FitnessRoom, MutationRoom, Objective, Source
+from train.posttrain.posttrain_config import Adapter, BreedRoom, DatasetSource, FitnessRoom, MutationRoom, Objective
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -41,11 +41,11 @@ POSTTRAIN = {
     "fitness": lambda: table([FitnessRoom]),
     "objective": lambda: table([Objective], spelled=str),
     "mutation": lambda: table([MutationRoom]),
-    "source": lambda: table([Source], spelled=str),
+    "source": lambda: table([DatasetSource], spelled=str),
     "adapter": lambda: table([Adapter], spelled=str),
 }
 FSDP = {
-    "options": lambda: options(Options),
+    "options": lambda: options(TrainingOptions),
     "ckpt": lambda: options(CheckpointOptions, "ckpt."),
     "hv": lambda: options(HivemindOptions, "hv."),
 }

@@ -28,7 +28,7 @@ from transformers import (
 )
 
 from evomerge import cli as command_line
-from evomerge import fitness, results, running
+from evomerge import fitness_evaluator, tournament_results, tournament_running
 from evomerge.config import (
     Configuration,
     EvaluationSettings,
@@ -41,7 +41,7 @@ from evomerge.config import (
 from evomerge.evolutionary_tournament import EvolutionaryMerger, run_evolutionary_tournament
 from evomerge.formula import FILE, in_words, read
 from evomerge.merger import AdvancedModelMerger
-from evomerge.method import METHOD
+from evomerge.tournament_method import METHOD
 from evomerge.utils import (
     MERGE_TECHNIQUES,
     EvoMergeException,
@@ -63,7 +63,7 @@ from fleet.worker import Worker
 from tests import merging, searching, sinks
 from tests.breeding import config, models, text
 from tests.helpers import pids
-from train.passages import Reader, mean_and_error
+from train.passages import PassageReader, mean_and_error
 
 ROOT = Path(__file__).parent.parent
 CLI = [sys.executable, str(ROOT / "evomerge" / "cli.py")]
@@ -71,7 +71,7 @@ CLI = [sys.executable, str(ROOT / "evomerge" / "cli.py")]
 
 def worker(c: Configuration, name: str = "w") -> Worker:
     """One more worker of the tournament, in this process."""
-    chosen = running.prepared(c)
+    chosen = tournament_running.prepared(c)
     folder = Path(chosen.base_dir)
     create_run(folder, chosen.project_name, chosen.bound(), Host())
     store, _ = open_run(folder / chosen.project_name, Host(), name)
@@ -172,7 +172,7 @@ def test_losses_are_those_of_each_passage_by_itself(tmp_path):
     (reference, *_) = models(tmp_path, 1)
     ((_, model, tokenizer),) = load_models([reference])
     passages = ["the cat sat on a mat", "and the dog ran", "nobody looked while the dog ran to it again " * 6]
-    found = Reader(tokenizer, passages, 16, batch=40).losses(model)
+    found = PassageReader(tokenizer, passages, 16, batch=40).losses(model)
     for n, passage in enumerate(passages):
         ids = tokenizer(passage)["input_ids"]
         nats = 0.0
@@ -184,34 +184,36 @@ def test_losses_are_those_of_each_passage_by_itself(tmp_path):
         assert found.nats[n] == pytest.approx(nats, rel=1e-4) and found.tokens[n] == len(ids) - 1
         assert found.bytes[n] == len(passage)
     assert found.perplexity == pytest.approx(math.exp(sum(found.nats) / sum(found.tokens)))
-    other = Reader(tokenizer, passages, 16, batch=1).losses(model)
+    other = PassageReader(tokenizer, passages, 16, batch=1).losses(model)
     assert other.nats == pytest.approx(found.nats, rel=1e-5)
     assert mean_and_error(found)[1] > 0
 
 
 def test_what_chooses_does_not_judge(tmp_path):
     e = EvaluationSettings(text=str(text(tmp_path / "t.jsonl")), passages=8)
-    found = fitness.texts(e)
+    found = fitness_evaluator.texts(e)
     assert len(found["choosing"]) == len(found["judging"]) == 8 and not {*found["choosing"]} & {*found["judging"]}
-    assert fitness.texts(e) == found and fitness.digest(e) != fitness.digest(e.model_copy(update={"passages": 9}))
+    assert fitness_evaluator.texts(e) == found and fitness_evaluator.digest(e) != fitness_evaluator.digest(
+        e.model_copy(update={"passages": 9})
+    )
 
 
 def test_passages_end_with_lines_and_lose_nothing():
     document = "".join(f"line {n} of a longer text\n" for n in range(200))
-    found = fitness._passages(document)
-    assert "".join(found) == document and all(len(each) <= fitness.PASSAGE for each in found)
-    assert all(each.endswith("\n") for each in found) and len(fitness._passages("x" * 5000)) == 7
+    found = fitness_evaluator._passages(document)
+    assert "".join(found) == document and all(len(each) <= fitness_evaluator.PASSAGE for each in found)
+    assert all(each.endswith("\n") for each in found) and len(fitness_evaluator._passages("x" * 5000)) == 7
 
 
 def test_nobody_beats_the_front_in_everything():
     class Point:
         def __init__(self, bits, acc, score=0.0):
-            self.objectives, self.score = {fitness.BITS: bits, "acc": acc}, score
+            self.objectives, self.score = {fitness_evaluator.BITS: bits, "acc": acc}, score
 
     e = EvaluationSettings(tasks=[TaskSettings(name="acc")])
     c = type("C", (), {"evaluation_settings": e})
     good, better, worse, same = Point(1.0, 0.5, 1), Point(2.0, 0.9, 2), Point(2.0, 0.5), Point(1.0, 0.5)
-    assert results.pareto(c, [good, worse, better, same]) == [better, good]
+    assert tournament_results.pareto(c, [good, worse, better, same]) == [better, good]
 
 
 # -- a whole tournament -----------------------------------------------------------------------------------------------
@@ -224,7 +226,7 @@ def test_a_tournament_ends_with_its_winner_a_table_and_a_family_tree(finished):
     assert "score: - 1 x bits per byte" in said and "the end after 3 generations" in said
     assert "A merge of " in (winner / "README.md").read_text() and "model0" in (winner / "README.md").read_text()
     assert (run / "ancestry.html").read_text().startswith("<!DOCTYPE html>")
-    found = results.found_in(run)
+    found = tournament_results.found_in(run)
     assert len(found.generations) == 3 and all(len(generation) == 8 for generation in found.generations)
     assert len([line for line in said.splitlines() if "±" in line and line[0] == "│"]) == 3
     best = [max(entry.score for entry in generation) for generation in found.generations]
@@ -240,7 +242,7 @@ def test_a_tournament_ends_with_its_winner_a_table_and_a_family_tree(finished):
 def test_its_scores_go_where_people_look(finished):
     sinks.needs("tensorboard")
     folder, _, _ = finished
-    found, logged = results.found_in(folder / "run"), sinks.board(folder / "run")
+    found, logged = tournament_results.found_in(folder / "run"), sinks.board(folder / "run")
     assert [step for step, _ in logged] == [*range(len(found.generations) + 2)]
     best = [max(entry.score for entry in generation) for generation in found.generations[1:]]
     assert [values["score/best"] for _, values in logged[2:-1]] == pytest.approx(best)
@@ -249,19 +251,19 @@ def test_its_scores_go_where_people_look(finished):
 
 def test_the_winner_is_what_was_scored(finished):
     folder, c, _ = finished
-    found = results.found_in(folder / "run")
+    found = tournament_results.found_in(folder / "run")
     assert evaluate_model(folder / "run" / "winner", c)["score"] == pytest.approx(found.best.score, rel=1e-5)
 
 
 def test_intervals_are_of_differences_on_the_same_passages(finished):
-    found = results.found_in(finished[0] / "run")
+    found = tournament_results.found_in(finished[0] / "run")
     winner, *others = found.judged
     for other in others:
-        mean, half = results.ahead(winner, other)
+        mean, half = tournament_results.ahead(winner, other)
         bits = sum(b - a for a, b in zip(winner.nats, other.nats, strict=True)) / math.log(2)
         assert mean == pytest.approx(bits / sum(winner.sizes), abs=1e-5) and 0 < half < 1
         assert mean == pytest.approx(winner.metrics["judged"] - other.metrics["judged"], abs=1e-4)
-        low, high = results.interval(other)
+        low, high = tournament_results.interval(other)
         assert low < other.metrics["perplexity"] < high
 
 
@@ -271,7 +273,7 @@ def test_the_same_command_again_says_the_same(finished, here):
     shutil.rmtree(folder / "run" / "winner")
     again = here("--config", folder / "mine.json", "--run")
     assert again.returncode == 0 and "is over already" in again.stdout
-    assert said[said.index("On what nobody") :] == again.stdout[again.stdout.index("On what nobody") :]
+    assert said[said.index("Held-out test") :] == again.stdout[again.stdout.index("Held-out test") :]
     assert all(torch.equal(before[name], each) for name, each in merging.weights(folder / "run" / "winner").items())
 
 
@@ -407,7 +409,7 @@ def test_encoders_of_one_architecture_merge(tmp_path):
 
 def test_every_setting_is_bound_or_harmless(tmp_path):
     c = config(tmp_path)
-    chosen = running.prepared(c)
+    chosen = tournament_running.prepared(c)
     for record, key, value in (
         (c.merge_settings, "merge_method", "ps"), (c.merge_settings, "techniques", ("ties",)),
         (c.merge_settings, "base_model", models(tmp_path / "more", 1)[0]), (c.merge_settings, "density", 0.2),
@@ -426,13 +428,13 @@ def test_every_setting_is_bound_or_harmless(tmp_path):
     ):  # fmt: skip
         before = getattr(record, key)
         setattr(record, key, value)
-        assert running.prepared(c).bound() != chosen.bound(), key
+        assert tournament_running.prepared(c).bound() != chosen.bound(), key
         setattr(record, key, before)
     harmless = {"log_level": "ERROR", "metrics": ("csv",), "wandb_project": "mine", "wandb_entity": "ours"}
     for key, value in {**harmless, "workers": 3}.items():
         setattr(c, key, value)
-        assert running.prepared(c).bound() == chosen.bound()
-    assert running.prepared(c).operational().items() >= {**harmless, "metrics": ["csv"]}.items()
+        assert tournament_running.prepared(c).bound() == chosen.bound()
+    assert tournament_running.prepared(c).operational().items() >= {**harmless, "metrics": ["csv"]}.items()
 
 
 @pytest.fixture(scope="module")
@@ -451,10 +453,12 @@ def test_the_score_is_the_weighted_sum_of_all_objectives(facts):
     c = facts.model_copy(deep=True)
     found = evaluate_model(c.models[0], c)
     parts = found["objectives"]
-    assert parts.keys() == {fitness.BITS, "facts"}
-    assert found["score"] == pytest.approx(3 * parts["facts"] - parts[fitness.BITS])
+    assert parts.keys() == {fitness_evaluator.BITS, "facts"}
+    assert found["score"] == pytest.approx(3 * parts["facts"] - parts[fitness_evaluator.BITS])
     c.evaluation_settings.text_weight = 0.5
-    assert evaluate_model(c.models[0], c)["score"] == pytest.approx(3 * parts["facts"] - 0.5 * parts[fitness.BITS])
+    assert evaluate_model(c.models[0], c)["score"] == pytest.approx(
+        3 * parts["facts"] - 0.5 * parts[fitness_evaluator.BITS]
+    )
     c.evaluation_settings.tasks = [TaskSettings(name="facts", metric="acc_norm,none", weight=-1)]
     c.evaluation_settings.text_weight = 0
     again = evaluate_model(c.models[0], c)
@@ -468,7 +472,7 @@ def test_several_objectives_have_a_front_and_a_good_merge_wins(facts, tmp_path, 
     c.evolution_settings.num_generations = 4
     c.merge_settings.base_model = ModelReference("base", Path(c.models[0].path).parent / "base")
     assert worker(c).run() == "over"
-    found = results.found_in(tmp_path / "run")
+    found = tournament_results.found_in(tmp_path / "run")
     winner, *others = found.judged
     assert all(winner.metrics["judged"] > other.metrics["judged"] for other in others)
     assert all(winner.objectives["facts"] >= other.objectives["facts"] for other in others)
@@ -577,7 +581,9 @@ def test_the_command_line_evaluates_lists_and_exports(finished, here):
     said = here("--evaluate", folder / "run" / "winner", "--config", folder / "mine.json")
     assert said.returncode == 0 and "perplexity" in said.stdout
     said = here("--pareto", "--config", folder / "mine.json")
-    assert said.returncode == 0 and results.found_in(folder / "run").best.name[:20] in said.stdout.replace("\n", "")
+    assert said.returncode == 0 and tournament_results.found_in(folder / "run").best.name[:20] in said.stdout.replace(
+        "\n", ""
+    )
     said = here("--export-gguf", "f16", "--config", folder / "mine.json")
     assert said.returncode == 0, said.stderr
     file = folder / "run" / "winner-F16.gguf"
@@ -595,4 +601,4 @@ def test_gguf_files_compete_like_folders(tmp_path):
     export_gguf(c.models[0].path, file, "F32")
     c.models = [ModelReference("", file), *c.models[1:]]
     assert worker(c).run() == "over"
-    assert results.found_in(tmp_path / "run").best.score is not None
+    assert tournament_results.found_in(tmp_path / "run").best.score is not None

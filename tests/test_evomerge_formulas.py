@@ -13,12 +13,12 @@ from evomerge.breeding import Among, Ranked, bred, mutated, next_generation, ran
 from evomerge.building import ModelBuilder
 from evomerge.config import EvolutionSettings, MergeSettings, ModelReference
 from evomerge.formula import Blend, Formula, Step, in_words, leaves, lighter, makeup
-from evomerge.strategy import last_generation
 from evomerge.techniques import MEAN, MERGED, recipes
-from merge.engine import How
+from evomerge.tournament import last_generation
+from merge.engine import MergeOptions
 from merge.files import UserError
+from merge.merge_recipe import merge_of
 from merge.merging import merge
-from merge.recipe import merge_of
 from tests import merging
 from tests.breeding import models
 
@@ -379,7 +379,7 @@ def test_what_comes_before_the_last_stage_is_forgotten_tensor_by_tensor(tmp_path
                       if getattr(each.done, "__self__", None) is not None]  # fmt: skip
             held.append(sum(map(len, caches)))
 
-        merge(said, tmp_path / "out", how=How(threads=1), donors=donors, progress=look)
+        merge(said, tmp_path / "out", how=MergeOptions(threads=1), donors=donors, progress=look)
     assert max(held) <= 3 and held[-1] == 0  # the blend, the first stage, the mean
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from evomerge import ending, formula, results
+from evomerge import ending, formula, tournament_results
 from evomerge.building import ModelBuilder
 from evomerge.config import Configuration, ModelReference
 from evomerge.evolutionary_tournament import EvolutionaryMerger
@@ -111,7 +111,7 @@ def test_what_is_judged_is_what_is_written(tmp_path, monkeypatch):
     c = config(tmp_path, population_size=12, num_generations=1)
     assert worker(c).run() == "over"
     out = ending.concluded(tmp_path / "run")
-    found = results.found_in(tmp_path / "run")
+    found = tournament_results.found_in(tmp_path / "run")
     (id,) = opened(tmp_path / "run")["2/winner"].recipe.merge["of"]
     assert formula.read(out)[0] == found.judged[0].formula == next(e.formula for e in found.all if e.id == id)
 
@@ -130,7 +130,7 @@ def test_a_very_bad_model_does_not_spoil_the_end(tmp_path):
 def test_two_starters_at_the_end_have_the_same_winner(tmp_path):
     c = config(tmp_path, num_generations=1)
     assert worker(c).run() == "over"
-    found, begun = results.found_in(tmp_path / "run"), threading.Event()
+    found, begun = tournament_results.found_in(tmp_path / "run"), threading.Event()
 
     def other() -> None:
         with whole(tmp_path / "run" / "winner", 1, overwrite=False) as draft:
@@ -158,7 +158,11 @@ def test_a_winner_that_another_starter_has_made_meanwhile_is_taken(tmp_path, mon
         return real(recipe, out, **how)
 
     monkeypatch.setattr(building, "merge", late)
+<<<<<<< HEAD
     found = results.found_in(tmp_path / "run")
+=======
+    found = tournament_results.found_in(tmp_path / "run")
+>>>>>>> dcf27d6fa1fc18b5cdc64a6f5f971baf5242d0a2
     assert (ending.winner_in(tmp_path / "run", found) / "config.json").read_text() == "{}"
 
 
@@ -220,16 +224,16 @@ def merging_tokens(model: ModelReference, word: str) -> list[int]:
 # -- figures ----------------------------------------------------------------------------------------------------------
 
 
-def judged(bits: list[float], sizes: list[int]) -> results.Judged:
+def judged(bits: list[float], sizes: list[int]) -> tournament_results.Judged:
     nats = [b * size * math.log(2) for b, size in zip(bits, sizes, strict=True)]
-    return results.Judged("x", {"each": json.dumps(nats), "sizes": json.dumps(sizes)}, Formula(blend="x"))
+    return tournament_results.Judged("x", {"each": json.dumps(nats), "sizes": json.dumps(sizes)}, Formula(blend="x"))
 
 
 def test_the_gain_is_that_of_the_score():
     """Short passages, in which the winner is worse, do not outweigh long ones."""
     sizes = [800] * 4 + [10] * 12
     winner, other = judged([1.0] * 4 + [9.0] * 12, sizes), judged([2.0] * 4 + [5.0] * 12, sizes)
-    mean, half = results.ahead(winner, other)
+    mean, half = tournament_results.ahead(winner, other)
     score = [sum(b * s for b, s in zip(bits, sizes, strict=True)) / sum(sizes)
              for bits in ([1.0] * 4 + [9.0] * 12, [2.0] * 4 + [5.0] * 12)]  # fmt: skip
     assert mean == pytest.approx(score[1] - score[0]) and mean > 0
@@ -241,11 +245,11 @@ def test_intervals_hold_what_they_promise(count):
     for _ in range(2000):
         sizes = [int(size) for size in dice.integers(200, 800, count)]
         mine, theirs = dice.normal(2, 0.3, count), dice.normal(2.1, 0.3, count)
-        mean, half = results.ahead(judged(list(mine), sizes), judged(list(theirs), sizes))
+        mean, half = tournament_results.ahead(judged(list(mine), sizes), judged(list(theirs), sizes))
         inside += abs(mean - 0.1) <= half
     assert 0.93 < inside / 2000 < 0.975
 
 
 @pytest.mark.parametrize("count, exact", [(8, 2.364624), (16, 2.131450), (96, 1.985251)])
 def test_certainty_is_students(count, exact):
-    assert results.certain(count) == pytest.approx(exact, rel=1e-3)
+    assert tournament_results.certain(count) == pytest.approx(exact, rel=1e-3)

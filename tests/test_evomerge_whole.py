@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from evomerge import results
+from evomerge import tournament_results
 from evomerge.config import Configuration
 from evomerge.formula import read
 from fleet.history import opened
@@ -33,10 +33,10 @@ def test_the_default_models_make_a_winner_that_beats_each_of_them(home, tmp_path
     done = subprocess.run([*CLI, "--run"], cwd=tmp_path, env=home, capture_output=True, text=True, timeout=590)
     assert done.returncode == 0, done.stderr
     print(f"{time.monotonic() - begin:.0f} s")
-    winner, *others = results.found_in(tmp_path / "runs" / "evomerge").judged
+    winner, *others = tournament_results.found_in(tmp_path / "runs" / "evomerge").judged
     assert len(others) == 3
     for other in others:
-        gain, half = results.ahead(winner, other)
+        gain, half = tournament_results.ahead(winner, other)
         assert gain > half > 0, f"{other.name}: {gain} ± {half}"
 
 
@@ -47,7 +47,7 @@ def test_the_example_program_works_as_written(home, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "The import statement" in done.stdout
-    found = results.found_in(tmp_path / "runs" / "evomerge")
+    found = tournament_results.found_in(tmp_path / "runs" / "evomerge")
     assert len(found.generations) < 100  # it ended by patience
 
 

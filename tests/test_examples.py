@@ -29,7 +29,7 @@ from tests.pages import ALL, Block, World, commands, of, same
 from tests.toy import little_models
 from train import text
 from train.config import Dataset, TrainConfig
-from train.posttrain.config import PosttrainConfig
+from train.posttrain.posttrain_config import PosttrainConfig
 
 KINDS = {"sh", "json", "yaml", "python", "diff", "text"}
 

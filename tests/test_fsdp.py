@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.ranks import one
 from tests.small import SHAPE, shared
-from train.cluster.options import HivemindOptions, Options, spelled
+from train.cluster.options import HivemindOptions, TrainingOptions, spelled
 from train.cluster.ranks import joined
 from train.model import built
 
@@ -41,7 +41,7 @@ def model(folder: Path, **shape: Any) -> str:
 def weights(folder: Path, untied: bool = False) -> None:
     """Such a model with the weights that a training of it begins with."""
     config = model(folder)
-    made = built(config, 258, Options().seed)
+    made = built(config, 258, TrainingOptions().seed)
     made.save_pretrained(folder)
     if untied:  # its configuration says otherwise, and transformers believes the file
         file = folder / "model.safetensors"
@@ -289,7 +289,7 @@ def test_peers_are_checked_before_anything_is_met():
         (HivemindOptions(galaxy_size=2, world_rank=2, local_steps=4), "there are the ranks 0 to 1"),
     ):
         with pytest.raises(ValueError, match=said):
-            Options(**{**KEYS, "hv": hv}).check(1)
+            TrainingOptions(**{**KEYS, "hv": hv}).check(1)
 
 
 def test_without_hivemind_the_command_that_installs_it_is_named(tmp_path):

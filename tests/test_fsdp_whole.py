@@ -101,7 +101,7 @@ FILLED = """
 import re, sys
 from pathlib import Path
 from train.cluster.before import model_of
-from train.cluster.data import tokenizer_for
+from train.cluster.token_data import tokenizer_for
 from train.cluster.options import Options
 from train.cluster.ranks import joined
 from train.cluster.shared import learner_of

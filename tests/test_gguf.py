@@ -26,8 +26,8 @@ from tests.toy.little_models import ROPES
 gguf = pytest.importorskip("gguf", reason="gguf is not installed: GGUF files are not tested")
 
 from merge.gguf.checking import info, verify_gguf  # noqa: E402
-from merge.gguf.folder import gguf_to_hf  # noqa: E402
 from merge.gguf.header import read_gguf  # noqa: E402
+from merge.gguf.to_folder import gguf_to_hf  # noqa: E402
 from merge.gguf.writing import export_gguf  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -32,7 +32,7 @@ def others(run) -> list[int]:
     for pid in run.alive().values():
         children = Path(f"/proc/{pid}/task/{pid}/children")
         for child in children.read_text().split() if children.exists() else []:
-            if b"train.cluster.group" in Path(f"/proc/{child}/cmdline").read_bytes():
+            if b"train.cluster.process_group" in Path(f"/proc/{child}/cmdline").read_bytes():
                 found.append(int(child))
     return found
 

@@ -13,7 +13,7 @@ from fleet.faults import Fault
 from fleet.host import Host
 from fleet.plain import lines, plain, say
 from fleet.report.page import page
-from fleet.report.reading import Reader
+from fleet.report.run_reader import RunReader
 from fleet.status import look
 from fleet.store import _opened, _sealed
 from tests.helpers import ROOT, Toys, kill, one_of, until
@@ -124,7 +124,7 @@ def test_a_damaged_word_of_a_register_is_told_plainly(ended, tmp_path, capsys, m
             if kinds.setdefault(kind, 0) < 2:
                 kinds[kind] += 1
                 file.write_bytes(_sealed(changed(value, at, TERMINAL)))
-                for show in (look, lambda folder: page(Reader(folder).look())):
+                for show in (look, lambda folder: page(RunReader(folder).look())):
                     try:
                         show(run.folder)
                     except (UserError, Fault) as error:
@@ -165,4 +165,4 @@ def plant(run: Toys, place: Path, text: str, file: Path) -> None:
     copy = copied(run, place)
     planted(copy.folder, text)
     named = copy.folder.rename(copy.folder.with_name(text.replace("/", "|")))
-    file.write_text(page(Reader(named).look(), live=False))
+    file.write_text(page(RunReader(named).look(), live=False))

@@ -18,7 +18,16 @@ FLOORS = (
     (("tests", "tests.*"), ("benchmarks", "benchmarks.*")),
     (("launch_to_machines", "edt", "edt_evomerge", "diloco", "*_sim", "train_fsdp"),),
     (("evomerge", "evomerge.*"), ("merge.evolve*",)),
-    (("train.member*", "train.cluster*", "train.train_fsdp", "train.export", "train.command", "train.breeding"),),
+    (
+        (
+            "train.member*",
+            "train.cluster*",
+            "train.train_fsdp",
+            "train.export",
+            "train.pretrain_command",
+            "train.posttrain_command",
+        ),
+    ),
     (("train", "train.*"), ("merge", "merge.*")),
     (("fleet", "fleet.*"),),
 )
@@ -27,10 +36,8 @@ BESIDE = {
     "benchmarks": ("tests.toy*", "tests.helpers", "tests.launching", "tests.lab*", "tests.searching"),
     "tests": ("benchmarks.trials", "benchmarks.speedup"),  # whose arithmetic is tested
 }
-THIRD_PARTY = {
-    "fleet": {"pydantic", "cyclopts", "rich", "paramiko", "matplotlib", "ray", "tensorboard", "wandb", "trackio"}
-}
-CONFIGURATION = {"pydantic"}  # and a room's config.py: whoever only reads the configuration waits for no torch
+THIRD_PARTY = {"fleet": {"pydantic", "cyclopts", "rich", "paramiko", "ray", "tensorboard", "wandb", "trackio"}}
+CONFIGURATION = {"pydantic"}  # and a room's configuration: whoever only reads the configuration waits for no torch
 
 
 # -- imports -----------------------------------------------------------------------------------------------------------
@@ -86,7 +93,11 @@ def complaints(root: Path) -> list[str]:
                 if not may(name, imported, modules):
                     found.append(f"{name} imports {imported}")
             elif (outer := imported.partition(".")[0]) not in sys.stdlib_module_names:
-                known = CONFIGURATION if name.endswith(".config") else THIRD_PARTY.get(room)
+                known = (
+                    CONFIGURATION
+                    if name.endswith((".config", "_config")) and room != "tests"
+                    else THIRD_PARTY.get(room)
+                )
                 if known is not None and outer not in known and outer not in modules:
                     found.append(f"{name} imports {outer}")
     return found

@@ -15,10 +15,10 @@ from edt_evomerge import EvoMerge
 from fleet.plans import recipes_in, record_of
 from fleet.recipe import Member, NotYet, Recipe, Strategy, check, name, place
 from fleet.store import REGISTER_LIMIT, sealed
-from merge.evolve.config import SearchConfig
-from merge.evolve.strategy import MergeSearch
+from merge.evolve.merge_search import MergeSearch
+from merge.evolve.search_config import SearchConfig
 from train.config import TrainConfig
-from train.posttrain.config import PosttrainConfig
+from train.posttrain.posttrain_config import PosttrainConfig
 
 LARGE, SECONDS = 4096, 10.0
 

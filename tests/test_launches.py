@@ -10,7 +10,7 @@ import pytest
 from fleet import launches
 from fleet.claims import Claims, Watch
 from fleet.config import UserError
-from fleet.context import Options
+from fleet.context import WorkerOptions
 from fleet.history import History
 from fleet.host import Host
 from fleet.run import create_run, open_run
@@ -38,7 +38,7 @@ def test_who_is_alone_in_a_launch_is_not_alone_in_the_run(toys):
         raise Failed("it does not converge")
 
     plans = TwoRounds(MishapConfig.joined(about["config"], {}))
-    Worker(store, plans, make, Options(launch=launches.begin(store, {}), dead_seconds=60.0)).run()
+    Worker(store, plans, make, WorkerOptions(launch=launches.begin(store, {}), dead_seconds=60.0)).run()
     assert len(tried) == 3 and not run.registers(".*done")
 
 

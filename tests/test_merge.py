@@ -13,11 +13,11 @@ import yaml
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from merge.engine import How
+from merge.engine import MergeOptions
 from merge.files import UserError
+from merge.merge_recipe import parse, setting_of
 from merge.merging import merge
 from merge.parameters import chosen
-from merge.recipe import parse, setting_of
 from tests import formulas
 from tests.merging import llama, run, says, weights
 
@@ -67,13 +67,15 @@ def test_a_model_that_transformers_loads(models, tmp_path):
 
 def test_the_same_bytes_with_any_number_of_threads(halves, tmp_path):
     first = None
-    for n, how in enumerate([How(1), How(2), How(4), How(3), How(1, seed=0)]):
+    for n, how in enumerate(
+        [MergeOptions(1), MergeOptions(2), MergeOptions(4), MergeOptions(3), MergeOptions(1, seed=0)]
+    ):
         for method in ("ties", "dare_ties"):
             run(tmp_path / f"{n}-{method}", ties(halves, merge_method=method, dtype="bfloat16"), how)
         both = [(tmp_path / f"{n}-{method}" / "model.safetensors").read_bytes() for method in ("ties", "dare_ties")]
         first = first or both
         assert both == first, how
-    other = run(tmp_path / "seed", ties(halves, merge_method="dare_ties", dtype="bfloat16"), How(seed=1))
+    other = run(tmp_path / "seed", ties(halves, merge_method="dare_ties", dtype="bfloat16"), MergeOptions(seed=1))
     assert not torch.equal(other["lm_head.weight"], weights(tmp_path / "0-dare_ties")["lm_head.weight"])
 
 

@@ -12,7 +12,7 @@ import yaml
 from safetensors.torch import save_file
 from transformers import BertConfig, BertForMaskedLM, RobertaConfig, RobertaForMaskedLM
 
-from merge import recipe as recipes
+from merge import merge_recipe as recipes
 from merge.files import UserError
 from merge.merging import merge
 from merge.output import size_of
@@ -321,13 +321,13 @@ def test_a_truncated_weight_file(pair, tmp_path):
 
 
 def test_a_device_that_is_not_there(pair, tmp_path):
-    from merge.engine import How
+    from merge.engine import MergeOptions
 
     with pytest.raises(UserError, match="the device cuda:77 cannot be used here"):
-        merge(recipes.parse(linear(*pair)), tmp_path / "out", how=How(device="cuda:77"))
+        merge(recipes.parse(linear(*pair)), tmp_path / "out", how=MergeOptions(device="cuda:77"))
     for name in ("gpu", "meta"):
         with pytest.raises(UserError, match=f"the device {name} cannot be used here"):
-            merge(recipes.parse(linear(*pair)), tmp_path / "out", how=How(device=name))
+            merge(recipes.parse(linear(*pair)), tmp_path / "out", how=MergeOptions(device=name))
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ from transformers import (
 )
 
 from merge.files import UserError
+from merge.merge_recipe import parse
 from merge.merging import merge
-from merge.recipe import parse
 from tests.merging import llama, run, says, weights
 
 SMALL = {

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from merge import group as group_module
+from merge import tensor_group as group_module
 from merge.files import UserError
-from merge.group import Group, in_memory
 from merge.methods import METHODS
-from merge.methods.ranks import Largest, cuts
+from merge.methods.magnitude_ranks import Largest, cuts
+from merge.tensor_group import Group, in_memory
 from tests import formulas
 
 RANDOM = {"dare_linear", "dare_ties", "della", "della_linear"}

@@ -17,16 +17,16 @@ from transformers import AutoModelForCausalLM
 
 from fleet.config import UserError
 from merge.evolve import __main__ as main_module
-from merge.evolve import config as configs
 from merge.evolve import scoring
+from merge.evolve import search_config as configs
 from merge.evolve.candidate_evaluator import CandidateEvaluator
-from merge.evolve.config import Genome, SearchConfig
-from merge.evolve.genome import GENES, Space
+from merge.evolve.merge_search import MergeSearch
 from merge.evolve.records import text_of
-from merge.evolve.search import Generation, Search, Strategy
-from merge.evolve.strategy import MergeSearch
+from merge.evolve.search import CmaState, Generation, Search
+from merge.evolve.search_config import MergeGenome, SearchConfig
+from merge.evolve.search_space import GENES, Space
+from merge.merge_recipe import merge_of, parse
 from merge.merging import merge
-from merge.recipe import merge_of, parse
 from tests import searching
 from tests.merging import weights
 
@@ -76,7 +76,7 @@ def genotypes(out: Path) -> list[list[float]]:
 def space(method: str = "ties", layers: int = 4, **more) -> Space:
     base = {} if method in ("linear", "slerp", "karcher", "nuslerp", "multislerp") else {"base_model": "base"}
     models = ("a", "b") if method == "nuslerp" else ("a", "b", "c")
-    return Space(Genome(models=models, merge_method=method, **base, **more), layers)
+    return Space(MergeGenome(models=models, merge_method=method, **base, **more), layers)
 
 
 @pytest.mark.parametrize("method", GENES)
@@ -174,7 +174,7 @@ def test_the_search_finds_its_way_and_is_a_pure_function(tmp_path, monkeypatch):
     np.random.rand(17)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "cma_signals.in").write_text("{'maxiter': 0, 'ftarget': 1e9}")
-    told = Strategy(one)
+    told = CmaState(one)
     for n in (0, 1, 7, 24):
         assert Search((0.3,) * 4, 1 / 6, 0, 3).next(whole[:n]) == [list(point) for point in whole[n].points]
         for _ in range(2):  # nor if it is the same process that heard the generations before, or is asked twice
@@ -211,9 +211,9 @@ def test_a_machine_that_rounds_differently_proposes_the_same(size, monkeypatch):
         values, vectors = usual(matrix[np.ix_(order, order)])
         return values, vectors[np.argsort(order)] * dice.choice([-1, 1], len(matrix))
 
-    here = Strategy(one)
+    here = CmaState(one)
     monkeypatch.setattr(np.linalg, "eigh", elsewhere)
-    there = Strategy(one)
+    there = CmaState(one)
     for generation in past:
         here.told(generation)
         there.told(generation)

@@ -20,8 +20,8 @@ from transformers import (
 
 from merge.donors import Donors
 from merge.files import UserError
+from merge.merge_recipe import parse
 from merge.merging import merge
-from merge.recipe import parse
 from tests.merging import SHAPE, llama, run, says, tokenizer, weights
 
 peft = pytest.importorskip("peft", reason="peft is not installed: merging adapters is not tested")

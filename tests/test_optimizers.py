@@ -7,7 +7,7 @@ from torch import Tensor
 from tests.small import MODEL, config
 from tests.test_training_parts import some_batches
 from train.loop import Learner
-from train.model import Layout, built, layout_of
+from train.model import VectorLayout, built, layout_of
 from train.optimizers import layouts_of, orthogonal
 
 
@@ -119,4 +119,4 @@ def test_where_there_is_nothing_for_adamw():
     """Adapters are matrices only."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 3, bias=False))
     layout = layout_of(model)
-    assert layout.hidden == layout.size == 12 and isinstance(layout.outside, Layout) and not layout.outside.shapes
+    assert layout.hidden == layout.size == 12 and isinstance(layout.outside, VectorLayout) and not layout.outside.shapes

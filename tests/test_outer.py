@@ -8,8 +8,8 @@ import safetensors.torch
 import torch
 
 from merge import files, outer, wire
-from merge.group import weighted
 from merge.methods.arcs import slerp_all
+from merge.tensor_group import weighted
 
 SIZES = [0, 1, 63, 64, 65, 1000, files.CHUNK, files.CHUNK + 77]
 

@@ -11,17 +11,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from fleet.config import UserError, load
 from fleet.digest import digest
 from fleet.history import opened
+from merge.merge_recipe import merge_of
 from merge.merging import merge
-from merge.recipe import merge_of
 from tests import merging, posttraining, searching
 from tests.posttraining import chats, config, finished, model, preferences, worker
-from train.breeding import exported, prepared
-from train.breeding import finished as concluded
-from train.choosing import chosen
 from train.member import dna
-from train.posttrain import fitness
-from train.posttrain.config import SLERP, PosttrainConfig
+from train.parent_selection import chosen
+from train.posttrain import posttrain_fitness
+from train.posttrain.posttrain_config import SLERP, PosttrainConfig
 from train.posttrain.selection import Rival, crowding, fronts, matched, ordered
+from train.posttrain_command import exported, prepared
+from train.posttrain_command import finished as concluded
 
 ROOT = Path(__file__).parent.parent
 TASKS = ({"task": "facts"},)
@@ -134,8 +134,10 @@ def test_the_mixture_is_in_proportion_or_of_the_top(tmp_path):
 def test_the_same_questions_for_all_of_a_generation_and_others_for_the_next(tmp_path):
     c = config(tmp_path, questions=5, holdout=0.5)
     there = {"task": range(40)}
-    first, again = (fitness.drawn(c, there, {"on": "choosing", "generation": 1}) for _ in "12")
-    second, judging = (fitness.drawn(c, there, how) for how in ({"on": "choosing", "generation": 2}, {"on": "judging"}))
+    first, again = (posttrain_fitness.drawn(c, there, {"on": "choosing", "generation": 1}) for _ in "12")
+    second, judging = (
+        posttrain_fitness.drawn(c, there, how) for how in ({"on": "choosing", "generation": 2}, {"on": "judging"})
+    )
     assert first == again != second and len(first["task"]) == 5 and len(judging["task"]) == 20
     assert not {*judging["task"]} & ({*first["task"]} | {*second["task"]})
 
@@ -169,7 +171,7 @@ def test_children_learn_and_the_winner_beats_all_that_it_began_with(tmp_path):
     last = history.first - 1
     winner = history[f"{last}/winner"]
     for n in range(3):
-        ahead, error = fitness.ahead(c, winner.metrics, history[f"{last}/start-{n}"].metrics)
+        ahead, error = posttrain_fitness.ahead(c, winner.metrics, history[f"{last}/start-{n}"].metrics)
         assert ahead > 2 * error > 0
     concluded(prepared(c, tmp_path), folder)
     tokenizer = AutoTokenizer.from_pretrained(folder / "winner")

@@ -11,11 +11,11 @@ from fleet.history import opened
 from fleet.work import Superseded
 from tests import posttraining, searching
 from tests.posttraining import chats, config, finished, worker
-from train.breeding import exported, prepared, taken
 from train.member import dna
-from train.posttrain import data, fitness
-from train.posttrain.data import Rows
+from train.posttrain import example_rows, posttrain_fitness
+from train.posttrain.example_rows import ExampleRows
 from train.posttrain.selection import Rival, crowding, matched
+from train.posttrain_command import exported, prepared, taken
 from train.tasks import TaskEvaluation
 
 
@@ -75,7 +75,7 @@ def test_no_prompt_has_todays_date(tmp_path):
     template = "{{ strftime_now('%d %b %Y') }}" + posttraining.TEMPLATE
     tokenizer = posttraining.tokenizer_of(posttraining.model(tmp_path / "model", 1, template))
     c = config(tmp_path, 1, fitness=({"task": "facts"},), task_path=(str(searching.task(tmp_path / "tasks")),))
-    evaluation = TaskEvaluation(fitness.asked(c), tokenizer, fitness.load_tasks(c))
+    evaluation = TaskEvaluation(posttrain_fitness.asked(c), tokenizer, posttrain_fitness.load_tasks(c))
     said = evaluation.tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
     assert said.startswith("01 January")
 
@@ -110,8 +110,8 @@ def test_marks_of_the_same_questions_are_added_before_their_error_is_known(tmp_p
     marks, losses = [0.0, 1.0, 1.0, 1.0], [1.0, 2.0, 4.0]
     wanted = np.var([2 * x for x in marks], ddof=1) / 4 + np.var([2 * x for x in losses], ddof=1) / 3
     single = {"facts": marks, "facts:acc_norm,none": marks, "loss": losses}
-    assert fitness.standard_error(c, single) == pytest.approx(wanted**0.5)
-    assert fitness.standard_error(c, {**single, "facts": []}) is None, "not known, instead of 0"
+    assert posttrain_fitness.standard_error(c, single) == pytest.approx(wanted**0.5)
+    assert posttrain_fitness.standard_error(c, {**single, "facts": []}) is None, "not known, instead of 0"
 
 
 def test_an_objective_in_which_all_are_equal_makes_nobody_lonely():
@@ -135,8 +135,8 @@ def test_rows_come_from_anywhere_in_a_file(tmp_path, monkeypatch):
     both = tmp_path / "both.jsonl"
     both.write_text((tmp_path / "first.jsonl").read_text() + (tmp_path / "then.jsonl").read_text())
     c = config(tmp_path, 1, mutation_datasets=({"source": str(both)},))
-    answers = [row["messages"][1]["content"] for row in data._drawn(c, c.mutation_datasets[0])]
-    assert len(answers) == data.wanted(c) < 3000 and 0.4 < answers.count("cat") / len(answers) < 0.6
+    answers = [row["messages"][1]["content"] for row in example_rows._drawn(c, c.mutation_datasets[0])]
+    assert len(answers) == example_rows.wanted(c) < 3000 and 0.4 < answers.count("cat") / len(answers) < 0.6
     assert 0.4 < answers[:200].count("cat") / 200 < 0.6
 
 
@@ -151,7 +151,7 @@ def test_the_same_row_is_never_on_both_sides(tmp_path):
     history = finished(c)
     learned, held = set[bytes](), set[bytes]()
     for n in (0, 1):
-        rows = Rows.open(history.files(f"0/data-{n}").path("rows"))
+        rows = ExampleRows.open(history.files(f"0/data-{n}").path("rows"))
         learned |= {bytes(rows.get(k)[0].tokens) for k in range(rows.train)}
         held |= {bytes(rows.get(k, held=True)[0].tokens) for k in range(rows.held)}
     assert held and not learned & held

@@ -26,7 +26,7 @@ from fleet.config import UserError
 from fleet.report import words
 from fleet.report.facts import covered
 from fleet.report.page import page
-from fleet.report.reading import Reader
+from fleet.report.run_reader import RunReader
 from fleet.report.serving import LivePage, known, server
 from fleet.store import _opened, _sealed
 from tests.browser import FAULTS, Browser, looks_right
@@ -88,7 +88,7 @@ def test_a_finished_run(finished, browser, tmp_path):
     assert f"{best:.4f}{int(where[:5])}/{where[6:].split('.')[0]}" in cards
     assert "Last finished round5" in cards and text_of(browser, "#state") == "finished"
     made = sum(finished.register(path)["seconds"] for path in finished.registers(r".*\.done"))
-    facts = Reader(finished.folder).look()
+    facts = RunReader(finished.folder).look()
     there = sum(event["at"] * {"started": -1, "ended": 1}[event["what"]]
                 for what in ("started", "ended") for event in finished.events(what))  # fmt: skip
     assert facts.goodput == pytest.approx(made / there, rel=0.02)
@@ -206,7 +206,7 @@ def test_a_long_run(rounds, browser, tmp_path, capsys):
     assert file.stat().st_size < 5e6 and seconds < 60 and ready < 10
     looks_right(browser, f"file://{file}", "fitness", "workers", "family", "genome")
     assert f"Last finished round{rounds:,}" in text_of(browser, ".cards")
-    assert Reader(run).look().tokens == 4096 * 64 * rounds
+    assert RunReader(run).look().tokens == 4096 * 64 * rounds
 
 
 # -- live --------------------------------------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ def test_only_names_that_we_have_ourselves(host, ours):
 
 
 def test_what_has_not_changed_is_not_read_again(finished, monkeypatch):
-    reader = Reader(finished.folder)
+    reader = RunReader(finished.folder)
     live = LivePage(reader)
     first = live.now()
     monkeypatch.setattr("fleet.report.serving._EVERY", 0.0)
@@ -340,10 +340,10 @@ def test_what_has_not_changed_is_not_read_again(finished, monkeypatch):
 
 def test_a_second_look_finds_what_a_fresh_one_finds(toys):
     run = toys(algorithm="rank", population_size=3, max_generations=5).prepare()
-    reader = Reader(run.folder)
+    reader = RunReader(run.folder)
     while run.work(recipes=4) != "over":
         launches.begin(reader.store, run.config.operational())
-        again, fresh = reader.look(), Reader(run.folder).look()
+        again, fresh = reader.look(), RunReader(run.folder).look()
         assert (again.rounds, again.failures, again.written) == (fresh.rounds, fresh.failures, fresh.written)
         assert again.tree == fresh.tree
     assert reader.look().over and len(reader.look().rounds) == 6
@@ -382,7 +382,7 @@ def test_errors_are_told_in_a_line(finished, tmp_path):
 
 
 def test_a_page_that_cannot_be_read_any_more_says_so(finished, monkeypatch):
-    live = LivePage(Reader(finished.folder))
+    live = LivePage(RunReader(finished.folder))
 
     def gone() -> None:
         raise UserError("the disk has gone away")
@@ -411,7 +411,7 @@ def test_time_that_workers_of_one_machine_share_counts_once():
 
 
 def test_nothing_of_a_page_is_fetched(finished):
-    said = page(Reader(finished.folder).look())
+    said = page(RunReader(finished.folder).look())
     assert not re.search(r"(src|href)=[\"'](?!#)", said) and "@import" not in said and "url(" not in said
 
 
@@ -461,7 +461,7 @@ def test_trouble_comes_and_goes_while_somebody_looks(finished, browser, monkeypa
         aside.rename(workers)
 
     monkeypatch.setattr("fleet.report.serving._REST", 0.0)
-    serving = server(LivePage(Reader(finished.folder)), "127.0.0.1", 0)
+    serving = server(LivePage(RunReader(finished.folder)), "127.0.0.1", 0)
     threading.Thread(target=serving.serve_forever, daemon=True).start()
     try:
         harm()

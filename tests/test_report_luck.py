@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.report.reading import Reader
+from fleet.report.run_reader import RunReader
 from tests.helpers import ROOT, Toys, until
 
 
@@ -47,27 +47,27 @@ def spoilt(finished, tmp_path) -> Path:
 def test_a_damaged_register_costs_its_own_place_on_the_page(spoilt):
     done = next(spoilt.glob("rounds/00002/m*.done"))
     done.write_bytes(done.read_bytes()[:20])
-    assert not Reader(spoilt).look().failures, "the round's summary has a copy"
+    assert not RunReader(spoilt).look().failures, "the round's summary has a copy"
     (spoilt / "rounds/00002/summary").unlink()
     (spoilt / "rounds/00003/m0 (copy).0.done").write_text("{}")
     launch = next(spoilt.glob("launches/*.start"))
     launch.write_bytes(launch.read_bytes()[:20])
-    facts = Reader(spoilt).look()
+    facts = RunReader(spoilt).look()
     assert facts.over and len(facts.rounds) > 3
     assert [each.why for each in facts.failures if "not readable: " in each.why and done.name in each.why]
     plan = spoilt / "rounds/00003/plan"
     plan.write_bytes(plan.read_bytes()[:20])
-    facts = Reader(spoilt).look()
+    facts = RunReader(spoilt).look()
     assert [each for each in facts.failures if "what comes after it cannot be shown" in each.why]
     assert report(str(spoilt)).returncode == 0
 
 
 def test_a_clock_that_is_wrong_moves_nobody_elses(spoilt):
-    before = Reader(spoilt).look()
+    before = RunReader(spoilt).look()
     for name, at in (("ahead", 9e14), ("behind", 12.0)):
         line = json.dumps({"at": at, "what": "started", "machine": name})
         (spoilt / "workers" / f"{name}-0-00000001.events").write_text(line + "\n")
-    after = Reader(spoilt).look()
+    after = RunReader(spoilt).look()
     assert abs(after.now - before.now) < 60 and after.began > before.began - 86_401
     assert max(session.end for row in after.rows for session in row.sessions) <= after.now
 

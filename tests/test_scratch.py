@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet import launches
-from fleet.context import Options
+from fleet.context import WorkerOptions
 from fleet.history import History, opened
 from fleet.host import Host
 from fleet.recipe import Recipe
@@ -80,7 +80,7 @@ def models(work: Work) -> Mapping[str, Any]:
 def after_a_kill(place: Path, make: Maker) -> History:
     """One worker is killed in the midst of a member, the next one ends the run."""
     run = create_run(place, "run", {}, Host())[0]
-    options = Options(launch=launches.begin(run, {}), tick_seconds=0.1)
+    options = WorkerOptions(launch=launches.begin(run, {}), tick_seconds=0.1)
     plans = Plans([[Recipe("a", merge={"x": 1}, optional=True)], []])
     if not (child := os.fork()):
         Worker(open_run(place / "run", Host(), "first")[0], plans, make, options).run()

@@ -14,11 +14,11 @@ from fleet.config import UserError
 from train import starters as models
 from train.chat import examples
 from train.skills import BASE, MIXED, NUMBERS, SKILLS, question, questions, rows, write_tasks
-from train.starters import Settings, make_tokenizer, starters
+from train.starters import StarterSettings, make_tokenizer, starters
 from train.tasks import Asked, TaskEvaluation, load
 
 EVERY = (*SKILLS, MIXED)
-SMALL = Settings(base_steps=6, steps=4, chats=4, windows=2, vocabulary=512)
+SMALL = StarterSettings(base_steps=6, steps=4, chats=4, windows=2, vocabulary=512)
 FILES = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 KIND = {
     "animal": "wolf bear cat dog snake bird horse mouse",
@@ -199,7 +199,7 @@ def test_starters_are_made_once_and_the_same_elsewhere(tmp_path):
         assert {file.name for file in folder.iterdir()} - {"chat_template.jinja"} == FILES
         assert all(file.read_bytes() == (other[name] / file.name).read_bytes() for file in folder.iterdir())
     assert len({(folder / "model.safetensors").read_bytes() for folder in made.values()}) == len(made)
-    assert models._digest(SMALL) != models._digest(Settings())
+    assert models._digest(SMALL) != models._digest(StarterSettings())
 
 
 def test_an_interrupted_one_leaves_nothing_half(tmp_path):

@@ -16,14 +16,16 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from evomerge import specialists, texts
-from evomerge.specialists import BASE, Settings, made
+from evomerge.specialists import BASE, SpecialistSettings, made
 from fleet.config import UserError
+from merge.merge_recipe import parse
 from merge.merging import merge
-from merge.recipe import parse
 from tests.helpers import LONG, mounted, until
 from train import made_here
 
-SMALL = Settings(base_steps=6, steps=4, batch=2, window=32, vocabulary=512, sample=50_000, hidden=32, layers=1)
+SMALL = SpecialistSettings(
+    base_steps=6, steps=4, batch=2, window=32, vocabulary=512, sample=50_000, hidden=32, layers=1
+)
 NAMES = [BASE, "code", "prose", "names"]
 FILES = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 ROOT = Path(__file__).parents[1]
@@ -115,8 +117,8 @@ def test_what_is_there_is_kept_and_other_settings_make_others(models):
     folder, before = models[BASE].parents[1], {name: times(place) for name, place in models.items()}
     assert made(folder, 1, settings=SMALL) == models
     assert {name: times(place) for name, place in models.items()} == before
-    other = specialists._digest(Settings(seed=2))
-    assert len({other, specialists._digest(Settings()), models[BASE].parent.name[-12:]}) == 3
+    other = specialists._digest(SpecialistSettings(seed=2))
+    assert len({other, specialists._digest(SpecialistSettings()), models[BASE].parent.name[-12:]}) == 3
 
 
 def test_the_same_bytes_elsewhere_with_a_killed_process_and_with_two_at_once(models, tmp_path):

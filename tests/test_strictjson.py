@@ -33,7 +33,7 @@ def test_plain_values_are_read_as_json_reads_them():
     ],
 )
 def test_what_is_refused(data, why):
-    with pytest.raises(strictjson.Bad) as error:
+    with pytest.raises(strictjson.BadJson) as error:
         strictjson.parse(data)
     assert why in str(error.value) and len(str(error.value)) < 200
 
@@ -43,7 +43,7 @@ def test_what_is_refused(data, why):
     "place", ["{C\n}", '{"a": 1 C\n}', '{"a": C\n1}', 'C\n{"a": 1}', '{"a": 1,\nC\n"b": 2}', "[]C"]
 )
 def test_a_comment_is_named_where_it_stands(comment, place):
-    with pytest.raises(strictjson.Bad, match="comments are not supported") as error:
+    with pytest.raises(strictjson.BadJson, match="comments are not supported") as error:
         strictjson.parse(place.replace("C", comment).encode())
     line = place[: place.index("C")].count("\n") + 1
     assert f"line {line}, column" in str(error.value)
@@ -51,7 +51,7 @@ def test_a_comment_is_named_where_it_stands(comment, place):
 
 @pytest.mark.parametrize("data", [b'{"a": "http://x" "b"}', b'{"a": 1/2}', b'{"#": 1 2}'])
 def test_what_only_looks_like_a_comment_is_not_called_one(data):
-    with pytest.raises(strictjson.Bad) as error:
+    with pytest.raises(strictjson.BadJson) as error:
         strictjson.parse(data)
     assert "comments" not in str(error.value)
     assert strictjson.parse(b'{"// a": "# b /* c"}') == {"// a": "# b /* c"}
@@ -60,7 +60,7 @@ def test_what_only_looks_like_a_comment_is_not_called_one(data):
 def test_the_limit_of_size_is_exact():
     for limit, data in ((1 << 20, b" " * ((1 << 20) - 2) + b"[]"), (10, b'"12345678"')):
         strictjson.parse(data, limit)
-        with pytest.raises(strictjson.Bad, match=f"longer than {limit} bytes"):
+        with pytest.raises(strictjson.BadJson, match=f"longer than {limit} bytes"):
             strictjson.parse(data + b" ", limit)
 
 
@@ -69,7 +69,7 @@ def test_the_limit_of_nesting_is_exact(left, right):
     levels = left.count("[") + left.count("{")
     strictjson.parse((left * (20 // levels) + "1" + right * (20 // levels)).encode())
     for depth in (20 // levels + 1, 100, 100_000):
-        with pytest.raises(strictjson.Bad, match="nested deeper than 20"):
+        with pytest.raises(strictjson.BadJson, match="nested deeper than 20"):
             strictjson.parse((left * depth + "1" + right * depth).encode())
 
 
@@ -83,7 +83,7 @@ def test_hostile_text_is_refused_quickly():
     """Many keys of which one stands there twice: no quadratic search, no message as long as the file."""
     keys = ",".join(f'"{n}":1' for n in range(70_000))
     for data in (f'{{{keys},"69999":1}}', '{"' + "x" * 500_000 + '":1,"' + "x" * 500_000 + '":1}'):
-        with pytest.raises(strictjson.Bad) as error:
+        with pytest.raises(strictjson.BadJson) as error:
             strictjson.parse(data.encode())
         assert "twice" in str(error.value) and len(str(error.value)) < 200
 

@@ -13,12 +13,12 @@ from fleet.config import UserError
 from fleet.plans import recipes_in, record_of
 from fleet.recipe import check
 from tests.small import MODEL, config
-from train.batches import Tokens, batch, owned, shuffled
-from train.command import _check_evolution
+from train.batches import TokenFile, batch, owned, shuffled
 from train.config import alone
 from train.genome import Genome, inherited, read
 from train.loop import Learner, NotFinite, rate
 from train.model import built, described, flat, layout_of, same_shapes
+from train.pretrain_command import _check_evolution
 
 # -- batches -----------------------------------------------------------------------------------------------------------
 
@@ -57,18 +57,18 @@ def test_whatever_the_population_somebody_is_met(size):
 
 
 def test_windows_cover_the_tokens_and_share_only_their_ends():
-    tokens = Tokens(np.arange(33), 9)
+    tokens = TokenFile(np.arange(33), 9)
     assert [tokens.get(n).tolist() for n in range(tokens.windows)] == [[*range(8 * n, 8 * n + 9)] for n in range(4)]
 
 
 def test_within_an_epoch_no_sequence_comes_twice_and_then_all_come_again():
-    tokens = Tokens(np.arange(17), 3)
+    tokens = TokenFile(np.arange(17), 3)
     seen = [tuple(batch([tokens], [1.0], np.array([n]), 7)[0].tolist()) for n in range(16)]
     assert sorted(seen[:8]) == sorted(seen[8:]) and len({*seen}) == 8 and seen[:8] != seen[8:]
 
 
 def test_sources_are_drawn_by_their_weights():
-    sources = [Tokens(np.full(99, n), 3) for n in range(3)]
+    sources = [TokenFile(np.full(99, n), 3) for n in range(3)]
     drawn = batch(sources, [1.0, 2.0, 5.0], np.arange(4000), 1)[:, 0]
     shares = [(drawn == n).float().mean().item() for n in range(3)]
     assert shares == pytest.approx([1 / 8, 2 / 8, 5 / 8], abs=0.03)

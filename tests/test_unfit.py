@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fleet import launches
-from fleet.context import Options, Stopped
+from fleet.context import Stopped, WorkerOptions
 from fleet.errors import cut
 from fleet.history import opened
 from fleet.host import Host
@@ -38,7 +38,7 @@ def store(place: Path) -> Store:
 
 def worked(place: Path, make: Callable[[Work], Mapping[str, Any]], *rounds: list[Recipe]) -> Path:
     run = store(place)
-    Worker(run, Plans([*rounds, []]), make, Options(launch=launches.begin(run, {}), tick_seconds=0.1)).run()
+    Worker(run, Plans([*rounds, []]), make, WorkerOptions(launch=launches.begin(run, {}), tick_seconds=0.1)).run()
     return place / "run"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fleet import config, results
+from fleet import config, results_version
 from fleet.config import UserError
 from fleet.host import Host
 from fleet.run import create_run, open_run
@@ -34,8 +34,8 @@ def join(run: Toys) -> None:
 def test_a_run_says_which_results_it_was_begun_with_and_by_what(toys):
     run: Toys = toys().prepare()
     about = open_run(run.folder, Host(), "test")[1]
-    assert about["results"] == results.kind(about["config"]["algorithm"])
-    assert about["code"] == results.begun_by()
+    assert about["results"] == results_version.kind(about["config"]["algorithm"])
+    assert about["code"] == results_version.begun_by()
 
 
 def test_an_older_run_that_says_less_is_finished(toys):
@@ -85,7 +85,7 @@ def test_settings_that_change_no_results_may_be_unknown():
 def test_other_results_are_refused_in_a_sentence_that_names_what_gives_them(toys, monkeypatch, its, said):
     run: Toys = toys().prepare()
     rewritten(run, lambda value: value.update(results=its, code="commit fed321"))
-    monkeypatch.setattr(results, "LAST", {run.config.algorithm: ["commit abc123"]})
+    monkeypatch.setattr(results_version, "LAST", {run.config.algorithm: ["commit abc123"]})
     with pytest.raises(UserError, match=re.escape(said)) as refused:
         join(run)
     assert "\n" not in str(refused.value) and f"of kind {its} and this code" in str(refused.value)
@@ -102,11 +102,11 @@ def test_no_process_goes_on_with_other_results_but_anybody_may_look(toys):
 
 
 def test_runs_begun_before_a_change_are_finished_by_the_code_before_it(tmp_path):
-    results.check(tmp_path, {"config": {"algorithm": "merge-search"}})
+    results_version.check(tmp_path, {"config": {"algorithm": "merge-search"}})
     with pytest.raises(
         UserError, match="of kind 1 and this code would give it those of kind 3: .* with commit 4b76bd2,"
     ):
-        results.check(tmp_path, {"config": {"algorithm": "edt-evomerge"}})
+        results_version.check(tmp_path, {"config": {"algorithm": "edt-evomerge"}})
 
 
 def test_the_commit_is_named_where_git_knows_it(tmp_path: Path):
@@ -114,12 +114,12 @@ def test_the_commit_is_named_where_git_knows_it(tmp_path: Path):
         known = ("-c", "user.name=a", "-c", "user.email=a@b")
         return subprocess.run(["git", *known, *words], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
 
-    assert results.begun_by(tmp_path).startswith("version") or results.begun_by(tmp_path) == ""
+    assert results_version.begun_by(tmp_path).startswith("version") or results_version.begun_by(tmp_path) == ""
     git("init", "-q")
     (tmp_path / "a").write_text("1")
     git("add", "a")
     git("commit", "-qm", "first")
     commit = git("rev-parse", "HEAD").strip()
-    assert results.begun_by(tmp_path) == f"commit {commit}"
+    assert results_version.begun_by(tmp_path) == f"commit {commit}"
     (tmp_path / "a").write_text("2")
-    assert results.begun_by(tmp_path) == f"commit {commit} with changes"
+    assert results_version.begun_by(tmp_path) == f"commit {commit} with changes"

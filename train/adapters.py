@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 
 from fleet.config import UserError, validated
 from fleet.errors import Lacking
-from train.posttrain.config import Adapter
+from train.posttrain.posttrain_config import Adapter
 
 _NAME = "default"  # peft's, for the only adapter
 _INSIDE = "base_model.model."  # peft's, before the names of the model's modules

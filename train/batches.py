@@ -21,14 +21,14 @@ _MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # splitmix6
 
 
 @dataclass(frozen=True)
-class Tokens:
+class TokenFile:
     """One token file of a source, not read but mapped."""
 
     values: Any
     window: int
 
     @classmethod
-    def open(cls, path: Path, dtype: str, window: int) -> "Tokens":
+    def open(cls, path: Path, dtype: str, window: int) -> "TokenFile":
         return cls(np.memmap(path, dtype=dtype, mode="r"), window)
 
     @property
@@ -64,7 +64,7 @@ def owned(config: TrainConfig, slot: int, round: int, step: int, part: int) -> N
     return np.arange(first, first + c.batch_size, dtype=np.uint64)
 
 
-def batch(sources: Sequence[Tokens], weights: Sequence[float], numbers: Numbers, seed: int) -> Tensor:
+def batch(sources: Sequence[TokenFile], weights: Sequence[float], numbers: Numbers, seed: int) -> Tensor:
     """The sequences with these numbers."""
     chosen = _choices(weights, numbers, seed)
     rows = np.empty((len(numbers), sources[0].window), dtype=np.int64)

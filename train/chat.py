@@ -35,7 +35,7 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Made:
+class ChatExamples:
     """What became of some rows: each kept one is an example, or a better and a worse answer to the same prompt. A
     conversation may come to several."""
 
@@ -52,9 +52,9 @@ class Marked:
     answers: tuple[tuple[int, int], ...]
 
 
-def examples(rows: Iterable[Any], tokenizer: PreTrainedTokenizerBase, longest: int, name: str = "rows") -> Made:
+def examples(rows: Iterable[Any], tokenizer: PreTrainedTokenizerBase, longest: int, name: str = "rows") -> ChatExamples:
     """Of conversations and texts; `name` is what errors call the rows."""
-    writer = Writer(tokenizer)
+    writer = ChatWriter(tokenizer)
 
     def made(row: Any) -> list[tuple[Example, ...]]:
         found = conversation(row)
@@ -65,9 +65,9 @@ def examples(rows: Iterable[Any], tokenizer: PreTrainedTokenizerBase, longest: i
     return _gathered(rows, made, longest, name)
 
 
-def pairs(rows: Iterable[Any], tokenizer: PreTrainedTokenizerBase, longest: int, name: str = "rows") -> Made:
+def pairs(rows: Iterable[Any], tokenizer: PreTrainedTokenizerBase, longest: int, name: str = "rows") -> ChatExamples:
     """Of preferences."""
-    writer = Writer(tokenizer)
+    writer = ChatWriter(tokenizer)
 
     def made(row: Any) -> list[tuple[Example, ...]]:
         found = preference(row)
@@ -77,7 +77,7 @@ def pairs(rows: Iterable[Any], tokenizer: PreTrainedTokenizerBase, longest: int,
     return _gathered(rows, made, longest, name)
 
 
-class Writer:
+class ChatWriter:
     """Writes conversations as a tokenizer's chat template does, and knows where the answers stand."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -208,7 +208,7 @@ def _example(tokens: Sequence[int], learned: NDArray[np.bool_]) -> Example:
 
 def _gathered(
     rows: Iterable[Any], made: Callable[[Any], Iterable[tuple[Example, ...]]], longest: int, name: str
-) -> Made:
+) -> ChatExamples:
     kept, cut, empty = [], 0, 0
     for number, row in enumerate(rows, 1):
         for each in located(made, row, f"{name}, row {number}"):
@@ -218,4 +218,4 @@ def _gathered(
                 kept.append(short)
             else:
                 empty += 1
-    return Made(tuple(kept), cut, empty)
+    return ChatExamples(tuple(kept), cut, empty)

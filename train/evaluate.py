@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 import torch
 
-from train.batches import Tokens, needed
+from train.batches import TokenFile, needed
 from train.config import TrainConfig
 from train.loop import Learner, NotFinite
 
 
-def evaluated(learner: Learner, sources: Sequence[Tokens], config: TrainConfig) -> dict[str, float]:
+def evaluated(learner: Learner, sources: Sequence[TokenFile], config: TrainConfig) -> dict[str, float]:
     """Loss a token, and perplexity, over the held-out windows of all sources."""
     rows = [torch.tensor(row) for row in held_windows(sources, config)]
     total, count = 0.0, 0
@@ -24,7 +24,7 @@ def evaluated(learner: Learner, sources: Sequence[Tokens], config: TrainConfig) 
     return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
 
 
-def held_windows(sources: Sequence[Tokens], config: TrainConfig) -> list[list[int]]:
+def held_windows(sources: Sequence[TokenFile], config: TrainConfig) -> list[list[int]]:
     """Each source's share of EVAL_SEQUENCES, from the beginning of what it holds out."""
     rows: list[list[int]] = []
     for number, source in enumerate(sources):

@@ -17,7 +17,7 @@ from fleet import faults, launches
 from fleet.config import UserError
 from fleet.history import History
 from fleet.host import Host
-from fleet.metrics.files import TABLE
+from fleet.metrics.file_sinks import TABLE
 from fleet.plain import say
 from fleet.recipe import Member, NotYet, name, place
 from fleet.run import open_run
@@ -25,13 +25,13 @@ from fleet.status import metrics_text
 from fleet.work import Parent
 from merge.outer import ranges
 from train import report
-from train.batches import Tokens
-from train.breeding import taken
+from train.batches import TokenFile
 from train.config import TrainConfig
 from train.member import children, replicas, vectors
 from train.member.prepare import open_tokenizer
 from train.member.pretraining_runtime import CONFIG, outer_of
 from train.model import empty, layout_of, read_config
+from train.posttrain_command import taken
 from train.round_zero import shards_in
 
 _PROMPT, _SAMPLE = "def ", 60
@@ -86,11 +86,11 @@ class Exporter:
         round, slot = int(match[1]), match[2]
         return self._average(round) if slot in ("average", "global") else self._one(name(round, slot))
 
-    def sources(self, part: str) -> list[Tokens]:
+    def sources(self, part: str) -> list[TokenFile]:
         window, found = self.config.seq_length + 1, []
         for number in range(len(self.config.datasets)):
             parent = self.parent(f"0/tokens-{number}")
-            found.append(Tokens.open(parent.path(part), parent.metrics["dtype"], window))
+            found.append(TokenFile.open(parent.path(part), parent.metrics["dtype"], window))
         return found
 
     def _members(self, round: int) -> list[Member]:

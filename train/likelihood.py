@@ -24,7 +24,7 @@ Asked = tuple[Any, list[int], list[int]]  # lm-eval's: the texts, the context's 
 
 
 @dataclass(frozen=True)
-class Row:
+class PackedRow:
     """A context with its continuations, which may be several or one."""
 
     context: list[int]
@@ -81,10 +81,10 @@ class PackedHFLM(HFLM):  # type: ignore[misc]
                     found[place] = answer
         return found
 
-    def _batches(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
+    def _batches(self, rows: Sequence[PackedRow]) -> Iterator[list[PackedRow]]:
         """Rows of about the same length, the longest first: if memory does not suffice, it is known at once."""
         most = self._tokens or _TOKENS.get(self.device.type, _TOKENS["cuda"])
-        batch: list[Row] = []
+        batch: list[PackedRow] = []
         for row in sorted(rows, key=lambda row: (row.packed, -len(row.tokens), row.tokens)):
             if self._most:
                 full = sum(len(each.places) for each in batch) + len(row.places) > self._most
@@ -98,7 +98,7 @@ class PackedHFLM(HFLM):  # type: ignore[misc]
             yield batch
 
     @torch.inference_mode()
-    def _answers(self, batch: list[Row]) -> list[list[tuple[float, bool]]]:
+    def _answers(self, batch: list[PackedRow]) -> list[list[tuple[float, bool]]]:
         width = max(len(row.tokens) for row in batch)
         tokens = torch.tensor([row.tokens + [0] * (width - len(row.tokens)) for row in batch], device=self.device)
         more: dict[str, Any] = {}
@@ -120,7 +120,7 @@ class PackedHFLM(HFLM):  # type: ignore[misc]
         if not rows:
             return
         longest = max(rows, key=lambda row: len(row.tokens))
-        alone = [Row(longest.context, [each], [n]) for n, each in enumerate(longest.continuations)]
+        alone = [PackedRow(longest.context, [each], [n]) for n, each in enumerate(longest.continuations)]
         wanted = [answer for (answer,) in self._answers(alone)]
         close = 1e-3 if self.model.dtype == torch.float32 else 0.05
         try:
@@ -139,16 +139,16 @@ class PackedHFLM(HFLM):  # type: ignore[misc]
         return min([int(self.max_length), *(each for each in said if isinstance(each, int) and each > 0)])
 
 
-def _rows(requests: Sequence[Asked], reach: int, most: int) -> list[Row]:
+def _rows(requests: Sequence[Asked], reach: int, most: int) -> list[PackedRow]:
     """Continuations of one context together, as far as they fit. What does not fit the model by itself loses tokens at
     its left, as in lm-eval."""
-    open_rows: dict[tuple[int, ...], Row] = {}
-    rows: list[Row] = []
+    open_rows: dict[tuple[int, ...], PackedRow] = {}
+    rows: list[PackedRow] = []
     for place, (_, context, continuation) in enumerate(requests):
         surplus = max(0, len(context) + len(continuation) - most - 1)
         row = open_rows.get(tuple(context))
         if row is None or surplus or len(row.tokens) + len(continuation) - 1 > reach:
-            row = Row(context[surplus:], [], [])
+            row = PackedRow(context[surplus:], [], [])
             rows.append(row)
             if not surplus:
                 open_rows[tuple(context)] = row
@@ -157,7 +157,7 @@ def _rows(requests: Sequence[Asked], reach: int, most: int) -> list[Row]:
     return rows
 
 
-def _of_row(row: Row, logits: Tensor, cut: int) -> Iterator[tuple[float, bool]]:
+def _of_row(row: PackedRow, logits: Tensor, cut: int) -> Iterator[tuple[float, bool]]:
     """The sum of a continuation's log-probabilities, and whether each of its tokens is the likeliest."""
     last = len(row.context) - 1
     for (begin, end), tokens in zip(row.ends(), row.continuations, strict=True):
@@ -168,7 +168,7 @@ def _of_row(row: Row, logits: Tensor, cut: int) -> Iterator[tuple[float, bool]]:
         yield float(chosen.sum()), likely and bool((said.argmax(-1, keepdim=True) == wanted).all())
 
 
-def _seen(batch: Sequence[Row], width: int) -> Tensor:
+def _seen(batch: Sequence[PackedRow], width: int) -> Tensor:
     """Which tokens each token sees: the context before it, and its own continuation before it."""
     mask = torch.ones(width, width, dtype=torch.bool).tril().repeat(len(batch), 1, 1, 1)
     for seen, row in zip(mask, batch, strict=True):
@@ -177,7 +177,7 @@ def _seen(batch: Sequence[Row], width: int) -> Tensor:
     return mask
 
 
-def _positions(batch: Sequence[Row], tokens: Tensor) -> Tensor:
+def _positions(batch: Sequence[PackedRow], tokens: Tensor) -> Tensor:
     places = torch.arange(tokens.shape[1]).repeat(len(batch), 1)
     for place, row in zip(places, batch, strict=True):
         for begin, end in row.ends():

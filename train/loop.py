@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from train.config import TrainConfig
-from train.model import Layout, Stack, bound_to_vector, layout_of
+from train.model import Stack, VectorLayout, bound_to_vector, layout_of
 from train.optimizers import MOMENTS, WEIGHTS, layouts_of, optimizer_of, orthogonal
 
 _FLOOR = 0.1  # of the learning rate, at the last step of a cosine
@@ -183,7 +183,7 @@ class Learner:
 
     # -- inside: what is otherwise where several processes share a model ----------------------------------------------
 
-    def _bound(self, model: PreTrainedModel) -> tuple[Layout, Tensor, Tensor]:
+    def _bound(self, model: PreTrainedModel) -> tuple[VectorLayout, Tensor, Tensor]:
         """All that learns in one vector, its gradients in another."""
         layout = layout_of(model)
         return layout, *bound_to_vector(model, layout, self.device)

@@ -22,7 +22,7 @@ _PAUSE = 3.0  # seconds between two lines about progress
 Tell = Callable[[str], object]
 
 
-class Progress:
+class MakingProgress:
     """How far all the models together have come, said every few seconds."""
 
     def __init__(self, steps: int, tell: Tell) -> None:

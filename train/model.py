@@ -137,7 +137,7 @@ class Stack:
 
 
 @dataclass(frozen=True)
-class Layout:
+class VectorLayout:
     """Where each parameter lies in the flat vector: first the matrices within the model, those of one shape side by
     side; then embeddings and heads, which decay, too; then all others."""
 
@@ -156,9 +156,9 @@ class Layout:
         return sum(each.size for each in self.stacks)
 
     @property
-    def outside(self) -> "Layout":
+    def outside(self) -> "VectorLayout":
         """Of a vector that has all numbers but those."""
-        return Layout(dict(list(self.shapes.items())[self.within :]), 0, (), self.decaying - self.hidden)
+        return VectorLayout(dict(list(self.shapes.items())[self.within :]), 0, (), self.decaying - self.hidden)
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         found, begin = {}, 0
@@ -173,7 +173,7 @@ class Layout:
         return [part.view(each.count, each.rows, each.columns) for part, each in zip(parts, self.stacks, strict=True)]
 
 
-def layout_of(model: torch.nn.Module, here: Callable[[Any], Tensor] = lambda each: each) -> Layout:
+def layout_of(model: torch.nn.Module, here: Callable[[Any], Tensor] = lambda each: each) -> VectorLayout:
     """Of all parameters that learn; of several ranks, what one has `here` of them."""
     words = _words(model)
 
@@ -186,7 +186,7 @@ def layout_of(model: torch.nn.Module, here: Callable[[Any], Tensor] = lambda eac
     within = [p for _, p in named if kind(p) == 0]
     stacks = tuple(_stack([here(p).shape for p in alike], shape) for shape, alike in groupby(within, lambda p: p.shape))
     decaying = sum(here(p).numel() for _, p in named if p.ndim >= 2)
-    return Layout({name: tuple(here(p).shape) for name, p in named}, len(within), stacks, decaying)
+    return VectorLayout({name: tuple(here(p).shape) for name, p in named}, len(within), stacks, decaying)
 
 
 def _stack(here: Sequence[Sequence[int]], whole: Sequence[int]) -> Stack:
@@ -200,7 +200,7 @@ def _words(model: torch.nn.Module) -> set[int]:
     return {id(p) for each in (*tables, *([head] if head else [])) for p in each.parameters()}
 
 
-def bound_to_vector(model: torch.nn.Module, layout: Layout, device: torch.device) -> tuple[Tensor, Tensor]:
+def bound_to_vector(model: torch.nn.Module, layout: VectorLayout, device: torch.device) -> tuple[Tensor, Tensor]:
     """Move what learns into one vector and its gradients into another; the model works on them from now on."""
     parameters = dict(model.named_parameters())
     vector = torch.empty(layout.size, device=device)
@@ -212,12 +212,12 @@ def bound_to_vector(model: torch.nn.Module, layout: Layout, device: torch.device
     return vector, gradient
 
 
-def flat(model: torch.nn.Module, layout: Layout) -> Tensor:
+def flat(model: torch.nn.Module, layout: VectorLayout) -> Tensor:
     parameters = dict(model.named_parameters())
     return torch.cat([parameters[name].detach().float().flatten() for name in layout.shapes])
 
 
-def same_shapes(one: Layout, other: Layout, name: str, other_name: str) -> None:
+def same_shapes(one: VectorLayout, other: VectorLayout, name: str, other_name: str) -> None:
     """Members that are averaged have the same tensors."""
     for tensor in {**one.shapes, **other.shapes}:
         a, b = one.shapes.get(tensor), other.shapes.get(tensor)

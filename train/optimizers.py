@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from train.config import TrainConfig
-from train.model import Layout, Stack
+from train.model import Stack, VectorLayout
 
 _BETAS, _EPS = (0.9, 0.95), 1e-8
 _MOMENTUM = 0.95
@@ -37,7 +37,7 @@ def orthogonal(matrices: Tensor) -> Tensor:
 class AdamW(torch.optim.Optimizer):
     """On one vector in two ranges, what decays and what does not: AdamW does not care where a tensor ends."""
 
-    def __init__(self, vector: Tensor, gradient: Tensor, layout: Layout, config: TrainConfig) -> None:
+    def __init__(self, vector: Tensor, gradient: Tensor, layout: VectorLayout, config: TrainConfig) -> None:
         self.whole = torch.nn.Parameter(vector)
         self.whole.grad = gradient
         super().__init__([self.whole], {"lr": config.lr})
@@ -47,7 +47,7 @@ class AdamW(torch.optim.Optimizer):
         self._adamw = self._on_ranges(layout.decaying, config.weight_decay)
 
     @staticmethod
-    def squared(layout: Layout) -> Layout:
+    def squared(layout: VectorLayout) -> VectorLayout:
         """Of what has a second moment."""
         return layout
 
@@ -91,13 +91,13 @@ class Muon(AdamW):
     """Each matrix within the model moves as far in every direction in which its gradients agree."""
 
     def __init__(
-        self, vector: Tensor, gradient: Tensor, layout: Layout, config: TrainConfig, orthogonal: Orthogonal
+        self, vector: Tensor, gradient: Tensor, layout: VectorLayout, config: TrainConfig, orthogonal: Orthogonal
     ) -> None:
         super().__init__(vector, gradient, layout, config)
         self._decay, self._orthogonal = config.weight_decay, orthogonal
 
     @staticmethod
-    def squared(layout: Layout) -> Layout:
+    def squared(layout: VectorLayout) -> VectorLayout:
         return layout.outside
 
     @torch.no_grad()
@@ -115,14 +115,14 @@ class Muon(AdamW):
 
 
 def optimizer_of(
-    vector: Tensor, gradient: Tensor, layout: Layout, config: TrainConfig, orthogonal: Orthogonal
+    vector: Tensor, gradient: Tensor, layout: VectorLayout, config: TrainConfig, orthogonal: Orthogonal
 ) -> AdamW:
     if config.inner_optimizer == "muon":
         return Muon(vector, gradient, layout, config, orthogonal)
     return AdamW(vector, gradient, layout, config)
 
 
-def layouts_of(layout: Layout, config: TrainConfig) -> dict[str, Layout]:
+def layouts_of(layout: VectorLayout, config: TrainConfig) -> dict[str, VectorLayout]:
     """Of the weights and of each moment."""
     kind = Muon if config.inner_optimizer == "muon" else AdamW
     return {WEIGHTS: layout, "average": layout, "square": kind.squared(layout)}

@@ -34,7 +34,7 @@ class Losses:
         return sum(self.nats) / math.log(2) / sum(self.bytes)
 
 
-class Reader:
+class PassageReader:
     """Passages as a tokenizer's tokens, made once, read by many models."""
 
     def __init__(self, tokenizer: Any, passages: Sequence[str], longest: int | None = None, batch: int = 0) -> None:

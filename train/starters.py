@@ -18,7 +18,7 @@ from train import batches, packing, text
 from train.chat import Example, examples
 from train.config import TrainConfig, alone
 from train.loop import Learner, rate
-from train.made_here import Progress, Tell, check_room, computing_with, in_one_line, publish
+from train.made_here import MakingProgress, Tell, check_room, computing_with, in_one_line, publish
 from train.model import SHAPES, built
 from train.objectives import sft_loss
 from train.packing import Batch
@@ -64,7 +64,7 @@ def _some_text(characters: int) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class Settings:
+class StarterSettings:
     """All that the models follow from, besides the text and the questions."""
 
     preset: str = "tiny"
@@ -85,7 +85,7 @@ class Settings:
         return TrainConfig(seed=self.seed, lr=lr, warmup_steps=min(30, steps // 10), **alone(steps))
 
 
-def starters(folder: Path, tell: Tell = print, settings: Settings = Settings()) -> dict[str, Path]:
+def starters(folder: Path, tell: Tell = print, settings: StarterSettings = StarterSettings()) -> dict[str, Path]:
     """A base that knows how a chat goes but no answers, and specialists of one skill each that went on from it: made
     once, and kept."""
     home = folder.expanduser().resolve() / f"starters-{_digest(settings)}"
@@ -94,14 +94,14 @@ def starters(folder: Path, tell: Tell = print, settings: Settings = Settings()) 
         with in_one_line(home), computing_with(1):
             check_room(home, len(missing))
             tell(f"{len(missing)} small models are made in {home}, once")
-            progress = Progress(sum(settings.plan(name).inner_steps for name in missing), tell)
+            progress = MakingProgress(sum(settings.plan(name).inner_steps for name in missing), tell)
             for name in missing:
                 _make(name, places, settings, progress)
                 tell(f"{name}: ready")
     return places
 
 
-def _make(name: str, places: Mapping[str, Path], settings: Settings, progress: Progress) -> None:
+def _make(name: str, places: Mapping[str, Path], settings: StarterSettings, progress: MakingProgress) -> None:
     if name == BASE:
         tokenizer: PreTrainedTokenizerBase = make_tokenizer(settings.vocabulary)
         shape = {**SHAPES[settings.preset], "initializer_range": settings.spread, "tie_word_embeddings": True}
@@ -126,13 +126,13 @@ def _evenly(model: Callable[..., object], part: Batch, step: Sequence[Batch]) ->
     return sft_loss(model, part) / len(step)
 
 
-def _steps(skill: str, tokenizer: PreTrainedTokenizerBase, settings: Settings) -> Iterator[list[Batch]]:
+def _steps(skill: str, tokenizer: PreTrainedTokenizerBase, settings: StarterSettings) -> Iterator[list[Batch]]:
     asked = questions(skill, settings.seed, "train")
     while True:
         yield [_answers([right(each) for each in islice(asked, settings.chats)], tokenizer)]
 
 
-def _base_steps(tokenizer: PreTrainedTokenizerBase, settings: Settings) -> Iterator[list[Batch]]:
+def _base_steps(tokenizer: PreTrainedTokenizerBase, settings: StarterSettings) -> Iterator[list[Batch]]:
     """Ordinary text, and chats in which a question is followed by any of its choices."""
     asked, dice = questions(MIXED, settings.seed + 1, "train"), Random(settings.seed)
     source = _source(tokenizer, settings)
@@ -143,14 +143,14 @@ def _base_steps(tokenizer: PreTrainedTokenizerBase, settings: Settings) -> Itera
         yield [_batch([Example(row, np.arange(len(row)) > 0) for row in windows]), _answers(guesses, tokenizer)]
 
 
-def _source(tokenizer: PreTrainedTokenizerBase, settings: Settings) -> batches.Tokens:
+def _source(tokenizer: PreTrainedTokenizerBase, settings: StarterSettings) -> batches.TokenFile:
     """As much of the built-in text as the base reads."""
     enough, found = settings.base_steps * settings.windows * settings.window, list[int]()
     for document in text.stdlib():
         found += [*tokenizer(document)["input_ids"], tokenizer.pad_token_id]
         if len(found) > enough:
             break
-    return batches.Tokens(np.asarray(found, dtype=np.uint16), settings.window + 1)
+    return batches.TokenFile(np.asarray(found, dtype=np.uint16), settings.window + 1)
 
 
 def _answers(chats: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> Batch:
@@ -161,6 +161,6 @@ def _batch(found: Sequence[Example]) -> Batch:
     return packing.batch(found, [(number,) for number in range(len(found))], packed=False)
 
 
-def _digest(settings: Settings) -> str:
+def _digest(settings: StarterSettings) -> str:
     shown = [rows(PREFIX + MIXED, 0, 300), TEMPLATE, asdict(settings), text.stdlib_digest()]
     return hashlib.sha256(json.dumps(shown).encode()).hexdigest()[:12]

@@ -18,7 +18,7 @@ from rich.console import Console  # noqa: E402
 
 from fleet.config import UserError  # noqa: E402
 from fleet.plain import say  # noqa: E402
-from train.cluster.options import Options, spelled  # noqa: E402
+from train.cluster.options import TrainingOptions, spelled  # noqa: E402
 
 _EXAMPLES = """One machine, all of its GPUs; a checkpoint every 500 steps, of which three stay:
 
@@ -29,7 +29,7 @@ _EXAMPLES = """One machine, all of its GPUs; a checkpoint every 500 steps, of wh
 The same command goes on where it ended. Ctrl-C ends all ranks after the same step, with a last checkpoint."""
 
 
-def main(*, options: Annotated[Options, Parameter(name="*")] = Options()) -> int:
+def main(*, options: Annotated[TrainingOptions, Parameter(name="*")] = TrainingOptions()) -> int:
     """Train a model with PyTorch's DDP or FSDP2."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from train.cluster.ranks import joined

@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from fleet import faults
-from fleet.ancestry.files import files, keep
+from fleet.ancestry.ancestry_files import files, keep
 from fleet.ancestry.growth import tree
 from fleet.config import UserError
 from fleet.history import opened

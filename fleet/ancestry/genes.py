@@ -16,7 +16,7 @@ _PATH = re.compile(r"(?:^|(?<=\.))/.+", re.DOTALL)  # in a gene's name: an absol
 
 
 @dataclass(frozen=True)
-class Gene:
+class GeneHistory:
     """A number in each round; None where no living member had it."""
 
     name: str
@@ -38,7 +38,7 @@ class Trait:
 @dataclass(frozen=True)
 class Genes:
     rounds: Sequence[int]
-    genes: Sequence[Gene]
+    genes: Sequence[GeneHistory]
     traits: Sequence[Trait]
 
 
@@ -133,11 +133,11 @@ def _numbers(rounds: Sequence[Sequence[Value | None]]) -> list[list[float]] | No
     return None if texts else found
 
 
-def _gene(name: str, rounds: Sequence[Sequence[float]]) -> Gene:
+def _gene(name: str, rounds: Sequence[Sequence[float]]) -> GeneHistory:
     means = [math.fsum(values) / len(values) if values else None for values in rounds]
     spreads = [statistics.pstdev(values) if values else None for values in rounds]
     every = [value for values in rounds for value in values]
-    return Gene(name, means, spreads, min(every), max(every))
+    return GeneHistory(name, means, spreads, min(every), max(every))
 
 
 def _trait(name: str, rounds: Sequence[Sequence[Value | None]]) -> Trait:

@@ -25,7 +25,7 @@ class Edge:
 
 
 @dataclass(frozen=True)
-class Layout:
+class TreeLayout:
     spots: Mapping[str, Point]  # of the nodes that are drawn
     stays: Mapping[str, Point]  # and of the places that they were carried to
     edges: Sequence[Edge]
@@ -38,7 +38,7 @@ class Layout:
     left_out: int = 0  # rounds
 
 
-def laid_out(tree: Tree) -> Layout:
+def laid_out(tree: Tree) -> TreeLayout:
     left_out = max(0, max((node.round for node in tree.nodes.values()), default=0) - MOST)
     drawn = {id: node for id, node in tree.nodes.items() if tree.is_member(node) and node.round >= left_out}
     keys = _keys(drawn)
@@ -58,7 +58,7 @@ def laid_out(tree: Tree) -> Layout:
     slots = {} if ranked else {place(id)[1]: heights[id] for id in homes}
     edges = [*_descents(tree, drawn, spots, stays), *_lives(tree, drawn, spots, stays)]
     height = max(heights.values(), default=0.0) + 1
-    return Layout(
+    return TreeLayout(
         spots, stays, edges, max(1, len(order)), height, {**slots, **below}, _ticks(column), first, ranked, left_out
     )
 

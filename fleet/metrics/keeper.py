@@ -21,7 +21,7 @@ PATIENCE = 10.0  # seconds that the end waits for a sink
 
 
 @dataclass
-class Seat:
+class KeptSink:
     """One sink, as this worker sees it."""
 
     kind: str
@@ -32,7 +32,7 @@ class Seat:
     closed: bool = False  # nothing more to do here
 
 
-class Keeper:
+class SinkKeeper:
     """A thread of its own, with a view of the disk of its own: `store` is nobody else's."""
 
     def __init__(
@@ -46,7 +46,7 @@ class Keeper:
     ) -> None:
         self.store, self.command, self.note, self.launch = store, command, note, launch
         self.watch = Watch(store, store.host, dead_seconds)
-        self.seats = [Seat(kind) for kind in kinds if kind not in lacking(kinds)]
+        self.seats = [KeptSink(kind) for kind in kinds if kind not in lacking(kinds)]
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -69,7 +69,7 @@ class Keeper:
             self.note(f"{kind} has not taken everything; the same command goes on with it")
         return late
 
-    def _gone(self, seat: Seat, end: float, over: bool) -> bool:
+    def _gone(self, seat: KeptSink, end: float, over: bool) -> bool:
         """Whether it has logged everything, as far as this worker knows. If that is all there will ever be, nobody
         needs the claim any more."""
         if seat.number is None:
@@ -95,7 +95,7 @@ class Keeper:
             if self._ending.wait(_LOOK):
                 return
 
-    def _tend(self, seat: Seat) -> None:
+    def _tend(self, seat: KeptSink) -> None:
         if seat.process and (code := seat.process.poll()) is not None:
             self._ended(seat, code)
         now = time.monotonic()
@@ -110,7 +110,7 @@ class Keeper:
             except OSError:  # this machine has no room for it just now
                 self._ended(seat, AGAIN)
 
-    def _ended(self, seat: Seat, code: int) -> None:
+    def _ended(self, seat: KeptSink, code: int) -> None:
         seat.process = None
         if code == LOST:
             seat.number = None
@@ -124,7 +124,7 @@ class Keeper:
             seat.again_at = time.monotonic() + pause
             self.note(f"{seat.kind} takes no metrics (this worker's log says why); again in {pause:.0f} s")
 
-    def _leave(self, seat: Seat, why: str) -> None:
+    def _leave(self, seat: KeptSink, why: str) -> None:
         if seat.number is not None:
             with contextlib.suppress(faults.Fault):
                 claim.leave(self.store, seat.kind, seat.number, why)

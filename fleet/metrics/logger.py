@@ -17,7 +17,7 @@ from fleet.bell import Bell
 from fleet.errors import UserError, first_line
 from fleet.history import History
 from fleet.metrics.claim import claims
-from fleet.metrics.sink import Home, Point, Sink
+from fleet.metrics.sink import Home, MetricSink, Point
 from fleet.metrics.sinks import KINDS
 from fleet.recipe import NotYet
 
@@ -64,7 +64,9 @@ def run(kind: str, history: History, number: int, home: Home, points: Points, ke
 
 
 class Logger:
-    def __init__(self, kind: str, history: History, number: int, points: Points, sink: Sink, leash: Leash) -> None:
+    def __init__(
+        self, kind: str, history: History, number: int, points: Points, sink: MetricSink, leash: Leash
+    ) -> None:
         self.kind, self.history, self.number, self.points = kind, history, number, points
         self.sink, self.leash, self.done, self._looks = sink, leash, 0, 0
         self.host, self.bell = history.store.host, Bell(history.store)

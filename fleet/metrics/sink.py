@@ -32,7 +32,7 @@ class Home:
     after: int = -1  # what was written up to this step stays and later ones come again; -1: all come again
 
 
-class Sink(Protocol):
+class MetricSink(Protocol):
     upto: int  # the last step that it holds; -1: none
 
     def write(self, points: Sequence[Point]) -> None: ...

@@ -7,13 +7,13 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 
 from fleet.errors import UserError
-from fleet.metrics import files, services
-from fleet.metrics.sink import Home, Sink
+from fleet.metrics import file_sinks, services
+from fleet.metrics.sink import Home, MetricSink
 
 _HAS_KEY = "import os, wandb; os._exit(not wandb.login(prompt=False, verify=False))"
-KINDS: Mapping[str, Callable[[Home], Sink]] = {
-    "csv": files.Table,
-    "tensorboard": files.Board,
+KINDS: Mapping[str, Callable[[Home], MetricSink]] = {
+    "csv": file_sinks.CsvTable,
+    "tensorboard": file_sinks.Board,
     "wandb": services.Wandb,
     "trackio": services.Trackio,
 }

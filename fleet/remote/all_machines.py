@@ -20,7 +20,7 @@ from fleet.remote.ssh import Locked, Unreachable
 T = TypeVar("T")
 
 
-class Bad(str):
+class NoAnswer(str):
     """Why a machine has no answer."""
 
     given_up = False  # it did not answer in time, and may still do something
@@ -28,9 +28,9 @@ class Bad(str):
 
 def on_all(
     machines: Sequence[Machine], call: Callable[[Machine], T], seconds: float, doing: str, console: Console
-) -> dict[str, T | Bad]:
+) -> dict[str, T | NoAnswer]:
     """Call it for each machine in a thread of its own. What takes longer is given up: its thread may hang for ever."""
-    results: dict[str, T | Bad] = {}
+    results: dict[str, T | NoAnswer] = {}
     threads = [threading.Thread(target=_one, args=(m, call, results), daemon=True) for m in machines]
     for thread in threads:
         thread.start()
@@ -47,18 +47,18 @@ def on_all(
             for name in [name for name in lines if name in results]:
                 progress.update(lines.pop(name), visible=False)
             time.sleep(0.02)
-    late = Bad(f"no answer within {seconds:.0f} s ({doing})")
+    late = NoAnswer(f"no answer within {seconds:.0f} s ({doing})")
     late.given_up = True
     return {m.name: results.get(m.name, late) for m in machines}
 
 
-def _one(machine: Machine, call: Callable[[Machine], T], results: dict[str, T | Bad]) -> None:
+def _one(machine: Machine, call: Callable[[Machine], T], results: dict[str, T | NoAnswer]) -> None:
     try:
         results[machine.name] = call(machine)
     except (Unreachable, Trouble, UserError) as error:
-        results[machine.name] = Bad(str(error))
+        results[machine.name] = NoAnswer(str(error))
     except Exception as error:  # whatever a network and a library can come up with is one machine's trouble
-        results[machine.name] = Bad(f"{type(error).__name__}: {plain(error)}")
+        results[machine.name] = NoAnswer(f"{type(error).__name__}: {plain(error)}")
 
 
 class Links:
@@ -104,7 +104,7 @@ class Links:
             self.console,
         )
         for name, answer in found.items():
-            if isinstance(answer, Bad) and (answer.given_up or self._open[name].closed):
+            if isinstance(answer, NoAnswer) and (answer.given_up or self._open[name].closed):
                 self._open.pop(name).close()
                 self.bad[name] = answer
         return found
@@ -122,7 +122,7 @@ class Links:
 
         # several steps may each take their time: the way there, logging in, Python
         for name, got in on_all(machines, connect, 3 * self.seconds, "connecting", self.console).items():
-            if isinstance(got, Bad):
+            if isinstance(got, NoAnswer):
                 self.bad[name] = got
             elif isinstance(got, Path):
                 locked[name] = got

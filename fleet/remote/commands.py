@@ -19,7 +19,7 @@ from fleet.config import UserError
 from fleet.machines import Machine, file_name
 from fleet.plain import plain, say
 from fleet.remote import engines, preflight, shown
-from fleet.remote.all_machines import Bad
+from fleet.remote.all_machines import NoAnswer
 from fleet.remote.engines import Via
 from fleet.remote.launcher import Launcher, Scripts, place
 from fleet.remote.link import Trouble
@@ -202,7 +202,9 @@ class Commands:
                 say("Asked the workers to end at their next step. Ctrl-C stops waiting; `stop --now` kills.")
             left = (killed if now else waited)(links, launcher.machines, run_id)
         launcher.console.print(shown.ended(launcher.machines, left, links.bad))
-        return int(any(isinstance(left.get(m.name, Bad()), Bad) or left[m.name]["left"] for m in launcher.machines))
+        return int(
+            any(isinstance(left.get(m.name, NoAnswer()), NoAnswer) or left[m.name]["left"] for m in launcher.machines)
+        )
 
     def restart(
         self, machine: str, /, *, common: Common = Common(),
@@ -228,7 +230,7 @@ class Commands:
             if not now:
                 links.ask("ask_to_end", "asking its workers to end", lambda m: {"run_id": made["run_id"]})
             left = (killed if now else waited)(links, [chosen], made["run_id"])
-            if isinstance(got := left.get(machine, Bad("it does not answer")), Bad) or got["left"]:
+            if isinstance(got := left.get(machine, NoAnswer("it does not answer")), NoAnswer) or got["left"]:
                 raise UserError(f"{machine}: its processes do not end; try --now")
             return start(launcher, links, made, joining=True).code
 
@@ -238,7 +240,7 @@ class Commands:
         with launcher.links() as links:
             proxy, run_id = launcher.open(links)
             found = links.ask("running", "looking for workers", lambda m: {"run_id": run_id})
-            busy = [name for name, got in found.items() if isinstance(got, Bad) or got["processes"]]
+            busy = [name for name, got in found.items() if isinstance(got, NoAnswer) or got["processes"]]
             if busy or links.bad:
                 raise UserError(
                     f"not while workers run, or may run, on {', '.join([*busy, *links.bad])}: stop them first"
@@ -246,6 +248,6 @@ class Commands:
             gone = proxy.ask("clean")
             keep = [launcher.code.digest, proxy.ask("state")["code"]]
             tidied = links.ask("tidy", "tidying up", lambda m: {"keep": keep})
-        copies = sum(got["removed"] for got in tidied.values() if not isinstance(got, Bad))
+        copies = sum(got["removed"] for got in tidied.values() if not isinstance(got, NoAnswer))
         say(f"Removed {gone['code']} old codes and {gone['drafts']} drafts on the disk, {copies} copies on machines.")
         return 0

@@ -14,7 +14,7 @@ from fleet.console import console
 from fleet.machines import Machine, file_name, said_of_run
 from fleet.processes import thread_counts
 from fleet.remote import agent, preflight
-from fleet.remote.all_machines import Bad, Links
+from fleet.remote.all_machines import Links, NoAnswer
 from fleet.remote.code import Code, pack, requirements
 from fleet.remote.preflight import Report
 from fleet.remote.run_proxy import RemoteRunProxy, RunProxy
@@ -23,7 +23,7 @@ Scripts = Mapping[str, Sequence[str]]  # method: its script, as Python's words
 
 
 @dataclass(frozen=True)
-class Place:
+class RunLocation:
     """What the configuration file says about where the run is, without anything that costs an import."""
 
     file: Path
@@ -41,7 +41,7 @@ class Place:
         return machine.base_dir.rstrip("/") if machine.base_dir else self.base
 
 
-def place(file: Path, algorithm: str, scripts: Scripts) -> Place:
+def place(file: Path, algorithm: str, scripts: Scripts) -> RunLocation:
     value = read_json(file)
     if not isinstance(value, dict):
         raise UserError(f"{file}: an object is expected, {{...}}")
@@ -52,12 +52,12 @@ def place(file: Path, algorithm: str, scripts: Scripts) -> Place:
     base = os.path.normpath(file.absolute().parent / str(keys.get("base_dir") or "runs"))
     project = str(keys.get("project_name") or algorithm)
     package = str(keys.get("local_package") or "")
-    return Place(file, base, project, algorithm, str(file.absolute().parent / package) if package else "")
+    return RunLocation(file, base, project, algorithm, str(file.absolute().parent / package) if package else "")
 
 
 class Launcher:
     def __init__(
-        self, place: Place, machines: Sequence[Machine], scripts: Scripts, root: Path, seconds: float = 15.0,
+        self, place: RunLocation, machines: Sequence[Machine], scripts: Scripts, root: Path, seconds: float = 15.0,
         through: str = "", ssh_config: Path | None = None, strict: bool = False, apart: Sequence[Path] = (),
     ) -> None:  # fmt: skip
         self.place, self.machines, self.scripts = place, machines, scripts
@@ -127,7 +127,7 @@ class Launcher:
         reports = {m.name: Report(m, why=links.bad.get(m.name, "")) for m in self.machines}
         asked = {"packages": list(self.code.requirements)}
         for name, facts in links.ask("facts", "looking", lambda m: asked, wait=10).items():
-            if isinstance(facts, Bad):
+            if isinstance(facts, NoAnswer):
                 reports[name].why = str(facts)
             else:
                 reports[name].facts, reports[name].notes = facts, list(links[name].notes)
@@ -136,7 +136,7 @@ class Launcher:
         self._look_at_disk(links, reports, here)
         if run_id:
             for name, found in links.ask("running", "looking for workers", lambda m: {"run_id": run_id}).items():
-                reports[name].running = [] if isinstance(found, Bad) else found["processes"]
+                reports[name].running = [] if isinstance(found, NoAnswer) else found["processes"]
         preflight.judge([*reports.values()], here, self.code.requirements, self.strict)
         self.stranger = f"This machine: {here.why}. With --through MACHINE it need not see it." if here.why else ""
         return [*reports.values()]
@@ -157,7 +157,7 @@ class Launcher:
 
         shown = links.ask("show", "writing to BASE_DIR", mine, good)
         for name, got in shown.items():
-            if isinstance(got, Bad):
+            if isinstance(got, NoAnswer):
                 reports[name].why = str(got)
             else:
                 reports[name].free = got["free"]
@@ -167,7 +167,7 @@ class Launcher:
         names = {token: name for name, token in tokens.items()} | {mine_here: here.machine.name}
         seen = links.ask("seen", "comparing disks", lambda m: {"base": self.place.of(m), **words}, good, wait=6)
         for name, got in seen.items():
-            if isinstance(got, Bad):
+            if isinstance(got, NoAnswer):
                 reports[name].why = str(got)
             else:
                 reports[name].missing, reports[name].after = [names[token] for token in got["missing"]], got["after"]
@@ -222,7 +222,7 @@ class Launcher:
         fetched = links.ask(
             "fetch", "copying the code", lambda m: {"tar": tars[m.name], "digest": self.code.digest}, machines, wait=30
         )
-        ready = [m for m in machines if not isinstance(fetched[m.name], Bad)]
+        ready = [m for m in machines if not isinstance(fetched[m.name], NoAnswer)]
         env = thread_counts(made["threads"])
 
         def words(m: Machine) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def _ask_openssh(host: str, options: list[str], ssh_config: Path | None) -> dict
 
 
 @dataclass(frozen=True)
-class Known:
+class HostKeys:
     """What known_hosts says of one host."""
 
     keys: tuple[paramiko.PKey, ...]
@@ -121,7 +121,7 @@ class Known:
     notes: tuple[str, ...]  # lines about it that could not be used
 
 
-def known(route: Route) -> Known:
+def known(route: Route) -> HostKeys:
     """Also of hashed names and of patterns: ssh-keygen finds the lines."""
     keys, revoked, notes = list[paramiko.PKey](), set[bytes](), list[str]()
     for file in route.known_hosts:
@@ -142,7 +142,7 @@ def known(route: Route) -> Known:
                 keys.append(key)
             else:
                 notes.append(f"{file}: a key of type {plain(fields[1:2], 40)} was passed over")
-    return Known(tuple(keys), frozenset(revoked), tuple(notes))
+    return HostKeys(tuple(keys), frozenset(revoked), tuple(notes))
 
 
 def _key(fields: list[str]) -> paramiko.PKey | None:

@@ -11,7 +11,7 @@ from fleet.machines import Machine
 from fleet.plain import plain, say
 from fleet.processes import thread_counts
 from fleet.progress import duration
-from fleet.remote.all_machines import Bad
+from fleet.remote.all_machines import NoAnswer
 from fleet.remote.launcher import Launcher, seats
 from fleet.remote.link import command
 from fleet.remote.route import route_to
@@ -52,7 +52,7 @@ def started(machines: Sequence[Machine], answers: Mapping[str, Any], why: Mappin
     table = table_of("Workers", "machine", "host", "workers", "processes", "what")
     for machine in machines:
         answer = answers.get(machine.name)
-        if isinstance(answer, Bad) or answer is None:
+        if isinstance(answer, NoAnswer) or answer is None:
             said = str(answer) if answer else why.get(machine.name, "not asked")
             table.add_row(machine.name, "", "0", "", Text(plain(said, 1000), "red"))
         elif "already" in answer:
@@ -90,8 +90,8 @@ def ended(machines: Sequence[Machine], left: Mapping[str, Any], bad: Mapping[str
     """Which machines are empty now, as far as is known."""
     table = table_of("Workers", "machine", "left")
     for machine in machines:
-        got = left.get(machine.name, Bad(bad.get(machine.name, "not asked")))
-        if isinstance(got, Bad):
+        got = left.get(machine.name, NoAnswer(bad.get(machine.name, "not asked")))
+        if isinstance(got, NoAnswer):
             table.add_row(machine.name, Text(f"unknown: {plain(got, 1000)}", "red"))
         elif got["left"]:
             table.add_row(machine.name, Text(", ".join(f"{each['what']} {each['pid']}" for each in got["left"]), "red"))

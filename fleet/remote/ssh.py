@@ -13,7 +13,7 @@ from pathlib import Path
 
 import paramiko
 
-from fleet.remote.route import Known, Route, first_hop, known
+from fleet.remote.route import HostKeys, Route, first_hop, known
 
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # what matters is raised, and told in one line
 
@@ -119,7 +119,7 @@ class Connection:
 
     # -- who is there --------------------------------------------------------------------------------------------------
 
-    def _prefer(self, found: Known) -> None:
+    def _prefer(self, found: HostKeys) -> None:
         """Ask for a key of a type that is known, or an unknown one of another type would look like a stranger's."""
         assert self._transport
         options = self._transport.get_security_options()
@@ -129,7 +129,7 @@ class Connection:
         ]
         options.key_types = tuple([*wanted, *(kind for kind in options.key_types if kind not in wanted)])
 
-    def _check(self, found: Known, key: paramiko.PKey) -> None:
+    def _check(self, found: HostKeys, key: paramiko.PKey) -> None:
         self.notes += found.notes
         if key.asbytes() in found.revoked:
             raise Unreachable(f"{self.route}: its host key {_fingerprint(key)} is marked as revoked in known_hosts")

@@ -7,7 +7,7 @@ from fleet.config import UserError
 from fleet.plain import plain, say
 from fleet.processes import this_command
 from fleet.remote import preflight, shown
-from fleet.remote.all_machines import Bad, Links
+from fleet.remote.all_machines import Links, NoAnswer
 from fleet.remote.launcher import Launcher
 from fleet.remote.preflight import Report
 from fleet.remote.run_proxy import RemoteRunProxy, RunProxy
@@ -68,7 +68,7 @@ def start(launcher: Launcher, links: Links, made: dict[str, Any], least: int = 1
         answers |= launcher.start(links, wanted, made, launch)
     whys = {report.machine.name: report.why for report in reports}
     launcher.console.print(shown.started(launcher.machines, answers, whys))
-    bad = [m for m in launcher.machines if isinstance(answers.get(m.name, Bad()), Bad)]
+    bad = [m for m in launcher.machines if isinstance(answers.get(m.name, NoAnswer()), NoAnswer)]
     return Started(int(bool(bad)), len(bad) < len(launcher.machines))
 
 

@@ -27,7 +27,7 @@ _LINKS = os.O_NOFOLLOW | os.O_NONBLOCK  # who else writes to the disk must not l
 
 
 @dataclass
-class Post(Seat):
+class SupervisedSeat(Seat):
     """A seat on this machine: its device and the process that sits there."""
 
     env: Any = None
@@ -44,7 +44,7 @@ class Supervisor:
     def __init__(self, order: dict[str, Any]) -> None:
         os.umask(order["umask"])
         self.order = order
-        self.posts = [Post(number, env=env) for number, env in enumerate(order["seats"])]
+        self.posts = [SupervisedSeat(number, env=env) for number, env in enumerate(order["seats"])]
         self.workers = _folder_of(order["run"], order["run_id"])
         self.signals = self.passed_on = 0
         self.memory = Memory()
@@ -78,7 +78,7 @@ class Supervisor:
 
     # -- seats ---------------------------------------------------------------------------------------------------------
 
-    def _sit(self, post: Post) -> None:
+    def _sit(self, post: SupervisedSeat) -> None:
         """Start a process; what the machine cannot do now it may be able to do later."""
         try:
             self._start(post)
@@ -86,7 +86,7 @@ class Supervisor:
             post.said, post.again_at = f"cannot be started: {error}", time.monotonic() + _TOLD
             self._look_anew()
 
-    def _start(self, post: Post) -> None:
+    def _start(self, post: SupervisedSeat) -> None:
         order = self.order
         post.name = f"{order['machine']}-{post.number}-{uuid.uuid4().hex[:8]}"
         command = [order["python"], *order["command"], "--worker", post.name, order["run"]]
@@ -106,7 +106,7 @@ class Supervisor:
             None,
         )
 
-    def _changed(self, post: Post) -> bool:
+    def _changed(self, post: SupervisedSeat) -> bool:
         now = time.monotonic()
         if post.process is None:
             if post.code is None and now >= (post.again_at or 0.0):
@@ -139,7 +139,7 @@ class Supervisor:
 
     # -- what people read ----------------------------------------------------------------------------------------------
 
-    def _log(self, post: Post) -> int:
+    def _log(self, post: SupervisedSeat) -> int:
         name = f"{self.order['machine']}-{post.number}.log"
         log = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _LINKS, 0o640, dir_fd=self.workers)
         if not stat.S_ISREG(os.fstat(log).st_mode):
@@ -148,7 +148,7 @@ class Supervisor:
         os.set_blocking(log, True)
         return log
 
-    def _note(self, post: Post, line: str) -> None:
+    def _note(self, post: SupervisedSeat, line: str) -> None:
         with contextlib.suppress(OSError), os.fdopen(self._log(post), "a") as log:  # a full disk must not end it
             log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
 

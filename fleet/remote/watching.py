@@ -12,7 +12,7 @@ from rich.text import Text
 from fleet.machines import Machine
 from fleet.plain import plain, say
 from fleet.remote import shown
-from fleet.remote.all_machines import Bad, Links
+from fleet.remote.all_machines import Links, NoAnswer
 from fleet.remote.launcher import Launcher
 from fleet.remote.run_proxy import RemoteRunProxy, RunProxy
 
@@ -28,7 +28,7 @@ def waited(links: Links, machines: Sequence[Machine], run_id: str) -> dict[str, 
     while left:
         found = links.ask("running", "waiting for its workers to end", lambda m: {"run_id": run_id}, left)
         for name, got in found.items():
-            if isinstance(got, Bad):
+            if isinstance(got, NoAnswer):
                 ended[name] = got
             elif all(each["what"] == "child" for each in got["processes"]):
                 ended[name] = {"left": []}

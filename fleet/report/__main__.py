@@ -16,7 +16,7 @@ from fleet.plain import say
 from fleet.report import comparing, serving
 from fleet.report.facts import Facts
 from fleet.report.page import page
-from fleet.report.reading import Reader
+from fleet.report.run_reader import RunReader
 from fleet.report.telling import Telling
 
 PORT = 8400
@@ -57,7 +57,7 @@ def report(
     """
     if serve is not None and out:
         raise UserError("--out writes a file, --serve writes none: give one of them")
-    reader = Reader(run_dir.absolute())
+    reader = RunReader(run_dir.absolute())
     if serve is not None:
         return _serve(reader, host, serve)
     with Telling() as told:
@@ -83,12 +83,12 @@ def compare(
 
 def _looked(run_dir: Path, told: Telling) -> Facts:
     try:
-        return Reader(run_dir.absolute()).look(told)
+        return RunReader(run_dir.absolute()).look(told)
     except faults.Fault as error:
         raise UserError(f"{run_dir}: {error}") from None
 
 
-def _serve(reader: Reader, host: str, port: int) -> None:
+def _serve(reader: RunReader, host: str, port: int) -> None:
     live = serving.LivePage(reader)
     with serving.server(live, host, port) as server:
         shown = f"[{host}]" if ":" in host else host

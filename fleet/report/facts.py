@@ -77,7 +77,7 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class WorkerRow:
     """A worker's place, whoever sat there."""
 
     machine: str
@@ -114,7 +114,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Donor:
+class DonorScore:
     """A given model by itself, to compare with."""
 
     name: str
@@ -143,9 +143,9 @@ class Facts:
     began: float  # 0: nobody has noted anything yet
     now: float
     rounds: Sequence[Round] = ()
-    rows: Sequence[Row] = ()
+    rows: Sequence[WorkerRow] = ()
     failures: Sequence[Failure] = ()
-    donors: Sequence[Donor] = ()
+    donors: Sequence[DonorScore] = ()
     moved: Sequence[Moved] = ()
     tree: Tree = field(default_factory=lambda: Tree({}))
     tree_from: int = 0  # the first round that the tree shows

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from fleet.ancestry.genes import Gene, Genes, Trait, genes_of
-from fleet.ancestry.layout import Edge, Layout, laid_out
+from fleet.ancestry.genes import GeneHistory, Genes, Trait, genes_of
+from fleet.ancestry.layout import Edge, TreeLayout, laid_out
 from fleet.ancestry.tree import Node, Tree, by_place, line_of
 from fleet.report.parts import table
 from fleet.report.svg import Axis, Point, Scale, band, chart, frame, line, path, stretched, word
@@ -32,7 +32,7 @@ def tree_part(grown: Tree, since: int = 0) -> str:
     )
 
 
-def _tree(grown: Tree, layout: Layout, about: str) -> str:
+def _tree(grown: Tree, layout: TreeLayout, about: str) -> str:
     names = {id: grown.nodes[id].name for id in layout.originals if grown.nodes[id].name != id}
     left = _LEFT + CELL * max((min(_NAME, cells_of(each)) for each in names.values()), default=0)
     column = max(_NARROW, min(_COLUMN, 1060 / layout.columns))
@@ -162,7 +162,7 @@ def genome(found: Genes) -> list[str]:
     return pictures + [_trait(f"trait-{n}", found, trait) for n, trait in enumerate(found.traits[:_TRAITS])]
 
 
-def _gene(id: str, found: Genes, gene: Gene) -> str:
+def _gene(id: str, found: Genes, gene: GeneHistory) -> str:
     rounds = [float(number) for number in found.rounds]
     x, y = Axis(Scale.over(rounds), "round", True), Scale.over([gene.low, gene.high], 0.05)
     every = zip(rounds, gene.means, gene.spreads, strict=True)

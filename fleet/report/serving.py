@@ -21,7 +21,7 @@ from fleet.config import UserError
 from fleet.plain import say
 from fleet.report.page import page
 from fleet.report.parts import policy, whole
-from fleet.report.reading import Reader
+from fleet.report.run_reader import RunReader
 from fleet.report.words import text
 
 _EVERY = 2.0  # seconds between two looks at the disk, however many ask
@@ -36,7 +36,7 @@ _QUIET = 10.0  # seconds until a run that says nothing is looked at again: silen
 class LivePage:
     """The page as it is now, made afresh when the run has moved on."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: RunReader) -> None:
         self.reader, self._lock = reader, threading.Lock()
         self._stamp: object = None
         self._looked = self._made = float("-inf")

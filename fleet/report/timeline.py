@@ -4,7 +4,7 @@ import html
 from collections.abc import Sequence
 
 from fleet.report.curves import in_time
-from fleet.report.facts import KINDS, Facts, Row
+from fleet.report.facts import KINDS, Facts, WorkerRow
 from fleet.report.svg import WIDE, Axis, Scale, chart, frame, percent, stretched, word
 from fleet.report.words import clipped, lasting, moment, share, text
 
@@ -72,12 +72,12 @@ def rows(facts: Facts) -> list[list[str]]:
 # -- bars --------------------------------------------------------------------------------------------------------------
 
 
-def _background(row: Row, scale: Scale, y: float) -> str:
+def _background(row: WorkerRow, scale: Scale, y: float) -> str:
     """The time in which somebody was there at all."""
     return _path("there", [(scale(each.begin), scale(each.end)) for each in row.sessions], y)
 
 
-def _one_by_one(row: Row, scale: Scale, y: float) -> str:
+def _one_by_one(row: WorkerRow, scale: Scale, y: float) -> str:
     parts = []
     for span in row.spans:
         what = f"{KINDS[span.kind]} {span.id}, {lasting(span.end - span.begin)}"
@@ -85,7 +85,7 @@ def _one_by_one(row: Row, scale: Scale, y: float) -> str:
     return "".join(parts)
 
 
-def _in_columns(row: Row, scale: Scale, y: float) -> str:
+def _in_columns(row: WorkerRow, scale: Scale, y: float) -> str:
     """In each narrow column what took most of it."""
     taken = [dict[str, float]() for _ in range(_COLUMNS)]
     for span in row.spans:
@@ -108,7 +108,7 @@ def _path(kind: str, times: Sequence[tuple[float, float]], y: float, title: str 
     return f'<path class="bar {kind}" stroke-width="{_BAR:g}" d="{d}">{about}</path>'
 
 
-def _words(row: Row, scale: Scale, y: float) -> list[str]:
+def _words(row: WorkerRow, scale: Scale, y: float) -> list[str]:
     """Above its bar: who it is, and how well its time was used; on it, where somebody was lost."""
     machine = clipped(row.machine, 12).strip()
     who = f"{machine} / {row.name}" if machine else row.name

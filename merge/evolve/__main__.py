@@ -36,10 +36,10 @@ from fleet.config import Metrics, UserError
 from fleet.metrics import sinks
 from fleet.plain import say
 from fleet.start import main as fleet_main
-from merge.evolve import config as configs
-from merge.evolve import running
-from merge.evolve.config import SearchConfig
-from merge.evolve.method import ALGORITHM, METHOD
+from merge.evolve import search_config as configs
+from merge.evolve import search_running
+from merge.evolve.search_config import SearchConfig
+from merge.evolve.search_method import ALGORITHM, METHOD
 
 _WORKER = ("--worker", "--make", "--sink")  # the same module is also a worker of a run
 
@@ -92,7 +92,7 @@ class Placed:
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class Made:
+class CandidateFlags:
     in_memory: Annotated[bool, Parameter(group=_HOW)] = True
     "Build candidates in a model that stays in memory, instead of folders."
     merge_cuda: Annotated[bool, Parameter(group=_HOW, **_FLAG)] = False
@@ -144,7 +144,7 @@ def main(
     storage_path: Path,
     searching: Searching = Searching(),
     placed: Placed = Placed(),
-    made: Made = Made(),
+    made: CandidateFlags = CandidateFlags(),
     kept: Kept = Kept(),
 ) -> int:
     """Search.
@@ -164,7 +164,7 @@ def main(
         )
     _check(strategy, placed, made, kept)
     config = configs.read(genome_config_path, _options(where, strategy, searching, placed, made, kept))
-    running.make_way(config, where)
+    search_running.make_way(config, where)
     try:
         where.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -175,16 +175,16 @@ def main(
         code = hand_over(config, ("-m", "merge.evolve"), placed.machines, placed.ssh_config)
     elif strategy == "fleet":
         count = gpus.workers(placed.workers, placed.num_gpus, placed.threads)
-        code = running.local(config, where, count, placed.num_gpus)
+        code = search_running.local(config, where, count, placed.num_gpus)
     else:
-        from merge.evolve.on_ray import search
+        from merge.evolve.search_on_ray import search
 
         count = gpus.workers(placed.workers, None, placed.threads)
         code = search(config, where, strategy, count, placed.num_gpus, placed.ray_address)
-    return running.ended(config, where, kept.save_final_model) if running.over(where) else code
+    return search_running.ended(config, where, kept.save_final_model) if search_running.over(where) else code
 
 
-def _check(strategy: str, placed: Placed, made: Made, kept: Kept) -> None:
+def _check(strategy: str, placed: Placed, made: CandidateFlags, kept: Kept) -> None:
     """Options that would have no effect, or need what is not here."""
     far, ray = bool(placed.machines), strategy != "fleet"
     vain = {
@@ -217,7 +217,7 @@ def _metrics(kept: Kept) -> tuple[Metrics, ...]:
 
 
 def _options(
-    where: Path, strategy: str, searching: Searching, placed: Placed, made: Made, kept: Kept
+    where: Path, strategy: str, searching: Searching, placed: Placed, made: CandidateFlags, kept: Kept
 ) -> dict[str, Any]:
     """As keys of the configuration."""
     if made.batch_size != "auto" and not (made.batch_size.isdecimal() and int(made.batch_size)):

@@ -15,17 +15,17 @@ from fleet.scratch import passing
 from fleet.store import REGISTER_LIMIT
 from merge.donor import Donor
 from merge.donors import Donors
-from merge.engine import How
+from merge.engine import MergeOptions
 from merge.evolve import scoring
-from merge.evolve.config import SearchConfig
-from merge.evolve.genome import Space
 from merge.evolve.scoring import Metrics
 from merge.evolve.search import Search
-from merge.group import in_memory
+from merge.evolve.search_config import SearchConfig
+from merge.evolve.search_space import Space
 from merge.live import LiveModel, furnished, key_of
+from merge.merge_planning import Plan, plan
+from merge.merge_recipe import Merge, merge_of, text_of
 from merge.merging import merge_into
-from merge.planning import Plan, plan
-from merge.recipe import Merge, merge_of, text_of
+from merge.tensor_group import in_memory
 from merge.weights import Stored
 from train import tasks
 from train.tasks import TaskEvaluation
@@ -73,7 +73,7 @@ class CandidateEvaluator:
         torch.set_num_threads(config.threads)
         self.config, self.device = config, "cuda" if torch.cuda.is_available() else "cpu"
         merging = self.device if config.merge_cuda else "cpu"
-        self.how = How(threads=config.threads, device=merging)
+        self.how = MergeOptions(threads=config.threads, device=merging)
         self.donors = Resident(merging if config.in_memory and not config.buffered else "")
         self._ready: ReadyModel | None = None
         self._engine: Any = None  # vLLM

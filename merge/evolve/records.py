@@ -12,16 +12,16 @@ from typing import Any
 
 from fleet.history import History, opened
 from fleet.recipe import place
-from merge.evolve.config import SearchConfig
-from merge.evolve.genome import Space
-from merge.evolve.strategy import MergeSearch
-from merge.recipe import text_of
+from merge.evolve.merge_search import MergeSearch
+from merge.evolve.search_config import SearchConfig
+from merge.evolve.search_space import Space
+from merge.merge_recipe import text_of
 
 TABLE, PLAIN, BEST, PICTURE = "history.jsonl", "history.csv", "best_config.yaml", "progress.png"
 
 
 @dataclass(frozen=True)
-class Row:
+class CandidateRow:
     """A candidate."""
 
     generation: int
@@ -39,33 +39,35 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchOutcome:
     """All that a search has come to so far."""
 
     config: SearchConfig
     space: Space
-    rows: Sequence[Row]
+    rows: Sequence[CandidateRow]
     donors: Mapping[str, float | None]  # scores on the search's questions
     held: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # winner and donors on those held out
 
     @property
-    def best(self) -> Row | None:
+    def best(self) -> CandidateRow | None:
         good = [row for row in self.rows if row.score is not None and not row.given_up]
         return max(good, key=lambda row: (row.score, -row.generation, -row.index), default=None)
 
-    def recipe(self, row: Row) -> dict[str, Any]:
+    def recipe(self, row: CandidateRow) -> dict[str, Any]:
         return self.space.recipe(row.genotype)
 
 
-def found_in(folder: Path, config: SearchConfig) -> Found:
+def found_in(folder: Path, config: SearchConfig) -> SearchOutcome:
     """What a search's folder holds."""
     return read(config, opened(folder))
 
 
-Past = tuple[list[Row], dict[str, float | None], dict[str, Mapping[str, Any]]]  # rows, donors, held: of a round
+Past = tuple[
+    list[CandidateRow], dict[str, float | None], dict[str, Mapping[str, Any]]
+]  # rows, donors, held: of a round
 
 
-def read(config: SearchConfig, history: History) -> Found:
+def read(config: SearchConfig, history: History) -> SearchOutcome:
     """From a run's registers: of the generations that are being made, what is finished."""
     rounds = [
         history.once("rows", round, partial(_of_round, config, history, round)) for round in range(1, history.last + 1)
@@ -73,7 +75,7 @@ def read(config: SearchConfig, history: History) -> Found:
     rows = [row for each, _, _ in rounds for row in each]
     donors = {name: score for _, each, _ in rounds for name, score in each.items()}
     held = {name: metrics for _, _, each in rounds for name, metrics in each.items()}
-    return Found(config, MergeSearch(config).space(history), rows, donors, held)
+    return SearchOutcome(config, MergeSearch(config).space(history), rows, donors, held)
 
 
 def _of_round(config: SearchConfig, history: History, round: int) -> Past:
@@ -95,13 +97,15 @@ def _of_round(config: SearchConfig, history: History, round: int) -> Past:
     return rows, donors, held
 
 
-def _row(generation: int, slot: str, point: Sequence[float], metrics: Mapping[str, Any], took: float, why: str) -> Row:
+def _row(
+    generation: int, slot: str, point: Sequence[float], metrics: Mapping[str, Any], took: float, why: str
+) -> CandidateRow:
     scores = json.loads(metrics["scores"]) if "scores" in metrics else {}
     more = (bool(metrics.get("given_up")), int(metrics.get("asked", 0)))
-    return Row(generation, int(slot[1:]), point, metrics.get("score"), scores, round(took, 3), why, *more)
+    return CandidateRow(generation, int(slot[1:]), point, metrics.get("score"), scores, round(took, 3), why, *more)
 
 
-def files(found: Found) -> dict[str, bytes]:
+def files(found: SearchOutcome) -> dict[str, bytes]:
     """By their names."""
     lines = "".join(json.dumps(row.line()) + "\n" for row in found.rows)
     best = {BEST: text_of(found.recipe(found.best)).encode()} if found.best else {}
@@ -112,7 +116,7 @@ def files(found: Found) -> dict[str, bytes]:
     }  # the table last: by it one sees what is there
 
 
-def _table(found: Found) -> str:
+def _table(found: SearchOutcome) -> str:
     text = io.StringIO()
     tasks = sorted({key for row in found.rows for key in row.scores})
     columns = ["generation", "index", "score", *tasks, "seconds", "asked", "given_up", "error", "genotype"]
@@ -124,7 +128,7 @@ def _table(found: Found) -> str:
     return text.getvalue()
 
 
-def picture(found: Found) -> bytes:
+def picture(found: SearchOutcome) -> bytes:
     """The best so far, each generation's mean, and the donors."""
     import matplotlib
 

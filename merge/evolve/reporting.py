@@ -3,7 +3,7 @@
 from fleet.history import History
 from fleet.metrics.sink import Point
 from merge.evolve import records
-from merge.evolve.config import SearchConfig
+from merge.evolve.search_config import SearchConfig
 
 
 def points(history: History, begin: int) -> list[Point]:

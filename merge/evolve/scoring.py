@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fleet.config import UserError
-from merge.evolve.config import SearchConfig
+from merge.evolve.search_config import SearchConfig
 from train import tasks
 from train.tasks import Asked, Marks, TaskEvaluation
 

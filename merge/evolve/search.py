@@ -30,16 +30,16 @@ class Search:
     def population(self) -> int:
         return self.size or 4 + int(3 * math.log(len(self.start)))
 
-    def next(self, past: Sequence[Generation], known: "Strategy | None" = None) -> list[list[float]]:
+    def next(self, past: Sequence[Generation], known: "CmaState | None" = None) -> list[list[float]]:
         """What follows from all generations so far. One that was told the first of them already is told the rest; a
         new one hears them all, so that a search that goes on proposes what an undisturbed one would."""
-        strategy = known or Strategy(self)
+        strategy = known or CmaState(self)
         for generation in past[strategy.number :]:
             strategy.told(generation)
         return [[round(float(x), _DIGITS) for x in point] for point in strategy.asked()]
 
 
-class Strategy:
+class CmaState:
     """CMA-ES, with dice of its own for each generation: however a search got there, it throws the same."""
 
     def __init__(self, search: Search) -> None:

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from merge.group import Group
 from merge.methods import arcs, changes, fusion, sums
+from merge.tensor_group import Group
 
 
 class _Required:
@@ -28,7 +28,7 @@ class Param:
 
 
 @dataclass(frozen=True)
-class Method:
+class MergeMethod:
     merge: Callable[[Group, Mapping[str, Any]], Iterator[Tensor]]
     params: Mapping[str, Param] = field(default_factory=dict)
     base: Literal["none", "optional", "required"] = "none"  # none: a base is a model like the others
@@ -37,24 +37,24 @@ class Method:
     check: Callable[[Mapping[str, Any]], None] = lambda p: None
 
 
-def _task(thin: Any, vote: bool, normalize: bool, rescale: bool | None = None, **more: Param) -> Method:
+def _task(thin: Any, vote: bool, normalize: bool, rescale: bool | None = None, **more: Param) -> MergeMethod:
     params = {"weight": Param(each=True), "lambda": Param(1.0), "normalize": Param(normalize, kind=bool), **more}
     if rescale is not None:
         params |= {"density": Param(1.0, each=True, low=0, high=1), "rescale": Param(rescale, kind=bool)}
     check = changes.check_della if "epsilon" in more else lambda p: None
-    return Method(changes.method(thin, vote), params, "required", check=check)
+    return MergeMethod(changes.method(thin, vote), params, "required", check=check)
 
 
 _GAMMA = {"gamma": Param(0.01, each=True, low=0, high=1)}
 _EPSILON = {"epsilon": Param(0.15, each=True, low=0, high=1)}
 _T = {"t": Param()}
 
-METHODS: Mapping[str, Method] = {
-    "linear": Method(
+METHODS: Mapping[str, MergeMethod] = {
+    "linear": MergeMethod(
         sums.linear, {"weight": Param(each=True), "normalize": Param(True, kind=bool)}, check=arcs.check_shares
     ),
-    "slerp": Method(arcs.slerp, _T, "required", most=1),
-    "nuslerp": Method(
+    "slerp": MergeMethod(arcs.slerp, _T, "required", most=1),
+    "nuslerp": MergeMethod(
         arcs.nuslerp,
         {
             "weight": Param(each=True),
@@ -65,13 +65,13 @@ METHODS: Mapping[str, Method] = {
         least=2,
         most=2,
     ),
-    "multislerp": Method(
+    "multislerp": MergeMethod(
         arcs.multislerp,
         {"weight": Param(each=True), "normalize_weights": Param(True, kind=bool), "eps": Param(1e-8, low=0, far=1e-3)},
         "optional",
         check=arcs.check_shares,
     ),
-    "karcher": Method(
+    "karcher": MergeMethod(
         arcs.karcher,
         {
             "weight": Param(1.0, each=True, low=0),
@@ -88,11 +88,11 @@ METHODS: Mapping[str, Method] = {
     "breadcrumbs_ties": _task(changes.without_outliers, vote=True, normalize=False, rescale=False, **_GAMMA),
     "della": _task(changes.by_rank_at_random, vote=True, normalize=True, rescale=True, **_EPSILON),
     "della_linear": _task(changes.by_rank_at_random, vote=False, normalize=False, rescale=True, **_EPSILON),
-    "model_stock": Method(arcs.model_stock, {"filter_wise": Param(False, kind=bool)}, "required", least=2),
-    "sce": Method(fusion.sce, {"select_topk": Param(1.0, low=0, high=1)}, "required"),
-    "nearswap": Method(sums.nearswap, {"t": Param(low=0)}, "required", most=1),
-    "arcee_fusion": Method(fusion.arcee_fusion, {}, "required", most=1),
-    "passthrough": Method(
+    "model_stock": MergeMethod(arcs.model_stock, {"filter_wise": Param(False, kind=bool)}, "required", least=2),
+    "sce": MergeMethod(fusion.sce, {"select_topk": Param(1.0, low=0, high=1)}, "required"),
+    "nearswap": MergeMethod(sums.nearswap, {"t": Param(low=0)}, "required", most=1),
+    "arcee_fusion": MergeMethod(fusion.arcee_fusion, {}, "required", most=1),
+    "passthrough": MergeMethod(
         sums.passthrough, {"scale": Param(1.0, each=True), "residual": Param(1.0, each=True)}, most=1
     ),
 }

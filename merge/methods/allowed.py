@@ -5,10 +5,10 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from merge.merge_recipe import scalar_of, setting_of
 from merge.methods import METHODS, Param
 from merge.methods.arcs import check_shares
 from merge.methods.changes import check_della
-from merge.recipe import scalar_of, setting_of
 
 Told = Mapping[str, Any]  # a value, a curve of values or filters for each parameter
 _LEAST = 1e-6  # less is nothing

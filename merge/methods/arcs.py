@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from merge.files import UserError
-from merge.group import Group, Params, weighted
+from merge.tensor_group import Group, Params, weighted
 
 _PARALLEL = 1e-6  # sines below this mean that two directions are the same, or opposite
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from merge.files import UserError
-from merge.group import Group, Params, summed, weighted
-from merge.methods.ranks import Cut, Largest, cuts, equal, masked_
+from merge.methods.magnitude_ranks import Cut, Largest, cuts, equal, masked_
+from merge.tensor_group import Group, Params, summed, weighted
 
 Thin = Callable[[Group, Params], list[Callable[[Tensor], Tensor]]]  # one for each model, to be fed block after block
 

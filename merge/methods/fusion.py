@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from merge.group import Group, Params, summed, weighted
-from merge.methods.ranks import Largest, cuts, masked_
+from merge.methods.magnitude_ranks import Largest, cuts, masked_
+from merge.tensor_group import Group, Params, summed, weighted
 
 
 def sce(group: Group, p: Params) -> Iterator[Tensor]:

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from merge.group import Group, Params, weighted
 from merge.methods.arcs import shares
 from merge.names import writes_to_residual
+from merge.tensor_group import Group, Params, weighted
 
 
 def linear(group: Group, p: Params) -> Iterator[Tensor]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fleet import faults
-from fleet.context import Options, Spent, Stopped
+from fleet.context import Spent, Stopped, WorkerOptions
 from fleet.digest import digest
 from fleet.history import History
 from fleet.planning import ATTEMPT
@@ -23,7 +23,7 @@ from tests.toy.config import ToyConfig
 from tests.toy.maker import make
 from tests.toy.strategies import strategy
 
-OPTIONS = Options(dead_seconds=20.0, poll_seconds=0.3, snapshot_seconds=1.0)
+OPTIONS = WorkerOptions(dead_seconds=20.0, poll_seconds=0.3, snapshot_seconds=1.0)
 SIZE = 6
 STEPS = 600_000
 LASTS = 1200.0  # then the storm is over; what it left behind must be mended

@@ -47,7 +47,7 @@ COMPRESSIONS: Mapping[str, type] = {
 logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # of tasks that a lost peer leaves behind
 
 
-class Table(hivemind.DHT):
+class HashTable(hivemind.DHT):
     """The hash table's process ends with the one that started it, even where that is killed."""
 
     def run(self) -> None:
@@ -127,10 +127,10 @@ class Averager(DecentralizedAverager):
 # -- starting them ----------------------------------------------------------------------------------------------------
 
 
-def table_at(peers: Sequence[str], hosts: Sequence[str], announced: Sequence[str]) -> Table:
+def table_at(peers: Sequence[str], hosts: Sequence[str], announced: Sequence[str]) -> HashTable:
     """In contact with the others, or an error."""
     how: dict[str, Any] = {"host_maddrs": hosts, **({"announce_maddrs": announced} if announced else {})}
-    table = Table(
+    table = HashTable(
         initial_peers=peers or None, start=False, daemon=True, use_relay=False, use_auto_relay=False,
         nat_port_map=False, auto_nat=False, startup_timeout=15, wait_timeout=1, bootstrap_timeout=3,
         ensure_bootstrap_success=True, **how,
@@ -143,7 +143,7 @@ def table_at(peers: Sequence[str], hosts: Sequence[str], announced: Sequence[str
     return table
 
 
-def averager_at(table: Table, hv: HivemindOptions, prefix: str, room: Tensor) -> Averager:
+def averager_at(table: HashTable, hv: HivemindOptions, prefix: str, room: Tensor) -> Averager:
     averager = Averager(
         [room], table, start=False, prefix=prefix, daemon=True, target_group_size=None, min_group_size=2,
         initial_group_bits="0" * 32, request_timeout=1.0, next_chunk_timeout=5.0, sender_timeout=5.0,

@@ -19,10 +19,10 @@ from fleet import plain
 from fleet.config import UserError
 from fleet.errors import first_line
 from fleet.scratch import sweep
-from train.batches import Tokens
-from train.cluster import data
-from train.cluster.checkpoints import Keeper
-from train.cluster.options import Options
+from train.batches import TokenFile
+from train.cluster import token_data
+from train.cluster.checkpoints import CheckpointKeeper
+from train.cluster.options import TrainingOptions
 from train.cluster.ranks import Agreed, Ranks
 from train.cluster.shared import OuterState, Shared
 from train.config import TrainConfig
@@ -51,19 +51,21 @@ def opened(folder: Path) -> Iterator[None]:
         yield
 
 
-def prepared(options: Options, c: TrainConfig, ranks: Ranks) -> tuple[PreTrainedTokenizerBase, Tokens, dict[str, Any]]:
+def prepared(
+    options: TrainingOptions, c: TrainConfig, ranks: Ranks
+) -> tuple[PreTrainedTokenizerBase, TokenFile, dict[str, Any]]:
     """Words, text, and all that decides which numbers come out. The first rank of each machine makes what is not there;
     then all open it."""
-    tokenizer = ranks.same(lambda: data.tokenizer_for(c))
-    known = {"tokenizer": ranks.alike(data.words_of(tokenizer), "the tokenizer")}
-    name = ranks.same(lambda: data.name_of(c, tokenizer, words(c, tokenizer)))
+    tokenizer = ranks.same(lambda: token_data.tokenizer_for(c))
+    known = {"tokenizer": ranks.alike(token_data.words_of(tokenizer), "the tokenizer")}
+    name = ranks.same(lambda: token_data.name_of(c, tokenizer, words(c, tokenizer)))
     known["text"] = ranks.alike(name, "the text")
     place, made = options.ckpt.path / "data" / name, None
     for turn in (True, False):
         if turn:
             say(ranks, f"the text as tokens: {place}")
         mine = ranks.leads_here == turn
-        got = ranks.same(lambda: data.tokens(c, place, tokenizer, words(c, tokenizer), options.num_workers), mine)
+        got = ranks.same(lambda: token_data.tokens(c, place, tokenizer, words(c, tokenizer), options.num_workers), mine)
         made = got or made
     assert made
     seen = c.sequences / made.windows
@@ -80,7 +82,9 @@ def words(c: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> int:
     return fixed if c.datasets[0].source == "fake" else len(tokenizer)
 
 
-def model_of(options: Options, c: TrainConfig, tokenizer: PreTrainedTokenizerBase, ranks: Ranks) -> PreTrainedModel:
+def model_of(
+    options: TrainingOptions, c: TrainConfig, tokenizer: PreTrainedTokenizerBase, ranks: Ranks
+) -> PreTrainedModel:
     """On the first rank with its weights, which the others get from there: a machine has room for one of it, not for
     one of each rank. Where weights say what the configuration does not (heads that are not tied), each loads them."""
     model = ranks.same(lambda: _model(options, c, len(tokenizer), ranks.first))
@@ -91,7 +95,7 @@ def model_of(options: Options, c: TrainConfig, tokenizer: PreTrainedTokenizerBas
     return learning
 
 
-def _model(options: Options, c: TrainConfig, words: int, weights: bool) -> PreTrainedModel:
+def _model(options: TrainingOptions, c: TrainConfig, words: int, weights: bool) -> PreTrainedModel:
     """Fresh weights follow from the seed."""
     entry = c.initial_population[0]
     try:
@@ -124,7 +128,7 @@ def tensors_of(learner: Shared, outer: OuterState | None = None) -> dict[str, Te
     return {f"{kind}.{name}": each for kind, named in kinds.items() for name, each in named.items()}
 
 
-def resumed(options: Options, keeper: Keeper, learner: Shared, outer: OuterState | None) -> int:
+def resumed(options: TrainingOptions, keeper: CheckpointKeeper, learner: Shared, outer: OuterState | None) -> int:
     """The step from which on it goes."""
     if not (place := keeper.chosen(options.ckpt.resume)):
         if there := keeper.complete():
@@ -149,7 +153,9 @@ def resumed(options: Options, keeper: Keeper, learner: Shared, outer: OuterState
 # -- peers -------------------------------------------------------------------------------------------------------------
 
 
-def met(options: Options, learner: Shared, outer: OuterState, bound: Mapping[str, Any], stack: ExitStack) -> Any:
+def met(
+    options: TrainingOptions, learner: Shared, outer: OuterState, bound: Mapping[str, Any], stack: ExitStack
+) -> Any:
     assert options.hv
     spec = {"model": digest_of(learner), "tokenizer": bound["tokenizer"], "seq_length": options.seq_length}
     spec |= {"strategy": options.sharding_strategy, "ranks": learner.ranks.count, "outer_lr": options.hv.outer_lr}
@@ -163,10 +169,10 @@ def met(options: Options, learner: Shared, outer: OuterState, bound: Mapping[str
 def peers() -> Any:
     """Hivemind is only needed by those who ask for it."""
     try:
-        from train.cluster import peers
+        from train.cluster import hivemind_peers
     except ImportError as error:
         raise UserError(f"--hv.*: {error}: {sys.executable} -m pip install -r requirements-hivemind.txt") from None
-    return peers
+    return hivemind_peers
 
 
 def digest_of(learner: Shared) -> str:

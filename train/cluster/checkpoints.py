@@ -48,7 +48,7 @@ class State(Section):
     round: int = Field(0, ge=0)
 
 
-class Keeper:
+class CheckpointKeeper:
     def __init__(self, folder: Path, ranks: Ranks, bound: Mapping[str, Any], most: int | None) -> None:
         self.folder, self.ranks, self.bound, self.most = folder, ranks, dict(bound), most
         self._group = dist.new_group(backend="gloo")  # its own: a thread works with it

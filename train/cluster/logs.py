@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from fleet.errors import first_line
-from fleet.metrics.sink import Home, Point, Sink
+from fleet.metrics.sink import Home, MetricSink, Point
 from fleet.metrics.sinks import KINDS, check
 from fleet.plain import say
 
@@ -48,7 +48,7 @@ class Logged:
 
     def __init__(self, kind: str, home: Home) -> None:
         self._kind, self._home = kind, home
-        self._sink: Sink | None = KINDS[kind](home)
+        self._sink: MetricSink | None = KINDS[kind](home)
         self._late = list[Point]()
 
     def write(self, step: int, values: Mapping[str, float]) -> None:

@@ -77,7 +77,7 @@ class HivemindOptions:
 
 
 @dataclass(frozen=True)
-class Options:
+class TrainingOptions:
     """All of them together."""
 
     path_model: Annotated[

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from train.cluster.ranks import Ranks
 from train.config import TrainConfig
 from train.loop import Learner
-from train.model import Layout, Stack, layout_of
+from train.model import Stack, VectorLayout, layout_of
 from train.optimizers import orthogonal
 
 
@@ -112,7 +112,7 @@ class Shared(Learner):
 class Copies(Shared):
     """DDP: gradients are averaged while they are computed."""
 
-    def _bound(self, model: PreTrainedModel) -> tuple[Layout, Tensor, Tensor]:
+    def _bound(self, model: PreTrainedModel) -> tuple[VectorLayout, Tensor, Tensor]:
         self._fill(model)
         return super()._bound(model)
 
@@ -170,7 +170,7 @@ class Parts(Shared):
             dist.broadcast(vector, src=dist.get_global_rank(group, 0), group=group)
         return vector
 
-    def _bound(self, model: PreTrainedModel) -> tuple[Layout, Tensor, Tensor]:
+    def _bound(self, model: PreTrainedModel) -> tuple[VectorLayout, Tensor, Tensor]:
         how: dict[str, Any] = {"mesh": self.mesh}
         how["reshard_after_forward"] = self.strategy in ("FULL_SHARD", "HYBRID_SHARD")
         for part in [*layers_of(model), model]:

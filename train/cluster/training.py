@@ -18,12 +18,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from fleet.config import UserError
 from merge.output import free_for
 from merge.output import whole as whole_folder
-from train.batches import Tokens
-from train.cluster import data
+from train.batches import TokenFile
+from train.cluster import token_data
 from train.cluster.before import met, model_of, opened, outer_of, peers, prepared, resumed, say, tensors_of
-from train.cluster.checkpoints import Keeper
+from train.cluster.checkpoints import CheckpointKeeper
 from train.cluster.logs import Log, log_of
-from train.cluster.options import Options
+from train.cluster.options import TrainingOptions
 from train.cluster.ranks import Agreed, Ranks
 from train.cluster.shared import Shared, layers_of, learner_of
 from train.config import TrainConfig
@@ -33,14 +33,14 @@ from train.model import can_be_built
 _TELL = 5.0  # seconds between two lines of progress
 
 
-def train(options: Options, ranks: Ranks) -> int:
+def train(options: TrainingOptions, ranks: Ranks) -> int:
     """0: all steps are taken; 130: told to stop, with a checkpoint."""
     with ExitStack() as stack:
         c = ranks.same(lambda: checked(options, ranks, stack))
         in_fixed_order(torch.get_num_threads())
         tokenizer, source, bound = prepared(options, c, ranks)
         learner = learner_of(model_of(options, c, tokenizer, ranks), c, ranks, options.sharding_strategy)
-        keeper = Keeper(options.ckpt.path, ranks, bound, options.ckpt.topk)
+        keeper = CheckpointKeeper(options.ckpt.path, ranks, bound, options.ckpt.topk)
         stack.callback(keeper.close)
         outer = outer_of(learner) if options.hv else None
         begin = resumed(options, keeper, learner, outer)
@@ -61,7 +61,7 @@ def train(options: Options, ranks: Ranks) -> int:
     return 0
 
 
-def checked(options: Options, ranks: Ranks, stack: ExitStack) -> TrainConfig:
+def checked(options: TrainingOptions, ranks: Ranks, stack: ExitStack) -> TrainConfig:
     """What can be known before anything that takes long. Nobody else writes to the same place."""
     options.check(ranks.count)
     if options.hv:
@@ -78,14 +78,14 @@ def checked(options: Options, ranks: Ranks, stack: ExitStack) -> TrainConfig:
 class Steps:
     """The inner loop, with all that is done between two steps."""
 
-    options: Options
+    options: TrainingOptions
     c: TrainConfig
     learner: Shared
-    keeper: Keeper
+    keeper: CheckpointKeeper
     log: Log
     peer: Any = None  # among others, where there are any
 
-    def run(self, source: Tokens, begin: int) -> int:
+    def run(self, source: TokenFile, begin: int) -> int:
         """The step at which it ended."""
         if self.options.hv and begin and self.peer.round < begin // self.options.hv.local_steps:
             self._exchange(begin)  # it ended before that meeting was over
@@ -95,7 +95,7 @@ class Steps:
                 done, stopped = self._stretch(source, done, activations)
         return done
 
-    def _stretch(self, source: Tokens, begin: int, activations: "Activations") -> tuple[int, bool]:
+    def _stretch(self, source: TokenFile, begin: int, activations: "Activations") -> tuple[int, bool]:
         """Until the end, or until it is told to stop, or has taken the state of others who are further."""
         o, learner, told, done = self.options, self.learner, 0.0, begin
         rates = (rate(self.c, step) for step in range(begin, o.last_step))
@@ -142,10 +142,10 @@ class Steps:
         """Where others are further, that is where this peer goes on."""
         return max(done, self.peer.round * self.options.hv.local_steps) if self.peer and self.options.hv else done
 
-    def _batches(self, source: Tokens, begin: int, activations: "Activations") -> Iterator[list[Tensor]]:
+    def _batches(self, source: TokenFile, begin: int, activations: "Activations") -> Iterator[list[Tensor]]:
         o, ranks = self.options, self.learner.ranks
         slot, every = o.hv.world_rank if o.hv else 0, o.log_activations_steps
-        there = data.batches(self.c, source, ranks, o.per_device_train_batch_size, slot, begin)
+        there = token_data.batches(self.c, source, ranks, o.per_device_train_batch_size, slot, begin)
         for step, parts in enumerate(there, begin):
             self.learner.seed(int(np.random.default_rng([o.seed, slot, step, ranks.rank]).integers(1 << 31)))
             activations.watch(bool(every) and (step + 1) % (every or 1) == 0)

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from fleet.recipe import place
 from fleet.work import Failed, Parent, Work
-from merge.group import weighted
 from merge.methods.arcs import slerp_all
 from merge.outer import Outer, means
+from merge.tensor_group import weighted
 from train import optimizers
 from train.genome import fittest, inherited
 from train.member import vectors

@@ -5,7 +5,7 @@ from typing import Any
 
 from merge.methods import METHODS
 from train.member import dna
-from train.posttrain.config import PosttrainConfig
+from train.posttrain.posttrain_config import PosttrainConfig
 
 
 def crossed(c: PosttrainConfig, parents: Sequence[str], genome: dna.Genome, base: str = "") -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from train.posttrain.config import PosttrainConfig
+from train.posttrain.posttrain_config import PosttrainConfig
 
 Dice = np.random.Generator
 Genome = Mapping[str, Any]  # data: name -> weight; rate; crossover: the parameters of the merge

@@ -22,8 +22,8 @@ from train.member.pretraining_runtime import named
 from train.objectives import Comparison
 from train.optimizers import MOMENTS, WEIGHTS
 from train.packing import Batch
-from train.posttrain.config import PosttrainConfig
-from train.posttrain.data import Rows
+from train.posttrain.example_rows import ExampleRows
+from train.posttrain.posttrain_config import PosttrainConfig
 
 Metrics = Mapping[str, Any]
 Born = Callable[[], ChildModel]  # a child as its parents made it, before it has learned anything
@@ -162,5 +162,5 @@ def _compared(model: Any, batch: Batch) -> Comparison:
         return Comparison(batch, objectives.answer_logprobs(model, moved).cpu())
 
 
-def rows_of(work: Work, number: int) -> Rows:
-    return Rows.open(named(work, f"data-{number}").path(first_members.ROWS))
+def rows_of(work: Work, number: int) -> ExampleRows:
+    return ExampleRows.open(named(work, f"data-{number}").path(first_members.ROWS))

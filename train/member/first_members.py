@@ -12,16 +12,16 @@ from fleet.plausible_words import check_words_in
 from fleet.work import Work
 from merge.donor import Donor
 from merge.donors import Donors
-from merge.folder import template_of
+from merge.merge_planning import plan
 from merge.methods import METHODS
-from merge.planning import plan
+from merge.model_folder import template_of
 from merge.vocabulary import different_words
 from train.member import dna
 from train.member.crossing import crossed
 from train.member.posttraining_runtime import PosttrainingRuntime, merged, said_of
 from train.member.pretraining_runtime import named
-from train.posttrain.config import PosttrainConfig
-from train.posttrain.data import parted, tokenised, written
+from train.posttrain.example_rows import parted, tokenised, written
+from train.posttrain.posttrain_config import PosttrainConfig
 
 Metrics = Mapping[str, Any]
 ROWS = "rows"
@@ -115,7 +115,7 @@ def check_learning(c: PosttrainConfig, first: Donor, template: str) -> None:
 
     from train.adapters import places_of
     from train.model import described, without_numbers
-    from train.posttrain.data import look
+    from train.posttrain.example_rows import look
 
     check_words_in(first.folder)
     tokenizer = AutoTokenizer.from_pretrained(first.folder, trust_remote_code=c.trust_remote_code)

@@ -15,8 +15,8 @@ from train.member.divergence import tried
 from train.member.finetune import Finetuned, finetuned, highest, rows_of
 from train.member.posttraining_runtime import ChildModel, PosttrainingRuntime, merged, saved
 from train.member.pretraining_runtime import named
-from train.posttrain import fitness
-from train.posttrain.config import LOSS, PosttrainConfig
+from train.posttrain import posttrain_fitness
+from train.posttrain.posttrain_config import LOSS, PosttrainConfig
 from train.verdicts import judging
 
 Metrics = Mapping[str, Any]
@@ -88,14 +88,14 @@ def look(runtime: PosttrainingRuntime, work: Work, child: ChildModel, dtype: tor
     model.eval()
     single, values = dict[str, Sequence[float]](), dict[str, float]()
     if evaluation := runtime.evaluation(child.live.tokenizer):
-        marks, means = fitness.marks_of(c, evaluation, model, how)
+        marks, means = posttrain_fitness.marks_of(c, evaluation, model, how)
         single, values = {**marks}, {**means}
     if c.asks_loss:
         single[LOSS] = losses(c, work, model)
         values[LOSS] = math.fsum(single[LOSS]) / len(single[LOSS])
     if not all(map(math.isfinite, values.values())):
         raise NotFinite(f"what it answers comes to {values}")
-    found = fitness.fitness_of(c, single, values)
+    found = posttrain_fitness.fitness_of(c, single, values)
     judging = how["on"] == "judging"
     return {**found.metrics(keep=judging), **({} if judging else {"score": found.value})}
 
@@ -105,7 +105,7 @@ def losses(c: PosttrainConfig, work: Work, model: Any) -> list[float]:
     there = {str(n): rows_of(work, n) for n in range(len(c.mutation_datasets))}
     numbers = {name: range(rows.held) for name, rows in there.items()}
     found: list[float] = []
-    for name, drawn in fitness.drawn(c, numbers, work.recipe.evaluate).items():
+    for name, drawn in posttrain_fitness.drawn(c, numbers, work.recipe.evaluate).items():
         rows = there[name]
         examples = [rows.get(number, held=True)[0] for number in drawn]
         for begin in range(0, len(examples), c.batch_size):

@@ -9,20 +9,20 @@ import torch
 
 from fleet.config import UserError
 from fleet.work import NotOnThisMachine, Work
-from merge import engine, folder, live
+from merge import engine, live, model_folder
 from merge.donors import Donors
-from merge.engine import How
-from merge.group import in_memory
+from merge.engine import MergeOptions
 from merge.live import LiveModel, places_in
+from merge.merge_planning import Job, Plan, plan
+from merge.merge_recipe import Merge, merge_of, text_of
 from merge.merging import SHARD, merge_into
-from merge.planning import Job, Plan, plan
-from merge.recipe import Merge, merge_of, text_of
+from merge.tensor_group import in_memory
 from merge.weights import Stored
 from train import tasks
 from train.config import TrainConfig
 from train.loop import Learner, best_device
-from train.posttrain import fitness
-from train.posttrain.config import PosttrainConfig
+from train.posttrain import posttrain_fitness
+from train.posttrain.posttrain_config import PosttrainConfig
 from train.tasks import TaskEvaluation
 
 Recipe = Mapping[str, Any]
@@ -31,7 +31,7 @@ Recipe = Mapping[str, Any]
 class PosttrainingRuntime:
     def __init__(self, config: PosttrainConfig) -> None:
         self.config, self.device = config, best_device()
-        self.how = How(threads=config.threads, seed=config.seed % (1 << 31))
+        self.how = MergeOptions(threads=config.threads, seed=config.seed % (1 << 31))
         self._live: tuple[str, LiveModel] | None = None
         self._learner: Learner | None = None
         self._loaded: dict[str, Any] | None = None
@@ -82,7 +82,7 @@ class PosttrainingRuntime:
     @property
     def loaded(self) -> dict[str, Any]:
         if self._loaded is None:
-            self._loaded = fitness.load_tasks(self.config)
+            self._loaded = posttrain_fitness.load_tasks(self.config)
             if self._loaded and tasks.digest(self._loaded) != self.config.tasks_digest:
                 raise NotOnThisMachine("the questions of FITNESS are others on this machine than where the run began")
         return self._loaded
@@ -90,7 +90,7 @@ class PosttrainingRuntime:
     def evaluation(self, tokenizer: Any) -> TaskEvaluation | None:
         if self._evaluation is None and self.loaded:
             room = self.config.batch_size * self.config.seq_length  # as when it learns, which needs far more
-            self._evaluation = TaskEvaluation(fitness.asked(self.config), tokenizer, self.loaded, tokens=room)
+            self._evaluation = TaskEvaluation(posttrain_fitness.asked(self.config), tokenizer, self.loaded, tokens=room)
         return self._evaluation
 
 
@@ -126,18 +126,18 @@ def _copied(job: Job, tensor: torch.Tensor, dtype: torch.dtype) -> Job:
 # -- members' folders -------------------------------------------------------------------------------------------------
 
 
-def merged(work: Work, recipe: Recipe, places: Mapping[str, Path], how: How) -> None:
+def merged(work: Work, recipe: Recipe, places: Mapping[str, Path], how: MergeOptions) -> None:
     """A merge as the member's files."""
     with work.folder() as place, Donors(places) as donors:
         merge_into(place, said_of(recipe), donors, how)
 
 
-def saved(work: Work, child: ChildModel, dtype: torch.dtype, how: How) -> None:
+def saved(work: Work, child: ChildModel, dtype: torch.dtype, how: MergeOptions) -> None:
     """A model in memory as the member's files."""
     with work.folder() as place:
         made = child.files(dtype)
         engine.write(made.jobs, place, SHARD, how, lambda bytes: None)
-        folder.furnish(place, child.said, made, None)
+        model_folder.furnish(place, child.said, made, None)
 
 
 def said_of(recipe: Recipe) -> Merge:

@@ -12,7 +12,7 @@ from fleet.recipe import place
 from fleet.work import Parent, Work
 from merge.outer import Outer
 from merge.wire import WIRES
-from train.batches import Tokens, batch, owned
+from train.batches import TokenFile, batch, owned
 from train.config import TrainConfig
 from train.evaluate import evaluated
 from train.genome import Genome
@@ -103,10 +103,10 @@ class PretrainingRuntime:
             work.write(SCALING, json.dumps(scaling).encode())
         return learner.whole(MOMENTS) if self.remembers else torch.empty(0)
 
-    def sources(self, work: Work, part: str = "train") -> list[Tokens]:
+    def sources(self, work: Work, part: str = "train") -> list[TokenFile]:
         parents = [named(work, f"tokens-{number}") for number in range(len(self.config.datasets))]
         window = self.config.seq_length + 1
-        return [Tokens.open(parent.path(part), parent.metrics["dtype"], window) for parent in parents]
+        return [TokenFile.open(parent.path(part), parent.metrics["dtype"], window) for parent in parents]
 
     # -- what travels -------------------------------------------------------------------------------------------------
 
@@ -153,7 +153,7 @@ def outer_of(config: TrainConfig) -> Outer:
 
 def _learner(model: bytes, config: TrainConfig) -> Learner:
     if config.devices_per_worker > 1:
-        from train.cluster.group import Leader  # which takes a while to import
+        from train.cluster.process_group import Leader  # which takes a while to import
 
         return Leader(model, config)
     return Learner(empty(read_config(model, config), 0, config.trust_remote_code), config)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from fleet.work import Parent, Work
-from merge.files import Entry, Header, bytes_of, chunks, read_header, write_header
+from merge.files import Header, TensorEntry, bytes_of, chunks, read_header, write_header
 from merge.wire import pieces, received, send, sender
-from train.model import Layout
+from train.model import VectorLayout
 
 WEIGHTS = "weights.safetensors"  # named tensors, laid out one after the other as the flat vector is
 
@@ -27,10 +27,10 @@ def load(parent: Any, name: str, into: Tensor) -> None:
         _fill(into, received(file, len(into)))
 
 
-def save_weights(work: Work, vector: Tensor, layout: Layout) -> None:
+def save_weights(work: Work, vector: Tensor, layout: VectorLayout) -> None:
     """So that anybody's safetensors reads them."""
     with work.create(WEIGHTS) as file:
-        write_header(file, Header({name: Entry(torch.float32, shape) for name, shape in layout.shapes.items()}))
+        write_header(file, Header({name: TensorEntry(torch.float32, shape) for name, shape in layout.shapes.items()}))
         for piece in pieces(vector):
             file.write(bytes_of(piece.cpu()))
 

@@ -8,7 +8,7 @@ from fleet.ancestry.growth import tree
 from fleet.ancestry.tree import Tree, line_of
 from fleet.history import History
 from fleet.recipe import Member
-from train.posttrain.config import PosttrainConfig
+from train.posttrain.posttrain_config import PosttrainConfig
 
 _INIT = "0/init-"
 

@@ -31,7 +31,7 @@ class Objective(Section):
         return self.task if self.metric == "acc,none" or self.task == LOSS else f"{self.task}:{self.metric}"
 
 
-class Source(Section):
+class DatasetSource(Section):
     """Rows to learn from: conversations, or text; preferences for MUTATION dpo."""
 
     source: Text = bound(..., '"skill:..." (built in), a local .jsonl or .parquet file, or a hub dataset.')
@@ -40,7 +40,7 @@ class Source(Section):
     split: Text = bound("train", "Hub: which split.")
 
     @model_validator(mode="after")
-    def _of_the_hub(self) -> "Source":
+    def _of_the_hub(self) -> "DatasetSource":
         if self.source.endswith((".jsonl", ".parquet")) and (self.name or self.split != "train"):
             raise ValueError(f"{self.source} is a file: it has no name and no split")
         return self
@@ -98,7 +98,7 @@ class MutationRoom(Section):
 
     tasks_digest: str = bound("", "Of FITNESS's questions; found out by whoever starts the run.")
     mutation: Literal["sft", "dpo", "none"] = bound("sft", "How a child is trained on its data.")
-    mutation_datasets: tuple[Source, ...] = bound(
+    mutation_datasets: tuple[DatasetSource, ...] = bound(
         (), "Data that genomes choose from; each a name or an object.", strict=False
     )
     mutation_probability: float = bound(0.5, "The share of children whose genes are mutated.", ge=0, le=1)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fleet.config import UserError
-from merge.evolve.config import Genome
+from merge.evolve.search_config import MergeGenome
 from merge.methods.allowed import within
 
 
@@ -41,7 +41,7 @@ GENES: Mapping[str, tuple[Gene, ...]] = {
 class Space:
     """Coordinates: layer groups x models x filters x genes, the last counted first."""
 
-    genome: Genome
+    genome: MergeGenome
     layers: int
     dtype: str = ""  # the models' own
 

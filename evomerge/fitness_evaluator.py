@@ -10,7 +10,7 @@ from typing import Any
 from evomerge.config import EvaluationSettings
 from fleet.config import UserError
 from train import tasks
-from train.passages import Losses, Reader, as_metrics
+from train.passages import Losses, PassageReader, as_metrics
 from train.tasks import Asked, TaskEvaluation
 
 BITS = "bits per byte"
@@ -28,7 +28,7 @@ class FitnessEvaluator:
     ) -> None:
         self.e = e
         text = texts(e) if e.text_weight else {}
-        self.readers = {on: Reader(tokenizer, some, longest, e.batch_tokens) for on, some in text.items()}
+        self.readers = {on: PassageReader(tokenizer, some, longest, e.batch_tokens) for on, some in text.items()}
         self.evaluation = TaskEvaluation(asked(e, seed), tokenizer, loaded, tokens=e.batch_tokens) if e.tasks else None
         there = self.evaluation.questions() if self.evaluation else {}
         self.numbers = {on: tasks.parted(there, e.holdout, seed, on == "judging") for on in ("choosing", "judging")}

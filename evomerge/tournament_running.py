@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from evomerge.config import BUILTIN, Configuration, ModelReference, TournamentConfig
-from evomerge.method import ALGORITHM
+from evomerge.tournament_method import ALGORITHM
 from fleet import gpus
 from fleet.config import Name, UserError, validated, whole
 from fleet.local import Starter
@@ -59,8 +59,8 @@ def _whole(model: ModelReference, made: Mapping[str, Path]) -> str:
 
 def prepared(config: Configuration) -> TournamentConfig:
     """Whatever cannot work is said before anything is begun."""
-    from evomerge import fitness
-    from evomerge.checking import check_alike, check_causal
+    from evomerge import fitness_evaluator
+    from evomerge.model_checks import check_alike, check_causal
     from train import tasks
 
     where = Path(config.out).expanduser().resolve()
@@ -80,7 +80,7 @@ def prepared(config: Configuration) -> TournamentConfig:
     m.base_model = models.pop() if base else None
     if m.base_model and m.base_model.path in [model.path for model in models]:
         raise UserError(f"base_model {m.base_model.name} is one of the models: its change of itself is nothing")
-    for task in fitness.load_tasks(e, config.evolution_settings.seed).get("tasks", {}).values():
+    for task in fitness_evaluator.load_tasks(e, config.evolution_settings.seed).get("tasks", {}).values():
         tasks.chosen_of(task.config.task, len(task.eval_docs), e.holdout)
     if e.text:
         e.text = str(Path(e.text).expanduser().resolve())
@@ -93,7 +93,7 @@ def prepared(config: Configuration) -> TournamentConfig:
         merge_settings=m,
         evolution_settings=config.evolution_settings.model_copy(deep=True),
         evaluation_settings=e,
-        text_digest=fitness.digest(e),
+        text_digest=fitness_evaluator.digest(e),
         threads=config.threads,
         metrics=config.metrics,
         wandb_project=config.wandb_project,
@@ -125,7 +125,7 @@ class Hosted(Starter):
 
 def run(config: Configuration) -> int:
     """The whole tournament, or the rest of it; how it ended."""
-    from evomerge.view import TournamentView
+    from evomerge.tournament_view import TournamentView
 
     chosen = prepared(config)
     if config.machines:
@@ -140,9 +140,9 @@ def run(config: Configuration) -> int:
 
 def evaluated(model: ModelReference, config: Configuration) -> dict[str, Any]:
     """One model's marks, on what chooses."""
-    from evomerge.checking import check_causal
     from evomerge.formula import Formula
     from evomerge.formula_evaluator import alone
+    from evomerge.model_checks import check_causal
 
     (there,) = resolved([model])
     check_causal([there], config.merge_settings.trust_remote_code)

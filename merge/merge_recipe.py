@@ -48,7 +48,7 @@ class Token:
 
 
 @dataclass(frozen=True)
-class Tokens:
+class TokenizerSettings:
     """Which tokenizer the result has."""
 
     source: str = "union"
@@ -64,7 +64,7 @@ class Merge:
     parameters: Settings = field(default_factory=dict)
     dtype: str | None = None
     out_dtype: str | None = None
-    tokenizer: Tokens | None = None
+    tokenizer: TokenizerSettings | None = None
     chat_template: str | None = None
     text: str = ""  # the file that it stood in
 
@@ -79,14 +79,14 @@ class Merge:
 def load(path: Path) -> Merge:
     try:
         return parse(strictyaml.read(path))
-    except (strictyaml.Bad, UserError) as error:
+    except (strictyaml.BadYaml, UserError) as error:
         raise UserError(f"{path}: {error}") from None
 
 
 def parse(text: str) -> Merge:
     try:
         value = strictyaml.parse(text)
-    except strictyaml.Bad as error:
+    except strictyaml.BadYaml as error:
         raise UserError(str(error)) from None
     return merge_of(value, text)
 
@@ -177,9 +177,9 @@ def _layers(value: Any, where: str) -> tuple[int, int]:
     return value[0], value[1]
 
 
-def _tokens(given: Mapping[str, Any]) -> Tokens | None:
+def _tokens(given: Mapping[str, Any]) -> TokenizerSettings | None:
     if "tokenizer_source" in given:
-        return Tokens(_text(given["tokenizer_source"], "tokenizer_source"))
+        return TokenizerSettings(_text(given["tokenizer_source"], "tokenizer_source"))
     if "tokenizer" not in given:
         return None
     fields = _fields(given["tokenizer"], "tokenizer", "source tokens pad_to_multiple_of")
@@ -191,7 +191,7 @@ def _tokens(given: Mapping[str, Any]) -> Tokens | None:
         found = f"not {_short(multiple)}"
         raise UserError(f"tokenizer.pad_to_multiple_of: a whole number from 1 to {LIMIT} is expected, {found}")
     rules = {token: _token(rule, f"tokenizer.tokens[{token!r}]") for token, rule in each.items()}
-    return Tokens(_text(fields.get("source", "union"), "tokenizer.source"), rules, multiple)
+    return TokenizerSettings(_text(fields.get("source", "union"), "tokenizer.source"), rules, multiple)
 
 
 def _token(value: Any, where: str) -> Token:

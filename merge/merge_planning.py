@@ -13,10 +13,10 @@ from merge.configs import TOKEN_IDS, check_kinds, differences, stacked
 from merge.donor import Donor
 from merge.donors import Donors
 from merge.files import UserError
-from merge.methods import Method
+from merge.merge_recipe import Input, Merge, Settings
+from merge.methods import MergeMethod
 from merge.names import comes_first, is_buffer, is_embedding, is_head, is_vocabulary, layer_of, named_alike, stacks
 from merge.parameters import check_names, method_of, resolved
-from merge.recipe import Input, Merge, Settings
 from merge.vocabulary import Vocabulary, words_of
 from merge.weights import Stored, changed
 
@@ -148,7 +148,7 @@ def _part(recipe: Merge, number: int) -> Part:
     return Part((Input(base, next(iter(ranges), None)), *others), True, said.parameters)
 
 
-def _with_base(recipe: Merge, method: Method, inputs: tuple[Input, ...]) -> tuple[Input, ...]:
+def _with_base(recipe: Merge, method: MergeMethod, inputs: tuple[Input, ...]) -> tuple[Input, ...]:
     """To a method that knows no base it is one of the models; it need not be listed where whole models are merged."""
     base = recipe.base_model
     listed = base is None or method.most == 1 or inputs[0].layers or any(one.model == base for one in inputs)

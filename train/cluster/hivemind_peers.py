@@ -17,7 +17,7 @@ from fleet.config import UserError
 from fleet.errors import first_line
 from fleet.plain import say
 from merge.outer import Outer
-from train.cluster.averager import Averager, Table, any_port, averager_at, table_at, unreachable
+from train.cluster.averager import Averager, HashTable, any_port, averager_at, table_at, unreachable
 from train.cluster.meeting import Meeting, Word, number_of
 from train.cluster.options import HivemindOptions
 from train.cluster.ranks import Agreed
@@ -39,7 +39,7 @@ class Peer:
         self._rounds = spec["total_steps"] // hv.local_steps
         self.spec = {**spec, "local_steps": hv.local_steps, "compression": hv.hivemind_compression}
         self._meeting: Meeting | None = None
-        self._table: Table | None = None
+        self._table: HashTable | None = None
         self._averager: Averager | None = None
         try:
             self._connect()

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from fleet.recipe import Past, Recipe
-from merge.evolve.config import SearchConfig
-from merge.evolve.genome import Space
-from merge.evolve.search import Generation, Search, Strategy
+from merge.evolve.search import CmaState, Generation, Search
+from merge.evolve.search_config import SearchConfig
+from merge.evolve.search_space import Space
 
 CHECK = "0/check"
 Points = Sequence[Sequence[float]]
@@ -32,7 +32,7 @@ class Candidate:
 @dataclass(frozen=True)
 class MergeSearch:
     c: SearchConfig
-    _strategy: list[Strategy] = field(default_factory=list, compare=False)  # what was told some generations already
+    _strategy: list[CmaState] = field(default_factory=list, compare=False)  # what was told some generations already
 
     def plan(self, round: int, history: Past) -> list[Recipe]:
         if round == 0:
@@ -54,7 +54,7 @@ class MergeSearch:
 
     def next(self, search: Search, past: Sequence[Sequence[Candidate]]) -> Points:
         if not self._strategy or self._strategy[0].number > len(past):
-            self._strategy[:] = [Strategy(search)]
+            self._strategy[:] = [CmaState(search)]
         told = [Generation([one.point for one in each], [one.score for one in each]) for each in past]
         return search.next(told, self._strategy[0])
 

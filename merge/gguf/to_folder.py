@@ -20,8 +20,8 @@ def gguf_to_hf(
     """
     import yaml
 
+    from merge.merge_recipe import parse
     from merge.merging import merge
-    from merge.recipe import parse
 
     if not str(path).endswith(".gguf"):
         raise UserError(f"{path}: the name of a GGUF file ends in .gguf")

@@ -162,7 +162,7 @@ class Voice:
 
 def _started(place: str, rank: int, count: int) -> subprocess.Popen[bytes]:
     """It ends when the pipe to it closes, which is when this process has ended, however that came."""
-    words = [sys.executable, "-m", "train.cluster.group", place, str(rank), str(count)]
+    words = [sys.executable, "-m", "train.cluster.process_group", place, str(rank), str(count)]
     return subprocess.Popen(words, stdin=subprocess.PIPE, cwd=_ROOT)
 
 

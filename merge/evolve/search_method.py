@@ -8,11 +8,11 @@ from fleet import faults
 from fleet.history import History
 from fleet.method import Method
 from fleet.recipe import NotYet, place
-from fleet.work import Failed, Maker, NotOnThisMachine, Unfit, Work
+from fleet.work import CannotServe, Failed, Maker, NotOnThisMachine, Work
 from merge.evolve import records
-from merge.evolve.config import SearchConfig
+from merge.evolve.merge_search import CHECK, MergeSearch
 from merge.evolve.reporting import points
-from merge.evolve.strategy import CHECK, MergeSearch
+from merge.evolve.search_config import SearchConfig
 
 ALGORITHM = "merge-search"
 MERGER = "merger"  # how the names of workers begin that merge for others, of a buffered search
@@ -32,7 +32,7 @@ def maker(config: SearchConfig) -> Maker:
         if evaluator not in compared:
             compared[:] = [evaluator]
             if what := _changed(evaluator, work):
-                raise Unfit(what)  # no candidate is to blame
+                raise CannotServe(what)  # no candidate is to blame
         return _made(evaluator, work)
 
     return judging(

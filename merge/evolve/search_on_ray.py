@@ -14,9 +14,9 @@ from typing import Any
 from fleet.config import UserError
 from fleet.local import Starter
 from fleet.processes import this_script, thread_counts
-from merge.evolve.config import SearchConfig
-from merge.evolve.method import MERGER, SCORER
-from merge.evolve.view import SearchView
+from merge.evolve.search_config import SearchConfig
+from merge.evolve.search_method import MERGER, SCORER
+from merge.evolve.search_view import SearchView
 
 _PATIENCE = 60.0  # seconds that a placement group may take
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from fleet.config import UserError
 from train import tasks
-from train.posttrain.config import LOSS, Objective, PosttrainConfig
+from train.posttrain.posttrain_config import LOSS, Objective, PosttrainConfig
 from train.posttrain.selection import Rival
 from train.tasks import Asked, TaskEvaluation
 

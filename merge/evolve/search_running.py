@@ -11,15 +11,15 @@ from fleet.history import opened
 from fleet.host import Host
 from fleet.local import Starter
 from fleet.metrics import claim
-from fleet.metrics.files import BOARD, TABLE
+from fleet.metrics.file_sinks import BOARD, TABLE
 from fleet.plain import say
 from fleet.recipe import NotYet
 from fleet.run import NoRun, open_run
 from fleet.store import FOLDERS
-from merge.evolve import records, view
-from merge.evolve.config import SearchConfig
-from merge.evolve.method import ALGORITHM
-from merge.evolve.view import SearchView
+from merge.evolve import records, search_view
+from merge.evolve.search_config import SearchConfig
+from merge.evolve.search_method import ALGORITHM
+from merge.evolve.search_view import SearchView
 
 
 def local(config: SearchConfig, where: Path, workers: int, most: int | None) -> int:
@@ -66,8 +66,8 @@ def ended(config: SearchConfig, where: Path, save: bool) -> int:
     store = opened(where).store
     for name, data in (records.files(found) | {records.PICTURE: records.picture(found)}).items():
         store.replace(name, data)
-    console().print(view.table_of(found))
-    say(*view.summary(found), sep="\n")
+    console().print(search_view.table_of(found))
+    say(*search_view.summary(found), sep="\n")
     if not found.best:
         return 1
     say(f"Its recipe: {where / records.BEST}")

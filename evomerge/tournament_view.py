@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from evomerge import results
-from evomerge.fitness import BITS, key
-from evomerge.results import Entry, Found, Judged
+from evomerge import tournament_results
+from evomerge.fitness_evaluator import BITS, key
+from evomerge.tournament_results import Judged, TournamentEntry, TournamentOutcome
 from fleet.progress import Progress, duration
 
 
@@ -15,12 +15,12 @@ class TournamentView(Progress):
 
     def line(self, round: int) -> str:
         if round == 0:
-            score = score_in_words(results.read(self.history))
+            score = score_in_words(tournament_results.read(self.history))
             return f"models fit together: {self.history['0/check'].metrics['layers']} layers; score: {score}"
-        return generation_text(results.read(self.history), round)
+        return generation_text(tournament_results.read(self.history), round)
 
     def speed(self) -> str:
-        found = results.read(self.history)
+        found = tournament_results.read(self.history)
         seconds, done = max(1e-3, self._now() - self._began), self.history.first - max(1, self._began_at)
         e = found.config.evolution_settings
         if found.judged:
@@ -36,17 +36,17 @@ class TournamentView(Progress):
         table = Table(title="The best so far", title_justify="left")
         for name in ("model", "score", "made by"):
             table.add_column(name)
-        for entry in best_few(results.read(self.history), 8):
+        for entry in best_few(tournament_results.read(self.history), 8):
             table.add_row(entry.name, _number(entry.score), entry.technique or "given")
         return table
 
 
-def best_few(found: Found, most: int) -> list[Entry]:
+def best_few(found: TournamentOutcome, most: int) -> list[TournamentEntry]:
     good = [entry for entry in [*found.models, *found.all] if entry.score is not None]
     return sorted(good, key=lambda entry: -(entry.score or 0.0))[:most]
 
 
-def generation_text(found: Found, generation: int) -> str:
+def generation_text(found: TournamentOutcome, generation: int) -> str:
     if generation > len(found.generations):
         e, count = found.config.evolution_settings, len(found.generations)
         why = "" if count == e.num_generations else f" (nothing got better for {e.patience} generations)"
@@ -63,7 +63,7 @@ def generation_text(found: Found, generation: int) -> str:
     return ", ".join(words)
 
 
-def final_table(found: Found) -> Table:
+def final_table(found: TournamentOutcome) -> Table:
     """The winner beside the models that it came from."""
     winner, names = found.judged[0], list(found.judged[0].objectives)
     text, others = BITS in names, [name for name in names if name != BITS]
@@ -79,7 +79,7 @@ def final_table(found: Found) -> Table:
     return table
 
 
-def score_in_words(found: Found) -> str:
+def score_in_words(found: TournamentOutcome) -> str:
     """What it is the sum of."""
     e = found.config.evaluation_settings
     parts = [f"- {e.text_weight:g} x bits per byte"] if e.text_weight else []
@@ -88,13 +88,13 @@ def score_in_words(found: Found) -> str:
 
 
 def _text_cells(winner: Judged, judged: Judged) -> Sequence[str]:
-    low, high = results.interval(judged)
-    better = results.ahead(winner, judged) if judged is not winner else None
+    low, high = tournament_results.interval(judged)
+    better = tournament_results.ahead(winner, judged) if judged is not winner else None
     difference = f"{better[0]:+.3f} ± {better[1]:.3f}" if better else ""
     return f"{judged.metrics['perplexity']:.1f} ({low:.1f} to {high:.1f})", difference
 
 
-def front_table(found: Found) -> Table:
+def front_table(found: TournamentOutcome) -> Table:
     """Models that no other one beats in every objective."""
     front = found.front
     table = Table(title="Nobody beats these in everything", title_justify="left")

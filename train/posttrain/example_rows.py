@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerBase
 
 from fleet.config import UserError
 from train import chat, rows
-from train.chat import Example, Made
-from train.posttrain.config import PosttrainConfig, Source
+from train.chat import ChatExamples, Example
+from train.posttrain.posttrain_config import DatasetSource, PosttrainConfig
 from train.skills import PREFIX
 from train.skills import rows as skill_rows
 from train.tasks import chosen_of
@@ -27,7 +27,7 @@ _MOST = 1_000_000  # rows of one data set that a run keeps
 
 
 @dataclass(frozen=True)
-class Rows:
+class ExampleRows:
     """Each row is one example, or two: the better answer, then the worse."""
 
     tokens: NDArray[np.int32]
@@ -37,7 +37,7 @@ class Rows:
     held: int  # so many rows, the last ones, are never learned from
 
     @classmethod
-    def open(cls, path: Path) -> "Rows":
+    def open(cls, path: Path) -> "ExampleRows":
         there = load_file(path)
         return cls(there["tokens"], there["learned"], there["ends"], int(there["each"][0]), int(there["held"][0]))
 
@@ -68,12 +68,14 @@ def written(made: Sequence[Sequence[Example]], held: int) -> bytes:
     )
 
 
-def tokenised(c: PosttrainConfig, source: Source, tokenizer: PreTrainedTokenizerBase) -> Made:
+def tokenised(c: PosttrainConfig, source: DatasetSource, tokenizer: PreTrainedTokenizerBase) -> ChatExamples:
     """As many rows as the run can make use of."""
     return _learnable(c, source, _drawn(c, source), tokenizer)
 
 
-def _learnable(c: PosttrainConfig, source: Source, there: list[rows.Row], tokenizer: PreTrainedTokenizerBase) -> Made:
+def _learnable(
+    c: PosttrainConfig, source: DatasetSource, there: list[rows.Row], tokenizer: PreTrainedTokenizerBase
+) -> ChatExamples:
     make = chat.pairs if c.mutation == "dpo" else chat.examples
     made = make(there, tokenizer, c.seq_length, source.source)
     if len(made.kept) < 2:
@@ -84,7 +86,7 @@ def _learnable(c: PosttrainConfig, source: Source, there: list[rows.Row], tokeni
 
 
 def parted(
-    c: PosttrainConfig, source: Source, kept: Sequence[Sequence[Example]]
+    c: PosttrainConfig, source: DatasetSource, kept: Sequence[Sequence[Example]]
 ) -> tuple[list[Sequence[Example]], int]:
     """Rows to learn from, then those that are held out, and how many these are. What is in a row decides, so that
     wherever the same row stands, be it in another data set, it is on one side; unless a set is so small that hardly any
@@ -105,7 +107,7 @@ def _mark(row: Sequence[Example]) -> int:
     return int.from_bytes(digest[:8], "big")
 
 
-def look(c: PosttrainConfig, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
+def look(c: PosttrainConfig, source: DatasetSource, tokenizer: PreTrainedTokenizerBase) -> None:
     """The first rows, before a run begins."""
     there = [*islice(_checked(c, source), _LOOK)]
     if not there:
@@ -118,7 +120,7 @@ def wanted(c: PosttrainConfig) -> int:
     return min(_MOST, max(1000, 2 * c.sft_examples) + _HELD * c.questions)
 
 
-def _drawn(c: PosttrainConfig, source: Source) -> list[rows.Row]:
+def _drawn(c: PosttrainConfig, source: DatasetSource) -> list[rows.Row]:
     """As many as are wanted, from anywhere in a file, in an order that the seed decides; of a hub's data set, which may
     be endless, from its beginning."""
     dice, kept, most = np.random.default_rng([c.seed, 11]), list[rows.Row](), wanted(c)
@@ -132,7 +134,7 @@ def _drawn(c: PosttrainConfig, source: Source) -> list[rows.Row]:
     return [kept[int(n)] for n in dice.permutation(len(kept))]
 
 
-def _checked(c: PosttrainConfig, source: Source) -> Iterator[rows.Row]:
+def _checked(c: PosttrainConfig, source: DatasetSource) -> Iterator[rows.Row]:
     how = rows.preference if c.mutation == "dpo" else rows.conversation
     if source.source.startswith(PREFIX):
         return rows.checked(skill_rows(source.source, c.seed, wanted(c)), source.source, how)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from evomerge.config import TournamentConfig
-from evomerge.strategy import Tournament, formula_of
+from evomerge.tournament import Tournament, formula_of
 from fleet import faults
 from fleet.config import UserError
 from fleet.history import History
@@ -47,10 +47,10 @@ def _about(name: str) -> Iterator[None]:
 
 def report(history: History) -> None:
     """history.json, in the run's folder."""
-    from evomerge import results
+    from evomerge import tournament_results
 
     with contextlib.suppress(faults.Fault, NotYet, KeyError):
-        results.keep(history)
+        tournament_results.keep(history)
 
 
 METHOD = Method(ALGORITHM, "", TournamentConfig, Tournament, maker, report=report)

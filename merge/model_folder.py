@@ -9,8 +9,8 @@ import yaml
 
 from merge.donor import Donor
 from merge.files import UserError, read_json, write_json
-from merge.planning import Plan
-from merge.recipe import Merge, nearest
+from merge.merge_planning import Plan
+from merge.merge_recipe import Merge, nearest
 
 RECIPE = "mergekit_config.yml"  # the name by which others look for it
 TEMPLATES = Path(__file__).parent / "templates"

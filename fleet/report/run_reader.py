@@ -14,7 +14,7 @@ from fleet.diary import number
 from fleet.host import Host
 from fleet.recipe import Member, folder, name, place
 from fleet.report.diaries import Notes, read_on
-from fleet.report.facts import MEASURES, Donor, Facts, Failure, Round, Row, Session, Span
+from fleet.report.facts import MEASURES, DonorScore, Facts, Failure, Round, Session, Span, WorkerRow
 from fleet.report.registers import Sheet, quickly, sheet
 from fleet.report.summing import (
     DONOR,
@@ -43,7 +43,7 @@ Told = Callable[[str, int, int], None]  # what is being read, how much of it, an
 def _silently(what: str, done: int, of: int) -> None: ...
 
 
-class Reader:
+class RunReader:
     """One run, looked at again and again."""
 
     def __init__(self, run_dir: Path) -> None:
@@ -58,7 +58,7 @@ class Reader:
         self._ground = dict[str, Member]()  # round 0
         self._before = dict[str, Member]()  # the last complete round
         self._recent = deque[Sheet]()
-        self._donors = dict[tuple[str, str], Donor]()
+        self._donors = dict[tuple[str, str], DonorScore]()
         self._genomes = dict[int, list[Node]]()
         self._stride = 1
         self._kinds = dict[str, str]()  # of members by what was done for them
@@ -144,7 +144,7 @@ class Reader:
         for measure in MEASURES[:2]:
             if (value := finite(member.metrics.get(measure))) is not None and not member.recipe.train:
                 questions = str(member.recipe.evaluate.get("on", ""))
-                self._donors.setdefault((member.id, measure), Donor(name_of(member), questions, measure, value))
+                self._donors.setdefault((member.id, measure), DonorScore(name_of(member), questions, measure, value))
 
     def _read_claims(self, id: str, upto: int, found: Sheet) -> None:
         """Claims on a slot that were neither given up nor came to anything."""
@@ -219,7 +219,7 @@ class Reader:
             genomes=[node for nodes in self._genomes.values() for node in nodes], last=last_members(sheets),
         )  # fmt: skip
 
-    def _state(self, launch: int, rows: list[Row]) -> str:
+    def _state(self, launch: int, rows: list[WorkerRow]) -> str:
         at_work = sum(row.ending == "works" for row in rows)
         if self.over:
             return "finished"
@@ -230,7 +230,7 @@ class Reader:
             return f"running, {at_work} worker{'s' * (at_work > 1)}"
         return "nobody works on it now; the same command goes on with it" if rows else "not begun yet"
 
-    def _rows(self, now: float, dead: float) -> tuple[list[Row], list[Failure]]:
+    def _rows(self, now: float, dead: float) -> tuple[list[WorkerRow], list[Failure]]:
         """A row for each place; a place has several workers if one died and another took it."""
         held, seats, troubled = self._held(), dict[tuple[str, str], list[Notes]](), list[Failure]()
         for notes in self.notes.values():
@@ -250,7 +250,7 @@ class Reader:
                 troubled += [Failure(at, id, notes.name, machine, f"{what}: {why}") for at, what, id, why
                              in notes.troubles if what != "failed"]  # fmt: skip
             made = sum(len(notes.made) for notes in there)
-            rows.append(Row(machine, title, sessions, sorted(spans, key=lambda s: s.begin), made))
+            rows.append(WorkerRow(machine, title, sessions, sorted(spans, key=lambda s: s.begin), made))
         return rows, sorted(troubled, key=lambda each: each.at)
 
     def _alive(self, notes: Notes, claims: Claims, now: float, dead: float) -> tuple[bool, float]:

@@ -16,7 +16,7 @@ from fleet.fsync import sync
 from fleet.scratch import scratch
 from fleet.work import NotOnThisMachine
 from train import text
-from train.batches import Tokens, batch, needed, owned, useful
+from train.batches import TokenFile, batch, needed, owned, useful
 from train.cluster.ranks import Ranks
 from train.config import TrainConfig
 from train.member.prepare import byte_level_bpe, first_of, named_tokenizer, tokenizer_name, tokens_of, too_short
@@ -63,12 +63,12 @@ def _text_of(source: str) -> str:
     return digest.hexdigest()
 
 
-def tokens(c: TrainConfig, place: Path, tokenizer: PreTrainedTokenizerBase, vocabulary: int, workers: int) -> Tokens:
+def tokens(c: TrainConfig, place: Path, tokenizer: PreTrainedTokenizerBase, vocabulary: int, workers: int) -> TokenFile:
     """Of the data set, all that training can make use of; from an earlier start, if they are there."""
     if not (kind := _complete(place)):
         _make(c, place, tokenizer, vocabulary, workers)
         kind = _complete(place)
-    return Tokens.open(place / "train", kind, c.seq_length + 1)
+    return TokenFile.open(place / "train", kind, c.seq_length + 1)
 
 
 def _complete(place: Path) -> str:
@@ -116,7 +116,9 @@ def _fill(c: TrainConfig, draft: Path, tokenizer: PreTrainedTokenizerBase, vocab
         sync(path)
 
 
-def batches(c: TrainConfig, source: Tokens, ranks: Ranks, size: int, slot: int, begin: int) -> Iterator[list[Tensor]]:
+def batches(
+    c: TrainConfig, source: TokenFile, ranks: Ranks, size: int, slot: int, begin: int
+) -> Iterator[list[Tensor]]:
     """From a step on: what this rank sees of each batch, in parts of so many sequences."""
     for step in range(begin, c.total_steps):
         numbers = owned(c, slot, step // c.inner_steps + 1, step % c.inner_steps, 0)

@@ -16,7 +16,7 @@ TABLE, BOARD = "metrics.csv", "tensorboard"
 _EVENTS = re.compile(r"events\.out\.tfevents\.([0-9]+).*")
 
 
-class Table:
+class CsvTable:
     """A row for each step, or several. Written as a whole at first, and where a column is new."""
 
     def __init__(self, home: Home) -> None:

@@ -19,7 +19,7 @@ NORMALIZED = ("linear", *_BASED, "della_linear")
 _NO_BASE = ("linear", "slerp", "karcher")  # slerp's base is the strongest model of its layers
 
 
-class Genome(Section):
+class MergeGenome(Section):
     """What is searched."""
 
     models: tuple[Text, ...] = bound(..., "The models to merge.", min_length=2, max_length=64, strict=False)
@@ -39,7 +39,7 @@ class Genome(Section):
     out_dtype: Literal["", "float32", "bfloat16", "float16"] = bound("", "Of the result; empty: the models' own.")
 
     @model_validator(mode="after")
-    def _check(self) -> "Genome":
+    def _check(self) -> "MergeGenome":
         method, base = self.merge_method, self.base_model
         if method in (*_BASED, "della_linear") and not base:
             raise ValueError(f"base_model is missing: {method} merges changes of a base")
@@ -80,7 +80,7 @@ class Task(Section):
 class SearchConfig(FleetConfig):
     """A search. Its storage path is the folder of a run."""
 
-    genome: Genome = bound(..., "What is searched.")
+    genome: MergeGenome = bound(..., "What is searched.")
     tasks: tuple[Task, ...] = bound(..., "What is scored.", min_length=1, max_length=64, strict=False)
     limit: int | None = bound(None, "Questions of each task.", ge=1, le=10**7)
     num_fewshot: int | None = bound(None, "Examples in each prompt.", ge=0, le=1000)
@@ -129,7 +129,7 @@ def read(path: Path, options: Mapping[str, Any]) -> SearchConfig:
     """The genome file and the command line's options as one record; models that lie here by their whole paths."""
     try:
         value = strictyaml.parse(strictyaml.read(path))
-    except strictyaml.Bad as error:
+    except strictyaml.BadYaml as error:
         raise UserError(f"{path}: {error}") from None
     if not isinstance(value, dict) or not isinstance(value.get("genome"), dict) or not value.get("tasks"):
         raise UserError(f"{path}: `genome:` and `tasks:` are expected; docs/merge-search.md has examples")
@@ -138,7 +138,7 @@ def read(path: Path, options: Mapping[str, Any]) -> SearchConfig:
             near = difflib.get_close_matches(str(key)[:64], IN_FILE, n=1, cutoff=0.0)[0]
             raise UserError(f"{path}: unknown key {str(key)[:64]!r}; the nearest known one is {near}")
     given = {key: each for key, each in value["genome"].items() if each is not None}
-    genome = validated(Genome, given, f"{path}: genome", str)
+    genome = validated(MergeGenome, given, f"{path}: genome", str)
     tasks = [_task(each, f"{path}: tasks, number {n}") for n, each in enumerate(_listed(path, value["tasks"]), 1)]
     models = {
         "models": tuple(whole(each, Path()) for each in genome.models),

@@ -9,9 +9,9 @@ from fleet.history import History
 from fleet.progress import Progress, duration
 from fleet.recipe import NotYet
 from merge.evolve import records, scoring
-from merge.evolve.config import SearchConfig
-from merge.evolve.records import Found, Row
-from merge.evolve.strategy import CHECK, MergeSearch
+from merge.evolve.merge_search import CHECK, MergeSearch
+from merge.evolve.records import CandidateRow, SearchOutcome
+from merge.evolve.search_config import SearchConfig
 
 
 class SearchView(Progress):
@@ -45,15 +45,15 @@ class SearchView(Progress):
     def table(self) -> Table:
         return table_of(self._found())
 
-    def _found(self) -> Found:
+    def _found(self) -> SearchOutcome:
         return records.read(self.config, self.history)
 
-    def _already(self, found: Found) -> int:
+    def _already(self, found: SearchOutcome) -> int:
         """Candidates of before this start."""
         return sum(row.generation < self._began_at for row in found.rows)
 
 
-def generation_text(found: Found, generation: int) -> str:
+def generation_text(found: SearchOutcome, generation: int) -> str:
     rows = [row for row in found.rows if row.generation == generation]
     if not rows:
         return "held-out questions: looked at"
@@ -75,7 +75,7 @@ def _first_words(text: str) -> str:
     return " ".join(text.split())[:160]
 
 
-def table_of(found: Found) -> Table:
+def table_of(found: SearchOutcome) -> Table:
     """The best so far beside the donors; on held-out questions, too, once these were looked at."""
     table = Table(title="Merge search", title_justify="left")
     held = bool(found.held)
@@ -88,7 +88,7 @@ def table_of(found: Found) -> Table:
     return table
 
 
-def _where(best: Row | None) -> str:
+def _where(best: CandidateRow | None) -> str:
     return f"best merge (generation {best.generation}, candidate {best.index})" if best else "best merge"
 
 
@@ -96,7 +96,7 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
-def _held(found: Found, name: str) -> str:
+def _held(found: SearchOutcome, name: str) -> str:
     if "score" not in (metrics := found.held.get(name, {})):
         return "-"
     mean, error = scoring.mean_and_error(found.config, json.loads(metrics["single"]))
@@ -104,7 +104,7 @@ def _held(found: Found, name: str) -> str:
     return f"{mean:.4f} ± {half:.4f}"
 
 
-def summary(found: Found) -> Sequence[str]:
+def summary(found: SearchOutcome) -> Sequence[str]:
     """In words, at the end."""
     if (best := found.best) is None:
         reasons = [row.error for row in found.rows if row.error]

@@ -15,7 +15,7 @@ _BLOCK_GPU = 1 << 24
 Params = Mapping[str, Any]  # what a method is told: a value, or for each of the others one
 
 
-class Rows(Protocol):
+class RowReader(Protocol):
     """A tensor wherever it is; a tensor of n dimensions has as many rows as it has vectors along its last one."""
 
     def __call__(self, begin: int, end: int, /) -> Tensor: ...
@@ -26,8 +26,8 @@ class Group:
     """What a method merges: a base where it has one, and the others; and what sums and drops may depend on."""
 
     shape: tuple[int, ...]
-    others: Sequence[Rows]
-    base: Rows | None = None
+    others: Sequence[RowReader]
+    base: RowReader | None = None
     name: str = ""
     models: tuple[str, ...] = ()  # the others' names
     seed: int = 0
@@ -60,7 +60,7 @@ class Group:
             yield base, [each.sub_(base) for each in others]
 
 
-def in_memory(tensor: Tensor) -> Rows:
+def in_memory(tensor: Tensor) -> RowReader:
     """A tensor that is there already."""
     whole = tensor.reshape(-1, tensor.shape[-1] if tensor.ndim else 1)
     return lambda begin, end: whole[begin:end]

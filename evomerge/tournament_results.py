@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from evomerge import fitness
+from evomerge import fitness_evaluator
 from evomerge.config import TournamentConfig
 from evomerge.formula import Formula, makeup
-from evomerge.strategy import formula_of, members_of, objectives_of
+from evomerge.tournament import formula_of, members_of, objectives_of
 from fleet import faults
 from fleet.history import History, opened
 from fleet.recipe import Member
@@ -20,7 +20,7 @@ HISTORY, WINNER = "history.json", "winner"
 
 
 @dataclass(frozen=True)
-class Entry:
+class TournamentEntry:
     """A model that was looked at."""
 
     id: str
@@ -59,30 +59,30 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class Found:
+class TournamentOutcome:
     config: TournamentConfig
-    generations: Sequence[Sequence[Entry]]  # finished ones; the elite stands in each that it has lived in
-    models: Sequence[Entry]
+    generations: Sequence[Sequence[TournamentEntry]]  # finished ones; the elite stands in each that it has lived in
+    models: Sequence[TournamentEntry]
     judged: Sequence[Judged]  # the winner first; empty before the end
 
     @property
-    def all(self) -> list[Entry]:
+    def all(self) -> list[TournamentEntry]:
         once = {entry.id: entry for generation in self.generations for entry in generation}
         return [*once.values()]
 
     @property
-    def best(self) -> Entry | None:
+    def best(self) -> TournamentEntry | None:
         good = [entry for entry in self.all if entry.score is not None]
         return max(good, key=lambda entry: entry.score or 0.0, default=None)  # of equal ones the first
 
     @property
-    def front(self) -> list[Entry]:
+    def front(self) -> list[TournamentEntry]:
         """Models that no other one beats in every objective."""
         return pareto(self.config, [entry for entry in [*self.models, *self.all] if entry.score is not None])
 
 
-def pareto(config: TournamentConfig, entries: Sequence[Entry]) -> list[Entry]:
-    gains = [fitness.gains(config.evaluation_settings, entry.objectives) for entry in entries]
+def pareto(config: TournamentConfig, entries: Sequence[TournamentEntry]) -> list[TournamentEntry]:
+    gains = [fitness_evaluator.gains(config.evaluation_settings, entry.objectives) for entry in entries]
     found = []
     for n, entry in enumerate(entries):
         if not any(_dominates(other, gains[n]) for other in gains) and gains[n] not in gains[:n]:
@@ -97,14 +97,14 @@ def _dominates(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
-def found_in(folder: Path) -> Found:
+def found_in(folder: Path) -> TournamentOutcome:
     return read(opened(folder))
 
 
-def read(history: History) -> Found:
+def read(history: History) -> TournamentOutcome:
     """From a run's registers: all generations that are finished."""
     config = TournamentConfig.joined(history.store.read("run.json")["config"], {})
-    generations, models, judged = [], list[Entry](), list[Judged]()
+    generations, models, judged = [], list[TournamentEntry](), list[Judged]()
     for round in range(1, history.first):
         if entries := history.once("entries", round, partial(_entries, history, round)):
             generations.append(entries)
@@ -115,10 +115,10 @@ def read(history: History) -> Found:
         elif originals:
             there = [history[f"{round}/winner"], *originals]
             judged = [Judged(m.recipe.merge["name"], m.metrics, formula_of(m.recipe)) for m in there]
-    return Found(config, generations, models, judged)
+    return TournamentOutcome(config, generations, models, judged)
 
 
-def _entries(history: History, round: int) -> list[Entry]:
+def _entries(history: History, round: int) -> list[TournamentEntry]:
     return [entry(member) for member in members_of(history, round)]
 
 
@@ -126,10 +126,12 @@ def _originals(history: History, round: int) -> list[Member]:
     return [history[f"{round}/{recipe.slot}"] for recipe in history.plan(round) if recipe.slot.startswith("model-")]
 
 
-def entry(member: Member) -> Entry:
+def entry(member: Member) -> TournamentEntry:
     merge = member.recipe.merge
     what = (merge["name"], merge.get("technique", ""), tuple(merge.get("of", ())))
-    return Entry(member.origin, *what, member.metrics.get("score"), objectives_of(member), formula_of(member.recipe))
+    return TournamentEntry(
+        member.origin, *what, member.metrics.get("score"), objectives_of(member), formula_of(member.recipe)
+    )
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------
@@ -149,7 +151,7 @@ def _written(history: History) -> int:
         return 0
 
 
-def as_json(found: Found) -> bytes:
+def as_json(found: TournamentOutcome) -> bytes:
     best = [[entry.score for entry in generation if entry.score is not None] for generation in found.generations]
     value = {
         "generations": [[entry.id for entry in generation] for generation in found.generations],
@@ -160,7 +162,7 @@ def as_json(found: Found) -> bytes:
     return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def _listed(entry: Entry) -> dict[str, Any]:
+def _listed(entry: TournamentEntry) -> dict[str, Any]:
     return {
         "name": entry.name,
         "technique": entry.technique,

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from fleet.ancestry.files import keep
+from fleet.ancestry.ancestry_files import keep
 from fleet.config import UserError, whole
 from fleet.console import console
 from fleet.history import History, opened
@@ -18,9 +18,9 @@ from fleet.progress import Progress
 from fleet.recipe import Member, place
 from fleet.work import Maker, Parent
 from train import rows, tasks
-from train.posttrain import fitness
+from train.posttrain import posttrain_fitness
 from train.posttrain.card import called, card
-from train.posttrain.config import PosttrainConfig
+from train.posttrain.posttrain_config import PosttrainConfig
 
 _SKILL, _SEED, _QUESTIONS = "skill_", 1, 1200  # of each task that is built in
 
@@ -44,7 +44,7 @@ def prepared(config: PosttrainConfig, where: Path) -> PosttrainConfig:
     from train.member import first_members
 
     c = _absolute(config, where)
-    loaded = fitness.load_tasks(c)
+    loaded = posttrain_fitness.load_tasks(c)
     with Donors() as donors:
         first, *others = (donors[name] for name in c.models)
         for each in (first, *others):
@@ -184,7 +184,7 @@ def _fitness(member: Member) -> float:
 
 def exported(history: History, id: str, out: Path) -> Path:
     """A member's files are a model's folder; a card says where it comes from."""
-    from merge.folder import RECIPE
+    from merge.model_folder import RECIPE
     from merge.output import whole as whole_folder
 
     c = PosttrainConfig.joined(history.store.read("run.json")["config"], {})
@@ -207,7 +207,7 @@ def table(c: PosttrainConfig, history: History, last: int) -> Table:
     shown.add_row("winner", _with_error(winner), "", *_values(winner, keys))
     for n, name in enumerate(c.initial_population):
         start = history[f"{last}/start-{n}"]
-        ahead, error = fitness.ahead(c, winner.metrics, start.metrics)
+        ahead, error = posttrain_fitness.ahead(c, winner.metrics, start.metrics)
         shown.add_row(
             name.rstrip("/").rpartition("/")[2],
             _with_error(start),
