@@ -158,11 +158,7 @@ def test_a_winner_that_another_starter_has_made_meanwhile_is_taken(tmp_path, mon
         return real(recipe, out, **how)
 
     monkeypatch.setattr(building, "merge", late)
-<<<<<<< HEAD
-    found = results.found_in(tmp_path / "run")
-=======
     found = tournament_results.found_in(tmp_path / "run")
->>>>>>> dcf27d6fa1fc18b5cdc64a6f5f971baf5242d0a2
     assert (ending.winner_in(tmp_path / "run", found) / "config.json").read_text() == "{}"
 
 
