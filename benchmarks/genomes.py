@@ -71,7 +71,7 @@ def write_words(config: Any) -> None:
 
     dice = random.Random(1)
     with WORDS.open("w") as file:
-        for document in text.stdlib():
+        for document in text.shuffled_stdlib():
             if part_of(document, config) == "train":
                 words = document.split()
                 dice.shuffle(words)

@@ -40,7 +40,7 @@ COMMON = {
 }  # fmt: skip
 # Where torch.compile finds what it needs, a trial takes a quarter less time.
 COMPILED = bool(shutil.which("g++")) and Path(sysconfig.get_path("include"), "Python.h").is_file()
-LOOKED_AT = 512  # held-out sequences of the last evaluation
+LOOKED_AT, OF_EACH = 512, 16  # held-out sequences of the last evaluation, and of one document
 MEASURED = Path(__file__).with_name("measured.jsonl")
 WARMUP = 160  # sequences of a slot
 BATCH = {"apart": 4, "synchronous": 4, "alone": 16}  # until tuned
@@ -280,21 +280,18 @@ def _losses(folder: Path, trial: Trial) -> tuple[float, float | None, float | No
 
 
 def _held_out(exporter: Any, config: TrainConfig) -> Any:
-    """What no run trains on, and more of it than a run has on its disk."""
+    """What no run trains on, and more of it than a run has on its disk; of many documents."""
     import numpy as np
 
     from train import text
     from train.batches import TokenFile
     from train.member.prepare import open_tokenizer, part_of
 
-    tokenizer, found, wanted = (
-        open_tokenizer(exporter.parent("0/tokenizer"), exporter.config),
-        [],
-        LOOKED_AT * config.seq_length + 1,
-    )
-    for document in text.stdlib():
-        if part_of(document, config) == "held" and len(found) < wanted:
-            found += tokenizer(document, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
+    tokenizer, found = open_tokenizer(exporter.parent("0/tokenizer"), exporter.config), list[int]()
+    for document in text.shuffled_stdlib():
+        if part_of(document, config) == "held" and len(found) <= LOOKED_AT * config.seq_length:
+            tokens = tokenizer(document[: 64 * OF_EACH * config.seq_length], add_special_tokens=False)["input_ids"]
+            found += tokens[: OF_EACH * config.seq_length]
     return TokenFile(np.asarray(found), config.seq_length + 1)
 
 

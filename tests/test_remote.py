@@ -5,6 +5,7 @@ import base64
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import tarfile
 from io import BytesIO
@@ -67,6 +68,17 @@ def test_only_the_code_that_was_named_is_unpacked(tmp_path, monkeypatch):
         agent.fetch(str(tar), code.digest)
     keep(store, code)  # what was damaged is put there again
     assert agent.fetch(str(tar), code.digest) == {"code": str(there)}
+
+
+def test_where_there_is_no_git_all_that_the_packages_hold_is_packed_too(tmp_path):
+    """As in a folder that somebody copied: a page needs its style."""
+    packages = {"fleet", "merge", "train", "evomerge"}
+    for package in packages:
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    wanted = {
+        name for name in tarfile.open(fileobj=BytesIO(pack(ROOT).data)).getnames() if name.split("/")[0] in packages
+    }
+    assert set(tarfile.open(fileobj=BytesIO(pack(tmp_path).data)).getnames()) >= wanted
 
 
 def test_what_only_concerns_the_launcher_is_not_packed(tmp_path):

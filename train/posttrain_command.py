@@ -8,7 +8,6 @@ from typing import Any
 
 from rich.table import Table
 
-from fleet.ancestry.ancestry_files import keep
 from fleet.config import UserError, whole
 from fleet.console import console
 from fleet.history import History, opened
@@ -150,6 +149,8 @@ def data_text(member: Member) -> str:
 
 def finished(c: PosttrainConfig, folder: Path) -> None:
     """The winner's folder, its rivals beside it, the family tree."""
+    from fleet.ancestry.ancestry_files import keep
+
     history = opened(folder)
     last = history.first - 1
     winner = history[f"{last}/winner"]

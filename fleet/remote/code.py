@@ -17,7 +17,8 @@ from fleet.store import Store
 
 FOLDER = "code"
 _MOST = 64 << 20
-_KINDS = {".py", ".json", ".yml", ".yaml", ".toml", ".txt", ".md", ".cfg"}  # where git does not say what belongs to it
+# of files, where git does not say which of them belong to the code
+_KINDS = {".py", ".css", ".js", ".jinja", ".json", ".yml", ".yaml", ".toml", ".txt", ".md", ".cfg"}
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ _PIECE, _PIECES = 1 << 16, 64  # of a file that tell it from others
 def tokenizer_for(c: TrainConfig) -> PreTrainedTokenizerBase:
     """The model's own, or one that is made of the built-in text."""
     if not (named := tokenizer_name(c)):
-        return byte_level_bpe(c.vocab_size, first_of(text.stdlib(), _SAMPLE))
+        return byte_level_bpe(c.vocab_size, first_of(text.shuffled_stdlib(), _SAMPLE))
     try:
         return named_tokenizer(named)
     except (OSError, ValueError) as error:

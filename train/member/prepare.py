@@ -39,7 +39,7 @@ def make_tokenizer(runtime: PretrainingRuntime, work: Work) -> Mapping[str, Any]
         tokenizer = named_tokenizer(named, config.trust_remote_code)
     else:
         check_stdlib(config)
-        tokenizer = byte_level_bpe(config.vocab_size, first_of(text.stdlib(), _SAMPLE))
+        tokenizer = byte_level_bpe(config.vocab_size, first_of(text.shuffled_stdlib(), _SAMPLE))
     with passing("tokenizer") as folder:
         tokenizer.save_pretrained(folder)
         for file in sorted(folder.iterdir()):
