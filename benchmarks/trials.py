@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fleet import launches
+from fleet import launches, results_version
 from fleet.host import Host
 from fleet.processes import options, thread_counts
 from fleet.run import create_run, open_run
@@ -183,8 +183,9 @@ def run(trials: Iterable[Trial], jobs: int = 2) -> Iterator[Result]:
 
 
 def _key(trial: Trial) -> str:
-    """What differs from the defaults: a key that came later does not make a new trial of an old one."""
+    """What differs from the defaults: a key that came later does not make a new trial of an old one; other results do."""
     differs = {**trial.config.model_dump(exclude_defaults=True, mode="json"), "compile": None}
+    differs["results"] = results_version.kind(trial.config.algorithm)
     return hashlib.sha256(json.dumps([trial.name, differs], sort_keys=True).encode()).hexdigest()[:24]
 
 

@@ -15,8 +15,8 @@ from fleet.errors import UserError
 LAST: Mapping[str, Sequence[str]] = {
     # Then tasks' questions came in batches of BATCH_SIZE times SEQ_LENGTH tokens; then matrices lay by their shapes.
     "edt-evomerge": ["commit 4b76bd2", "commit 9612bcf"],
-    # Then rounds grow instead of a warm start, Muon is the default, and moments are averaged; then the built-in text came
-    # in another order, and genomes had no length any more.
+    # Then rounds grow instead of a warm start, Muon is the default, and moments are averaged; then the built-in text
+    # came in another order, and genomes had no length any more.
     **dict.fromkeys(("diloco", "edt"), ["commit 9612bcf", "commit 4b76bd2"]),
 }
 FIRST = 1  # also of runs that were made before they said it
