@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from fleet.config import UserError
 from fleet.digest import digest
@@ -12,6 +13,7 @@ from train import text
 from train.config import Dataset
 from train.export import Exporter
 from train.loop import Learner
+from train.member.prepare import tokens_of
 from train.model import built
 
 DOCUMENTS = ["one fish\n", "two fish\nred fish\n", "blue fish\n"]
@@ -103,3 +105,17 @@ def test_an_accelerator_learns_and_repeats_itself(tmp_path, precision):
     assert learner.device.type == "cuda" and float(learner.loss(tokens).detach()) < before - 0.5
     runs = [digest(finished(tmp_path / str(n), precision=precision)) for n in range(2)]
     assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("documents, most", [(2000, 64), (40, 2000)])
+def test_held_out_tokens_come_from_many_documents_where_there_are_many(tmp_path, documents, most):
+    """Of one long document, a loss would say how it is about that one."""
+    rows = [json.dumps({"text": f"{n} " + "fish " * 400}) + "\n" for n in range(documents)]
+    (tmp_path / "long.jsonl").write_text("".join(rows))
+    c = config(datasets=(source(tmp_path / "long.jsonl"),), eval_sequences=64, held_out=0.1)
+    tokenizer, got, found = AutoTokenizer.from_pretrained(shared() / "tokenizer"), {"train": 0, "held": 0}, []
+    for part, tokens in tokens_of(c, 0, lambda: tokenizer, 257, {"train": 100, "held": 64 * 16 + 1}, got):
+        got[part] += len(tokens)
+        found += [len(tokens)] * (part == "held")
+    assert got["held"] > 64 * 16 and max(found) <= most
+    assert (len(found) > 16) == (documents == 2000)

@@ -28,6 +28,7 @@ _SAMPLE = 4_000_000  # characters that the tokenizer is made from
 _BATCH = 256  # documents that are tokenised at a time
 _PER_MILLE = 1000
 _HELD_OUT = "raise HELD_OUT, or lower EVAL_SEQUENCES"
+_EVALUATED = 16  # documents at least that held-out tokens come from, where there are so many
 
 
 # -- the tokenizer -----------------------------------------------------------------------------------------------------
@@ -143,18 +144,30 @@ def tokens_of(
         return
     if source.source == "stdlib":
         check_stdlib(config)
-    tokenizer = open_one()
+    tokenizer, spare = open_one(), list[list[int]]()
     end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
+    most = max(1, config.eval_sequences // _EVALUATED) * config.seq_length
     for batch in _batches(text.documents(source)):
-        for part, tokens in zip(
-            (part_of(document, config) for document in batch),
-            tokenizer(batch, add_special_tokens=False, return_attention_mask=False)["input_ids"],
-            strict=True,
-        ):
+        asked = [(part, each) for each in batch if got[part := part_of(each, config)] < wanted[part]]
+        for part, tokens in zip((part for part, _ in asked), _ids(tokenizer, [each for _, each in asked]), strict=True):
+            found = tokens + end
+            if part == "held":
+                spare.append(found[most:])
+                found = found[:most]
             if got[part] < wanted[part]:
-                yield part, tokens + end
+                yield part, found
         if all(got[part] >= wanted[part] for part in wanted):
             return
+    for found in spare:  # there were few documents
+        if found and got["held"] < wanted["held"]:
+            yield "held", found
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, documents: list[str]) -> list[list[int]]:
+    if not documents:
+        return []
+    found: list[list[int]] = tokenizer(documents, add_special_tokens=False, return_attention_mask=False)["input_ids"]
+    return found
 
 
 def part_of(document: str, config: TrainConfig) -> str:
