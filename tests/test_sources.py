@@ -59,7 +59,8 @@ def test_the_built_in_text_is_real_and_always_the_same():
     assert sum(map(len, documents)) > 5_000_000 and documents == [*text.stdlib()]
     assert any("class Thread" in each for each in documents)
     assert text.stdlib_digest() == text.stdlib_digest()
-    assert sorted(documents) == sorted(text.shuffled_stdlib()) and documents[:9] != [*text.shuffled_stdlib()][:9]
+    shuffled = [*text.shuffled_stdlib()]
+    assert {*shuffled} < {*documents} and sum(map(len, shuffled)) > 5_000_000 and shuffled[:9] != documents[:9]
 
 
 def test_a_run_can_begin_with_the_models_of_another(tmp_path):

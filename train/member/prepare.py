@@ -152,8 +152,9 @@ def tokens_of(
         for part, tokens in zip((part for part, _ in asked), _ids(tokenizer, [each for _, each in asked]), strict=True):
             found = tokens + end
             if part == "held":
-                spare.append(found[most:])
-                found = found[:most]
+                begin = max(0, len(found) - most) // 2  # how a document begins says little of the rest
+                spare.append(found[:begin] + found[begin + most :])
+                found = found[begin : begin + most]
             if got[part] < wanted[part]:
                 yield part, found
         if all(got[part] >= wanted[part] for part in wanted):
