@@ -102,7 +102,7 @@ import re, sys
 from pathlib import Path
 from train.cluster.before import model_of
 from train.cluster.token_data import tokenizer_for
-from train.cluster.options import Options
+from train.cluster.options import TrainingOptions
 from train.cluster.ranks import joined
 from train.cluster.shared import learner_of
 from train.model import skeleton
@@ -111,7 +111,7 @@ def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
 
 with joined() as ranks:
-    options = Options(path_model=sys.argv[1], precision="32-true", torch_compile=False)
+    options = TrainingOptions(path_model=sys.argv[1], precision="32-true", torch_compile=False)
     c = options.settings()
     words = tokenizer_for(c)
     skeleton(c.initial_population[0], len(words))  # what is imported only now
