@@ -55,11 +55,11 @@ class Exchange:
         count, name = len(self.cuts[s]), f"shard-{s}.new"
         draft, old = Draft(self.store, name), self._payload(self.shards[s])
         with contextlib.ExitStack() as stack:
-            start, momentum = (received(stack.enter_context(old.open(n)), count) for n in ("weights", "momentum"))
+            state = [received(stack.enter_context(old.open(n)), count) for n in ("weights", "momentum")]
             several = [self._payload(f"replica-{k}") for k in range(self.replicas)]
             changes = [received(stack.enter_context(each.open(f"change-{s}")), count) for each in several]
             both = [sender(stack.enter_context(draft.create(n)), count) for n in ("weights", "momentum")]
-            for stepped in Outer().stream(start, momentum, means(changes)):
+            for stepped in Outer().stream(state, means(changes)):
                 for put, piece in zip(both, stepped, strict=True):
                     put(piece)
         self.files[name] = draft.seal()

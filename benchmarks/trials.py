@@ -36,11 +36,11 @@ SHAPES = {
 }
 COMMON = {
     "vocab_size": 264, "seq_length": 64, "eval_sequences": 32, "eval_batch_size": 32, "max_epochs": 4.0,
-    "average_every": 10**5,
+    "average_every": 10**5, "shards": 1,
 }  # fmt: skip
 # Where torch.compile finds what it needs, a trial takes a quarter less time.
 COMPILED = bool(shutil.which("g++")) and Path(sysconfig.get_path("include"), "Python.h").is_file()
-LOOKED_AT, OF_EACH = 512, 16  # held-out sequences of the last evaluation, and of one document
+LOOKED_AT, OF_EACH = 512, 20  # held-out sequences of the last evaluation, and of one document
 MEASURED = Path(__file__).with_name("measured.jsonl")
 WARMUP = 160  # sequences of a slot
 BATCH = {"apart": 4, "synchronous": 4, "alone": 16}  # until tuned
@@ -117,7 +117,10 @@ METHODS: Mapping[str, Method] = {
     _CUBE: Method("apart", _EDT_CUBE),
     "EDT, genomes": Method("apart", {**_EDT_CUBE, **_GENOMES}, _CUBE),
     "EDT, groups of 4": Method("apart", {"algorithm": "edt", "selection": "matching", "group_size": 4, **_MUON}, _CUBE),
-    _PAIRS: Method("apart", {"algorithm": "edt", "selection": "matching", "group_size": 2, **_MUON}),
+    _PAIRS: Method("apart", {"algorithm": "edt", "selection": "hypercube", "group_size": 2, **_MUON}),
+    "EDT, drawn pairs": Method(
+        "apart", {"algorithm": "edt", "selection": "matching", "group_size": 2, **_MUON}, _PAIRS
+    ),
     "EDT, rank": Method("apart", {"algorithm": "edt", "selection": "rank", "group_size": 2, **_MUON}, _PAIRS),
     "EDT, tournament": Method(
         "apart", {"algorithm": "edt", "selection": "tournament", "group_size": 2, **_MUON}, _PAIRS
@@ -146,9 +149,14 @@ def _synchronous(trial: Trial, keys: Mapping[str, Any], batch: int) -> TrainConf
 
 def _plain(keys: Mapping[str, Any], steps: int, batch: int, warmup: int) -> TrainConfig:
     """One model, which its outer step leaves where training has brought it."""
-    outer = {"outer_lr": 1.0, "outer_momentum": 0.0, "outer_nesterov": False, "population_size": 1}
-    length = {"max_generations": 1, "inner_steps": steps, "first_inner_steps": steps, "warmup_steps": warmup}
-    return TrainConfig(**{**keys, "algorithm": "diloco", **outer, **length, "batch_size": batch})
+    length = {
+        "population_size": 1,
+        "max_generations": 1,
+        "inner_steps": steps,
+        "first_inner_steps": steps,
+        "warmup_steps": warmup,
+    }
+    return TrainConfig(**{**keys, "algorithm": "diloco", **length, "batch_size": batch})
 
 
 HOW = {"apart": _apart, "alone": _alone, "synchronous": _synchronous}

@@ -200,8 +200,9 @@ def _problem(model: type[M], values: Mapping[str, Any], error: Mapping[str, Any]
         return why
     key = str(error["loc"][0])
     if key not in model.model_fields:
-        if issubclass(model, Section) and key in model.gone:
-            return f"{spelled(key)} is no key any more: {model.gone[key]}"
+        for section in model.__mro__:
+            if issubclass(section, Section) and key in section.gone:
+                return f"{spelled(key)} is no key any more: {section.gone[key]}"
         near = difflib.get_close_matches(key[:64], model.model_fields, n=1, cutoff=0.0)[0]
         listed = "docs/configuration.md lists all"
         return f"unknown key {_short(spelled(key))}; the nearest known key is {spelled(near)}, {listed}"

@@ -1,11 +1,13 @@
 """The outer step: what DiLoCo does with everybody's changes, and each EDT member with its own."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from merge.wire import BLOCK
+
+State = tuple[Tensor, ...]  # weights, and their momentum if there is one
 
 
 @dataclass(frozen=True)
@@ -16,22 +18,25 @@ class Outer:
     momentum: float = 0.9
     nesterov: bool = True
 
-    def step(self, start: Tensor, momentum: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
-        """A change is where training began minus where it ended. The new weights and the new momentum."""
-        momentum = (momentum * self.momentum).add_(change)
+    def step(self, state: Sequence[Tensor], change: Tensor) -> State:
+        """A change is where training began minus where it ended."""
+        start, *remembered = state
+        if not remembered:
+            return (start.sub(change, alpha=self.lr),)
+        momentum = (remembered[0] * self.momentum).add_(change)
         step = change.add(momentum, alpha=self.momentum) if self.nesterov else momentum
         return start.sub(step, alpha=self.lr), momentum
 
-    def settled(self, weights: Tensor, momentum: Tensor) -> Tensor:
+    def settled(self, state: Sequence[Tensor]) -> Tensor:
         """Where the weights are without the step that they are ahead by, which a next one would correct."""
-        return weights.add(momentum, alpha=self.lr * self.momentum) if self.nesterov else weights
+        weights, *remembered = state
+        ahead = self.nesterov and remembered
+        return weights.add(remembered[0], alpha=self.lr * self.momentum) if ahead else weights
 
-    def stream(
-        self, start: Iterable[Tensor], momentum: Iterable[Tensor], changes: Iterable[Tensor]
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """The same, piece by piece, of vectors that are never in memory as a whole."""
-        for pieces in zip(start, momentum, changes, strict=True):
-            yield self.step(*pieces)
+    def stream(self, state: Sequence[Iterable[Tensor]], changes: Iterable[Tensor]) -> Iterator[State]:
+        """The steps, piece by piece, of vectors that are never in memory as a whole."""
+        for *pieces, change in zip(*state, changes, strict=True):
+            yield self.step(pieces, change)
 
 
 def means(vectors: list[Iterator[Tensor]]) -> Iterator[Tensor]:

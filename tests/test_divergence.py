@@ -15,7 +15,7 @@ from fleet.work import Interrupted
 from merge.outer import Outer
 from tests.small import config, finished, worker
 from train.loop import Learner, NotFinite
-from train.member import children, replicas, vectors
+from train.member import vectors
 from train.member.making import maker
 
 # Decay makes the weights -7 times as large with each step where the rate is 4 times LR, and leaves them where it is 1.
@@ -72,14 +72,13 @@ def test_a_child_that_diverges_is_its_parents_mean_and_the_run_goes_on(wild):
     diverged = [member for round in (1, 2) for member in wild.round(round) if member.metrics.get("diverged")]
     (child,) = diverged
     parents = child.recipe.merge["of"]
-    for name in (children.WEIGHTS, children.MOMENTUM):
-        mean = torch.stack([loaded(wild, id, name) for id in parents]).mean(0)
-        assert torch.allclose(loaded(wild, child.id, name), mean, rtol=1e-5)
+    mean = torch.stack([loaded(wild, id, vectors.WEIGHTS) for id in parents]).mean(0)
+    assert torch.allclose(loaded(wild, child.id, vectors.WEIGHTS), mean, rtol=1e-5)
     best = min((wild[id].metrics for id in parents), key=lambda metrics: metrics["loss"])
     assert child.metrics["genome_rate"] == best["genome_rate"] and math.isfinite(child.metrics["loss"])
     assert "train_loss" not in child.metrics and child.metrics["diverged_in_a_row"] == 1
-    mean = torch.stack([loaded(wild, id, children.MOMENTS) for id in parents]).mean(0)
-    assert torch.allclose(loaded(wild, child.id, children.MOMENTS), mean, rtol=2**-8) and bool(mean.any())
+    mean = torch.stack([loaded(wild, id, vectors.MOMENTS) for id in parents]).mean(0)
+    assert torch.allclose(loaded(wild, child.id, vectors.MOMENTS), mean, rtol=2**-8) and bool(mean.any())
 
 
 def test_whoever_makes_them_and_however_often_they_are_interrupted(tmp_path, wild):
@@ -170,7 +169,13 @@ def broken(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "keys", [{}, {"wire_dtype": "int8", "error_feedback": True}, {"inner_optimizer_state": "reset"}]
+    "keys",
+    [
+        {},
+        {"outer_lr": 0.7, "outer_momentum": 0.6},
+        {"wire_dtype": "int8", "error_feedback": True},
+        {"inner_optimizer_state": "reset"},
+    ],
 )
 def test_a_replica_that_diverges_changes_nothing_and_counts(tmp_path, broken, keys):
     """The mean is that of all replicas, of which one says zero."""
@@ -183,12 +188,13 @@ def test_a_replica_that_diverges_changes_nothing_and_counts(tmp_path, broken, ke
         assert 0 < changes[1].abs().max() < changes[0].abs().max() / 10
     else:
         assert not bool(changes[1].any())
-    old = [loaded(history, "1/shard-0", name) for name in (replicas.WEIGHTS, replicas.MOMENTUM)]
-    wanted = Outer(0.7, 0.6, True).step(*old, torch.stack(changes).sum(0) / 4)
-    for name, tensor in zip((replicas.WEIGHTS, replicas.MOMENTUM), wanted, strict=True):
+    outer = Outer(keys.get("outer_lr", 1.0), keys.get("outer_momentum", 0.0), True)
+    old = [loaded(history, "1/shard-0", name) for name in vectors.kept(outer)]
+    wanted = outer.step(old, torch.stack(changes).sum(0) / 4)
+    for name, tensor in zip(vectors.kept(outer), wanted, strict=True):
         assert torch.allclose(loaded(history, "2/shard-0", name), tensor, atol=1e-6)
     if not keys:
-        before = loaded(history, "1/shard-0", replicas.MOMENTS)
+        before = loaded(history, "1/shard-0", vectors.MOMENTS)
         assert torch.equal(loaded(history, "2/replica-1", "moments-0.safetensors"), before) and bool(before.any())
 
 
@@ -215,5 +221,5 @@ def test_a_child_that_answers_with_no_number_is_its_parents_mean(tmp_path, monke
     monkeypatch.setattr(PretrainingRuntime, "evaluate", evaluate)
     history = finished(tmp_path, max_generations=2)
     assert history["2/m2"].metrics["diverged"] and asked.count("2/m2") == 2
-    mean = torch.stack([loaded(history, id, children.WEIGHTS) for id in history["2/m2"].recipe.merge["of"]]).mean(0)
-    assert torch.allclose(loaded(history, "2/m2", children.WEIGHTS), mean, rtol=1e-5)
+    mean = torch.stack([loaded(history, id, vectors.WEIGHTS) for id in history["2/m2"].recipe.merge["of"]]).mean(0)
+    assert torch.allclose(loaded(history, "2/m2", vectors.WEIGHTS), mean, rtol=1e-5)

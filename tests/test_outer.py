@@ -37,17 +37,26 @@ def test_the_outer_step_is_that_of_torch(nesterov):
         change = random(1000, round + 1)
         parameter.grad = change.clone()
         theirs.step()
-        start, momentum = ours.step(start, momentum, change)
+        start, momentum = ours.step((start, momentum), change)
         assert torch.equal(start, parameter.data)
 
 
 def test_pieces_make_the_same_step_as_the_whole():
     count = files.CHUNK * 2 + 77
     start, momentum, change = (random(count, seed) for seed in range(3))
-    whole = outer.Outer().step(start, momentum, change)
-    pieces = [*outer.Outer().stream(wire.pieces(start), wire.pieces(momentum), wire.pieces(change))]
+    whole = outer.Outer().step((start, momentum), change)
+    pieces = [*outer.Outer().stream([wire.pieces(start), wire.pieces(momentum)], wire.pieces(change))]
     for n in range(2):
         assert torch.equal(torch.cat([piece[n] for piece in pieces]), whole[n])
+
+
+def test_without_momentum_the_step_is_the_plain_mean():
+    start, change = random(1000), random(1000, 1)
+    plain = outer.Outer(1.0, 0.0)
+    (weights,) = plain.step([start], change)
+    assert torch.equal(weights, start - change) and torch.equal(plain.settled([weights]), weights)
+    with_zeros = outer.Outer(1.0, 0.0).step([start, torch.zeros(1000)], change)
+    assert torch.equal(with_zeros[0], weights)
 
 
 def test_a_mean_is_summed_in_order():

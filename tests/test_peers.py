@@ -106,7 +106,7 @@ def diloco(run: Path) -> dict[str, torch.Tensor]:
             numbers = (owned(c, slot, round, n, 0) for n in range(len(steps)))
             [*replica.train(([batch(sources, [1.0], each, c.seed)] for each in numbers), (rate(c, n) for n in steps))]
             changes.append(weights - replica.vector)
-        weights, momentum = outer.step(weights, momentum, torch.stack(changes).mean(0))
+        weights, momentum = outer.step((weights, momentum), torch.stack(changes).mean(0))
     return exporter.layout.views(weights)
 
 

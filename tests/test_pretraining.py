@@ -21,9 +21,11 @@ from train.member.making import maker
 SETTINGS = [
     {"algorithm": "edt", "first_inner_steps": 1, "inner_steps": 2, "max_generations": 5}, {"algorithm": "diloco"},
     {"algorithm": "diloco", "inner_optimizer_state": "reset", "shards": 3},
-    {"algorithm": "edt", "wire_dtype": "int8", "error_feedback": True, "mutation_probability": 0.5},
+    {"algorithm": "edt", "wire_dtype": "int8", "error_feedback": True, "mutation_probability": 0.5,
+     "outer_lr": 0.7, "outer_momentum": 0.4},
     {"algorithm": "edt", "selection": "rank", "elitism": 1, "previous_generation": True, "mutation_probability": 0.5},
-    {"algorithm": "diloco", "wire_dtype": "int4", "error_feedback": True, "inner_optimizer": "adamw"},
+    {"algorithm": "diloco", "wire_dtype": "int4", "error_feedback": True, "inner_optimizer": "adamw",
+     "outer_momentum": 0.6},
 ]  # fmt: skip
 
 
@@ -114,9 +116,9 @@ def test_edt_with_one_group_of_all_is_diloco_for_given_changes():
     dice = torch.Generator().manual_seed(1)
     changes = [torch.randn(1000, generator=dice) for _ in range(4)]
     start, momentum, outer = torch.randn(1000, generator=dice), torch.randn(1000, generator=dice), Outer()
-    own = [outer.step(start, momentum, change) for change in changes]
+    own = [outer.step((start, momentum), change) for change in changes]
     u, v = (torch.stack(each).mean(0) for each in zip(*own, strict=True))
-    weights, moved = outer.step(start, momentum, torch.stack(changes).mean(0))
+    weights, moved = outer.step((start, momentum), torch.stack(changes).mean(0))
     assert torch.allclose(u, weights, atol=1e-6) and torch.allclose(v, moved, atol=1e-6)
 
 
@@ -133,8 +135,8 @@ def test_the_populations_means_follow_diloco(selection):
         changes = [torch.randn(50, dtype=torch.float64, generator=dice) for _ in range(8)]
         families = edt.families(generation)
         started = [[torch.stack([members[p][n] for p in families[k]]).mean(0) for n in (0, 1)] for k in range(8)]
-        members = [outer.step(*started[k], changes[k]) for k in range(8)]
-        whole, momentum = outer.step(whole, momentum, torch.stack(changes).mean(0))
+        members = [outer.step(started[k], changes[k]) for k in range(8)]
+        whole, momentum = outer.step((whole, momentum), torch.stack(changes).mean(0))
         for n, wanted in enumerate((whole, momentum)):
             assert torch.allclose(torch.stack([member[n] for member in members]).mean(0), wanted, atol=1e-9)
 
@@ -234,7 +236,8 @@ def test_what_is_evaluated_is_what_is_exported(tmp_path):
     """The model without its last step's look ahead, after the wire has had its part of it."""
     from train.evaluate import evaluated
 
-    history = finished(tmp_path, wire_dtype="int4", weights_wire_dtype="bf16", average_every=1)
+    keys = {"wire_dtype": "int8", "error_feedback": True, "outer_momentum": 0.6}
+    history = finished(tmp_path, average_every=1, **keys)
     exporter = Exporter(tmp_path / "run")
     learner = Learner(exporter.model, exporter.config)
     for what, id in (("3-m1", "3/m1"), ("average", "3/average")):

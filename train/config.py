@@ -92,16 +92,22 @@ class TrainRoom(Section):
 class ExchangeRoom(Section):
     """How changes come together."""
 
-    outer_lr: float = bound(0.7, "Of the outer step.", gt=0, le=10)
-    outer_momentum: float = bound(0.6, "Of the outer step.", ge=0, lt=1)
+    gone: ClassVar[Mapping[str, str]] = {"weights_wire_dtype": "WIRE_DTYPE is what weights travel in, too"}
+
+    outer_lr: float = bound(1.0, "Of the outer step; 1 without momentum is the plain mean.", gt=0, le=10)
+    outer_momentum: float = bound(
+        0.0,
+        "Of the outer step; above 0, it travels with the weights and doubles what EDT writes and reads.",
+        ge=0,
+        lt=1,
+    )
     outer_nesterov: bool = bound(True, "Look ahead by the momentum.")
     shards: int = bound(
         0, f"DiLoCo: ranges in which the outer step is done; 0: as many as replicas, up to {READERS}.", ge=0, le=4096
     )
     wire_dtype: Literal["fp32", "bf16", "int8", "int4"] = bound(
-        "fp32", "What changes (DiLoCo) and momenta (EDT) travel in."
+        "fp32", "What changes (DiLoCo), weights and momenta (EDT) travel in."
     )
-    weights_wire_dtype: Literal["fp32", "bf16"] = bound("fp32", "EDT: what weights travel in.")
     error_feedback: bool = bound(False, "Add what the wire lost to the slot's next message.")
     average_every: int = bound(4, "EDT: the averaged model is evaluated every so many rounds.", ge=1, le=10**5)
 

@@ -23,7 +23,6 @@ from fleet.recipe import Member, NotYet, name, place
 from fleet.run import open_run
 from fleet.status import metrics_text
 from fleet.work import Parent
-from merge.outer import ranges
 from train import report
 from train.batches import TokenFile
 from train.config import TrainConfig
@@ -32,7 +31,6 @@ from train.member.prepare import open_tokenizer
 from train.member.pretraining_runtime import CONFIG, outer_of
 from train.model import empty, layout_of, read_config
 from train.posttrain_command import taken
-from train.round_zero import shards_in
 
 _PROMPT, _SAMPLE = "def ", 60
 
@@ -104,13 +102,8 @@ class Exporter:
         parents = [self.parent(member.id) for member in members]
         if not members:
             raise UserError(f"round {round} has no members whose average could be exported")
-        if self.config.algorithm != "diloco":
-            return members, children.settled(self.outer, parents, self.layout.size)
-        weights, momentum = (torch.empty(self.layout.size) for _ in range(2))
-        for cut, parent in zip(ranges(len(weights), shards_in(self.history.plan(0))), parents, strict=True):
-            for file, whole in ((replicas.WEIGHTS, weights), (replicas.MOMENTUM, momentum)):
-                vectors.load(parent, file, whole[cut.start : cut.stop])
-        return members, self.outer.settled(weights, momentum)
+        made_by = replicas if self.config.algorithm == "diloco" else children
+        return members, made_by.settled(self.outer, parents, self.layout.size)
 
     def _one(self, id: str) -> tuple[list[Member], Tensor]:
         parent, vector = self.parent(id), torch.empty(self.layout.size)

@@ -61,7 +61,7 @@ class Peer:
         if averaged is None:
             self.fetch()
         else:
-            self.start, self.momentum = self.outer.step(self.start, self.momentum, averaged)
+            self.start, self.momentum = self.outer.step((self.start, self.momentum), averaged)
             self.round += 1
             self._settle(train_on=True)
             every = self.hv.average_state_every

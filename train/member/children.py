@@ -10,52 +10,56 @@ from torch import Tensor
 from fleet.recipe import place
 from fleet.work import Failed, Parent, Work
 from merge.methods.arcs import slerp_all
-from merge.outer import Outer, means
+from merge.outer import Outer, State, means
 from merge.tensor_group import weighted
 from train import optimizers
 from train.genome import fittest, inherited
 from train.member import vectors
 from train.member.divergence import tried
 from train.member.pretraining_runtime import MOMENTS_WIRE, PretrainingRuntime
+from train.member.vectors import MOMENTS, WEIGHTS, kept
 
-WEIGHTS, MOMENTUM, MOMENTS = "weights.safetensors", "momentum.safetensors", "moments.safetensors"
-Child = tuple[Tensor, Tensor, dict[str, Any]]  # weights, momentum, metrics
+Child = tuple[State, dict[str, Any]]  # and its metrics
 
 
 def make_child(runtime: PretrainingRuntime, work: Work) -> Mapping[str, Any]:
     """Cross the parents over, train, take the outer step; evaluate what is published. One that diverges stays what its
     parents made it, and its genome dies with what it learned."""
     learner, settings, c = runtime.learner(work), work.recipe.train, runtime.config
-    (start, momentum), parents = _crossed(runtime, work), [parent.metrics for parent in _parents(work)]
+    start, parents = _crossed(runtime, work), [parent.metrics for parent in _parents(work)]
     genome = inherited(c, settings["slot"], settings["round"], parents)
 
     def moments(room: Tensor) -> None:
         room.copy_(mean_of(_parents(work), MOMENTS, len(room)))
 
     def learned() -> Child:
-        metrics = runtime.train(work, start, moments, genome)
-        weights, moved = runtime.outer.step(start, momentum, start - learner.whole(optimizers.WEIGHTS).cpu())
-        looked_at = _looked_at(runtime, work, runtime.checked(weights), runtime.checked(moved))
-        return weights, moved, {**metrics, **genome.metrics(), **looked_at}
+        metrics = runtime.train(work, start[0], moments, genome)
+        change = start[0] - learner.whole(optimizers.WEIGHTS).cpu()
+        messages = _messages(runtime, work, runtime.outer.step(start, change))
+        return messages, {**metrics, **genome.metrics(), **_looked_at(runtime, work, messages)}
 
     def untrained() -> Child:
         runtime.remember(work, moments)
-        kept = fittest(parents, len(c.datasets))
-        return start, momentum, {**kept.metrics(), **_looked_at(runtime, work, start, momentum)}
+        heir, messages = fittest(parents, len(c.datasets)), _messages(runtime, work, start)
+        return messages, {**heir.metrics(), **_looked_at(runtime, work, messages)}
 
-    (weights, momentum, metrics), diverged = tried(work, runtime.rate(genome), learned, untrained)
-    vectors.save(work, WEIGHTS, weights, c.weights_wire_dtype)
-    vectors.save(work, MOMENTUM, runtime.with_residual(work, momentum), c.wire_dtype)
+    (messages, metrics), diverged = tried(work, runtime.rate(genome), learned, untrained)
+    for name, message in zip(kept(runtime.outer), messages, strict=True):
+        vectors.save(work, name, message, c.wire_dtype)
+        runtime.keep_residual(work, name, message)
     if runtime.remembers:
         vectors.save(work, MOMENTS, runtime.moments(work), MOMENTS_WIRE)
     return {**metrics, **diverged}
 
 
-def _looked_at(runtime: PretrainingRuntime, work: Work, weights: Tensor, momentum: Tensor) -> Mapping[str, Any]:
-    """What arrives of them is looked at, without the last step's look ahead."""
-    c = runtime.config
-    arrived = runtime.through(weights, c.weights_wire_dtype), runtime.through(momentum, c.wire_dtype)
-    runtime.learner(work).start(runtime.outer.settled(*arrived))
+def _messages(runtime: PretrainingRuntime, work: Work, state: State) -> State:
+    return tuple(runtime.message(work, name, vector) for name, vector in zip(kept(runtime.outer), state, strict=True))
+
+
+def _looked_at(runtime: PretrainingRuntime, work: Work, messages: State) -> Mapping[str, Any]:
+    """What arrives is looked at, without the last step's look ahead."""
+    arrived = [runtime.through(message) for message in messages]
+    runtime.learner(work).start(runtime.outer.settled(arrived))
     return runtime.evaluate(work)
 
 
@@ -68,7 +72,7 @@ def look_at_mean(runtime: PretrainingRuntime, work: Work) -> Mapping[str, Any]:
 
 def settled(outer: Outer, members: list[Parent], size: int) -> Tensor:
     """The mean of their weights as it is worth."""
-    return outer.settled(mean_of(members, WEIGHTS, size), mean_of(members, MOMENTUM, size))
+    return outer.settled([mean_of(members, name, size) for name in kept(outer)])
 
 
 def mean_of(parents: list[Parent], name: str, size: int) -> Tensor:
@@ -87,24 +91,23 @@ def _parents(work: Work) -> list[Parent]:
     raise Failed("none of its parents is there")
 
 
-def _crossed(runtime: PretrainingRuntime, work: Work) -> tuple[Tensor, Tensor]:
-    """Where a child begins: weights and momentum."""
-    parents, layout = _parents(work), runtime.learner(work).layout
+def _crossed(runtime: PretrainingRuntime, work: Work) -> State:
+    """Where a child begins."""
+    parents, layout, names = _parents(work), runtime.learner(work).layout, kept(runtime.outer)
     if place(work.recipe.merge["of"][0])[0] == 0:
-        start = torch.empty(layout.size)
-        vectors.load_weights(parents[0], start)
-        return start, torch.zeros(layout.size)
+        state = tuple(torch.zeros(layout.size) for _ in names)
+        vectors.load_weights(parents[0], state[0])
+        return state
     if runtime.config.crossover == "outer":
-        return mean_of(parents, WEIGHTS, layout.size), mean_of(parents, MOMENTUM, layout.size)
+        return tuple(mean_of(parents, name, layout.size) for name in names)
     shares = _shares(runtime, work)
-    momentum = weighted(_loaded(parents, MOMENTUM, layout.size), shares)
-    weights = _loaded(parents, WEIGHTS, layout.size)
-    if runtime.config.crossover == "linear":
-        return weighted(weights, shares), momentum
-    start, views = torch.empty(layout.size), [layout.views(each) for each in weights]
-    for name, room in layout.views(start).items():
-        room.copy_(slerp_all([view[name] for view in views], shares))
-    return start, momentum
+    several = {name: _loaded(parents, name, layout.size) for name in names}
+    state = tuple(weighted(several[name], shares) for name in names)
+    if runtime.config.crossover == "slerp":
+        views = [layout.views(each) for each in several[WEIGHTS]]
+        for name, room in layout.views(state[0]).items():
+            room.copy_(slerp_all([view[name] for view in views], shares))
+    return state
 
 
 def _loaded(parents: list[Parent], name: str, size: int) -> list[Tensor]:

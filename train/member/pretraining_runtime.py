@@ -24,7 +24,6 @@ from train.optimizers import MOMENTS, WEIGHTS
 CONFIG = "config.json"
 SCALING = "scaling.json"  # of fp16's gradients
 MOMENTS_WIRE = "bf16"  # small ones count as much as large ones, in the square root that divides a step
-RESIDUAL = "residual.safetensors"
 
 Metrics = dict[str, Any]
 Fill = Callable[[Tensor], None]  # puts into a vector what others have made
@@ -110,9 +109,10 @@ class PretrainingRuntime:
 
     # -- what travels -------------------------------------------------------------------------------------------------
 
-    def through(self, vector: Tensor, wire: str) -> Tensor:
+    def through(self, message: Tensor) -> Tensor:
         """What arrives of it at the other end."""
-        return WIRES[wire].decode(WIRES[wire].encode(vector), len(vector))
+        wire = WIRES[self.config.wire_dtype]
+        return wire.decode(wire.encode(message), len(message))
 
     def checked(self, vector: Tensor) -> Tensor:
         """What is made of finite numbers may be too large for a number."""
@@ -120,16 +120,18 @@ class PretrainingRuntime:
             raise NotFinite("the weights and what changed them are too large for numbers")
         return vector
 
-    def with_residual(self, work: Work, message: Tensor) -> Tensor:
-        """Error feedback: what the wire lost of the slot's last message is added to this one, and what it will lose of
-        this one is kept."""
+    def message(self, work: Work, name: str, vector: Tensor) -> Tensor:
+        """Error feedback: what the wire lost of the slot's last message of this name is added to this one."""
+        if self.config.error_feedback and (parent := self._before(work, _residual(name))):
+            residual = torch.empty_like(vector)
+            vectors.load(parent, _residual(name), residual)
+            vector = vector + residual
+        return self.checked(vector)
+
+    def keep_residual(self, work: Work, name: str, message: Tensor) -> None:
+        """What the wire will lose of this message."""
         if self.config.error_feedback:
-            if parent := self._before(work, RESIDUAL):
-                residual = torch.empty_like(message)
-                vectors.load(parent, RESIDUAL, residual)
-                message = message + residual
-            vectors.save(work, RESIDUAL, message - self.through(message, self.config.wire_dtype))
-        return self.checked(message)
+            vectors.save(work, _residual(name), message - self.through(message))
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -145,6 +147,10 @@ class PretrainingRuntime:
             self.learner(work).seed(hash((c.seed, round, slot, step)) & 0x7FFFFFFF)
             parts = range(c.gradient_accumulation)
             yield [batch(sources, weights, owned(c, slot, round, step, part), c.seed) for part in parts]
+
+
+def _residual(name: str) -> str:
+    return f"residual-{name}"
 
 
 def outer_of(config: TrainConfig) -> Outer:

@@ -1,30 +1,33 @@
 """DiLoCo's members: replicas that train on their own, and shards that bring their changes together."""
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fleet.work import Failed, Work
-from merge.outer import means, ranges
+from fleet.work import Failed, Parent, Work
+from merge.outer import Outer, means, ranges
 from train import optimizers
 from train.member import vectors
 from train.member.divergence import tried
 from train.member.pretraining_runtime import MOMENTS_WIRE, Metrics, PretrainingRuntime, named
+from train.member.vectors import MOMENTS, WEIGHTS, kept
 from train.round_zero import shards_in
 
-WEIGHTS, MOMENTUM, MOMENTS = "weights.safetensors", "momentum.safetensors", "moments.safetensors"
+CHANGE = "change.safetensors"  # the parts of it are numbered
 
 
 def cut_shard(runtime: PretrainingRuntime, work: Work) -> Mapping[str, Any]:
-    """One range of the first global model; its momentum and its moments are zero."""
+    """One range of the first global model; what is remembered of its way is zero."""
     (parent,) = work.parents.values()
     whole = torch.empty(parent.metrics["parameters"])
     vectors.load_weights(parent, whole)
     piece, moments = _cut(len(whole), work), _cut(parent.metrics["moments"], work)
     vectors.save(work, WEIGHTS, whole[piece.start : piece.stop])
-    vectors.save(work, MOMENTUM, torch.zeros(len(piece)))
+    for name in kept(runtime.outer)[1:]:
+        vectors.save(work, name, torch.zeros(len(piece)))
     vectors.save(work, MOMENTS, torch.zeros(len(moments)), MOMENTS_WIRE)
     return {"parameters": len(whole), "moments": parent.metrics["moments"]}
 
@@ -47,7 +50,8 @@ def make_replica(runtime: PretrainingRuntime, work: Work) -> Mapping[str, Any]:
         return start.zero_(), {}
 
     (change, metrics), diverged = tried(work, runtime.rate(), learned, untrained)
-    change = runtime.with_residual(work, change)
+    change = runtime.message(work, CHANGE, change)
+    runtime.keep_residual(work, CHANGE, change)
     for number, cut in enumerate(ranges(len(change), _shards(work))):
         vectors.save(work, _change(number), change[cut.start : cut.stop], runtime.config.wire_dtype)
     remembered = runtime.moments(work)
@@ -63,16 +67,13 @@ def make_shard(runtime: PretrainingRuntime, work: Work) -> Mapping[str, Any]:
     if not replicas:
         raise Failed("no replica of this round is there")
     number, count = work.recipe.merge["shard"], len(_cut(old.metrics["parameters"], work))
-    with (
-        vectors.opened([old], WEIGHTS, count) as (start,),
-        vectors.opened([old], MOMENTUM, count) as (momentum,),
-        vectors.opened(replicas, _change(number), count) as changes,
-        vectors.created(work, WEIGHTS, count) as new_weights,
-        vectors.created(work, MOMENTUM, count) as new_momentum,
-    ):
-        for weights, moved in runtime.outer.stream(start, momentum, means(changes)):
-            new_weights(weights)
-            new_momentum(moved)
+    with ExitStack() as stack:
+        state = [stack.enter_context(vectors.opened([old], name, count))[0] for name in kept(runtime.outer)]
+        new = [stack.enter_context(vectors.created(work, name, count)) for name in kept(runtime.outer)]
+        changes = stack.enter_context(vectors.opened(replicas, _change(number), count))
+        for pieces in runtime.outer.stream(state, means(changes)):
+            for write, piece in zip(new, pieces, strict=True):
+                write(piece)
     count = len(_cut(old.metrics["moments"], work))
     with (
         vectors.opened(replicas, _moments(number), count) as several,
@@ -86,17 +87,30 @@ def make_shard(runtime: PretrainingRuntime, work: Work) -> Mapping[str, Any]:
 def look_at_global(runtime: PretrainingRuntime, work: Work) -> Mapping[str, Any]:
     """The global model as it is worth: without the last step's look ahead."""
     learner = runtime.learner(work)
-    weights, momentum = (torch.empty(learner.layout.size) for _ in range(2))
-    _fill(work, WEIGHTS, weights)
-    _fill(work, MOMENTUM, momentum)
-    learner.start(runtime.outer.settled(weights, momentum))
+    learner.start(settled(runtime.outer, _all_shards(work), learner.layout.size))
     return runtime.evaluate(work)
 
 
+def settled(outer: Outer, shards: list[Parent], size: int) -> Tensor:
+    """The global model, put together."""
+    state = [torch.empty(size) for _ in kept(outer)]
+    for name, whole in zip(kept(outer), state, strict=True):
+        _put_together(shards, name, whole)
+    return outer.settled(state)
+
+
+def _put_together(shards: list[Parent], name: str, room: Tensor) -> None:
+    for cut, shard in zip(ranges(len(room), len(shards)), shards, strict=True):
+        vectors.load(shard, name, room[cut.start : cut.stop])
+
+
 def _fill(work: Work, name: str, room: Tensor) -> None:
-    """The global model or its moments, put together from the shards."""
-    for number, cut in enumerate(ranges(len(room), _shards(work))):
-        vectors.load(named(work, f"shard-{number}"), name, room[cut.start : cut.stop])
+    """The global model or its moments, as the last round left them."""
+    _put_together(_all_shards(work), name, room)
+
+
+def _all_shards(work: Work) -> list[Parent]:
+    return [named(work, f"shard-{number}") for number in range(_shards(work))]
 
 
 def _cut(size: int, work: Work) -> range:

@@ -9,10 +9,17 @@ from torch import Tensor
 
 from fleet.work import Parent, Work
 from merge.files import Header, TensorEntry, bytes_of, chunks, read_header, write_header
+from merge.outer import Outer
 from merge.wire import pieces, received, send, sender
 from train.model import VectorLayout
 
-WEIGHTS = "weights.safetensors"  # named tensors, laid out one after the other as the flat vector is
+WEIGHTS = "weights.safetensors"  # the first ones: named tensors, laid out one after the other as the flat vector is
+MOMENTUM, MOMENTS = "momentum.safetensors", "moments.safetensors"
+
+
+def kept(outer: Outer) -> tuple[str, ...]:
+    """The files of what the next outer step goes on from."""
+    return (WEIGHTS, MOMENTUM) if outer.momentum else (WEIGHTS,)
 
 
 def save(work: Any, name: str, vector: Tensor, wire: str = "fp32") -> str:
