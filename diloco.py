@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from fleet.recipe import Past, Recipe
 from train.config import TrainConfig
+from train.pretraining_tasks import LookArgs, ShardArgs, Turn
 from train.round_zero import first_weights, last_of, round_zero, shards_in, tools, unique
 
 ALGORITHM = "diloco"
@@ -34,26 +35,25 @@ class DiLoCo:
 
     def replica(self, k: int, round: int, shards: int) -> Recipe:
         before = last_of(f"replica-{k}", round)
-        parents = unique(*self.shards(round - 1, shards), before, *tools(self.c))
-        train = {"round": round, "slot": k, "steps": self.c.steps_in(round), "before": before}
-        optional = self.c.quorum < 1
-        return Recipe(f"replica-{k}", parents, {"method": "replica"}, train, publish="change", optional=optional)
+        turn = Turn(round=round, slot=k, steps=self.c.steps_in(round), before=before)
+        return Recipe(
+            f"replica-{k}", "replica", self.shards(round - 1, shards), unique(before, *tools(self.c)),
+            args=turn.plain(), optional=self.c.quorum < 1,
+        )  # fmt: skip
 
     def shard(self, s: int, round: int, changes: tuple[str, ...]) -> Recipe:
         old = f"{round - 1}/shard-{s}"
-        return Recipe(f"shard-{s}", (*changes, old), {"method": "shard", "shard": s, "old": old})
+        return Recipe(f"shard-{s}", "shard", (*changes, old), args=ShardArgs(shard=s, old=old).plain())
 
     def first_shard(self, s: int) -> Recipe:
-        return Recipe(f"shard-{s}", (first_weights(self.c),), {"method": "cut", "shard": s})
+        return Recipe(f"shard-{s}", "cut", (first_weights(self.c),), args=ShardArgs(shard=s).plain())
 
     def look(self, round: int, shards: int) -> Recipe:
-        parents = unique(*self.shards(round, shards), *tools(self.c))
-        return Recipe(
-            "global", parents, {"method": "global"}, evaluate={"on": "held-out"}, publish="nothing", optional=True
-        )
+        needs, args = tuple(tools(self.c)), LookArgs(on="held-out").plain()
+        return Recipe("global", "global", self.shards(round, shards), needs, "summary", args, optional=True)
 
-    def shards(self, round: int, count: int) -> list[str]:
-        return [f"{round}/shard-{s}" for s in range(count)]
+    def shards(self, round: int, count: int) -> tuple[str, ...]:
+        return tuple(f"{round}/shard-{s}" for s in range(count))
 
 
 if __name__ == "__main__":

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fleet.recipe import AHEAD, Member, Past, Recipe, Unplannable
+from fleet.recipe import AHEAD, Member, Past, Recipe, Unplannable, kept_as
 from train.config import TrainConfig
 from train.parent_selection import chosen
+from train.pretraining_tasks import ChildArgs, LookArgs
 from train.round_zero import first_weights, last_of, round_zero, tools, unique
 
 ALGORITHM = "edt"
@@ -38,7 +39,7 @@ class EDT:
         self.check_descent(generation - AHEAD - 1, history)
         slots = range(self.c.population_size)
         if generation == 1:
-            children = [self.child(k, 1, [first_weights(self.c, k)]) for k in slots]
+            children = [self.child(k, 1, (first_weights(self.c, k),)) for k in slots]
         elif self.c.selects_by_fitness:
             children = self.chosen(generation, history)
         else:
@@ -72,18 +73,16 @@ class EDT:
 
     def in_families(self, generation: int) -> list[Recipe]:
         """Whoever has the same parents has the same list of them: however large a group is, it is there once."""
-        families, named = self.families(generation), dict[int, tuple[list[str], tuple[str, ...]]]()
-        for group in families.values():
-            if group[0] not in named:
-                parents = [f"{generation - 1}/m{p}" for p in group]
-                named[group[0]] = parents, unique(*parents, *tools(self.c))  # with the slot's own last member
-        return [self.child(k, generation, *named[families[k][0]]) for k in range(self.c.population_size)]
+        families, needs = self.families(generation), tuple(tools(self.c))
+        groups = {group[0]: tuple(f"{generation - 1}/m{p}" for p in group) for group in families.values()}
+        children = [groups[families[k][0]] for k in range(self.c.population_size)]  # each has itself for a parent
+        return [self.child(k, generation, parents, needs) for k, parents in enumerate(children)]
 
     # -- the fitter are parents more often --------------------------------------------------------------------------
 
     def chosen(self, generation: int, history: Past) -> list[Recipe]:
         pool = self.pool(generation, history)
-        elite = [Recipe(f"m{k}", (pool[k].id,)) for k in range(min(self.c.elitism, len(pool)))]
+        elite = [Recipe(f"m{k}", parents=(pool[k].id,)) for k in range(min(self.c.elitism, len(pool)))]
         carried = self.carried(generation)
         children = []
         for k in range(len(elite), self.c.population_size):
@@ -93,7 +92,7 @@ class EDT:
 
     def pool(self, generation: int, history: Past) -> list[Member]:
         """The last generation, and with PREVIOUS_GENERATION the one before; the fittest first."""
-        bred = [recipe.slot for recipe in history.plan(generation - 1) if recipe.publish == "step" or recipe.carried]
+        bred = [recipe.slot for recipe in history.plan(generation - 1) if recipe.role in ("member", "kept")]
         members = [history[f"{generation - 1}/{slot}"] for slot in bred]
         once = {member.origin: member for member in members if member}
         return sorted(once.values(), key=lambda member: (member.metrics["loss"], member.origin))
@@ -102,26 +101,26 @@ class EDT:
         """The generation before stays within reach as p0, p1, ... for one more round."""
         if not self.c.previous_generation:
             return []
-        return [Recipe(f"p{k}", (f"{generation - 1}/m{k}",)) for k in range(self.c.population_size)]
+        return [kept_as(f"p{k}", f"{generation - 1}/m{k}") for k in range(self.c.population_size)]
 
-    def choose(self, pool: Sequence[Member], dice: np.random.Generator) -> list[str]:
-        return [pool[i].id for i in sorted(chosen(self.c.selects, len(pool), self.c.parents_of_a_child, 2, dice))]
+    def choose(self, pool: Sequence[Member], dice: np.random.Generator) -> tuple[str, ...]:
+        return tuple(pool[i].id for i in sorted(chosen(self.c.selects, len(pool), self.c.parents_of_a_child, 2, dice)))
 
     # -- recipes ----------------------------------------------------------------------------------------------------
 
-    def child(self, k: int, generation: int, parents: list[str], needed: tuple[str, ...] = ()) -> Recipe:
+    def child(self, k: int, generation: int, parents: tuple[str, ...], needs: tuple[str, ...] = ()) -> Recipe:
         before = last_of(f"m{k}", generation)
-        merge = {"method": "child", "of": parents}
-        train = {"round": generation, "slot": k, "steps": self.c.steps_in(generation), "before": before}
-        needed = needed or unique(*parents, before, *tools(self.c))
-        return Recipe(f"m{k}", needed, merge, train, {"on": "held-out"}, "step", optional=self.c.quorum < 1)
+        steps = self.c.steps_in(generation)
+        args = ChildArgs(round=generation, slot=k, steps=steps, before=before, on="held-out").plain()
+        needs = needs or unique(before, *tools(self.c), but=parents)
+        return Recipe(f"m{k}", "child", parents, needs, args=args, optional=self.c.quorum < 1)
 
     def look(self, generation: int) -> list[Recipe]:
         if generation % self.c.average_every and generation != self.c.max_generations:
             return []
-        of = [f"{generation}/m{k}" for k in range(self.c.population_size)]
-        merge, parents = {"method": "mean", "of": of}, unique(*of, *tools(self.c))
-        return [Recipe("average", parents, merge, {}, {"on": "held-out"}, "nothing", optional=True)]
+        members = tuple(f"{generation}/m{k}" for k in range(self.c.population_size))
+        args = LookArgs(on="held-out").plain()
+        return [Recipe("average", "mean", members, tuple(tools(self.c)), "summary", args, optional=True)]
 
     def dice(self, *key: int) -> np.random.Generator:
         return np.random.default_rng([self.c.seed, *key])

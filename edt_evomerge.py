@@ -13,18 +13,18 @@ at the end the winner, and every model that it all began with, answer held-out q
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from fleet.recipe import Past, Recipe
+from fleet.recipe import Past, Recipe, kept_as
 from train.member import dna
 from train.parent_selection import chosen
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.posttrain.posttrain_fitness import rival_of
+from train.posttrain.posttrain_tasks import BredArgs, DataArgs, GivenArgs, Questioned
 from train.posttrain.selection import Rival, matched, ordered
 from train.posttrain_command import method
-from train.round_zero import unique
+from train.round_zero import FIRST, unique
 
 ALGORITHM = "edt-evomerge"
 
@@ -46,19 +46,17 @@ class EvoMerge:
 
     def ground(self) -> list[Recipe]:
         """The given models in one form, and the data as tokens."""
-        inits = [
-            Recipe(f"init-{n}", ("0/init-0",) if n else (), {"kind": "init", "entry": n, "name": short(name), "of": []})
-            for n, name in enumerate(self.c.models)
+        inits = [GivenArgs(entry=n, name=short(name)).plain() for n, name in enumerate(self.c.models)]
+        data = [DataArgs(source=n, name=name).plain() for n, name in enumerate(dna.names(self.c))]
+        return [
+            *(Recipe(f"init-{n}", "init", (), (FIRST,) if n else (), "given", args) for n, args in enumerate(inits)),
+            *(Recipe(f"data-{n}", "data", (), (FIRST,), "tool", args) for n, args in enumerate(data)),
         ]
-        data = [
-            Recipe(f"data-{n}", ("0/init-0",), {"kind": "data", "source": n, "name": name, "of": []})
-            for n, name in enumerate(dna.names(self.c))
-        ]
-        return [*inits, *data]
 
-    def needed(self, *ids: str) -> tuple[str, ...]:
-        """With what all need: the first model's tokenizer, and the data."""
-        return unique(*ids, "0/init-0", *(f"0/data-{n}" for n in range(len(self.c.mutation_datasets))))
+    def needs(self, parents: Sequence[str], base: str = "") -> tuple[str, ...]:
+        """What all need beside their parents: the first model's tokenizer, and the data."""
+        data = (f"0/data-{n}" for n in range(len(self.c.mutation_datasets)))
+        return unique(base, FIRST, *data, but=parents)
 
     # -- generations --------------------------------------------------------------------------------------------------
 
@@ -70,9 +68,9 @@ class EvoMerge:
         members = []
         for k, n in enumerate(chosen):
             if k < given or self.c.mutation == "none":
-                members.append(Recipe(f"m{k}", (f"0/init-{n}",)))
+                members.append(Recipe(f"m{k}", parents=(f"0/init-{n}",)))
             else:
-                members.append(self.child(1, k, [f"0/init-{n}"], dna.founding(self.c, self.dice(1, k))))
+                members.append(self.child(1, k, (f"0/init-{n}",), dna.founding(self.c, self.dice(1, k))))
         return members
 
     def bred(self, generation: int, history: Past) -> list[Recipe]:
@@ -82,13 +80,14 @@ class EvoMerge:
             families = [matched(ids, k, self.dice(generation)) for k in range(self.c.population_size)]
             return [self.bred_of(generation, k, family, genomes) for k, family in enumerate(families)]
         order = self.order(generation - 1, history)
-        elite = [Recipe(f"m{k}", (one.id,), genome=genomes[one.id]) for k, one in enumerate(order[: self.c.elitism])]
+        best = enumerate(order[: self.c.elitism])
+        elite = [Recipe(f"m{k}", parents=(one.id,), genome=genomes[one.id]) for k, one in best]
         children = [
             self.bred_of(generation, k, self.parents(generation, k, order), genomes)
             for k in range(len(elite), self.c.population_size)
         ]
-        best = self.best(generation - 1, history)
-        kept = [] if any(one.parents == (best,) for one in elite) else [Recipe("best", (best,))]
+        fittest = self.best(generation - 1, history)
+        kept = [] if any(one.parents == (fittest,) for one in elite) else [kept_as("best", fittest)]
         return [*elite, *children, *kept]
 
     @property
@@ -104,29 +103,28 @@ class EvoMerge:
 
     def bred_of(self, generation: int, k: int, parents: Sequence[str], genomes: Mapping[str, dna.Genome]) -> Recipe:
         genome = dna.child(self.c, [genomes[id] for id in parents], self.dice(generation, k, 2))
-        return self.child(generation, k, list(dict.fromkeys(parents)), genome)
+        return self.child(generation, k, unique(*parents), genome)
 
-    def child(self, generation: int, k: int, parents: list[str], genome: dna.Genome) -> Recipe:
+    def child(self, generation: int, k: int, parents: tuple[str, ...], genome: dna.Genome) -> Recipe:
         technique = str(self.c.crossover["method"]) if len(parents) > 1 else "copy"
-        base = {"base": f"0/init-{self.c.models.index(self.c.base_model)}"} if self.c.base_model else {}
-        merge = {"kind": "child", "of": parents, "technique": technique, **base}
-        train = {"how": self.c.mutation, "round": generation, "slot": k} if self.c.mutation != "none" else {}
-        needed = self.needed(*parents, *base.values())
-        return Recipe(f"m{k}", needed, merge, train, self.questions(generation), "weights", genome)
+        base = f"0/init-{self.c.models.index(self.c.base_model)}" if self.c.base_model else ""
+        how = self.c.mutation if self.c.mutation != "none" else ""
+        args = BredArgs(on="choosing", generation=generation, slot=k, technique=technique, base=base, how=how)
+        return Recipe(f"m{k}", "child", parents, self.needs(parents, base), args=args.plain(), genome=genome)
 
     def looked_at(self, generation: int, members: list[Recipe]) -> list[Recipe]:
         """Who was not made in this generation answers its questions, too."""
-        asked = self.questions(generation)
+        asked = Questioned(on="choosing", generation=generation)
         return [*members, *(self.look(look_of(m.slot), m.parents[0], asked) for m in members if m.carried)]
 
-    def look(self, slot: str, id: str, asked: Mapping[str, Any], of: Sequence[str] = ()) -> Recipe:
-        return Recipe(slot, self.needed(id), {"kind": "look", "at": id, "of": [*of]}, {}, asked, "nothing")
+    def look(self, slot: str, id: str, asked: Questioned, role: str = "look") -> Recipe:
+        return Recipe(slot, "look", (id,), self.needs((id,)), role, asked.plain())
 
     def finals(self, generation: int, history: Past) -> list[Recipe]:
-        best, asked = self.best(generation - 1, history), {"on": "judging"}
+        best, asked = self.best(generation - 1, history), Questioned(on="judging")
         starts = range(len(self.c.initial_population))
         return [
-            self.look("winner", best, asked, [best]),
+            self.look("winner", best, asked, "winner"),
             *(self.look(f"start-{n}", f"0/init-{n}", asked) for n in starts),
         ]
 
@@ -144,7 +142,7 @@ class EvoMerge:
     def rivals(self, generation: int, history: Past) -> list[Rival]:
         found = []
         for recipe in history.plan(generation):
-            if recipe.slot[0] == "m" or recipe.slot == "best":
+            if recipe.role in ("member", "kept"):
                 slot = look_of(recipe.slot) if recipe.carried else recipe.slot
                 found.append(rival_of(self.c, f"{generation}/{recipe.slot}", history[f"{generation}/{slot}"].metrics))
         return found
@@ -153,9 +151,6 @@ class EvoMerge:
         """Of a generation; a given model has none of its own yet."""
         plain = dna.plain(self.c)
         return {f"{generation}/{recipe.slot}": recipe.genome or plain for recipe in history.plan(generation)}
-
-    def questions(self, generation: int) -> dict[str, Any]:
-        return {"on": "choosing", "generation": generation}
 
     def dice(self, *key: int) -> np.random.Generator:
         return np.random.default_rng([self.c.seed, *key])

@@ -64,7 +64,7 @@ def rows(history: History) -> list[tuple[str, str, float, str]]:
             if not recipe.carried:
                 outcome = history.outcome(f"{round}/{recipe.slot}")
                 metrics = outcome.member.metrics
-                what = recipe.merge.get("technique", recipe.merge["kind"])
+                what = recipe.args.get("technique", recipe.task)
                 learned = f"{metrics['steps']} steps, {metrics['tokens']} tokens" if "steps" in metrics else ""
                 score = f"fitness {metrics['fitness']:.3f} ± {metrics['error']:.3f}" if "fitness" in metrics else ""
                 found.append((f"{round}/{recipe.slot}", what, outcome.seconds, " ".join([learned, score]).strip()))

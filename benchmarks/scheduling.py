@@ -50,7 +50,8 @@ class Simulation:
                 self._finish(seat, id, now)
             elif not seat.busy:
                 self._turn(seat, now)
-        trained = [[self.done[id] for id, recipe in self.rounds[r].items() if recipe.train] for r in range(rounds + 1)]
+        of = [self.rounds[round].items() for round in range(rounds + 1)]
+        trained = [[self.done[id] for id, recipe in each if "steps" in recipe.args] for each in of]
         return [max(ends) for ends in trained if ends]
 
     def _finish(self, seat: Seat, id: str, now: float) -> None:
@@ -88,15 +89,15 @@ class Simulation:
                 self.rounds[round] = {name(round, each.slot): each for each in self.toy.plan(round, None)}
         jobs = [job for r in range(self.first, self.first + AHEAD + 1) for job in self.rounds[r].items()]
         jobs = [(id, recipe) for id, recipe in jobs if id not in self.done]
-        wanted = {parent for _, recipe in jobs for parent in recipe.parents}
+        wanted = {input for _, recipe in jobs for input in recipe.inputs}
 
         def rank(job: tuple[str, Recipe]) -> tuple[bool, int, int, int]:
             id, recipe = job
-            only_looked_at = id not in wanted and recipe.publish == "nothing"
-            own = len(seat.own.intersection(recipe.parents))
+            only_looked_at = id not in wanted and recipe.role != "member"
+            own = len(seat.own.intersection(recipe.inputs))
             return only_looked_at, place(id)[0], -own, zlib.crc32(f"w{seat.number}{id}".encode())
 
-        return [id for id, _ in sorted((j for j in jobs if all(p in self.done for p in j[1].parents)), key=rank)]
+        return [id for id, _ in sorted((j for j in jobs if all(p in self.done for p in j[1].inputs)), key=rank)]
 
     def _polite(self, seat: Seat, id: str, now: float) -> bool:
         patience = min(_POLITE, 0.1 * self.usual) if seat.slow else 0.0

@@ -49,7 +49,7 @@ def worker_rates(config: TrainConfig) -> list[float]:
     def timed(work: Work) -> object:
         began = time.perf_counter()
         made = make(work)
-        if work.recipe.merge["method"] == "child":
+        if work.recipe.task == "child":
             took.append(time.perf_counter() - began)
         return made
 

@@ -11,8 +11,18 @@ from evomerge.breeding import Among, Child, Ranked, first, next_generation, rank
 from evomerge.config import EvolutionSettings, TournamentConfig
 from evomerge.formula import Formula, in_words, makeup
 from fleet.recipe import Member, Past, Recipe
+from fleet.tasks import Args
 
 CHECK = "0/check"
+
+
+class ScoreFormula(Args):
+    """What the task is told that builds a model by its formula and looks how good it is."""
+
+    name: str
+    technique: str = ""
+    formula: dict[str, Any]
+    on: str
 
 
 @dataclass(frozen=True)
@@ -21,7 +31,7 @@ class Tournament:
 
     def plan(self, round: int, history: Past) -> list[Recipe]:
         if round == 0:
-            return [Recipe("check", merge={"kind": "check"})]
+            return [Recipe("check", "check", role="tool")]
         if round == 1:
             return [*self.models("choosing"), *self.members(1, self.first(history))]
         ended = last_generation(self.e, scores(history, round - 1))
@@ -30,10 +40,8 @@ class Tournament:
         winner = best_of(history, ended)
         if round > ended + 1 or winner is None:
             return []
-        final = Recipe(
-            "winner", (winner.id,), {**winner.recipe.merge, "of": [winner.id]}, {}, {"on": "judging"}, "nothing"
-        )
-        return [final, *self.models("judging")]
+        args = {**winner.recipe.args, "on": "judging"}
+        return [Recipe("winner", "score", (winner.id,), role="winner", args=args), *self.models("judging")]
 
     @property
     def e(self) -> EvolutionSettings:
@@ -60,24 +68,18 @@ class Tournament:
 
     def member(self, round: int, n: int, child: Child) -> Recipe:
         if child.carried:
-            return Recipe(f"m{n}", child.parents)
+            return Recipe(f"m{n}", parents=child.parents)
         name = f"{child.technique.replace('+', '-')}-{round}.{n}"
-        formula = child.formula.model_dump(mode="json")
-        merge = {
-            "kind": "score",
-            "name": name,
-            "technique": child.technique,
-            "of": [*child.parents],
-            "formula": formula,
-        }
-        return Recipe(f"m{n}", child.parents, merge, {}, {"on": "choosing"}, "nothing", genome(child.formula), True)
+        formula, shown = child.formula.model_dump(mode="json"), genome(child.formula)
+        args = ScoreFormula(name=name, technique=child.technique, formula=formula, on="choosing").plain()
+        return Recipe(f"m{n}", "score", child.parents, args=args, genome=shown, optional=True)
 
     def models(self, on: str) -> list[Recipe]:
         """The models themselves, to compare with."""
         found = []
         for n, name in enumerate(self.names):
-            made = {"kind": "score", "name": name, "formula": Formula(blend=name).model_dump(mode="json")}
-            found.append(Recipe(f"model-{n}", (), made, {}, {"on": on}, "nothing"))
+            args = ScoreFormula(name=name, formula=Formula(blend=name).model_dump(mode="json"), on=on)
+            found.append(Recipe(f"model-{n}", "score", role="given", args=args.plain()))
         return found
 
 
@@ -87,16 +89,12 @@ def genome(formula: Formula) -> dict[str, Any]:
 
 
 def formula_of(recipe: Recipe) -> Formula:
-    return Formula.model_validate(recipe.merge["formula"])
+    return Formula.model_validate(recipe.args["formula"])
 
 
 def members_of(history: Past, round: int) -> list[Member]:
     """A generation, all of it finished."""
-    return [
-        history[f"{round}/{recipe.slot}"]
-        for recipe in history.plan(round)
-        if recipe.slot[0] == "m" and recipe.slot[1:].isdigit()
-    ]
+    return [history[f"{round}/{recipe.slot}"] for recipe in history.plan(round) if recipe.role == "member"]
 
 
 def as_ranked(member: Member) -> Ranked:

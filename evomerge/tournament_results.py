@@ -114,7 +114,7 @@ def read(history: History) -> TournamentOutcome:
             models = [entry(member) for member in originals]
         elif originals:
             there = [history[f"{round}/winner"], *originals]
-            judged = [Judged(m.recipe.merge["name"], m.metrics, formula_of(m.recipe)) for m in there]
+            judged = [Judged(m.recipe.args["name"], m.metrics, formula_of(m.recipe)) for m in there]
     return TournamentOutcome(config, generations, models, judged)
 
 
@@ -123,12 +123,12 @@ def _entries(history: History, round: int) -> list[TournamentEntry]:
 
 
 def _originals(history: History, round: int) -> list[Member]:
-    return [history[f"{round}/{recipe.slot}"] for recipe in history.plan(round) if recipe.slot.startswith("model-")]
+    return [history[f"{round}/{recipe.slot}"] for recipe in history.plan(round) if recipe.role == "given"]
 
 
 def entry(member: Member) -> TournamentEntry:
-    merge = member.recipe.merge
-    what = (merge["name"], merge.get("technique", ""), tuple(merge.get("of", ())))
+    args = member.recipe.args
+    what = (args["name"], args.get("technique", ""), member.recipe.parents)
     return TournamentEntry(
         member.origin, *what, member.metrics.get("score"), objectives_of(member), formula_of(member.recipe)
     )

@@ -4,7 +4,7 @@ import math
 
 from fleet.history import History
 from fleet.host import Host
-from fleet.recipe import Recipe, name, place
+from fleet.recipe import Recipe, alike, name, place
 
 
 class Elastic:
@@ -35,17 +35,16 @@ class Elastic:
 
     def _startable(self, id: str) -> bool:
         """Only what could have been made by now can be late."""
-        return all(map(self.history.finished, self.history.recipe(id).parents))
+        return all(map(self.history.finished, self.history.recipe(id).inputs))
 
     def _needed(self, round: int) -> set[str]:
-        """What a planned recipe has to have: of its parents in this round, none is there or must be made."""
+        """What a planned recipe has to have: of its inputs in this round, none is there or must be made."""
         recipes = (recipe for each in self.history.open_rounds() for recipe in self.history.plan(each))
-        lists = {id(recipe.parents): recipe.parents for recipe in recipes}  # most are shared
         return {
-            parent
-            for parents in lists.values()
-            if not any(self._certain(each) for each in parents if place(each)[0] == round)
-            for parent in parents
+            input
+            for recipe in alike(recipes).values()
+            if not any(self._certain(each) for each in recipe.inputs if place(each)[0] == round)
+            for input in recipe.inputs
         }
 
     def _certain(self, id: str) -> bool:
@@ -55,4 +54,4 @@ class Elastic:
 
 def _counts(round: int, recipe: Recipe) -> bool:
     """Towards the quorum: not what is carried over, and not what can only look at others of its own round."""
-    return not recipe.carried and not any(place(parent)[0] == round for parent in recipe.parents)
+    return not recipe.carried and not any(place(input)[0] == round for input in recipe.inputs)

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from fleet import faults, known, payload, summary
 from fleet.host import Host
 from fleet.known import KnownRound, Outcome
-from fleet.recipe import AHEAD, Member, NotYet, Recipe, folder, name, place
+from fleet.recipe import AHEAD, Member, NotYet, Recipe, alike, folder, name, place
 from fleet.run import open_run
 from fleet.slots import Slot, parse
 from fleet.store import Store
@@ -325,8 +325,8 @@ class History:
         return not any(id in self._open for id in self._known(round).made) and self._durable(round)
 
     def _startable(self, id: str) -> bool:
-        """Not finished, and its parents are: where nothing is so, a listing can show nothing new."""
-        return id in self._open and all(map(self.finished, self._open[id].parents))
+        """Not finished, and its inputs are: where nothing is so, a listing can show nothing new."""
+        return id in self._open and all(map(self.finished, self._open[id].inputs))
 
     def _reconsider(self, round: int) -> None:
         for id in self._known(round).made:
@@ -370,7 +370,8 @@ class History:
 
     def _look_behind(self) -> None:
         """What is needed of finished rounds may have been voided by somebody: then all are to make it again."""
-        needed = {self.origin(parent) for recipe in self._open.values() for parent in recipe.parents}
+        one_each = alike(self._open.values()).values()
+        needed = {self.origin(input) for recipe in one_each for input in recipe.inputs}
         needed = {id for id in needed if self._settled(place(id)[0])}
         for round in {place(id)[0] for id in needed}:
             self.scan(round)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from fleet import launches, pace
 from fleet.claims import pulse_of
 from fleet.context import Stopped, WorkerContext
-from fleet.recipe import Recipe, place
+from fleet.recipe import Recipe, alike, place, reads
 
 _PULSES = 3  # so many are looked at in one slow tick
 
@@ -55,17 +55,17 @@ class Chooser:
 
     def _makeable(self) -> list[str]:
         finished, jobs = self.context.history.finished, self.context.history.open()
-        groups = {id(recipe.parents): recipe.parents for _, recipe in jobs}  # thousands of recipes may share a list
-        wanted = {parent for parents in groups.values() for parent in parents}
-        there = {key for key, parents in groups.items() if all(map(finished, parents))}
-        ready = [job for job in jobs if id(job[1].parents) in there and not self.context.blame.shuns(job[0])]
+        groups = alike(recipe for _, recipe in jobs)
+        wanted = {input for each in groups.values() for input in each.inputs}
+        there = {key for key, each in groups.items() if all(map(finished, each.inputs))}
+        ready = [job for job in jobs if reads(job[1]) in there and not self.context.blame.shuns(job[0])]
         return [name for name, _ in sorted(ready, key=lambda job: self._rank(job[0], job[1], wanted))]
 
     def _rank(self, id: str, recipe: Recipe, wanted: set[str]) -> tuple[bool, bool, int, int, int]:
         """What failed here comes last, before it evaluations that nothing waits for; ties are broken by the worker's
         name, so that all differ."""
-        only_looked_at = id not in wanted and recipe.publish == "nothing"
-        own = sum(self.context.history.origin(parent) in self.context.own for parent in recipe.parents)
+        only_looked_at = id not in wanted and recipe.role != "member"
+        own = sum(self.context.history.origin(input) in self.context.own for input in recipe.inputs)
         return (
             self.context.blame.wary(id),
             only_looked_at,

@@ -1,9 +1,9 @@
 """A plan as it stands in its register: what several recipes name together is written, and kept in memory, once. Pure.
 
-    {"groups": [["1/m0", "1/m1", ...]], "recipes": [{"slot": "m0", "parents": [0, "0/init-0"], ...}, ...]}
+    {"groups": [["1/m0", "1/m1", ...]], "recipes": [{"slot": "m0", "task": "child", "parents": [0, "1/m9"], ...}, ...]}
 
-A number among the parents is that group; a recipe's `of`, whom it descends from, says how many of its parents that is,
-where they come first. Short lists stay as they are, so that a small run's plan is easy to read.
+A number among the parents, or what else is needed, is that group. Short lists stay as they are, so that a small run's
+plan is easy to read.
 """
 
 from collections import Counter, defaultdict
@@ -13,8 +13,9 @@ from typing import Any
 
 from fleet.recipe import Recipe, from_json, to_json
 
-MOST = 1 << 22  # names of parents in a plan, each shared list counted once: some 32 MB in memory
+MOST = 1 << 22  # names of inputs in a plan, each shared list counted once: some 32 MB in memory
 _WORTH = 8  # names that a group has at least
+_LISTS = ("parents", "needs")
 
 Names = tuple[str, ...]
 Coded = tuple[str | int, ...]
@@ -34,30 +35,22 @@ def recipes_in(record: Mapping[str, Any]) -> tuple[Recipe, ...]:
 
 
 def _coded(recipe: Recipe, coder: "_Coder") -> dict[str, Any]:
-    value, of = to_json(recipe), recipe.merge.get("of")
-    if recipe.parents:
-        value["parents"] = coder.coded(recipe.parents)
-    if isinstance(of, list) and len(of) >= _WORTH and tuple(of) == recipe.parents[: len(of)]:
-        value["merge"] = {**recipe.merge, "of": {"first": len(of)}}
-    return value
+    value = to_json(recipe)
+    return {**value, **{key: coder.coded(value[key]) for key in _LISTS if key in value}}
 
 
 def _whole(value: Any, names: "_Names") -> Any:
     if not isinstance(value, dict):
         return value  # which from_json refuses
-    if isinstance(coded := value.get("parents"), (list, tuple)):  # as read, or as just made
-        value = {**value, "parents": names.whole(coded)}
-    match value.get("merge"):
-        case {"of": {"first": int(count)}} as merge:
-            value = {**value, "merge": {**merge, "of": names.first(count, value["parents"])}}
-    return value
+    lists = {key: coded for key in _LISTS if isinstance(coded := value.get(key), (list, tuple))}  # read, or just made
+    return {**value, **{key: names.whole(coded) for key, coded in lists.items()}}
 
 
 class _Coder:
     """Finds the runs of names that several lists have in common."""
 
     def __init__(self, recipes: Sequence[Recipe]) -> None:
-        lists = Counter(recipe.parents for recipe in recipes if recipe.parents)
+        lists = Counter(names for recipe in recipes for names in (recipe.parents, recipe.needs) if names)
         users = defaultdict[str, list[int]](list)
         for n, names in enumerate(lists):
             for name in names:
@@ -92,7 +85,6 @@ class _Names:
     def __init__(self, groups: Any) -> None:
         self._groups: list[Names] = [tuple(_checked(group)) for group in groups]
         self._known = dict[Coded, Names]()
-        self._firsts = dict[tuple[int, int], list[str]]()
         self._count = 0
 
     def whole(self, coded: Any) -> Names:
@@ -101,15 +93,9 @@ class _Names:
             parts = [self._part(each) for each in key]
             self._count += sum(map(len, parts))
             if self._count > MOST:
-                raise ValueError(f"more than {MOST:,} names of parents stand in one plan")
+                raise ValueError(f"more than {MOST:,} names of members stand in one plan")
             self._known[key] = tuple(chain.from_iterable(parts))
         return self._known[key]
-
-    def first(self, count: int, names: Names) -> list[str]:
-        key = (count, id(names))  # which all that are known keep alive
-        if key not in self._firsts:
-            self._firsts[key] = [*names[:count]]
-        return self._firsts[key]
 
     def _part(self, coded: Any) -> Names:
         if type(coded) is int and 0 <= coded < len(self._groups):

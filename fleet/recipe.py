@@ -1,13 +1,21 @@
 """Recipes, members and their names: what is planned and what came of it. Pure."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
 AHEAD = 4  # round r + AHEAD may be planned once all rounds below r are finished
-PUBLISH = ("weights", "change", "step", "nothing")
+ROLES = (
+    "member",  # a model that goes on, or might
+    "kept",  # carried over only to stay within reach
+    "summary",  # a look at what several members come to together
+    "look",  # another evaluation of its one parent
+    "given",  # what was there before the run
+    "tool",  # no model: a tokenizer, a text, a check
+    "winner",  # stands for its one parent at the end
+)
 
 T = TypeVar("T")
 
@@ -25,21 +33,31 @@ class Unplannable(Exception):
 
 @dataclass(frozen=True)
 class Recipe:
-    """What to make. The run itself reads slot, parents, publish and optional; the rest is the maker's."""
+    """What to make. The run itself reads slot, parents, needs and optional, its readers the role; the rest is the
+    maker's."""
 
     slot: str  # its name in the round: "replica-3"
-    parents: tuple[str, ...] = ()  # members whose files it reads: "12/replica-3"
-    merge: Mapping[str, Any] = field(default_factory=dict)
-    train: Mapping[str, Any] = field(default_factory=dict)
-    evaluate: Mapping[str, Any] = field(default_factory=dict)
-    publish: str = "weights"
+    task: str = ""  # names the function that makes it; without one it is its parent, carried over
+    parents: tuple[str, ...] = ()  # members that it descends from: "12/replica-3"
+    needs: tuple[str, ...] = ()  # what else it reads
+    role: str = "member"
+    args: Mapping[str, Any] = field(default_factory=dict)  # of the task
     genome: Mapping[str, Any] = field(default_factory=dict)
     optional: bool = False  # may fail or come too late without stopping the run
 
     @property
     def carried(self) -> bool:
-        """One parent and nothing to do: it is its parent, carried over."""
-        return len(self.parents) == 1 and not (self.merge or self.train or self.evaluate)
+        return not self.task
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Whose files it reads, each once."""
+        return self.parents + self.needs
+
+    @property
+    def questions(self) -> str:
+        """What it is measured on, if that has a name."""
+        return str(self.args.get("on", ""))
 
 
 @dataclass(frozen=True)
@@ -96,6 +114,20 @@ def folder(round: int) -> str:
     return f"rounds/{round:05d}"
 
 
+def kept_as(slot: str, id: str) -> Recipe:
+    """A member of an earlier round stays within reach under this name."""
+    return Recipe(slot, parents=(id,), role="kept")
+
+
+def alike(recipes: Iterable[Recipe]) -> dict[tuple[int, int], Recipe]:
+    """One of each group that reads the same: thousands of recipes may share their lists."""
+    return {reads(recipe): recipe for recipe in recipes}
+
+
+def reads(recipe: Recipe) -> tuple[int, int]:
+    return id(recipe.parents), id(recipe.needs)
+
+
 _EMPTY = asdict(Recipe(""))
 
 
@@ -108,7 +140,7 @@ def from_json(value: Any) -> Recipe:
     """A recipe as it stands in a plan; refuses any other shape."""
     if not isinstance(value, dict) or not value.keys() <= _EMPTY.keys():
         raise ValueError(f"not a recipe: {str(value)[:200]}")
-    value = {**value, "parents": tuple(value.get("parents", ()))}
+    value = {**value, "parents": tuple(value.get("parents", ())), "needs": tuple(value.get("needs", ()))}
     for key, got in value.items():
         if type(got) is not type(_EMPTY[key]):
             raise ValueError(f"recipe: {key} is {got!r}")
@@ -116,26 +148,26 @@ def from_json(value: Any) -> Recipe:
 
 
 def check(round: int, recipes: Sequence[Recipe]) -> None:
-    """A plan is data that everyone will act on for ever: slots unique, parents known and within reach."""
-    seen, known = set[str](), set[int]()  # lists of parents that are looked at already: most are shared
+    """A plan is data that everyone will act on for ever: slots unique, inputs known and within reach."""
+    seen, known = set[str](), set[tuple[int, int]]()  # lists of inputs that are looked at already: most are shared
     for recipe in recipes:
         where = f"the plan of round {round}, slot {recipe.slot!r}"
         if not _SLOT.fullmatch(recipe.slot):
             raise ValueError(f"{where}: a slot's name is lower-case letters, digits, '-' and '_'")
         if recipe.slot in seen:
             raise ValueError(f"{where}: stands there twice")
-        if recipe.publish not in PUBLISH:
-            raise ValueError(f"{where}: publish is {recipe.publish!r}, not one of {', '.join(PUBLISH)}")
-        if not (recipe.merge or recipe.train or recipe.evaluate or recipe.carried):
-            raise ValueError(f"{where}: nothing to do")
-        for parent in () if id(recipe.parents) in known else recipe.parents:
-            where_from, slot = place(parent)
+        if recipe.role not in ROLES:
+            raise ValueError(f"{where}: its role is {recipe.role!r}, not one of {', '.join(ROLES)}")
+        if recipe.carried and (len(recipe.parents) != 1 or recipe.needs or recipe.args):
+            raise ValueError(f"{where}: no task, and not one parent that is carried over")
+        for input in () if reads(recipe) in known else recipe.inputs:
+            where_from, slot = place(input)
             if where_from == round and slot not in seen:
-                raise ValueError(f"{where}: its parent {parent} stands after it, or nowhere")
+                raise ValueError(f"{where}: its input {input} stands after it, or nowhere")
             if where_from > round or where_from not in (0, round - 1, round):
                 raise ValueError(
-                    f"{where}: its parent {parent} is out of reach; parents lie in the same round, "
+                    f"{where}: its input {input} is out of reach; inputs lie in the same round, "
                     "the one before, or round 0 (carry over what shall live longer)"
                 )
         seen.add(recipe.slot)
-        known.add(id(recipe.parents))
+        known.add(reads(recipe))

@@ -44,7 +44,7 @@ class Repair:
 
     def _bad_parent(self, id: str, good: set[str]) -> tuple[str | None, faults.Fault]:
         """Where the first parent was made that fresh reads do not find whole."""
-        for parent in self.context.history.recipe(id).parents:
+        for parent in self.context.history.recipe(id).inputs:
             if parent not in good and (fault := self._fault_in(parent)):
                 return self.context.history[parent].origin, fault
             good.add(parent)

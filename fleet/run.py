@@ -14,7 +14,7 @@ from fleet.disk import Disk
 from fleet.host import Host
 from fleet.store import FOLDERS, Store
 
-FORMAT = 1
+FORMAT = 2  # 1: recipes had merge, train, evaluate and publish
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ def open_run(folder: Path, host: Host, name: str) -> tuple[Store, Mapping[str, A
     except (faults.Denied, faults.Unfit) as error:
         raise UserError(f"{folder}: cannot be read: {error}") from None
     if run.get("format") != FORMAT:
-        raise UserError(f"{folder}: made by another version of this project (format {run.get('format')}, not {FORMAT})")
+        its = f"format {run.get('format')}, not {FORMAT}; begun by {run.get('code') or 'an earlier one'}"
+        raise UserError(f"{folder}: made by another version of this project ({its}): use that one")
     if not (isinstance(run.get("id"), str) and isinstance(run.get("config"), dict)):
         raise UserError(f"{folder}/run.json: has another shape than this project writes")
     for inner in FOLDERS:

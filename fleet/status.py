@@ -106,8 +106,8 @@ class View:
         made, free, waits = list[str](), list[str](), Counter[str]()
         open = {name(round, recipe.slot): recipe for recipe in recipes if not self._finished(round, recipe)}
         for id, recipe in open.items():
-            if unfinished := [parent for parent in recipe.parents if not self.history.finished(parent)]:
-                waits.update(self.history.origin(parent) for parent in unfinished)
+            if unfinished := [input for input in recipe.inputs if not self.history.finished(input)]:
+                waits.update(self.history.origin(input) for input in unfinished)
             elif not recipe.carried:
                 maker = self._maker(id)
                 (made if maker else free).append(recipe.slot + maker)

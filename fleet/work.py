@@ -1,4 +1,4 @@
-"""What the maker of a member sees: its recipe, its parents' files, a place to write, and when to pause."""
+"""What the maker of a member sees: its recipe, its inputs' files, a place to write, and when to pause."""
 
 import contextlib
 from collections.abc import Callable, Mapping
@@ -37,8 +37,8 @@ class CannotServe(Exception):
 
 
 @dataclass(frozen=True)
-class Parent:
-    """A present parent: what is known of it, and its files."""
+class Input:
+    """A present input: what is known of it, and its files."""
 
     member: Member
     files: Payload
@@ -77,9 +77,9 @@ class Work:
         self.recipe: Recipe = history.recipe(id)
         self._version = history.slot(id).version
         self.host = draft.store.host
-        members = {parent: history[parent] for parent in self.recipe.parents}
-        self.absent = tuple(parent for parent, member in members.items() if not member)
-        self.parents = {p: Parent(member, history.files(p)) for p, member in members.items() if member}
+        members = {id: history[id] for id in self.recipe.inputs}
+        self.absent = tuple(id for id, member in members.items() if not member)
+        self.inputs = {id: Input(member, history.files(id)) for id, member in members.items() if member}
         self.resumed: snapshots.Snapshot | None = None
         self._resume, self._every, self._ordered = resume, snapshot_every, ordered
         self._saved = self._asked = self.host.now()

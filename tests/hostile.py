@@ -15,8 +15,8 @@ WEB = (
     "--><base href=http://evil.example>", "url(http://evil.example/x);}*{background:red",
 )  # fmt: skip
 # Words that a run is held together by: in their place other text is a damaged register, and that is told.
-BONES = {"slot", "parents", "attempt", "files", "absent", "identity", "id", "algorithm", "format", "schema", "state",
-         "publish"}  # fmt: skip
+BONES = {"slot", "parents", "needs", "task", "role", "attempt", "files", "absent", "identity", "id", "algorithm",
+         "format", "schema", "state"}  # fmt: skip
 
 
 def planted(run: Path, text: str) -> int:
@@ -50,7 +50,7 @@ def _with(value: Any, text: str, key: str) -> Any:
             return value + text
         case dict():
             inside = {each: _with(inner, text, each) for each, inner in value.items()}
-            return inside | ({text: text} if key in ("merge", "train", "evaluate", "genome") else {})
+            return inside | ({text: text} if key in ("args", "genome") else {})
         case list():
             return [_with(each, text, key) for each in value]
     return value

@@ -33,10 +33,10 @@ class TwoRounds:
 
     def plan(self, round: int, history: Past) -> list[Recipe]:
         if self.wide:
-            many = [Recipe(f"c{k}", merge={"x": k}, optional=self.spared) for k in range(self.wide)]
+            many = [Recipe(f"c{k}", "x", args={"x": k}, optional=self.spared) for k in range(self.wide)]
             return [many, []][round]
-        good, bad = Recipe("good", merge={"x": 1}), Recipe("bad", merge={"x": 2}, optional=self.spared)
-        return [[good, bad], [Recipe("child", ("0/good", "0/bad"), merge={"x": 3})], []][round]
+        good, bad = Recipe("good", "x", args={"x": 1}), Recipe("bad", "x", args={"x": 2}, optional=self.spared)
+        return [[good, bad], [Recipe("child", "x", ("0/good", "0/bad"), args={"x": 3})], []][round]
 
 
 def maker(config: MishapConfig) -> Maker:
@@ -44,7 +44,7 @@ def maker(config: MishapConfig) -> Maker:
         work.host.sleep(config.sleep)
         if work.recipe.slot == "bad" or config.sick and work.draft.store.name.startswith(config.sick):
             happens(config.mishap)
-        work.write("weights", b"".join(parent.read("weights") for parent in work.parents.values()) + b"x")
+        work.write("weights", b"".join(parent.read("weights") for parent in work.inputs.values()) + b"x")
         odd = {"nan": {"loss": float("nan")}, "number": {1: 0.5}, "pair": {"word": "\ud83d\ude00"}}
         return odd.get(config.mishap, {"loss": 1.0}) if work.recipe.slot == "bad" else {"loss": 1.0}
 

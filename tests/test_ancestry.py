@@ -31,10 +31,9 @@ ANCESTRY = [sys.executable, "-m", "fleet.ancestry"]
 EVOLVING = {"selection": "rank", "elitism": 1, "max_generations": 4, "mutation_probability": 0.7}
 
 
-def made(id, of=None, score=None, *, parents=(), absent="", metrics=None, publish="weights", genome=None, **merge):
+def made(id, of=(), score=None, *, absent="", metrics=None, role="member", genome=None, **args):
     """A member that a maker has made."""
-    merge = merge | ({} if of is None else {"of": list(of)})
-    recipe = Recipe(place(id)[1], tuple(parents), merge or {"kind": "x"}, publish=publish, genome=genome or {})
+    recipe = Recipe(place(id)[1], "x", tuple(of), role=role, args=args, genome=genome or {})
     known = {} if score is None else {"score": score}
     return Member(id, id, recipe, {} if absent else {**known, **(metrics or {})}, {}, absent)
 
@@ -70,17 +69,12 @@ def evolved(tmp_path_factory) -> Path:
 def test_lineage_is_what_the_plans_say(evolved):
     history = opened(evolved)
     found = tree(history)
-    bred = [
-        (round, recipe)
-        for round in range(1, 5)
-        for recipe in history.plan(round)
-        if recipe.merge.get("method") == "child"
-    ]
+    bred = [(round, recipe) for round in range(1, 5) for recipe in history.plan(round) if recipe.task == "child"]
     assert len(bred) == 4 + 3 * 3, "one of four is an elite"
     for round, recipe in bred:
         node = found.nodes[f"{round}/{recipe.slot}"]
-        assert list(node.parents) == list(dict.fromkeys(history[id].origin for id in recipe.merge["of"]))
-        assert list(node.through) == list(dict.fromkeys(recipe.merge["of"]))
+        assert list(node.parents) == list(dict.fromkeys(history[id].origin for id in recipe.parents))
+        assert list(node.through) == list(dict.fromkeys(recipe.parents))
         assert node.score == -history[node.id].metrics["loss"] and node.technique == "child"
     assert found.nodes["1/m0"].parents == ("0/init-0",), "a text and a tokenizer are no ancestors"
     assert not {"0/tokenizer", "0/tokens-0"} & found.nodes.keys()
@@ -143,7 +137,7 @@ def test_where_everybody_is_a_parent_slots_are_rows(tmp_path):
 def test_diloco_descends_through_its_shards(tmp_path):
     found = tree(small.finished(tmp_path, algorithm="diloco", max_generations=2))
     shards = tuple(f"1/shard-{s}" for s in range(4))
-    assert found.nodes["2/replica-1"].parents == (*shards, "1/replica-1"), "the first weights only show the shape"
+    assert found.nodes["2/replica-1"].parents == shards, "the first weights only show the shape"
     assert found.nodes["2/global"].summary and found.winner == "2/global"
     layout = laid_out(found)
     assert layout.spots["2/replica-0"][0] < layout.spots["2/shard-0"][0] == layout.spots["2/global"][0]
@@ -189,7 +183,7 @@ def test_failed_members_are_shown_and_nobody_descends_from_them(toys):
 
 def contest(*more: Member) -> list[Member]:
     """A tournament: originals and their first children in round 1."""
-    models = [made(f"1/model-{n}", score=0.1 * n, kind="score", name=f"model {n}") for n in range(3)]
+    models = [made(f"1/model-{n}", score=0.1 * n, name=f"model {n}") for n in range(3)]
     first = [made(f"1/m{n}", ["1/model-0", "1/model-2"], 0.3 + n / 10, technique="slerp+ties") for n in range(3)]
     return [*models, *first, *more]
 
@@ -206,20 +200,19 @@ def test_originals_stand_on_the_left_with_their_names():
 
 def test_a_look_at_a_whole_round_wins_only_where_nothing_else_was_measured():
     children = [made("2/m0", ["1/m0", "1/m1"], 0.8), made("2/m1", ["1/m2"], 0.9)]
-    found = grown([*contest(), *children, made("2/average", ["2/m0", "2/m1"], 1.5, publish="nothing")], 3)
+    found = grown([*contest(), *children, made("2/average", ["2/m0", "2/m1"], 1.5, role="summary")], 3)
     assert found.nodes["2/average"].summary and found.winner == "2/m1"
-    silent = [made("2/m0", ["1/m0"]), made("2/average", ["2/m0"], 1.5, publish="nothing")]
+    silent = [made("2/m0", ["1/m0"]), made("2/average", ["2/m0"], 1.5, role="summary")]
     assert grown([*contest(), *silent], 3).winner == "2/average"
 
 
 def test_the_slot_winner_stands_for_its_parent():
     m0 = carried("2/m0", contest()[5])
     children = [made("2/m1", ["1/m0"], 0.9, technique="mutation"), made("2/m2", ["1/m0", "1/m1"], 0.2)]
-    found = grown([*contest(), m0, *children, made("3/winner", ["2/m0"], 0.1, kind="export")], 4)
-    assert found.winner == "1/m2" and found.nodes["3/winner"].parents == ("1/m2",)
-    assert "3/winner" not in laid_out(found).spots
+    found = grown([*contest(), m0, *children, made("3/winner", ["2/m0"], 0.1, role="winner")], 4)
+    assert found.winner == "1/m2" and "3/winner" not in found.nodes
     assert grown([*contest(), m0, *children], 3).winner == "2/m1", "until then the fittest"
-    alone = grown([*contest(), *children, made("3/winner", score=0.5)], 4)
+    alone = grown([*contest(), *children, made("3/winner", score=0.5, role="winner")], 4)
     assert alone.winner == "3/winner" and "3/winner" in laid_out(alone).spots, "it was measured itself"
 
 
@@ -234,16 +227,17 @@ def test_scores_come_first_and_losses_count_downwards():
     ] * 3
 
 
-def test_of_may_hold_anything():
-    odd = [made("1/a", score=1.0), Member("2/b", "2/b", Recipe("b", merge={"of": "1/a"}), {"score": 2.0}, {})]
-    strange = Member("2/c", "2/c", Recipe("c", ("1/a",), {"of": {"x": 1}}), {"score": 1.0}, {})
-    more = made("2/d", ["1/a", "9/nobody", "1/a", 7, "not a name"], 0.5)
-    nodes = grown([*odd, strange, more], 3).nodes
-    assert [nodes[id].parents for id in ("2/b", "2/c", "2/d")] == [("1/a",)] * 3
+def test_a_parent_counts_once_and_only_if_it_is_there():
+    members = [
+        made("1/a", score=1.0),
+        made("1/text", role="tool"),
+        made("2/b", ["1/a", "9/nobody", "1/a", "1/text"], 0.5),
+    ]
+    assert grown(members, 3).nodes.keys() == {"1/a", "2/b"} and grown(members, 3).nodes["2/b"].parents == ("1/a",)
 
 
 def test_an_absent_parent_gave_nothing():
-    late = made("1/m1", [], absent="closed")
+    late = made("1/m1", absent="closed")
     nodes = grown([made("1/m0", score=1.0), late, made("2/m0", ["1/m0", "1/m1"], 2.0)], 3).nodes
     assert nodes["2/m0"].parents == ("1/m0",) and nodes["1/m1"].failed == "closed"
 
@@ -265,12 +259,12 @@ def bred_for_two_rounds() -> list[Member]:
     first = [made("1/m2", ["0/init-0"], 0.5, technique="copy"), made("1/m3", ["0/init-1"], 0.6, technique="copy")]
     seen = [look("1/look-m0", "0/init-0", 0.4), look("1/look-m1", "0/init-1", 0.7)]
     second = [carried("2/m0", first[1]), made("2/m1", ["1/m2", "1/m3"], 0.8, technique="slerp")]
-    later = [look("2/look-m0", "1/m3", 0.9), carried("2/best", b), look("3/winner", "2/m1", of=["2/m1"])]
+    later = [look("2/look-m0", "1/m3", 0.9), carried("2/best", b), look("3/winner", "2/m1", role="winner")]
     return [a, b, carried("1/m0", a), carried("1/m1", b), *first, *seen, *second, *later]
 
 
-def look(id, at, score=None, of=()):
-    return made(id, of, score, publish="nothing", kind="look", at=at)
+def look(id, at, score=None, role="look"):
+    return made(id, [at], score, role=role)
 
 
 def test_a_look_is_no_member_and_scores_whoever_has_no_score():
@@ -283,7 +277,7 @@ def test_a_look_is_no_member_and_scores_whoever_has_no_score():
 
 
 def test_a_slot_that_only_names_the_winner_is_not_counted():
-    found = grown([*contest(), made("2/winner", ["1/m2"], kind="export")], 3)
+    found = grown([*contest(), made("2/winner", ["1/m2"], role="winner")], 3)
     assert len(members_in(found)) == 6
 
 
@@ -387,7 +381,7 @@ def test_long_slots_have_room_beside_the_rows(browser, tmp_path):
     slots = [f"{letter * 60}-{n}" for n, letter in enumerate("mwi")]
     first = [made(f"1/{slot}", score=1.0) for slot in slots]
     second = [made(f"2/{slot}", [f"1/{slot}"], 1.0) for slot in slots]
-    last = made(f"2/{'x' * 64}", [member.id for member in second], 1.0, publish="nothing")
+    last = made(f"2/{'x' * 64}", [member.id for member in second], 1.0, role="summary")
     found = grown([*first, *second, last], 3)
     shown = [text.text or "" for text in picture(found).iter("text")]
     assert {"mmm", "www", "iii", "xxx"} <= {each[:3] for each in shown}
@@ -433,7 +427,7 @@ def test_of_a_very_long_run_the_last_rounds_are_drawn():
 
 
 @pytest.mark.parametrize("members", [
-    [made("0/a", score=1.0)], [made("1/m0", score=1.0, publish="nothing"), made("1/m1", ["1/m0"], publish="nothing")],
+    [made("0/a", score=1.0)], [made("1/m0", score=1.0), made("1/m1", ["1/m0"], role="summary")],
     [made("1/m0", absent="failed")], [made("0/a"), made("1/b", ["0/a"]), made("2/c", ["1/b"])],
     [made("1/a", score=2.0), made("1/b", score=2.0)], [made("1/a", score=1e149), made("1/b", score=-1e149)],
 ], ids=["one", "a look", "a failure", "nothing measured", "all equal", "far apart"])  # fmt: skip

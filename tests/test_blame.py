@@ -56,7 +56,7 @@ def test_two_machines_that_were_taken_away_do_not_side_with_a_broken_one(tmp_pat
     """A claim that was lost says less than a failure, and many in a row never more than that the run is to stop."""
     store, _ = create_run(tmp_path, "run", {}, Host())
     store.folder("rounds/00000")
-    recipe = {"slot": "bad", "parents": [], "merge": {"x": 1}}
+    recipe = {"slot": "bad", "parents": [], "needs": [], "task": "x", "args": {"x": 1}}
     store.settle("rounds/00000/plan", {"by": "x", "recipes": [recipe]})
     for machine in ("there", "yonder"):
         store.post(f"workers/{machine}-0-x.pulse", json.dumps({"machine": machine, "launch": 1}))

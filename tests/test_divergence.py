@@ -37,11 +37,11 @@ def console_text(picture) -> str:
 
 
 def loaded(history, id: str, name: str) -> torch.Tensor:
-    from fleet.work import Parent
+    from fleet.work import Input
 
     kind = "moments" if name.startswith("moments") else "parameters"
     vector = torch.empty(history["0/init-0"].metrics[kind])
-    vectors.load(Parent(history[id], history.files(id)), name, vector)
+    vectors.load(Input(history[id], history.files(id)), name, vector)
     return vector
 
 
@@ -71,7 +71,7 @@ def test_a_child_that_diverges_is_its_parents_mean_and_the_run_goes_on(wild):
     assert wild.over and all_finite(wild, range(1, 3))
     diverged = [member for round in (1, 2) for member in wild.round(round) if member.metrics.get("diverged")]
     (child,) = diverged
-    parents = child.recipe.merge["of"]
+    parents = child.recipe.parents
     mean = torch.stack([loaded(wild, id, vectors.WEIGHTS) for id in parents]).mean(0)
     assert torch.allclose(loaded(wild, child.id, vectors.WEIGHTS), mean, rtol=1e-5)
     best = min((wild[id].metrics for id in parents), key=lambda metrics: metrics["loss"])
@@ -153,9 +153,9 @@ def broken(monkeypatch):
 
         real, real_train, now = Learner.finite, PretrainingRuntime.train, [False]
 
-        def train(self, work, start, *more):
-            now[0] = work.recipe.train["round"] == 2 and work.recipe.train["slot"] == slot
-            return real_train(self, work, start, *more)
+        def train(self, work, turn, *more):
+            now[0] = turn.round == 2 and turn.slot == slot
+            return real_train(self, work, turn, *more)
 
         def finite(self):
             if now[0]:
@@ -221,5 +221,5 @@ def test_a_child_that_answers_with_no_number_is_its_parents_mean(tmp_path, monke
     monkeypatch.setattr(PretrainingRuntime, "evaluate", evaluate)
     history = finished(tmp_path, max_generations=2)
     assert history["2/m2"].metrics["diverged"] and asked.count("2/m2") == 2
-    mean = torch.stack([loaded(history, id, vectors.WEIGHTS) for id in history["2/m2"].recipe.merge["of"]]).mean(0)
+    mean = torch.stack([loaded(history, id, vectors.WEIGHTS) for id in history["2/m2"].recipe.parents]).mean(0)
     assert torch.allclose(loaded(history, "2/m2", vectors.WEIGHTS), mean, rtol=1e-5)

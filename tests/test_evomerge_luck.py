@@ -112,7 +112,7 @@ def test_what_is_judged_is_what_is_written(tmp_path, monkeypatch):
     assert worker(c).run() == "over"
     out = ending.concluded(tmp_path / "run")
     found = tournament_results.found_in(tmp_path / "run")
-    (id,) = opened(tmp_path / "run")["2/winner"].recipe.merge["of"]
+    (id,) = opened(tmp_path / "run")["2/winner"].recipe.parents
     assert formula.read(out)[0] == found.judged[0].formula == next(e.formula for e in found.all if e.id == id)
 
 

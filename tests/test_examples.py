@@ -307,7 +307,7 @@ def a_selection_rule(world: World, here: list[Block]) -> None:
         done = json.loads(next(world.root.glob(f"runs/half/rounds/00001/m{n}.0.done")).read_text().splitlines()[0])
         members[f"1/m{n}"] = done["metrics"]["loss"]
     fitter = sorted(members, key=lambda id: members[id])[:3]
-    parents = [each["merge"]["of"] for each in plan["recipes"] if each.get("merge", {}).get("method") == "child"]
+    parents = [each["parents"] for each in plan["recipes"] if each["task"] == "child"]
     assert parents and all({*pair} <= {*fitter} for pair in parents)
 
 
@@ -326,7 +326,10 @@ def a_data_source(world: World, here: list[Block]) -> None:
 def a_strategy(world: World, here: list[Block]) -> None:
     do_all(world, here, "ring.json", **{"POPULATION_SIZE": 3})
     plan = json.loads((world.root / "runs/ring/rounds/00002/plan").read_text().splitlines()[0])
-    assert [each["merge"]["of"] for each in plan["recipes"]] == [["1/m0", "1/m1"], ["1/m1", "1/m2"], ["1/m2", "1/m0"]]
+    *children, spread = plan["recipes"]
+    assert [each["parents"] for each in children] == [["1/m0", "1/m1"], ["1/m1", "1/m2"], ["1/m2", "1/m0"]]
+    done = json.loads((world.root / "runs/ring/rounds/00002/spread.0.done").read_text().splitlines()[0])
+    assert spread["task"] == "spread" and done["metrics"]["spread"] > 0
     assert "method ring" in world.said and (world.root / "runs/ring/export/config.json").is_file()
 
 

@@ -56,7 +56,7 @@ def claims_of(place: Path, *of: int, launch: int) -> Claims:
     run, _ = create_run(place, "run", {}, Host())
     if not run.names("rounds/00000"):
         run.folder("rounds/00000")
-        recipe = {"slot": "bad", "parents": [], "merge": {"x": 1}}
+        recipe = {"slot": "bad", "parents": [], "needs": [], "task": "x", "args": {"x": 1}}
         run.settle("rounds/00000/plan", {"by": "x", "recipes": [recipe]})
         for n, each in enumerate(of):
             run.settle(f"rounds/00000/bad.0.claim.{n}", {"by": f"w-{n}", "machine": "here", "launch": each})

@@ -192,7 +192,7 @@ def test_the_same_recipe_is_scored_once(facts, tmp_path):  # noqa: F811
     found = rows(out)
     assert len({row["score"] for row in found}) == 1 and len(found) == 12
     plans = [json.loads((out / "rounds" / f"{n:05d}" / "plan").read_text().splitlines()[0]) for n in (1, 2)]
-    kinds = [r["merge"]["kind"] for plan in plans for r in plan["recipes"] if r["slot"][0] == "c"]
+    kinds = [r["task"] for plan in plans for r in plan["recipes"] if r["slot"][0] == "c"]
     assert kinds.count("score") == 1 and kinds.count("twin") == 11
 
 

@@ -151,10 +151,10 @@ def test_crossover_is_the_engines_recipe_to_the_bit(tmp_path):
         tmp_path, 4, mutation="none", mutation_datasets=(), fitness=TASKS, task_path=tasks(tmp_path), max_generations=2
     )
     history = finished(c)
-    found = [member for member in history.round(2) if member.recipe.merge.get("technique") == "slerp"]
+    found = [member for member in history.round(2) if member.recipe.args.get("technique") == "slerp"]
     assert len(found) == 3
     for child in found:
-        parents = [exported(history, id, tmp_path / id.replace("/", "-")) for id in child.recipe.merge["of"]]
+        parents = [exported(history, id, tmp_path / id.replace("/", "-")) for id in child.recipe.parents]
         t = SLERP["t"]
         recipe = {"merge_method": "slerp", "base_model": str(parents[0]), "models": [{"model": str(parents[1])}],
                   "parameters": {"t": t}, "out_dtype": "float32"}  # fmt: skip
@@ -180,7 +180,7 @@ def test_children_learn_and_the_winner_beats_all_that_it_began_with(tmp_path):
     asked = tokenizer.apply_chat_template(said, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     assert model.generate(**asked, max_new_tokens=3).shape[1] > asked["input_ids"].shape[1]
     tree = json.loads((folder / "ancestry.json").read_text())
-    (origin,) = winner.recipe.merge["of"]
+    (origin,) = winner.recipe.parents
     assert tree["winner"] == history[origin].origin
     scores = {member["id"]: member["score"] for member in tree["members"]}
     for n in range(3):
@@ -212,7 +212,7 @@ def test_without_elites_the_best_so_far_is_never_lost(tmp_path, selection):
 
     kept = [next(r.parents for r in history.plan(n) if r.slot == "best") for n in (2, 3, 4)]
     assert kept == [(fittest(n),) for n in (1, 2, 3)]
-    assert history["5/winner"].recipe.merge["of"] == [fittest(4)] and history.files(fittest(4)).files
+    assert history["5/winner"].recipe.parents == (fittest(4),) and history.files(fittest(4)).files
 
 
 def test_dropout_is_a_childs_own(tmp_path):
@@ -269,7 +269,7 @@ def test_every_way_gets_to_its_end(tmp_path, keys):
     history = finished(config(tmp_path, models, max_generations=2, **more))
     last = history.first - 1
     assert history[f"{last}/winner"].metrics["fitness"] < 0
-    out = exported(history, history[f"{last}/winner"].recipe.merge["of"][0], tmp_path / "out")
+    out = exported(history, history[f"{last}/winner"].recipe.parents[0], tmp_path / "out")
     loaded = AutoModelForCausalLM.from_pretrained(out, dtype="auto")
     assert loaded.dtype == (torch.bfloat16 if keys.get("dtype") else torch.float32)
 

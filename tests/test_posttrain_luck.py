@@ -211,7 +211,7 @@ def test_a_base_model_beside_the_configuration_is_found_and_padded(tmp_path):
 
 def test_a_card_says_where_a_member_comes_from(tmp_path, capsys):
     history = finished(config(tmp_path, max_generations=2))
-    best = history[f"{history.first - 1}/winner"].recipe.merge["of"][0]
+    best = history[f"{history.first - 1}/winner"].recipe.parents[0]
     said = (exported(history, best, tmp_path / "out") / "README.md").read_text()
     assert "model0" in said and "sft for" in said and "slerp of " in said and "base_model" not in said
     assert not (tmp_path / "out" / "mergekit_config.yml").exists()

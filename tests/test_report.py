@@ -550,8 +550,8 @@ def test_only_what_was_asked_the_same_is_in_one_picture(toys, browser, tmp_path)
     for plan in other.glob("rounds/*/plan"):
         recipes = _opened(plan.read_bytes(), plan.name)["recipes"]
         for recipe in recipes:
-            if recipe.get("evaluate"):
-                recipe["evaluate"]["on"] = "other <b>tasks</b>"
+            if "on" in recipe.get("args", {}):
+                recipe["args"]["on"] = "other <b>tasks</b>"
         plan.write_bytes(_sealed({"recipes": recipes}))
     file = tmp_path / "compared.html"
     folders = [str(run.folder) for run in (*both, new)]

@@ -79,12 +79,12 @@ def check_children(run: Toys, closed: str) -> int:
     """The children of a closed member have the bytes that follow from their other parent alone; how many there are."""
     history, count = run.history(), 0
     for recipe in history.plan(2):
-        if closed in recipe.parents and recipe.train:
+        if closed in recipe.parents and "steps" in recipe.args:
             (other,) = (history.files(p) for p in recipe.parents if p != closed)
             start, momentum = (np.frombuffer(other.read(name), "<f8") for name in ("weights", "momentum"))
             still = SimpleNamespace(recipe=recipe, resume=lambda: None, between_steps=lambda *_: None)
             end = maker.train(cast(Work, still), start, 0.0)
-            weights, _ = maker.outer(start, momentum, start - end, recipe.train)
+            weights, _ = maker.outer(start, momentum, start - end, recipe.args)
             assert history.files(f"2/{recipe.slot}").read("weights") == weights.tobytes()
             count += 1
     return count

@@ -81,7 +81,7 @@ def after_a_kill(place: Path, make: Maker) -> History:
     """One worker is killed in the midst of a member, the next one ends the run."""
     run = create_run(place, "run", {}, Host())[0]
     options = WorkerOptions(launch=launches.begin(run, {}), tick_seconds=0.1)
-    plans = Plans([[Recipe("a", merge={"x": 1}, optional=True)], []])
+    plans = Plans([[Recipe("a", "x", args={"x": 1}, optional=True)], []])
     if not (child := os.fork()):
         Worker(open_run(place / "run", Host(), "first")[0], plans, make, options).run()
         os._exit(0)

@@ -36,7 +36,7 @@ c = small.config(tokenizer=sys.argv[2] + "/tokenizer", datasets=({"source": sys.
 make = maker(c)
 
 def poor(work):
-    if not work.recipe.train:
+    if not work.recipe.args.get("steps"):
         return make(work)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + (100 << 20), resource.RLIM_INFINITY))

@@ -74,7 +74,7 @@ def test_a_run_can_begin_with_the_models_of_another(tmp_path):
     begun = Exporter(second.store.disk.root)
     assert torch.equal(begun.chosen("0-init-0")[1], exporter.chosen("3-m1")[1])
     assert torch.equal(begun.chosen("0-init-1")[1], exporter.chosen("best")[1])
-    assert second["1/m1"].recipe.merge["of"] == ["0/init-1"]
+    assert second["1/m1"].recipe.parents == ("0/init-1",)
 
 
 def test_two_sources_and_their_shares(tmp_path):

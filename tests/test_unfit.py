@@ -15,7 +15,7 @@ from fleet.errors import cut
 from fleet.history import opened
 from fleet.host import Host
 from fleet.plans import recipes_in, record_of
-from fleet.recipe import Past, Recipe, check
+from fleet.recipe import Past, Recipe, alike, check
 from fleet.run import create_run
 from fleet.store import REGISTER_LIMIT, Store, Unreadable
 from fleet.work import Work
@@ -74,14 +74,14 @@ def test_a_register_takes_only_what_can_be_read_back(tmp_path, value, why):
 @pytest.mark.parametrize(
     "recipe, why",
     [
-        (Recipe("a", merge={"x": "y" * HUGE}), "at most 16,777,216"),
-        (Recipe("a", merge={"x": nested(30)}), "nested deeper than 20"),
-        (Recipe("a", ("7/b",), merge={"x": 1}), "its parent 7/b is out of reach"),
+        (Recipe("a", "x", args={"x": "y" * HUGE}), "at most 16,777,216"),
+        (Recipe("a", "x", args={"x": nested(30)}), "nested deeper than 20"),
+        (Recipe("a", "x", ("7/b",), args={"x": 1}), "its input 7/b is out of reach"),
     ],
 )
 def test_a_plan_that_cannot_be_stops_the_run_with_a_sentence(tmp_path, recipe, why):
     with pytest.raises(Stopped, match=why) as stopped:
-        worked(tmp_path, lambda work: {}, [Recipe("b", merge={"x": 1})], [recipe])
+        worked(tmp_path, lambda work: {}, [Recipe("b", "x", args={"x": 1})], [recipe])
     assert "damaged" not in str(stopped.value) and "backup" not in str(stopped.value)
     assert why in launches.ordered(store(tmp_path), 1)
     assert not (tmp_path / "run/rounds/00001/plan").exists()
@@ -91,7 +91,7 @@ def test_a_result_that_could_not_be_read_back_is_a_verdict(tmp_path):
     def make(work: Work) -> Mapping[str, Any]:
         return {"answers": "x" * HUGE} if work.recipe.slot == "large" else {"loss": 1.0}
 
-    large, small = Recipe("large", merge={"x": 1}, optional=True), Recipe("small", merge={"x": 2})
+    large, small = Recipe("large", "x", args={"x": 1}, optional=True), Recipe("small", "x", args={"x": 2})
     history = opened(worked(tmp_path, make, [large, small]))
     assert history["0/large"].absent == "failed" and history["0/small"].metrics == {"loss": 1.0}
     assert "at most 16,777,216" in history.outcome("0/large").why
@@ -101,7 +101,7 @@ def test_reasons_are_cut_with_a_word(tmp_path):
     def make(work: Work) -> Mapping[str, Any]:
         raise RuntimeError("x" * HUGE)
 
-    history = opened(worked(tmp_path, make, [Recipe("a", merge={"x": 1}, optional=True)]))
+    history = opened(worked(tmp_path, make, [Recipe("a", "x", args={"x": 1}, optional=True)]))
     assert "more characters" in history.outcome("0/a").why
     assert sum(file.stat().st_size for file in (tmp_path / "run").rglob("*") if file.is_file()) < 1 << 20
 
@@ -116,13 +116,10 @@ def test_a_cut_text_says_how_much_there_was():
 
 def recipes() -> list[Recipe]:
     """Two groups, a list of everybody, a few short ones."""
-    groups = [[f"1/m{n}" for n in range(first, 40, 2)] for first in (0, 1)]
-    children = [
-        Recipe(f"m{k}", (*groups[k % 2], "0/init"), {"method": "child", "of": groups[k % 2]}, {"slot": k})
-        for k in range(40)
-    ]
+    groups = [tuple(f"1/m{n}" for n in range(first, 40, 2)) for first in (0, 1)]
+    children = [Recipe(f"m{k}", "child", groups[k % 2], ("0/init", "0/text"), args={"slot": k}) for k in range(40)]
     everybody = tuple(f"2/m{n}" for n in range(40))
-    return [*children, Recipe("all", everybody, {"of": [*everybody]}), Recipe("two", everybody[:2], {"of": "2/m0"})]
+    return [*children, Recipe("all", "mean", (), everybody), Recipe("two", "mean", everybody[:2], everybody[2:])]
 
 
 def test_what_several_recipes_name_together_is_there_once():
@@ -130,30 +127,28 @@ def test_what_several_recipes_name_together_is_there_once():
     read = recipes_in(record)
     check(2, read)
     assert read == tuple(recipes())
-    assert len(record["groups"]) == 2 and record["recipes"][0]["parents"] == [0, "0/init"]
-    assert read[0].parents is read[2].parents and read[0].merge["of"] is read[2].merge["of"]
-    assert record["recipes"][0]["merge"]["of"] == {"first": 20} and record["recipes"][-1]["merge"]["of"] == "2/m0"
+    assert len(record["groups"]) == 3 and record["recipes"][0]["parents"] == [0]
+    assert read[0].parents is read[2].parents and read[0].needs is read[1].needs and len(alike(read)) == 4
+    assert record["recipes"][-1]["parents"] == ["2/m0", "2/m1"] and record["recipes"][-1]["needs"] == [2]
 
 
-def test_plans_of_before_are_read():
-    short = [{"slot": "a", "parents": ["1/b", "1/c"], "merge": {"of": ["1/b"]}}]
-    assert recipes_in({"by": "x", "recipes": short}) == (Recipe("a", ("1/b", "1/c"), {"of": ["1/b"]}),)
-    assert record_of(recipes_in({"recipes": short})) == json.loads(json.dumps({"recipes": short})) | {
-        "recipes": [{**short[0], "parents": ("1/b", "1/c")}]
-    }
+def test_short_lists_stand_as_they_are():
+    short = [{"slot": "a", "task": "mean", "parents": ["1/b", "1/c"]}]
+    assert recipes_in({"by": "x", "recipes": short}) == (Recipe("a", "mean", ("1/b", "1/c")),)
+    assert json.loads(json.dumps(record_of(recipes_in({"recipes": short})))) == {"recipes": short}
 
 
 @pytest.mark.parametrize(
     "record",
     [
-        {"groups": [["1/a"]], "recipes": [{"slot": "x", "parents": [1], "train": {"x": 1}}]},
-        {"groups": [["1/a"]], "recipes": [{"slot": "x", "parents": [-1], "train": {"x": 1}}]},
-        {"groups": [["1/a"]], "recipes": [{"slot": "x", "parents": [[0]], "train": {"x": 1}}]},
+        {"groups": [["1/a"]], "recipes": [{"slot": "x", "parents": [1], "args": {"x": 1}}]},
+        {"groups": [["1/a"]], "recipes": [{"slot": "x", "parents": [-1], "args": {"x": 1}}]},
+        {"groups": [["1/a"]], "recipes": [{"slot": "x", "parents": [[0]], "args": {"x": 1}}]},
         {"groups": [[1]], "recipes": []},
         {"groups": ["1/a"], "recipes": []},
         {"groups": 3, "recipes": []},
-        {"groups": [["1/a"] * 1000], "recipes": [{"slot": "x", "parents": [0] * 5000, "train": {"x": 1}}]},
-        {"recipes": [{"slot": "x", "merge": {"of": {"first": 3}}}]},
+        {"groups": [["1/a"] * 1000], "recipes": [{"slot": "x", "parents": [0] * 5000, "args": {"x": 1}}]},
+        {"recipes": [{"slot": "x", "merge": {"of": ["1/a"]}}]},
     ],
 )
 def test_groups_that_are_none_are_refused(record):

@@ -22,7 +22,7 @@ from fleet.plain import say
 from fleet.recipe import Member, NotYet, name, place
 from fleet.run import open_run
 from fleet.status import metrics_text
-from fleet.work import Parent
+from fleet.work import Input
 from train import report
 from train.batches import TokenFile
 from train.config import TrainConfig
@@ -51,8 +51,8 @@ class Exporter:
         while self.last > 0 and not self._members(self.last):  # nobody came of it
             self.last -= 1
 
-    def parent(self, id: str) -> Parent:
-        return Parent(self.history[id], self.history.files(id))
+    def parent(self, id: str) -> Input:
+        return Input(self.history[id], self.history.files(id))
 
     def export(self, what: str, out: Path) -> None:
         """Write the folder."""
@@ -93,9 +93,9 @@ class Exporter:
 
     def _members(self, round: int) -> list[Member]:
         """Of EDT: the generation's; of DiLoCo: the shards of the global model."""
-        kind = "shard" if self.config.algorithm == "diloco" else "child"
-        made = [m for m in self.history.round(round) if m and m.recipe.merge.get("method") == kind]
-        return [m for m in made if m.id.startswith((f"{round}/m", f"{round}/shard"))]
+        tasks = ("shard",) if self.config.algorithm == "diloco" else ("child", "")
+        there = [each for each in self.history.plan(round) if each.role == "member" and each.task in tasks]
+        return [member for each in there if (member := self.history[name(round, each.slot)])]
 
     def _average(self, round: int) -> tuple[list[Member], Tensor]:
         members = self._members(round)
@@ -109,7 +109,7 @@ class Exporter:
         parent, vector = self.parent(id), torch.empty(self.layout.size)
         if id.startswith("0/") and vectors.WEIGHTS in parent.member.digests:
             vectors.load_weights(parent, vector)
-        elif parent.member.recipe.merge.get("method") == "child":
+        elif parent.member.recipe.task == "child":
             vector = children.settled(self.outer, [parent], self.layout.size)
         else:
             raise UserError(f"{id} has no weights of its own; it has: {', '.join(parent.member.digests) or 'no files'}")

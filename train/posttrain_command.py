@@ -15,7 +15,7 @@ from fleet.method import Method
 from fleet.plain import say
 from fleet.progress import Progress
 from fleet.recipe import Member, place
-from fleet.work import Maker, Parent
+from fleet.work import Input, Maker
 from train import rows, tasks
 from train.posttrain import posttrain_fitness
 from train.posttrain.card import called, card
@@ -133,7 +133,7 @@ class BreedView(Progress):
         return ", ".join([*words, *self.diverged(self.history.round(round))])
 
     def data(self) -> list[Member]:
-        return [each for each in self.history.round(0) if each.id.startswith("0/data-")]
+        return [each for each in self.history.round(0) if each.recipe.task == "data"]
 
 
 def data_text(member: Member) -> str:
@@ -141,7 +141,7 @@ def data_text(member: Member) -> str:
     words = [f"{found['rows'] - found['held']} rows to learn from", f"{found['held']} held out"]
     words += [f"{found['cut']} were cut at SEQ_LENGTH"] if found["cut"] else []
     words += [f"{found['left_out']} left out, with no answer to learn"] if found["left_out"] else []
-    return f"  {member.recipe.merge['name']}: {', '.join(words)}"
+    return f"  {member.recipe.args['name']}: {', '.join(words)}"
 
 
 # -- after -------------------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def finished(c: PosttrainConfig, folder: Path) -> None:
     history = opened(folder)
     last = history.first - 1
     winner = history[f"{last}/winner"]
-    (id,) = winner.recipe.merge["of"]
+    (id,) = winner.recipe.parents
     out = exported(history, id, folder / "winner")
     console().print(table(c, history, last))
     say("The family tree:", *keep(history), sep="\n  ")
@@ -173,7 +173,7 @@ def taken(run_dir: Path, what: str, out: Path) -> None:
     if what in ("", "best"):
         fit = [each for each in history.round(last) if each and "fitness" in each.metrics]
         best = next((each for each in fit if each.id.endswith("/winner")), None) or max(fit, key=_fitness)
-        id = best.recipe.merge.get("at", best.id)
+        id = best.recipe.parents[0] if best.recipe.task == "look" else best.id
     if not place(id)[1].startswith(("m", "init-", "best")):
         raise UserError(f"--what {what}: best, or a generation and a member, as in 3-m0")
     say(f"Exported ({id}): {exported(history, id, out)}")
@@ -189,7 +189,7 @@ def exported(history: History, id: str, out: Path) -> Path:
     from merge.output import whole as whole_folder
 
     c = PosttrainConfig.joined(history.store.read("run.json")["config"], {})
-    member = Parent(history[id], history.files(id))
+    member = Input(history[id], history.files(id))
     with whole_folder(out, sum(file.stat().st_size for file in member.folder.iterdir()), overwrite=True) as draft:
         for name in member.files.files:
             if name not in ("README.md", RECIPE):  # they tell of the merge only

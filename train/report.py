@@ -3,7 +3,6 @@
 import io
 
 from fleet.history import History
-from fleet.metrics.points import WHOLE, rows
 
 PICTURE = "loss.png"
 
@@ -16,9 +15,10 @@ def picture(history: History) -> bool:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")
-    axes, found = figure.add_subplot(), rows(history, range(history.first))
-    single = [(row["round"], row["loss"]) for row in found if row["loss"] != "" and row["slot"] not in WHOLE]
-    whole = [(row["round"], row["loss"]) for row in found if row["slot"] in WHOLE]
+    axes, rounds = figure.add_subplot(), range(history.first)
+    found = [(n, each) for n in rounds for each in history.round(n) if "loss" in each.metrics]
+    single = [(n, each.metrics["loss"]) for n, each in found if each.recipe.role != "summary"]
+    whole = [(n, each.metrics["loss"]) for n, each in found if each.recipe.role == "summary"]
     if not single and not whole:
         return False
     if single:

@@ -1,8 +1,6 @@
 """From a run's members to their family tree. Pure.
 
-A member that was carried over is one node, however many rounds it lives. Its parents are those that its recipe's
-merge names in `of`; without that, the recipe's parents but for mere tools, such as a tokenizer or a text. A recipe
-whose merge says `at` is a look at that member, and makes none.
+A member that was carried over is one node, however many rounds it lives; tools and looks at others make none.
 """
 
 import contextlib
@@ -69,50 +67,31 @@ def _scores(made: Mapping[str, Member], places: Mapping[str, str], measure: str)
 
 
 def _looked_at(member: Member) -> str:
-    return at if isinstance(at := member.recipe.merge.get("at"), str) else ""
+    """Whom it stands for, if it is no model of its own."""
+    recipe = member.recipe
+    return recipe.parents[0] if recipe.role in ("look", "winner") and recipe.parents else ""
 
 
 def _related(made: Mapping[str, Member], places: Mapping[str, str], scores: Mapping[str, float]) -> dict[str, Node]:
-    nodes, roots = dict[str, Node](), dict[str, frozenset[str]]()
-    named = {places[id] for member in made.values() for id in _of(member) or () if id in places}
+    nodes = dict[str, Node]()
     for id, member in made.items():
-        if _looked_at(member):
-            continue
-        through = _through(member, places, nodes, roots)
-        node = _node(member, through, places, scores.get(id))
-        if node.parents or node.failed or id in named or _is_model(member):
-            nodes[id] = node
-            first = {id} if not node.parents and node.score is None else set()
-            roots[id] = frozenset(first.union(*(roots[parent] for parent in node.parents)))
-    return {id: replace(node, summary=_summary(made[id], nodes)) for id, node in nodes.items()}
+        if member.recipe.role != "tool" and not _looked_at(member):
+            nodes[id] = _node(member, _through(member, places, nodes), places, scores.get(id))
+    return nodes
 
 
-def _through(
-    member: Member, places: Mapping[str, str], nodes: Mapping[str, Node], roots: Mapping[str, frozenset[str]]
-) -> list[str]:
-    """Each parent once, as it was named; none that is absent, or only a tool here: first weights that another parent
-    descends from are only looked at for their shape."""
+def _through(member: Member, places: Mapping[str, str], nodes: Mapping[str, Node]) -> list[str]:
+    """Each parent that is there, once, as it was named."""
     once = dict[str, str]()
-    named = _of(member)
-    for id in member.recipe.parents if named is None else named:
+    for id in member.recipe.parents:
         if (origin := places.get(id, "")) in nodes and not nodes[origin].failed:
             once.setdefault(origin, id)
-    behind = {root for parent in once for root in roots[parent] - {parent}} if named is None else set()
-    return [id for origin, id in once.items() if origin not in behind]
-
-
-def _of(member: Member) -> Sequence[str] | None:
-    match member.recipe.merge.get("of"):
-        case str(one):
-            return [one]
-        case list(several):
-            return [each for each in several if isinstance(each, str)]
-    return None
+    return [*once.values()]
 
 
 def _node(member: Member, through: Sequence[str], places: Mapping[str, str], score: float | None) -> Node:
-    merge = member.recipe.merge
-    named, technique = merge.get("name"), merge.get("technique") or merge.get("method") or ""
+    recipe = member.recipe
+    named, technique = recipe.args.get("name"), recipe.args.get("technique") or recipe.task
     settled = {key.removeprefix(_GENE): value for key, value in member.metrics.items() if key.startswith(_GENE)}
     return Node(
         member.id,
@@ -122,25 +101,13 @@ def _node(member: Member, through: Sequence[str], places: Mapping[str, str], sco
         plain(technique, _LONGEST),
         score,
         failed=member.absent,
-        genome={**member.recipe.genome, **settled},
+        genome={**recipe.genome, **settled},
+        summary=recipe.role == "summary",
     )
 
 
 def _number(member: Member, what: str) -> float | None:
     return finite(member.metrics.get(what))
-
-
-def _is_model(member: Member) -> bool:
-    weights = any(file.startswith("weights") or file.endswith((".safetensors", ".gguf")) for file in member.digests)
-    return weights or any(_number(member, what) is not None for what in _MEASURES)
-
-
-def _summary(member: Member, nodes: Mapping[str, Node]) -> bool:
-    """It leaves no files, and all that it looks at was bred and lives in its own round."""
-    node = nodes[member.id]
-    here = all(place(id)[0] == node.round for id in node.through)
-    bred = bool(node.parents) and all(nodes[parent].parents for parent in node.parents)
-    return member.recipe.publish == "nothing" and here and bred
 
 
 def _with_places(nodes: Mapping[str, Node], places: Mapping[str, str]) -> dict[str, Node]:
@@ -155,9 +122,9 @@ def _winner(made: Mapping[str, Member], places: Mapping[str, str], nodes: Mappin
     """Whom the last round's slot of that name stands for, or the best of the last round that was measured."""
     slot = name(max(0, rounds - 1), WINNER)
     origin = places.get(slot, "")
-    stands_for = [places.get(id, "") for id in _of(made[slot]) or ()] if origin == slot else [origin]
-    if len(stands_for) == 1 and stands_for[0] in nodes:
-        return stands_for[0]
+    stands_for = places.get(_looked_at(made[slot]), "") if origin == slot else origin
+    if stands_for in nodes:
+        return stands_for
     alive = dict[int, list[Node]]()
     for id, origin in places.items():
         if origin in nodes and nodes[origin].score is not None:

@@ -11,7 +11,6 @@ BEST: Mapping[str, Callable[[Iterable[float]], float]] = {
     **{"loss": min, "train_loss": min},
     **{"fitness": max, "score": max, "judged": max},
 }
-WHOLE = ("average", "global")  # slots of a model that all members of the round are in
 _FIRST = ("round", "slot", "loss", "perplexity", "train_loss", "tokens", "seconds", "by")
 _LONGEST = 200  # characters of a text that a table shows
 
@@ -45,10 +44,10 @@ def _shown(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 def _measured(measure: str, members: Sequence[Member]) -> dict[str, float]:
     """The mean and the best of all members, each by itself, and the model that all are in."""
-    of = {member.id.partition("/")[2]: member.metrics.get(measure) for member in members}
-    known = {slot: float(value) for slot, value in of.items() if isinstance(value, int | float)}
-    single = {slot: value for slot, value in known.items() if slot not in WHOLE}
-    found = {f"{measure}/averaged": value for slot, value in known.items() if slot in WHOLE}
+    of = [(member, member.metrics.get(measure)) for member in members]
+    known = [(member, float(value)) for member, value in of if isinstance(value, int | float)]
+    single = {place(member.id)[1]: value for member, value in known if member.recipe.role != "summary"}
+    found = {f"{measure}/averaged": value for member, value in known if member.recipe.role == "summary"}
     if single:
         found |= {
             f"{measure}/mean": sum(single.values()) / len(single),

@@ -12,12 +12,11 @@ from fleet.ancestry.tree import Node, finite
 from fleet.claims import Watch, pulse_at
 from fleet.diary import number
 from fleet.host import Host
-from fleet.recipe import Member, folder, name, place
+from fleet.recipe import Member, Recipe, folder, name, place
 from fleet.report.diaries import Notes, read_on
 from fleet.report.facts import MEASURES, DonorScore, Facts, Failure, Round, Session, Span, WorkerRow
 from fleet.report.registers import Sheet, quickly, sheet
 from fleet.report.summing import (
-    DONOR,
     command_of,
     dated,
     last_made,
@@ -38,6 +37,12 @@ _SEAT = re.compile(r"(.+)-[0-9a-f]{8}")  # a place's name, and which process sat
 
 Claims = list[tuple[float, str]]  # when, and on whom
 Told = Callable[[str, int, int], None]  # what is being read, how much of it, and of how much
+
+
+def _kind(recipe: Recipe) -> str:
+    """What takes the time: whoever is told how many steps to take, or how to learn, trains."""
+    trains = recipe.args.get("steps") or recipe.args.get("how")
+    return "train" if trains else "evaluate" if recipe.questions else "merge"
 
 
 def _silently(what: str, done: int, of: int) -> None: ...
@@ -62,6 +67,7 @@ class RunReader:
         self._genomes = dict[int, list[Node]]()
         self._stride = 1
         self._kinds = dict[str, str]()  # of members by what was done for them
+        self._summaries = set[str]()
         self._seconds = dict[str, tuple[str, float]]()  # members that count -> by whom, how long it took
         self._lost = list[tuple[str, Span]]()  # claims of complete rounds that came to nothing, by worker
         self._identities = dict[str, dict[str, Any]]()
@@ -134,17 +140,19 @@ class RunReader:
         for recipe in found.plan:
             id = name(found.round, recipe.slot)
             if not recipe.carried:
-                self._kinds[id] = "train" if recipe.train else "evaluate" if recipe.evaluate else "merge"
+                self._kinds[id] = _kind(recipe)
+            if recipe.role == "summary":
+                self._summaries.add(id)
             if id in found.seconds:
                 self._seconds[id] = found.by[id], found.seconds[id]
-            if id in found.members and DONOR.fullmatch(recipe.slot):
+            if id in found.members and recipe.role == "given":
                 self._take_donor(found.members[id])
 
     def _take_donor(self, member: Member) -> None:
         for measure in MEASURES[:2]:
-            if (value := finite(member.metrics.get(measure))) is not None and not member.recipe.train:
-                questions = str(member.recipe.evaluate.get("on", ""))
-                self._donors.setdefault((member.id, measure), DonorScore(name_of(member), questions, measure, value))
+            if (value := finite(member.metrics.get(measure))) is not None:
+                donor = DonorScore(name_of(member), member.recipe.questions, measure, value)
+                self._donors.setdefault((member.id, measure), donor)
 
     def _read_claims(self, id: str, upto: int, found: Sheet) -> None:
         """Claims on a slot that were neither given up nor came to anything."""
@@ -198,7 +206,7 @@ class RunReader:
         for found in self.open.values():
             self._remember(found)
         rows, troubled = self._rows(now, number(operational, "dead_seconds") or 60.0)
-        at = last_made(self.notes)
+        at = last_made(self.notes, self._summaries)
         rounds = [dated(each, at) for each in (*self.done, *(summed_up(found) for found in self.open.values()))]
         sheets = [*self._recent, *self.open.values()]
         moved, written, read = moved_by(self.notes)

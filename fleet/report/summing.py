@@ -1,20 +1,16 @@
 """From registers and notes to the numbers of the page. Pure."""
 
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from typing import Any
 
 from fleet.ancestry.growth import alone, grown
 from fleet.ancestry.tree import Node, Tree, finite
-from fleet.metrics.points import WHOLE
 from fleet.recipe import Member, place
 from fleet.report.diaries import Notes
 from fleet.report.facts import MEASURES, Moved, Round, Spread
 from fleet.report.registers import Sheet
 from fleet.status import metrics_text
-
-DONOR = re.compile(r"(donor|model)-[0-9]+")
 
 
 def summed_up(found: Sheet) -> Round:
@@ -24,13 +20,13 @@ def summed_up(found: Sheet) -> Round:
         if not member.metrics:
             continue
         tokens += (finite(member.metrics.get("tokens")) or 0.0) if id in found.seconds else 0.0
-        slot, questions = id.partition("/")[2], str(member.recipe.evaluate.get("on", ""))
+        role, questions = member.recipe.role, member.recipe.questions
         for measure in MEASURES:
             if (value := finite(member.metrics.get(measure))) is None:
                 continue
-            if slot in WHOLE:
+            if role == "summary":
                 whole[measure] = value
-            elif not DONOR.fullmatch(slot):
+            elif role != "given":
                 key = questions, measure
                 values.setdefault(key, []).append(value)
                 leader[key] = min(leader.get(key, (float("inf"), "")), (-value if measure == "score" else value, id))
@@ -45,14 +41,13 @@ def dated(each: Round, at: Mapping[str, Mapping[bool, float]]) -> Round:
     return replace(each, at=there.get(False, 0.0), whole_at=there.get(True, 0.0))
 
 
-def last_made(all: Mapping[str, Notes]) -> dict[str, dict[bool, float]]:
+def last_made(all: Mapping[str, Notes], summaries: Set[str]) -> dict[str, dict[bool, float]]:
     """By round: when the last of its members was made, and when the averaged model was looked at."""
     found = dict[str, dict[bool, float]]()
     for notes in all.values():
         for at, _, id, _ in notes.made:
-            round, _, slot = id.partition("/")
-            there = found.setdefault(round, {})
-            there[slot in WHOLE] = max(there.get(slot in WHOLE, 0.0), at)
+            there = found.setdefault(id.partition("/")[0], {})
+            there[id in summaries] = max(there.get(id in summaries, 0.0), at)
     return found
 
 
@@ -91,8 +86,8 @@ def last_members(sheets: list[Sheet]) -> list[tuple[str, str]]:
 
 def name_of(member: Member) -> str:
     """Of a given model: what its recipe calls it, or the model that it merges with nothing."""
-    merge = member.recipe.merge
-    recipe = merge.get("recipe")
+    args = member.recipe.args
+    recipe = args.get("recipe")
     models = recipe.get("models") if isinstance(recipe, dict) else None
     model = models[0].get("model") if isinstance(models, list) and models and isinstance(models[0], dict) else None
-    return str(merge.get("name") or merge.get("model") or model or place(member.id)[1])
+    return str(args.get("name") or model or place(member.id)[1])

@@ -11,6 +11,7 @@ from fleet.recipe import Past, Recipe
 from merge.evolve.search import CmaState, Generation, Search
 from merge.evolve.search_config import SearchConfig
 from merge.evolve.search_space import Space
+from merge.evolve.search_tasks import MergeArgs, ScoreArgs, TwinArgs
 
 CHECK = "0/check"
 Points = Sequence[Sequence[float]]
@@ -37,8 +38,11 @@ class MergeSearch:
     def plan(self, round: int, history: Past) -> list[Recipe]:
         if round == 0:
             copies = [alone(name) for name in (self.c.models if self.c.reshard else [])]
-            files = [Recipe(f"model-{n}", (CHECK,), {"kind": "merge", "recipe": copy}) for n, copy in enumerate(copies)]
-            return [Recipe("check", merge={"kind": "check"}), *files]
+            files = [
+                Recipe(f"model-{n}", "merge", (), (CHECK,), "tool", MergeArgs(recipe=copy).plain())
+                for n, copy in enumerate(copies)
+            ]
+            return [Recipe("check", "check", role="tool"), *files]
         space = self.space(history)
         search = self.search(space)
         last = self.generations(search)
@@ -82,14 +86,20 @@ class MergeSearch:
         for n, point in enumerate(points):
             recipe, id = space.recipe(point), f"{round}/c{n}"
             twin = known.setdefault(digest_of(recipe), id)
-            what: dict[str, Any] = {"kind": "score", "recipe": recipe} if twin == id else {"kind": "twin", "of": twin}
-            against = {"rival": f"{rival.generation}/c{rival.index}"} if rival and twin == id else {}
-            needed = [twin] if twin.startswith(f"{round}/") and twin != id else []
-            if self.c.buffered and twin == id:
-                merged = Recipe(f"m{n}", self.ground(), {"kind": "merge", "recipe": recipe}, optional=True)
-                needed, found = [f"{round}/m{n}"], [*found, merged]
-            parents, how = (*self.ground(), *needed), {"on": "tasks", **against}
-            found.append(Recipe(f"c{n}", parents, what, {}, how, "nothing", {"point": point}, True))
+            more: dict[str, Any] = {"genome": {"point": point}, "optional": True}
+            if twin != id:
+                there = (twin,) if twin.startswith(f"{round}/") else ()
+                args = TwinArgs(twin=twin, on="tasks").plain()
+                found.append(Recipe(f"c{n}", "twin", (), (*self.ground(), *there), args=args, **more))
+                continue
+            against = {"rival": f"{rival.generation}/c{rival.index}"} if rival else {}
+            merged = []
+            if self.c.buffered:
+                args = MergeArgs(recipe=recipe).plain()
+                merged = [Recipe(f"m{n}", "merge", (), self.ground(), "tool", args, optional=True)]
+            needs = (*self.ground(), *(f"{round}/{each.slot}" for each in merged))
+            args = ScoreArgs(recipe=recipe, on="tasks", **against).plain()
+            found += [*merged, Recipe(f"c{n}", "score", (), needs, args=args, **more)]
         return found
 
     def ground(self) -> tuple[str, ...]:
@@ -99,16 +109,16 @@ class MergeSearch:
 
     def donors(self, dtype: str, held: bool = False) -> list[Recipe]:
         """Each model alone, to compare with."""
-        return [self._look(f"donor-{n}", alone(name, dtype), held) for n, name in enumerate(self.c.models)]
+        return [self._look(f"donor-{n}", "given", alone(name, dtype), held) for n, name in enumerate(self.c.models)]
 
     def finals(self, past: Sequence[Sequence[Candidate]], space: Space) -> list[Recipe]:
         if (winner := best(past)) is None:
             return []
-        return [self._look("winner", space.recipe(winner.point), True), *self.donors(space.dtype, True)]
+        return [self._look("winner", "winner", space.recipe(winner.point), True), *self.donors(space.dtype, True)]
 
-    def _look(self, slot: str, recipe: Mapping[str, Any], held: bool) -> Recipe:
-        evaluate = {"on": "held-out" if held else "tasks"}
-        return Recipe(slot, self.ground(), {"kind": "score", "recipe": recipe}, {}, evaluate, "nothing", optional=True)
+    def _look(self, slot: str, role: str, recipe: dict[str, Any], held: bool) -> Recipe:
+        args = ScoreArgs(recipe=recipe, on="held-out" if held else "tasks").plain()
+        return Recipe(slot, "score", (), self.ground(), role, args, optional=True)
 
 
 def alone(model: str, dtype: str = "") -> dict[str, Any]:
@@ -121,9 +131,9 @@ def candidates(space: Space, history: Past, round: int) -> list[Candidate]:
     """A generation, all of it finished."""
     found = []
     for recipe in history.plan(round):
-        if recipe.slot[0] == "c" and "point" in recipe.genome:
+        if "point" in recipe.genome:
             member = history[f"{round}/{recipe.slot}"]
-            point, twin = tuple(recipe.genome["point"]), recipe.merge["kind"] == "twin"
+            point, twin = tuple(recipe.genome["point"]), recipe.task == "twin"
             came = (member.metrics.get("score"), bool(member.metrics.get("given_up"))) if member else (None, False)
             found.append(Candidate(round, int(recipe.slot[1:]), point, digest_of(space.recipe(point)), *came, twin))
     return found

@@ -84,13 +84,13 @@ def _of_round(config: SearchConfig, history: History, round: int) -> Past:
     history.look_back(round)
     for recipe in history.plan(round):
         id = f"{round}/{recipe.slot}"
-        if not history.finished(id) or recipe.merge["kind"] == "merge":
+        if not history.finished(id) or recipe.task in ("merge", "check"):
             continue
         outcome = history.outcome(id)
         metrics = outcome.member.metrics
-        if recipe.slot[0] == "c":
+        if "point" in recipe.genome:
             rows.append(_row(*place(id), recipe.genome["point"], metrics, outcome.seconds, outcome.why))
-        elif recipe.evaluate["on"] == "held-out":
+        elif recipe.questions == "held-out":
             held[names.get(recipe.slot, recipe.slot)] = metrics
         else:
             donors[names[recipe.slot]] = metrics.get("score")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fleet.work import Failed, Maker, Parent, Work
+from fleet.work import Failed, Input, Maker, Work
 from tests.toy.config import ToyConfig
 
 Vector = np.ndarray[Any, np.dtype[np.float64]]
@@ -18,14 +18,15 @@ def maker(config: ToyConfig) -> Maker:
 
 def make(work: Work, size: int, sleep: float = 0.0) -> Mapping[str, float]:
     start, momentum = merge(work, size)
-    end = train(work, start, sleep) if work.recipe.train else start
-    if sleep and not work.recipe.train:
+    trains = work.recipe.args.get("steps")
+    end = train(work, start, sleep) if trains else start
+    if sleep and not trains:
         work.host.sleep(sleep)
     publish(work, start, end, momentum)
-    return evaluate(end, work.recipe.evaluate) if work.recipe.evaluate else {}
+    return evaluate(end, work.recipe.args) if work.recipe.questions else {}
 
 
-def vector(parent: Parent, name: str) -> Vector:
+def vector(parent: Input, name: str) -> Vector:
     return np.frombuffer(parent.read(name), dtype="<f8")
 
 
@@ -38,19 +39,19 @@ def mean(vectors: list[Vector]) -> Vector:
 
 def merge(work: Work, size: int) -> tuple[Vector, Vector]:
     """The weights and the momentum that the recipe starts from."""
-    m, there = work.recipe.merge, list(work.parents.values())
+    m, there = work.recipe.args, list(work.inputs.values())
     zero = np.zeros(size)
-    match m["method"]:
+    match work.recipe.task:
         case "init":
-            return np.random.default_rng(m["seed"]).standard_normal(size), zero
+            return np.random.default_rng(m["start"]).standard_normal(size), zero
         case "assemble":
             return np.concatenate([vector(p, "weights") for p in there]), zero
         case "cut":
             cut = np.array_split(vector(there[0], "weights"), m["shards"])[m["shard"]]
             return cut, np.zeros(len(cut))
         case "outer":  # one shard of DiLoCo's outer step
-            old = work.parents[m["old"]]
-            changes = [vector(p, f"change.{m['shard']}") for id, p in work.parents.items() if id != m["old"]]
+            old = work.inputs[m["old"]]
+            changes = [vector(p, f"change.{m['shard']}") for id, p in work.inputs.items() if id != m["old"]]
             return outer(vector(old, "weights"), vector(old, "momentum"), mean(changes), m)
         case "mean":
             return mean([vector(p, "weights") for p in there]), mean([vector(p, "momentum") for p in there])
@@ -59,7 +60,7 @@ def merge(work: Work, size: int) -> tuple[Vector, Vector]:
             for weight, parent in zip(m["weights"], there, strict=True):
                 total = total + weight * vector(parent, "weights")
             return total, zero
-    raise ValueError(m["method"])
+    raise ValueError(work.recipe.task)
 
 
 def outer(start: Vector, momentum: Vector, change: Vector, settings: Mapping[str, Any]) -> tuple[Vector, Vector]:
@@ -74,7 +75,7 @@ def shape(size: int) -> tuple[Vector, Vector]:
 
 
 def train(work: Work, x: Vector, sleep: float) -> Vector:
-    t, (curve, goal) = work.recipe.train, shape(len(x))
+    t, (curve, goal) = work.recipe.args, shape(len(x))
     begin = 0
     if saved := work.resume():
         begin, x = saved.step, np.frombuffer(saved.read("x"), dtype="<f8")
@@ -89,14 +90,15 @@ def train(work: Work, x: Vector, sleep: float) -> Vector:
 
 
 def publish(work: Work, start: Vector, end: Vector, momentum: Vector) -> None:
-    recipe = work.recipe
-    if recipe.publish == "weights":
+    args = work.recipe.args
+    how = args.get("publish", "weights")
+    if how == "weights":
         write(work, weights=end, momentum=momentum)
-    if recipe.publish == "change":
-        parts = np.array_split(start - end, recipe.train["shards"])
+    if how == "change":
+        parts = np.array_split(start - end, args["shards"])
         write(work, **{f"change.{s}": part for s, part in enumerate(parts)})
-    if recipe.publish == "step":  # EDT: the member's own outer step
-        weights, momentum = outer(start, momentum, start - end, recipe.train)
+    if how == "step":  # EDT: the member's own outer step
+        weights, momentum = outer(start, momentum, start - end, args)
         write(work, weights=weights, momentum=momentum)
 
 

@@ -16,6 +16,10 @@ def dice(*key: object) -> random.Random:
     return random.Random(repr(key))
 
 
+def given(slot: str, start: int, /, **args: object) -> Recipe:
+    return Recipe(slot, "init", role="given", args={"start": start, **args})
+
+
 @dataclass(frozen=True)
 class Toy:
     c: ToyConfig
@@ -24,7 +28,7 @@ class Toy:
         return self.c.initial_population or (self.c.seed,)
 
     def inits(self) -> list[Recipe]:
-        return [Recipe(f"init-{i}", merge={"method": "init", "seed": seed}) for i, seed in enumerate(self.seeds())]
+        return [given(f"init-{i}", seed) for i, seed in enumerate(self.seeds())]
 
     def first(self, k: int) -> tuple[str, ...]:
         return at(0, f"init-{k % len(self.seeds())}")
@@ -51,24 +55,23 @@ class DiLoCo(Toy):
         if round > self.c.max_generations:
             return []
         if round == 0:
-            first = Recipe("init-0", merge={"method": "init", "seed": self.seeds()[0]})
-            return [first] + [
-                Recipe(f"shard-{s}", at(0, "init-0"), merge={"method": "cut", "shard": s, **cut}) for s in shards
-            ]
+            first = given("init-0", self.seeds()[0])
+            return [first] + [Recipe(f"shard-{s}", "cut", at(0, "init-0"), args={"shard": s, **cut}) for s in shards]
         old, new = (at(r, *(f"shard-{s}" for s in shards)) for r in (round - 1, round))
         names = [f"replica-{k}" for k in range(self.c.population_size)]
+        change = {**cut, "publish": "change"}
         replicas = [
-            Recipe(
-                slot, old, {"method": "assemble"}, self.train(k, round) | cut, publish="change", optional=self.elastic
-            )
+            Recipe(slot, "assemble", old, args=self.train(k, round) | change, optional=self.elastic)
             for k, slot in enumerate(names)
         ]
-        step = {"method": "outer", **cut, **self.train(0, 0)}
+        step = {**cut, **self.train(0, 0), "steps": 0}
         outer = [
-            Recipe(f"shard-{s}", (*at(round, *names), old[s]), {**step, "shard": s, "old": old[s]}) for s in shards
+            Recipe(f"shard-{s}", "outer", (*at(round, *names), old[s]), args={**step, "shard": s, "old": old[s]})
+            for s in shards
         ]
         publish = "weights" if round == self.c.max_generations else "nothing"
-        return [*replicas, *outer, Recipe("global", new, {"method": "assemble"}, {}, self.held_out, publish)]
+        look = {**self.held_out, "publish": publish}
+        return [*replicas, *outer, Recipe("global", "assemble", new, role="summary", args=look)]
 
 
 class Matching(Toy):
@@ -86,15 +89,13 @@ class Matching(Toy):
         members = [self.child(k, round, sorted({k, partner.get(k, k)})) for k in range(self.c.population_size)]
         last = round == self.c.max_generations
         parents = at(round, *(x.slot for x in members))
-        return [
-            *members,
-            Recipe("average", parents, {"method": "mean"}, {}, self.held_out, "weights" if last else "nothing"),
-        ]
+        look = {**self.held_out, "publish": "weights" if last else "nothing"}
+        return [*members, Recipe("average", "mean", parents, role="summary", args=look)]
 
     def child(self, k: int, round: int, pair: list[int]) -> Recipe:
         parents = at(round - 1, *(f"m{p}" for p in pair)) if round > 1 else self.first(k)
-        train = self.train(k, round)
-        return Recipe(f"m{k}", parents, {"method": "mean"}, train, self.held_out, "step", optional=self.elastic)
+        args = {**self.train(k, round), **self.held_out, "publish": "step"}
+        return Recipe(f"m{k}", "mean", parents, args=args, optional=self.elastic)
 
 
 class Rank(Toy):
@@ -108,7 +109,7 @@ class Rank(Toy):
         ranked = sorted((m for m in history.round(round - 1) if m), key=lambda m: (m.metrics["loss"], m.id))
         roll = dice(self.c.seed, round, "rank")
         elite = min(self.c.elitism, len(ranked))
-        plan = [Recipe(f"m{k}", (ranked[k].id,)) for k in range(elite)]  # carried over, unchanged
+        plan = [Recipe(f"m{k}", parents=(ranked[k].id,)) for k in range(elite)]  # carried over, unchanged
         chances = [len(ranked) - i for i in range(len(ranked))]
         for k in range(elite, self.c.population_size):
             a, b = roll.choices(ranked, chances)[0], roll.choices(ranked, chances)[0]
@@ -119,8 +120,8 @@ class Rank(Toy):
         return plan
 
     def child(self, k: int, round: int, parents: tuple[str, ...], genome: dict[str, float]) -> Recipe:
-        train = self.train(k, round, genome["lr"])
-        return Recipe(f"m{k}", parents, {"method": "mean"}, train, self.held_out, "step", genome, self.elastic)
+        args = {**self.train(k, round, genome["lr"]), **self.held_out, "publish": "step"}
+        return Recipe(f"m{k}", "mean", parents, args=args, genome=genome, optional=self.elastic)
 
 
 class Search(Toy):
@@ -132,7 +133,7 @@ class Search(Toy):
         if round > self.c.max_generations + 1:
             return []
         if round == 0:
-            return [Recipe(f"donor-{d}", merge={"method": "init", "seed": self.c.seed + d}) for d in range(self.donors)]
+            return [given(f"donor-{d}", self.c.seed + d) for d in range(self.donors)]
         donors = at(0, *(f"donor-{d}" for d in range(self.donors)))
         told = [history.round(r) for r in range(1, round)]
         if round == self.c.max_generations + 1:
@@ -140,10 +141,10 @@ class Search(Toy):
             best = (
                 min(good, key=lambda m: (m.metrics["loss"], m.id)).recipe.genome["x"] if good else [1 / self.donors] * 3
             )
-            return [Recipe("best", donors, {"method": "linear", "weights": best}, {}, self.held_out)]
-        test = {**self.held_out, "cliff": self.c.cliff}
+            return [Recipe("best", "linear", donors, args={"weights": best, **self.held_out})]
+        test = {**self.held_out, "cliff": self.c.cliff, "publish": "nothing"}
         return [
-            Recipe(f"c{k}", donors, {"method": "linear", "weights": x}, {}, test, "nothing", {"x": x}, True)
+            Recipe(f"c{k}", "linear", donors, args={"weights": x, **test}, genome={"x": x}, optional=True)
             for k, x in enumerate(self.ask(told, round))
         ]
 
@@ -164,10 +165,7 @@ class Tournament(Toy):
     def plan(self, round: int, history: Past) -> list[Recipe]:
         roll = dice(self.c.seed, round, "tournament")
         if round == 0:
-            return [
-                Recipe(f"donor-{d}", merge={"method": "init", "seed": self.c.seed + d}, train=self.train(d, 0))
-                for d in range(3)
-            ]
+            return [given(f"donor-{d}", self.c.seed + d, **self.train(d, 0)) for d in range(3)]
         if round == 1:
             pairs = [roll.sample(range(3), 2) for _ in range(self.c.population_size)]
             return [self.child(k, at(0, *(f"donor-{d}" for d in pair)), roll.random()) for k, pair in enumerate(pairs)]
@@ -175,8 +173,8 @@ class Tournament(Toy):
             return []
         now = sorted((m for m in history.round(round - 1) if m), key=lambda m: (m.metrics["loss"], m.id))
         if round > self.c.max_generations:
-            return [Recipe("winner", (now[0].id,))]
-        plan = [Recipe("m0", (now[0].id,))]
+            return [Recipe("winner", parents=(now[0].id,), role="winner")]
+        plan = [Recipe("m0", parents=(now[0].id,))]
         for k in range(1, self.c.population_size):
             a, b = sorted(roll.sample(range(len(now)), 2))
             share = min(1.0, max(0.0, now[a].recipe.genome["t"] + 0.2 * roll.gauss(0, 1)))
@@ -184,8 +182,8 @@ class Tournament(Toy):
         return plan
 
     def child(self, k: int, parents: tuple[str, ...], share: float) -> Recipe:
-        merge = {"method": "linear", "weights": [1 - share, share]}
-        return Recipe(f"m{k}", parents, merge, {}, self.held_out, genome={"t": share})
+        args = {"weights": [1 - share, share], **self.held_out}
+        return Recipe(f"m{k}", "linear", parents, args=args, genome={"t": share})
 
 
 STRATEGIES = {"diloco": DiLoCo, "matching": Matching, "rank": Rank, "search": Search, "tournament": Tournament}

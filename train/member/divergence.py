@@ -13,13 +13,16 @@ _ADVICE = "a lower LR, more WARMUP_STEPS, or CLIP, in a run with another PROJECT
 log = logging.getLogger(__name__)
 
 
-def tried(work: Work, rate: float, learn: Callable[[], T], instead: Callable[[], T]) -> tuple[T, dict[str, Any]]:
-    """What learning came to, or what there is without it, and what is to be said of that. The rate is the highest."""
+def tried(
+    work: Work, before: str, rate: float, learn: Callable[[], T], instead: Callable[[], T]
+) -> tuple[T, dict[str, Any]]:
+    """What learning came to, or what there is without it, and what is to be said of that. `before` is the slot's own
+    last member; the rate is the highest."""
     try:
         return learn(), {}
     except NotFinite as error:
         why = str(error)
-    count = 1 + _before(work)
+    count = 1 + _in_a_row(work, before)
     if count >= IN_A_ROW:
         raise Failed(in_words(f"{why}; training has diverged in {count} rounds in a row of this slot", rate))
     log.warning("%s", in_words(f"{work.id}: {why}; it counts as untrained", rate))
@@ -30,7 +33,7 @@ def in_words(why: str, rate: float) -> str:
     return f"{why}; its learning rate reached {rate:.3g}: try {_ADVICE}"
 
 
-def _before(work: Work) -> int:
+def _in_a_row(work: Work, before: str) -> int:
     """In how many rounds before this one, without a gap."""
-    last = work.parents.get(work.recipe.train.get("before", ""))
+    last = work.inputs.get(before)
     return int(last.metrics.get("diverged_in_a_row", 0)) if last else 0

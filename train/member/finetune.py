@@ -18,23 +18,23 @@ from train.config import TrainConfig, alone
 from train.loop import Learner, rate
 from train.member import dna, first_members, vectors
 from train.member.posttraining_runtime import ChildModel, PosttrainingRuntime
-from train.member.pretraining_runtime import named
 from train.objectives import Comparison
 from train.optimizers import MOMENTS, WEIGHTS
 from train.packing import Batch
 from train.posttrain.example_rows import ExampleRows
 from train.posttrain.posttrain_config import PosttrainConfig
+from train.posttrain.posttrain_tasks import BredArgs
 
 Metrics = Mapping[str, Any]
 Born = Callable[[], ChildModel]  # a child as its parents made it, before it has learned anything
 Finetuned = tuple[ChildModel, dict[str, Any]]
 
 
-def finetuned(runtime: PosttrainingRuntime, work: Work, born: Born) -> Finetuned:
+def finetuned(runtime: PosttrainingRuntime, work: Work, args: BredArgs, born: Born) -> Finetuned:
     """The child learns. Whatever breaks in here leaves a model that is half changed, and that nobody may use again."""
     try:
-        examples = chosen(runtime.config, work, work.recipe.genome)
-        child, total, steps = _with_batches(runtime, work, born, examples)
+        examples = chosen(runtime.config, work, args, work.recipe.genome)
+        child, total, steps = _with_batches(runtime, work, args, born, examples)
     except BaseException:
         runtime.dismiss()
         raise
@@ -44,21 +44,21 @@ def finetuned(runtime: PosttrainingRuntime, work: Work, born: Born) -> Finetuned
 
 
 def _with_batches(
-    runtime: PosttrainingRuntime, work: Work, born: Born, examples: Sequence[Example]
+    runtime: PosttrainingRuntime, work: Work, args: BredArgs, born: Born, examples: Sequence[Example]
 ) -> tuple[ChildModel, float, int]:
     """The child afterwards, the losses of all steps, and how many these were."""
-    c, settings, child = runtime.config, work.recipe.train, born()
+    c, child = runtime.config, born()
     model, objective = child.live.model, objectives.sft_loss
-    if settings["how"] == "dpo":
+    if args.how == "dpo":
         objective = partial(objectives.preference_loss, beta=c.dpo_beta)
     if c.adapter:
-        model = adapted(model, c.adapter, c.seed + settings["round"] * 4096 + settings["slot"], runtime.device)
+        model = adapted(model, c.adapter, c.seed + args.generation * 4096 + args.slot, runtime.device)
     steps = batches_of(c, model, examples)
     config = inner(c, len(steps), work.recipe.genome["rate"])
     if not c.adapter:
-        total = _learned(work, runtime.learner(child.live, config, objective), config, steps)
+        total = _learned(work, args, runtime.learner(child.live, config, objective), config, steps)
         return child, total, len(steps)
-    total = _learned(work, Learner(model, config, runtime.device, objective), config, steps)
+    total = _learned(work, args, Learner(model, config, runtime.device, objective), config, steps)
     if c.adapter.four_bits:  # the weights with all their bits have to come from the parents again
         runtime.dismiss()
         child = born()
@@ -68,7 +68,7 @@ def _with_batches(
     return child, total, len(steps)
 
 
-def _learned(work: Work, learner: Learner, config: TrainConfig, steps: Sequence[list[Any]]) -> float:
+def _learned(work: Work, args: BredArgs, learner: Learner, config: TrainConfig, steps: Sequence[list[Any]]) -> float:
     """The inner loop, from its beginning or from where an earlier attempt got to; the losses of all steps."""
     done, total = 0, 0.0
     if state := work.resume():
@@ -85,7 +85,7 @@ def _learned(work: Work, learner: Learner, config: TrainConfig, steps: Sequence[
 
     def seeded() -> Iterator[list[Any]]:
         for step in range(done, len(steps)):
-            learner.seed(_seed(config, work, step))
+            learner.seed(_seed(config, args, step))
             yield steps[step]
 
     rates = (rate(config, step) for step in range(done, len(steps)))
@@ -95,10 +95,9 @@ def _learned(work: Work, learner: Learner, config: TrainConfig, steps: Sequence[
     return learner.summed_loss()
 
 
-def _seed(config: TrainConfig, work: Work, step: int) -> int:
+def _seed(config: TrainConfig, args: BredArgs, step: int) -> int:
     """Of a step's dropout: the child's own, whoever makes it and after whatever else."""
-    place = work.recipe.train["round"], work.recipe.train["slot"]
-    return int(np.random.default_rng([config.seed, *place, step, 7]).integers(1 << 31))
+    return int(np.random.default_rng([config.seed, args.generation, args.slot, step, 7]).integers(1 << 31))
 
 
 def inner(c: PosttrainConfig, steps: int, factor: float) -> TrainConfig:
@@ -120,10 +119,10 @@ def highest(c: PosttrainConfig, factor: float) -> float:
     return min(10.0, c.lr * factor)
 
 
-def chosen(c: PosttrainConfig, work: Work, genome: dna.Genome) -> list[Example]:
+def chosen(c: PosttrainConfig, work: Work, args: BredArgs, genome: dna.Genome) -> list[Example]:
     """What a child learns from: of each data set its share, as often as it may see them, in an order of its own."""
-    wanted_of, settings = dna.portions(dna.mixture(c, genome), c.sft_examples), work.recipe.train
-    key, found = (c.seed, settings["round"], settings["slot"]), list[list[Example]]()
+    wanted_of = dna.portions(dna.mixture(c, genome), c.sft_examples)
+    key, found = (c.seed, args.generation, args.slot), list[list[Example]]()
     for n, name in enumerate(dna.names(c)):
         if not (wanted := wanted_of.get(name)):
             continue
@@ -163,4 +162,4 @@ def _compared(model: Any, batch: Batch) -> Comparison:
 
 
 def rows_of(work: Work, number: int) -> ExampleRows:
-    return ExampleRows.open(named(work, f"data-{number}").path(first_members.ROWS))
+    return ExampleRows.open(work.inputs[f"0/data-{number}"].path(first_members.ROWS))

@@ -19,17 +19,18 @@ from merge.vocabulary import different_words
 from train.member import dna
 from train.member.crossing import crossed
 from train.member.posttraining_runtime import PosttrainingRuntime, merged, said_of
-from train.member.pretraining_runtime import named
 from train.posttrain.example_rows import parted, tokenised, written
 from train.posttrain.posttrain_config import PosttrainConfig
+from train.posttrain.posttrain_tasks import DataArgs, GivenArgs
+from train.round_zero import FIRST
 
 Metrics = Mapping[str, Any]
 ROWS = "rows"
 
 
-def make_init(runtime: PosttrainingRuntime, work: Work) -> Metrics:
+def make_init(runtime: PosttrainingRuntime, work: Work, args: GivenArgs) -> Metrics:
     """A hub's model, a folder or a GGUF file as a member's files; as wide a vocabulary as the widest of all."""
-    c, entry = runtime.config, work.recipe.merge["entry"]
+    c, entry = runtime.config, args.entry
     reference = c.models[entry]
     with Donors() as donors:
         rows, notes = widest(c.models, donors)
@@ -91,12 +92,12 @@ def common_template(models: Sequence[Donor]) -> str:
     return next(iter(there.values()), "")
 
 
-def make_data(runtime: PosttrainingRuntime, work: Work) -> Metrics:
+def make_data(runtime: PosttrainingRuntime, work: Work, args: DataArgs) -> Metrics:
     """All rows of a data set that the run can make use of, with their masks."""
     from transformers import AutoTokenizer
 
-    c, source = runtime.config, runtime.config.mutation_datasets[work.recipe.merge["source"]]
-    tokenizer = AutoTokenizer.from_pretrained(named(work, "init-0").folder, trust_remote_code=c.trust_remote_code)
+    c, source = runtime.config, runtime.config.mutation_datasets[args.source]
+    tokenizer = AutoTokenizer.from_pretrained(work.inputs[FIRST].folder, trust_remote_code=c.trust_remote_code)
     made = tokenised(c, source, tokenizer)
     kept, held = parted(c, source, made.kept)
     work.write(ROWS, written(kept, held))

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from transformers.utils import cached_file
 from fleet.plausible import check_config_in
 from fleet.plausible_words import check_words_in
 from fleet.scratch import passing
-from fleet.work import Failed, NotOnThisMachine, Parent, Work
+from fleet.tasks import Args
+from fleet.work import Failed, Input, NotOnThisMachine, Work
 from train import text
 from train.batches import needed, useful
 from train.config import Dataset, TrainConfig
@@ -22,6 +24,8 @@ from train.member.pretraining_runtime import CONFIG, PretrainingRuntime
 from train.member.vectors import save_weights
 from train.model import SHAPES, built, empty, flat, layout_of, read_config, same_settings, same_shapes
 from train.optimizers import layouts_of
+from train.pretraining_tasks import InitArgs, TokensArgs
+from train.round_zero import FIRST, TOKENIZER
 
 END = "<|endoftext|>"
 _SAMPLE = 4_000_000  # characters that the tokenizer is made from
@@ -34,7 +38,7 @@ _EVALUATED = 16  # documents at least that held-out tokens come from, where ther
 # -- the tokenizer -----------------------------------------------------------------------------------------------------
 
 
-def make_tokenizer(runtime: PretrainingRuntime, work: Work) -> Mapping[str, Any]:
+def make_tokenizer(runtime: PretrainingRuntime, work: Work, args: Args) -> Mapping[str, Any]:
     config, named = runtime.config, tokenizer_name(runtime.config)
     if named:
         tokenizer = named_tokenizer(named, config.trust_remote_code)
@@ -79,7 +83,7 @@ def byte_level_bpe(vocab_size: int, documents: Iterable[str]) -> PreTrainedToken
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, bos_token=END, pad_token=END)
 
 
-def open_tokenizer(parent: Parent, config: TrainConfig) -> PreTrainedTokenizerBase:
+def open_tokenizer(parent: Input, config: TrainConfig) -> PreTrainedTokenizerBase:
     """From a member's files, which are data; one that needs code of its own, from where that came from."""
     if config.trust_remote_code and (named := tokenizer_name(config)):
         return AutoTokenizer.from_pretrained(named, trust_remote_code=True)
@@ -101,19 +105,18 @@ def first_of(documents: Iterable[str], characters: int) -> Iterator[str]:
 # -- tokens ------------------------------------------------------------------------------------------------------------
 
 
-def make_tokens(runtime: PretrainingRuntime, work: Work) -> Mapping[str, Any]:
+def make_tokens(runtime: PretrainingRuntime, work: Work, args: TokensArgs) -> Mapping[str, Any]:
     """As many tokens of one source as the run needs, and those that are held out."""
     config = runtime.config
-    source = config.datasets[work.recipe.merge["source"]]
-    vocabulary = work.parents[work.recipe.parents[0]].metrics["vocabulary"]
+    source, parent = config.datasets[args.source], work.inputs[TOKENIZER]
+    vocabulary = parent.metrics["vocabulary"]
     dtype = "<u2" if vocabulary <= 1 << 16 else "<u4"
-    wanted, least = (count(config, work.recipe.merge["source"]) for count in (useful, needed))
+    wanted, least = (count(config, args.source) for count in (useful, needed))
     got = {"train": 0, "held": 0}
-    parent = work.parents[work.recipe.parents[0]]
     with contextlib.ExitStack() as stack:
         files = {part: stack.enter_context(work.create(part)) for part in got}
-        number, tokenizer = work.recipe.merge["source"], lambda: open_tokenizer(parent, config)
-        for part, tokens in tokens_of(config, number, tokenizer, vocabulary, wanted, got):
+        tokenizer = partial(open_tokenizer, parent, config)
+        for part, tokens in tokens_of(config, args.source, tokenizer, vocabulary, wanted, got):
             files[part].write(np.asarray(tokens, dtype=dtype).tobytes())
             got[part] += len(tokens)
     for part, count in got.items():
@@ -199,16 +202,16 @@ def too_short(source: Dataset, part: str, count: int, wanted: int) -> str:
 # -- the first weights -------------------------------------------------------------------------------------------------
 
 
-def make_init(runtime: PretrainingRuntime, work: Work) -> Mapping[str, Any]:
+def make_init(runtime: PretrainingRuntime, work: Work, args: InitArgs) -> Mapping[str, Any]:
     """The weights of one entry of INITIAL_POPULATION, laid out as every member's are."""
-    config, number = runtime.config, work.recipe.merge["entry"]
-    entry, vocabulary = config.initial_population[number], work.parents[work.recipe.parents[0]].metrics["vocabulary"]
-    model = built(entry, vocabulary, config.seed + number, config.trust_remote_code)
+    config = runtime.config
+    entry, vocabulary = config.initial_population[args.entry], work.inputs[TOKENIZER].metrics["vocabulary"]
+    model = built(entry, vocabulary, config.seed + args.entry, config.trust_remote_code)
     if model.config.vocab_size < vocabulary:
         raise Failed(f"model {entry!r}: {model.config.vocab_size} embeddings for a tokenizer of {vocabulary} words")
     layout = layout_of(model)
-    for first in work.recipe.parents[1:]:
-        other = read_config(work.parents[first].read(CONFIG), config)
+    if first := work.inputs.get(FIRST):
+        other = read_config(first.read(CONFIG), config)
         names = repr(config.initial_population[0]), repr(entry)
         same_shapes(layout_of(empty(other, 0, config.trust_remote_code)), layout, *names)
         same_settings(other, model.config, *names)

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fleet.recipe import place
-from fleet.work import Parent, Work
+from fleet.work import Input, Work
 from merge.outer import Outer
 from merge.wire import WIRES
 from train.batches import TokenFile, batch, owned
@@ -20,6 +19,8 @@ from train.loop import Learner, NotFinite, rate
 from train.member import vectors
 from train.model import empty, read_config
 from train.optimizers import MOMENTS, WEIGHTS
+from train.pretraining_tasks import Turn
+from train.round_zero import FIRST, token_files
 
 CONFIG = "config.json"
 SCALING = "scaling.json"  # of fp16's gradients
@@ -39,7 +40,7 @@ class PretrainingRuntime:
     def learner(self, work: Work) -> Learner:
         """The run's model; which weights are in it, its user knows."""
         if self._learner is None:
-            self._learner = _learner(named(work, "init-0").read(CONFIG), self.config)
+            self._learner = _learner(work.inputs[FIRST].read(CONFIG), self.config)
         return self._learner
 
     def evaluate(self, work: Work) -> Metrics:
@@ -48,10 +49,9 @@ class PretrainingRuntime:
 
     # -- training -----------------------------------------------------------------------------------------------------
 
-    def train(self, work: Work, start: Tensor, moments: Fill, genome: Genome = Genome()) -> Metrics:
+    def train(self, work: Work, turn: Turn, start: Tensor, moments: Fill, genome: Genome = Genome()) -> Metrics:
         """The inner loop, from the start or from where an earlier attempt got to."""
-        learner, round = self.learner(work), work.recipe.train["round"]
-        done, steps, total = 0, work.recipe.train["steps"], 0.0
+        learner, done, total = self.learner(work), 0, 0.0
         if saved := work.resume():
             done, total = saved.step, saved.state["total"]
             for kind in (WEIGHTS, MOMENTS):
@@ -60,7 +60,7 @@ class PretrainingRuntime:
             learner.recall(saved.state["optimizer"])
         else:
             learner.start(start)
-            self.remember(work, moments)
+            self.remember(work, turn, moments)
 
         def save(saver: Any) -> Mapping[str, Any]:
             total = learner.summed_loss()
@@ -68,23 +68,23 @@ class PretrainingRuntime:
                 vectors.save(saver, kind, learner.whole(kind))
             return {"total": total, "optimizer": learner.state()}
 
-        before = self.config.steps_before(round)
-        rates = (genome.rate * rate(self.config, before + n) for n in range(done, steps))
-        for step in learner.train(self._batches(work, range(done, steps), genome), rates, total):
+        before = self.config.steps_before(turn.round)
+        rates = (genome.rate * rate(self.config, before + n) for n in range(done, turn.steps))
+        for step in learner.train(self._batches(work, turn, range(done, turn.steps), genome), rates, total):
             work.between_steps(done + step, save)
         learner.check()
-        sequences = steps * self.config.gradient_accumulation * self.config.batch_size
-        return {"train_loss": learner.summed_loss() / steps, "tokens": sequences * self.config.seq_length}
+        sequences = turn.steps * self.config.gradient_accumulation * self.config.batch_size
+        return {"train_loss": learner.summed_loss() / turn.steps, "tokens": sequences * self.config.seq_length}
 
-    def remember(self, work: Work, moments: Fill) -> None:
+    def remember(self, work: Work, turn: Turn, moments: Fill) -> None:
         """The optimizer as a member finds it: moments that others have made, too, and the slot's own scaling."""
-        learner, round = self.learner(work), work.recipe.train["round"]
+        learner = self.learner(work)
         learner.forget()
-        if round > 1 and self.remembers:
+        if turn.round > 1 and self.remembers:
             with learner.filling(MOMENTS) as room:
                 moments(room)
-            scaling = json.loads(parent.read(SCALING)) if (parent := self._before(work, SCALING)) else {}
-            learner.recall({"steps": float(self.config.steps_before(round)), "scaling": scaling})
+            scaling = json.loads(parent.read(SCALING)) if (parent := self._before(work, turn, SCALING)) else {}
+            learner.recall({"steps": float(self.config.steps_before(turn.round)), "scaling": scaling})
 
     @property
     def remembers(self) -> bool:
@@ -103,9 +103,8 @@ class PretrainingRuntime:
         return learner.whole(MOMENTS) if self.remembers else torch.empty(0)
 
     def sources(self, work: Work, part: str = "train") -> list[TokenFile]:
-        parents = [named(work, f"tokens-{number}") for number in range(len(self.config.datasets))]
-        window = self.config.seq_length + 1
-        return [TokenFile.open(parent.path(part), parent.metrics["dtype"], window) for parent in parents]
+        files, window = [work.inputs[id] for id in token_files(self.config)], self.config.seq_length + 1
+        return [TokenFile.open(file.path(part), file.metrics["dtype"], window) for file in files]
 
     # -- what travels -------------------------------------------------------------------------------------------------
 
@@ -120,9 +119,9 @@ class PretrainingRuntime:
             raise NotFinite("the weights and what changed them are too large for numbers")
         return vector
 
-    def message(self, work: Work, name: str, vector: Tensor) -> Tensor:
+    def message(self, work: Work, turn: Turn, name: str, vector: Tensor) -> Tensor:
         """Error feedback: what the wire lost of the slot's last message of this name is added to this one."""
-        if self.config.error_feedback and (parent := self._before(work, _residual(name))):
+        if self.config.error_feedback and (parent := self._before(work, turn, _residual(name))):
             residual = torch.empty_like(vector)
             vectors.load(parent, _residual(name), residual)
             vector = vector + residual
@@ -135,13 +134,13 @@ class PretrainingRuntime:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _before(self, work: Work, file: str) -> Parent | None:
+    def _before(self, work: Work, turn: Turn, file: str) -> Input | None:
         """The slot's own last member, if it has such a file."""
-        parent = work.parents.get(work.recipe.train.get("before", ""))
+        parent = work.inputs.get(turn.before)
         return parent if parent and file in parent.member.digests else None
 
-    def _batches(self, work: Work, steps: range, genome: Genome) -> Iterator[list[Tensor]]:
-        c, round, slot = self.config, work.recipe.train["round"], work.recipe.train["slot"]
+    def _batches(self, work: Work, turn: Turn, steps: range, genome: Genome) -> Iterator[list[Tensor]]:
+        c, round, slot = self.config, turn.round, turn.slot
         sources, weights = self.sources(work), genome.weights([each.weight for each in c.datasets])
         for step in steps:
             self.learner(work).seed(hash((c.seed, round, slot, step)) & 0x7FFFFFFF)
@@ -163,9 +162,3 @@ def _learner(model: bytes, config: TrainConfig) -> Learner:
 
         return Leader(model, config)
     return Learner(empty(read_config(model, config), 0, config.trust_remote_code), config)
-
-
-def named(work: Work, slot: str) -> Parent:
-    """The parent in this slot."""
-    (found,) = (parent for id, parent in work.parents.items() if place(id)[1] == slot)
-    return found

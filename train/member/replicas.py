@@ -7,24 +7,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fleet.work import Failed, Parent, Work
+from fleet.work import Failed, Input, Work
 from merge.outer import Outer, means, ranges
 from train import optimizers
 from train.member import vectors
 from train.member.divergence import tried
-from train.member.pretraining_runtime import MOMENTS_WIRE, Metrics, PretrainingRuntime, named
+from train.member.pretraining_runtime import MOMENTS_WIRE, Metrics, PretrainingRuntime
 from train.member.vectors import MOMENTS, WEIGHTS, kept
+from train.pretraining_tasks import LookArgs, ShardArgs, Turn
 from train.round_zero import shards_in
 
 CHANGE = "change.safetensors"  # the parts of it are numbered
 
 
-def cut_shard(runtime: PretrainingRuntime, work: Work) -> Mapping[str, Any]:
+def cut_shard(runtime: PretrainingRuntime, work: Work, args: ShardArgs) -> Mapping[str, Any]:
     """One range of the first global model; what is remembered of its way is zero."""
-    (parent,) = work.parents.values()
+    (parent,) = work.inputs.values()
     whole = torch.empty(parent.metrics["parameters"])
     vectors.load_weights(parent, whole)
-    piece, moments = _cut(len(whole), work), _cut(parent.metrics["moments"], work)
+    piece, moments = _cut(len(whole), work, args), _cut(parent.metrics["moments"], work, args)
     vectors.save(work, WEIGHTS, whole[piece.start : piece.stop])
     for name in kept(runtime.outer)[1:]:
         vectors.save(work, name, torch.zeros(len(piece)))
@@ -32,7 +33,7 @@ def cut_shard(runtime: PretrainingRuntime, work: Work) -> Mapping[str, Any]:
     return {"parameters": len(whole), "moments": parent.metrics["moments"]}
 
 
-def make_replica(runtime: PretrainingRuntime, work: Work) -> Mapping[str, Any]:
+def make_replica(runtime: PretrainingRuntime, work: Work, turn: Turn) -> Mapping[str, Any]:
     """Train from the global model on the slot's own data, and publish the change. One that diverges changes nothing."""
     learner = runtime.learner(work)
     start = torch.empty(learner.layout.size)
@@ -42,15 +43,15 @@ def make_replica(runtime: PretrainingRuntime, work: Work) -> Mapping[str, Any]:
         _fill(work, MOMENTS, room)
 
     def learned() -> tuple[Tensor, Metrics]:
-        metrics = runtime.train(work, start, moments)
+        metrics = runtime.train(work, turn, start, moments)
         return runtime.checked(start.sub_(learner.whole(optimizers.WEIGHTS).cpu())), metrics
 
     def untrained() -> tuple[Tensor, Metrics]:
-        runtime.remember(work, moments)
+        runtime.remember(work, turn, moments)
         return start.zero_(), {}
 
-    (change, metrics), diverged = tried(work, runtime.rate(), learned, untrained)
-    change = runtime.message(work, CHANGE, change)
+    (change, metrics), diverged = tried(work, turn.before, runtime.rate(), learned, untrained)
+    change = runtime.message(work, turn, CHANGE, change)
     runtime.keep_residual(work, CHANGE, change)
     for number, cut in enumerate(ranges(len(change), _shards(work))):
         vectors.save(work, _change(number), change[cut.start : cut.stop], runtime.config.wire_dtype)
@@ -60,23 +61,23 @@ def make_replica(runtime: PretrainingRuntime, work: Work) -> Mapping[str, Any]:
     return {**metrics, **diverged}
 
 
-def make_shard(runtime: PretrainingRuntime, work: Work) -> Mapping[str, Any]:
+def make_shard(runtime: PretrainingRuntime, work: Work, args: ShardArgs) -> Mapping[str, Any]:
     """One range of the outer step: everybody's changes there, piece by piece, whatever their size."""
-    old = work.parents[work.recipe.merge["old"]]
-    replicas = [parent for id, parent in work.parents.items() if id != work.recipe.merge["old"]]
+    old = work.inputs[args.old]
+    replicas = [parent for id, parent in work.inputs.items() if id != args.old]
     if not replicas:
         raise Failed("no replica of this round is there")
-    number, count = work.recipe.merge["shard"], len(_cut(old.metrics["parameters"], work))
+    count = len(_cut(old.metrics["parameters"], work, args))
     with ExitStack() as stack:
         state = [stack.enter_context(vectors.opened([old], name, count))[0] for name in kept(runtime.outer)]
         new = [stack.enter_context(vectors.created(work, name, count)) for name in kept(runtime.outer)]
-        changes = stack.enter_context(vectors.opened(replicas, _change(number), count))
+        changes = stack.enter_context(vectors.opened(replicas, _change(args.shard), count))
         for pieces in runtime.outer.stream(state, means(changes)):
             for write, piece in zip(new, pieces, strict=True):
                 write(piece)
-    count = len(_cut(old.metrics["moments"], work))
+    count = len(_cut(old.metrics["moments"], work, args))
     with (
-        vectors.opened(replicas, _moments(number), count) as several,
+        vectors.opened(replicas, _moments(args.shard), count) as several,
         vectors.created(work, MOMENTS, count, MOMENTS_WIRE) as new_moments,
     ):
         for piece in means(several):
@@ -84,14 +85,14 @@ def make_shard(runtime: PretrainingRuntime, work: Work) -> Mapping[str, Any]:
     return {name: old.metrics[name] for name in ("parameters", "moments")}
 
 
-def look_at_global(runtime: PretrainingRuntime, work: Work) -> Mapping[str, Any]:
+def look_at_global(runtime: PretrainingRuntime, work: Work, args: LookArgs) -> Mapping[str, Any]:
     """The global model as it is worth: without the last step's look ahead."""
     learner = runtime.learner(work)
     learner.start(settled(runtime.outer, _all_shards(work), learner.layout.size))
     return runtime.evaluate(work)
 
 
-def settled(outer: Outer, shards: list[Parent], size: int) -> Tensor:
+def settled(outer: Outer, shards: list[Input], size: int) -> Tensor:
     """The global model, put together."""
     state = [torch.empty(size) for _ in kept(outer)]
     for name, whole in zip(kept(outer), state, strict=True):
@@ -99,7 +100,7 @@ def settled(outer: Outer, shards: list[Parent], size: int) -> Tensor:
     return outer.settled(state)
 
 
-def _put_together(shards: list[Parent], name: str, room: Tensor) -> None:
+def _put_together(shards: list[Input], name: str, room: Tensor) -> None:
     for cut, shard in zip(ranges(len(room), len(shards)), shards, strict=True):
         vectors.load(shard, name, room[cut.start : cut.stop])
 
@@ -109,14 +110,13 @@ def _fill(work: Work, name: str, room: Tensor) -> None:
     _put_together(_all_shards(work), name, room)
 
 
-def _all_shards(work: Work) -> list[Parent]:
-    return [named(work, f"shard-{number}") for number in range(_shards(work))]
+def _all_shards(work: Work) -> list[Input]:
+    return [work.inputs[id] for id in work.recipe.parents]
 
 
-def _cut(size: int, work: Work) -> range:
+def _cut(size: int, work: Work, args: ShardArgs) -> range:
     """This shard's."""
-    found: range = ranges(size, _shards(work))[work.recipe.merge["shard"]]
-    return found
+    return ranges(size, _shards(work))[args.shard]
 
 
 def _shards(work: Work) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fleet.work import Parent, Work
+from fleet.work import Input, Work
 from merge.files import Header, TensorEntry, bytes_of, chunks, read_header, write_header
 from merge.outer import Outer
 from merge.wire import pieces, received, send, sender
@@ -42,7 +42,7 @@ def save_weights(work: Work, vector: Tensor, layout: VectorLayout) -> None:
             file.write(bytes_of(piece.cpu()))
 
 
-def load_weights(parent: Parent, into: Tensor) -> None:
+def load_weights(parent: Input, into: Tensor) -> None:
     with parent.open(WEIGHTS) as file:
         read_header(file)
         _fill(into, chunks(file, torch.float32, len(into)))
@@ -56,7 +56,7 @@ def created(work: Work, name: str, count: int, wire: str = "fp32") -> Iterator[C
 
 
 @contextmanager
-def opened(parents: Iterable[Parent], name: str, count: int) -> Iterator[list[Iterator[Tensor]]]:
+def opened(parents: Iterable[Input], name: str, count: int) -> Iterator[list[Iterator[Tensor]]]:
     """The same vector of several parents, to be read side by side."""
     with ExitStack() as stack:
         yield [received(stack.enter_context(parent.open(name)), count) for parent in parents]

@@ -42,9 +42,9 @@ def _described(known: Tree, history: History, id: str) -> str:
 
 
 def _learned(member: Member) -> str:
-    if not member.recipe.train or "steps" not in member.metrics:
+    if "steps" not in member.metrics:
         return ""
     data = member.recipe.genome["data"]
     total = sum(data.values())
     shares = ", ".join(f"{weight / total:.0%} {name}" for name, weight in data.items() if weight)
-    return f"{member.recipe.train['how']} for {member.metrics['steps']} steps on {shares}; "
+    return f"{member.recipe.args['how']} for {member.metrics['steps']} steps on {shares}; "

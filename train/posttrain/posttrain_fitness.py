@@ -11,6 +11,7 @@ import numpy as np
 from fleet.config import UserError
 from train import tasks
 from train.posttrain.posttrain_config import LOSS, Objective, PosttrainConfig
+from train.posttrain.posttrain_tasks import Questioned
 from train.posttrain.selection import Rival
 from train.tasks import Asked, TaskEvaluation
 
@@ -94,10 +95,10 @@ def load_tasks(c: PosttrainConfig) -> dict[str, Any]:
 
 
 def marks_of(
-    c: PosttrainConfig, evaluation: TaskEvaluation, model: Any, how: Mapping[str, Any]
+    c: PosttrainConfig, evaluation: TaskEvaluation, model: Any, asked: Questioned
 ) -> tuple[Single, Mapping[str, float]]:
     """The same questions for everybody: of a generation, or those at the end."""
-    marks = evaluation.marks(model, drawn(c, evaluation.questions(), how))
+    marks = evaluation.marks(model, drawn(c, evaluation.questions(), asked))
     single, values = dict[str, Sequence[float]](), dict[str, float]()
     for each in c.fitness:
         if each.task != LOSS:
@@ -108,14 +109,14 @@ def marks_of(
     return single, values
 
 
-def drawn(c: PosttrainConfig, questions: Mapping[str, Sequence[int]], how: Mapping[str, Any]) -> dict[str, list[int]]:
+def drawn(c: PosttrainConfig, questions: Mapping[str, Sequence[int]], asked: Questioned) -> dict[str, list[int]]:
     """Of each task's questions: QUESTIONS of those that choose, other ones in each generation; or all that judge."""
     found = {}
-    chosen = tasks.parted(questions, c.holdout, c.seed, how["on"] == "judging")
+    chosen = tasks.parted(questions, c.holdout, c.seed, asked.on == "judging")
     for name, numbers in chosen.items():
-        if how["on"] == "judging":
+        if asked.on == "judging":
             found[name] = numbers
         else:
-            order = np.random.default_rng([c.seed, 13, how["generation"], len(numbers)]).permutation(len(numbers))
+            order = np.random.default_rng([c.seed, 13, asked.generation, len(numbers)]).permutation(len(numbers))
             found[name] = sorted(numbers[int(n)] for n in order[: c.questions])
     return found
