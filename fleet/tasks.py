@@ -34,7 +34,8 @@ def making(tasks: Mapping[str, Task[R]]) -> Callable[[R, Work], Metrics]:
     """Make what a recipe names."""
 
     def make(runtime: R, work: Work) -> Metrics:
-        task = tasks[work.recipe.task]
+        if not (task := tasks.get(work.recipe.task)):
+            raise Failed(f"{work.id}: no task is called {work.recipe.task}; there are: {', '.join(tasks)}")
         return task.make(runtime, work, arguments(task.args, work))
 
     return make
