@@ -91,7 +91,8 @@ def _through(member: Member, places: Mapping[str, str], nodes: Mapping[str, Node
 
 def _node(member: Member, through: Sequence[str], places: Mapping[str, str], score: float | None) -> Node:
     recipe = member.recipe
-    named, technique = recipe.args.get("name"), recipe.args.get("technique") or recipe.task
+    named, given = recipe.args.get("name"), recipe.role == "given"
+    technique = recipe.args.get("technique") or ("" if given else recipe.task)
     settled = {key.removeprefix(_GENE): value for key, value in member.metrics.items() if key.startswith(_GENE)}
     return Node(
         member.id,
