@@ -307,7 +307,7 @@ def a_selection_rule(world: World, here: list[Block]) -> None:
         done = json.loads(next(world.root.glob(f"runs/half/rounds/00001/m{n}.0.done")).read_text().splitlines()[0])
         members[f"1/m{n}"] = done["metrics"]["loss"]
     fitter = sorted(members, key=lambda id: members[id])[:3]
-    parents = [each["parents"] for each in plan["recipes"] if each["task"] == "child"]
+    parents = [each["parents"] for each in plan["recipes"] if each.get("task") == "child"]
     assert parents and all({*pair} <= {*fitter} for pair in parents)
 
 
