@@ -276,11 +276,12 @@ def encoders(world: World, here: list[Block]) -> None:
 
 @example("design.md", "The strategy", slow=False)
 def the_strategy(world: World, here: list[Block]) -> None:
-    (block,) = here
+    block, fields = here
     names = {**vars(recipe), "__name__": __name__}
     exec(block.text, names)
     assert inspect.signature(names["Strategy"].plan) == inspect.signature(recipe.Strategy.plan)
-    world.done.append(block)
+    assert fields.text.strip() == f"Recipe({', '.join(inspect.signature(recipe.Recipe).parameters)})"
+    world.done += here
 
 
 @example("changing-it.md", "A merge method", slow=False)
@@ -355,7 +356,7 @@ def test_each_change_is_short_and_applies(tmp_path):
             world.do(block)
             ast.parse(block.text) if block.kind == "python" else None
             assert len(block.text.splitlines()) <= 40, block
-    assert len(world.done) == 6
+    assert len(world.done) == 8
 
 
 @pytest.mark.parametrize(
