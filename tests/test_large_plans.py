@@ -124,7 +124,7 @@ METHODS: dict[str, tuple[Callable[[int], Strategy], Callable[[str, Recipe], Mapp
 @dataclass(frozen=True)
 class Cost:
     bytes: int
-    names: int  # of parents, each list counted once
+    names: int  # of inputs, each list counted once
     seconds: float  # to plan, to write, to read and to check
 
 
@@ -140,7 +140,7 @@ def cost(strategy: Strategy, metrics: Callable[[str, Recipe], Mapping[str, Any]]
         took = time.process_time() - began
         assert read == tuple(recipes)
         past.take(round, read)
-        lists = {id(recipe.parents): len(recipe.parents) for recipe in read}
+        lists = {id(names): len(names) for recipe in read for names in (recipe.parents, recipe.needs)}
         found.append(Cost(len(data), sum(lists.values()), took))
     return max(found, key=lambda one: one.bytes)
 
