@@ -19,6 +19,7 @@ from train.member import dna
 from train.parent_selection import chosen
 from train.posttrain import posttrain_fitness
 from train.posttrain.posttrain_config import SLERP, PosttrainConfig
+from train.posttrain.posttrain_tasks import Questioned
 from train.posttrain.selection import Rival, crowding, fronts, matched, ordered
 from train.posttrain_command import exported, prepared
 from train.posttrain_command import finished as concluded
@@ -134,9 +135,9 @@ def test_the_mixture_is_in_proportion_or_of_the_top(tmp_path):
 def test_the_same_questions_for_all_of_a_generation_and_others_for_the_next(tmp_path):
     c = config(tmp_path, questions=5, holdout=0.5)
     there = {"task": range(40)}
-    first, again = (posttrain_fitness.drawn(c, there, {"on": "choosing", "generation": 1}) for _ in "12")
-    second, judging = (
-        posttrain_fitness.drawn(c, there, how) for how in ({"on": "choosing", "generation": 2}, {"on": "judging"})
+    first, again, second, judging = (
+        posttrain_fitness.drawn(c, there, Questioned(on=on, generation=generation))
+        for on, generation in (("choosing", 1), ("choosing", 1), ("choosing", 2), ("judging", 0))
     )
     assert first == again != second and len(first["task"]) == 5 and len(judging["task"]) == 20
     assert not {*judging["task"]} & ({*first["task"]} | {*second["task"]})
