@@ -1,8 +1,8 @@
 """How the house is built, and how winding its ways are: `python -m tests.structure [COMMIT]`.
 
-Statements (docstrings left out) by folder; and for three flows - a child of EDT, one merge, a tournament - the files that
-they enter and the calls from one file to another: each more than one for a file is a way back to it. With a commit, the
-same for its code, beside.
+Statements (docstrings left out) by folder; and for three flows - a child of EDT, one merge, a tournament - the files
+that they enter and the calls from one file to another: each more than one for a file is a way back to it. With a
+commit, the same for its code, beside.
 """
 
 import ast
