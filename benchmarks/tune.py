@@ -2,10 +2,10 @@
 
     python -m benchmarks.tune [--size 124k] [--slots 8]
 
-From one place for all, every method climbs: the rates beside the best one so far (a factor of 1.4) and half and twice its
-batch are tried, until none of them is better or it has had its eight tries; the best two are tried with a second seed. So
-no method ends at the edge of what somebody thought of. All tries are recorded in tuned.json beside what was chosen. Ways
-of EDT that differ in whom they choose alone share their settings.
+From one place for all, every method climbs: the rates beside the best one so far (a factor of 1.4) and half and twice
+its batch are tried, until none of them is better or it has had its eight tries; the best two are tried with a second
+seed. So no method ends at the edge of what somebody thought of. All tries are recorded in tuned.json beside what was
+chosen. Ways of EDT that differ in whom they choose alone share their settings.
 """
 
 import json
