@@ -4,6 +4,8 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 EXTRA := requirements-ray.txt requirements-hivemind.txt requirements-metrics.txt requirements-posttrain.txt requirements-dev.txt
 CONFIG ?= evolution.json
+# A test starts hundreds of processes, and none is to compile our modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: run breed test test-slow test-nfs storm screenshots pictures lint docs clean
 run: $(VENV)/.run
