@@ -3,7 +3,7 @@
     python -m benchmarks.tune [--size 124k] [--slots 8]
 
 From one place for all, every method climbs: the rates beside the best one so far (a factor of 1.4) and half and twice
-its batch are tried, until none of them is better or it has had its eight tries; the best two are tried with a second
+its batch are tried, until none of them is better or it has had its twelve tries; the best two are tried with a second
 seed. So no method ends at the edge of what somebody thought of. All tries are recorded in tuned.json beside what was
 chosen. Ways of EDT that differ in whom they choose alone share their settings.
 """
@@ -26,8 +26,8 @@ RATES = {
     "muon": (5e-3, 7e-3, 1e-2, 1.4e-2, 2e-2, 2.8e-2, 4e-2, 5.6e-2, 8e-2),
 }
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
-START = {"adamw": (5.6e-3, 8), "muon": (2e-2, 8)}
-TRIES, AGAIN = 8, 2
+START = {"adamw": (5.6e-3, 4), "muon": (2e-2, 4)}
+TRIES, AGAIN = 12, 2
 VARIED = ("one process, Muon", "DiLoCo", "one process, AdamW", "DiLoCo, AdamW")  # in how many slots they have, too
 app = App(name="python -m benchmarks.tune", help=__doc__, version_flags=[])
 

@@ -61,7 +61,7 @@ def test_a_run_on_three_machines_has_the_same_bytes(fleet):
 
 
 def test_it_stops_goes_on_and_is_watched(fleet, lab):
-    run = fleet(sleep=0.5, max_generations=30)  # far from over while it is asked
+    run = fleet(sleep=0.25, max_generations=30)  # far from over while it is asked
     assert "Launch 1" in run.says("launch", "--detach")
     until(lambda: run.events("published", of="h2"), "h2 works")
     assert "h2-0-" in run.says("status")
