@@ -22,8 +22,7 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.figures import goal, table
-from merge.gguf.to_folder import gguf_to_hf
-from merge.gguf.writing import export_gguf
+from merge.gguf.writing import export_gguf, gguf_to_hf
 from tests.toy import little_models
 from tests.toy.little_models import ROPES
 

@@ -12,7 +12,7 @@ import numpy as np
 from evomerge.config import STAGES, EvolutionSettings, MergeSettings
 from evomerge.formula import BLEND, MOST, Blend, Formula, Step, in_words, lighter
 from evomerge.techniques import METHODS
-from merge.methods.allowed import within
+from merge.parameters import within
 
 Dice = np.random.Generator
 _LEAST, _GREATEST = 1e-3, 1e3  # shares

@@ -19,11 +19,10 @@ from merge import live
 from merge.donor import Donor
 from merge.donors import Donors
 from merge.engine import MergeOptions
-from merge.live import LiveModel
+from merge.live import LiveModel, Staged, over_all
 from merge.merge_planning import Plan, plan
 from merge.merge_recipe import Merge, merge_of, text_of
 from merge.merging import merge
-from merge.staged import Staged, over_all
 
 _CLEAN, _NOISY, BASE = "without-noise", "with-noise", "(base)"
 

@@ -4,10 +4,10 @@
 """
 
 from evomerge.utils import expected
-from merge.gguf import checking, header, to_folder, writing
+from merge.gguf import checking, header, writing
 
 export_gguf = expected()(writing.export_gguf)
 read_gguf = expected()(header.read_gguf)
-gguf_to_hf = expected()(to_folder.gguf_to_hf)
+gguf_to_hf = expected()(writing.gguf_to_hf)
 verify_gguf = expected()(checking.verify_gguf)
 info = expected()(checking.info)

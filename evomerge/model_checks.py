@@ -9,7 +9,7 @@ from fleet.config import UserError
 from fleet.plausible_words import check_words_in
 from merge.donor import Donor
 from merge.donors import Donors, located
-from merge.model_folder import TOKENIZER_FILES
+from merge.merging import TOKENIZER_FILES
 from merge.vocabulary import different_words
 
 _SHAPE = (

@@ -1,15 +1,50 @@
-"""A model to merge: its configuration, and named tensors that are read row by row."""
+"""A model to merge: its configuration, and named tensors that are read row by row from its weight files; whatever these
+say is looked at before it counts."""
 
-from collections.abc import Mapping
+import math
+import os
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from fleet.plausible import check_config
+from merge import files
 from merge.files import UserError, read_json
-from merge.weights import Stored
+from merge.tensor_group import RowReader, in_memory
 
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor that lies somewhere."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    rows: RowReader
+    done: Callable[[], None] = lambda: None  # said by whoever has read all that he needs
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def read(self) -> Tensor:
+        return self.rows(0, math.prod(self.shape[:-1])).reshape(self.shape)
+
+
+def changed(stored: Stored, change: Callable[[int, int, Tensor], Tensor]) -> Stored:
+    """The same tensor, seen through a function of its rows."""
+
+    def rows(begin: int, end: int) -> Tensor:
+        return change(begin, end, stored.rows(begin, end))
+
+    return Stored(stored.shape, stored.dtype, rows, stored.done)
 
 
 @dataclass(frozen=True)
@@ -42,3 +77,100 @@ def read_config(folder: Path) -> dict[str, Any]:
     if value.get("quantization_config") is not None:
         raise UserError(f"{folder}: its weights are quantized; merge the model that they were made of")
     return value
+
+
+# -- weight files ------------------------------------------------------------------------------------------------------
+
+
+def tensors_in(folder: Path, stack: ExitStack, stem: str = "") -> dict[str, Stored]:
+    """All tensors of a model's folder; of an adapter's with its STEM. The stack closes the files."""
+    paths, promised = weight_files(folder, stem)
+    found: dict[str, Stored] = {}
+    for path in paths:
+        try:
+            found |= _safetensors(path, stack) if path.suffix == ".safetensors" else _pickled(path)
+        except (UserError, OSError) as error:
+            raise UserError(f"{path}: {error}") from None
+    if missing := promised.keys() - found.keys():
+        raise UserError(
+            f"{folder}: its index has {min(missing)}, its files do not ({len(missing)} tensors are missing)"
+        )
+    if not found:
+        raise UserError(f"{folder}: there is no tensor in {', '.join(path.name for path in paths)}")
+    return found
+
+
+def weight_files(folder: Path, stem: str = "") -> tuple[list[Path], Mapping[str, str]]:
+    """The one file that there is, or the shards that an index names, and the tensors that it promises."""
+    for base, suffix in ((stem or "model", "safetensors"), (stem or "pytorch_model", "bin")):
+        if (one := folder / f"{base}.{suffix}").is_file():
+            return [one], {}
+        if (index := folder / f"{base}.{suffix}.index.json").is_file():
+            return _shards(folder, index)
+    raise UserError(f"{folder}: no {stem or 'model'}.safetensors in it, and no index of shards")
+
+
+def _shards(folder: Path, index: Path) -> tuple[list[Path], Mapping[str, str]]:
+    there = read_json(index).get("weight_map")
+    if not isinstance(there, dict) or not all(isinstance(name, str) for name in there.values()):
+        raise UserError(f"{index}: a weight_map of files is expected")
+    names = sorted(set(there.values()))
+    if any(name != Path(name).name for name in names):
+        raise UserError(f"{index}: it names files of other folders")
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        raise UserError(f"{folder}: shards are missing: {', '.join(missing)}")
+    return [folder / name for name in names], there
+
+
+def _safetensors(path: Path, stack: ExitStack) -> dict[str, Stored]:
+    file = stack.enter_context(path.open("rb", buffering=0))
+    header = files.read_header(file, os.fstat(file.fileno()).st_size)
+    begin, found = file.tell(), {}
+    for name, entry in header.tensors.items():
+        found[name] = Stored(entry.shape, entry.dtype, _reader(file.fileno(), path, begin, entry))
+        begin += entry.bytes
+    return found
+
+
+def _reader(fd: int, path: Path, begin: int, entry: files.TensorEntry) -> RowReader:
+    columns = entry.shape[-1] if entry.shape else 1
+    width, count = columns * entry.dtype.itemsize, math.prod(entry.shape[:-1])
+
+    def rows(first: int, last: int) -> Tensor:
+        if not 0 <= first <= last <= count:
+            raise UserError(f"{path}: rows {first} to {last} of a tensor that has {count}")
+        room = torch.empty((last - first, columns), dtype=entry.dtype)
+        left, place = files.bytes_of(room), begin + first * width
+        while left:
+            if not (got := os.preadv(fd, [left], place)):
+                raise UserError(f"{path}: it ends too early; did it change while it was read?")
+            left, place = left[got:], place + got
+        return room
+
+    return rows
+
+
+def _pickled(path: Path) -> dict[str, Stored]:
+    """A .bin file: plain tensors only, nothing in it is run. Old ones are no archives, and are read as a whole."""
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except Exception as error:  # torch's errors about such files have no common class
+        raise UserError(f"not a file of tensors alone: {str(error).splitlines()[0][:200]}") from None
+    if not isinstance(found, dict):
+        raise UserError(f"a dictionary of tensors is expected, not a {type(found).__name__}")
+    return dict(_plain(found))
+
+
+def _plain(found: Mapping[Any, Any]) -> Iterator[tuple[str, Stored]]:
+    for name, tensor in found.items():
+        if not isinstance(tensor, Tensor):
+            continue  # versions and the like
+        if not isinstance(name, str) or not _is_plain(tensor):
+            raise UserError(f"{str(name)[:60]}: a {tensor.layout} tensor of {tensor.dtype} that cannot be merged")
+        yield name, Stored(tuple(tensor.shape), tensor.dtype, in_memory(tensor.detach()))
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Of numbers that are really there: a view may pretend to be larger than all that the file has."""
+    usual = tensor.layout == torch.strided and not tensor.is_quantized and tensor.dtype in files.DTYPES.values()
+    return usual and tensor.device.type == "cpu" and tensor.nbytes <= tensor.untyped_storage().nbytes()

@@ -3,7 +3,7 @@
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,11 +65,12 @@ def write(jobs: list[Job], folder: Path, shard_size: int, how: MergeOptions, pro
         def make(job: Job) -> None:
             place = places[job.name]
             begin = place.begin
-            for data, good in _bytes(job, how):
+            for block, good in rounded(job, how):
                 if stop.is_set():
                     return
                 if not good:
                     broken.add(job.name)
+                data = bytes_of(block.cpu().contiguous())
                 begin += _written(place.file, data, begin)
                 progress(len(data))
             flusher.written(job.bytes)
@@ -93,13 +94,10 @@ def fill(jobs: list[Job], tensors: Mapping[str, Tensor], how: MergeOptions) -> l
     @torch.no_grad()
     def make(job: Job) -> None:
         place, begin = tensors[job.name].view(-1), 0
-        if not job.method:
-            place.copy_(job.others[0].read().to(job.dtype).view(-1))
-            return
-        for block in merged(job, how):
+        for block, good in rounded(job, how):
             place[begin : begin + block.numel()].copy_(block.view(-1))
             begin += block.numel()
-            if not fits(block, job.dtype):
+            if not good:
                 broken.add(job.name)
 
     with one_thread_each(), ThreadPoolExecutor(how.workers, "merge") as pool:
@@ -108,13 +106,13 @@ def fill(jobs: list[Job], tensors: Mapping[str, Tensor], how: MergeOptions) -> l
     return sorted(broken)
 
 
-def _bytes(job: Job, how: MergeOptions) -> Iterator[tuple[memoryview, bool]]:
-    """A tensor's bytes, and whether all of their numbers are good."""
+def rounded(job: Job, how: MergeOptions) -> Iterator[tuple[Tensor, bool]]:
+    """A tensor's blocks as in files, and whether all of their numbers are good."""
     if not job.method:
-        yield bytes_of(job.others[0].read().to(job.dtype).contiguous()), True
+        yield job.others[0].read().to(job.dtype), True
         return
     for block in merged(job, how):
-        yield bytes_of(block.to(job.dtype).cpu().contiguous()), fits(block, job.dtype)
+        yield block.to(job.dtype), fits(block, job.dtype)
 
 
 def fits(block: Tensor, dtype: torch.dtype) -> bool:
@@ -135,40 +133,28 @@ class Flusher:
     """Has the disk write while the processors still work, so that the last fsync has little left to do."""
 
     def __init__(self, files: set[int]) -> None:
-        self.files, self.waiting, self.over = files, 0, False
-        self.error: OSError | None = None  # the system tells each error of a disk only once
-        self._change = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="flusher", daemon=True)
+        self.files, self.waiting = files, 0
+        self._change, self._side = threading.Lock(), ThreadPoolExecutor(1, "flusher")
+        self._syncing: Future[None] | None = None
 
-    def __enter__(self) -> None:
-        self._thread.start()
+    def __enter__(self) -> None: ...
 
     def __exit__(self, *error: object) -> None:
-        with self._change:
-            self.over = True
-            self._change.notify()
-        self._thread.join()
-        if self.error:
-            raise self.error
+        self._side.shutdown()
+        if self._syncing:
+            self._syncing.result()
 
     def written(self, bytes: int) -> None:
         with self._change:
             self.waiting += bytes
-            self._change.notify()
+            if self.waiting >= _FLUSH and (self._syncing is None or self._syncing.done()):
+                if self._syncing:
+                    self._syncing.result()  # the system tells each error of a disk only once
+                self._syncing, self.waiting = self._side.submit(self._sync), 0
 
-    def _run(self) -> None:
-        while True:
-            with self._change:
-                self._change.wait_for(lambda: self.over or self.waiting >= _FLUSH)
-                if self.over:
-                    return
-                self.waiting = 0
-            try:
-                for file in self.files:
-                    os.fdatasync(file)
-            except OSError as error:
-                self.error = error
-                return
+    def _sync(self) -> None:
+        for file in self.files:
+            os.fdatasync(file)
 
 
 @contextmanager

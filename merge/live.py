@@ -1,21 +1,28 @@
-"""A model in memory that takes on the weights of one merge after the other."""
+"""Merges that are never written: a model in memory that takes on the weights of one merge after the other; and merges
+of merges, of which what comes before the last one is made while it is read, tensor by tensor."""
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fleet.plausible_words import check_words_in
 from fleet.scratch import passing
-from merge import engine, model_folder
-from merge.engine import MergeOptions
+from merge import engine
+from merge.donor import Donor, Stored
+from merge.donors import Donors
+from merge.engine import MergeOptions, merged
 from merge.files import UserError
-from merge.merge_planning import Plan
+from merge.merge_planning import Job, Plan, plan
 from merge.merge_recipe import Merge
+from merge.merging import TOKENIZER_FILES, furnish
+from merge.tensor_group import in_memory
 
 
 @dataclass(frozen=True)
@@ -25,7 +32,7 @@ class LiveModel:
     model: Any
     tokenizer: Any
     words: str  # equal for equal tokenizers
-    places: Mapping[str, torch.Tensor] | None  # where its weights are; None: they lie otherwise than in files
+    places: Mapping[str, Tensor] | None  # where its weights are; None: they lie otherwise than in files
 
     def fill(self, made: Plan, how: MergeOptions) -> None:
         """Take on the weights of a plan, rounded as in files."""
@@ -40,7 +47,7 @@ def furnished(said: Merge, made: Plan, device: str, trust: bool = False, with_mo
     from transformers import AutoTokenizer
 
     with passing("live") as place:
-        model_folder.furnish(place, said, made, None)
+        furnish(place, said, made, None)
         check_words_in(place)
         try:
             tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust)
@@ -79,11 +86,11 @@ def _words(made: Plan) -> str:
     """Models of equal tokenizers and templates can be asked the same tokens."""
     if made.vocabulary:
         return f"{made.vocabulary.source.reference} {made.vocabulary.size}"
-    files = (made.leader.folder / name for name in model_folder.TOKENIZER_FILES)
+    files = (made.leader.folder / name for name in TOKENIZER_FILES)
     return " ".join(hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "-" for file in files)
 
 
-def places_in(model: Any, made: Plan) -> Mapping[str, torch.Tensor] | None:
+def places_in(model: Any, made: Plan) -> Mapping[str, Tensor] | None:
     """Where each tensor of the plan lies in the model; nothing where they are not the very same tensors."""
     state = model.state_dict(keep_vars=True)
     jobs = {job.name: job for job in made.jobs}
@@ -94,3 +101,64 @@ def places_in(model: Any, made: Plan) -> Mapping[str, torch.Tensor] | None:
     )
     whole = all(tensor.data_ptr() in filled for tensor in state.values())
     return {name: state[name].detach() for name in jobs} if fits and whole else None
+
+
+# -- merges of merges --------------------------------------------------------------------------------------------------
+
+
+class Staged(Donors):
+    """Models by their references; some of these are names of recipes, which may name one another."""
+
+    def __init__(self, recipes: Mapping[str, Merge], models: Donors, how: MergeOptions = MergeOptions()) -> None:
+        super().__init__()
+        self.recipes, self.models, self.how = recipes, models, how
+
+    def _opened(self, reference: str) -> Donor:
+        if reference not in self.recipes:
+            return self.models[reference]
+        made = plan(self.recipes[reference], self)
+        tensors = {job.name: _to_be_merged(job, self.how) for job in made.jobs}
+        return Donor(reference, made.leader.folder, made.config, tensors)
+
+
+def _to_be_merged(job: Job, how: MergeOptions) -> Stored:
+    if not job.method:
+        return job.others[0]
+
+    def compute() -> Tensor:
+        whole, begin = torch.empty(math.prod(job.shape)), 0
+        for block in merged(job, how):
+            whole[begin : begin + block.numel()].copy_(block.view(-1))
+            begin += block.numel()
+        return whole
+
+    return lazy(job.shape, job.dtype, compute)
+
+
+def lazy(shape: tuple[int, ...], dtype: torch.dtype, compute: Callable[[], Tensor]) -> Stored:
+    """A tensor that is computed when somebody first reads it, and forgotten when he says that he is done. It is not
+    rounded: DTYPE is what it will have in a file."""
+    known: list[Tensor] = []
+
+    def rows(begin: int, end: int) -> Tensor:
+        there = [*known[:1]] or [compute()]  # another thread may be done with it at any moment
+        known[:] = there
+        return in_memory(there[0].reshape(shape))(begin, end)
+
+    return Stored(shape, dtype, rows, known.clear)
+
+
+def over_all(donor: Donor, change: Callable[[str, Tensor], Tensor]) -> Donor:
+    """A donor whose every tensor of numbers is seen through a function of its name and itself."""
+
+    def changed(name: str, stored: Stored) -> Stored:
+        def compute() -> Tensor:
+            try:
+                return change(name, stored.read().float())
+            finally:
+                stored.done()
+
+        return lazy(stored.shape, stored.dtype, compute)
+
+    seen = {name: changed(name, each) for name, each in donor.tensors.items() if each.dtype.is_floating_point}
+    return replace(donor, tensors={**donor.tensors, **seen})

@@ -3,22 +3,20 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from merge.configs import TOKEN_IDS, check_kinds, differences, stacked
-from merge.donor import Donor
+from merge.donor import Donor, Stored, changed
 from merge.donors import Donors
 from merge.files import UserError
 from merge.merge_recipe import Input, Merge, Settings
 from merge.methods import MergeMethod
 from merge.names import comes_first, is_buffer, is_embedding, is_head, is_vocabulary, layer_of, named_alike, stacks
 from merge.parameters import check_names, method_of, resolved
-from merge.vocabulary import Vocabulary, words_of
-from merge.weights import Stored, changed
+from merge.vocabulary import Vocabulary, different_words
 
 Config = dict[str, Any]
 
@@ -78,49 +76,26 @@ def plan(recipe: Merge, donors: Donors) -> Plan:
     models = [donors[name] for name in recipe.models]
     check_kinds(models, leader)
     notes += differences(models, leader, parts[0].inputs[0].layers is not None)
-    vocabulary = _vocabulary(recipe, donors, models, leader)
-    notes += [] if vocabulary else _other_words(donors, models)
+    vocabulary, same = None, tuple(recipe.models)  # models: there are tokenizers with hundreds of thousands of tokens
+    if said := recipe.tokenizer:
+        key = (repr(said), *same, leader.reference)
+        vocabulary = donors.remembered(key, lambda: Vocabulary(said, models, leader))
+    notes += vocabulary.notes if vocabulary else donors.remembered(("words", *same), lambda: _other_words(models))
     views = {donor.reference: view for donor, view in zip(models, _untied(models), strict=True)}
     _same_names(parts[0], views)
     jobs = [_job(recipe, views, vocabulary, *each) for each in _names(parts, views)]
-    notes += vocabulary.notes if vocabulary else []
     config = _config(leader, vocabulary.source if vocabulary else None, parts, jobs, donors)
     return Plan(jobs, config, leader, vocabulary, notes)
 
 
-def _vocabulary(recipe: Merge, donors: Donors, models: Sequence[Donor], leader: Donor) -> Vocabulary | None:
-    """Made once for all merges of the same models: there are tokenizers with hundreds of thousands of tokens."""
-    if recipe.tokenizer is None:
-        return None
-    key = (repr(recipe.tokenizer), *recipe.models, leader.reference)
-    if key not in donors.known:
-        donors.known[key] = Vocabulary(recipe.tokenizer, models, leader)
-    found: Vocabulary = donors.known[key]
-    return found
-
-
-def _ids(folder: Path) -> Mapping[str, int]:
-    try:
-        return words_of(folder).ids
-    except UserError:  # nobody has asked for it
-        return {}
-
-
-def _other_words(donors: Donors, models: Sequence[Donor]) -> list[str]:
+def _other_words(models: Sequence[Donor]) -> list[str]:
     """Where no tokenizer is asked for, rows of embeddings are merged whatever words they are of."""
-    key = ("words", *(donor.reference for donor in models))
-    if key not in donors.known:
-        files = [donor.folder / "tokenizer.json" for donor in models]
-        texts = {file: file.read_bytes() for file in files if file.is_file()}
-        several = len(set(texts.values())) > 1
-        first, *others = [_ids(file.parent) for file in texts] if several else [{}]
-        donors.known[key] = [
-            f"{model.reference} has other tokens than {models[0].reference}: give a tokenizer_source"
-            for model, ids in zip(models[1:], others, strict=False)
-            if ids != first
-        ]
-    found: list[str] = donors.known[key]
-    return found
+    first, *others = models
+    return [
+        f"{model.reference} has other tokens than {first.reference}: give a tokenizer_source"
+        for model in others
+        if different_words(first, model)
+    ]
 
 
 # -- which models ------------------------------------------------------------------------------------------------------

@@ -79,16 +79,12 @@ class Merge:
 def load(path: Path) -> Merge:
     try:
         return parse(strictyaml.read(path))
-    except (strictyaml.BadYaml, UserError) as error:
+    except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
 
 def parse(text: str) -> Merge:
-    try:
-        value = strictyaml.parse(text)
-    except strictyaml.BadYaml as error:
-        raise UserError(str(error)) from None
-    return merge_of(value, text)
+    return merge_of(strictyaml.parse(text), text)
 
 
 def merge_of(value: Any, text: str) -> Merge:

@@ -1,19 +1,31 @@
-"""A recipe in, a model's folder out."""
+"""A recipe in, a model's folder out: its weights, and beside them configuration, tokenizer, chat template, the recipe,
+a model card."""
 
 import contextlib
+import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from merge import engine, model_folder, output
-from merge import merge_recipe as recipes
+import yaml
+
+from merge import engine, output
+from merge.donor import Donor
 from merge.donors import Donors
 from merge.engine import MergeOptions
+from merge.files import UserError, read_json, write_json
 from merge.merge_planning import Plan, plan
-from merge.merge_recipe import Merge
+from merge.merge_recipe import Merge, load, nearest
 
 SHARD = 5 * 10**9  # bytes of a weight file
+RECIPE = "mergekit_config.yml"  # the name by which others look for it
+TEMPLATES = Path(__file__).parent / "templates"
+_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json")
+_VOCABULARY = ("tokenizer.json", "tokenizer.model", "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt")
+
+TOKENIZER_FILES = (*_VOCABULARY, *_SETTINGS)
 
 
 @dataclass(frozen=True)
@@ -42,7 +54,7 @@ def merge(
     """
     engine.check_device(how.device)
     output.free_for(Path(out), overwrite, [] if isinstance(recipe, Merge) else [Path(recipe)])
-    recipe = recipe if isinstance(recipe, Merge) else recipes.load(Path(recipe))
+    recipe = recipe if isinstance(recipe, Merge) else load(Path(recipe))
     with contextlib.nullcontext(donors) if donors else Donors() as donors:
         made = plan(recipe, donors)
         folders = [donors[name].folder for name in recipe.models]
@@ -68,11 +80,79 @@ def _written(
 ) -> Took:
     begin = time.monotonic()
     engine.check_device(how.device)
-    template = model_folder.chat_template(recipe.chat_template, [donors[name] for name in recipe.models])
+    template = chat_template(recipe.chat_template, [donors[name] for name in recipe.models])
     broken = engine.write(made.jobs, into, shard_size, how, lambda bytes: progress(bytes, made.bytes))
     for name, text in beside.items():
         (into / name).write_text(text)
-    model_folder.furnish(into, recipe, made, template)
+    furnish(into, recipe, made, template)
     read = sum(each.bytes for job in made.jobs for each in job.inputs)
     more = [f"{name} has numbers that are not finite, or too large for its dtype" for name in broken]
     return Took(time.monotonic() - begin, read, made.bytes, (*made.notes, *more))
+
+
+# -- what lies beside the weights --------------------------------------------------------------------------------------
+
+
+def furnish(folder: Path, recipe: Merge, plan: Plan, template: str | None) -> None:
+    """config.json comes last: a folder without it is no model to anybody."""
+    source = plan.vocabulary.source if plan.vocabulary else plan.leader
+    names = _SETTINGS if plan.vocabulary else TOKENIZER_FILES
+    copies = [(source, name) for name in (*names, "generation_config.json")]
+    for donor, name in copies:
+        if (donor.folder / name).is_file():
+            shutil.copyfile(donor.folder / name, folder / name)
+    if plan.vocabulary:
+        write_json(folder / "tokenizer.json", plan.vocabulary.result.file)
+    if template:
+        _set_template(folder, template)
+    (folder / RECIPE).write_text(recipe.text)
+    if not (folder / "README.md").exists():  # somebody may know more of it
+        (folder / "README.md").write_text(card(recipe))
+    write_json(folder / "config.json", plan.config)
+
+
+def chat_template(wanted: str | None, donors: Sequence[Donor]) -> str | None:
+    """A known one, the one that most of the models have, or Jinja as it stands."""
+    if wanted is None:
+        return None
+    if wanted == "auto":
+        found = Counter(template for donor in donors if (template := template_of(donor.folder)))
+        return found.most_common(1)[0][0] if found else None
+    if "{" in wanted:
+        return wanted
+    known = {path.stem: path for path in sorted(TEMPLATES.glob("*.jinja"))}
+    if wanted not in known:
+        raise UserError(f"chat_template is {wanted!r}: auto, Jinja, or a known one; {nearest(wanted, known)}")
+    return known[wanted].read_text()
+
+
+def template_of(folder: Path) -> str | None:
+    if (file := folder / "chat_template.jinja").is_file():
+        try:
+            return file.read_text(encoding="utf-8").strip()
+        except (OSError, ValueError) as error:
+            raise UserError(f"{file}: cannot be read: {error}") from None
+    settings = folder / "tokenizer_config.json"
+    said = read_json(settings).get("chat_template") if settings.is_file() else None
+    return said.strip() if isinstance(said, str) else None
+
+
+def _set_template(folder: Path, template: str) -> None:
+    (folder / "chat_template.jinja").write_text(template)
+    (folder / "chat_template.json").unlink(missing_ok=True)
+    settings = folder / "tokenizer_config.json"
+    if settings.is_file() and "chat_template" in (said := read_json(settings)):
+        write_json(settings, {key: each for key, each in said.items() if key != "chat_template"})
+
+
+def card(recipe: Merge) -> str:
+    """README.md, with the fields that the hub reads."""
+    local = [name for name in recipe.models if name.startswith(("/", ".", "~")) or name.count("/") != 1]
+    hub = [name for name in recipe.models if name not in local]
+    fields = {"library_name": "transformers", "tags": ["merge"], **({"base_model": hub} if hub else {})}
+    about = yaml.safe_dump(fields, sort_keys=False).strip()
+    models = "\n".join(f"- `{name}`{' (base)' if name == recipe.base_model else ''}" for name in recipe.models)
+    return (
+        f"---\n{about}\n---\n# A merge of {len(recipe.models)} models\n\nMethod: `{recipe.method}`.\n\n{models}\n\n"
+        f"The recipe, `{RECIPE}`:\n\n```yaml\n{recipe.text.rstrip()}\n```\n"
+    )

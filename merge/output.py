@@ -1,4 +1,4 @@
-"""The result's folder: its files laid out beforehand, and there as a whole or not at all."""
+"""Results: a folder of files that are laid out beforehand, or one file; there as a whole or not at all."""
 
 import errno
 import fcntl
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleet.fsync import sync
+from fleet.scratch import scratch
 from merge.files import Header, TensorEntry, UserError, write_header, write_json
 from merge.merge_planning import Job
 
@@ -116,11 +117,7 @@ def whole(out: Path, size: int, overwrite: bool, needed: Iterable[Path] = ()) ->
 
 @contextmanager
 def _drafted(out: Path, size: int) -> Iterator[Path]:
-    free = shutil.disk_usage(out.parent).free
-    if free < size + (1 << 20):
-        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        room = f"{out.parent} has {free / 1e9:.2f} GB of free space; the result needs {size / 1e9:.2f} GB"
-        raise UserError(room) from full
+    _check_room(out, size + (1 << 20))
     draft = out.parent / f".{out.name}.unfinished"
     with _held(draft.with_suffix(".lock"), out):
         shutil.rmtree(draft, ignore_errors=True)  # of a merge that was killed
@@ -163,3 +160,36 @@ def _replace(draft: Path, out: Path) -> None:
     draft.rename(out)
     sync(out.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _check_room(out: Path, size: int) -> None:
+    if (free := shutil.disk_usage(out.parent).free) < size:
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        room = f"{out.parent} has {free / 1e9:.2f} GB of free space; the result needs {size / 1e9:.2f} GB"
+        raise UserError(room) from full
+
+
+# -- one file ----------------------------------------------------------------------------------------------------------
+
+
+def file_free_for(out: Path, overwrite: bool) -> Path:
+    if out.is_dir():
+        raise UserError(f"{out} is a folder; name the file to write, as {out / 'model.gguf'}")
+    if not out.parent.is_dir():
+        raise UserError(f"{out.parent} does not exist; make the folder first")
+    if out.exists() and not overwrite:
+        raise UserError(f"{out} exists; --overwrite (overwrite=True) replaces it")
+    return out
+
+
+@contextmanager
+def whole_file(out: Path, size: int, overwrite: bool) -> Iterator[Path]:
+    """A file to fill and sync, which becomes `out` at the end, and leaves nothing where it does not come to that."""
+    try:
+        with scratch(".unfinished", out.parent) as folder:
+            _check_room(out, size)  # without what killed ones have left, which is gone now
+            yield folder / out.name
+            (folder / out.name).replace(file_free_for(out, overwrite))
+        sync(out.parent)
+    except OSError as error:
+        raise UserError(f"{out}: cannot be written: {error.strerror or error}") from None

@@ -5,12 +5,14 @@ from typing import Any
 
 import yaml
 
+from fleet.errors import UserError
+
 LIMIT = 1 << 20  # bytes
 _DEEPEST = 32  # PyYAML takes a time that grows with the square of the depth
 _LONGEST = 1000  # characters of a number
 
 
-class BadYaml(ValueError):
+class BadYaml(UserError):
     """Text that is not the YAML we accept; says where and why."""
 
 

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from fleet.plausible_words import check_words
-from merge.donor import Donor
+from merge.donor import Donor, Stored
 from merge.files import UserError, read_json
 from merge.merge_recipe import Token, TokenizerSettings
-from merge.weights import Stored
 
 _MOST = 1 << 24  # tokens
 Place = tuple[tuple[str, int], ...]  # rows of models
@@ -48,7 +47,11 @@ class Vocabulary:
         _add_tokens(made, [{"content": token} for token in self.rules])
         self.result = Words(made, _ids(made))
         self.tokens = {id: token for token, id in self.result.ids.items()}
-        self._check_rules()
+        self.told = {
+            token: self._by_rule(rule, token)
+            for token, rule in self.rules.items()
+            if rule.source or rule.kind == "zero"
+        }
         multiple = said.pad_to_multiple_of or 1
         self.size = -(-max(1 + max(self.tokens), self.source.vocabulary_size) // multiple) * multiple
         self.notes = self._notes()
@@ -79,44 +82,31 @@ class Vocabulary:
             padded = (name for name in (model, self.source.reference, *sizes) if row < sizes.get(name, 0))
             return tuple((name, row) for name in padded if row not in self.words[name].used)[:1]
         have = {name: id for name in sizes if (id := self.words[name].ids.get(token, sizes[name])) < sizes[name]}
-        rule = self.rules.get(token)
-        if model in have and not (rule and rule.force):
+        if model in have and not (token in self.rules and self.rules[token].force):
             return ((model, have[model]),)
-        if rule and (rule.source or rule.kind == "zero"):
-            return self._by_rule(rule, token, have)
+        if token in self.told:
+            return self.told[token]
         if len(have) > 1 and self.leader.reference in have:
             return ((self.leader.reference, have[self.leader.reference]),)
         return tuple(have.items())  # the mean of those that have it; of none: nothing
 
-    def _by_rule(self, rule: Token, token: str, have: Mapping[str, int]) -> Place:
-        if rule.source is None:  # kind: zero
+    def _by_rule(self, rule: Token, token: str) -> Place:
+        """Where a rule says that the row of a token comes from; nowhere: it is zero."""
+        if rule.source is None:
             return ()
-        return ((rule.source, self._row(rule, token)),)
-
-    def _row(self, rule: Token, token: str) -> int:
-        if rule.token_id is not None:
-            return rule.token_id
-        return self.words[str(rule.source)].ids[token if rule.kind == "model" else str(rule.token)]
+        if rule.source not in self.words:
+            raise UserError(f"tokenizer.tokens[{token!r}]: {rule.source} is not one of the models")
+        ids, wanted = self.words[rule.source].ids, token if rule.token is None else rule.token
+        if rule.token_id is None and wanted not in ids:
+            raise UserError(f"tokenizer.tokens[{token!r}]: {rule.source} has no token {wanted!r}")
+        return ((rule.source, ids[wanted] if rule.token_id is None else rule.token_id),)
 
     def _check_rows(self, tensors: Mapping[str, Stored]) -> None:
         """What a rule takes from a model must be there."""
-        for token, rule in self.rules.items():
-            if rule.source is None:
-                continue
-            rows = tensors[rule.source].shape[0] if rule.source in tensors else 0
-            if self._row(rule, token) >= rows:
-                row = self._row(rule, token)
-                raise UserError(f"tokenizer.tokens[{token!r}]: {rule.source} has {rows} embeddings, not number {row}")
-
-    def _check_rules(self) -> None:
-        for token, rule in self.rules.items():
-            if rule.source is None:
-                continue
-            if rule.source not in self.words:
-                raise UserError(f"tokenizer.tokens[{token!r}]: {rule.source} is not one of the models")
-            wanted = rule.token if rule.kind == "model_token" else token
-            if rule.token_id is None and wanted not in self.words[rule.source].ids:
-                raise UserError(f"tokenizer.tokens[{token!r}]: {rule.source} has no token {wanted!r}")
+        for token, ((model, row),) in ((token, place) for token, place in self.told.items() if place):
+            rows = tensors[model].shape[0] if model in tensors else 0
+            if row >= rows:
+                raise UserError(f"tokenizer.tokens[{token!r}]: {model} has {rows} embeddings, not number {row}")
 
     def _notes(self) -> list[str]:
         nobody = [t for t in self.result.ids if not any(t in words.ids for words in self.words.values())]
@@ -216,8 +206,11 @@ def _add_tokens(made: dict[str, Any], tokens: Sequence[Mapping[str, Any]]) -> No
 
 def different_words(one: Donor, other: Donor) -> list[str]:
     """Tokens that do not stand for the same row in both; none where a tokenizer does not say."""
+    files = [each.folder / "tokenizer.json" for each in (one, other)]
     try:
-        mine, theirs = words_of(one.folder).ids, words_of(other.folder).ids
-    except UserError:
+        if files[0].read_bytes() == files[1].read_bytes():
+            return []
+        mine, theirs = (words_of(file.parent).ids for file in files)
+    except (UserError, OSError):
         return []
     return sorted(word for word in {*mine, *theirs} if mine.get(word) != theirs.get(word))

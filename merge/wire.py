@@ -4,8 +4,9 @@ A vector is one tensor of a safetensors file. The scaled forms are rows of a blo
 codes; whoever reads front to back needs no more than a row at a time.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,7 +20,6 @@ from merge.files import (
     UserError,
     bytes_of,
     chunks,
-    fill,
     read_header,
     write_header,
 )
@@ -27,17 +27,11 @@ from merge.files import (
 BLOCK = 64  # numbers that share a scale
 
 
-class Wire(Protocol):
-    def entry(self, count: int) -> TensorEntry: ...
-    def encode(self, numbers: Tensor) -> Tensor: ...
-    def decode(self, coded: Tensor, count: int) -> Tensor: ...
-
-
+@dataclass(frozen=True)
 class Plain:
     """Every number by itself."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
+    dtype: torch.dtype
 
     def entry(self, count: int) -> TensorEntry:
         return TensorEntry(self.dtype, (count,))
@@ -49,23 +43,26 @@ class Plain:
         return coded.to(torch.float32)
 
 
+@dataclass(frozen=True)
 class Scaled:
     """Blocks of whole numbers from -top to top, times a scale."""
 
-    def __init__(self, top: int, per_byte: int) -> None:
-        self.top, self.per_byte = top, per_byte
+    top: int
+    per_byte: int
 
     def entry(self, count: int) -> TensorEntry:
         return TensorEntry(torch.uint8, (-(-count // BLOCK), 2 + BLOCK // self.per_byte))
 
     def encode(self, numbers: Tensor) -> Tensor:
-        rows = _rows(numbers)
+        short = -len(numbers) % BLOCK
+        rows = (torch.nn.functional.pad(numbers, (0, short)) if short else numbers).view(-1, BLOCK)
         scale = (rows.abs().amax(1) / self.top).to(torch.bfloat16)
         wide = scale.float()
         codes = (rows / torch.where(wide == 0, 1.0, wide)[:, None]).round_().clamp_(-self.top, self.top).to(torch.int8)
         return torch.cat([scale.view(torch.uint8).view(-1, 2), self._packed(codes.view(torch.uint8))], 1)
 
     def decode(self, coded: Tensor, count: int) -> Tensor:
+        """So many numbers; the last block may have been filled up."""
         scale = coded[:, :2].contiguous().view(torch.bfloat16).float()
         return (self._unpacked(coded[:, 2:]).float() * scale).flatten()[:count]
 
@@ -75,11 +72,11 @@ class Scaled:
     def _unpacked(self, codes: Tensor) -> Tensor:
         if self.per_byte == 1:
             return codes.contiguous().view(torch.int8)
-        low, high = (codes & 15).to(torch.int8), (codes >> 4).to(torch.int8)
-        both = torch.stack([low, high], 2).flatten(1)
+        both = torch.stack([codes & 15, codes >> 4], 2).flatten(1).to(torch.int8)
         return both - 16 * (both > 7).to(torch.int8)
 
 
+Wire = Plain | Scaled
 WIRES: dict[str, Wire] = {
     "fp32": Plain(torch.float32),
     "bf16": Plain(torch.bfloat16),
@@ -104,15 +101,9 @@ def sender(sink: ByteSink, count: int, wire: str = "fp32") -> Callable[[Tensor],
 def received(source: ByteSource, count: int) -> Iterator[Tensor]:
     """The vector again, in pieces of fp32; a piece is good until the next one is asked for."""
     wire, entry = _announced(read_header(source), count)
-    if isinstance(wire, Plain):
-        for coded in chunks(source, entry.dtype, count):
-            yield wire.decode(coded, len(coded))
-        return
-    room = torch.empty((min(CHUNK // BLOCK, entry.shape[0]), entry.shape[1]), dtype=torch.uint8)
-    for begin in range(0, entry.shape[0], CHUNK // BLOCK):
-        rows = room[: min(CHUNK // BLOCK, entry.shape[0] - begin)]
-        fill(source, rows)
-        yield wire.decode(rows, min(CHUNK, count - begin * BLOCK))
+    most = math.prod(wire.entry(CHUNK).shape)
+    for n, coded in enumerate(chunks(source, entry.dtype, math.prod(entry.shape), most)):
+        yield wire.decode(coded.view(-1, *entry.shape[1:]), count - n * CHUNK)
 
 
 def pieces(vector: Tensor) -> Iterator[Tensor]:
@@ -125,8 +116,3 @@ def _announced(header: Header, count: int) -> tuple[Wire, TensorEntry]:
     if wire is None or {**header.tensors} != {"vector": wire.entry(count)}:
         raise UserError(f"not a vector of {count} numbers: {dict(header.about)}, {dict(header.tensors)}")
     return wire, header.tensors["vector"]
-
-
-def _rows(numbers: Tensor) -> Tensor:
-    short = -len(numbers) % BLOCK
-    return (torch.nn.functional.pad(numbers, (0, short)) if short else numbers).view(-1, BLOCK)

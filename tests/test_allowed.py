@@ -14,9 +14,8 @@ from merge.evolve.search_config import MergeGenome
 from merge.evolve.search_space import GENES, Space
 from merge.merge_recipe import merge_of
 from merge.methods import METHODS
-from merge.methods.allowed import MENDERS, within
 from merge.methods.arcs import check_shares, slerp_all
-from merge.parameters import check_names, resolved
+from merge.parameters import MENDERS, check_names, resolved, within
 from merge.tensor_group import Group, in_memory
 from train import genome as pretraining
 from train.config import TrainConfig

@@ -185,7 +185,7 @@ def _fitness(member: Member) -> float:
 
 def exported(history: History, id: str, out: Path) -> Path:
     """A member's files are a model's folder; a card says where it comes from."""
-    from merge.model_folder import RECIPE
+    from merge.merging import RECIPE
     from merge.output import whole as whole_folder
 
     c = PosttrainConfig.joined(history.store.read("run.json")["config"], {})

@@ -13,7 +13,7 @@ import torch
 from fleet.config import UserError
 from fleet.scratch import passing
 from fleet.store import REGISTER_LIMIT
-from merge.donor import Donor
+from merge.donor import Donor, Stored
 from merge.donors import Donors
 from merge.engine import MergeOptions
 from merge.evolve import scoring
@@ -26,7 +26,6 @@ from merge.merge_planning import Plan, plan
 from merge.merge_recipe import Merge, merge_of, text_of
 from merge.merging import merge_into
 from merge.tensor_group import in_memory
-from merge.weights import Stored
 from train import tasks
 from train.tasks import TaskEvaluation
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from fleet.config import UserError
 from merge.evolve.search_config import MergeGenome
-from merge.methods.allowed import within
+from merge.parameters import within
 
 
 @dataclass(frozen=True)

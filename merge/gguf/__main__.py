@@ -85,7 +85,7 @@ def to_file(model: str, out: Path, type: str, pre: str, overwrite: bool, quiet: 
 
 
 def to_folder(model: str, out: Path, dtype: str, overwrite: bool, quiet: bool) -> None:
-    from merge.gguf.to_folder import gguf_to_hf
+    from merge.gguf.writing import gguf_to_hf
 
     with bar(quiet, "writing") as progress:
         gguf_to_hf(model, out, dtype, overwrite=overwrite, progress=progress)

@@ -8,21 +8,21 @@ from typing import Any
 
 import numpy as np
 import torch
+from gguf import GGMLQuantizationType, dequantize
 from torch import Tensor
 
-from merge.donor import Donor
+from merge.donor import Donor, Stored
 from merge.donors import Donors
 from merge.files import CHUNK, UserError
 from merge.gguf import kinds
 from merge.gguf.header import Gguf, read_gguf
-from merge.gguf.reading import check_installed
-from merge.gguf.settings import config_of
-from merge.weights import Stored
 
 _EXACT = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _LEVELS = {"Q8_0": 127, "Q4_0": 8}  # steps from zero to a block's largest number
-_SAME = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-_ALSO_SAME = ("max_position_embeddings", "vocab_size", "tie_word_embeddings")
+_SAME = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("max_position_embeddings", "vocab_size", "tie_word_embeddings"),
+)
 
 
 def info(path: Path | str) -> dict[str, Any]:
@@ -30,7 +30,6 @@ def info(path: Path | str) -> dict[str, Any]:
     >>> info("model.gguf")["types"]
     {'F16': 211, 'F32': 61}
     """
-    check_installed()
     file = read_gguf(path)
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     return {
@@ -49,14 +48,11 @@ def info(path: Path | str) -> dict[str, Any]:
 
 
 def _type(number: int) -> str:
-    from gguf import GGMLQuantizationType
-
     return GGMLQuantizationType(number).name
 
 
 def verify_gguf(path: Path | str, model_dir: Path | str | None = None) -> list[str]:
     """What is wrong with a file, by itself and beside the model that it was made of; nothing where all is well."""
-    check_installed()
     try:
         file = read_gguf(path)
         problems = [*_tokenizer(file), *_shapes(file), *_numbers(file)]
@@ -75,7 +71,7 @@ def _shapes(file: Gguf) -> Iterator[str]:
         yield f"its architecture is {file.architecture!r}; {', '.join(kinds.KINDS)} can be checked"
         return
     try:
-        wanted = kinds.layout(config_of(file))
+        wanted = kinds.layout(kinds.config_of(file))
     except Exception as error:  # whatever transformers makes of such settings
         yield f"its settings describe no model: {' '.join(str(error).split())[:200]}"
         return
@@ -103,8 +99,6 @@ def _tokenizer(file: Gguf) -> Iterator[str]:
 
 
 def _numbers(file: Gguf) -> Iterator[str]:
-    from gguf import GGMLQuantizationType, dequantize
-
     for name, tensor in file.tensors.items():
         rows, step = file.stored(name), max(1, CHUNK // tensor.shape[-1])
         try:
@@ -119,8 +113,8 @@ def _numbers(file: Gguf) -> Iterator[str]:
 def _compared(file: Gguf, made: Donor, model: Donor) -> Iterator[str]:
     from transformers import AutoConfig
 
-    one, other = config_of(file), AutoConfig.from_pretrained(model.folder, local_files_only=True)
-    for key in (*_SAME, *_ALSO_SAME):
+    one, other = kinds.config_of(file), AutoConfig.from_pretrained(model.folder, local_files_only=True)
+    for key in _SAME:
         if getattr(one, key, None) != getattr(other, key, None):
             yield f"its {key} is {getattr(one, key, None)}, the model's {getattr(other, key, None)}"
     names = {name: there for there, (name, _) in kinds.layout(one).items()}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gguf import GGML_QUANT_SIZES
 
 from merge.files import UserError
 
@@ -150,8 +151,6 @@ def _parsed(path: Path, cursor: _Cursor, size: int) -> Gguf:
 
 def _place(cursor: _Cursor) -> tuple[str, Tensor]:
     """A tensor, its place still counted from the first one's."""
-    from gguf import GGML_QUANT_SIZES
-
     name, dimensions = cursor.text(), cursor.one("I")
     if not 1 <= dimensions <= _MOST_DIMENSIONS:
         raise UserError(f"the tensor {name[:60]} has {dimensions} dimensions")

@@ -7,20 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gguf import GGMLQuantizationType, dequantize
 from torch import Tensor
 
-from merge.donor import Donor, read_config
+from merge.donor import Donor, Stored, read_config
 from merge.files import UserError
-from merge.gguf import header, kinds, settings, tokens
+from merge.gguf import header, kinds, tokens
 from merge.gguf.header import Gguf
-from merge.weights import Stored
 
 
 def open_gguf(path: Path, stack: ExitStack) -> Donor:
     """Its configuration and tokenizer are written, in Hugging Face form, to a folder that the stack removes."""
     if not path.is_file():
         raise UserError(f"{path}: no such file")
-    check_installed()
     gguf = header.read_gguf(path)
     try:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gguf-")))
@@ -37,18 +36,11 @@ def open_gguf(path: Path, stack: ExitStack) -> Donor:
     return Donor(str(path), folder, config, tensors)
 
 
-def check_installed() -> None:
-    try:
-        import gguf  # noqa: F401
-    except ImportError:
-        raise UserError(".gguf files need a package: pip install gguf") from None
-
-
 def _describe(gguf: Gguf, folder: Path) -> Mapping[str, tuple[str, tuple[int, ...]]]:
     """Write the model's configuration and tokenizer; its tensors' names there and here, and their shapes."""
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-    config = settings.config_of(gguf)
+    config = kinds.config_of(gguf)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     config.architectures = [type(model).__name__]
@@ -62,8 +54,6 @@ def _describe(gguf: Gguf, folder: Path) -> Mapping[str, tuple[str, tuple[int, ..
 
 
 def _stored(gguf: Gguf, there: str, name: str, config: Mapping[str, Any]) -> Stored:
-    from gguf import GGMLQuantizationType, dequantize
-
     shape, kind, data = gguf.tensors[there].shape, GGMLQuantizationType(gguf.tensors[there].type), gguf.stored(there)
     heads = kinds.heads(name, config)
     order = None if heads is None else kinds.order(shape[0], heads)

@@ -9,7 +9,6 @@ from typing import Any
 
 from fleet.plausible_words import check_words_in
 from merge.files import UserError, read_json, write_json
-from merge.gguf import pretokenizers
 from merge.gguf.header import Gguf
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
@@ -96,10 +95,10 @@ def _listed(tokenizer: Tokenizer, rows: int) -> tuple[list[str], list[int]]:
 
 
 def _add_byte_level(writer: Any, tokenizer: Tokenizer, pre: str | None) -> list[str]:
-    name = pre or pretokenizers.name_of(tokenizer.file)
+    name = pre or _cut_of(tokenizer.file)
     writer.add_tokenizer_pre(name)
     writer.add_token_merges([" ".join(pair) for pair in tokenizer.merges])
-    if pretokenizers.same_merges(tokenizer.file, name):
+    if _same_merges(tokenizer.file, name):
         return []
     return [f"llama.cpp treats words that are tokens otherwise: {name} does not go with its ignore_merges"]
 
@@ -159,7 +158,7 @@ def complete(folder: Path, gguf: Gguf) -> None:
     unused = {f"[PAD{id}]" for id, kind in enumerate(types) if kind == UNUSED}
     file["model"]["vocab"] = {token: id for id, token in enumerate(tokens) if token not in unused}
     if gguf.metadata.get("tokenizer.ggml.model") == "gpt2":
-        pretokenizers.apply(file, str(gguf.metadata.get("tokenizer.ggml.pre")))
+        _set_cut(file, str(gguf.metadata.get("tokenizer.ggml.pre")))
     elif gguf.metadata.get("tokenizer.ggml.model") == "llama":
         _set_pieces(file, bool(gguf.metadata.get("tokenizer.ggml.add_space_prefix", True)))
     _set_added(file, tokens, types)
@@ -185,3 +184,73 @@ def _set_added(file: dict[str, Any], tokens: Sequence[str], types: Sequence[int]
         if kind in (CONTROL, USER_DEFINED):
             there.setdefault(id, {"id": id, "content": token, **plain, "special": kind == CONTROL})
     file["added_tokens"] = [there[id] for id in sorted(there)]
+
+
+# -- how byte-level tokenizers cut text into words, under the names that llama.cpp has for these ways ------------------
+
+_SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_PATHS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_LLAMA3 = rf"{_SHORT}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}"
+_TEKKEN = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}|{_PATHS}"
+_GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_SHORT}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_SHORT}?"
+    rf"|\p{{N}}{{1,3}}|{_PATHS}"
+)
+
+
+def _bytes(cut: bool) -> dict[str, Any]:
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": cut}
+
+
+def _split(pattern: str) -> list[dict[str, Any]]:
+    return [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}, _bytes(False)]
+
+
+_STEPS = {
+    "gpt-2": [_bytes(True)],
+    "smollm": [{"type": "Digits", "individual_digits": True}, _bytes(True)],
+    "qwen2": _split(rf"{_SHORT}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}"),
+    "llama-bpe": _split(_LLAMA3),
+    "smaug-bpe": _split(_LLAMA3),
+    "tekken": _split(_TEKKEN),
+    "gpt-4o": _split(_GPT4O),
+}
+_WHOLE_WORDS_FIRST = ("llama-bpe", "tekken")  # a word that is a token is not put together of pieces
+_SAME = {"llama3": "llama-bpe", "llama-v3": "llama-bpe", "deepseek-r1-qwen": "qwen2", "starcoder": "smollm"}
+
+
+def _cut_of(file: Mapping[str, Any]) -> str:
+    """The way of a tokenizer.json."""
+    steps, whole = _bare(_flat(file.get("pre_tokenizer"))), bool(file["model"].get("ignore_merges"))
+    known = [name for name, each in _STEPS.items() if _bare(each) == steps]
+    if not known:
+        seen = str(steps)[:300]
+        raise UserError(f"its pre_tokenizer is none of {', '.join(_STEPS)}; name llama.cpp's with pre=: {seen}")
+    return next((name for name in known if (name in _WHOLE_WORDS_FIRST) == whole), known[0])
+
+
+def _set_cut(file: dict[str, Any], name: str) -> None:
+    """Give a tokenizer.json the way of this name; unknown ones leave it as it is."""
+    name = _SAME.get(name, name)
+    if steps := _STEPS.get(name):
+        file["pre_tokenizer"] = steps[0] if len(steps) == 1 else {"type": "Sequence", "pretokenizers": steps}
+        file["model"]["ignore_merges"] = name in _WHOLE_WORDS_FIRST
+        file["normalizer"] = {"type": "NFC"} if name == "qwen2" else None
+
+
+def _same_merges(file: Mapping[str, Any], name: str) -> bool:
+    """Whether llama.cpp looks for whole words first exactly where the tokenizer does."""
+    return bool(file["model"].get("ignore_merges")) == (_SAME.get(name, name) in _WHOLE_WORDS_FIRST)
+
+
+def _flat(step: Any) -> list[dict[str, Any]]:
+    if not isinstance(step, dict):
+        return []
+    return [each for part in step["pretokenizers"] for each in _flat(part)] if step["type"] == "Sequence" else [step]
+
+
+def _bare(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without what changes no token."""
+    return [{key: value for key, value in step.items() if key != "trim_offsets"} for step in steps]

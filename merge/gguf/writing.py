@@ -1,4 +1,4 @@
-"""A model as a GGUF file: written from front to back, a piece of a tensor at a time, there as a whole or not at all."""
+"""A model as a GGUF file, written from front to back, a piece of a tensor at a time; and back into a folder."""
 
 import math
 import os
@@ -10,15 +10,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, LlamaFileType, quantize
 
 from merge import names
-from merge.donor import Donor
+from merge.donor import Donor, Stored
 from merge.donors import Donors
 from merge.files import CHUNK, UserError
-from merge.gguf import kinds, settings, tokens
-from merge.gguf.draft import free_for, whole
-from merge.gguf.reading import check_installed
-from merge.weights import Stored
+from merge.gguf import kinds, tokens
+from merge.merge_recipe import parse, text_of
+from merge.merging import merge
+from merge.output import file_free_for, whole_file
 
 TYPES = {"F32": "ALL_F32", "F16": "MOSTLY_F16", "BF16": "MOSTLY_BF16", "Q8_0": "MOSTLY_Q8_0", "Q4_0": "MOSTLY_Q4_0"}
 _LARGEST = {"F16": 65504.0, "Q8_0": 127 * 65504.0, "Q4_0": 8 * 65504.0}  # a block's scale is a half, too
@@ -44,8 +45,6 @@ class _Job:
 
     @property
     def bytes(self) -> int:
-        from gguf import GGML_QUANT_SIZES
-
         block, width = GGML_QUANT_SIZES[self.type]
         return math.prod(self.stored.shape) // block * width
 
@@ -63,27 +62,43 @@ def export_gguf(
 
     >>> export_gguf("merged", "merged.gguf", "Q8_0")
     """
-    check_installed()
     if (kind := type.upper()) not in TYPES:
         raise UserError(f"{type} is none of the types that can be written: {', '.join(TYPES)}")
-    out = free_for(Path(out).expanduser(), overwrite)
+    out = file_free_for(Path(out).expanduser(), overwrite)
     with Donors() as donors:
         donor = donors[str(model_dir)]
         writer, jobs, notes = _planned(donor, kind, pre)
         total = sum(job.bytes for job in jobs)
-        with whole(out, total, overwrite) as draft:
+        with whole_file(out, total, overwrite) as draft:
             _write(writer, jobs, draft, lambda done: progress(done, total))
     return Written(out, out.stat().st_size, tuple(notes))
 
 
-def _planned(donor: Donor, kind: str, pre: str | None) -> tuple[Any, list[_Job], list[str]]:
-    from gguf import GGUFWriter, LlamaFileType
+def gguf_to_hf(
+    path: Path | str,
+    out: Path | str,
+    dtype: str = "float32",
+    *,
+    overwrite: bool = False,
+    progress: Callable[[int, int], None] = lambda bytes, total: None,
+) -> Path:
+    """The way back: weights, configuration and tokenizer, as a recipe that merges the file with nothing writes them.
 
+    >>> gguf_to_hf("model.gguf", "model", dtype="bfloat16")
+    """
+    if not str(path).endswith(".gguf"):
+        raise UserError(f"{path}: the name of a GGUF file ends in .gguf")
+    recipe = {"merge_method": "passthrough", "models": [{"model": str(path)}], "dtype": dtype}
+    merge(parse(text_of(recipe)), out, overwrite=overwrite, progress=progress)
+    return Path(out)
+
+
+def _planned(donor: Donor, kind: str, pre: str | None) -> tuple[Any, list[_Job], list[str]]:
     config = _config(donor)
     writer = GGUFWriter(None, kinds.architecture(config.model_type))
     writer.add_type("model")
     writer.add_name(_name(donor))
-    notes = settings.add_settings(writer, config)
+    notes = kinds.add_settings(writer, config)
     writer.add_file_type(LlamaFileType[TYPES[kind]])
     writer.add_quantization_version(2)
     try:
@@ -112,8 +127,6 @@ def _name(donor: Donor) -> str:
 
 
 def _jobs(donor: Donor, config: Any, kind: str) -> tuple[list[_Job], list[str]]:
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
     wanted = kinds.layout(config)
     tied = config.tie_word_embeddings
     beside = {name for name, each in donor.tensors.items() if names.is_buffer(name, len(each.shape))}
@@ -132,7 +145,7 @@ def _jobs(donor: Donor, config: Any, kind: str) -> tuple[list[_Job], list[str]]:
             sort = GGMLQuantizationType.F16
         jobs.append(_Job(there, stored, sort, kinds.heads(name, donor.config | config.to_dict())))
     if config.rope_parameters.get("rope_type") == "llama3":
-        factors = torch.from_numpy(settings.rope_factors(config.rope_parameters, settings.head_size(config)))
+        factors = torch.from_numpy(kinds.rope_factors(config.rope_parameters, kinds.head_size(config)))
         rows = Stored((len(factors),), torch.float32, lambda begin, end: factors[None])
         jobs.insert(0, _Job("rope_freqs.weight", rows, GGMLQuantizationType.F32))
     return jobs, notes
@@ -162,8 +175,6 @@ def _write(writer: Any, jobs: list[_Job], draft: Path, done: Callable[[int], Non
 
 def _pieces(job: _Job) -> Iterator[np.ndarray]:
     """So many rows at a time, whole heads where these are put in turns."""
-    from gguf import quantize
-
     shape = job.stored.shape
     count, heads = math.prod(shape[:-1]), job.heads
     if heads and len(shape) == 1:  # a bias: one row

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from merge.methods import arcs, changes, fusion, sums
+from merge.methods import arcs, changes, fusion
 from merge.tensor_group import Group
 
 
@@ -51,7 +51,7 @@ _T = {"t": Param()}
 
 METHODS: Mapping[str, MergeMethod] = {
     "linear": MergeMethod(
-        sums.linear, {"weight": Param(each=True), "normalize": Param(True, kind=bool)}, check=arcs.check_shares
+        arcs.linear, {"weight": Param(each=True), "normalize": Param(True, kind=bool)}, check=arcs.check_shares
     ),
     "slerp": MergeMethod(arcs.slerp, _T, "required", most=1),
     "nuslerp": MergeMethod(
@@ -90,10 +90,10 @@ METHODS: Mapping[str, MergeMethod] = {
     "della_linear": _task(changes.by_rank_at_random, vote=False, normalize=False, rescale=True, **_EPSILON),
     "model_stock": MergeMethod(arcs.model_stock, {"filter_wise": Param(False, kind=bool)}, "required", least=2),
     "sce": MergeMethod(fusion.sce, {"select_topk": Param(1.0, low=0, high=1)}, "required"),
-    "nearswap": MergeMethod(sums.nearswap, {"t": Param(low=0)}, "required", most=1),
+    "nearswap": MergeMethod(fusion.nearswap, {"t": Param(low=0)}, "required", most=1),
     "arcee_fusion": MergeMethod(fusion.arcee_fusion, {}, "required", most=1),
     "passthrough": MergeMethod(
-        sums.passthrough, {"scale": Param(1.0, each=True), "residual": Param(1.0, each=True)}, most=1
+        arcs.passthrough, {"scale": Param(1.0, each=True), "residual": Param(1.0, each=True)}, most=1
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Methods whose result is a weighted sum with weights that depend on angles: one look at the tensors, one sum.
+"""Methods whose result is a weighted sum; where the weights depend on angles, after one look at the tensors.
 
 All angles come from inner products, summed in float64; what happens between them is arithmetic on a few numbers.
 """
@@ -10,9 +10,23 @@ import torch
 from torch import Tensor
 
 from merge.files import UserError
+from merge.names import writes_to_residual
 from merge.tensor_group import Group, Params, weighted
 
 _PARALLEL = 1e-6  # sines below this mean that two directions are the same, or opposite
+
+
+def linear(group: Group, p: Params) -> Iterator[Tensor]:
+    """The weighted mean."""
+    weights = shares(p["weight"]) if p["normalize"] else p["weight"]
+    return (weighted(each, weights) for each in group.blocks())
+
+
+def passthrough(group: Group, p: Params) -> Iterator[Tensor]:
+    """One tensor, scaled."""
+    (scale,), (residual,) = p["scale"], p["residual"]
+    factor = scale * (residual if writes_to_residual(group.name) else 1.0)
+    return (weighted(each, [factor]) for each in group.blocks())
 
 
 def slerp(group: Group, p: Params) -> Iterator[Tensor]:

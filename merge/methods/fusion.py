@@ -57,6 +57,12 @@ def variance(tensors: Sequence[Tensor]) -> Tensor:
     return total.div_(len(tensors))
 
 
+def nearswap(group: Group, p: Params) -> Iterator[Tensor]:
+    """Towards the other by at most t."""
+    for base, (change,) in group.changes():
+        yield base + change.clamp(-p["t"], p["t"])
+
+
 def arcee_fusion(group: Group, p: Params) -> Iterator[Tensor]:
     """Take over what is unusually important: above the median by 1.5 times the distance between the quartiles."""
 

@@ -57,7 +57,7 @@ def mutated(c: PosttrainConfig, genome: Genome, dice: Dice) -> Genome:
     found = {"data": data, "rate": _within(genome["rate"] * factor(), *_RATES)}
     if "crossover" not in genome:
         return found
-    from merge.methods.allowed import within  # which brings torch
+    from merge.parameters import within  # which brings torch
 
     bent = _bent(genome["crossover"], strength, dice)
     return {**found, "crossover": within(c.crossover["method"], [bent])[0]}

@@ -13,8 +13,8 @@ from fleet.work import Work
 from merge.donor import Donor
 from merge.donors import Donors
 from merge.merge_planning import plan
+from merge.merging import template_of
 from merge.methods import METHODS
-from merge.model_folder import template_of
 from merge.vocabulary import different_words
 from train.member import dna
 from train.member.crossing import crossed

@@ -9,15 +9,15 @@ import torch
 
 from fleet.config import UserError
 from fleet.work import NotOnThisMachine, Work
-from merge import engine, live, model_folder
+from merge import engine, live
+from merge.donor import Stored
 from merge.donors import Donors
 from merge.engine import MergeOptions
 from merge.live import LiveModel, places_in
 from merge.merge_planning import Job, Plan, plan
 from merge.merge_recipe import Merge, merge_of, text_of
-from merge.merging import SHARD, merge_into
+from merge.merging import SHARD, furnish, merge_into
 from merge.tensor_group import in_memory
-from merge.weights import Stored
 from train import tasks
 from train.config import TrainConfig
 from train.loop import Learner, best_device
@@ -137,7 +137,7 @@ def saved(work: Work, child: ChildModel, dtype: torch.dtype, how: MergeOptions) 
     with work.folder() as place:
         made = child.files(dtype)
         engine.write(made.jobs, place, SHARD, how, lambda bytes: None)
-        model_folder.furnish(place, child.said, made, None)
+        furnish(place, child.said, made, None)
 
 
 def said_of(recipe: Recipe) -> Merge:
