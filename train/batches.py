@@ -57,6 +57,15 @@ def useful(config: TrainConfig, number: int) -> dict[str, int]:
     return {**least, "train": max(least["train"], config.sequences * config.seq_length + 1)}
 
 
+def held_windows(sources: Sequence[TokenFile], config: TrainConfig) -> list[list[int]]:
+    """Each source's share of EVAL_SEQUENCES, from the beginning of what it holds out."""
+    rows: list[list[int]] = []
+    for number, source in enumerate(sources):
+        windows = (needed(config, number)["held"] - 1) // config.seq_length
+        rows += [source.get(window).astype("int64").tolist() for window in range(windows)]
+    return rows
+
+
 def owned(config: TrainConfig, slot: int, round: int, step: int, part: int) -> Numbers:
     """The numbers of a slot's batch."""
     c, at = config, config.steps_before(round) + step
