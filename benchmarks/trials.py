@@ -163,10 +163,16 @@ HOW = {"apart": _apart, "alone": _alone, "synchronous": _synchronous}
 TUNED = Path(__file__).with_name("tuned.json")
 
 
+def tuned(name: str, slots: int, size: str) -> Mapping[str, Any]:
+    """What was chosen for so many slots, or for the number next to it."""
+    rows = json.loads(TUNED.read_text()).get(size, {}).get(name, {}) if TUNED.exists() else {}
+    nearest = min(rows, key=lambda each: abs(math.log(int(each) / slots)), default=None)
+    return rows[nearest]["chosen"] if nearest else {}
+
+
 def trial(name: str, seed: int, sequences: int, slots: int = 8, size: str = "124k", **keys: Any) -> Trial:
     """With the settings that tune.py found, on other seeds; other keys win over them."""
-    chosen = json.loads(TUNED.read_text())["chosen"].get(size, {}) if TUNED.exists() else {}
-    known = chosen.get(METHODS[name].like or name, {})
+    known = tuned(METHODS[name].like or name, slots, size)
     return Trial(name, seed, sequences, slots, size, {**known, **keys})
 
 

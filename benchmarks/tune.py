@@ -1,16 +1,16 @@
-"""Settings for convergence.py and speedup.py, tuned for each method by itself on seeds that these do not use.
+"""Settings for convergence.py and speedup.py, tuned for each method by itself on a seed that these do not use.
 
-    python -m benchmarks.tune [--size 124k]
+    python -m benchmarks.tune [--size 124k] [--slots 8]
 
-Every method gets as many tries: six with the first seed, the best three of them with the second. All that was tried is
-recorded in tuned.json beside what was chosen. Ways of EDT that differ in whom they choose alone share their settings.
+From one place for all, every method climbs: the rates beside the best one so far (a factor of 1.4) and half and twice
+its batch are tried, until none of them is better or it has had its eight tries; the best two are tried with a second
+seed. So no method ends at the edge of what somebody thought of. All tries are recorded in tuned.json beside what was
+chosen. Ways of EDT that differ in whom they choose alone share their settings.
 """
 
 import json
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from itertools import product
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from statistics import fmean
 from typing import Any
 
@@ -21,47 +21,68 @@ from benchmarks.trials import METHODS, TUNED, Trial, run
 
 SEEDS = (101, 102)
 SEQUENCES = {"124k": 1440, "1.2m": 720}  # of a slot
-RATES = {"adamw": (4e-3, 5.6e-3, 8e-3), "muon": (1.4e-2, 2e-2, 2.8e-2)}
-BATCHES = {"alone": (8, 16), "synchronous": (4, 8), "apart": (4, 8)}
-BEST = (6, 3)  # so many are tried with each seed
+RATES = {
+    "adamw": (1.4e-3, 2e-3, 2.8e-3, 4e-3, 5.6e-3, 8e-3, 1.1e-2, 1.6e-2),
+    "muon": (5e-3, 7e-3, 1e-2, 1.4e-2, 2e-2, 2.8e-2, 4e-2, 5.6e-2, 8e-2),
+}
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+START = {"adamw": (5.6e-3, 8), "muon": (2e-2, 8)}
+TRIES, AGAIN = 8, 2
+VARIED = ("one process, Muon", "DiLoCo", "one process, AdamW", "DiLoCo, AdamW")  # in how many slots they have, too
 app = App(name="python -m benchmarks.tune", help=__doc__, version_flags=[])
 
-
-@dataclass
-class Tried:
-    keys: Mapping[str, Any]
-    losses: list[float] = field(default_factory=list)  # of the seeds that it was tried with
-
-    def loss(self) -> float:
-        return fmean(self.losses) if self.losses else math.inf
-
-    def rank(self) -> tuple[int, float]:
-        """Only what was tried with every seed is chosen."""
-        return -len(self.losses), self.loss()
-
-    def told(self) -> dict[str, Any]:
-        return {"losses": [round(each, 4) for each in self.losses], **self.keys}
+Place = tuple[float, int]  # rate and batch
+Tried = dict[Place, list[float]]  # the losses of the seeds that it was tried with
 
 
-def candidates(name: str) -> list[dict[str, Any]]:
-    """Six of each method: three rates, with two batches each."""
-    inner, batches = str(METHODS[name].keys["inner_optimizer"]), BATCHES[METHODS[name].how]
-    return [{"lr": lr, "batch_size": batch} for lr, batch in product(RATES[inner], batches)]
+def neighbours(inner: str, place: Place) -> Iterator[Place]:
+    (rate, batch), rates = place, RATES[inner]
+    yield from ((rates[i], batch) for i in (rates.index(rate) + 1, rates.index(rate) - 1) if 0 <= i < len(rates))
+    yield from ((rate, each) for each in (batch // 2, 2 * batch) if each in BATCHES)
+
+
+def best(tried: Tried) -> list[Place]:
+    return sorted(tried, key=lambda place: fmean(tried[place]))
+
+
+def wanted(inner: str, tried: Tried) -> list[Place]:
+    """What is tried next: nothing where the best one is better than all beside it."""
+    beside = neighbours(inner, best(tried)[0]) if tried else iter([START[inner]])
+    return [*islice((place for place in beside if place not in tried), TRIES - len(tried))]
+
+
+def keys_of(place: Place) -> Mapping[str, Any]:
+    return {"lr": place[0], "batch_size": place[1]}
 
 
 @app.default
-def main(size: str = "124k", jobs: int = 2) -> None:
-    tuned = [name for name, method in METHODS.items() if not method.like]
-    tried: dict[str, list[Tried]] = {name: [Tried(keys) for keys in candidates(name)] for name in tuned}
-    for seed, best in zip(SEEDS, BEST, strict=True):
-        several = [(name, one) for name in tuned for one in sorted(tried[name], key=Tried.loss)[:best]]
-        trials = [Trial(name, seed, SEQUENCES[size], size=size, keys=one.keys) for name, one in several]
-        for (name, one), result in zip(several, track(run(trials, jobs), f"seed {seed}", len(trials)), strict=True):
-            one.losses.append(result.averaged)
-            print(name, seed, one.keys, round(result.averaged, 4), flush=True)
-    known = json.loads(TUNED.read_text()) if TUNED.exists() else {"chosen": {}, "tried": {}}
-    known["chosen"][size] = {name: min(several, key=Tried.rank).keys for name, several in tried.items()}
-    known["tried"][size] = {name: [one.told() for one in several] for name, several in tried.items()}
+def main(size: str = "124k", slots: int = 8, jobs: int = 2) -> None:
+    names = [*VARIED] if slots != 8 else [name for name, method in METHODS.items() if not method.like]
+    found: dict[str, Tried] = {name: {} for name in names}
+
+    def wave(seed: int, places: Mapping[str, list[Place]]) -> None:
+        each = [(name, place) for name, several in places.items() for place in several]
+        trials = [Trial(name, seed, SEQUENCES[size], slots, size, keys_of(place)) for name, place in each]
+        for (name, place), result in zip(each, track(run(trials, jobs), f"seed {seed}", len(trials)), strict=True):
+            found[name].setdefault(place, []).append(result.averaged)
+            print(slots, name, seed, *place, round(result.averaged, 4), flush=True)
+
+    def next_ones() -> dict[str, list[Place]]:
+        return {name: wanted(str(METHODS[name].keys["inner_optimizer"]), tried) for name, tried in found.items()}
+
+    while any((places := next_ones()).values()):
+        wave(SEEDS[0], places)
+    wave(SEEDS[1], {name: best(tried)[:AGAIN] for name, tried in found.items()})
+    record(size, slots, found)
+
+
+def record(size: str, slots: int, found: Mapping[str, Tried]) -> None:
+    known = json.loads(TUNED.read_text()) if TUNED.exists() else {}
+    for name, tried in found.items():
+        twice = {place: losses for place, losses in tried.items() if len(losses) == len(SEEDS)}
+        told = [{**keys_of(place), "losses": [round(each, 4) for each in tried[place]]} for place in best(tried)]
+        row = {"chosen": keys_of(best(twice)[0]), "tried": told}
+        known.setdefault(size, {}).setdefault(name, {})[str(slots)] = row
     TUNED.write_text(json.dumps({**known, "sequences": SEQUENCES, "seeds": SEEDS}, indent=1) + "\n")
 
 

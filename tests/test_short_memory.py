@@ -23,7 +23,7 @@ ROOMY = {
     "inner_steps": 1,
 }  # fmt: skip
 
-# A worker that may use 100 MB more than it uses when it begins to train: a step needs several times as much.
+# A worker that may use 20 MB more than it uses when it begins to train: a step needs several times as much.
 POOR = """
 import resource, sys
 from pathlib import Path
@@ -38,7 +38,7 @@ def poor(work):
     if not work.recipe.args.get("steps"):
         return make(work)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + (100 << 20), resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_AS, (used + (20 << 20), resource.RLIM_INFINITY))
     try:
         return make(work)
     finally:
@@ -58,8 +58,16 @@ def test_a_poor_worker_leaves_to_a_rich_one_what_does_not_fit_and_nothing_else_c
     with (tmp_path / "log").open("wb") as log, subprocess.Popen(command, stderr=log, stdout=log) as poor:
         events = tmp_path / "tight" / "run" / "workers" / "poor.events"
         said = until(
-            lambda: events.exists() and "leaves to others" in (text := events.read_text()) and text, "words", LONG
+            lambda: (
+                poor.poll() is not None
+                or events.exists()
+                and "leaves to others" in (text := events.read_text())
+                and text
+            ),
+            f"words of {poor.pid}",
+            LONG,
         )
+        assert said is not True, (tmp_path / "log").read_text()
         rich = worker(tmp_path / "tight", config(**ROOMY), "rich")
         assert rich.run() == "over" and poor.wait(60) == 0, (tmp_path / "log").read_text()
     assert digest(rich.history) == wanted

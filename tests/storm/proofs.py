@@ -297,8 +297,8 @@ def _believed() -> contextlib.AbstractContextManager[Any]:
 
 
 APART = replace(FAULTY, broken="verdict", apart=True)
-CRASHES = Bad(crashes=400)
-FLIPS = Bad(kills=300, flips=600)
+CRASHES = Bad(crashes=800)
+FLIPS = Bad(kills=600, flips=600)
 LOST = Bad(Weather(lost=0.05))
 MUTANTS = {
     "rename instead of link": Mutant(Renames, "a register that somebody acted on is replaced"),
