@@ -17,7 +17,8 @@ import numpy as np
 from fleet.config import UserError
 from fleet.errors import Lacking, first_line
 
-K, V = TypeVar("K"), TypeVar("V")
+K = TypeVar("K")
+V = TypeVar("V")
 SEED = 1234  # lm-eval's own, of examples in prompts
 
 
