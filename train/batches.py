@@ -46,8 +46,8 @@ def needed(config: TrainConfig, number: int) -> dict[str, int]:
     source = config.datasets[number]
     share = source.weight / math.fsum(each.weight for each in config.datasets)
     train = math.ceil(config.sequences * share / config.max_epochs)
-    judged = math.fsum(each.weight for each in config.datasets if each.evaluated)
-    held = math.ceil(config.eval_sequences * source.weight / judged) if source.evaluated else 0
+    evaluated = math.fsum(each.weight for each in config.datasets if each.evaluated)
+    held = math.ceil(config.eval_sequences * source.weight / evaluated) if source.evaluated else 0
     return {"train": train * config.seq_length + 1, "held": held * config.seq_length + 1}
 
 

@@ -77,10 +77,10 @@ class Exporter:
         if what == "average":
             return self._average(self.last)
         if what == "best":
-            looked_at = [m for m in self._members(self.last) if "loss" in m.metrics]
-            if self.diloco or not looked_at:
+            evaluated = [m for m in self._members(self.last) if "loss" in m.metrics]
+            if self.diloco or not evaluated:
                 return self._average(self.last)
-            return self._one(min(looked_at, key=lambda m: (m.metrics["loss"], m.id)).id)
+            return self._one(min(evaluated, key=lambda m: (m.metrics["loss"], m.id)).id)
         if not (match := re.fullmatch(r"([0-9]{1,5})-([a-z0-9][a-z0-9_-]*)", what)):
             raise UserError(f"--what {what}: average, best, or a round and a slot, as in 3-m0")
         round, slot = int(match[1]), match[2]
@@ -118,8 +118,8 @@ class Exporter:
     def _readme(self, what: str, members: list[Member]) -> str:
         lines = [f"- `{m.id}`: {metrics_text(m.metrics)}; parents: {', '.join(m.recipe.parents)}" for m in members]
         round = place(members[0].id)[0]
-        looked_at = [m for m in self.history.round(round) if m.id.endswith(("/average", "/global")) and m]
-        evaluated = looked_at if len(members) > 1 else members
+        together = [m for m in self.history.round(round) if m.id.endswith(("/average", "/global")) and m]
+        evaluated = together if len(members) > 1 else members
         whole = [f"- `{m.id}`: {metrics_text(m.metrics)}" for m in evaluated]
         bound = json.dumps(self.config.bound(), indent=2)
         parts = (

@@ -162,10 +162,6 @@ def raw(source: str, name: str = "", split: str = "train", streaming: bool = Tru
             yield f"{source}, row {number}", row
 
 
-def is_local(source: str) -> bool:
-    return source.endswith(ROW_FILES)
-
-
 def located(use: Callable[[Any], Any], row: Any, where: str) -> Any:
     """What a function makes of a row; where it cannot, the error says which row and shows how it begins."""
     try:

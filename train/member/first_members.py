@@ -108,13 +108,13 @@ def check_learning(c: PosttrainConfig, first: Donor, template: str) -> None:
 
     from train.adapters import places_of
     from train.model import described, without_numbers
-    from train.posttrain.example_rows import look
+    from train.posttrain.example_rows import check_first_rows
 
     check_words_in(first.folder)
     tokenizer = AutoTokenizer.from_pretrained(first.folder, trust_remote_code=c.trust_remote_code)
     tokenizer.chat_template = tokenizer.chat_template or template or None
     for source in c.mutation_datasets:
-        look(c, source, tokenizer)
+        check_first_rows(c, source, tokenizer)
     if c.adapter:
         config = described(str(first.folder), c.trust_remote_code)
         places_of(without_numbers(config, c.trust_remote_code), c.adapter)

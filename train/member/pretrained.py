@@ -13,6 +13,7 @@ from fleet.work import Failed, Maker, Work
 from merge.methods.arcs import slerp_all
 from merge.outer import State, means, ranges
 from merge.tensor_group import weighted
+from merge.wire import sender
 from train.config import TrainConfig
 from train.genome import fittest, inherited
 from train.loop import in_fixed_order
@@ -155,14 +156,13 @@ def make_shard(runtime: PretrainingRuntime, work: Work, args: ShardArgs) -> Metr
     with ExitStack() as stack:
         names, enter = kept(runtime.outer), stack.enter_context
         state = [enter(vectors.opened([old], name, weights))[0] for name in names]
-        new = [enter(vectors.created(work, name, weights)) for name in names]
+        new = [sender(enter(work.create(name)), weights) for name in names]
         changes = enter(vectors.opened(replicas, part_of("change", args.shard), weights))
         for pieces in runtime.outer.stream(state, means(changes)):
             for write, piece in zip(new, pieces, strict=True):
                 write(piece)
-    with ExitStack() as stack:
-        remembered = stack.enter_context(vectors.opened(replicas, part_of("moments", args.shard), moments))
-        write = stack.enter_context(vectors.created(work, MOMENTS, moments, MOMENTS_WIRE))
+    with vectors.opened(replicas, part_of("moments", args.shard), moments) as remembered, work.create(MOMENTS) as file:
+        write = sender(file, moments, MOMENTS_WIRE)
         for piece in means(remembered):
             write(piece)
     return {name: old.metrics[name] for name in ("parameters", "moments")}

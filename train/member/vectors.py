@@ -10,7 +10,7 @@ from torch import Tensor
 from fleet.work import Failed, Input, Work
 from merge.files import Header, TensorEntry, bytes_of, chunks, read_header, write_header
 from merge.outer import Outer, means, ranges
-from merge.wire import pieces, received, send, sender
+from merge.wire import pieces, received, send
 from train.model import VectorLayout
 
 WEIGHTS = "weights.safetensors"  # the first ones: named tensors, laid out one after the other as the flat vector is
@@ -57,13 +57,6 @@ def load_weights(parent: Input, into: Tensor) -> None:
     with parent.open(WEIGHTS) as file:
         read_header(file)
         _fill(into, chunks(file, torch.float32, len(into)))
-
-
-@contextmanager
-def created(work: Work, name: str, count: int, wire: str = "fp32") -> Iterator[Callable[[Tensor], None]]:
-    """A vector to write piece by piece."""
-    with work.create(name) as file:
-        yield sender(file, count, wire)
 
 
 def _fill(into: Tensor, numbers: Iterable[Tensor]) -> None:

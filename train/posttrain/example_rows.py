@@ -107,8 +107,8 @@ def _mark(row: Sequence[Example]) -> int:
     return int.from_bytes(digest[:8], "big")
 
 
-def look(c: PosttrainConfig, source: DatasetSource, tokenizer: PreTrainedTokenizerBase) -> None:
-    """The first rows, before a run begins."""
+def check_first_rows(c: PosttrainConfig, source: DatasetSource, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Before a run begins."""
     there = [*islice(_checked(c, source), _LOOK)]
     if not there:
         raise UserError(f"data set {source.source}: no rows in it")
@@ -125,7 +125,7 @@ def _drawn(c: PosttrainConfig, source: DatasetSource) -> list[text.Row]:
     be endless, from its beginning."""
     dice, kept, most = np.random.default_rng([c.seed, 11]), list[text.Row](), wanted(c)
     there = _checked(c, source)
-    for n, row in enumerate(there if text.is_local(source.source) else islice(there, max(most, _BUFFER))):
+    for n, row in enumerate(there if source.source.endswith(text.ROW_FILES) else islice(there, max(most, _BUFFER))):
         place = int(dice.integers(n + 1))  # each of those so far is as likely to be kept as any other
         if n < most:
             kept.append(row)
