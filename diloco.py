@@ -12,8 +12,17 @@ from dataclasses import dataclass
 
 from fleet.recipe import Past, Recipe
 from train.config import TrainConfig
-from train.pretraining_tasks import LookArgs, ShardArgs, Turn
-from train.round_zero import first_weights, last_of, round_zero, shards_in, tools, unique
+from train.training_recipes import (
+    EvaluationArgs,
+    ShardArgs,
+    Turn,
+    first_weights,
+    last_of,
+    round_zero,
+    shards_in,
+    tools,
+    unique,
+)
 
 ALGORITHM = "diloco"
 
@@ -31,7 +40,7 @@ class DiLoCo:
         replicas = [self.replica(k, round, count) for k in range(self.c.population_size)]
         changes = tuple(f"{round}/{replica.slot}" for replica in replicas)
         shards = [self.shard(s, round, changes) for s in range(count)]
-        return [*replicas, *shards, self.look(round, count)]
+        return [*replicas, *shards, self.evaluation(round, count)]
 
     def replica(self, k: int, round: int, shards: int) -> Recipe:
         before = last_of(f"replica-{k}", round)
@@ -48,8 +57,8 @@ class DiLoCo:
     def first_shard(self, s: int) -> Recipe:
         return Recipe(f"shard-{s}", "cut", (first_weights(self.c),), args=ShardArgs(shard=s).plain())
 
-    def look(self, round: int, shards: int) -> Recipe:
-        needs, args = tuple(tools(self.c)), LookArgs(on="held-out").plain()
+    def evaluation(self, round: int, shards: int) -> Recipe:
+        needs, args = tuple(tools(self.c)), EvaluationArgs(on="held-out").plain()
         return Recipe("global", "global", self.shards(round, shards), needs, "summary", args, optional=True)
 
     def shards(self, round: int, count: int) -> tuple[str, ...]:
@@ -57,6 +66,6 @@ class DiLoCo:
 
 
 if __name__ == "__main__":
-    from train.pretrain_command import run
+    from train.training_commands import run
 
     run(ALGORITHM, __doc__, DiLoCo)

@@ -18,13 +18,11 @@ import numpy as np
 
 from fleet.recipe import Past, Recipe, kept_as
 from train.member import dna
-from train.parent_selection import chosen
+from train.parent_selection import RULES, Rival, by_fitness, chosen, matched
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.posttrain.posttrain_fitness import rival_of
-from train.posttrain.posttrain_tasks import BredArgs, DataArgs, GivenArgs, Questioned
-from train.posttrain.selection import Rival, matched, ordered
-from train.posttrain_command import method
-from train.round_zero import FIRST, unique
+from train.training_commands import breeding
+from train.training_recipes import FIRST, BredArgs, EvaluationArgs, InitArgs, SourceArgs, unique
 
 ALGORITHM = "edt-evomerge"
 
@@ -37,17 +35,17 @@ class EvoMerge:
         if generation == 0:
             return self.ground()
         if generation == 1:
-            return self.looked_at(1, self.founders())
+            return self.evaluated(1, self.founders())
         if generation <= self.c.max_generations:
-            return self.looked_at(generation, self.bred(generation, history))
+            return self.evaluated(generation, self.bred(generation, history))
         return self.finals(generation, history) if generation == self.c.max_generations + 1 else []
 
     # -- what a run needs once ----------------------------------------------------------------------------------------
 
     def ground(self) -> list[Recipe]:
         """The given models in one form, and the data as tokens."""
-        inits = [GivenArgs(entry=n, name=short(name)).plain() for n, name in enumerate(self.c.models)]
-        data = [DataArgs(source=n, name=name).plain() for n, name in enumerate(dna.names(self.c))]
+        inits = [InitArgs(entry=n, name=short(name)).plain() for n, name in enumerate(self.c.models)]
+        data = [SourceArgs(source=n, name=name).plain() for n, name in enumerate(dna.names(self.c))]
         return [
             *(Recipe(f"init-{n}", "init", (), (FIRST,) if n else (), "given", args) for n, args in enumerate(inits)),
             *(Recipe(f"data-{n}", "data", (), (FIRST,), "tool", args) for n, args in enumerate(data)),
@@ -109,23 +107,23 @@ class EvoMerge:
         technique = str(self.c.crossover["method"]) if len(parents) > 1 else "copy"
         base = f"0/init-{self.c.models.index(self.c.base_model)}" if self.c.base_model else ""
         how = self.c.mutation if self.c.mutation != "none" else ""
-        args = BredArgs(on="choosing", generation=generation, slot=k, technique=technique, base=base, how=how)
+        args = BredArgs(on="validation", generation=generation, slot=k, technique=technique, base=base, how=how)
         return Recipe(f"m{k}", "child", parents, self.needs(parents, base), args=args.plain(), genome=genome)
 
-    def looked_at(self, generation: int, members: list[Recipe]) -> list[Recipe]:
+    def evaluated(self, generation: int, members: list[Recipe]) -> list[Recipe]:
         """Who was not made in this generation answers its questions, too."""
-        asked = Questioned(on="choosing", generation=generation)
-        return [*members, *(self.look(look_of(m.slot), m.parents[0], asked) for m in members if m.carried)]
+        asked = EvaluationArgs(on="validation", generation=generation)
+        return [*members, *(self.evaluation(evaluation_of(m.slot), m.parents[0], asked) for m in members if m.carried)]
 
-    def look(self, slot: str, id: str, asked: Questioned, role: str = "look") -> Recipe:
+    def evaluation(self, slot: str, id: str, asked: EvaluationArgs, role: str = "look") -> Recipe:
         return Recipe(slot, "look", (id,), self.needs((id,)), role, asked.plain())
 
     def finals(self, generation: int, history: Past) -> list[Recipe]:
-        best, asked = self.best(generation - 1, history), Questioned(on="judging")
+        best, asked = self.best(generation - 1, history), EvaluationArgs(on="test")
         starts = range(len(self.c.initial_population))
         return [
-            self.look("winner", best, asked, "winner"),
-            *(self.look(f"start-{n}", f"0/init-{n}", asked) for n in starts),
+            self.evaluation("winner", best, asked, "winner"),
+            *(self.evaluation(f"start-{n}", f"0/init-{n}", asked) for n in starts),
         ]
 
     # -- who is how good ----------------------------------------------------------------------------------------------
@@ -133,17 +131,18 @@ class EvoMerge:
     def order(self, generation: int, history: Past) -> list[Rival]:
         """A generation by its fitness, the best first."""
         found = [one for one in self.rivals(generation, history) if not one.id.endswith("/best")]
-        return ordered(found, self.c.selection == "pareto")
+        rule = RULES.get(self.c.selection)
+        return rule.order(found) if rule else by_fitness(found)
 
     def best(self, generation: int, history: Past) -> str:
         """The fittest so far: who was it before answers this generation's questions, too."""
-        return ordered(self.rivals(generation, history), pareto=False)[0].id
+        return by_fitness(self.rivals(generation, history))[0].id
 
     def rivals(self, generation: int, history: Past) -> list[Rival]:
         found = []
         for recipe in history.plan(generation):
             if recipe.role in ("member", "kept"):
-                slot = look_of(recipe.slot) if recipe.carried else recipe.slot
+                slot = evaluation_of(recipe.slot) if recipe.carried else recipe.slot
                 found.append(rival_of(self.c, f"{generation}/{recipe.slot}", history[f"{generation}/{slot}"].metrics))
         return found
 
@@ -156,7 +155,7 @@ class EvoMerge:
         return np.random.default_rng([self.c.seed, *key])
 
 
-def look_of(slot: str) -> str:
+def evaluation_of(slot: str) -> str:
     """Where a member that was made before answers."""
     return f"look-{slot}"
 
@@ -166,7 +165,7 @@ def short(model: str) -> str:
     return model.rstrip("/").rpartition("/")[2]
 
 
-METHOD = method(ALGORITHM, __doc__ or "", EvoMerge)
+METHOD = breeding(ALGORITHM, __doc__, EvoMerge)
 
 if __name__ == "__main__":
     from fleet.start import main

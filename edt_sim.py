@@ -2,7 +2,7 @@
 
 from edt import ALGORITHM, EDT, __doc__
 from edt_evomerge import METHOD
-from train.pretrain_command import run
+from train.training_commands import run
 
 if __name__ == "__main__":
     run(ALGORITHM, __doc__, EDT, METHOD)

@@ -42,7 +42,7 @@ def config_of(model: str, batch: int, length: int, steps: int, rounds: int, opti
 def worker_rates(config: TrainConfig) -> list[float]:
     """Of each round: all that the maker does, evaluation and files included."""
     from edt import EDT
-    from train.member.making import maker
+    from train.member.pretrained import maker
 
     make, took = maker(config), list[float]()
 

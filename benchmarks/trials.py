@@ -240,7 +240,7 @@ def _round_0(config: TrainConfig) -> str:
 
 def _finished(place: Path, config: TrainConfig, ground: Path) -> Path:
     """A run with one worker, in this process."""
-    from train.member.making import maker
+    from train.member.pretrained import maker
 
     create_run(place, "run", config.bound(), Host())
     if ground.exists():
@@ -276,9 +276,9 @@ def _keep(folder: Path, ground: Path) -> None:
 
 def _losses(folder: Path, trial: Trial) -> tuple[float, float | None, float | None]:
     """On more held-out text than the run itself looks at."""
-    from train.evaluate import evaluated
     from train.export import Exporter
     from train.loop import Learner
+    from train.member.pretraining_runtime import evaluated
 
     exporter = Exporter(folder)
     config = trial.config.model_copy(update={"eval_sequences": LOOKED_AT})

@@ -21,8 +21,16 @@ from evomerge import texts
 from train.batches import TokenFile, batch
 from train.config import TrainConfig, alone
 from train.loop import Learner, rate
-from train.made_here import MakingProgress, Tell, check_room, computing_with, in_one_line, publish
-from train.member.prepare import byte_level_bpe, first_of
+from train.made_here import (
+    MakingProgress,
+    Tell,
+    byte_level_bpe,
+    check_room,
+    computing_with,
+    first_of,
+    in_one_line,
+    publish,
+)
 from train.model import built, empty
 
 BASE = "base"

@@ -81,7 +81,7 @@ def prepared(config: Configuration) -> TournamentConfig:
     if m.base_model and m.base_model.path in [model.path for model in models]:
         raise UserError(f"base_model {m.base_model.name} is one of the models: its change of itself is nothing")
     for task in fitness_evaluator.load_tasks(e, config.evolution_settings.seed).get("tasks", {}).values():
-        tasks.chosen_of(task.config.task, len(task.eval_docs), e.holdout)
+        tasks.validation_count(task.config.task, len(task.eval_docs), e.holdout)
     if e.text:
         e.text = str(Path(e.text).expanduser().resolve())
     e.task_path = [str(Path(folder).expanduser().resolve()) for folder in e.task_path]

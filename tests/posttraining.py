@@ -13,7 +13,7 @@ from fleet.run import create_run, open_run
 from fleet.worker import Worker
 from tests import merging
 from train.posttrain.posttrain_config import PosttrainConfig
-from train.posttrain_command import prepared
+from train.training_commands import prepared_breeding as prepared
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}"

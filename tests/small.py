@@ -16,8 +16,8 @@ from fleet.run import create_run, open_run
 from fleet.worker import Worker
 from tests.helpers import LONG, Toys
 from train.config import TrainConfig
-from train.member.making import maker
-from train.member.prepare import END
+from train.made_here import END
+from train.member.pretrained import maker
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
 MODEL = {"config": {"model_type": "llama", "tie_word_embeddings": True, **SHAPE}}

@@ -20,7 +20,6 @@ from merge.tensor_group import Group, in_memory
 from train import genome as pretraining
 from train.config import TrainConfig
 from train.member import dna
-from train.member.crossing import crossed
 from train.posttrain.posttrain_config import PosttrainConfig
 
 NAMES = ("model.embed_tokens.weight", "model.layers.{}.self_attn.q_proj.weight", "model.layers.{}.mlp.up_proj.weight")
@@ -92,7 +91,7 @@ def test_curves_of_post_training_stay_within_what_methods_allow(method):
             pairs = [dice.choice(4, 2, replace=False) for _ in range(4)]
             population = [dna.child(c, [population[n] for n in pair], dice) for pair in pairs]
             for genome in population:
-                checked = passes(crossed(c, ["a", "b"], genome, "z"))
+                checked = passes(dna.crossed(c, ["a", "b"], genome, "z"))
                 assert all(0.1 <= genome["rate"] <= 10 for genome in population)
         makes_something(*checked[-1])
 

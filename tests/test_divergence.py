@@ -16,7 +16,7 @@ from merge.outer import Outer
 from tests.small import config, finished, worker
 from train.loop import Learner, NotFinite
 from train.member import vectors
-from train.member.making import maker
+from train.member.pretrained import maker
 
 # Decay makes the weights -7 times as large with each step where the rate is 4 times LR, and leaves them where it is 1.
 WILD = {
@@ -212,11 +212,11 @@ def test_a_child_that_answers_with_no_number_is_its_parents_mean(tmp_path, monke
 
     real, asked = PretrainingRuntime.evaluate, []
 
-    def evaluate(self, work):
+    def evaluate(self, work, weights):
         asked.append(work.id)
         if asked.count("2/m2") == 1 and work.id == "2/m2":
             raise NotFinite("the loss on held-out text is inf")
-        return real(self, work)
+        return real(self, work, weights)
 
     monkeypatch.setattr(PretrainingRuntime, "evaluate", evaluate)
     history = finished(tmp_path, max_generations=2)

@@ -21,7 +21,7 @@ from train.loop import Learner
 from train.model import built, flat, layout_of
 from train.objectives import Comparison, answer_logprobs, dpo_loss, preference_loss, sft_loss
 from train.packing import batch, can_pack, plan
-from train.rows import preference, read
+from train.text import preference, read
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|begin|>", "<|head|>", "<|/head|>", "<|eot|>", "</s>"]
 ASK = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"

@@ -13,7 +13,7 @@ from fleet.plausible_words import check_words, endless
 from merge import strictyaml
 from merge.donors import Donors, matcher
 from tests import merging
-from train import rows, text
+from train import text
 from train.config import Dataset
 from train.member.prepare import named_tokenizer
 from train.model import can_be_built
@@ -203,7 +203,7 @@ def test_patterns_that_could_take_for_ever(pattern):
 
 
 def test_endless_lines_and_documents(tmp_path, monkeypatch):
-    monkeypatch.setattr(rows, "LONGEST", 1000)
+    monkeypatch.setattr(text, "LONGEST", 1000)
     for name in ("long.jsonl", "long.txt"):
         (tmp_path / name).write_text('{"text": "short"}\n\n' + "x" * 5000 + "\n")
         documents = text.documents(Dataset(source=str(tmp_path / name)))
@@ -211,7 +211,7 @@ def test_endless_lines_and_documents(tmp_path, monkeypatch):
         with pytest.raises(UserError, match=rf"{name}, line 3: longer than 1000 characters"):
             next(documents)
     with pytest.raises(UserError, match="long.jsonl, line 3: longer"):
-        [*rows.read(str(tmp_path / "long.jsonl"))]
+        [*text.read(str(tmp_path / "long.jsonl"))]
     (tmp_path / "many.txt").write_text("some words\n" * 200)
     with pytest.raises(UserError, match="many.txt, line 91: a document longer than 1000 characters"):
         [*text.documents(Dataset(source=str(tmp_path / "many.txt")))]

@@ -16,13 +16,13 @@ from merge.merging import merge
 from tests import merging, posttraining, searching
 from tests.posttraining import chats, config, finished, model, preferences, worker
 from train.member import dna
-from train.parent_selection import chosen
+from train.parent_selection import Rival, by_fitness, by_fronts, chosen, crowding, fronts, matched
 from train.posttrain import posttrain_fitness
 from train.posttrain.posttrain_config import SLERP, PosttrainConfig
-from train.posttrain.posttrain_tasks import Questioned
-from train.posttrain.selection import Rival, crowding, fronts, matched, ordered
-from train.posttrain_command import exported, prepared
-from train.posttrain_command import finished as concluded
+from train.posttrain_results import exported
+from train.posttrain_results import finished as concluded
+from train.training_commands import prepared_breeding as prepared
+from train.training_recipes import EvaluationArgs
 
 ROOT = Path(__file__).parent.parent
 TASKS = ({"task": "facts"},)
@@ -61,8 +61,8 @@ def test_the_ends_of_a_front_are_the_loneliest():
     lonely = crowding(front)
     assert lonely["a"] == lonely["d"] == float("inf") and lonely["b"] == pytest.approx(5 / 9 + 6 / 9)
     assert lonely["c"] == pytest.approx(8 / 9 + 8 / 9)
-    assert [one.id for one in ordered(front, pareto=True)][2:] == ["c", "b"]
-    assert ordered(front, pareto=False)[0].id == "a"  # of equal ones the first
+    assert [one.id for one in by_fronts(front)][2:] == ["c", "b"]
+    assert by_fitness(front)[0].id == "a"  # of equal ones the first
 
 
 @pytest.mark.parametrize("rule", ["rank", "tournament", "random", "pareto"])
@@ -135,12 +135,12 @@ def test_the_mixture_is_in_proportion_or_of_the_top(tmp_path):
 def test_the_same_questions_for_all_of_a_generation_and_others_for_the_next(tmp_path):
     c = config(tmp_path, questions=5, holdout=0.5)
     there = {"task": range(40)}
-    first, again, second, judging = (
-        posttrain_fitness.drawn(c, there, Questioned(on=on, generation=generation))
-        for on, generation in (("choosing", 1), ("choosing", 1), ("choosing", 2), ("judging", 0))
+    first, again, second, test = (
+        posttrain_fitness.drawn(c, there, EvaluationArgs(on=on, generation=generation))
+        for on, generation in (("validation", 1), ("validation", 1), ("validation", 2), ("test", 0))
     )
-    assert first == again != second and len(first["task"]) == 5 and len(judging["task"]) == 20
-    assert not {*judging["task"]} & ({*first["task"]} | {*second["task"]})
+    assert first == again != second and len(first["task"]) == 5 and len(test["task"]) == 20
+    assert not {*test["task"]} & ({*first["task"]} | {*second["task"]})
 
 
 # -- members ----------------------------------------------------------------------------------------------------------
@@ -229,18 +229,18 @@ def test_dropout_is_a_childs_own(tmp_path):
 
 
 def test_a_second_epoch_has_the_same_rows_in_another_order(tmp_path):
-    from train.member import finetune
+    from train import objectives
 
     c = config(tmp_path, 1, max_generations=1, population_size=2, sft_epochs=2.5)
     seen = []
-    real = finetune.batches_of
+    real = objectives.steps_of
 
     def watched(c, model, examples):
         seen.extend(bytes(example.tokens) for example in examples)
         return real(c, model, examples)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finetune, "batches_of", watched)
+        patch.setattr(objectives, "steps_of", watched)
         finished(c)
     first, second, rest = seen[:16], seen[16:32], seen[32:]
     assert len(rest) == 8 and first != second and sorted(first) == sorted(second)
@@ -297,7 +297,7 @@ def test_settings_of_learning_reach_the_weights(tmp_path):
 def test_a_lesson_that_has_no_room_is_left_to_another_machine_and_leaves_nothing_behind(tmp_path, monkeypatch, adapter):
     """While it learns: what was learned until then does not count, for whoever makes the child."""
     from fleet.work import NotOnThisMachine
-    from train.member import finetune
+    from train.member import posttrained as finetune
     from train.member.posttrained import maker
 
     real, left = finetune.Learner.train, [1]

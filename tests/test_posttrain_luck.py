@@ -12,16 +12,17 @@ from fleet.work import Superseded
 from tests import posttraining, searching
 from tests.posttraining import chats, config, finished, worker
 from train.member import dna
+from train.parent_selection import Rival, crowding, matched
 from train.posttrain import example_rows, posttrain_fitness
 from train.posttrain.example_rows import ExampleRows
-from train.posttrain.selection import Rival, crowding, matched
-from train.posttrain_command import exported, prepared, taken
+from train.posttrain_results import exported, taken
 from train.tasks import TaskEvaluation
+from train.training_commands import prepared_breeding as prepared
 
 
 def test_a_child_that_is_left_in_the_middle_leaves_nothing_behind(tmp_path, monkeypatch):
     """Somebody else has finished it: the worker's model has a half-learned adapter in it, and must not be used."""
-    from train.member import finetune
+    from train.member import posttrained as finetune
 
     c = config(tmp_path, adapter={"r": 4, "alpha": 8.0})
     finished(c)
@@ -41,7 +42,7 @@ def test_a_child_that_is_left_in_the_middle_leaves_nothing_behind(tmp_path, monk
 
 
 def test_a_child_whose_learning_comes_to_nothing_is_what_its_parents_made(tmp_path, monkeypatch):
-    from train.member import finetune
+    from train.member import posttrained as finetune
 
     real = finetune.Learner.train
 

@@ -14,7 +14,7 @@ from tests.small import config, finished, run_digest, whole, worker
 from train.batches import batch, owned
 from train.export import Exporter
 from train.loop import Learner, rate
-from train.member.making import maker
+from train.member.pretrained import maker
 
 # -- the same bytes ----------------------------------------------------------------------------------------------------
 
@@ -234,7 +234,7 @@ def test_a_run_can_be_exported_while_it_goes_on(tmp_path):
 
 def test_what_is_evaluated_is_what_is_exported(tmp_path):
     """The model without its last step's look ahead, after the wire has had its part of it."""
-    from train.evaluate import evaluated
+    from train.member.pretraining_runtime import evaluated
 
     keys = {"wire_dtype": "int8", "error_feedback": True, "outer_momentum": 0.6}
     history = finished(tmp_path, average_every=1, **keys)

@@ -122,7 +122,7 @@ def test_crossovers_differ(runs, how):
 def test_threads_are_those_of_torch(tmp_path):
     import torch
 
-    from train.member.making import maker
+    from train.member.pretrained import maker
 
     before = torch.get_num_threads()
     maker(config(threads=2))
@@ -134,7 +134,7 @@ def test_threads_are_those_of_torch(tmp_path):
 def test_an_elastic_run_does_not_wait_for_a_late_member(tmp_path, algorithm, slot, there):
     """A member that nobody makes is closed after the grace time; the others make do without it."""
     from tests.small import worker
-    from train.member.making import maker
+    from train.member.pretrained import maker
 
     c = config(algorithm=algorithm, quorum=0.75, grace_seconds=0.3, poll_seconds=0.02)
     late, stuck = worker(tmp_path, c, "late"), []

@@ -16,8 +16,7 @@ from fleet.scratch import passing
 from fleet.work import Failed, NotOnThisMachine
 from tests.helpers import LONG, until
 from tests.small import config, finished, worker
-from train import memory
-from train.verdicts import judging
+from train.verdicts import judging, short_memory
 
 ROOMY = {
     "batch_size": 64, "seq_length": 128, "population_size": 2, "max_generations": 1, "max_epochs": 1e6,
@@ -30,7 +29,7 @@ import resource, sys
 from pathlib import Path
 from tests import small
 from tests.test_short_memory import ROOMY
-from train.member.making import maker
+from train.member.pretrained import maker
 
 c = small.config(tokenizer=sys.argv[2] + "/tokenizer", datasets=({"source": sys.argv[2] + "/text.jsonl"},), **ROOMY)
 make = maker(c)
@@ -185,4 +184,4 @@ def test_a_trial_that_had_no_room_is_no_answer(monkeypatch):
     for raised in (MemoryError(), torch.OutOfMemoryError(GPU), RuntimeError("CUDA error: launch failure")):
         with pytest.raises(type(raised)):
             packing.can_pack(Model(), 8)
-    assert memory.short(raised) == ""
+    assert short_memory(raised) == ""

@@ -38,7 +38,7 @@ class memmap(numpy.memmap):
         raise RuntimeError("numpy's core was built for another machine")
 numpy.memmap = memmap
 """
-LIBRARIES = "import numpy, torch, transformers, tokenizers, edt_sim, train.member.children, torch._dynamo"
+LIBRARIES = "import numpy, torch, transformers, tokenizers, edt_sim, train.member.pretrained, torch._dynamo"
 
 
 @pytest.fixture

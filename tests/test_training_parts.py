@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from diloco import DiLoCo
-from edt import EDT, hypercube
+from edt import EDT
 from fleet.config import UserError
 from fleet.plans import recipes_in, record_of
 from fleet.recipe import check
@@ -18,7 +18,8 @@ from train.config import alone
 from train.genome import Genome, inherited, read
 from train.loop import Learner, NotFinite, rate
 from train.model import built, described, flat, layout_of, same_shapes
-from train.pretrain_command import _check_evolution
+from train.parent_selection import hypercube
+from train.training_commands import _check_evolution
 
 # -- batches -----------------------------------------------------------------------------------------------------------
 

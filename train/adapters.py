@@ -24,7 +24,8 @@ def adapted(
 ) -> Any:
     """The model with an adapter that follows from the seed and changes nothing yet; only the adapter can learn. The
     device is where it will be trained."""
-    peft, adapter = _package("peft"), _checked(settings)
+    peft = _package("peft")
+    adapter = settings if isinstance(settings, Adapter) else validated(Adapter, settings, "adapter", str)
     names = places_of(model, adapter)
     if adapter.four_bits:
         _to_four_bits(model, names, device or model.device)
@@ -59,10 +60,6 @@ def _changes(model: Any) -> Iterator[tuple[str, Any, Tensor]]:
             change = (up @ down) * layer.scaling[_NAME]
             base = layer.get_base_layer()
             yield name.removeprefix(_INSIDE), base, change.T if isinstance(base, Conv1D) else change
-
-
-def _checked(settings: Adapter | Mapping[str, Any]) -> Adapter:
-    return settings if isinstance(settings, Adapter) else validated(Adapter, settings, "adapter", str)
 
 
 def places_of(model: PreTrainedModel, adapter: Adapter) -> list[str]:

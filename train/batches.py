@@ -46,8 +46,8 @@ def needed(config: TrainConfig, number: int) -> dict[str, int]:
     source = config.datasets[number]
     share = source.weight / math.fsum(each.weight for each in config.datasets)
     train = math.ceil(config.sequences * share / config.max_epochs)
-    judged = math.fsum(each.weight for each in config.datasets if each.evaluated)
-    held = math.ceil(config.eval_sequences * source.weight / judged) if source.evaluated else 0
+    evaluated = math.fsum(each.weight for each in config.datasets if each.evaluated)
+    held = math.ceil(config.eval_sequences * source.weight / evaluated) if source.evaluated else 0
     return {"train": train * config.seq_length + 1, "held": held * config.seq_length + 1}
 
 
@@ -55,6 +55,15 @@ def useful(config: TrainConfig, number: int) -> dict[str, int]:
     """Tokens that the run can make use of: with so many no sequence comes twice, whatever genomes draw from it."""
     least = needed(config, number)
     return {**least, "train": max(least["train"], config.sequences * config.seq_length + 1)}
+
+
+def held_windows(sources: Sequence[TokenFile], config: TrainConfig) -> list[list[int]]:
+    """Each source's share of EVAL_SEQUENCES, from the beginning of what it holds out."""
+    rows: list[list[int]] = []
+    for number, source in enumerate(sources):
+        windows = (needed(config, number)["held"] - 1) // config.seq_length
+        rows += [source.get(window).astype("int64").tolist() for window in range(windows)]
+    return rows
 
 
 def owned(config: TrainConfig, slot: int, round: int, step: int, part: int) -> Numbers:

@@ -4,7 +4,7 @@ each with the mark that ends it, exactly as the tokenizer's chat template writes
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, cast
 
 import jinja2
@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from fleet.config import UserError
-from train.rows import Message, conversation, located, preference
+from train.text import Message, conversation, located, preference
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _PROBE = ({"role": "user", "content": "hello"}, {"role": "assistant", "content": "qzjxv"})
@@ -50,31 +50,6 @@ class Marked:
 
     text: str
     answers: tuple[tuple[int, int], ...]
-
-
-def examples(rows: Iterable[Any], tokenizer: PreTrainedTokenizerBase, longest: int, name: str = "rows") -> ChatExamples:
-    """Of conversations and texts; `name` is what errors call the rows."""
-    writer = ChatWriter(tokenizer)
-
-    def made(row: Any) -> list[tuple[Example, ...]]:
-        found = conversation(row)
-        if "text" in found:
-            return [(writer.text(found["text"]),)]
-        return [(writer.example(marked),) for marked in writer.conversation(found["messages"])]
-
-    return _gathered(rows, made, longest, name)
-
-
-def pairs(rows: Iterable[Any], tokenizer: PreTrainedTokenizerBase, longest: int, name: str = "rows") -> ChatExamples:
-    """Of preferences."""
-    writer = ChatWriter(tokenizer)
-
-    def made(row: Any) -> list[tuple[Example, ...]]:
-        found = preference(row)
-        answers = (writer.answer(found["prompt"], found[which]) for which in ("chosen", "rejected"))
-        return [tuple(writer.example(marked) for marked in answers)]
-
-    return _gathered(rows, made, longest, name)
 
 
 class ChatWriter:
@@ -206,12 +181,32 @@ def _example(tokens: Sequence[int], learned: NDArray[np.bool_]) -> Example:
     return Example(np.asarray(tokens, dtype=np.int32), learned)
 
 
-def _gathered(
-    rows: Iterable[Any], made: Callable[[Any], Iterable[tuple[Example, ...]]], longest: int, name: str
+# -- examples ----------------------------------------------------------------------------------------------------------
+
+
+def _conversation(writer: ChatWriter, row: Any) -> list[tuple[Example, ...]]:
+    found = conversation(row)
+    if "text" in found:
+        return [(writer.text(found["text"]),)]
+    return [(writer.example(marked),) for marked in writer.conversation(found["messages"])]
+
+
+def _preference(writer: ChatWriter, row: Any) -> list[tuple[Example, ...]]:
+    found = preference(row)
+    return [tuple(writer.example(writer.answer(found["prompt"], found[which])) for which in ("chosen", "rejected"))]
+
+
+def _examples(
+    write: Callable[[ChatWriter, Any], list[tuple[Example, ...]]],
+    rows: Iterable[Any],
+    tokenizer: PreTrainedTokenizerBase,
+    longest: int,
+    name: str = "rows",
 ) -> ChatExamples:
-    kept, cut, empty = [], 0, 0
+    """Of rows; `name` is what errors call them."""
+    writer, kept, cut, empty = ChatWriter(tokenizer), [], 0, 0
     for number, row in enumerate(rows, 1):
-        for each in located(made, row, f"{name}, row {number}"):
+        for each in located(partial(write, writer), row, f"{name}, row {number}"):
             cut += any(len(example.tokens) > longest for example in each)
             short = tuple(example.cut(longest) for example in each)
             if all(example.learned.any() for example in short):
@@ -219,3 +214,7 @@ def _gathered(
             else:
                 empty += 1
     return ChatExamples(tuple(kept), cut, empty)
+
+
+examples = partial(_examples, _conversation)  # of conversations and texts
+pairs = partial(_examples, _preference)

@@ -2,11 +2,17 @@
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from fleet.config import FleetConfig, Section, Text, bound
+from train.parent_selection import BY_LOSS, FAMILIES
+
+if TYPE_CHECKING:
+    Selection = str
+else:
+    Selection = Literal["", *FAMILIES, *BY_LOSS]
 
 PRESETS = ("tiny", "14m", "60m", "150m", "1b")
 READERS = 16  # shards that read at a time: more of them get no more out of one disk, and each replica writes more files
@@ -126,17 +132,17 @@ class GroupRoom(Section):
 class EvolutionRoom(Section):
     """Who has children with whom, and what they inherit."""
 
-    selection: Literal["", "hypercube", "matching", "rank", "tournament", "random"] = bound(
+    selection: Selection = bound(
         "", "Who the parents are. Empty: hypercube where POPULATION_SIZE is a power of two, else matching."
     )
     group_size: int = bound(
         0, "Parents of a child; 0: 4, or what POPULATION_SIZE is a multiple of: 2, 3, 5 or 7.", ge=0, le=4096
     )
-    previous_generation: bool = bound(False, "rank, tournament, random: also choose from the generation before.")
+    previous_generation: bool = bound(False, f"{', '.join(BY_LOSS)}: also choose from the generation before.")
     crossover: Literal["outer", "linear", "slerp"] = bound(
         "outer", "The mean of the parents, or a random point between them, on a line or an arc."
     )
-    elitism: int = bound(0, "rank, tournament, random: so many of the best are carried over unchanged.", ge=0)
+    elitism: int = bound(0, f"{', '.join(BY_LOSS)}: so many of the best are carried over unchanged.", ge=0)
     lr_spread: float = bound(
         1.0, "Members begin with learning rates that lie evenly around LR, the highest so many times the lowest.",
         ge=1, le=16,
@@ -172,6 +178,11 @@ class TrainConfig(EvolutionRoom, ExchangeRoom, GroupRoom, TrainRoom, FleetConfig
         return self.total_steps * self.population_size * self.gradient_accumulation * self.batch_size
 
     @property
+    def keeps_moments(self) -> bool:
+        """Whether they outlive a round."""
+        return self.inner_optimizer_state == "average"
+
+    @property
     def selects(self) -> str:
         """SELECTION, or what fits the population."""
         power_of_two = self.population_size & (self.population_size - 1) == 0
@@ -179,7 +190,7 @@ class TrainConfig(EvolutionRoom, ExchangeRoom, GroupRoom, TrainRoom, FleetConfig
 
     @property
     def selects_by_fitness(self) -> bool:
-        return self.selects in ("rank", "tournament", "random")
+        return self.selects in BY_LOSS
 
     @property
     def parents_of_a_child(self) -> int:

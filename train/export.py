@@ -26,11 +26,13 @@ from fleet.work import Input
 from train import report
 from train.batches import TokenFile
 from train.config import TrainConfig
-from train.member import children, replicas, vectors
+from train.member import vectors
 from train.member.prepare import open_tokenizer
-from train.member.pretraining_runtime import CONFIG, outer_of
+from train.member.pretraining_runtime import CONFIG, outer_of, sources
+from train.member.vectors import Joining
 from train.model import empty, layout_of, read_config
-from train.posttrain_command import taken
+from train.posttrain_results import taken
+from train.training_recipes import FIRST, TOKENIZER, token_files
 
 _PROMPT, _SAMPLE = "def ", 60
 
@@ -44,10 +46,10 @@ class Exporter:
         self.history = History(self.store)
         self.history.look_far()
         self.last = self.history.first - 1  # the last finished round
-        shape = read_config(self.parent("0/init-0").read(CONFIG), self.config)
+        shape = read_config(self.parent(FIRST).read(CONFIG), self.config)
         self.model: PreTrainedModel = empty(shape, 0, self.config.trust_remote_code)
         self.layout = layout_of(self.model)
-        self.outer = outer_of(self.config)
+        self.diloco = self.config.algorithm == "diloco"
         while self.last > 0 and not self._members(self.last):  # nobody came of it
             self.last -= 1
 
@@ -59,7 +61,7 @@ class Exporter:
         members, vector = self.chosen(what)
         for parameter, view in self.layout.views(vector).items():
             self.model.get_parameter(parameter).data.copy_(view)
-        tokenizer = open_tokenizer(self.parent("0/tokenizer"), self.config)
+        tokenizer = open_tokenizer(self.parent(TOKENIZER), self.config)
         end = tokenizer.eos_token_id
         self.model.generation_config = GenerationConfig(eos_token_id=end, pad_token_id=end, bos_token_id=end)
         out.mkdir(parents=True, exist_ok=True)
@@ -75,25 +77,21 @@ class Exporter:
         if what == "average":
             return self._average(self.last)
         if what == "best":
-            looked_at = [m for m in self._members(self.last) if "loss" in m.metrics]
-            if self.config.algorithm == "diloco" or not looked_at:
+            evaluated = [m for m in self._members(self.last) if "loss" in m.metrics]
+            if self.diloco or not evaluated:
                 return self._average(self.last)
-            return self._one(min(looked_at, key=lambda m: (m.metrics["loss"], m.id)).id)
+            return self._one(min(evaluated, key=lambda m: (m.metrics["loss"], m.id)).id)
         if not (match := re.fullmatch(r"([0-9]{1,5})-([a-z0-9][a-z0-9_-]*)", what)):
             raise UserError(f"--what {what}: average, best, or a round and a slot, as in 3-m0")
         round, slot = int(match[1]), match[2]
         return self._average(round) if slot in ("average", "global") else self._one(name(round, slot))
 
     def sources(self, part: str) -> list[TokenFile]:
-        window, found = self.config.seq_length + 1, []
-        for number in range(len(self.config.datasets)):
-            parent = self.parent(f"0/tokens-{number}")
-            found.append(TokenFile.open(parent.path(part), parent.metrics["dtype"], window))
-        return found
+        return sources([self.parent(id) for id in token_files(self.config)], part, self.config)
 
     def _members(self, round: int) -> list[Member]:
         """Of EDT: the generation's; of DiLoCo: the shards of the global model."""
-        tasks = ("shard",) if self.config.algorithm == "diloco" else ("child", "")
+        tasks = ("shard",) if self.diloco else ("child", "")
         there = [each for each in self.history.plan(round) if each.role == "member" and each.task in tasks]
         return [member for each in there if (member := self.history[name(round, each.slot)])]
 
@@ -102,24 +100,26 @@ class Exporter:
         parents = [self.parent(member.id) for member in members]
         if not members:
             raise UserError(f"round {round} has no members whose average could be exported")
-        made_by = replicas if self.config.algorithm == "diloco" else children
-        return members, made_by.settled(self.outer, parents, self.layout.size)
+        return members, self._settled(vectors.joined if self.diloco else vectors.mean, parents)
 
     def _one(self, id: str) -> tuple[list[Member], Tensor]:
         parent, vector = self.parent(id), torch.empty(self.layout.size)
         if id.startswith("0/") and vectors.WEIGHTS in parent.member.digests:
             vectors.load_weights(parent, vector)
         elif parent.member.recipe.task == "child":
-            vector = children.settled(self.outer, [parent], self.layout.size)
+            vector = self._settled(vectors.mean, [parent])
         else:
             raise UserError(f"{id} has no weights of its own; it has: {', '.join(parent.member.digests) or 'no files'}")
         return [parent.member], vector
 
+    def _settled(self, join: Joining, parents: list[Input]) -> Tensor:
+        return vectors.settled(outer_of(self.config), join, parents, self.layout.size)
+
     def _readme(self, what: str, members: list[Member]) -> str:
         lines = [f"- `{m.id}`: {metrics_text(m.metrics)}; parents: {', '.join(m.recipe.parents)}" for m in members]
         round = place(members[0].id)[0]
-        looked_at = [m for m in self.history.round(round) if m.id.endswith(("/average", "/global")) and m]
-        evaluated = looked_at if len(members) > 1 else members
+        together = [m for m in self.history.round(round) if m.id.endswith(("/average", "/global")) and m]
+        evaluated = together if len(members) > 1 else members
         whole = [f"- `{m.id}`: {metrics_text(m.metrics)}" for m in evaluated]
         bound = json.dumps(self.config.bound(), indent=2)
         parts = (
@@ -141,7 +141,7 @@ def show(exporter: Exporter, what: str, out: Path) -> None:
         if report.picture(exporter.history):
             root = exporter.store.disk.root
             say(f"Every member's metrics: {root / TABLE}\nThe loss over the rounds: {root / report.PICTURE}")
-    tokenizer = open_tokenizer(exporter.parent("0/tokenizer"), exporter.config)
+    tokenizer = open_tokenizer(exporter.parent(TOKENIZER), exporter.config)
     say(f"It says:\n{sample(exporter.model, tokenizer, exporter.config.seed)}")
 
 

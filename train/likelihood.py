@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from lm_eval.models.huggingface import HFLM
 from torch import Tensor
 
-from train import memory
+from train.verdicts import of_this_machine
 
 _WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "local_attention")
 _TOKENS = {"cpu": 1024, "cuda": 32768}  # of a batch, where nobody says how many it has, or how many requests
@@ -127,7 +127,7 @@ class PackedHFLM(HFLM):  # type: ignore[misc]
             pairs = zip(self._answers([longest])[0], wanted, strict=True)
             self.shares = all(abs(a - b) <= close * max(1, abs(b)) for (a, _), (b, _) in pairs)
         except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError) as error:
-            if memory.of_this_machine(error):
+            if of_this_machine(error):
                 raise
             self.shares = False
         self._tried = True

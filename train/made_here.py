@@ -5,21 +5,49 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers.pre_tokenizers import PreTokenizer
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
 from fleet.config import UserError
 from fleet.fsync import sync
 from fleet.scratch import scratch
 
+END = "<|endoftext|>"
 _ROOM = 16 << 20  # bytes of free disk that a model needs, generously
 _PAUSE = 3.0  # seconds between two lines about progress
 Tell = Callable[[str], object]
+
+
+def byte_level_bpe(vocab_size: int, documents: Iterable[str]) -> PreTrainedTokenizerFast:
+    tokenizer = trained_bpe(vocab_size, documents, pre_tokenizers.ByteLevel(add_prefix_space=False), [END])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, bos_token=END, pad_token=END)
+
+
+def trained_bpe(vocab_size: int, documents: Iterable[str], parts: PreTokenizer, special: list[str]) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = parts, decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(documents, trainer)
+    return tokenizer
+
+
+def first_of(documents: Iterable[str], characters: int) -> Iterator[str]:
+    """As many documents as have so many characters."""
+    size = 0
+    for document in documents:
+        if (size := size + len(document)) > characters:
+            return
+        yield document
 
 
 class MakingProgress:

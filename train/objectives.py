@@ -1,14 +1,18 @@
 """What fine-tuning makes smaller: how badly answers are foretold, or how little the better answer is preferred."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, logsigmoid
 
+from train import chat, packing, text
+from train.chat import ChatExamples, Example
 from train.packing import Batch
+from train.posttrain.posttrain_config import PosttrainConfig
 
 Model = Callable[..., Any]  # answers with logits
 _NOT_LEARNED = -100
@@ -61,3 +65,47 @@ def _nats(model: Model, batch: Batch) -> Tensor:
     logits = model(**batch.inputs, use_cache=False).logits[:, :-1]
     wanted = batch.tokens.masked_fill(~batch.learned, _NOT_LEARNED)[:, 1:]
     return cross_entropy(logits.float().flatten(0, 1), wanted.flatten(), ignore_index=_NOT_LEARNED, reduction="none")
+
+
+# -- the ways to learn ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TrainingObjective:
+    """Of one value of MUTATION."""
+
+    check: text.Check  # of a row of its data sets
+    examples: Callable[..., ChatExamples]  # of such rows
+    loss: Callable[[PosttrainConfig], Callable[..., Tensor]]
+    part: Callable[[Any, Batch], Any] = lambda model, batch: batch  # of a step, before the model has learned anything
+    pairs: bool = False  # a row is two examples, the better answer before the worse one
+
+
+def _compared(model: Any, batch: Batch) -> Comparison:
+    with torch.no_grad():
+        model.eval()
+        return Comparison(batch, answer_logprobs(model, batch.to(model.device)).cpu())
+
+
+OBJECTIVES: Mapping[str, TrainingObjective] = {  # the names stand in train.posttrain.posttrain_config, too
+    "sft": TrainingObjective(text.conversation, chat.examples, lambda c: sft_loss),
+    "dpo": TrainingObjective(
+        text.preference, chat.pairs, lambda c: partial(preference_loss, beta=c.dpo_beta), _compared, pairs=True
+    ),
+}
+
+
+def objective_of(c: PosttrainConfig) -> TrainingObjective:
+    """Where nobody learns, rows are those of sft: they only measure."""
+    return OBJECTIVES.get(c.mutation, OBJECTIVES["sft"])
+
+
+def steps_of(c: PosttrainConfig, model: Any, examples: Sequence[Example]) -> list[list[Any]]:
+    """Steps, each of some batches: rows in which several examples stand, where the model can read such rows."""
+    objective = objective_of(c)
+    packed = not objective.pairs and packing.can_pack(model, min(64, c.seq_length))
+    rows = packing.plan([len(example.tokens) for example in examples], c.seq_length, packed)
+    size, several = c.batch_size * (2 if objective.pairs else 1), c.gradient_accumulation
+    batches = [packing.chosen_rows(examples, rows[n : n + size], packed) for n in range(0, len(rows), size)]
+    made = [objective.part(model, batch) for batch in batches]
+    return [made[n : n + several] for n in range(0, len(made), several)]

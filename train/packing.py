@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fleet.config import UserError
-from train import memory
 from train.chat import Example
+from train.verdicts import of_this_machine
 
 _OPEN = 32  # rows that an example is tried in
 _CLOSE = {torch.float32: 1e-5, torch.float64: 1e-5}  # of the largest answer; rounding is far below, a leak above
@@ -81,6 +81,18 @@ def batch(examples: Sequence[Example], rows: Rows, packed: bool = True) -> Batch
     return Batch(made(tokens), made(positions), made(learned), made(example), len(examples), packed)
 
 
+def chosen_rows(examples: Sequence[Example], rows: Rows, packed: bool) -> Batch:
+    """A batch knows its own examples only, which are numbered anew."""
+    order = [number for row in rows for number in row]
+    there = {number: n for n, number in enumerate(order)}
+    return batch([examples[number] for number in order], [[there[n] for n in row] for row in rows], packed)
+
+
+def single(examples: Sequence[Example]) -> Batch:
+    """Each in a row of its own."""
+    return batch(examples, [(number,) for number in range(len(examples))], packed=False)
+
+
 @torch.no_grad()
 def can_pack(model: Any, length: int) -> bool:
     """Ask a model in both ways. Recurrent states go on where another example begins, and some models have positions of
@@ -90,7 +102,7 @@ def can_pack(model: Any, length: int) -> bool:
     try:
         return _alike(model, *_trial(model, max(8, length)))
     except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError, NotImplementedError) as error:
-        if memory.of_this_machine(error):
+        if of_this_machine(error):
             raise
         return False
     finally:

@@ -1,21 +1,159 @@
-"""Who becomes a parent: the rules that fitness decides by. Pure."""
+"""Who is fitter, and who has children with whom. Pure: all chance comes from the dice that are handed in."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+Dice = np.random.Generator
 
-def chosen(rule: str, there: int, count: int, size: int, dice: np.random.Generator) -> list[int]:
+
+@dataclass(frozen=True)
+class Rival:
+    """A member as selection sees it: more of each objective is better."""
+
+    id: str
+    fitness: float
+    objectives: Mapping[str, float]
+
+
+# -- who is fitter -----------------------------------------------------------------------------------------------------
+
+
+def by_fitness(rivals: Sequence[Rival]) -> list[Rival]:
+    """The best first."""
+    return sorted(rivals, key=lambda one: (-one.fitness, one.id))
+
+
+def by_fronts(rivals: Sequence[Rival]) -> list[Rival]:
+    """By the front that they stand in, then by how lonely they are there."""
+    found: list[Rival] = []
+    for front in fronts(rivals):
+        lonely = crowding(front)
+        found += sorted(front, key=lambda one: (-lonely[one.id], -one.fitness, one.id))
+    return found
+
+
+def fronts(rivals: Sequence[Rival]) -> list[list[Rival]]:
+    """Whom nobody beats in everything; whom nobody else does; and so on."""
+    beats = dominance([one.objectives for one in rivals])
+    above, left, found = beats.sum(0), np.ones(len(rivals), bool), list[list[Rival]]()
+    while left.any():
+        front = np.flatnonzero(left & (above == 0))
+        found.append([rivals[int(n)] for n in front])
+        left[front] = False
+        above = above - beats[front].sum(0)
+    return found
+
+
+def dominance(objectives: Sequence[Mapping[str, float]]) -> np.ndarray:
+    """Who (row) is as good as whom (column) in every objective and better in one."""
+    equal, better = np.ones((len(objectives),) * 2, bool), np.zeros((len(objectives),) * 2, bool)
+    for key in objectives[0] if objectives else ():
+        line = np.array([one[key] for one in objectives])
+        equal &= line[:, None] >= line
+        better |= line[:, None] > line
+    return equal & better
+
+
+def crowding(front: Sequence[Rival]) -> dict[str, float]:
+    """How far a member's neighbours are, summed over the objectives; those at the ends are the loneliest."""
+    found = {one.id: 0.0 for one in front}
+    for key in front[0].objectives if front else ():
+        line = sorted(front, key=lambda one: (one.objectives[key], one.id))
+        if not (wide := line[-1].objectives[key] - line[0].objectives[key]):
+            continue
+        found[line[0].id] = found[line[-1].id] = math.inf
+        for before, one, after in zip(line, line[1:], line[2:], strict=False):
+            found[one.id] += (after.objectives[key] - before.objectives[key]) / wide
+    return found
+
+
+# -- the fitter are parents more often: the numbers of `count` of `there`, of whom 0 is the fittest -------------------
+
+
+def ranked(there: int, count: int, size: int, dice: Dice) -> Sequence[int]:
+    """The fittest is as likely as `there` of the last."""
+    chances = np.arange(there, 0, -1, dtype=float)
+    return list(dice.choice(there, count, replace=False, p=chances / chances.sum()))
+
+
+def tournaments(there: int, count: int, size: int, dice: Dice) -> Sequence[int]:
+    left = list(range(there))
+    return [left.pop(winner(len(left), size, dice)) for _ in range(count)]
+
+
+def winner(there: int, size: int, dice: Dice) -> int:
+    """The fittest of `size` that meet by chance."""
+    return int(min(dice.choice(there, min(size, there), replace=False)))
+
+
+def drawn(there: int, count: int, size: int, dice: Dice) -> Sequence[int]:
+    """Whoever is there is as likely."""
+    return list(dice.choice(there, count, replace=False))
+
+
+@dataclass(frozen=True)
+class SelectionRule:
+    """How a child's parents are picked of an order."""
+
+    pick: Callable[[int, int, int, Dice], Sequence[int]]
+    order: Callable[[Sequence[Rival]], list[Rival]] = by_fitness
+    several: bool = False  # objectives that it needs
+
+
+RULES: Mapping[str, SelectionRule] = {
+    "rank": SelectionRule(ranked),
+    "tournament": SelectionRule(tournaments),
+    "random": SelectionRule(drawn),
+    "pareto": SelectionRule(tournaments, by_fronts, several=True),
+}
+BY_LOSS = tuple(name for name, rule in RULES.items() if not rule.several)
+
+
+def chosen(rule: str, there: int, count: int, size: int, dice: Dice) -> list[int]:
     """The numbers of so many parents, of those that are there, the fittest of whom is 0. In tournaments, `size` take
     part."""
-    count = min(count, there)
-    found: np.ndarray | list[int]
-    match rule:
-        case "rank":
-            chances = np.arange(there, 0, -1, dtype=float)
-            found = dice.choice(there, count, replace=False, p=chances / chances.sum())
-        case "tournament" | "pareto":
-            found, left = [], list(range(there))
-            for _ in range(count):
-                found.append(left.pop(min(dice.choice(len(left), min(size, len(left)), replace=False))))
-        case _:
-            found = dice.choice(there, count, replace=False)
-    return [int(n) for n in found]
+    return [int(n) for n in RULES[rule].pick(there, min(count, there), size, dice)]
+
+
+# -- everybody is a parent equally often ------------------------------------------------------------------------------
+
+
+def hypercubes(generation: int, population: int, size: int, dice: Dice) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for k in range(population):
+        if k not in found:
+            group = hypercube(k, generation, population, size)
+            found |= dict.fromkeys(group, group)
+    return found
+
+
+def hypercube(k: int, generation: int, population: int, size: int) -> list[int]:
+    """The slots that differ from k only in this generation's directions; after a few generations everybody's work has
+    reached everybody."""
+    directions, wide = population.bit_length() - 1, size.bit_length() - 1
+    bits = [1 << ((generation * wide + i) % directions) for i in range(wide)] if directions else []
+    group = {k}
+    for bit in bits:
+        group |= {member ^ bit for member in group}
+    return sorted(group)
+
+
+def groups_by_chance(generation: int, population: int, size: int, dice: Dice) -> dict[int, list[int]]:
+    order = [int(k) for k in dice.permutation(population)]
+    groups = [sorted(order[begin : begin + size]) for begin in range(0, len(order), size)]
+    return {k: group for group in groups for k in group}
+
+
+FAMILIES: Mapping[str, Callable[[int, int, int, Dice], dict[int, list[int]]]] = {  # each slot's parents: its group
+    "hypercube": hypercubes,
+    "matching": groups_by_chance,
+}
+
+
+def matched(ids: Sequence[str], slot: int, dice: Dice) -> list[str]:
+    """Two children each, one with either neighbour in a ring made by chance."""
+    order = dice.permutation(len(ids))
+    return [ids[int(order[n % len(ids)])] for n in (slot, slot + 1)]

@@ -10,7 +10,7 @@ from random import Random
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import pre_tokenizers
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -18,7 +18,7 @@ from train import batches, packing, text
 from train.chat import Example, examples
 from train.config import TrainConfig, alone
 from train.loop import Learner, rate
-from train.made_here import MakingProgress, Tell, check_room, computing_with, in_one_line, publish
+from train.made_here import END, MakingProgress, Tell, check_room, computing_with, in_one_line, publish, trained_bpe
 from train.model import SHAPES, built
 from train.objectives import sft_loss
 from train.packing import Batch
@@ -26,7 +26,7 @@ from train.skills import BASE, KINDS, MIXED, NUMBERS, PREFIX, SKILLS, Row, chat,
 
 # -- the tokenizer -----------------------------------------------------------------------------------------------------
 
-END, START, STOP = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+START, STOP = "<|im_start|>", "<|im_end|>"
 NAMES = (BASE, *SKILLS)
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -38,18 +38,11 @@ _ROWS, _TIMES = 2000, 100  # rows of the skills; how often each of their words i
 
 def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
     """A byte-level BPE that takes each digit by itself and each word of the skills as a whole, with a chat template."""
-    made = Tokenizer(models.BPE())
-    digits, bytes = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.pre_tokenizer, made.decoder = pre_tokenizers.Sequence([digits, bytes]), decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=[END, START, STOP],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
     chats = (each["content"] for row in rows(PREFIX + MIXED, 0, _ROWS) for each in row["messages"])
     words = [f"{word} {word}" for words in (*KINDS.values(), NUMBERS, ("user", "assistant")) for word in words]
-    made.train_from_iterator(chain(_some_text(_SAMPLE), chats, words * _TIMES), trainer)
+    digits, bytes = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    documents, parts = chain(_some_text(_SAMPLE), chats, words * _TIMES), pre_tokenizers.Sequence([digits, bytes])
+    made = trained_bpe(vocabulary, documents, parts, [END, START, STOP])
     return PreTrainedTokenizerFast(tokenizer_object=made, eos_token=STOP, pad_token=END, chat_template=TEMPLATE)
 
 
@@ -140,7 +133,7 @@ def _base_steps(tokenizer: PreTrainedTokenizerBase, settings: StarterSettings) -
         numbers = np.arange(step * settings.windows, (step + 1) * settings.windows, dtype=np.uint64)
         windows = batches.batch([source], [1.0], numbers, settings.seed).numpy().astype(np.int32)
         guesses = [chat(each.text, dice.choice(each.choices)) for each in islice(asked, settings.chats)]
-        yield [_batch([Example(row, np.arange(len(row)) > 0) for row in windows]), _answers(guesses, tokenizer)]
+        yield [packing.single([Example(row, np.arange(len(row)) > 0) for row in windows]), _answers(guesses, tokenizer)]
 
 
 def _source(tokenizer: PreTrainedTokenizerBase, settings: StarterSettings) -> batches.TokenFile:
@@ -154,11 +147,7 @@ def _source(tokenizer: PreTrainedTokenizerBase, settings: StarterSettings) -> ba
 
 
 def _answers(chats: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> Batch:
-    return _batch([one for (one,) in examples(chats, tokenizer, longest=128).kept])
-
-
-def _batch(found: Sequence[Example]) -> Batch:
-    return packing.batch(found, [(number,) for number in range(len(found))], packed=False)
+    return packing.single([one for (one,) in examples(chats, tokenizer, longest=128).kept])
 
 
 def _digest(settings: StarterSettings) -> str:

@@ -10,13 +10,15 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from fleet.config import UserError
 from fleet.errors import Lacking, first_line
 
+K = TypeVar("K")
+V = TypeVar("V")
 SEED = 1234  # lm-eval's own, of examples in prompts
 
 
@@ -109,17 +111,17 @@ def is_mean(loaded: Mapping[str, Any], name: str, metric: str) -> bool:
 
 
 def parted(questions: Mapping[str, Sequence[int]], share: float, seed: int, held: bool) -> dict[str, list[int]]:
-    """Those that choose between models, or the share that was held out: drawn by the seed, never both."""
+    """Those for validation, or the share that is held out for the test: drawn by the seed, never both."""
     found = {}
     for name, numbers in questions.items():
         order = np.random.default_rng([seed, 7, len(numbers)]).permutation(len(numbers))
-        cut = chosen_of(name, len(numbers), share)
+        cut = validation_count(name, len(numbers), share)
         found[name] = sorted(numbers[n] for n in (order[cut:] if held and share else order[:cut]))
     return found
 
 
-def chosen_of(name: str, count: int, share: float) -> int:
-    """How many questions of a task are not held out."""
+def validation_count(name: str, count: int, share: float) -> int:
+    """How many questions of a task are not held out for the test."""
     cut = count - round(share * count)
     if not 0 < cut or (share and cut == count):
         raise UserError(f"{name} has {count} questions, too few to hold out {share:g} of them")
@@ -224,22 +226,17 @@ class CachedTask:
                 setattr(task, name, _remembered(getattr(task, name)))
 
     def build(self, *, samples: list[int], **more: Any) -> None:
-        key = tuple(samples)
-        if key not in self._made:
-            _make_room(self._made)
+        def made() -> list[Any]:
             with _own_code(self._name, "what it asks (doc_to_text, doc_to_choice, doc_to_target)"):
                 self._build(samples=samples, **more)
-            self._made[key] = list(self.task.instances)
-        for instance in self._made[key]:
+            return list(self.task.instances)
+
+        self.task._instances = _kept(self._made, tuple(samples), made)
+        for instance in self.task._instances:
             instance.resps, instance.filtered_resps = [], {}
-        self.task._instances = self._made[key]
 
     def iterate(self, *, samples: list[int], **more: Any) -> list[tuple[int, Any]]:
-        key = tuple(samples)
-        if key not in self._docs:
-            _make_room(self._docs)
-            self._docs[key] = list(self._iterate(samples=samples, **more))
-        return self._docs[key]
+        return _kept(self._docs, tuple(samples), lambda: list(self._iterate(samples=samples, **more)))
 
     def process(self, doc: Any, results: Any) -> Any:
         with _own_code(self._name, "its process_results"):
@@ -276,10 +273,13 @@ class CachedTask:
         return found
 
 
-def _make_room(known: dict[Any, Any]) -> None:
+def _kept(known: dict[K, V], key: K, make: Callable[[], V]) -> V:
     """Each generation asks other questions; a race asks a few sets of them again and again."""
-    while len(known) >= _KEPT:
-        del known[next(iter(known))]
+    if key not in known:
+        while len(known) >= _KEPT:
+            del known[next(iter(known))]
+        known[key] = make()
+    return known[key]
 
 
 def _remembered(of_question: Callable[..., Any]) -> Callable[..., Any]:

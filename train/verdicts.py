@@ -1,7 +1,14 @@
-"""What it means that a member could not be made: nobody can make it, or this machine lacks what another may have."""
+"""What it means that a member could not be made: nobody can make it, or this machine lacks what another may have, such
+as memory."""
 
+import contextlib
+import errno
 import gc
+import os
+import re
+import resource
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -10,10 +17,14 @@ from fleet import faults
 from fleet.config import UserError
 from fleet.errors import Lacking, behind
 from fleet.work import Failed, Maker, NotOnThisMachine, Work
-from train import memory
 from train.loop import NotFinite
 
 T = TypeVar("T")
+DEVICE = "CUDA error"  # how torch's errors of a GPU begin, after which nothing works in this process
+_SAID = ("can't allocate memory", "out of memory", "Cannot allocate memory", "_ALLOC_FAILED", "bad_alloc")
+_ASKED = re.compile(r"allocate ([0-9.]+) ?(bytes|[KMGT]?i?B)\b")
+_UNITS = {"bytes": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def judging(tools: Callable[[], T], make: Callable[[T, Work], Mapping[str, Any]], advice: str) -> Maker:
@@ -27,10 +38,10 @@ def judging(tools: Callable[[], T], make: Callable[[T, Work], Mapping[str, Any]]
                 kept.append(tools())
             return make(kept[0], work)
         except (UserError, NotFinite) as error:
-            if not (short := memory.short(error)):
+            if not (short := short_memory(error)):
                 raise _meaning(error) from None
         except Exception as error:
-            if isinstance(error, (NotOnThisMachine, faults.Fault)) or not (short := memory.short(error)):
+            if isinstance(error, (NotOnThisMachine, faults.Fault)) or not (short := short_memory(error)):
                 raise
         kept.clear()  # not before the error is gone, and with it what it held
         gc.collect()
@@ -48,8 +59,66 @@ def _meaning(error: Exception) -> BaseException:
     for each in behind(error):
         if isinstance(each, OSError) and isinstance(faults.named(each, ""), (faults.Full, faults.Passing)):
             return each
-        if memory.of_this_machine(each):
+        if of_this_machine(each):
             return each
         if isinstance(each, (OSError, ImportError)):
             return NotOnThisMachine(str(error))
     return Failed(str(error))
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def short_memory(error: BaseException) -> str:
+    """How much was asked for and how much there is, if that is what an error came of; nothing else otherwise."""
+    for each in behind(error):
+        if ran_out(each):
+            device = "the GPU" if _on_gpu(each) else "this machine"
+            asked = f"{size} more are needed, of " if (size := _asked(str(each))) else "of "
+            return f"the memory of {device} does not suffice: {asked}{_there(_on_gpu(each))}"
+    return ""
+
+
+def ran_out(error: BaseException) -> bool:
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _SAID)
+
+
+def of_this_machine(error: BaseException) -> bool:
+    """Whether it says nothing about what was tried: memory has run out, or the GPU is not to be used any more."""
+    return ran_out(error) or (isinstance(error, RuntimeError) and DEVICE in str(error))
+
+
+def _on_gpu(error: BaseException) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in ("CUDA", "CUBLAS", "CUDNN"))
+
+
+def _asked(text: str) -> str:
+    found = _ASKED.search(text)
+    return shown(float(found[1]) * _UNITS.get(found[2], 1)) if found else ""
+
+
+def _there(gpu: bool) -> str:
+    if gpu and torch.cuda.is_available():
+        with contextlib.suppress(RuntimeError):
+            free, whole = torch.cuda.mem_get_info()
+            return f"{shown(whole)}, {shown(free)} of them free"
+    return f"{shown(whole_memory())} that this process may use at most" if not gpu else "what it has"
+
+
+def whole_memory() -> float:
+    """What this process may use at most: the machine's, or a limit that somebody has set."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    if (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
+        limits.append(limit)
+    for file in map(Path, _LIMITS):
+        with contextlib.suppress(OSError, ValueError):
+            limits.append(int(file.read_text()))
+    return float(min(limits))
+
+
+def shown(size: float) -> str:
+    return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.2f} MB"

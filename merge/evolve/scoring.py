@@ -28,7 +28,7 @@ def asked(c: SearchConfig) -> Asked:
 def check(c: SearchConfig, loaded: Mapping[str, Any]) -> None:
     tasks.check_metrics(loaded, [(task.name, task.metric) for task in c.tasks])
     for name, task in loaded["tasks"].items():
-        tasks.chosen_of(name, min(len(task.eval_docs), c.limit or len(task.eval_docs)), c.holdout)
+        tasks.validation_count(name, min(len(task.eval_docs), c.limit or len(task.eval_docs)), c.holdout)
     if c.race or c.holdout:
         option = "race" if c.race else "holdout"
         for task in c.tasks:

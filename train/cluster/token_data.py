@@ -19,7 +19,8 @@ from train import text
 from train.batches import TokenFile, batch, needed, owned, useful
 from train.cluster.ranks import Ranks
 from train.config import TrainConfig
-from train.member.prepare import byte_level_bpe, first_of, named_tokenizer, tokenizer_name, tokens_of, too_short
+from train.made_here import byte_level_bpe, first_of
+from train.member.prepare import named_tokenizer, tokenizer_name, tokens_of, too_short
 
 _SAMPLE = 4_000_000  # characters that a tokenizer of our own is made from
 _FILE = "tokens.json"

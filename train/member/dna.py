@@ -63,6 +63,22 @@ def mutated(c: PosttrainConfig, genome: Genome, dice: Dice) -> Genome:
     return {**found, "crossover": within(c.crossover["method"], [bent])[0]}
 
 
+def crossed(c: PosttrainConfig, parents: Sequence[str], genome: Genome, base: str = "") -> dict[str, Any]:
+    """The merge engine's recipe: CROSSOVER with its curves, or those of the genome. One parent stays what it is."""
+    from merge.methods import METHODS  # which brings torch
+
+    if len(parents) == 1:
+        return {"merge_method": "passthrough", "models": [{"model": parents[0]}]}
+    parameters, method = genome.get("crossover", c.curves), METHODS[c.crossover["method"]]
+    recipe: dict[str, Any] = {"merge_method": c.crossover["method"]}
+    if method.base == "required" and method.most == 1:
+        return {**recipe, "base_model": parents[0], "models": [{"model": parents[1]}], "parameters": parameters}
+    if "weight" in method.params and "weight" not in parameters:
+        parameters = {**parameters, "weight": 1 / len(parents)}
+    named = {"base_model": base} if c.base_model else {}
+    return {**recipe, **named, "models": [{"model": each} for each in parents], "parameters": parameters}
+
+
 def mixture(c: PosttrainConfig, genome: Genome) -> dict[str, float]:
     """The shares of the data sets that a member learns from: all in proportion, or the TOP_K in proportion."""
     kept = sorted(genome["data"], key=lambda name: -genome["data"][name])[: c.top_k or None]

@@ -17,18 +17,16 @@ from merge.merging import template_of
 from merge.methods import METHODS
 from merge.vocabulary import different_words
 from train.member import dna
-from train.member.crossing import crossed
 from train.member.posttraining_runtime import PosttrainingRuntime, merged, said_of
 from train.posttrain.example_rows import parted, tokenised, written
 from train.posttrain.posttrain_config import PosttrainConfig
-from train.posttrain.posttrain_tasks import DataArgs, GivenArgs
-from train.round_zero import FIRST
+from train.training_recipes import FIRST, InitArgs, SourceArgs
 
 Metrics = Mapping[str, Any]
 ROWS = "rows"
 
 
-def make_init(runtime: PosttrainingRuntime, work: Work, args: GivenArgs) -> Metrics:
+def make_init(runtime: PosttrainingRuntime, work: Work, args: InitArgs) -> Metrics:
     """A hub's model, a folder or a GGUF file as a member's files; as wide a vocabulary as the widest of all."""
     c, entry = runtime.config, args.entry
     reference = c.models[entry]
@@ -92,7 +90,7 @@ def common_template(models: Sequence[Donor]) -> str:
     return next(iter(there.values()), "")
 
 
-def make_data(runtime: PosttrainingRuntime, work: Work, args: DataArgs) -> Metrics:
+def make_data(runtime: PosttrainingRuntime, work: Work, args: SourceArgs) -> Metrics:
     """All rows of a data set that the run can make use of, with their masks."""
     from transformers import AutoTokenizer
 
@@ -104,25 +102,19 @@ def make_data(runtime: PosttrainingRuntime, work: Work, args: DataArgs) -> Metri
     return {"rows": len(kept), "held": held, "cut": made.cut, "left_out": made.empty}
 
 
-def check_causal(donor: Donor, trust: bool) -> None:
-    from train.model import described
-
-    described(str(donor.folder), trust)
-
-
 def check_learning(c: PosttrainConfig, first: Donor, template: str) -> None:
     """Whether the first rows of all data can be written and learned, and the adapter has a place."""
     from transformers import AutoTokenizer
 
     from train.adapters import places_of
     from train.model import described, without_numbers
-    from train.posttrain.example_rows import look
+    from train.posttrain.example_rows import check_first_rows
 
     check_words_in(first.folder)
     tokenizer = AutoTokenizer.from_pretrained(first.folder, trust_remote_code=c.trust_remote_code)
     tokenizer.chat_template = tokenizer.chat_template or template or None
     for source in c.mutation_datasets:
-        look(c, source, tokenizer)
+        check_first_rows(c, source, tokenizer)
     if c.adapter:
         config = described(str(first.folder), c.trust_remote_code)
         places_of(without_numbers(config, c.trust_remote_code), c.adapter)
@@ -136,6 +128,6 @@ def check_crossover(c: PosttrainConfig, donors: Donors) -> None:
     first = first if first.endswith(".gguf") else str(donors[first].folder)
     again = os.path.join(os.path.dirname(first), ".", os.path.basename(first))  # by another name
     try:
-        plan(said_of(crossed(c, [first, again], dna.plain(c), first)), donors)
+        plan(said_of(dna.crossed(c, [first, again], dna.plain(c), first)), donors)
     except UserError as error:
         raise UserError(f"CROSSOVER: {error}") from None

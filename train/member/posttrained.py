@@ -1,27 +1,34 @@
-"""Members of post-training: the given models and the data in one form, children that merge and learn, looks at them."""
+"""What a worker of post-training makes: the given models and the data in one form, children that merge and learn."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from fleet.tasks import Task, making
 from fleet.work import Maker, Work
 from train import objectives, packing
-from train.loop import NotFinite, in_fixed_order
-from train.member import first_members
-from train.member.crossing import crossed
-from train.member.divergence import tried
-from train.member.finetune import Finetuned, finetuned, highest, rows_of
+from train.adapters import adapted
+from train.adapters import merged as with_adapter_merged
+from train.batches import shuffled
+from train.chat import Example
+from train.config import TrainConfig, alone
+from train.loop import Learner, NotFinite, in_fixed_order, rate
+from train.member import dna, first_members, inner_loop
+from train.member.inner_loop import tried
 from train.member.posttraining_runtime import ChildModel, PosttrainingRuntime, merged, saved
 from train.posttrain import posttrain_fitness
+from train.posttrain.example_rows import ExampleRows
 from train.posttrain.posttrain_config import LOSS, PosttrainConfig
-from train.posttrain.posttrain_tasks import BredArgs, DataArgs, GivenArgs, Questioned
-from train.round_zero import FIRST, unique
+from train.training_recipes import FIRST, BredArgs, EvaluationArgs, InitArgs, SourceArgs, unique
 from train.verdicts import judging
 
 Metrics = Mapping[str, Any]
+Born = Callable[[], ChildModel]  # a child as its parents made it, before it has learned anything
+Finetuned = tuple[ChildModel, dict[str, Any]]
 _ADVICE = (
     "a smaller BATCH_SIZE with as much more GRADIENT_ACCUMULATION, a smaller SEQ_LENGTH, or an ADAPTER need less, in a "
     "run with another PROJECT_NAME"
@@ -34,50 +41,123 @@ def maker(config: PosttrainConfig) -> Maker:
     return judging(lambda: PosttrainingRuntime(config), making(TASKS), _ADVICE)
 
 
-# -- children ---------------------------------------------------------------------------------------------------------
-
-
 def make_child(runtime: PosttrainingRuntime, work: Work, args: BredArgs) -> Metrics:
     """Merge the parents, learn from what the genome chooses, answer; publish. One that diverges stays what its parents
     made it."""
-    c = runtime.config
-    parents = work.recipe.parents
+    c, parents = runtime.config, work.recipe.parents
     places = {id: work.inputs[id].folder for id in unique(*parents, args.base)}
-    recipe = crossed(c, parents, work.recipe.genome, args.base)
+    recipe = dna.crossed(c, parents, work.recipe.genome, args.base)
+    born = partial(runtime.take_on, recipe, places)
     dtype = getattr(torch, c.dtype or str(work.inputs[FIRST].metrics["dtype"]))
     if not args.how:
         merged(work, {**recipe, "out_dtype": str(dtype).removeprefix("torch.")}, places, runtime.how)
-        return look(runtime, work, args, runtime.take_on(recipe, places), dtype)
+        return evaluated(runtime, work, args, born(), dtype)
 
     def learned() -> Finetuned:
-        child, metrics = finetuned(runtime, work, args, lambda: runtime.take_on(recipe, places))
+        child, metrics = finetuned(runtime, work, args, born)
         if not child.fits(dtype):
             raise NotFinite(f"its weights are too large for {dtype}")
-        return child, {**metrics, **look(runtime, work, args, child, dtype)}
+        return child, {**metrics, **evaluated(runtime, work, args, child, dtype)}
 
     def untrained() -> Finetuned:
-        child = runtime.take_on(recipe, places)
-        return child, {**look(runtime, work, args, child, dtype)}
+        child = born()
+        return child, {**evaluated(runtime, work, args, child, dtype)}
 
-    rate = highest(c, work.recipe.genome["rate"])
-    (child, metrics), diverged = tried(work, "", rate, learned, untrained)
+    (child, metrics), diverged = tried(work, "", highest(c, work.recipe.genome["rate"]), learned, untrained)
     saved(work, child, dtype, runtime.how)
     return {**metrics, **diverged}
 
 
-# -- looking ----------------------------------------------------------------------------------------------------------
+# -- it learns --------------------------------------------------------------------------------------------------------
 
 
-def look_at(runtime: PosttrainingRuntime, work: Work, args: Questioned) -> Metrics:
+def finetuned(runtime: PosttrainingRuntime, work: Work, args: BredArgs, born: Born) -> Finetuned:
+    """The child learns. Whatever breaks in here leaves a model that is half changed, and that nobody may use again."""
+    try:
+        child, metrics = _finetuned(runtime, work, args, born)
+    except BaseException:
+        runtime.dismiss()
+        raise
+    runtime.forget()
+    return child, metrics
+
+
+def _finetuned(runtime: PosttrainingRuntime, work: Work, args: BredArgs, born: Born) -> Finetuned:
+    c, examples, child = runtime.config, lessons(runtime.config, work, args), born()
+    model = child.live.model
+    if c.adapter:
+        model = adapted(model, c.adapter, c.seed + args.generation * 4096 + args.slot, runtime.device)
+    steps = objectives.steps_of(c, model, examples)
+    config, loss = inner(c, len(steps), work.recipe.genome["rate"]), objectives.objective_of(c).loss(c)
+    if c.adapter:
+        learner = Learner(model, config, runtime.device, loss)
+    else:
+        learner = runtime.learner(child.live, config, loss)
+
+    def seed(step: int) -> int:
+        """The child's own, whoever makes it and after whatever else."""
+        return int(np.random.default_rng([c.seed, args.generation, args.slot, step, 7]).integers(1 << 31))
+
+    total = inner_loop.train(work, learner, learner.forget, len(steps), steps.__getitem__, partial(rate, config), seed)
+    if c.adapter and c.adapter.four_bits:  # the weights with all their bits have to come from the parents again
+        runtime.dismiss()
+        child = born()
+        with_adapter_merged(model, child.live.model)
+    elif c.adapter:
+        with_adapter_merged(model)
+    tokens = sum(len(example.tokens) for example in examples)
+    return child, {"train_loss": total / len(steps), "tokens": tokens, "steps": len(steps)}
+
+
+def inner(c: PosttrainConfig, steps: int, factor: float) -> TrainConfig:
+    """The inner loop's settings: a schedule of its own for every child."""
+    return TrainConfig(
+        seed=c.seed,
+        warmup_steps=min(c.warmup_steps, steps // 2),
+        lr=highest(c, factor),
+        weight_decay=c.weight_decay,
+        clip=c.clip,
+        precision=c.precision,
+        threads=c.threads,
+        **{**alone(steps), "lr_schedule": c.lr_schedule},
+    )
+
+
+def highest(c: PosttrainConfig, factor: float) -> float:
+    """What a genome makes of LR."""
+    return min(10.0, c.lr * factor)
+
+
+def lessons(c: PosttrainConfig, work: Work, args: BredArgs) -> list[Example]:
+    """What a child learns from: of each data set its share, as often as it may see them, in an order of its own."""
+    wanted_of = dna.portions(dna.mixture(c, work.recipe.genome), c.sft_examples)
+    key, found = (c.seed, args.generation, args.slot), list[list[Example]]()
+    for n, name in enumerate(dna.names(c)):
+        if wanted := wanted_of.get(name):
+            rows = rows_of(work, n)
+            numbers = [shuffled(k % rows.train, rows.train, (*key, n, k // rows.train)) for k in range(wanted)]
+            found += [rows.get(number) for number in numbers]
+    epochs = [np.random.default_rng([*key, 5, n]).permutation(len(found)) for n in range(math.ceil(c.sft_epochs))]
+    order = np.concatenate(epochs)[: max(1, round(len(found) * c.sft_epochs))]
+    return [example for n in order for example in found[int(n)]]
+
+
+def rows_of(work: Work, number: int) -> ExampleRows:
+    return ExampleRows.open(work.inputs[f"0/data-{number}"].path(first_members.ROWS))
+
+
+# -- it is evaluated --------------------------------------------------------------------------------------------------
+
+
+def evaluate(runtime: PosttrainingRuntime, work: Work, args: EvaluationArgs) -> Metrics:
     """A member that was made before answers."""
     (id,) = work.recipe.parents
-    places = {id: work.inputs[id].folder}
-    recipe = {"merge_method": "passthrough", "models": [{"model": id}]}
-    return look(runtime, work, args, runtime.take_on(recipe, places), None)
+    child = runtime.take_on(dna.crossed(runtime.config, (id,), {}), {id: work.inputs[id].folder})
+    return evaluated(runtime, work, args, child, None)
 
 
-def look(
-    runtime: PosttrainingRuntime, work: Work, asked: Questioned, child: ChildModel, dtype: torch.dtype | None
+def evaluated(
+    runtime: PosttrainingRuntime, work: Work, asked: EvaluationArgs, child: ChildModel, dtype: torch.dtype | None
 ) -> Metrics:
     """Tasks, and the loss on held-out rows: of the numbers that were published."""
     c, model = runtime.config, child.live.model
@@ -96,30 +176,28 @@ def look(
     if not all(map(math.isfinite, values.values())):
         raise NotFinite(f"what it answers comes to {values}")
     found = posttrain_fitness.fitness_of(c, single, values)
-    judging = asked.on == "judging"
-    return {**found.metrics(keep=judging), **({} if judging else {"score": found.value})}
+    at_the_end = asked.on == "test"
+    return {**found.metrics(keep=at_the_end), **({} if at_the_end else {"score": found.value})}
 
 
-def losses(c: PosttrainConfig, work: Work, asked: Questioned, model: Any) -> list[float]:
+def losses(c: PosttrainConfig, work: Work, asked: EvaluationArgs, model: Any) -> list[float]:
     """Nats a learned token, row by row, of held-out rows of all data sets."""
     there = {str(n): rows_of(work, n) for n in range(len(c.mutation_datasets))}
     numbers = {name: range(rows.held) for name, rows in there.items()}
     found: list[float] = []
     for name, drawn in posttrain_fitness.drawn(c, numbers, asked).items():
-        rows = there[name]
-        examples = [rows.get(number, held=True)[0] for number in drawn]
+        examples = [there[name].get(number, held=True)[0] for number in drawn]
         for begin in range(0, len(examples), c.batch_size):
             some = examples[begin : begin + c.batch_size]
-            batch = packing.batch(some, [(n,) for n in range(len(some))], False).to(model.device)
             with torch.inference_mode():
-                nats = -objectives.answer_logprobs(model, batch)
+                nats = -objectives.answer_logprobs(model, packing.single(some).to(model.device))
             found += [float(x) / max(1, int(e.learned[1:].sum())) for x, e in zip(nats, some, strict=True)]
     return found
 
 
 TASKS: Mapping[str, Task[PosttrainingRuntime]] = {
-    "init": Task(first_members.make_init, GivenArgs),
-    "data": Task(first_members.make_data, DataArgs),
+    "init": Task(first_members.make_init, InitArgs),
+    "data": Task(first_members.make_data, SourceArgs),
     "child": Task(make_child, BredArgs),
-    "look": Task(look_at, Questioned),
+    "look": Task(evaluate, EvaluationArgs),
 }

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,6 @@ class PosttrainingRuntime:
         self.how = MergeOptions(threads=config.threads, seed=config.seed % (1 << 31))
         self._live: tuple[str, LiveModel] | None = None
         self._learner: Learner | None = None
-        self._loaded: dict[str, Any] | None = None
         self._evaluation: TaskEvaluation | None = None
 
     # -- the model ----------------------------------------------------------------------------------------------------
@@ -62,7 +62,6 @@ class PosttrainingRuntime:
         """For all of the model's weights; the same one for all children of a shape."""
         if self._learner is None:
             self._learner = Learner(known.model, config, self.device, objective)
-        self._learner.forget()
         return self._learner
 
     def forget(self) -> None:
@@ -79,13 +78,12 @@ class PosttrainingRuntime:
 
     # -- the questions -------------------------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def loaded(self) -> dict[str, Any]:
-        if self._loaded is None:
-            self._loaded = posttrain_fitness.load_tasks(self.config)
-            if self._loaded and tasks.digest(self._loaded) != self.config.tasks_digest:
-                raise NotOnThisMachine("the questions of FITNESS are others on this machine than where the run began")
-        return self._loaded
+        loaded = posttrain_fitness.load_tasks(self.config)
+        if loaded and tasks.digest(loaded) != self.config.tasks_digest:
+            raise NotOnThisMachine("the questions of FITNESS are others on this machine than where the run began")
+        return loaded
 
     def evaluation(self, tokenizer: Any) -> TaskEvaluation | None:
         if self._evaluation is None and self.loaded:
@@ -108,19 +106,15 @@ class ChildModel:
 
     def files(self, dtype: torch.dtype) -> Plan:
         """Its weights as they are now, as a plan whose tensors are only to be written."""
-        state = self.live.model.state_dict()
-        jobs = [_copied(job, state[job.name].detach().cpu(), dtype) for job in self.made.jobs]
-        name = str(dtype).removeprefix("torch.")
+        state, jobs = self.live.model.state_dict(), list[Job]()
+        for job in self.made.jobs:
+            tensor = state[job.name].detach().cpu()
+            wanted = dtype if tensor.dtype.is_floating_point else tensor.dtype
+            if not bool(tensor.to(wanted).isfinite().all()):
+                raise UserError(f"{job.name} has numbers that are not finite, or too large for {dtype}")
+            jobs.append(Job(job.name, job.shape, wanted, (Stored(job.shape, wanted, in_memory(tensor)),)))
         key = "dtype" if "dtype" in self.made.config else "torch_dtype"
-        return replace(self.made, jobs=jobs, config={**self.made.config, key: name})
-
-
-def _copied(job: Job, tensor: torch.Tensor, dtype: torch.dtype) -> Job:
-    wanted = dtype if tensor.dtype.is_floating_point else tensor.dtype
-    if not bool(tensor.to(wanted).isfinite().all()):
-        raise UserError(f"{job.name} has numbers that are not finite, or too large for {dtype}")
-    stored = Stored(job.shape, wanted, in_memory(tensor))
-    return Job(job.name, job.shape, wanted, (stored,))
+        return replace(self.made, jobs=jobs, config={**self.made.config, key: str(dtype).removeprefix("torch.")})
 
 
 # -- members' folders -------------------------------------------------------------------------------------------------

@@ -2,14 +2,14 @@
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
 from fleet.plausible import check_config_in
@@ -20,14 +20,13 @@ from fleet.work import Failed, Input, NotOnThisMachine, Work
 from train import text
 from train.batches import needed, useful
 from train.config import Dataset, TrainConfig
+from train.made_here import byte_level_bpe, first_of
 from train.member.pretraining_runtime import CONFIG, PretrainingRuntime
 from train.member.vectors import save_weights
 from train.model import SHAPES, built, empty, flat, layout_of, read_config, same_settings, same_shapes
 from train.optimizers import layouts_of
-from train.pretraining_tasks import InitArgs, TokensArgs
-from train.round_zero import FIRST, TOKENIZER
+from train.training_recipes import FIRST, TOKENIZER, InitArgs, SourceArgs
 
-END = "<|endoftext|>"
 _SAMPLE = 4_000_000  # characters that the tokenizer is made from
 _BATCH = 256  # documents that are tokenised at a time
 _PER_MILLE = 1000
@@ -69,20 +68,6 @@ def named_tokenizer(named: str, trust: bool = False) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(named, trust_remote_code=trust)
 
 
-def byte_level_bpe(vocab_size: int, documents: Iterable[str]) -> PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(documents, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, bos_token=END, pad_token=END)
-
-
 def open_tokenizer(parent: Input, config: TrainConfig) -> PreTrainedTokenizerBase:
     """From a member's files, which are data; one that needs code of its own, from where that came from."""
     if config.trust_remote_code and (named := tokenizer_name(config)):
@@ -93,19 +78,10 @@ def open_tokenizer(parent: Input, config: TrainConfig) -> PreTrainedTokenizerBas
         return AutoTokenizer.from_pretrained(folder)
 
 
-def first_of(documents: Iterable[str], characters: int) -> Iterator[str]:
-    """As many documents as have so many characters."""
-    size = 0
-    for document in documents:
-        if (size := size + len(document)) > characters:
-            return
-        yield document
-
-
 # -- tokens ------------------------------------------------------------------------------------------------------------
 
 
-def make_tokens(runtime: PretrainingRuntime, work: Work, args: TokensArgs) -> Mapping[str, Any]:
+def make_tokens(runtime: PretrainingRuntime, work: Work, args: SourceArgs) -> Mapping[str, Any]:
     """As many tokens of one source as the run needs, and those that are held out."""
     config = runtime.config
     source, parent = config.datasets[args.source], work.inputs[TOKENIZER]
@@ -140,17 +116,18 @@ def tokens_of(
 ) -> Iterator[tuple[str, Any]]:
     """Of one source, to learn from or held out, until so many are wanted; the caller counts what it has got."""
     source = config.datasets[number]
-    if source.source == "fake":
+    if text.kind_of(source).random:
         for stream, (part, count) in enumerate(wanted.items()):
             dice = np.random.default_rng([config.seed, number, stream])
             yield part, dice.integers(0, vocabulary, count)
         return
-    if source.source == "stdlib":
+    if text.kind_of(source).of_python:
         check_stdlib(config)
     tokenizer, spare = open_one(), list[list[int]]()
     end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
     most = max(1, config.eval_sequences // _EVALUATED) * config.seq_length
-    for batch in _batches(text.documents(source)):
+    documents = text.documents(source)
+    while batch := [*islice(documents, _BATCH)]:
         asked = [(part, each) for each in batch if got[part := part_of(each, config)] < wanted[part]]
         for part, tokens in zip((part for part, _ in asked), _ids(tokenizer, [each for _, each in asked]), strict=True):
             found = tokens + end
@@ -178,17 +155,6 @@ def part_of(document: str, config: TrainConfig) -> str:
     """By its content, so that two copies of a document lie on the same side."""
     roll = int.from_bytes(hashlib.blake2b(document.encode(), digest_size=8).digest(), "little") % _PER_MILLE
     return "held" if roll < max(1, config.held_out * _PER_MILLE) else "train"
-
-
-def _batches(documents: Iterator[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    for document in documents:
-        batch.append(document)
-        if len(batch) == _BATCH:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
 
 
 def too_short(source: Dataset, part: str, count: int, wanted: int) -> str:
@@ -219,4 +185,4 @@ def make_init(runtime: PretrainingRuntime, work: Work, args: InitArgs) -> Mappin
     save_weights(work, flat(model, layout), layout)
     kinds = layouts_of(layout, config)
     moments = kinds["average"].size + kinds["square"].size
-    return {"parameters": layout.size, "moments": moments if runtime.remembers else 0}
+    return {"parameters": layout.size, "moments": moments if config.keeps_moments else 0}

@@ -1,9 +1,9 @@
-"""What a worker keeps in its memory from one recipe to the next, and how it trains."""
+"""What a worker keeps in its memory from one recipe to the next: a model that learns, is evaluated, and says what it
+has learned in messages."""
 
 import json
+import math
 import os
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,23 +11,19 @@ from torch import Tensor
 from fleet.work import Input, Work
 from merge.outer import Outer
 from merge.wire import WIRES
-from train.batches import TokenFile, batch, owned
+from train.batches import TokenFile, batch, held_windows, owned
 from train.config import TrainConfig
-from train.evaluate import evaluated
 from train.genome import Genome
-from train.loop import Learner, NotFinite, rate
-from train.member import vectors
+from train.loop import Learner, NotFinite, Part, rate
+from train.member import inner_loop, vectors
+from train.member.inner_loop import Metrics
+from train.member.vectors import Joining
 from train.model import empty, read_config
 from train.optimizers import MOMENTS, WEIGHTS
-from train.pretraining_tasks import Turn
-from train.round_zero import FIRST, token_files
+from train.training_recipes import FIRST, Turn, token_files
 
 CONFIG = "config.json"
 SCALING = "scaling.json"  # of fp16's gradients
-MOMENTS_WIRE = "bf16"  # small ones count as much as large ones, in the square root that divides a step
-
-Metrics = dict[str, Any]
-Fill = Callable[[Tensor], None]  # puts into a vector what others have made
 
 
 class PretrainingRuntime:
@@ -40,125 +36,131 @@ class PretrainingRuntime:
     def learner(self, work: Work) -> Learner:
         """The run's model; which weights are in it, its user knows."""
         if self._learner is None:
-            self._learner = _learner(work.inputs[FIRST].read(CONFIG), self.config)
-        return self._learner
+            model = work.inputs[FIRST].read(CONFIG)
+            if self.config.devices_per_worker > 1:
+                from train.cluster.process_group import Leader  # which takes a while to import
 
-    def evaluate(self, work: Work) -> Metrics:
-        """How good the weights are that are in the model now."""
-        return dict(evaluated(self.learner(work), self.sources(work, "held"), self.config))
+                self._learner = Leader(model, self.config)
+            else:
+                shape = read_config(model, self.config)
+                self._learner = Learner(empty(shape, 0, self.config.trust_remote_code), self.config)
+        return self._learner
 
     # -- training -----------------------------------------------------------------------------------------------------
 
-    def train(self, work: Work, turn: Turn, start: Tensor, moments: Fill, genome: Genome = Genome()) -> Metrics:
-        """The inner loop, from the start or from where an earlier attempt got to."""
-        learner, done, total = self.learner(work), 0, 0.0
-        if saved := work.resume():
-            done, total = saved.step, saved.state["total"]
-            for kind in (WEIGHTS, MOMENTS):
-                with learner.filling(kind) as room:
-                    vectors.load(saved, kind, room)
-            learner.recall(saved.state["optimizer"])
-        else:
+    def train(
+        self, work: Work, turn: Turn, start: Tensor, join: Joining, genome: Genome = Genome()
+    ) -> tuple[Tensor, Metrics]:
+        """The inner loop on the slot's own batches: the weights that it ends with. `join` makes one optimizer of those
+        of the parents."""
+        c, learner = self.config, self.learner(work)
+        sources, weights = self._sources(work, "train"), genome.weights([each.weight for each in c.datasets])
+
+        def begin() -> None:
             learner.start(start)
-            self.remember(work, turn, moments)
+            self.inherit(work, turn, join)
 
-        def save(saver: Any) -> Mapping[str, Any]:
-            total = learner.summed_loss()
-            for kind in (WEIGHTS, MOMENTS):
-                vectors.save(saver, kind, learner.whole(kind))
-            return {"total": total, "optimizer": learner.state()}
+        def batch_of(step: int) -> list[Part]:
+            numbers = (owned(c, turn.slot, turn.round, step, part) for part in range(c.gradient_accumulation))
+            return [batch(sources, weights, each, c.seed) for each in numbers]
 
-        before = self.config.steps_before(turn.round)
-        rates = (genome.rate * rate(self.config, before + n) for n in range(done, turn.steps))
-        for step in learner.train(self._batches(work, turn, range(done, turn.steps), genome), rates, total):
-            work.between_steps(done + step, save)
-        learner.check()
-        sequences = turn.steps * self.config.gradient_accumulation * self.config.batch_size
-        return {"train_loss": learner.summed_loss() / turn.steps, "tokens": sequences * self.config.seq_length}
+        before = c.steps_before(turn.round)
+        total = inner_loop.train(
+            work,
+            learner,
+            begin,
+            turn.steps,
+            batch_of,
+            rate=lambda step: genome.rate * rate(c, before + step),
+            seed=lambda step: hash((c.seed, turn.round, turn.slot, step)) & 0x7FFFFFFF,
+        )
+        tokens = turn.steps * c.gradient_accumulation * c.batch_size * c.seq_length
+        return learner.whole(WEIGHTS).cpu(), {"train_loss": total / turn.steps, "tokens": tokens}
 
-    def remember(self, work: Work, turn: Turn, moments: Fill) -> None:
+    def inherit(self, work: Work, turn: Turn, join: Joining) -> None:
         """The optimizer as a member finds it: moments that others have made, too, and the slot's own scaling."""
         learner = self.learner(work)
         learner.forget()
-        if turn.round > 1 and self.remembers:
+        if turn.round > 1 and self.config.keeps_moments:
             with learner.filling(MOMENTS) as room:
-                moments(room)
-            scaling = json.loads(parent.read(SCALING)) if (parent := self._before(work, turn, SCALING)) else {}
+                join(vectors.parents_of(work), vectors.MOMENTS, room)
+            scaling = json.loads(parent.read(SCALING)) if (parent := _before(work, turn, SCALING)) else {}
             learner.recall({"steps": float(self.config.steps_before(turn.round)), "scaling": scaling})
-
-    @property
-    def remembers(self) -> bool:
-        """Whether moments outlive a round."""
-        return self.config.inner_optimizer_state == "average"
-
-    def rate(self, genome: Genome = Genome()) -> float:
-        """The highest that a genome makes of LR."""
-        return genome.rate * self.config.lr
 
     def moments(self, work: Work) -> Tensor:
         """What a member has learned about its gradients; none, where nobody asks for it."""
+        if not self.config.keeps_moments:
+            return torch.empty(0)
         learner = self.learner(work)
-        if self.remembers and (scaling := learner.state()["scaling"]):
+        if scaling := learner.state()["scaling"]:
             work.write(SCALING, json.dumps(scaling).encode())
-        return learner.whole(MOMENTS) if self.remembers else torch.empty(0)
+        return learner.whole(MOMENTS)
 
-    def sources(self, work: Work, part: str = "train") -> list[TokenFile]:
-        files, window = [work.inputs[id] for id in token_files(self.config)], self.config.seq_length + 1
-        return [TokenFile.open(file.path(part), file.metrics["dtype"], window) for file in files]
+    # -- evaluation ---------------------------------------------------------------------------------------------------
 
-    # -- what travels -------------------------------------------------------------------------------------------------
+    def evaluate(self, work: Work, weights: Tensor) -> Metrics:
+        learner = self.learner(work)
+        learner.start(weights)
+        return evaluated(learner, self._sources(work, "held"), self.config)
 
-    def through(self, message: Tensor) -> Tensor:
-        """What arrives of it at the other end."""
-        wire = WIRES[self.config.wire_dtype]
-        return wire.decode(wire.encode(message), len(message))
+    def _sources(self, work: Work, part: str) -> list[TokenFile]:
+        return sources([work.inputs[id] for id in token_files(self.config)], part, self.config)
 
-    def checked(self, vector: Tensor) -> Tensor:
-        """What is made of finite numbers may be too large for a number."""
-        if not bool(vector.isfinite().all()):
-            raise NotFinite("the weights and what changed them are too large for numbers")
-        return vector
+    # -- messages -----------------------------------------------------------------------------------------------------
 
     def message(self, work: Work, turn: Turn, name: str, vector: Tensor) -> Tensor:
         """Error feedback: what the wire lost of the slot's last message of this name is added to this one."""
-        if self.config.error_feedback and (parent := self._before(work, turn, _residual(name))):
+        if self.config.error_feedback and (parent := _before(work, turn, _residual(name))):
             residual = torch.empty_like(vector)
             vectors.load(parent, _residual(name), residual)
             vector = vector + residual
-        return self.checked(vector)
+        return checked(vector)
+
+    def arrived(self, message: Tensor) -> Tensor:
+        """What there is of it at the other end of the wire."""
+        wire = WIRES[self.config.wire_dtype]
+        return wire.decode(wire.encode(message), len(message))
 
     def keep_residual(self, work: Work, name: str, message: Tensor) -> None:
         """What the wire will lose of this message."""
         if self.config.error_feedback:
-            vectors.save(work, _residual(name), message - self.through(message))
-
-    # -- inside -------------------------------------------------------------------------------------------------------
-
-    def _before(self, work: Work, turn: Turn, file: str) -> Input | None:
-        """The slot's own last member, if it has such a file."""
-        parent = work.inputs.get(turn.before)
-        return parent if parent and file in parent.member.digests else None
-
-    def _batches(self, work: Work, turn: Turn, steps: range, genome: Genome) -> Iterator[list[Tensor]]:
-        c, round, slot = self.config, turn.round, turn.slot
-        sources, weights = self.sources(work), genome.weights([each.weight for each in c.datasets])
-        for step in steps:
-            self.learner(work).seed(hash((c.seed, round, slot, step)) & 0x7FFFFFFF)
-            parts = range(c.gradient_accumulation)
-            yield [batch(sources, weights, owned(c, slot, round, step, part), c.seed) for part in parts]
-
-
-def _residual(name: str) -> str:
-    return f"residual-{name}"
+            vectors.save(work, _residual(name), message - self.arrived(message))
 
 
 def outer_of(config: TrainConfig) -> Outer:
     return Outer(config.outer_lr, config.outer_momentum, config.outer_nesterov)
 
 
-def _learner(model: bytes, config: TrainConfig) -> Learner:
-    if config.devices_per_worker > 1:
-        from train.cluster.process_group import Leader  # which takes a while to import
+def sources(parents: list[Input], part: str, config: TrainConfig) -> list[TokenFile]:
+    """Of each source, the tokens to learn from or those that are held out."""
+    return [TokenFile.open(each.path(part), each.metrics["dtype"], config.seq_length + 1) for each in parents]
 
-        return Leader(model, config)
-    return Learner(empty(read_config(model, config), 0, config.trust_remote_code), config)
+
+def evaluated(learner: Learner, sources: list[TokenFile], config: TrainConfig) -> Metrics:
+    """Loss a token, and perplexity, over the held-out windows of all sources: always the same windows."""
+    rows = [torch.tensor(row) for row in held_windows(sources, config)]
+    total = 0.0
+    for begin in range(0, len(rows), config.eval_batch_size):
+        batch = torch.stack(rows[begin : begin + config.eval_batch_size])
+        total += learner.looked_at(batch) * len(batch)
+    if not math.isfinite(total):
+        raise NotFinite(f"the loss on held-out text is {total}")
+    loss = total / len(rows)
+    return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
+
+
+def checked(vector: Tensor) -> Tensor:
+    """What is made of finite numbers may be too large for a number."""
+    if not bool(vector.isfinite().all()):
+        raise NotFinite("the weights and what changed them are too large for numbers")
+    return vector
+
+
+def _before(work: Work, turn: Turn, file: str) -> Input | None:
+    """The slot's own last member, if it has such a file."""
+    parent = work.inputs.get(turn.before)
+    return parent if parent and file in parent.member.digests else None
+
+
+def _residual(name: str) -> str:
+    return f"residual-{name}"

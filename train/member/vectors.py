@@ -1,4 +1,4 @@
-"""Flat vectors in members' files: whole ones in and out of memory, piece by piece."""
+"""Flat vectors in members' files: whole ones in and out of memory, several as one, piece by piece."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -7,14 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fleet.work import Input, Work
+from fleet.work import Failed, Input, Work
 from merge.files import Header, TensorEntry, bytes_of, chunks, read_header, write_header
-from merge.outer import Outer
-from merge.wire import pieces, received, send, sender
+from merge.outer import Outer, means, ranges
+from merge.wire import pieces, received, send
 from train.model import VectorLayout
 
 WEIGHTS = "weights.safetensors"  # the first ones: named tensors, laid out one after the other as the flat vector is
 MOMENTUM, MOMENTS = "momentum.safetensors", "moments.safetensors"
+MOMENTS_WIRE = "bf16"  # small ones count as much as large ones, in the square root that divides a step
+Joining = Callable[[list[Input], str, Tensor], None]  # the vectors of several members become one
 
 
 def kept(outer: Outer) -> tuple[str, ...]:
@@ -22,11 +24,20 @@ def kept(outer: Outer) -> tuple[str, ...]:
     return (WEIGHTS, MOMENTUM) if outer.momentum else (WEIGHTS,)
 
 
-def save(work: Any, name: str, vector: Tensor, wire: str = "fp32") -> str:
-    """As one of the attempt's files, or of a snapshot's; returns its checksum."""
+def parents_of(work: Work) -> list[Input]:
+    """Those that are there."""
+    if found := [work.inputs[id] for id in work.recipe.parents if id in work.inputs]:
+        return found
+    raise Failed("none of its parents is there")
+
+
+# -- one ---------------------------------------------------------------------------------------------------------------
+
+
+def save(work: Any, name: str, vector: Tensor, wire: str = "fp32") -> None:
+    """As one of the attempt's files, or of a snapshot's."""
     with work.create(name) as file:
         send(file, len(vector), (piece.cpu() for piece in pieces(vector)), wire)
-    return str(file.seal()[1])
 
 
 def load(parent: Any, name: str, into: Tensor) -> None:
@@ -48,11 +59,14 @@ def load_weights(parent: Input, into: Tensor) -> None:
         _fill(into, chunks(file, torch.float32, len(into)))
 
 
-@contextmanager
-def created(work: Work, name: str, count: int, wire: str = "fp32") -> Iterator[Callable[[Tensor], None]]:
-    """A vector to write piece by piece."""
-    with work.create(name) as file:
-        yield sender(file, count, wire)
+def _fill(into: Tensor, numbers: Iterable[Tensor]) -> None:
+    begin = 0
+    for piece in numbers:
+        into[begin : begin + len(piece)].copy_(piece)
+        begin += len(piece)
+
+
+# -- several -----------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -62,8 +76,30 @@ def opened(parents: Iterable[Input], name: str, count: int) -> Iterator[list[Ite
         yield [received(stack.enter_context(parent.open(name)), count) for parent in parents]
 
 
-def _fill(into: Tensor, numbers: Iterable[Tensor]) -> None:
-    begin = 0
-    for piece in numbers:
-        into[begin : begin + len(piece)].copy_(piece)
-        begin += len(piece)
+def mean(parents: list[Input], name: str, into: Tensor) -> None:
+    """EDT: of all members."""
+    with opened(parents, name, len(into)) as several:
+        _fill(into, means(several))
+
+
+def joined(shards: list[Input], name: str, into: Tensor) -> None:
+    """DiLoCo: one shard after the other."""
+    for cut, shard in zip(ranges(len(into), len(shards)), shards, strict=True):
+        load(shard, name, into[cut.start : cut.stop])
+
+
+def settled(outer: Outer, join: Joining, members: list[Input], size: int) -> Tensor:
+    """The weights of several members together as they are worth: without the last step's look ahead."""
+    state = [torch.empty(size) for _ in kept(outer)]
+    for name, whole in zip(kept(outer), state, strict=True):
+        join(members, name, whole)
+    return outer.settled(state)
+
+
+def save_parts(work: Work, stem: str, vector: Tensor, count: int, wire: str) -> None:
+    for number, cut in enumerate(ranges(len(vector), count)):
+        save(work, part_of(stem, number), vector[cut.start : cut.stop], wire)
+
+
+def part_of(stem: str, number: int) -> str:
+    return f"{stem}-{number}.safetensors"

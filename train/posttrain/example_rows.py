@@ -12,12 +12,13 @@ from safetensors.numpy import load_file, save
 from transformers import PreTrainedTokenizerBase
 
 from fleet.config import UserError
-from train import chat, rows
+from train import text
 from train.chat import ChatExamples, Example
+from train.objectives import objective_of
 from train.posttrain.posttrain_config import DatasetSource, PosttrainConfig
 from train.skills import PREFIX
 from train.skills import rows as skill_rows
-from train.tasks import chosen_of
+from train.tasks import validation_count
 
 _HELD = 10  # about one row of so many is never learned from
 _BUFFER = 10_000  # rows of a hub's data set that are shuffled at a time
@@ -74,10 +75,9 @@ def tokenised(c: PosttrainConfig, source: DatasetSource, tokenizer: PreTrainedTo
 
 
 def _learnable(
-    c: PosttrainConfig, source: DatasetSource, there: list[rows.Row], tokenizer: PreTrainedTokenizerBase
+    c: PosttrainConfig, source: DatasetSource, there: list[text.Row], tokenizer: PreTrainedTokenizerBase
 ) -> ChatExamples:
-    make = chat.pairs if c.mutation == "dpo" else chat.examples
-    made = make(there, tokenizer, c.seq_length, source.source)
+    made = objective_of(c).examples(there, tokenizer, c.seq_length, source.source)
     if len(made.kept) < 2:
         lost = f" ({made.empty} were left out: no answer in them, or none in their first {c.seq_length} tokens)"
         few = f"{len(made.kept)} rows have something to learn{lost if made.empty else ''}"
@@ -98,7 +98,7 @@ def parted(
     if not learned:
         raise UserError(f"data set {source.source}: {len({*marks})} different rows are too few to hold some out")
     if c.asks_loss:
-        chosen_of(f"data set {source.source}, whose held-out rows are asked,", len(held), c.holdout)
+        validation_count(f"data set {source.source}, whose held-out rows are asked,", len(held), c.holdout)
     return [*learned, *held], len(held)
 
 
@@ -107,8 +107,8 @@ def _mark(row: Sequence[Example]) -> int:
     return int.from_bytes(digest[:8], "big")
 
 
-def look(c: PosttrainConfig, source: DatasetSource, tokenizer: PreTrainedTokenizerBase) -> None:
-    """The first rows, before a run begins."""
+def check_first_rows(c: PosttrainConfig, source: DatasetSource, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Before a run begins."""
     there = [*islice(_checked(c, source), _LOOK)]
     if not there:
         raise UserError(f"data set {source.source}: no rows in it")
@@ -120,12 +120,12 @@ def wanted(c: PosttrainConfig) -> int:
     return min(_MOST, max(1000, 2 * c.sft_examples) + _HELD * c.questions)
 
 
-def _drawn(c: PosttrainConfig, source: DatasetSource) -> list[rows.Row]:
+def _drawn(c: PosttrainConfig, source: DatasetSource) -> list[text.Row]:
     """As many as are wanted, from anywhere in a file, in an order that the seed decides; of a hub's data set, which may
     be endless, from its beginning."""
-    dice, kept, most = np.random.default_rng([c.seed, 11]), list[rows.Row](), wanted(c)
+    dice, kept, most = np.random.default_rng([c.seed, 11]), list[text.Row](), wanted(c)
     there = _checked(c, source)
-    for n, row in enumerate(there if rows.is_local(source.source) else islice(there, max(most, _BUFFER))):
+    for n, row in enumerate(there if source.source.endswith(text.ROW_FILES) else islice(there, max(most, _BUFFER))):
         place = int(dice.integers(n + 1))  # each of those so far is as likely to be kept as any other
         if n < most:
             kept.append(row)
@@ -134,8 +134,9 @@ def _drawn(c: PosttrainConfig, source: DatasetSource) -> list[rows.Row]:
     return [kept[int(n)] for n in dice.permutation(len(kept))]
 
 
-def _checked(c: PosttrainConfig, source: DatasetSource) -> Iterator[rows.Row]:
-    how = rows.preference if c.mutation == "dpo" else rows.conversation
+def _checked(c: PosttrainConfig, source: DatasetSource) -> Iterator[text.Row]:
+    check = objective_of(c).check
     if source.source.startswith(PREFIX):
-        return rows.checked(skill_rows(source.source, c.seed, wanted(c)), source.source, how)
-    return rows.read(source.source, source.name, source.split, how)
+        built_in = enumerate(skill_rows(source.source, c.seed, wanted(c)), 1)
+        return (text.located(check, row, f"{source.source}, row {number}") for number, row in built_in)
+    return text.read(source.source, source.name, source.split, check)

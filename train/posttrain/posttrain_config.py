@@ -1,10 +1,17 @@
 """The keys of post-training: who competes, by what, how parents are merged, what their children learn."""
 
-from typing import Any, Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import field_validator, model_validator
 
 from fleet.config import FleetConfig, Section, Text, bound
+from train.parent_selection import RULES
+
+if TYPE_CHECKING:
+    Selection = str
+else:
+    Selection = Literal[*RULES, "matching"]
 
 SLERP = {
     "method": "slerp",
@@ -71,9 +78,7 @@ class BreedRoom(Section):
     trust_remote_code: bool = bound(False, "Let models and tokenizers of the hub run code of their own.")
     population_size: int = bound(6, "Members of a generation.", ge=2, le=4096)
     max_generations: int = bound(5, "Generations.", ge=1, le=90_000)
-    selection: Literal["rank", "tournament", "random", "matching", "pareto"] = bound(
-        "rank", "Who the parents are; matching: everybody equally often."
-    )
+    selection: Selection = bound("rank", "Who the parents are; matching: everybody equally often.")
     tournament_size: int = bound(2, "SELECTION tournament and pareto: so many compete to be a parent.", ge=1, le=4096)
     elitism: int = bound(1, "So many of the best go on unchanged.", ge=0, le=4095)
     crossover: dict[str, Any] = bound(SLERP, "A method of the merge engine with its parameters, as in recipes.")
@@ -148,35 +153,45 @@ class PosttrainConfig(MutationRoom, FitnessRoom, BreedRoom, FleetConfig):
 
     @model_validator(mode="after")
     def _together(self) -> "PosttrainConfig":
-        if self.elitism >= self.population_size:
-            raise ValueError(
-                f"ELITISM is {self.elitism}: it must be below POPULATION_SIZE, which is {self.population_size}"
-            )
-        if self.quorum < 1:
-            raise ValueError("QUORUM is below 1, but a generation is complete only with all of its members")
-        if repeated := [each.key for each in self.fitness if self.fitness.count(each) > 1]:
-            raise ValueError(f"FITNESS has {repeated[0]} twice")
-        if not any(each.weight for each in self.fitness):
-            raise ValueError("FITNESS: all weights are 0")
-        if any(each.task == LOSS and each.weight < 0 for each in self.fitness):
-            raise ValueError("FITNESS: loss counts as less is better already; give it a weight above 0")
-        if self.mutation != "none" and not self.mutation_datasets:
-            raise ValueError(
-                f"MUTATION is {self.mutation}, but MUTATION_DATASETS is empty: there is nothing to learn from"
-            )
-        if self.mutation_datasets and not sum(each.weight for each in self.mutation_datasets):
-            raise ValueError("MUTATION_DATASETS: all weights are 0")
-        if self.mutation == "none" and self.mutation_datasets and not self.asks_loss:
-            raise ValueError("MUTATION_DATASETS have no effect: MUTATION is none, and FITNESS asks for no loss")
-        if self.mutation == "none" and len({*self.initial_population}) < 2:
-            raise ValueError("MUTATION is none, and INITIAL_POPULATION has one model: nothing would ever change")
-        if self.asks_loss and not self.mutation_datasets:
-            raise ValueError("FITNESS asks for the loss on held-out rows of MUTATION_DATASETS, and there are none")
-        if self.top_k > len(self.mutation_datasets):
-            raise ValueError(f"TOP_K is {self.top_k}, of {len(self.mutation_datasets)} MUTATION_DATASETS")
-        if self.selection == "pareto" and len(self.fitness) < 2:
-            raise ValueError("SELECTION pareto needs several objectives in FITNESS")
+        if found := next((what for there, what in self._problems() if there), ""):
+            raise ValueError(found)
         return self
+
+    def _problems(self) -> Iterator[tuple[object, str]]:
+        """Each possible one, and whether it is there."""
+        size, data, learns = self.population_size, self.mutation_datasets, self.mutation != "none"
+        repeated = ", ".join({each.key: "" for each in self.fitness if self.fitness.count(each) > 1})
+        rule = RULES.get(self.selection)
+        yield self.elitism >= size, f"ELITISM is {self.elitism}: it must be below POPULATION_SIZE, which is {size}"
+        yield self.quorum < 1, "QUORUM is below 1, but a generation is complete only with all of its members"
+        yield repeated, f"FITNESS has {repeated} twice"
+        yield not any(each.weight for each in self.fitness), "FITNESS: all weights are 0"
+        yield (
+            any(each.task == LOSS and each.weight < 0 for each in self.fitness),
+            "FITNESS: loss counts as less is better already; give it a weight above 0",
+        )
+        yield (
+            learns and not data,
+            f"MUTATION is {self.mutation}, but MUTATION_DATASETS is empty: there is nothing to learn from",
+        )
+        yield data and not sum(each.weight for each in data), "MUTATION_DATASETS: all weights are 0"
+        yield (
+            not learns and data and not self.asks_loss,
+            "MUTATION_DATASETS have no effect: MUTATION is none, and FITNESS asks for no loss",
+        )
+        yield (
+            not learns and len({*self.initial_population}) < 2,
+            "MUTATION is none, and INITIAL_POPULATION has one model: nothing would ever change",
+        )
+        yield (
+            self.asks_loss and not data,
+            "FITNESS asks for the loss on held-out rows of MUTATION_DATASETS, and there are none",
+        )
+        yield self.top_k > len(data), f"TOP_K is {self.top_k}, of {len(data)} MUTATION_DATASETS"
+        yield (
+            rule and rule.several and len(self.fitness) < 2,
+            f"SELECTION {self.selection} needs several objectives in FITNESS",
+        )
 
     @property
     def base_model(self) -> str:

@@ -10,10 +10,10 @@ import numpy as np
 
 from fleet.config import UserError
 from train import tasks
+from train.parent_selection import Rival
 from train.posttrain.posttrain_config import LOSS, Objective, PosttrainConfig
-from train.posttrain.posttrain_tasks import Questioned
-from train.posttrain.selection import Rival
 from train.tasks import Asked, TaskEvaluation
+from train.training_recipes import EvaluationArgs
 
 Metrics = Mapping[str, Any]
 Single = Mapping[str, Sequence[float]]  # objective -> marks, question by question
@@ -85,7 +85,7 @@ def load_tasks(c: PosttrainConfig) -> dict[str, Any]:
     loaded = tasks.load(asked(c), c.allow_benchmark_tasks)
     tasks.check_metrics(loaded, [(each.task, each.metric) for each in c.fitness if each.task != LOSS])
     for name, task in loaded["tasks"].items():
-        tasks.chosen_of(f"task {name}", len(task.eval_docs), c.holdout)
+        tasks.validation_count(f"task {name}", len(task.eval_docs), c.holdout)
         if c.num_fewshot and not tasks.has_examples(task):
             raise UserError(
                 f"task {name} has no examples besides its questions, and NUM_FEWSHOT would show those that only the "
@@ -95,7 +95,7 @@ def load_tasks(c: PosttrainConfig) -> dict[str, Any]:
 
 
 def marks_of(
-    c: PosttrainConfig, evaluation: TaskEvaluation, model: Any, asked: Questioned
+    c: PosttrainConfig, evaluation: TaskEvaluation, model: Any, asked: EvaluationArgs
 ) -> tuple[Single, Mapping[str, float]]:
     """The same questions for everybody: of a generation, or those at the end."""
     marks = evaluation.marks(model, drawn(c, evaluation.questions(), asked))
@@ -109,14 +109,11 @@ def marks_of(
     return single, values
 
 
-def drawn(c: PosttrainConfig, questions: Mapping[str, Sequence[int]], asked: Questioned) -> dict[str, list[int]]:
-    """Of each task's questions: QUESTIONS of those that choose, other ones in each generation; or all that judge."""
-    found = {}
-    chosen = tasks.parted(questions, c.holdout, c.seed, asked.on == "judging")
-    for name, numbers in chosen.items():
-        if asked.on == "judging":
-            found[name] = numbers
-        else:
-            order = np.random.default_rng([c.seed, 13, asked.generation, len(numbers)]).permutation(len(numbers))
-            found[name] = sorted(numbers[int(n)] for n in order[: c.questions])
-    return found
+def drawn(c: PosttrainConfig, questions: Mapping[str, Sequence[int]], asked: EvaluationArgs) -> dict[str, list[int]]:
+    """Of each task's questions: QUESTIONS of those for validation, others in each generation; or all of the test."""
+    there = tasks.parted(questions, c.holdout, c.seed, asked.on == "test")
+    if asked.on == "test":
+        return there
+    dice = {name: np.random.default_rng([c.seed, 13, asked.generation, len(each)]) for name, each in there.items()}
+    orders = {name: dice[name].permutation(len(each)) for name, each in there.items()}
+    return {name: sorted(each[int(n)] for n in orders[name][: c.questions]) for name, each in there.items()}

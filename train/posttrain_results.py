@@ -1,113 +1,26 @@
-"""EDT-EvoMerge on the command line: checked first, then run, then the winner as a folder, with how it compares."""
+"""What there is of a post-training run for people: how it gets on; then the winner as a folder, and how it compares."""
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
+import yaml
 from rich.table import Table
 
-from fleet.config import UserError, whole
+from fleet.ancestry.growth import tree
+from fleet.ancestry.tree import Tree, line_of
+from fleet.config import UserError
 from fleet.console import console
 from fleet.history import History, opened
-from fleet.method import Method
 from fleet.plain import say
 from fleet.progress import Progress
 from fleet.recipe import Member, place
-from fleet.work import Input, Maker
-from train import rows, tasks
+from fleet.work import Input
 from train.posttrain import posttrain_fitness
-from train.posttrain.card import called, card
 from train.posttrain.posttrain_config import PosttrainConfig
 
-_SKILL, _SEED, _QUESTIONS = "skill_", 1, 1200  # of each task that is built in
-
-
-def method(algorithm: str, about: str, strategy: Any) -> Method[PosttrainConfig]:
-    return Method(algorithm, about, PosttrainConfig, strategy, _maker, prepared, finished, view=BreedView)
-
-
-def _maker(config: PosttrainConfig) -> Maker:
-    from train.member.posttrained import maker
-
-    return maker(config)
-
-
-# -- before ------------------------------------------------------------------------------------------------------------
-
-
-def prepared(config: PosttrainConfig, where: Path) -> PosttrainConfig:
-    """Complain about what cannot work before anything is made."""
-    from merge.donors import Donors
-    from train.member import first_members
-
-    c = _absolute(config, where)
-    loaded = posttrain_fitness.load_tasks(c)
-    with Donors() as donors:
-        first, *others = (donors[name] for name in c.models)
-        for each in (first, *others):
-            first_members.check_causal(each, c.trust_remote_code)
-        notes = [note for each in others for note in first_members.check_alike(first, each)]
-        first_members.check_crossover(c, donors)
-        first_members.check_learning(c, first, first_members.common_template([first, *others]))
-    for note in [*dict.fromkeys(notes), *_few(c, loaded)]:
-        say(f"Note: {note}.")
-    return c.model_copy(update={"tasks_digest": tasks.digest(loaded) if loaded else ""})
-
-
-def _few(c: PosttrainConfig, loaded: Mapping[str, Any]) -> list[str]:
-    """Where a task has fewer questions than are to be asked."""
-    found = []
-    for name, task in loaded.get("tasks", {}).items():
-        there = len(task.eval_docs)
-        if (chosen := tasks.chosen_of(name, there, c.holdout)) < c.questions:
-            found.append(f"task {name}: {chosen} questions choose, {there - chosen} are kept for the end")
-    return found
-
-
-def _absolute(c: PosttrainConfig, where: Path) -> PosttrainConfig:
-    """Local files by their whole paths, from the configuration's folder on: workers may be anywhere. Built-in models
-    and questions are made beside the run."""
-
-    def local(name: str) -> str:
-        return whole(name, where, (*rows.FILES, ".gguf"))
-
-    beside = (where / c.base_dir).resolve()
-    datasets = tuple(each.model_copy(update={"source": local(each.source)}) for each in c.mutation_datasets)
-    return c.model_copy(
-        update={
-            "initial_population": tuple(map(local, _started(c.initial_population, beside))),
-            "mutation_datasets": datasets,
-            "crossover": {**c.crossover, **({"base_model": local(c.base_model)} if c.base_model else {})},
-            "task_path": (*map(local, c.task_path), *_built_in_tasks(c, beside)),
-        }
-    )
-
-
-def _started(names: Sequence[str], beside: Path) -> list[str]:
-    """`skill:compare` is a small model that has one of the built-in skills, and is trained once."""
-    from train.skills import PREFIX
-
-    if not any(name.startswith(PREFIX) for name in names):
-        return list(names)
-    from train.starters import NAMES, starters
-
-    if unknown := [name for name in names if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in NAMES]:
-        there = ", ".join(PREFIX + name for name in NAMES)
-        raise UserError(f"INITIAL_POPULATION: there is no {unknown[0]}; there are {there}")
-    made = starters(beside / "starters")
-    return [str(made[name.removeprefix(PREFIX)]) if name.startswith(PREFIX) else name for name in names]
-
-
-def _built_in_tasks(c: PosttrainConfig, beside: Path) -> list[str]:
-    """The questions of the built-in skills."""
-    from train.skills import write_tasks
-
-    if not any(each.task.startswith(_SKILL) for each in c.fitness):
-        return []
-    write_tasks(beside / "skills", _SEED, _QUESTIONS)
-    return [str(beside / "skills")]
+_INIT = "0/init-"
 
 
 # -- meanwhile ---------------------------------------------------------------------------------------------------------
@@ -230,3 +143,43 @@ def _number(error: float | None) -> str:
 def _values(member: Member, keys: list[str]) -> list[str]:
     values = json.loads(member.metrics["objectives"])
     return [f"{values[key]:.4f}" for key in keys]
+
+
+# -- README.md of a member that leaves its run ------------------------------------------------------------------------
+
+
+def card(c: PosttrainConfig, history: History, id: str) -> str:
+    """Who it descends from, what it has learned, how fit it was."""
+    origin = history[id].origin
+    known = tree(history)
+    line = line_of(known, origin).all
+    founders = [called(c, each) for each in line if each.startswith(_INIT)]
+    hub = [name for name in founders if name.count("/") == 1 and not name.startswith((".", "~"))]
+    fields = {"library_name": "transformers", "tags": ["merge"], **({"base_model": hub} if hub else {})}
+    parts = (
+        f"---\n{yaml.safe_dump(fields, sort_keys=False).strip()}\n---\n# {c.project_name}, member {origin}",
+        f"Bred by {c.algorithm} from:\n\n" + "\n".join(f"- `{name}`" for name in founders),
+        "## Descent\n\n" + "\n".join(_described(known, history, each) for each in line if not each.startswith("0/")),
+        f"## Configuration\n\n```json\n{json.dumps(c.bound(), indent=2)}\n```",
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def called(c: PosttrainConfig, id: str) -> str:
+    """A founder, by the name that was given."""
+    return c.models[int(id.removeprefix(_INIT))] if id.startswith(_INIT) else id
+
+
+def _described(known: Tree, history: History, id: str) -> str:
+    node, member = known.nodes[id], history[id]
+    made = f"{node.technique} of {' and '.join(node.parents)}" if len(node.parents) > 1 else f"of {node.parents[0]}"
+    return f"- `{id}`: {made}; {_learned(member)}fitness {member.metrics['fitness']:.4f}"
+
+
+def _learned(member: Member) -> str:
+    if "steps" not in member.metrics:
+        return ""
+    data = member.recipe.genome["data"]
+    total = sum(data.values())
+    shares = ", ".join(f"{weight / total:.0%} {name}" for name, weight in data.items() if weight)
+    return f"{member.recipe.args['how']} for {member.metrics['steps']} steps on {shares}; "

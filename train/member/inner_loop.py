@@ -1,0 +1,75 @@
+"""The inner loop as part of a recipe: it goes on where an earlier attempt got to, and may come to numbers that are
+none, an outcome like any other and the same whoever comes to it."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from fleet.work import Failed, Work
+from train.loop import Learner, NotFinite, Part
+from train.member import vectors
+from train.optimizers import MOMENTS, WEIGHTS
+
+T = TypeVar("T")
+Metrics = dict[str, Any]
+IN_A_ROW = 3  # rounds in which the same slot came to nothing, after which its run stops
+_ADVICE = "a lower LR, more WARMUP_STEPS, or CLIP, in a run with another PROJECT_NAME"
+log = logging.getLogger(__name__)
+
+
+def train(
+    work: Work,
+    learner: Learner,
+    begin: Callable[[], None],
+    steps: int,
+    batch: Callable[[int], list[Part]],
+    rate: Callable[[int], float],
+    seed: Callable[[int], int],
+) -> float:
+    """Take these steps, each with its batch, its learning rate and a seed for dropout; the losses of all of them."""
+    done, total = 0, 0.0
+    if saved := work.resume():
+        done, total = saved.step, saved.state["total"]
+        for kind in (WEIGHTS, MOMENTS):
+            with learner.filling(kind) as room:
+                vectors.load(saved, kind, room)
+        learner.recall(saved.state["optimizer"])
+    else:
+        begin()
+
+    def save(saver: Any) -> Mapping[str, Any]:
+        total = learner.summed_loss()
+        for kind in (WEIGHTS, MOMENTS):
+            vectors.save(saver, kind, learner.whole(kind))
+        return {"total": total, "optimizer": learner.state()}
+
+    def batches() -> Iterator[list[Part]]:
+        for step in range(done, steps):
+            learner.seed(seed(step))
+            yield batch(step)
+
+    for step in learner.train(batches(), map(rate, range(done, steps)), total):
+        work.between_steps(done + step, save)
+    learner.check()
+    return learner.summed_loss()
+
+
+def tried(
+    work: Work, before: str, rate: float, learn: Callable[[], T], instead: Callable[[], T]
+) -> tuple[T, dict[str, Any]]:
+    """What learning came to, or what there is without it, and what is to be said of that. `before` is the slot's own
+    last member; the rate is the highest."""
+    try:
+        return learn(), {}
+    except NotFinite as error:
+        why = str(error)
+    last = work.inputs.get(before)
+    count = 1 + (int(last.metrics.get("diverged_in_a_row", 0)) if last else 0)  # without a gap
+    if count >= IN_A_ROW:
+        raise Failed(_in_words(f"{why}; training has diverged in {count} rounds in a row of this slot", rate))
+    log.warning("%s", _in_words(f"{work.id}: {why}; it counts as untrained", rate))
+    return instead(), {"diverged": True, "diverged_in_a_row": count}
+
+
+def _in_words(why: str, rate: float) -> str:
+    return f"{why}; its learning rate reached {rate:.3g}: try {_ADVICE}"

@@ -1,0 +1,102 @@
+"""What recipes of training tell whoever makes them; and round 0: what a run needs once, before anybody trains."""
+
+from collections.abc import Sequence
+
+from fleet.recipe import Recipe
+from fleet.tasks import Args
+from train.config import TrainConfig
+
+TOKENIZER, FIRST = "0/tokenizer", "0/init-0"
+
+
+class InitArgs(Args):
+    """A model to begin with."""
+
+    entry: int  # of INITIAL_POPULATION
+    name: str = ""
+
+
+class SourceArgs(Args):
+    """A data set as tokens."""
+
+    source: int  # of DATASETS or MUTATION_DATASETS
+    name: str = ""
+
+
+class EvaluationArgs(Args):
+    """What a model is evaluated on."""
+
+    on: str
+    generation: int = 0  # of post-training, which draws its own questions
+
+
+class Turn(Args):
+    """A slot's turn to train."""
+
+    round: int
+    slot: int
+    steps: int
+    before: str = ""  # the slot's own last member: its optimizer goes on, and whether it came to nothing is known
+
+
+class ChildArgs(Turn):
+    """Pre-training."""
+
+    on: str
+
+
+class ShardArgs(Args):
+    """A range of the model; of which other member's, if not the first weights'."""
+
+    shard: int
+    old: str = ""
+
+
+class BredArgs(EvaluationArgs):
+    """A child of post-training."""
+
+    slot: int
+    technique: str
+    base: str = ""  # what the merge counts changes from, where that is none of the parents
+    how: str = ""  # it learns; or it stays what its parents made it
+
+
+def round_zero(c: TrainConfig, one_start: bool = False) -> list[Recipe]:
+    """The tokenizer, the sources' tokens, the first weights. All have the first one's shape."""
+    entries = range(1 if one_start else len(c.initial_population))
+    inits = [(InitArgs(entry=n).plain(), (TOKENIZER, FIRST) if n else (TOKENIZER,)) for n in entries]
+    tokens = [SourceArgs(source=n).plain() for n in range(len(c.datasets))]
+    return [
+        Recipe("tokenizer", "tokenizer", role="tool"),
+        *(Recipe(f"tokens-{n}", "tokens", (), (TOKENIZER,), "tool", args) for n, args in enumerate(tokens)),
+        *(Recipe(f"init-{n}", "init", (), needs, "given", args) for n, (args, needs) in enumerate(inits)),
+    ]
+
+
+def token_files(c: TrainConfig) -> list[str]:
+    return [f"0/tokens-{n}" for n in range(len(c.datasets))]
+
+
+def tools(c: TrainConfig) -> list[str]:
+    """What every recipe that trains or evaluates needs: the model's shape, and text."""
+    return [FIRST, *token_files(c)]
+
+
+def first_weights(c: TrainConfig, slot: int = 0) -> str:
+    """Where a slot begins: at its entry of INITIAL_POPULATION."""
+    return f"0/init-{slot % len(c.initial_population)}"
+
+
+def last_of(slot: str, round: int) -> str:
+    """The slot's own last member: the next one goes on with its optimizer, and knows whether it came to nothing."""
+    return f"{round - 1}/{slot}" if round > 1 else ""
+
+
+def unique(*ids: str, but: Sequence[str] = ()) -> tuple[str, ...]:
+    """Each once, in the order given; none for an empty name, and none of `but`."""
+    return tuple(id for id in dict.fromkeys(ids) if id and id not in but)
+
+
+def shards_in(round_zero: Sequence[Recipe]) -> int:
+    """DiLoCo: in how many ranges round 0 has cut the model, and so the run goes on."""
+    return sum(recipe.task == "cut" for recipe in round_zero)
