@@ -16,8 +16,9 @@ LAST: Mapping[str, Sequence[str]] = {
     # Then tasks' questions came in batches of BATCH_SIZE times SEQ_LENGTH tokens; then matrices lay by their shapes.
     "edt-evomerge": ["commit 4b76bd2", "commit 9612bcf"],
     # Then rounds grow instead of a warm start, Muon is the default, and moments are averaged; then the built-in text
-    # came in another order, and genomes had no length any more; then the outer step was a plain mean.
-    **dict.fromkeys(("diloco", "edt"), ["commit 9612bcf", "commit 4b76bd2", "commit aaa6f7d"]),
+    # came in another order, and genomes had no length any more; then the outer step was a plain mean; then tokenizers
+    # were made of the run's own text, and a .txt file was one document.
+    **dict.fromkeys(("diloco", "edt"), ["commit 9612bcf", "commit 4b76bd2", "commit aaa6f7d", "commit acf0c07"]),
 }
 FIRST = 1  # also of runs that were made before they said it
 

@@ -204,14 +204,13 @@ def test_patterns_that_could_take_for_ever(pattern):
 
 def test_endless_lines_and_documents(tmp_path, monkeypatch):
     monkeypatch.setattr(text, "LONGEST", 1000)
-    for name in ("long.jsonl", "long.txt"):
-        (tmp_path / name).write_text('{"text": "short"}\n\n' + "x" * 5000 + "\n")
-        documents = text.documents(Dataset(source=str(tmp_path / name)))
+    (tmp_path / "long.jsonl").write_text('{"text": "short"}\n\n' + "x" * 5000 + "\n")
+    documents = text.documents(Dataset(source=str(tmp_path / "long.jsonl")))
+    next(documents)
+    with pytest.raises(UserError, match=r"long.jsonl, line 3: longer than 1000 characters"):
         next(documents)
-        with pytest.raises(UserError, match=rf"{name}, line 3: longer than 1000 characters"):
-            next(documents)
     with pytest.raises(UserError, match="long.jsonl, line 3: longer"):
         [*text.read(str(tmp_path / "long.jsonl"))]
     (tmp_path / "many.txt").write_text("some words\n" * 200)
-    with pytest.raises(UserError, match="many.txt, line 91: a document longer than 1000 characters"):
-        [*text.documents(Dataset(source=str(tmp_path / "many.txt")))]
+    with pytest.raises(UserError, match="many.txt: a document longer than 1000 characters, no '---' in it"):
+        [*text.documents(Dataset(source=str(tmp_path / "many.txt"), separator="---"))]

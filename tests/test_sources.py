@@ -1,6 +1,7 @@
 """Where models and text may come from: files of every kind, a folder of a dataset, a trained model, an accelerator."""
 
 import json
+from itertools import islice
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from train import text
 from train.config import Dataset
 from train.export import Exporter
 from train.loop import Learner
-from train.member.prepare import tokens_of
+from train.member.prepare import own_tokenizer, tokens_of
 from train.model import built
 
 DOCUMENTS = ["one fish\n", "two fish\nred fish\n", "blue fish\n"]
@@ -30,11 +31,38 @@ def test_text_jsonl_and_parquet_give_the_same_documents(tmp_path):
     (tmp_path / "a.txt").write_text("\n\n".join(DOCUMENTS))
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"body": each}) for each in DOCUMENTS))
     pyarrow.parquet.write_table(pyarrow.table({"body": DOCUMENTS}), tmp_path / "a.parquet")
-    assert [*text.documents(source(tmp_path / "a.txt"))] == DOCUMENTS
+    assert [*text.documents(source(tmp_path / "a.txt", separator="\n\n"))] == [*("\n\n".join(DOCUMENTS).split("\n\n"))]
     for kind in ("jsonl", "parquet"):
         assert [*text.documents(source(tmp_path / f"a.{kind}", text_field="body"))] == DOCUMENTS
         with pytest.raises(UserError, match="no text in the field 'text'; it has: body"):
             text.check(source(tmp_path / f"a.{kind}"))
+
+
+def test_a_plain_file_is_one_document(tmp_path):
+    """Given in stretches that end at lines, so that some can be held out; only a separator makes documents of it."""
+    whole = "".join(f"{'word ' * (n % 30)}\n\n" for n in range(20_000)) + "x" * 10_000
+    (tmp_path / "a.txt").write_text(whole)
+    found = [*text.documents(source(tmp_path / "a.txt"))]
+    assert "".join(found) == whole and max(map(len, found)) <= 4097
+    assert all(each.endswith("\n") for each in found if "x" not in each) and len(found) < 2 * len(whole) / 4096
+    got, ends = {"train": 0, "held": 0}, []
+    for separator in ("", "\n\n"):
+        c = config(datasets=({"source": str(tmp_path / "a.txt"), "separator": separator},), tokenizer="")
+        tokenizer = own_tokenizer(c)
+        tokens = tokens_of(c, 0, lambda tokenizer=tokenizer: tokenizer, 300, {"train": 9000, "held": 500}, dict(got))
+        ends.append(sum(part.count(tokenizer.eos_token_id) for _, part in islice(tokens, 50)))
+    assert ends[0] == 0 < ends[1]
+
+
+def test_a_tokenizer_is_made_of_what_the_run_learns_from(tmp_path):
+    """Of each source by its weight; words of the own text become one token, and Python's do not."""
+    (tmp_path / "a.jsonl").write_text('{"text": "Donaudampfschifffahrt und Rhabarberkuchen"}\n' * 300)
+    c = config(datasets=(str(tmp_path / "a.jsonl"),), tokenizer="", vocab_size=400)
+    assert len(own_tokenizer(c).tokenize(" Rhabarberkuchen")) == 1 < len(own_tokenizer(c).tokenize(" self"))
+    both = c.model_copy(update={"datasets": (*c.datasets, Dataset(source="stdlib", weight=99.0))})
+    assert len(own_tokenizer(both).tokenize(" self")) == 1
+    random = c.model_copy(update={"datasets": (Dataset(source="fake"),)})
+    assert len(own_tokenizer(random).tokenize(" self")) == 1
 
 
 @pytest.mark.parametrize("streaming", [True, False])

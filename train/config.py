@@ -28,6 +28,7 @@ class Dataset(Section):
     name: str = bound("", "Hub: which configuration of the dataset.")
     split: Text = bound("train", "Hub: which split.")
     text_field: Text = bound("text", "The field that holds a document.")
+    separator: str = bound("", "Of a .txt file: what stands between documents; empty: the file is one.")
     streaming: bool = bound(True, "Hub: read only as much as the run needs.")
     evaluated: bool = bound(True, "Its held-out text counts in the loss; without, it is only learned from.")
 
@@ -48,7 +49,7 @@ class TrainRoom(Section):
         strict=False,
     )
     tokenizer: str = bound(
-        "", "A hub id or a local folder. Empty: the first model's own, or a byte-level BPE of the built-in text."
+        "", "A hub id or a local folder. Empty: the first model's own, or a byte-level BPE that is made of DATASETS."
     )
     vocab_size: int = bound(1024, "Of the byte-level BPE that is made here.", ge=264, le=1_000_000)
     trust_remote_code: bool = bound(False, "Let models and tokenizers of the hub run code of their own.")

@@ -1,7 +1,9 @@
 """Where text comes from, and the rows of fine-tuning: the built-in one, local files, the hub."""
 
+import contextlib
 import hashlib
 import json
+import re
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +22,8 @@ ROW_FILES = (".jsonl", ".parquet")
 CHAT = '{"messages": [{"role": "user", "content": "..."}, ...]} or {"text": "..."}'
 PAIR = '{"prompt": ..., "chosen": ..., "rejected": ...}, each a text or messages'
 LONGEST = 1 << 26  # characters of a line, or of a document of several
+_BLOCK = 1 << 20  # characters that are read at a time
+_STRETCH = re.compile(r"(?s).{1,4096}(?:\n|\Z)|.{4096}")  # of a document: as many lines as have so many characters
 _SHOWN = 200  # characters of a bad row
 
 Row = Mapping[str, Any]
@@ -44,7 +48,7 @@ def _fields(source: Dataset) -> Iterator[str]:
 SOURCES: Mapping[str, TextSource] = {  # by what names look like; the first that fits
     "stdlib": TextSource(lambda source: shuffled_stdlib(), of_python=True),
     "fake": TextSource(lambda source: iter(()), random=True),
-    "*.txt": TextSource(lambda source: _plain(Path(source.source))),
+    "*.txt": TextSource(lambda source: _plain(Path(source.source), source.separator)),
     "*": TextSource(_fields),  # of rows, in a file or on the hub
 }
 FILES = (*ROW_FILES, *(pattern[1:] for pattern in SOURCES if pattern.startswith("*.")))
@@ -52,6 +56,11 @@ FILES = (*ROW_FILES, *(pattern[1:] for pattern in SOURCES if pattern.startswith(
 
 def kind_of(source: Dataset) -> TextSource:
     return next(kind for pattern, kind in SOURCES.items() if fnmatchcase(source.source, pattern))
+
+
+def is_one_document(source: Dataset) -> bool:
+    """What is given as its documents are stretches of one, with nothing between them."""
+    return source.source.endswith(".txt") and not source.separator
 
 
 def documents(source: Dataset) -> Iterator[str]:
@@ -93,23 +102,29 @@ def _stdlib_files() -> list[tuple[str, Path]]:
     return sorted((str(name), path) for name, path in found if not _LEFT_OUT & set(name.parts[:-1]))
 
 
-def _plain(path: Path) -> Iterator[str]:
-    """Documents of a plain text file are separated by empty lines."""
-    kept: list[str] = []
-    size = 0
-    for number, line in lines(path):
-        if line.strip():
-            kept.append(line)
-            size += len(line)
-            if size > LONGEST:
-                raise UserError(
-                    f"{path}, line {number}: a document longer than {LONGEST} characters, no empty line in it"
-                )
-        elif kept:
-            yield "".join(kept)
-            kept, size = [], 0
-    if kept:
-        yield "".join(kept)
+def _plain(path: Path, separator: str) -> Iterator[str]:
+    """What a separator divides; without one, stretches of the one document that the file is."""
+    rest = ""
+    for block in _blocks(path):
+        *found, rest = (rest + block).split(separator) if separator else _STRETCH.findall(rest + block)
+        yield from (each for each in found if each.strip())
+        if len(rest) > LONGEST:
+            raise UserError(f"{path}: a document longer than {LONGEST} characters, no {separator!r} in it")
+    if rest.strip():
+        yield rest
+
+
+def _blocks(path: Path) -> Iterator[str]:
+    with _in_one_line(path), path.open(encoding="utf-8") as file:
+        yield from iter(lambda: file.read(_BLOCK), "")
+
+
+@contextlib.contextmanager
+def _in_one_line(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _field(row: Any, source: Dataset, where: str) -> str:
@@ -203,14 +218,11 @@ def _whole(text: str) -> str:
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
     """Of a text file, with their numbers; one that no memory may have room for is an error."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(iter(lambda: file.readline(LONGEST), ""), 1):
-                if len(line) == LONGEST:
-                    raise UserError(f"{path}, line {number}: longer than {LONGEST} characters")
-                yield number, line
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    with _in_one_line(path), path.open(encoding="utf-8") as file:
+        for number, line in enumerate(iter(lambda: file.readline(LONGEST), ""), 1):
+            if len(line) == LONGEST:
+                raise UserError(f"{path}, line {number}: longer than {LONGEST} characters")
+            yield number, line
 
 
 def _parsed(line: str, where: str) -> Any:

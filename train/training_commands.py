@@ -64,7 +64,7 @@ def _located(sources: tuple[Any, ...], where: Path, endings: tuple[str, ...]) ->
 def prepared(config: TrainConfig, where: Path) -> TrainConfig:
     """Complain about what cannot work before anything is trained; find out what the run is to be bound to."""
     from train import text
-    from train.member.prepare import tokenizer_name
+    from train.member.prepare import tokenizer_sources
 
     models = (whole(each, where) if isinstance(each, str) else each for each in config.initial_population)
     found = {
@@ -83,7 +83,7 @@ def prepared(config: TrainConfig, where: Path) -> TrainConfig:
     _check_rounds(config)
     _check_batches(config)
     _check_models(config)
-    of_python = not tokenizer_name(config) or any(text.kind_of(each).of_python for each in config.datasets)
+    of_python = any(text.kind_of(each).of_python for each in (*config.datasets, *tokenizer_sources(config)))
     return config.model_copy(update={"stdlib_digest": text.stdlib_digest() if of_python else ""})
 
 

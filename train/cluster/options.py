@@ -93,7 +93,7 @@ class TrainingOptions:
     dataset_config: Annotated[str, _help("Which configuration of a hub's data set, such as `en` of allenai/c4.")] = ""
     tokenizer: Annotated[
         str,
-        _help("A hub id or a folder; else the model's own, or for a preset 1,024 tokens made of Python's source."),
+        _help("A hub id or a folder; else the model's own, or for a preset 1,024 tokens made of the data set."),
     ] = ""
     seq_length: Annotated[int, _help("Tokens of a sequence.")] = 1024
     num_workers: Annotated[int, _help("Threads that make tokens of text, once on each machine, before training.")] = 4

@@ -19,18 +19,16 @@ from train import text
 from train.batches import TokenFile, batch, needed, owned, useful
 from train.cluster.ranks import Ranks
 from train.config import TrainConfig
-from train.made_here import byte_level_bpe, first_of
-from train.member.prepare import named_tokenizer, tokenizer_name, tokens_of, too_short
+from train.member.prepare import named_tokenizer, own_tokenizer, tokenizer_name, tokens_of, too_short
 
-_SAMPLE = 4_000_000  # characters that a tokenizer of our own is made from
 _FILE = "tokens.json"
 _PIECE, _PIECES = 1 << 16, 64  # of a file that tell it from others
 
 
 def tokenizer_for(c: TrainConfig) -> PreTrainedTokenizerBase:
-    """The model's own, or one that is made of the built-in text."""
+    """The model's own, or one that is made of what it learns from."""
     if not (named := tokenizer_name(c)):
-        return byte_level_bpe(c.vocab_size, first_of(text.shuffled_stdlib(), _SAMPLE))
+        return own_tokenizer(c)
     try:
         return named_tokenizer(named)
     except (OSError, ValueError) as error:

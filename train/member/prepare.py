@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +42,30 @@ def make_tokenizer(runtime: PretrainingRuntime, work: Work, args: Args) -> Mappi
     if named:
         tokenizer = named_tokenizer(named, config.trust_remote_code)
     else:
-        check_stdlib(config)
-        tokenizer = byte_level_bpe(config.vocab_size, first_of(text.shuffled_stdlib(), _SAMPLE))
+        tokenizer = own_tokenizer(config)
     with passing("tokenizer") as folder:
         tokenizer.save_pretrained(folder)
         for file in sorted(folder.iterdir()):
             if file.is_file():
                 work.write(file.name, file.read_bytes())
     return {"vocabulary": len(tokenizer), "end": tokenizer.eos_token_id if tokenizer.eos_token_id is not None else -1}
+
+
+def own_tokenizer(config: TrainConfig) -> PreTrainedTokenizerBase:
+    """Of as much of each source as it counts."""
+    sources = tokenizer_sources(config)
+    if any(text.kind_of(each).of_python for each in sources):
+        check_stdlib(config)
+    part = _SAMPLE / sum(each.weight for each in sources)
+    shares = (first_of(text.documents(each), round(each.weight * part)) for each in sources)
+    return byte_level_bpe(config.vocab_size, chain.from_iterable(shares))
+
+
+def tokenizer_sources(config: TrainConfig) -> list[Dataset]:
+    """What a tokenizer is made of, where none is named; the built-in text, where all else is random."""
+    if tokenizer_name(config):
+        return []
+    return [each for each in config.datasets if not text.kind_of(each).random] or [Dataset(source="stdlib")]
 
 
 def tokenizer_name(config: TrainConfig) -> str:
@@ -124,7 +140,8 @@ def tokens_of(
     if text.kind_of(source).of_python:
         check_stdlib(config)
     tokenizer, spare = open_one(), list[list[int]]()
-    end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
+    ends = tokenizer.eos_token_id is not None and not text.is_one_document(source)
+    end = [tokenizer.eos_token_id] if ends else []
     most = max(1, config.eval_sequences // _EVALUATED) * config.seq_length
     documents = text.documents(source)
     while batch := [*islice(documents, _BATCH)]:
