@@ -99,7 +99,7 @@ def do_all(world: World, here: list[Block], *files: str, **smaller: object) -> N
 # -- getting-started.md ------------------------------------------------------------------------------------------------
 
 
-@example("getting-started.md", "One machine", slow=False)
+@example("getting-started.md", "One machine")
 def one_machine(world: World, here: list[Block]) -> None:
     world.configure(NUM_MACHINES=2)
     do_all(world, here)

@@ -540,6 +540,7 @@ def told(*words: object) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_command_goes_both_ways_and_looks(words, tmp_path):
     model, file, again = made(tmp_path / "model", words), tmp_path / "m.gguf", tmp_path / "again"
     assert told(model, file, "--type", "f32")[0] == 0 == told(file, again)[0]

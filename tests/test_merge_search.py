@@ -399,9 +399,14 @@ def test_tasks_and_their_weights_make_the_score(facts, tmp_path):
 
 
 @pytest.mark.parametrize("changes, why", [
-    ({"tasks": ["fcats"]}, "there is no task 'fcats'; the nearest known one is"),
+    pytest.param(  # lm-eval looks through all its tasks
+        {"tasks": ["fcats"]}, "there is no task 'fcats'; the nearest known one is", marks=pytest.mark.slow
+    ),
     ({"tasks": [{"name": "facts", "metric": "f1,none"}]}, "no metric 'f1,none'; it has acc,none, acc_norm,none"),
-    ({"tasks": ["arc_easy"]}, "arc_easy is one of lm-eval's own tasks.*--allow-benchmark-tasks"),
+    pytest.param(
+        {"tasks": ["arc_easy"]}, "arc_easy is one of lm-eval's own tasks.*--allow-benchmark-tasks",
+        marks=pytest.mark.slow,
+    ),
     ({"genome": {"layer_granularity": 3}}, "does not divide the models' 2 layers"),
     ({"genome": {"filters": ["self_atn"]}}, "'self_atn' is in no tensor's name; parts of names are .*q_proj"),
     ({"apply_chat_template": True}, "the models' tokenizer has no chat template"),

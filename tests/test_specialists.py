@@ -121,6 +121,7 @@ def test_what_is_there_is_kept_and_other_settings_make_others(models):
     assert len({other, specialists._digest(SpecialistSettings()), models[BASE].parent.name[-12:]}) == 3
 
 
+@pytest.mark.slow
 def test_the_same_bytes_elsewhere_with_a_killed_process_and_with_two_at_once(models, tmp_path):
     """One is killed after the base; two go on where it stopped."""
     first = start(tmp_path, f"{BASE}: ready")

@@ -10,8 +10,9 @@ def quiet() -> None:
     proofs.quiet()
 
 
-@pytest.mark.parametrize("block", range(5))
+@pytest.mark.parametrize("block", range(2))
 def test_storms_end_with_the_bytes_of_a_calm_day(block: int) -> None:
+    """The first of those that `make storm` sends."""
     for seed in range(20 * block, 20 * (block + 1)):
         proofs.storm(seed)
 
