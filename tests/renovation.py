@@ -55,7 +55,7 @@ def made(tree: Path, place: Path, donors: Path) -> dict[str, Any]:
         "base_model": str(donors / "base"),
     }
     (place / "genome.yml").write_text(yaml.safe_dump({"genome": genome, "tasks": ["facts"]}))
-    more = ("--task-search-path", donors / "tasks", "--max-fevals", 12, "--strategy", "fleet", "--race")
+    more = ("--task-search-path", donors / "tasks", "--max-fevals", 14, "--strategy", "fleet", "--race")
     _do(tree, "-m", "merge.evolve", place / "genome.yml", "--storage-path", place / "search", *more)
     settings = breeding.config(place / "contest")
     settings.save(place / "contest.json")

@@ -1,5 +1,6 @@
 """Whole runs of pre-training: the same bytes however they are made, and what the two algorithms promise."""
 
+import json
 import random
 import shutil
 
@@ -203,7 +204,13 @@ def test_a_run_ends_with_a_model_that_others_load(pretraining, algorithm):
         assert torch.equal(model.get_parameter(name).data, view)
     assert "the cat" in tokenizer.decode(tokenizer("the cat")["input_ids"])
     assert {*map(str, (folder, run.folder / "metrics.csv", run.folder / "loss.png"))} <= {*ended.said.split()}
-    assert "It says:\ndef" in ended.said
+    began = ended.said.partition("Held-out text, and how it goes on:\n")[2]
+    assert began and all(f"pretrained={folder}" in said for said in (ended.said, (folder / "README.md").read_text()))
+    ends = [json.loads((folder / f"{name}.json").read_text()) for name in ("config", "generation_config")]
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        assert all(each.get(name) == getattr(tokenizer, name) for each in ends)
+    modes = {path.stat().st_mode & 0o777 for path in folder.iterdir()}
+    assert len(modes) == 1
     table = (run.folder / "metrics.csv").read_text().splitlines()
     assert table[0].startswith("round,slot,loss") and len(table) == 1 + sum(
         "loss" in m.metrics or "train_loss" in m.metrics

@@ -10,7 +10,7 @@ from typing import Annotated, Any, cast
 import torch
 from cyclopts import App, Parameter
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from fleet import faults, launches
@@ -26,6 +26,7 @@ from fleet.work import Input
 from train import report
 from train.batches import TokenFile
 from train.config import TrainConfig
+from train.made_here import save
 from train.member import vectors
 from train.member.prepare import open_tokenizer
 from train.member.pretraining_runtime import CONFIG, outer_of, sources
@@ -34,7 +35,7 @@ from train.model import empty, layout_of, read_config
 from train.posttrain_results import taken
 from train.training_recipes import FIRST, TOKENIZER, token_files
 
-_PROMPT, _SAMPLE = "def ", 60
+_PROMPT, _SAMPLE = 8, 60  # tokens
 
 
 class Exporter:
@@ -61,14 +62,13 @@ class Exporter:
         members, vector = self.chosen(what)
         for parameter, view in self.layout.views(vector).items():
             self.model.get_parameter(parameter).data.copy_(view)
-        tokenizer = open_tokenizer(self.parent(TOKENIZER), self.config)
-        end = tokenizer.eos_token_id
-        self.model.generation_config = GenerationConfig(eos_token_id=end, pad_token_id=end, bos_token_id=end)
         out.mkdir(parents=True, exist_ok=True)
         disable_progress_bar()
-        self.model.save_pretrained(out)
-        tokenizer.save_pretrained(out)
-        (out / "README.md").write_text(self._readme(what, members))
+        save(self.model, self.tokenizer(), out)
+        (out / "README.md").write_text(self._readme(what, members, out))
+
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return open_tokenizer(self.parent(TOKENIZER), self.config)
 
     def chosen(self, what: str) -> tuple[list[Member], Tensor]:
         """The members that it is made of, and its weights."""
@@ -115,7 +115,7 @@ class Exporter:
     def _settled(self, join: Joining, parents: list[Input]) -> Tensor:
         return vectors.settled(outer_of(self.config), join, parents, self.layout.size)
 
-    def _readme(self, what: str, members: list[Member]) -> str:
+    def _readme(self, what: str, members: list[Member], out: Path) -> str:
         lines = [f"- `{m.id}`: {metrics_text(m.metrics)}; parents: {', '.join(m.recipe.parents)}" for m in members]
         round = place(members[0].id)[0]
         together = [m for m in self.history.round(round) if m.id.endswith(("/average", "/global")) and m]
@@ -126,6 +126,7 @@ class Exporter:
             f"# {self.config.project_name}: {what}",
             f"Made by {self.config.algorithm} in {round} rounds.",
             "## Metrics\n\n" + ("\n".join(whole) or "Not evaluated as a whole."),
+            f"## Evaluation\n\n```sh\n{report.lm_eval(out)}\n```",
             "## Lineage\n\nThe members that it was made of:\n\n" + "\n".join(lines),
             f"## Configuration\n\n```json\n{bound}\n```",
         )
@@ -141,14 +142,15 @@ def show(exporter: Exporter, what: str, out: Path) -> None:
         if report.picture(exporter.history):
             root = exporter.store.disk.root
             say(f"Every member's metrics: {root / TABLE}\nThe loss over the rounds: {root / report.PICTURE}")
-    tokenizer = open_tokenizer(exporter.parent(TOKENIZER), exporter.config)
-    say(f"It says:\n{sample(exporter.model, tokenizer, exporter.config.seed)}")
+    say(f"Evaluate it: {report.lm_eval(out)}")
+    say(f"Held-out text, and how it goes on:\n{sample(exporter)}")
 
 
-def sample(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int) -> str:
-    torch.manual_seed(seed)
-    given = tokenizer(_PROMPT, return_tensors="pt", add_special_tokens=False)["input_ids"]
-    model.eval()
+def sample(exporter: Exporter) -> str:
+    """How a text begins that it has never seen, and what it makes of it."""
+    model, tokenizer = exporter.model.eval(), exporter.tokenizer()
+    torch.manual_seed(exporter.config.seed)
+    given = torch.tensor(exporter.sources("held")[0].values[:_PROMPT].astype("int64"))[None]
     most = getattr(model.config, "max_position_embeddings", None) or _SAMPLE + given.shape[1]
     count = max(1, min(_SAMPLE, most - given.shape[1]))
     more = {"do_sample": True, "top_k": 20, "temperature": 0.8, "use_cache": True}

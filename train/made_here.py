@@ -68,16 +68,26 @@ class MakingProgress:
         self._tell(f"{name}: step {step} of {steps}, loss {loss / step:.2f}; about {left:.0f} s left for all")
 
 
-def publish(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, place: Path) -> None:
-    """As a whole or not at all; of two processes the first is kept."""
-    ends = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """As an ordinary folder, whose files agree on how a text begins and ends."""
+    ends = ends_of(tokenizer)
     model.config.update(ends)
     model.generation_config = GenerationConfig(**ends)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    for path in folder.glob("*.safetensors"):
+        shutil.copymode(folder / "config.json", path)  # which would be the user's alone
+
+
+def ends_of(tokenizer: PreTrainedTokenizerBase) -> dict[str, int | None]:
+    return {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+
+
+def publish(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, place: Path) -> None:
+    """As a whole or not at all; of two processes the first is kept."""
     with scratch(".making", place.parent) as folder:
         draft = folder / place.name
-        model.save_pretrained(draft)
-        tokenizer.save_pretrained(draft)
-        shutil.copymode(draft / "config.json", draft / "model.safetensors")  # which would be the user's alone
+        save(model, tokenizer, draft)
         for path in (*draft.iterdir(), draft):
             sync(path)
         try:

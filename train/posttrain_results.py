@@ -17,6 +17,7 @@ from fleet.plain import say
 from fleet.progress import Progress
 from fleet.recipe import Member, place
 from fleet.work import Input
+from train import report
 from train.posttrain import posttrain_fitness
 from train.posttrain.posttrain_config import PosttrainConfig
 
@@ -107,7 +108,7 @@ def exported(history: History, id: str, out: Path) -> Path:
         for name in member.files.files:
             if name not in ("README.md", RECIPE):  # they tell of the merge only
                 shutil.copyfile(member.path(name), draft / name)
-        (draft / "README.md").write_text(card(c, history, id))
+        (draft / "README.md").write_text(card(c, history, id, out))
     return out
 
 
@@ -148,7 +149,7 @@ def _values(member: Member, keys: list[str]) -> list[str]:
 # -- README.md of a member that leaves its run ------------------------------------------------------------------------
 
 
-def card(c: PosttrainConfig, history: History, id: str) -> str:
+def card(c: PosttrainConfig, history: History, id: str, out: Path) -> str:
     """Who it descends from, what it has learned, how fit it was."""
     origin = history[id].origin
     known = tree(history)
@@ -160,6 +161,7 @@ def card(c: PosttrainConfig, history: History, id: str) -> str:
         f"---\n{yaml.safe_dump(fields, sort_keys=False).strip()}\n---\n# {c.project_name}, member {origin}",
         f"Bred by {c.algorithm} from:\n\n" + "\n".join(f"- `{name}`" for name in founders),
         "## Descent\n\n" + "\n".join(_described(known, history, each) for each in line if not each.startswith("0/")),
+        f"## Evaluation\n\n```sh\n{report.lm_eval(out)}\n```",
         f"## Configuration\n\n```json\n{json.dumps(c.bound(), indent=2)}\n```",
     )
     return "\n\n".join(parts) + "\n"

@@ -1,10 +1,17 @@
-"""loss.png: the loss over the rounds, for people."""
+"""What people look at afterwards: loss.png, and the command that evaluates a model."""
 
 import io
+import shlex
+from pathlib import Path
 
 from fleet.history import History
 
 PICTURE = "loss.png"
+
+
+def lm_eval(folder: Path) -> str:
+    """The command that evaluates a model as everybody else's is."""
+    return f"lm_eval --model hf --model_args pretrained={shlex.quote(str(folder))} --tasks hellaswag,arc_easy"
 
 
 def picture(history: History) -> bool:

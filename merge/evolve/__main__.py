@@ -54,7 +54,7 @@ app = App(name="python -m merge.evolve", help=__doc__, help_format="plaintext", 
 @dataclass(frozen=True)
 class Searching:
     max_fevals: Annotated[int, Parameter(group=_SEARCH, validator=Number(gte=1))] = 100
-    "Candidates; the last generation is finished."
+    "Candidates, at most."
     sigma0: Annotated[float, Parameter(group=_SEARCH, validator=Number(gt=0))] = 1 / 6
     "How far the first candidates scatter."
     population_size: Annotated[int | None, Parameter(group=_SEARCH, validator=Number(gte=3))] = None

@@ -53,7 +53,7 @@ class MergeSearch:
             return self.finals(past, space)
         if past and best(past) is None:
             return []  # what no candidate of a generation can do, others cannot either
-        points = self.next(search, past)
+        points = self.next(search, past)[: self.c.max_fevals - (round - 1) * search.population]
         return [*self.generation(round, points, space, past), *(self.donors(space.dtype) if round == 1 else [])]
 
     def next(self, search: Search, past: Sequence[Sequence[Candidate]]) -> Points:
@@ -64,11 +64,6 @@ class MergeSearch:
 
     def generations(self, search: Search) -> int:
         return -(-self.c.max_fevals // search.population)
-
-    def candidates(self, history: Past) -> int:
-        """How many there will be."""
-        search = self.search(self.space(history))
-        return self.generations(search) * search.population
 
     def space(self, history: Past) -> Space:
         known = history[CHECK].metrics

@@ -88,7 +88,7 @@ class SearchConfig(FleetConfig):
     random_init: bool = bound(False, "Begin anywhere, not at equal weights.")
     apply_chat_template: bool | None = bound(None, "By default where the tokenizer has one.")
     fewshot_as_multiturn: bool = bound(True, "With a chat template: examples are turns of the talk.")
-    max_fevals: int = bound(100, "Candidates; the last generation is finished.", ge=1, le=10**6)
+    max_fevals: int = bound(100, "Candidates, at most.", ge=1, le=10**6)
     sigma0: float = bound(1 / 6, "How far the first points scatter.", gt=0, le=100)
     population_size: int = bound(0, "Candidates of a generation; 0: 4 + 3 ln(coordinates).", ge=0, le=4096)
     race: bool = bound(False, "Stop hopeless candidates early.")

@@ -9,7 +9,7 @@ from fleet.history import History
 from fleet.progress import Progress, duration
 from fleet.recipe import NotYet
 from merge.evolve import records, scoring
-from merge.evolve.merge_search import CHECK, MergeSearch
+from merge.evolve.merge_search import CHECK
 from merge.evolve.records import CandidateRow, SearchOutcome
 from merge.evolve.search_config import SearchConfig
 
@@ -32,8 +32,7 @@ class SearchView(Progress):
     def speed(self) -> str:
         """Candidates a minute, and the time left."""
         try:
-            found = self._found()
-            total = MergeSearch(self.config).candidates(self.history)
+            found, total = self._found(), self.config.max_fevals
         except (NotYet, KeyError):
             return "looking at tasks and models"
         seconds, done = max(1e-3, self._now() - self._began), len(found.rows) - self._already(found)

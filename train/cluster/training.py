@@ -28,6 +28,7 @@ from train.cluster.ranks import Agreed, Ranks
 from train.cluster.shared import Shared, layers_of, learner_of
 from train.config import TrainConfig
 from train.loop import in_fixed_order, rate
+from train.made_here import ends_of
 from train.model import can_be_built
 
 _TELL = 5.0  # seconds between two lines of progress
@@ -198,7 +199,8 @@ def export(learner: Shared, tokenizer: PreTrainedTokenizerBase, out: Path) -> No
     def write() -> None:
         tied = getattr(model, "all_tied_weights_keys", {}) if model.config.tie_word_embeddings else {}
         kept = {name: each.contiguous() for name, each in state.items() if name not in tied}
-        config = model.config.to_dict() | {"architectures": [type(model).__name__.removeprefix("FSDP")]}
+        name = type(model).__name__.removeprefix("FSDP")
+        config = model.config.to_dict() | ends_of(tokenizer) | {"architectures": [name]}
         with whole_folder(out, sum(each.nbytes for each in kept.values()), overwrite=True) as draft:
             save_file(kept, draft / "model.safetensors", {"format": "pt"})
             tokenizer.save_pretrained(draft)
