@@ -16,11 +16,11 @@ breed: $(VENV)/.run
 	$(RUN) edt_sim.py --config configs/posttrain.json
 
 test: lint
-	$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(RUN) -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test-slow: $(VENV)/.slow
 	$(MAKE) storm SEEDS=500
-	$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m slow
+	$(RUN) -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m slow
 
 # On a real NFS disk that three machines mount, each with a kernel of its own.
 test-nfs: $(VENV)/.test

@@ -132,9 +132,12 @@ class Toys:
         found = {}
         for folder in Path("/proc").iterdir():
             with contextlib.suppress(OSError, ValueError):
-                words = (folder / "cmdline").read_bytes().decode().split("\0")
-                if str(self.folder) in words and "--worker" in words and state(int(folder.name)) not in "ZX":
-                    found[words[words.index("--worker") + 1]] = int(folder.name)
+                line = (folder / "cmdline").read_bytes()
+                words = line.decode().split("\0")
+                if str(self.folder) not in words or "--worker" not in words or state(int(folder.name)) in "ZX":
+                    continue
+                if (folder.parent / parent_of(int(folder.name)) / "cmdline").read_bytes() != line:
+                    found[words[words.index("--worker") + 1]] = int(folder.name)  # not what a worker is about to start
         return found
 
     def kill_all(self) -> None:
@@ -286,6 +289,10 @@ def state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except OSError:
         return "X"
+
+
+def parent_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]
 
 
 def freeze(pid: int) -> None:

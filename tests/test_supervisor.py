@@ -192,6 +192,7 @@ def test_a_crew_goes_on_where_a_mount_that_died_is_mounted_again(tmp_path, monke
     waits = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.05)\nraise SystemExit(7)"
     with disks.mounted("bindfs", tmp_path / "base", tmp_path / "behind") as disk:
         run, run_id = started(tmp_path, waits, monkeypatch, restarts=1)
+        until(lambda: (run / "workers" / "h.supervisor").exists(), "it has told of itself")
         disk.die()
         (tmp_path / "code" / "go").touch()
         until(lambda: len(agent.running(run_id)["processes"]) == 1, "its worker has ended")
