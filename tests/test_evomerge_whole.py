@@ -20,7 +20,7 @@ from tests.test_evomerge import CLI, cli
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "evomerge.md").read_text(), re.M | re.S)
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]  # its models are trained first
 
 
 @pytest.fixture

@@ -217,6 +217,7 @@ def test_an_interrupted_one_leaves_nothing_half(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # they are trained first
 def test_each_has_its_own_skill_and_no_other(tmp_path):
     made, wanted = starters(tmp_path / "models"), asked(tmp_path / "tasks", 300)
     evaluation = TaskEvaluation(wanted, AutoTokenizer.from_pretrained(made[BASE]), load(wanted))

@@ -198,6 +198,7 @@ def perplexity(folder: Path) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # they are trained first
 def test_the_mean_of_the_real_ones_beats_each(specialists_home, tmp_path):
     real = made(specialists_home)
     alone = {name: perplexity(folder) for name, folder in real.items()}
