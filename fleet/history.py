@@ -16,10 +16,9 @@ from typing import Any, TypeVar
 
 from fleet import faults, known, payload, summary
 from fleet.host import Host
-from fleet.known import KnownRound, Outcome
+from fleet.known import KnownRound, Outcome, Slot, parse
 from fleet.recipe import AHEAD, Member, NotYet, Recipe, alike, folder, name, place
 from fleet.run import open_run
-from fleet.slots import Slot, parse
 from fleet.store import Store
 
 BEHIND = 3  # finished rounds that are remembered: the parents of what is made, theirs, and theirs

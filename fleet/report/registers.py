@@ -8,9 +8,9 @@ from typing import Any
 
 from fleet import faults, summary
 from fleet.ancestry.tree import finite
+from fleet.known import Slot, parse
 from fleet.plans import recipes_in
 from fleet.recipe import Member, Recipe, check, folder, name, place
-from fleet.slots import Slot, parse
 from fleet.store import REGISTER_LIMIT, Store, Value
 
 
