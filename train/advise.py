@@ -135,8 +135,9 @@ def _bytes(count: int, wire: str) -> float:
 def facts(f: Forecast) -> Iterator[tuple[str, str]]:
     c, s, (written, read) = f.config, f.sizes, f.moved
     yield "model", f"{s.parameters:,} parameters, {s.words / s.parameters:.0%} of them for single words"
-    yield "tokens", f"{f.tokens:,} in all, {f.tokens // c.population_size:,} of each slot; {f.per_parameter:.3g} a parameter"
-    yield "rounds", f"{c.max_generations}, of {c.steps_in(1)} to {c.inner_steps} steps; {c.total_steps:,} steps of a slot"
+    each = f"{f.tokens // c.population_size:,} of each slot; {f.per_parameter:.3g} a parameter"
+    yield "tokens", f"{f.tokens:,} in all, {each}"
+    yield "rounds", f"{c.max_generations}, of {c.steps_in(1)} to {c.inner_steps} steps; {c.total_steps:,} of a slot"
     yield "memory", f"about {_size(f.memory)} of a worker, and what the layers remember of a batch"
     yield "machines", f"{f.here.workers} workers for {c.population_size} slots; {f.busy:.0%} of them train at a time"
     yield "exchange", f"a slot writes {_size(written)} and reads {_size(read)} a round"
@@ -176,7 +177,7 @@ def _cheaper(c: TrainConfig, share: float) -> Iterator[str]:
         said, share = f'{said}: WIRE_DTYPE "int8"', share / 2
     if share > 0.25:
         steps = math.ceil(c.inner_steps * share / 0.25)
-        said = f"{said}{', and' if 'int8' in said else ':'} INNER_STEPS {steps} (rounds of so many steps cost some quality)"
+        said = f"{said}{', and' if 'int8' in said else ':'} INNER_STEPS {steps} (longer rounds cost some quality)"
     yield said
     if c.steps_in(1) * 4 < c.inner_steps:
         yield f"the first rounds are shorter still: FIRST_INNER_STEPS {math.ceil(c.inner_steps / 4)}"
@@ -259,7 +260,7 @@ def advise(
         workers = sum(len(each.devices) or each.workers for each in machines.load(machines_file))
     sizes = sizes_of(c)
     if not step and sizes.parameters > MOST_MEASURED and best_device().type == "cpu":
-        raise UserError(f"{sizes.parameters:,} parameters are too many to try here: say how long a step takes, --step 0.9")
+        raise UserError(f"{sizes.parameters:,} parameters are too many to try here: say what a step takes, --step 0.9")
     here = Circumstances(
         workers or c.num_machines,
         step or timed(c, sizes.longest),
