@@ -1,5 +1,6 @@
 """What the tests of real runs share."""
 
+import fcntl
 import os
 import signal
 import sys
@@ -32,6 +33,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def interruptible() -> None:
     """A shell's background jobs ignore Ctrl-C, and so would all that the tests start from one."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Whoever computes with more threads in this process leaves them to nobody: of matrices so small, threads that wait
+    for each other on a busy machine take hundreds of times as long."""
+    yield
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
 
 
 @pytest.fixture
@@ -84,14 +94,16 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def specialists_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where evomerge's default models are: trained once for all slow tests, in two minutes. Of two processes that test,
-    the second waits for the first one's."""
+    """Where evomerge's default models are: trained once for all slow tests. Of processes that test, one trains them and
+    the others wait for it."""
     from evomerge import specialists
 
     mine = tmp_path_factory.getbasetemp()
     folder = (mine.parent if "PYTEST_XDIST_WORKER" in os.environ else mine) / "home"
     folder.mkdir(exist_ok=True)
-    specialists.made(folder)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed
+        specialists.made(folder)
     return folder
 
 
