@@ -20,7 +20,18 @@ LONGEST = (
     "test_evomerge_whole", "test_group", "test_posttrain_whole", "test_examples", "test_fsdp_whole", "test_peers",
     "test_fsdp_page", "test_pretraining", "test_skills", "test_specialists", "test_pretraining_input", "test_fsdp",
     "test_merge_search", "test_merge_search_far", "test_evomerge", "test_kill", "test_launcher", "test_knobs",
+    "test_unlucky_machine", "test_three_hosts", "test_engines", "test_lab", "test_bad_luck", "test_blame", "test_merge",
 )  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Short tests keep their files in memory, where there is enough of it: their runs sync them by the thousand. The
+    slow ones have machines, which share a folder of a disk."""
+    place = Path("/dev/shm")
+    if "not slow" in config.option.markexpr and place.is_dir():
+        room = os.statvfs(place)
+        if room.f_bavail * room.f_frsize > 4 << 30 and not room.f_flag & os.ST_NOEXEC:
+            os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(place))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -419,7 +419,7 @@ def test_what_cannot_be_searched_is_known_before_anything_is_merged(changes, why
 
 
 def test_donors_that_do_not_fit_together(facts, tmp_path):
-    searching.donors(tmp_path, layers=3)
+    searching.donors(tmp_path, layers=3, steps=1)
     other = genome_file(tmp_path, facts, genome={"models": [str(facts / "part0"), str(tmp_path / "part1")]})
     with pytest.raises(ValueError, match="model.layers.2.* is missing in"):
         CandidateEvaluator(settled(other, facts)).check()
