@@ -28,7 +28,7 @@ test-slow: $(VENV)/.slow
 
 # On a real NFS disk that three machines mount, each with a kernel of its own.
 test-nfs: $(VENV)/.test
-	$(RUN) -m pytest -m nfs
+	$(RUN) -m pytest -m nfs tests/test_nfs.py
 
 # The simulated disk with all its misfortunes: every crash point, and SEEDS random ones.
 SEEDS ?= 2000
