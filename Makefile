@@ -7,7 +7,7 @@ CONFIG ?= evolution.json
 # A test starts hundreds of processes, and none is to compile our modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run breed test test-slow test-nfs storm screenshots pictures lint docs clean
+.PHONY: run breed test test-short test-slow test-nfs storm screenshots pictures lint docs clean
 run: $(VENV)/.run
 	$(RUN) edt_sim.py --config $(CONFIG)
 
@@ -15,7 +15,11 @@ run: $(VENV)/.run
 breed: $(VENV)/.run
 	$(RUN) edt_sim.py --config configs/posttrain.json
 
-test: lint
+# Types are looked at beside the tests, which often wait.
+test: $(VENV)/.test
+	$(MAKE) --jobs 2 lint test-short
+
+test-short: $(VENV)/.test
 	$(RUN) -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test-slow: $(VENV)/.slow
@@ -24,7 +28,7 @@ test-slow: $(VENV)/.slow
 
 # On a real NFS disk that three machines mount, each with a kernel of its own.
 test-nfs: $(VENV)/.test
-	$(RUN) -m pytest -m nfs
+	$(RUN) -m pytest -m nfs tests/test_nfs.py
 
 # The simulated disk with all its misfortunes: every crash point, and SEEDS random ones.
 SEEDS ?= 2000

@@ -1,6 +1,5 @@
 """A worker's memory: the models, what they are asked, and the model that takes on one formula after the other."""
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,8 +50,8 @@ class FormulaEvaluator:
 
 
 def alone(config: Configuration, models: Mapping[str, str], base: str = "") -> FormulaEvaluator:
-    """For whoever evaluates without a run: with all of this machine's processors."""
-    threads = max(config.threads, len(os.sched_getaffinity(0)))
+    """For whoever evaluates without a run: with as many threads as this process has."""
+    threads = max(config.threads, torch.get_num_threads())
     merging = config.merge_settings.model_copy(update={"base_model": ModelReference("base", base) if base else None})
     return FormulaEvaluator(
         TournamentConfig(

@@ -40,10 +40,10 @@ BASE = "base"
 class SpecialistSettings:
     """All that the models follow from, besides the text."""
 
-    base_steps: int = 2500
-    base_lr: float = 8e-3
-    steps: int = 300  # of a specialist
-    lr: float = 1.2e-3
+    base_steps: int = 800
+    base_lr: float = 1e-2
+    steps: int = 150  # of a specialist
+    lr: float = 2.5e-3
     reminder: float = 0.1  # of each other kind, beside 1 of its own: a model that forgets the others merges badly
     batch: int = 4
     window: int = 128
@@ -71,7 +71,7 @@ class SpecialistSettings:
             seq_length=self.window,
             warmup_steps=min(30, self.steps_of(name) // 10),
             lr=self.base_lr if name == BASE else self.lr,
-            **alone(self.steps_of(name)),
+            **{**alone(self.steps_of(name)), "inner_optimizer": "muon", "lr_schedule": "linear"},
         )
 
     @property

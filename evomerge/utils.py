@@ -108,7 +108,8 @@ def validate_merge_config(config: Configuration) -> None:
 
 
 def generate_text(model: Any, tokenizer: Any, prompt: str, max_length: int = 100) -> str:
-    """The prompt and what the model goes on with: at most MAX_LENGTH tokens together, the likeliest ones."""
+    """The prompt and what the model goes on with: at most MAX_LENGTH tokens together. They are drawn from the likely
+    ones, always the same: where it says the likeliest each time, a small model soon repeats itself without end."""
     import torch
 
     given = tokenizer(prompt, return_tensors="pt").to(model.device)
@@ -122,8 +123,10 @@ def generate_text(model: Any, tokenizer: Any, prompt: str, max_length: int = 100
         raise EvoMergeException(f"the prompt has {count} tokens, which leaves no room within {limit}: shorten it")
     end = tokenizer.eos_token_id
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else end
-    with torch.inference_mode():
-        said = model.generate(**given, max_length=min(max_length, context), do_sample=False, pad_token_id=pad)
+    drawn: dict[str, Any] = {"do_sample": True, "top_k": 20, "temperature": 0.8}
+    with torch.inference_mode(), torch.random.fork_rng():
+        torch.manual_seed(0)
+        said = model.generate(**given, **drawn, max_length=min(max_length, context), pad_token_id=pad)
     return str(tokenizer.decode(said[0], skip_special_tokens=True))
 
 

@@ -1,5 +1,6 @@
 """What the tests of real runs share."""
 
+import fcntl
 import os
 import signal
 import sys
@@ -19,7 +20,18 @@ LONGEST = (
     "test_evomerge_whole", "test_group", "test_posttrain_whole", "test_examples", "test_fsdp_whole", "test_peers",
     "test_fsdp_page", "test_pretraining", "test_skills", "test_specialists", "test_pretraining_input", "test_fsdp",
     "test_merge_search", "test_merge_search_far", "test_evomerge", "test_kill", "test_launcher", "test_knobs",
+    "test_unlucky_machine", "test_three_hosts", "test_engines", "test_lab", "test_bad_luck", "test_blame", "test_merge",
 )  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Short tests keep their files in memory, where there is enough of it: their runs sync them by the thousand. The
+    slow ones have machines, which share a folder of a disk."""
+    place = Path("/dev/shm")
+    if "not slow" in config.option.markexpr and place.is_dir():
+        room = os.statvfs(place)
+        if room.f_bavail * room.f_frsize > 4 << 30 and not room.f_flag & os.ST_NOEXEC:
+            os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(place))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -32,6 +44,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def interruptible() -> None:
     """A shell's background jobs ignore Ctrl-C, and so would all that the tests start from one."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Whoever computes with more threads in this process leaves them to nobody: of matrices so small, threads that wait
+    for each other on a busy machine take hundreds of times as long."""
+    yield
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
 
 
 @pytest.fixture
@@ -84,14 +105,16 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def specialists_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where evomerge's default models are: trained once for all slow tests, in two minutes. Of two processes that test,
-    the second waits for the first one's."""
+    """Where evomerge's default models are: trained once for all slow tests. Of processes that test, one trains them and
+    the others wait for it."""
     from evomerge import specialists
 
     mine = tmp_path_factory.getbasetemp()
     folder = (mine.parent if "PYTEST_XDIST_WORKER" in os.environ else mine) / "home"
     folder.mkdir(exist_ok=True)
-    specialists.made(folder)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed
+        specialists.made(folder)
     return folder
 
 

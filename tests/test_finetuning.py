@@ -47,15 +47,6 @@ PLAIN = (
 )
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Whatever other tests leave: with several threads, experts' sums are in no fixed order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def tokenizer(template=None, merges=(), trim=True):
     """Of bytes, of a few that are joined, and of special tokens; like GPT-2's it may leave spaces out of offsets."""
     words = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in merges)]

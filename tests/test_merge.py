@@ -166,7 +166,7 @@ def test_a_source_wins_over_its_slice_and_that_over_the_recipe(models, tmp_path)
 def test_every_parameter_of_every_method_changes_the_result(models, tmp_path):
     from merge.methods import METHODS
 
-    def made(method: str, n: int, **params):
+    def made(method: str, name: str, **params):
         spec = METHODS[method]
         usual = {"weight": 0.5, "density": 0.5, "t": 0.02}
         given = {key: value for key, value in usual.items() if key in spec.params} | params
@@ -175,7 +175,7 @@ def test_every_parameter_of_every_method_changes_the_result(models, tmp_path):
         inputs = [{"model": m, "parameters": {key: usual[key] for key in each if key in usual}} for m in models[1:]]
         inputs[0]["parameters"].update(each)
         shared = {key: value for key, value in given.items() if key not in each}
-        return run(tmp_path / f"{method}-{n}", {**head, "models": inputs[: spec.most], "parameters": shared})
+        return run(tmp_path / f"{method}-{name}", {**head, "models": inputs[: spec.most], "parameters": shared})
 
     turned = {
         **{"weight": -0.7, "density": 0.3, "gamma": 0.3, "epsilon": 0.4, "lambda": 0.5, "t": 0.05, "select_topk": 0.3},
@@ -183,14 +183,16 @@ def test_every_parameter_of_every_method_changes_the_result(models, tmp_path):
     }
     needs = {"nuslerp_row_wise": {"nuslerp_flatten": False}}
     for method, spec in METHODS.items():
-        for n, (key, param) in enumerate(spec.params.items()):
+        unturned = made(method, "unturned")
+        for key, param in spec.params.items():
             value = (not param.default) if param.kind is bool else turned[key]
             if method == "karcher" and key == "weight":
                 value = 0.2
             if (method, key) == ("multislerp", "eps"):
                 continue  # at which length directions cancel out: tests/test_merge_methods.py
             around = needs.get(key, {})
-            plain, other = made(method, 2 * n, **around), made(method, 2 * n + 1, **around, **{key: value})
+            plain = made(method, f"beside-{key}", **around) if around else unturned
+            other = made(method, key, **around, **{key: value})
             assert any(not torch.equal(plain[name], other[name]) for name in plain), (method, key)
 
 

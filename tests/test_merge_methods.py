@@ -22,14 +22,6 @@ SHAPES = [(700, 300), (1,), (5, 3), (64,), (3, 4, 5), (2, 70001)]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def tensors(count: int, shape=(5, 3), dtype=torch.float32, seed=0, near=0.1) -> list[Tensor]:
     """A base, and others that differ from it a little."""
     dice = torch.Generator().manual_seed(seed)

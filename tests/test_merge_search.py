@@ -310,9 +310,9 @@ def test_every_field_of_the_file_and_every_option_reaches_the_search(facts, tmp_
     assert begins(seed=4).next([]) != plain.next([]) and begins(sigma0=0.5).sigma == 0.5
     assert begins(population_size=5).population == 5
     assert MergeSearch(settled(genome_file(tmp_path, facts), facts, max_fevals=30)).generations(plain) == 5
-    evaluator = CandidateEvaluator(settled(genome_file(tmp_path, facts), facts, batch_size=3, threads=1))
+    evaluator = CandidateEvaluator(settled(genome_file(tmp_path, facts), facts, batch_size=3, threads=2))
     evaluator.scored(Space(evaluator.config.genome, 2).recipe([1, 1, 1]))
-    assert evaluator._ready.evaluation._lm._most == 3 and torch.get_num_threads() == 1
+    assert evaluator._ready.evaluation._lm._most == 3 and torch.get_num_threads() == 2
 
 
 def test_models_that_lie_here_have_whole_paths(tmp_path, monkeypatch):
@@ -329,7 +329,7 @@ def test_models_that_lie_here_have_whole_paths(tmp_path, monkeypatch):
 
 
 def settled(file: Path, facts: Path, **options) -> SearchConfig:
-    more = {"task_path": (str(facts / "tasks"),), "project_name": "x", "threads": 2, **options}
+    more = {"task_path": (str(facts / "tasks"),), "project_name": "x", "threads": 1, **options}
     return configs.read(file, {"algorithm": "merge-search", **more})
 
 
@@ -419,7 +419,7 @@ def test_what_cannot_be_searched_is_known_before_anything_is_merged(changes, why
 
 
 def test_donors_that_do_not_fit_together(facts, tmp_path):
-    searching.donors(tmp_path, layers=3)
+    searching.donors(tmp_path, layers=3, steps=1)
     other = genome_file(tmp_path, facts, genome={"models": [str(facts / "part0"), str(tmp_path / "part1")]})
     with pytest.raises(ValueError, match="model.layers.2.* is missing in"):
         CandidateEvaluator(settled(other, facts)).check()

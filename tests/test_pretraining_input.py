@@ -124,10 +124,8 @@ def test_threads_are_those_of_torch(tmp_path):
 
     from train.member.pretrained import maker
 
-    before = torch.get_num_threads()
     maker(config(threads=2))
     assert torch.get_num_threads() == 2
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("algorithm, slot, there", [("edt", "m3", 5), ("diloco", "replica-3", 9)])
