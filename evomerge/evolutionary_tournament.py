@@ -11,9 +11,9 @@ from evomerge import breeding
 from evomerge.breeding import Among, Ranked, can_mutate, mutated, next_generation, ranked
 from evomerge.config import Configuration, ModelReference
 from evomerge.formula import Formula, in_words
+from evomerge.given_models import resolved
 from evomerge.merger import AdvancedModelMerger, known
 from evomerge.tournament import last_generation
-from evomerge.tournament_running import resolved
 from evomerge.utils import EvoMergeException, expected, log
 from fleet.config import UserError
 
@@ -73,7 +73,7 @@ class EvolutionaryMerger:
             log.info("evaluating %s", model.name)
             (there,) = resolved([model])
             evaluator = self._evaluator({there.name: there.path}, "")
-            return float(evaluator.scored(Formula(blend=there.name), "choosing")["score"])
+            return float(evaluator.scored(Formula(blend=there.name))["score"])
 
     def tournament_selection(self, population: Sequence[ModelReference], scores: Sequence[float]) -> ModelReference:
         """Some meet by chance; the best of them wins."""
@@ -116,7 +116,7 @@ class EvolutionaryMerger:
     def _ranked(self, evaluator: Any, id: str, formula: Formula) -> Ranked:
         log.info("evaluating %s (%s)", id, in_words(formula))
         try:
-            return Ranked(id, formula, float(evaluator.scored(formula, "choosing")["score"]))
+            return Ranked(id, formula, float(evaluator.scored(formula)["score"]))
         except UserError as error:
             log.warning("%s (%s): %s", id, in_words(formula), error)
             return Ranked(id, formula, None)
@@ -160,13 +160,7 @@ def _joined(there: Sequence[tuple[Formula, dict[str, str], str]]) -> tuple[list[
 
 def run_evolutionary_tournament(config: Configuration) -> str:
     """The whole tournament as a run on the disk; the same call goes on where it stopped. The winner's folder."""
-    from evomerge import ending, tournament_running
+    from evomerge.tournament_running import winner_of
 
     with expected():
-        code = tournament_running.run(config)
-        folder = Path(config.out).expanduser().resolve()
-        if code == 130:
-            raise KeyboardInterrupt
-        if code:
-            raise EvoMergeException(f"the tournament in {folder} stopped before its end (exit code {code}); see above")
-        return str(ending.concluded(folder))
+        return winner_of(config)

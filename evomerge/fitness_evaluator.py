@@ -1,4 +1,5 @@
-"""What makes one model better than another: a text, tasks of lm-eval, or both; one part chooses, another one judges."""
+"""What makes one model better than another: a text, tasks of lm-eval, or both; one part for validation, another for the
+held-out test."""
 
 import hashlib
 import json
@@ -8,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from evomerge.config import EvaluationSettings
+from evomerge.texts import mixed
 from fleet.config import UserError
-from train import tasks
+from merge.search.search_strategy import Questions
+from train import tasks, text
+from train.config import Dataset
 from train.passages import Losses, PassageReader, as_metrics
 from train.tasks import Asked, TaskEvaluation
 
@@ -31,10 +35,15 @@ class FitnessEvaluator:
         self.readers = {on: PassageReader(tokenizer, some, longest, e.batch_tokens) for on, some in text.items()}
         self.evaluation = TaskEvaluation(asked(e, seed), tokenizer, loaded, tokens=e.batch_tokens) if e.tasks else None
         there = self.evaluation.questions() if self.evaluation else {}
-        self.numbers = {on: tasks.parted(there, e.holdout, seed, on == "judging") for on in ("choosing", "judging")}
+        self.numbers = {on: tasks.parted(there, e.holdout, seed, on == "test") for on in ("validation", "test")}
 
-    def evaluated(self, model: Any, on: str) -> Metrics:
-        """On "choosing" or "judging": the score, each objective, and what intervals are made of."""
+    def forget(self) -> None:
+        """Let go of the last model: the next one needs its room."""
+        if self.evaluation:
+            self.evaluation.forget()
+
+    def evaluated(self, model: Any, on: Questions) -> Metrics:
+        """The score, each objective, and what intervals are made of."""
         found: dict[str, Any] = {}
         objectives: dict[str, float] = {}
         score = 0.0
@@ -43,7 +52,7 @@ class FitnessEvaluator:
             found |= as_metrics(losses)
             objectives[BITS] = losses.bits_per_byte
             score -= self.e.text_weight * losses.bits_per_byte
-            if on == "judging":
+            if on == "test":
                 found |= {"each": json.dumps([round(x, 6) for x in losses.nats]), "sizes": json.dumps(losses.bytes)}
         if self.evaluation:
             marks = self.evaluation.marks(model, self.numbers[on])
@@ -52,7 +61,7 @@ class FitnessEvaluator:
                 score += task.weight * objectives[key(task)]
         if not math.isfinite(score):
             raise UserError(f"the score is {score}: {objectives}")
-        name = "score" if on == "choosing" else "judged"  # two things that nobody should compare
+        name = "score" if on == "validation" else "test_score"  # two things that nobody should compare
         return {**found, name: score, "objectives": json.dumps(objectives)}
 
 
@@ -83,27 +92,17 @@ def load_tasks(e: EvaluationSettings, seed: int) -> dict[str, Any]:
 
 
 def texts(e: EvaluationSettings) -> dict[str, list[str]]:
-    """Passages that choose, and as many others that judge, in turns: all kinds of text are in both."""
-    there = builtin() if not e.text else cut(e)
+    """Passages for validation, and as many others for the test, in turns: all kinds of text are in both."""
+    there = cut(e) if e.text else [each.text for each in mixed()]
     if len(there) < 2 * _FEWEST:
         found = f"{len(there)} passages of at most {PASSAGE} characters"
         raise UserError(f"{e.text}: {found}; at least {2 * _FEWEST} are needed to compare models")
     most = min(e.passages, len(there) // 2)
-    return {"choosing": there[: 2 * most : 2], "judging": there[1 : 2 * most : 2]}
-
-
-def builtin() -> list[str]:
-    """Of three kinds, in turns."""
-    from evomerge.texts import mixed
-
-    return [each.text for each in mixed()]
+    return {"validation": there[: 2 * most : 2], "test": there[1 : 2 * most : 2]}
 
 
 def cut(e: EvaluationSettings) -> list[str]:
     """A file's documents in passages; what is too short to say anything is left out."""
-    from train import text
-    from train.config import Dataset
-
     if not e.text.endswith(text.FILES):
         raise UserError(f"{e.text}: a text file ends in {', '.join(text.FILES)}")
     found: list[str] = []

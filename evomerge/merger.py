@@ -11,8 +11,7 @@ from evomerge.breeding import Among
 from evomerge.building import ModelBuilder
 from evomerge.config import STAGES, TECHNIQUES, Configuration, ModelReference, Technique
 from evomerge.formula import Formula, Step, in_words
-from evomerge.model_checks import check_alike
-from evomerge.tournament_running import resolved
+from evomerge.given_models import check_alike, resolved
 from evomerge.utils import EvoMergeException, expected, log
 
 

@@ -6,7 +6,7 @@ from rich.table import Table
 
 from evomerge import tournament_results
 from evomerge.fitness_evaluator import BITS, key
-from evomerge.tournament_results import Judged, TournamentEntry, TournamentOutcome
+from evomerge.tournament_results import Tested, TournamentEntry, TournamentOutcome
 from fleet.progress import Progress, duration
 
 
@@ -23,11 +23,11 @@ class TournamentView(Progress):
         found = tournament_results.read(self.history)
         seconds, done = max(1e-3, self._now() - self._began), self.history.first - max(1, self._began_at)
         e = found.config.evolution_settings
-        if found.judged:
+        if found.tested:
             return f"{duration(seconds)} in all"
         words = [f"generation {len(found.generations) + 1} of at most {e.num_generations}"]
         if len(found.generations) == e.num_generations:
-            words = ["judging"]
+            words = ["held-out test"]
         elif done > 0:
             words.append(f"about {duration(seconds / done)} each")
         return ", ".join(words)
@@ -65,15 +65,15 @@ def generation_text(found: TournamentOutcome, generation: int) -> str:
 
 def final_table(found: TournamentOutcome) -> Table:
     """The winner beside the models that it came from."""
-    winner, names = found.judged[0], list(found.judged[0].objectives)
+    winner, names = found.tested[0], list(found.tested[0].listed("objectives"))
     text, others = BITS in names, [name for name in names if name != BITS]
     table = Table(title="Held-out test", title_justify="left", caption_justify="left")
     for column in ("", "score", *(["perplexity (95%)", "the winner gains"] if text else []), *others):
         table.add_column(column, justify="left" if not column else "right", overflow="fold")
-    for judged in found.judged:
-        cells = ["winner" if judged is winner else judged.name, _number(judged.metrics["judged"])]
-        cells += _text_cells(winner, judged) if text else []
-        table.add_row(*cells, *(_number(judged.objectives[name]) for name in others))
+    for tested in found.tested:
+        cells = ["winner" if tested is winner else tested.name, _number(tested.metrics["test_score"])]
+        cells += _text_cells(winner, tested) if text else []
+        table.add_row(*cells, *(_number(tested.listed("objectives")[name]) for name in others))
     gains = " The winner gains bits per byte on the same passages (±: 95%)." if text else ""
     table.caption = f"Score: {score_in_words(found)}.{gains}"
     return table
@@ -87,11 +87,11 @@ def score_in_words(found: TournamentOutcome) -> str:
     return " ".join(parts).removeprefix("+ ")
 
 
-def _text_cells(winner: Judged, judged: Judged) -> Sequence[str]:
-    low, high = tournament_results.interval(judged)
-    better = tournament_results.ahead(winner, judged) if judged is not winner else None
-    difference = f"{better[0]:+.3f} ± {better[1]:.3f}" if better else ""
-    return f"{judged.metrics['perplexity']:.1f} ({low:.1f} to {high:.1f})", difference
+def _text_cells(winner: Tested, tested: Tested) -> Sequence[str]:
+    low, high = tournament_results.interval(tested)
+    gain, half = tournament_results.ahead(winner, tested)
+    shown = f"{tested.metrics['perplexity']:.1f} ({low:.1f} to {high:.1f})"
+    return shown, "" if tested is winner else f"{gain:+.3f} ± {half:.3f}"
 
 
 def front_table(found: TournamentOutcome) -> Table:

@@ -19,7 +19,9 @@ LAST: Mapping[str, Sequence[str]] = {
     # came in another order, and genomes had no length any more; then the outer step was a plain mean; then tokenizers
     # were made of the run's own text, and a .txt file was one document.
     **dict.fromkeys(("diloco", "edt"), ["commit 9612bcf", "commit 4b76bd2", "commit aaa6f7d", "commit acf0c07"]),
-    "merge-search": ["commit acf0c07"],  # then no candidate was scored beyond those that were asked for
+    # Then no candidate was scored beyond those that were asked for; then questions were called validation and test.
+    "merge-search": ["commit acf0c07", "commit 5fc2cdb"],
+    "evomerge": ["commit 5fc2cdb"],
 }
 FIRST = 1  # also of runs that were made before they said it
 

@@ -42,6 +42,30 @@ class LiveModel:
             raise UserError(f"{broken[0]} has numbers that are not finite, or too large for its dtype")
 
 
+class LiveModels:
+    """One model after the other: each as long as what it is to take on has its shape."""
+
+    def __init__(self, device: str, trust: bool = False) -> None:
+        self.device, self.trust = device, trust
+        self.now: LiveModel | None = None
+        self._key = ""
+
+    def shaped(self, said: Merge, made: Plan, leave: Callable[[], None], with_model: bool = True) -> LiveModel:
+        """A model for a plan, without its weights; whoever else holds the last one is asked to leave it."""
+        if self.now is None or self._key != key_of(made):
+            self.now = None  # first out, then in: there may be no room for both
+            leave()
+            self.now, self._key = furnished(said, made, self.device, self.trust, with_model), key_of(made)
+        return self.now
+
+    def loaded(self, folder: Path, **more: Any) -> Any:
+        """From its files, where weights lie otherwise in memory than in them."""
+        from transformers import AutoModelForCausalLM
+
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", trust_remote_code=self.trust, **more)
+        return model.eval() if more else model.to(self.device).eval()
+
+
 def furnished(said: Merge, made: Plan, device: str, trust: bool = False, with_model: bool = True) -> LiveModel:
     """A model of a plan's shape, without its weights."""
     from transformers import AutoTokenizer

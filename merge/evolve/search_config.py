@@ -89,20 +89,33 @@ class SearchConfig(FleetConfig):
     apply_chat_template: bool | None = bound(None, "By default where the tokenizer has one.")
     fewshot_as_multiturn: bool = bound(True, "With a chat template: examples are turns of the talk.")
     max_fevals: int = bound(100, "Candidates, at most.", ge=1, le=10**6)
-    sigma0: float = bound(1 / 6, "How far the first points scatter.", gt=0, le=100)
+    sigma0: float = bound(1 / 6, "How far the first candidates scatter.", gt=0, le=100)
     population_size: int = bound(0, "Candidates of a generation; 0: 4 + 3 ln(coordinates).", ge=0, le=4096)
-    race: bool = bound(False, "Stop hopeless candidates early.")
-    holdout: float = bound(0.0, "The share of questions that is kept for the end.", ge=0, lt=1)
+    seed: int = bound(
+        0, "Of the points, of shuffled questions, and of what is held out for the test.", ge=0, le=2**63 - 1
+    )
+    race: bool = bound(
+        False,
+        "Ask eighths, quarters and halves of the questions first, and give up on candidates that fall far behind the "
+        "best.",
+    )
+    holdout: float = bound(0.0, "Hold out this share of the questions, to test the winner by at the end.", ge=0, lt=1)
     batch_size: int = bound(0, "Requests at a time; 0: as many as suit the kind of device.", ge=0, le=65536)
-    task_path: tuple[Text, ...] = bound((), "Folders with tasks of one's own.", strict=False)
-    load_in_8bit: bool = bound(False, "Candidates in 8 bits.")
-    load_in_4bit: bool = bound(False, "Candidates in 4 bits.")
-    vllm: bool = bound(False, "Candidates answer in vLLM.")
-    reshard: bool = bound(False, "Copy each model into one file first.")
+    task_path: tuple[Text, ...] = bound(
+        (), "A folder with tasks of one's own; may be given several times.", strict=False
+    )
+    load_in_8bit: bool = bound(False, "Score candidates in 8 bits (bitsandbytes, on a GPU).")
+    load_in_4bit: bool = bound(False, "Score candidates in 4 bits (bitsandbytes, on a GPU).")
+    vllm: bool = bound(False, "Let candidates answer in vLLM.")
+    reshard: bool = bound(
+        False, "Copy each model into one file below the storage path first: quicker where models lie on a slow disk."
+    )
     buffered: bool = bound(False, "Candidates are merged and scored by different workers.")
-    allow_benchmark_tasks: bool = bound(False, "Let lm-eval's own tasks be the target.")
+    allow_benchmark_tasks: bool = bound(
+        False, "Let lm-eval's own tasks be the target: public test sets, whose scores mean nothing afterwards."
+    )
     trust_remote_code: bool = bound(False, "Let models run code of their own.")
-    in_memory: bool = operational(True, "Candidates are built in the live model; else in a folder.")
+    in_memory: bool = operational(True, "Build candidates in a model that stays in memory, instead of folders.")
     merge_cuda: bool = operational(False, "Merge on the GPU.")
 
     @model_validator(mode="after")
@@ -111,12 +124,18 @@ class SearchConfig(FleetConfig):
             raise ValueError("tasks: one of them stands there twice with the same metric")
         if not any(task.weight for task in self.tasks):
             raise ValueError("tasks: all weights are 0, so that every score would be 0")
+        if 0 < self.population_size < 3:
+            raise ValueError("population_size: CMA-ES needs at least 3 candidates of a generation")
         return self
 
     @property
     def models(self) -> list[str]:
         """All that are merged, the base last."""
         return [*self.genome.models, *([self.genome.base_model] if self.genome.base_model else [])]
+
+    @property
+    def quantized(self) -> bool:
+        return self.load_in_8bit or self.load_in_4bit
 
 
 IN_FILE = (
@@ -160,7 +179,3 @@ def _task(value: Any, where: str) -> Task:
     if not isinstance(value, dict):
         raise UserError(f"{where}: a name, or name, weight and metric, is expected")
     return validated(Task, value, where, str)
-
-
-def _whole(name: str) -> str:
-    return whole(name, Path())

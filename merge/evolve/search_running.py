@@ -40,7 +40,7 @@ def make_way(config: SearchConfig, where: Path) -> None:
     checked = any(name.startswith("check.") and name.endswith(".done") for name in store.names("rounds/00000"))
     if not mine or SearchConfig.joined(run["config"], {}).bound() == config.bound():
         return
-    scored = checked and (not over(where) or records.found_in(where, config).best)
+    scored = checked and (not over(where) or records.read(opened(where)).best)
     own = {*FOLDERS, "run.json", "bell", claim.FOLDER, TABLE, BOARD, "wandb"}
     own |= {records.TABLE, records.PLAIN, records.BEST, records.PICTURE}
     if (stopped or checked) and not scored and set(os.listdir(where)) <= own:
@@ -56,16 +56,16 @@ def over(where: Path) -> bool:
     return False
 
 
-def ended(config: SearchConfig, where: Path, save: bool) -> int:
+def ended(where: Path, save: bool) -> int:
     """Write and say what a search has come to."""
+    history = opened(where)
     try:
-        found = records.found_in(where, config)
+        found = records.read(history)
     except NotYet:
         say("Nothing was scored: the time was up before tasks and models had been looked at.")
         return 1
-    store = opened(where).store
     for name, data in (records.files(found) | {records.PICTURE: records.picture(found)}).items():
-        store.replace(name, data)
+        history.store.replace(name, data)
     console().print(search_view.table_of(found))
     say(*search_view.summary(found), sep="\n")
     if not found.best:

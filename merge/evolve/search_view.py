@@ -5,21 +5,15 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from fleet.history import History
 from fleet.progress import Progress, duration
 from fleet.recipe import NotYet
 from merge.evolve import records, scoring
-from merge.evolve.merge_search import CHECK
-from merge.evolve.records import CandidateRow, SearchOutcome
-from merge.evolve.search_config import SearchConfig
+from merge.evolve.records import SearchOutcome
+from merge.search.search_strategy import CHECK
 
 
 class SearchView(Progress):
     names_members = False
-
-    def __init__(self, history: History, rounds: int) -> None:
-        super().__init__(history, rounds)
-        self.config = SearchConfig.joined(history.store.read("run.json")["config"], {})
 
     def line(self, round: int) -> str:
         if round == 0:
@@ -27,35 +21,30 @@ class SearchView(Progress):
             notes = "".join(f"\nNote: {note}." for note in json.loads(metrics["notes"]))
             what = f"{metrics['coordinates']} coordinates, {metrics['tensors']} tensors of {metrics['dtype']}"
             return f"checked: {what}{notes}"
-        return generation_text(self._found(), round)
+        return generation_text(records.read(self.history), round)
 
     def speed(self) -> str:
         """Candidates a minute, and the time left."""
         try:
-            found, total = self._found(), self.config.max_fevals
+            found = records.read(self.history)
         except (NotYet, KeyError):
             return "looking at tasks and models"
-        seconds, done = max(1e-3, self._now() - self._began), len(found.rows) - self._already(found)
+        total = found.config.max_fevals
+        before = sum(row.generation < self._began_at for row in found.rows)
+        seconds, done = max(1e-3, self._now() - self._began), len(found.rows) - before
         words = [f"{len(found.rows)} of {total} candidates", f"{60 * done / seconds:.1f} a minute"]
         if done and total > len(found.rows):
             words.append(f"about {duration((total - len(found.rows)) * seconds / done)} left")
         return ", ".join(words)
 
     def table(self) -> Table:
-        return table_of(self._found())
-
-    def _found(self) -> SearchOutcome:
-        return records.read(self.config, self.history)
-
-    def _already(self, found: SearchOutcome) -> int:
-        """Candidates of before this start."""
-        return sum(row.generation < self._began_at for row in found.rows)
+        return table_of(records.read(self.history))
 
 
 def generation_text(found: SearchOutcome, generation: int) -> str:
     rows = [row for row in found.rows if row.generation == generation]
     if not rows:
-        return "held-out questions: looked at"
+        return "held-out test: done"
     scores = [row.score for row in rows if row.score is not None]
     failed, given_up = len(rows) - len(scores), sum(row.given_up for row in rows)
     words = [f"generation {generation}: {len(rows)} candidates"]
@@ -75,32 +64,25 @@ def _first_words(text: str) -> str:
 
 
 def table_of(found: SearchOutcome) -> Table:
-    """The best so far beside the donors; on held-out questions, too, once these were looked at."""
-    table = Table(title="Merge search", title_justify="left")
-    held = bool(found.held)
-    for name in ("", "score", *(["held out"] if held else [])):
+    """The best so far beside the donors; with their scores in the held-out test, once there was one."""
+    table, best = Table(title="Merge search", title_justify="left"), found.best
+    for name in ("", "score", *(["held out"] if found.tested else [])):
         table.add_column(name, justify="left" if not name else "right")
-    best = found.best
-    table.add_row(_where(best), _number(best.score if best else None), *([_held(found, "winner")] if held else []))
-    for name in found.config.models:
-        table.add_row(name, _number(found.donors.get(name)), *([_held(found, name)] if held else []))
+    shown = f"best merge (generation {best.generation}, candidate {best.index})" if best else "best merge"
+    for name, called, score in [
+        ("winner", shown, best.score if best else None),
+        *((name, name, found.donors.get(name)) for name in found.config.models),
+    ]:
+        cells = ["-" if score is None else f"{score:.4f}", *([_tested(found, name)] if found.tested else [])]
+        table.add_row(called, *cells)
     return table
 
 
-def _where(best: CandidateRow | None) -> str:
-    return f"best merge (generation {best.generation}, candidate {best.index})" if best else "best merge"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
-
-
-def _held(found: SearchOutcome, name: str) -> str:
-    if "score" not in (metrics := found.held.get(name, {})):
+def _tested(found: SearchOutcome, name: str) -> str:
+    if "score" not in (metrics := found.tested.get(name, {})):
         return "-"
     mean, error = scoring.mean_and_error(found.config, json.loads(metrics["single"]))
-    half = 1.96 * error
-    return f"{mean:.4f} ± {half:.4f}"
+    return f"{mean:.4f} ± {1.96 * error:.4f}"
 
 
 def summary(found: SearchOutcome) -> Sequence[str]:
