@@ -69,7 +69,7 @@ def figures(config: Configuration, place: Path) -> list[Figure]:
     def exported(kind: str) -> str:
         return f"{export_gguf(made[0].path, place / f'model-{kind}.gguf', kind).bytes / 1e6:.1f} MB"
 
-    found.append(measured("models looked at", lambda: f"{len(config.models)} models of {size(config):.0f} MB"))
+    found.append(measured("models opened", lambda: f"{len(config.models)} models of {size(config):.0f} MB"))
     for stages in (("linear", "ties", "dfs"), ("slerp", "dare", "frankenmerge")):
         found.append(measured(f"merged to disk: {'+'.join(stages)}", partial(merged, *stages)))
     found.append(measured("what is asked made ready, one model evaluated", lambda: scored(made[0])))

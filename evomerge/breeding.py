@@ -1,4 +1,4 @@
-"""The first formulas, mutants, children, and who is chosen. Pure: all chance comes from the dice that are handed in."""
+"""The first formulas, mutants, children, and who is selected. Pure: all chance comes from dice that are handed in."""
 
 import math
 import re
@@ -202,7 +202,7 @@ def _moved(path: list[Step], sources: Sequence[str], among: Among, dice: Dice) -
             path[place] = step.model_copy(update={"layer": layer})
 
 
-def bred(one: Formula, other: Formula, among: Among, e: EvolutionSettings, dice: Dice) -> tuple[Formula, str]:
+def crossed(one: Formula, other: Formula, among: Among, e: EvolutionSettings, dice: Dice) -> tuple[Formula, str]:
     """A merge of two, and how: their blends are blended, their paths are joined somewhere."""
     technique = str(dice.choice(among.settings.of_stage("first") or ["linear"]))
     blend, both = one.blend if other.blend is None else other.blend, one.blend is not None and other.blend is not None
@@ -224,7 +224,7 @@ def _joined(one: tuple[Step, ...], other: tuple[Step, ...], dice: Dice) -> tuple
     return next((each for each in joined if each not in (one, other)), one)
 
 
-# -- who is chosen ----------------------------------------------------------------------------------------------------
+# -- who is selected --------------------------------------------------------------------------------------------------
 
 
 def ranked(population: Sequence[Ranked]) -> list[Ranked]:
@@ -261,7 +261,7 @@ def next_generation(
             child = Child(mutated(winner.formula, among, e, dice), "mutation", (winner.id,))
         else:
             pair = [lower[int(k)] for k in sorted(dice.choice(len(lower), 2, replace=False))]
-            child = Child(*bred(pair[0].formula, pair[1].formula, among, e, dice), (pair[0].id, pair[1].id))
+            child = Child(*crossed(pair[0].formula, pair[1].formula, among, e, dice), (pair[0].id, pair[1].id))
         for _ in range(20):  # nothing is made twice, where there is anything else
             if weights_of(child.formula) not in seen:
                 break

@@ -1,4 +1,4 @@
-"""Formulas made into models: in memory, where they are looked at, or in folders."""
+"""Formulas made into models: in memory, where they are evaluated, or in folders."""
 
 import hashlib
 from collections.abc import Callable, Mapping

@@ -63,7 +63,7 @@ class EvolutionaryMerger:
 
             def make(names: Sequence[str], layers: int) -> Formula:
                 among = self._among(names, layers)
-                return breeding.bred(first, second, among, self.e, self._dice())[0]
+                return breeding.crossed(first, second, among, self.e, self._dice())[0]
 
             return self.merger.built(make, together, base or other_base, f"{one.name}-x-{other.name}"[:80])
 

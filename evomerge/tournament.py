@@ -14,7 +14,7 @@ from merge.search.search_strategy import CHECK, QuestionArgs, Questions, SearchS
 
 
 class FormulaArgs(QuestionArgs):
-    """What the task is told that builds a model by its formula and looks how good it is."""
+    """What the task is told that builds a model by its formula and evaluates it."""
 
     name: str
     technique: str = ""

@@ -23,7 +23,7 @@ HISTORY, WINNER = "history.json", "winner"
 
 @dataclass(frozen=True)
 class TournamentEntry:
-    """A model that was looked at."""
+    """A model that was evaluated."""
 
     id: str
     name: str

@@ -20,7 +20,7 @@ from evomerge.gguf_utils import export_gguf
 from evomerge.utils import EvoMergeException, evaluate_model, validate_merge_config
 from fleet.history import opened
 from merge.files import UserError
-from merge.output import whole
+from merge.output import atomic_folder
 from tests import merging
 from tests.breeding import WORDS, config, models, text
 from tests.test_evomerge import worker
@@ -133,7 +133,7 @@ def test_two_starters_at_the_end_have_the_same_winner(tmp_path):
     found, begun = tournament_results.found_in(tmp_path / "run"), threading.Event()
 
     def other() -> None:
-        with whole(tmp_path / "run" / "winner", 1, overwrite=False) as draft:
+        with atomic_folder(tmp_path / "run" / "winner", 1, overwrite=False) as draft:
             begun.set()
             (draft / "config.json").write_text("{}")
             threading.Event().wait(0.5)
@@ -153,7 +153,7 @@ def test_a_winner_that_another_starter_has_made_meanwhile_is_taken(tmp_path, mon
     assert worker(c).run() == "over"
 
     def late(recipe, out, **how):
-        with whole(Path(out), 1, overwrite=False) as draft:
+        with atomic_folder(Path(out), 1, overwrite=False) as draft:
             (draft / "config.json").write_text("{}")
         return real(recipe, out, **how)
 

@@ -121,7 +121,7 @@ class MergeSearch(SearchStrategy):
         return found
 
     def ground(self) -> tuple[str, ...]:
-        """What round 0 makes: a look at everything, and on request the models in one file each."""
+        """What round 0 makes: its check of everything, and on request the models in one file each."""
         names = self.c.models if self.c.reshard else []
         return CHECK, *(f"0/model-{n}" for n in range(len(names)))
 

@@ -5,7 +5,7 @@ import os
 import shutil
 from pathlib import Path
 
-from fleet import gpus, launches
+from fleet import gpus, launches, results_version
 from fleet.console import console
 from fleet.history import opened
 from fleet.host import Host
@@ -32,13 +32,16 @@ def local(config: SearchConfig, where: Path, workers: int, most: int | None) -> 
 def make_way(config: SearchConfig, where: Path) -> None:
     """A search that cannot work holds nothing: another one may take its place, if nothing else is in its folder."""
     try:
-        store, run = open_run(where, Host(), "starter-look")
+        store, run = open_run(where, Host(), "starter")
     except NoRun:
         return
-    mine, launch = run["config"].get("algorithm") == ALGORITHM, launches.latest(store)
+    if run["config"].get("algorithm") != ALGORITHM:
+        return
+    results_version.check(where, run)
+    launch = launches.latest(store)
     stopped = launch > 0 and launches.ordered(store, launch)
     checked = any(name.startswith("check.") and name.endswith(".done") for name in store.names("rounds/00000"))
-    if not mine or SearchConfig.joined(run["config"], {}).bound() == config.bound():
+    if SearchConfig.joined(run["config"], {}).bound() == config.bound():
         return
     scored = checked and (not over(where) or records.read(opened(where)).best)
     own = {*FOLDERS, "run.json", "bell", claim.FOLDER, TABLE, BOARD, "wandb"}
@@ -51,7 +54,7 @@ def make_way(config: SearchConfig, where: Path) -> None:
 def over(where: Path) -> bool:
     """All that was to be searched has been, or the time is up."""
     with contextlib.suppress(NoRun, NotYet):
-        store, _ = open_run(where, Host(), "starter-look")
+        store, _ = open_run(where, Host(), "starter")
         return launches.ended(store) or opened(where).over
     return False
 
@@ -62,7 +65,7 @@ def ended(where: Path, save: bool) -> int:
     try:
         found = records.read(history)
     except NotYet:
-        say("Nothing was scored: the time was up before tasks and models had been looked at.")
+        say("Nothing was scored: the time was up before tasks and models had been checked.")
         return 1
     for name, data in (records.files(found) | {records.PICTURE: records.picture(found)}).items():
         history.store.replace(name, data)

@@ -28,7 +28,7 @@ class SearchView(Progress):
         try:
             found = records.read(self.history)
         except (NotYet, KeyError):
-            return "looking at tasks and models"
+            return "checking tasks and models"
         total = found.config.max_fevals
         before = sum(row.generation < self._began_at for row in found.rows)
         seconds, done = max(1e-3, self._now() - self._began), len(found.rows) - before

@@ -1,4 +1,4 @@
-"""A search as a run: round 0 looks whether it can work, each round after it is a generation, the last one tests the
+"""A search as a run: round 0 checks whether it can work, each round after it is a generation, the last one tests the
 winner and the given models on questions by which nothing was selected. Pure."""
 
 from abc import ABC, abstractmethod
@@ -46,5 +46,5 @@ class SearchStrategy(ABC):
         """The best candidate, to be tested; None: there is none, or no test."""
 
     def copies(self) -> list[Recipe]:
-        """What round 0 makes besides its look."""
+        """What round 0 makes besides its check."""
         return []

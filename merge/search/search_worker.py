@@ -1,4 +1,4 @@
-"""What the workers of every search do: look whether it can work, score, and write its records for people."""
+"""What the workers of every search do: check whether it can work, score, and write its records for people."""
 
 import contextlib
 from abc import ABC, abstractmethod
