@@ -18,14 +18,15 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 from rich.table import Table
 
+from evomerge.cli import SettingsFlags
 from evomerge.config import Configuration, ModelReference
 from evomerge.formula import in_words
 from evomerge.given_models import resolved
 from evomerge.merger import AdvancedModelMerger, known
-from evomerge.settings_flags import SettingsFlags
 from fleet.console import console
 from fleet.plain import say
 from merge.search import search_command
+from merge.search.search_progress import table
 
 
 @dataclass(frozen=True)
@@ -87,15 +88,13 @@ def size(config: Configuration) -> float:
         return sum(tensor.bytes for donor in there for tensor in donor.tensors.values()) / len(there) / 1e6
 
 
-def table(found: list[Figure]) -> Table:
-    shown = Table(title="evomerge", title_justify="left")
-    for column in ("", "seconds", "MB", "GPU MB", "result"):
-        shown.add_column(column, justify="left" if column in ("", "result") else "right", overflow="fold")
-    shown.caption = "MB: the most memory that this process has had so far."
+def shown(found: list[Figure]) -> Table:
+    rows = []
     for each in found:
         gpu = "-" if each.gpu_mb is None else f"{each.gpu_mb:.0f}"
-        shown.add_row(each.what, f"{each.seconds:.2f}", f"{each.memory_mb:.0f}", gpu, each.result)
-    return shown
+        rows.append([each.what, f"{each.seconds:.2f}", f"{each.memory_mb:.0f}", gpu, each.result])
+    caption = "MB: the most memory that this process has had so far."
+    return table("evomerge", ["", "seconds", "MB", "GPU MB", "result"], rows, left=["result"], caption=caption)
 
 
 app = App(name="python -m evomerge.benchmarks", help=__doc__, help_format="plaintext", version_flags=[])
@@ -109,7 +108,7 @@ def main(
 ) -> int:
     with tempfile.TemporaryDirectory(prefix="evomerge-") as place:
         found = figures(how.settings(), Path(place))
-    console().print(table(found))
+    console().print(shown(found))
     if json_file:
         json_file.write_text(json.dumps([asdict(each) for each in found], indent=2) + "\n")
     return 0

@@ -13,8 +13,8 @@ from evomerge.config import STAGES, EvolutionSettings, MergeSettings
 from evomerge.formula import BLEND, MOST, Blend, Formula, Step, in_words, lighter
 from evomerge.techniques import METHODS
 from merge.parameters import within
+from train.parent_selection import Dice, winner
 
-Dice = np.random.Generator
 _LEAST, _GREATEST = 1e-3, 1e3  # shares
 _SCALES = (0.1, 3.0)
 
@@ -237,12 +237,6 @@ def _number(id: str) -> list[int]:
     return [int(part) for part in re.findall("[0-9]+", id)]
 
 
-def tournament(scores: Sequence[float], size: int, dice: Dice) -> int:
-    """Some meet by chance; the best of them wins."""
-    some = dice.choice(len(scores), min(size, len(scores)), replace=False)
-    return int(max(sorted(some), key=lambda n: scores[n]))
-
-
 def next_generation(
     population: Sequence[Ranked], among: Among, e: EvolutionSettings, seed: Sequence[int]
 ) -> list[Child]:
@@ -257,8 +251,8 @@ def next_generation(
     for n in range(len(found), e.population_size):
         dice = np.random.default_rng([*seed, n])
         if n < e.population_size - merges:
-            winner = alive[tournament([one.score or 0.0 for one in alive], e.tournament_size, dice)]
-            child = Child(mutated(winner.formula, among, e, dice), "mutation", (winner.id,))
+            one = alive[winner(len(alive), e.tournament_size, dice)]
+            child = Child(mutated(one.formula, among, e, dice), "mutation", (one.id,))
         else:
             pair = [lower[int(k)] for k in sorted(dice.choice(len(lower), 2, replace=False))]
             child = Child(*crossed(pair[0].formula, pair[1].formula, among, e, dice), (pair[0].id, pair[1].id))

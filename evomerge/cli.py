@@ -21,8 +21,15 @@ if not __package__:  # run as a file
 from cyclopts import App, Group, Parameter
 from pydantic import ValidationError
 
-from evomerge.config import Configuration, EvaluationSettings, EvolutionSettings, MergeSettings, ModelReference
-from evomerge.settings_flags import SettingsFlags
+from evomerge.config import (
+    Configuration,
+    EvaluationSettings,
+    EvolutionSettings,
+    MergeSettings,
+    ModelReference,
+    create_default_config,
+    with_models,
+)
 from evomerge.tournament_method import METHOD
 from fleet.config import UserError
 from fleet.plain import log_plainly, say
@@ -40,6 +47,22 @@ else:
     plain = ("text", "tasks", "task_path", "seed", "workers", "machines", "ssh_config", "metrics", "log_level")
     sections = (Configuration, MergeSettings, EvolutionSettings, EvaluationSettings)
     Keys = flags({_HOW: {**named, **dict.fromkeys(plain)}, _OUT: {"out": None}}, *sections)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class SettingsFlags:
+    """How every command here is told its settings and its models."""
+
+    config: Annotated[Path | None, Parameter(help="A JSON file with all settings; other options win over it.")] = None
+    model1: Annotated[str, Parameter(help="A hub id, a link to a model's page there, a folder or a .gguf file.")] = ""
+    model2: Annotated[str, Parameter(help="The second one.")] = ""
+    model3: Annotated[str, Parameter(help="The third one; the default models fill the gaps.")] = ""
+
+    def settings(self) -> Configuration:
+        config = Configuration.load(self.config) if self.config else create_default_config()
+        given = [self.model1, self.model2, self.model3]
+        return with_models(config, given) if any(given) else config
 
 
 @Parameter(name="*", group=_WHAT, negative="")

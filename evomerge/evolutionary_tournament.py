@@ -81,8 +81,10 @@ class EvolutionaryMerger:
             raise EvoMergeException(
                 f"{len(population)} models and {len(scores)} scores: as many are needed, at least one"
             )
-        known = [-math.inf if math.isnan(score) else score for score in scores]  # not a number: it failed
-        return population[breeding.tournament(known, self.e.tournament_size, self._dice())]
+        dice, there = self._dice(), len(scores)
+        some = [int(n) for n in dice.choice(there, min(self.e.tournament_size, there), replace=False)]
+        known = {n: -math.inf if math.isnan(scores[n]) else scores[n] for n in sorted(some)}  # not a number: it failed
+        return population[max(known, key=lambda n: known[n])]
 
     def evolve(self, population: Sequence[ModelReference] = ()) -> ModelReference:
         """Generation after generation, from these models or the first merged ones; the winner."""
@@ -126,7 +128,7 @@ class EvolutionaryMerger:
 
     def _evaluator(self, models: Mapping[str, str], base: str) -> Any:
         """The last one is kept, with its models and its text."""
-        from evomerge.formula_evaluator import alone
+        from evomerge.fitness_evaluator import alone
 
         key = repr((models, base))
         if self._last is None or self._last[0] != key:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from cyclopts import App
 
+from evomerge.cli import SettingsFlags
 from evomerge.config import Configuration, ModelReference
-from evomerge.settings_flags import SettingsFlags
 from evomerge.utils import evaluate_model, generate_text, load_models, validate_merge_config
 from fleet.config import UserError
 from fleet.plain import say

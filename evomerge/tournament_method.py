@@ -16,7 +16,7 @@ ALGORITHM = "evomerge"
 
 
 def maker(config: TournamentConfig) -> Maker:
-    from evomerge.formula_evaluator import FormulaEvaluator
+    from evomerge.fitness_evaluator import FormulaEvaluator
 
     def serve(evaluator: FormulaEvaluator, work: Work) -> None:
         if evaluator.digest != config.text_digest:

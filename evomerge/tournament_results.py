@@ -61,8 +61,7 @@ class TournamentOutcome:
 
     @property
     def best(self) -> TournamentEntry | None:
-        good = [entry for entry in self.all if entry.score is not None]
-        return max(good, key=lambda entry: entry.score or 0.0, default=None)  # of equal ones the first
+        return next(iter(best_first(self.all)), None)
 
     @property
     def front(self) -> list[TournamentEntry]:
@@ -70,11 +69,15 @@ class TournamentOutcome:
         return pareto(self.config, [entry for entry in [*self.models, *self.all] if entry.score is not None])
 
 
+def best_first(entries: Sequence[TournamentEntry]) -> list[TournamentEntry]:
+    """Those that have a score; of equal ones the first."""
+    return sorted((each for each in entries if each.score is not None), key=lambda entry: -(entry.score or 0.0))
+
+
 def pareto(config: TournamentConfig, entries: Sequence[TournamentEntry]) -> list[TournamentEntry]:
     gains = [fitness_evaluator.gains(config.evaluation_settings, entry.objectives) for entry in entries]
     beaten = dominance(gains).sum(0)
-    found = [entry for n, entry in enumerate(entries) if not beaten[n] and gains[n] not in gains[:n]]
-    return sorted(found, key=lambda entry: -(entry.score or 0.0))
+    return best_first([entry for n, entry in enumerate(entries) if not beaten[n] and gains[n] not in gains[:n]])
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------

@@ -57,8 +57,10 @@ def load_models(
 
 
 def _loaded(reference: ModelReference, device: str, trust: bool) -> Loaded:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
+
+    from merge.live import tokenizer_in
 
     disable_progress_bar()
     if reference.path.endswith(".gguf"):
@@ -66,10 +68,7 @@ def _loaded(reference: ModelReference, device: str, trust: bool) -> Loaded:
     folder = located(reference.path)
     check_causal([reference], trust)
     check_tokenizer(reference.name, folder)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
-    except Exception as error:  # whatever a tokenizer's files and class can come up with
-        raise UserError(f"{reference.path}: its tokenizer cannot be loaded: {first_line(error)}") from error
+    tokenizer = tokenizer_in(folder, reference.path, trust)
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", trust_remote_code=trust)
     except Exception as error:
@@ -127,8 +126,8 @@ def generate_text(model: Any, tokenizer: Any, prompt: str, max_length: int = 100
 
 def evaluate_model(model: ModelReference | str | Path, config: Configuration | None = None) -> dict[str, Any]:
     """The score of a model, its perplexity, each objective: on a tournament's questions for validation."""
+    from evomerge.fitness_evaluator import alone
     from evomerge.formula import Formula
-    from evomerge.formula_evaluator import alone
 
     reference = model if isinstance(model, ModelReference) else ModelReference("", model)
     config = config or create_default_config()

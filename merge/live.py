@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fleet.errors import first_line
 from fleet.plausible_words import check_words_in
 from fleet.scratch import passing
 from merge import engine
@@ -68,19 +69,22 @@ class LiveModels:
 
 def furnished(said: Merge, made: Plan, device: str, trust: bool = False, with_model: bool = True) -> LiveModel:
     """A model of a plan's shape, without its weights."""
-    from transformers import AutoTokenizer
-
     with passing("live") as place:
         furnish(place, said, made, None)
-        check_words_in(place)
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust)
-        except Exception as error:  # whatever a tokenizer's files and class can come up with
-            line = " ".join(str(error).split())[:200]
-            raise UserError(f"{made.leader.reference}: its tokenizer cannot be loaded: {line}") from None
+        tokenizer = tokenizer_in(place, made.leader.reference, trust)
         model = _empty(place, made, device, trust) if with_model else None
     places = places_in(model, made) if model is not None else None
     return LiveModel(model if places is not None else None, tokenizer, _words(made), places)
+
+
+def tokenizer_in(folder: Path, called: str, trust: bool = False) -> Any:
+    from transformers import AutoTokenizer
+
+    check_words_in(folder)
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
+    except Exception as error:  # whatever a tokenizer's files and class can come up with
+        raise UserError(f"{called}: its tokenizer cannot be loaded: {first_line(error)}") from None
 
 
 def key_of(made: Plan) -> str:

@@ -14,8 +14,8 @@ from evomerge import formula, tournament_results, tournament_running
 from evomerge.building import ModelBuilder
 from evomerge.config import Configuration, ModelReference
 from evomerge.evolutionary_tournament import EvolutionaryMerger
+from evomerge.fitness_evaluator import alone
 from evomerge.formula import Blend, Formula, Step
-from evomerge.formula_evaluator import alone
 from evomerge.gguf_utils import export_gguf
 from evomerge.utils import EvoMergeException, evaluate_model, validate_merge_config
 from fleet.history import opened
@@ -99,7 +99,7 @@ def test_scores_that_are_no_numbers_win_nothing(tmp_path):
 
 
 def test_what_is_tested_is_what_is_written(tmp_path, monkeypatch):
-    from evomerge.formula_evaluator import FormulaEvaluator
+    from evomerge.fitness_evaluator import FormulaEvaluator
 
     real = FormulaEvaluator.scored
 

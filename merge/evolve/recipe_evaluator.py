@@ -4,6 +4,7 @@ questions that each of them is asked."""
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -148,10 +149,11 @@ class RecipeEvaluator(CandidateEvaluator[TaskEvaluation]):
         if live.places is not None and not there:
             live.fill(made, self.how)
             return scoring.scored(self.config, evaluation, live.model, rival, on)
-        with passing("candidate", self._scratch()) as out:
+        with ExitStack() as stack:
             if not there:
-                self.merged(recipe, out)
-            return scoring.scored(self.config, evaluation, self._read(there or out, evaluation), rival, on)
+                there = stack.enter_context(passing("candidate", self._scratch()))
+                self.merged(recipe, there)
+            return scoring.scored(self.config, evaluation, self._read(there, evaluation), rival, on)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 

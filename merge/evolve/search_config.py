@@ -1,6 +1,5 @@
 """The keys of a merge search: the genome file's and the command line's. No torch: whoever only looks waits for none."""
 
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -9,6 +8,7 @@ from pydantic import model_validator
 
 from fleet.config import FleetConfig, Section, Text, UserError, bound, operational, validated, whole
 from merge import strictyaml
+from merge.merge_recipe import fields
 
 METHODS = Literal[
     "linear", "slerp", "nuslerp", "multislerp", "karcher", "task_arithmetic", "ties", "dare_linear", "dare_ties",
@@ -40,27 +40,26 @@ class MergeGenome(Section):
 
     @model_validator(mode="after")
     def _check(self) -> "MergeGenome":
-        method, base = self.merge_method, self.base_model
-        if method in (*_BASED, "della_linear") and not base:
-            raise ValueError(f"base_model is missing: {method} merges changes of a base")
-        if method in _NO_BASE and base:
-            raise ValueError(f"base_model is {base!r}, but {method} has no base; make it one of the models")
-        if base in self.models:
-            raise ValueError(f"base_model {base!r} is one of the models: its change of itself is nothing")
-        if len(set(self.models)) < len(self.models):
-            raise ValueError("models: one of them stands there twice")
-        if method == "nuslerp" and len(self.models) != 2:
-            raise ValueError(f"models: nuslerp merges two models, here are {len(self.models)}")
-        if method == "slerp" and (self.smooth or self.filters):
-            raise ValueError("slerp chooses two models for each group of layers: it knows no smooth and no filters")
-        if self.normalize is not None and method not in NORMALIZED:
-            raise ValueError(f"{method} knows no normalize")
-        if self.allow_negative_weights and method in ("slerp", "karcher"):
-            raise ValueError(f"{method} takes weights by their absolute value: allow_negative_weights has no sense")
-        if len(set(self.filters)) < len(self.filters):
-            raise ValueError("filters: one of them stands there twice")
-        if self.smooth and not self.layer_granularity:
-            raise ValueError("smooth needs a layer_granularity")
+        method, base, based = self.merge_method, self.base_model, self.merge_method in (*_BASED, "della_linear")
+        no_filters = "it knows no smooth and no filters"
+        for why, broken in {
+            f"base_model is missing: {method} merges changes of a base": based and not base,
+            f"base_model is {base!r}, but {method} has no base; make it one of the models": base and method in _NO_BASE,
+            f"base_model {base!r} is one of the models: its change of itself is nothing": base in self.models,
+            "models: one of them stands there twice": len(set(self.models)) < len(self.models),
+            f"models: nuslerp merges two models, here are {len(self.models)}": method == "nuslerp"
+            and len(self.models) != 2,
+            f"slerp selects two models for each group of layers: {no_filters}": method == "slerp"
+            and (self.smooth or self.filters),
+            f"{method} knows no normalize": self.normalize is not None and method not in NORMALIZED,
+            f"{method} takes weights by their absolute value: allow_negative_weights has no sense": method
+            in ("slerp", "karcher")
+            and self.allow_negative_weights,
+            "filters: one of them stands there twice": len(set(self.filters)) < len(self.filters),
+            "smooth needs a layer_granularity": self.smooth and not self.layer_granularity,
+        }.items():
+            if broken:
+                raise ValueError(why)
         return self
 
 
@@ -138,40 +137,26 @@ class SearchConfig(FleetConfig):
         return self.load_in_8bit or self.load_in_4bit
 
 
-IN_FILE = (
-    *("genome", "tasks", "limit", "num_fewshot", "shuffle", "random_init", "apply_chat_template"),
-    "fewshot_as_multiturn",
-)
+IN_FILE = "genome tasks limit num_fewshot shuffle random_init apply_chat_template fewshot_as_multiturn"
 
 
 def read(path: Path, options: Mapping[str, Any]) -> SearchConfig:
-    """The genome file and the command line's options as one record; models that lie here by their whole paths."""
+    """The genome file and the command line's options as one record; models that lie here by their absolute paths."""
     try:
-        value = strictyaml.parse(strictyaml.read(path))
-    except strictyaml.BadYaml as error:
+        given = fields(strictyaml.parse(strictyaml.read(path)), "the file", IN_FILE)
+    except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    if not isinstance(value, dict) or not isinstance(value.get("genome"), dict) or not value.get("tasks"):
+    if not isinstance(given.get("genome"), dict) or not given.get("tasks"):
         raise UserError(f"{path}: `genome:` and `tasks:` are expected; docs/merge-search.md has examples")
-    for key in value:
-        if key not in IN_FILE:
-            near = difflib.get_close_matches(str(key)[:64], IN_FILE, n=1, cutoff=0.0)[0]
-            raise UserError(f"{path}: unknown key {str(key)[:64]!r}; the nearest known one is {near}")
-    given = {key: each for key, each in value["genome"].items() if each is not None}
-    genome = validated(MergeGenome, given, f"{path}: genome", str)
-    tasks = [_task(each, f"{path}: tasks, number {n}") for n, each in enumerate(_listed(path, value["tasks"]), 1)]
-    models = {
-        "models": tuple(whole(each, Path()) for each in genome.models),
-        "base_model": whole(genome.base_model, Path()),
-    }
-    said = {key: each for key, each in value.items() if each is not None} | dict(options)
-    said |= {"genome": genome.model_copy(update=models).model_dump(), "tasks": [task.model_dump() for task in tasks]}
-    return validated(SearchConfig, said, str(path), str)
-
-
-def _listed(path: Path, tasks: Any) -> list[Any]:
-    if not isinstance(tasks, list):
+    if not isinstance(given["tasks"], list):
         raise UserError(f"{path}: tasks: a list is expected, of names or of {{name, weight, metric}}")
-    return tasks
+    said = {key: each for key, each in given["genome"].items() if each is not None}
+    genome = validated(MergeGenome, said, f"{path}: genome", str)
+    tasks = [_task(each, f"{path}: tasks, number {n}") for n, each in enumerate(given["tasks"], 1)]
+    models, base = tuple(whole(each, Path()) for each in genome.models), whole(genome.base_model, Path())
+    known = genome.model_copy(update={"models": models, "base_model": base})
+    more = {"genome": known.model_dump(), "tasks": [task.model_dump() for task in tasks]}
+    return validated(SearchConfig, {**given, **options, **more}, str(path), str)
 
 
 def _task(value: Any, where: str) -> Task:
