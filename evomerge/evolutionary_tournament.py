@@ -1,7 +1,8 @@
 """Eight merged models, tournaments, one winner: step by step, or as a run that can be stopped and goes on."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,10 @@ class EvolutionaryMerger:
     def create_merged_models(self) -> list[ModelReference]:
         """The first generation: every combination of the techniques."""
 
-        def nth(n: int) -> Callable[[Sequence[str], int], Formula]:
-            return lambda names, layers: breeding.first(
-                self._among(names, layers), self.e.population_size, self.e.seed
-            )[n]
+        def nth(n: int, names: Sequence[str], layers: int) -> Formula:
+            return breeding.first(self._among(names, layers), self.e.population_size, self.e.seed)[n]
 
-        return [self.merger.write(nth(n)) for n in range(self.e.population_size)]
+        return [self.merger.write(partial(nth, n)) for n in range(self.e.population_size)]
 
     def mutate_model(self, model: ModelReference) -> ModelReference:
         """The same models merged with other coefficients, along another path; with noise where the settings ask."""

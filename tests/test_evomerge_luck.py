@@ -220,7 +220,7 @@ def merging_tokens(model: ModelReference, word: str) -> list[int]:
 # -- figures ----------------------------------------------------------------------------------------------------------
 
 
-def tested(bits: list[float], sizes: list[int]) -> tournament_results.Tested:
+def held_out(bits: list[float], sizes: list[int]) -> tournament_results.Tested:
     nats = [b * size * math.log(2) for b, size in zip(bits, sizes, strict=True)]
     return tournament_results.Tested("x", {"each": json.dumps(nats), "sizes": json.dumps(sizes)}, Formula(blend="x"))
 
@@ -228,7 +228,7 @@ def tested(bits: list[float], sizes: list[int]) -> tournament_results.Tested:
 def test_the_gain_is_that_of_the_score():
     """Short passages, in which the winner is worse, do not outweigh long ones."""
     sizes = [800] * 4 + [10] * 12
-    winner, other = tested([1.0] * 4 + [9.0] * 12, sizes), tested([2.0] * 4 + [5.0] * 12, sizes)
+    winner, other = held_out([1.0] * 4 + [9.0] * 12, sizes), held_out([2.0] * 4 + [5.0] * 12, sizes)
     mean, half = tournament_results.ahead(winner, other)
     score = [sum(b * s for b, s in zip(bits, sizes, strict=True)) / sum(sizes)
              for bits in ([1.0] * 4 + [9.0] * 12, [2.0] * 4 + [5.0] * 12)]  # fmt: skip
@@ -241,7 +241,7 @@ def test_intervals_hold_what_they_promise(count):
     for _ in range(2000):
         sizes = [int(size) for size in dice.integers(200, 800, count)]
         mine, theirs = dice.normal(2, 0.3, count), dice.normal(2.1, 0.3, count)
-        mean, half = tournament_results.ahead(tested(list(mine), sizes), tested(list(theirs), sizes))
+        mean, half = tournament_results.ahead(held_out(list(mine), sizes), held_out(list(theirs), sizes))
         inside += abs(mean - 0.1) <= half
     assert 0.93 < inside / 2000 < 0.975
 
