@@ -13,11 +13,14 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from cyclopts import App, Group
 from transformers import AutoModelForCausalLM
 
 from fleet.config import UserError
+from fleet.host import Host
+from fleet.run import create_run
 from merge.evolve import __main__ as main_module
-from merge.evolve import scoring
+from merge.evolve import scoring, search_running
 from merge.evolve import search_config as configs
 from merge.evolve.cma_es import CmaState, Generation, Search
 from merge.evolve.merge_search import MergeSearch
@@ -27,6 +30,7 @@ from merge.evolve.search_config import MergeGenome, SearchConfig
 from merge.evolve.search_space import GENES, Space
 from merge.merge_recipe import merge_of, parse
 from merge.merging import merge
+from merge.search.search_command import flags, given
 from tests import searching
 from tests.merging import weights
 from train import tasks
@@ -324,6 +328,34 @@ def test_models_that_lie_here_have_whole_paths(tmp_path, monkeypatch):
     file.write_text(yaml.safe_dump(genome(models=["./m", "m+lora", "org/name"])))
     models = configs.read(file, {}).genome.models
     assert models == (str(tmp_path / "m"), f"{tmp_path / 'm'}+{tmp_path / 'lora'}", "org/name")
+
+
+KEYS = flags({Group("g"): {"max_fevals": None, "in_memory": None, "seed": "--random-seed"}}, SearchConfig)
+
+
+def test_options_are_keys_of_the_settings_and_what_nobody_gave_is_left_to_them(capsys):
+    app = App()
+
+    @app.default
+    def main(*, keys: KEYS = KEYS()):
+        return given(keys)
+
+    words = "--random-seed 7 --no-in-memory"
+    assert app(words, result_action="return_value") == {"seed": 7, "in_memory": False}
+    assert app("", result_action="return_value") == {}
+    app("--help", result_action="return_value")
+    assert "Candidates, at most. [default: 100]" in capsys.readouterr().out
+
+
+def test_a_search_of_an_older_kind_is_refused_before_anything_of_it_is_read(facts, tmp_path):
+    config = settled(genome_file(tmp_path, facts), facts)
+    store, _ = create_run(tmp_path, "x", config.bound(), Host(), SearchConfig)
+    about = json.loads((tmp_path / "x" / "run.json").read_bytes().split(b"\n")[0])
+    (tmp_path / "x" / "run.json").unlink()
+    store.settle("run.json", {**about, "results": 2})
+    other = config.model_copy(update={"max_fevals": 7})
+    with pytest.raises(UserError, match="results of kind 2 and this code would give it those of kind 3"):
+        search_running.make_way(other, tmp_path / "x")
 
 
 # -- candidates --------------------------------------------------------------------------------------------------------
