@@ -158,17 +158,17 @@ def outside_the_model(place: Path, method: str, count: int = 10) -> tuple[float,
     import numpy as np
 
     from merge.evolve import search_config as configs
-    from merge.evolve.candidate_evaluator import CandidateEvaluator
+    from merge.evolve.recipe_evaluator import RecipeEvaluator
     from merge.evolve.search_space import Space
 
     quiet()
     options = {"task_path": (str(place / "tasks"),), "algorithm": "x", "project_name": "x"}
-    evaluator = CandidateEvaluator(configs.read(genome(place, method), options))
+    evaluator = RecipeEvaluator(configs.read(genome(place, method), options))
     space = Space(evaluator.config.genome, 6)
     evaluator.scored(space.recipe(space.start()))
     spent: list[float] = []
-    assert evaluator._ready
-    model = evaluator._ready.live.model
+    assert evaluator.live.now
+    model = evaluator.live.now.model
     model.register_forward_pre_hook(lambda *_: spent.append(-time.perf_counter()))
     model.register_forward_hook(lambda *_: spent.append(time.perf_counter()))
     begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The first formulas, mutants, children, and who is chosen. Pure: all chance comes from the dice that are handed in."""
+"""The first formulas, mutants, children, and who is selected. Pure: all chance comes from dice that are handed in."""
 
 import math
 import re
@@ -13,8 +13,8 @@ from evomerge.config import STAGES, EvolutionSettings, MergeSettings
 from evomerge.formula import BLEND, MOST, Blend, Formula, Step, in_words, lighter
 from evomerge.techniques import METHODS
 from merge.parameters import within
+from train.parent_selection import Dice, winner
 
-Dice = np.random.Generator
 _LEAST, _GREATEST = 1e-3, 1e3  # shares
 _SCALES = (0.1, 3.0)
 
@@ -202,7 +202,7 @@ def _moved(path: list[Step], sources: Sequence[str], among: Among, dice: Dice) -
             path[place] = step.model_copy(update={"layer": layer})
 
 
-def bred(one: Formula, other: Formula, among: Among, e: EvolutionSettings, dice: Dice) -> tuple[Formula, str]:
+def crossed(one: Formula, other: Formula, among: Among, e: EvolutionSettings, dice: Dice) -> tuple[Formula, str]:
     """A merge of two, and how: their blends are blended, their paths are joined somewhere."""
     technique = str(dice.choice(among.settings.of_stage("first") or ["linear"]))
     blend, both = one.blend if other.blend is None else other.blend, one.blend is not None and other.blend is not None
@@ -224,7 +224,7 @@ def _joined(one: tuple[Step, ...], other: tuple[Step, ...], dice: Dice) -> tuple
     return next((each for each in joined if each not in (one, other)), one)
 
 
-# -- who is chosen ----------------------------------------------------------------------------------------------------
+# -- who is selected --------------------------------------------------------------------------------------------------
 
 
 def ranked(population: Sequence[Ranked]) -> list[Ranked]:
@@ -235,12 +235,6 @@ def ranked(population: Sequence[Ranked]) -> list[Ranked]:
 def _number(id: str) -> list[int]:
     """Of a member: 1/m2 comes before 1/m10."""
     return [int(part) for part in re.findall("[0-9]+", id)]
-
-
-def tournament(scores: Sequence[float], size: int, dice: Dice) -> int:
-    """Some meet by chance; the best of them wins."""
-    some = dice.choice(len(scores), min(size, len(scores)), replace=False)
-    return int(max(sorted(some), key=lambda n: scores[n]))
 
 
 def next_generation(
@@ -257,11 +251,11 @@ def next_generation(
     for n in range(len(found), e.population_size):
         dice = np.random.default_rng([*seed, n])
         if n < e.population_size - merges:
-            winner = alive[tournament([one.score or 0.0 for one in alive], e.tournament_size, dice)]
-            child = Child(mutated(winner.formula, among, e, dice), "mutation", (winner.id,))
+            one = alive[winner(len(alive), e.tournament_size, dice)]
+            child = Child(mutated(one.formula, among, e, dice), "mutation", (one.id,))
         else:
             pair = [lower[int(k)] for k in sorted(dice.choice(len(lower), 2, replace=False))]
-            child = Child(*bred(pair[0].formula, pair[1].formula, among, e, dice), (pair[0].id, pair[1].id))
+            child = Child(*crossed(pair[0].formula, pair[1].formula, among, e, dice), (pair[0].id, pair[1].id))
         for _ in range(20):  # nothing is made twice, where there is anything else
             if weights_of(child.formula) not in seen:
                 break

@@ -1,7 +1,7 @@
-"""Formulas made into models: in memory, where they are looked at, or in folders."""
+"""Formulas made into models: in memory, where they are evaluated, or in folders."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,10 @@ from evomerge.formula import Formula, in_words, makeup
 from evomerge.techniques import MERGED, Recipes, recipes
 from fleet.config import UserError
 from fleet.scratch import passing
-from merge import live
 from merge.donor import Donor
 from merge.donors import Donors
 from merge.engine import MergeOptions
-from merge.live import LiveModel, Staged, over_all
+from merge.live import LiveModel, LiveModels, Staged, over_all
 from merge.merge_planning import Plan, plan
 from merge.merge_recipe import Merge, merge_of, text_of
 from merge.merging import merge
@@ -33,10 +32,9 @@ class ModelBuilder:
     def __init__(
         self, models: Mapping[str, str], base: str, *, threads: int = 0, dtype: str = "", trust: bool = False
     ) -> None:
-        self.models, self.base, self.dtype, self.trust = dict(models), base, dtype, trust
+        self.models, self.base, self.dtype = dict(models), base, dtype
         self.donors, self.threads = Donors({**models, **({BASE: base} if base else {})}), threads
-        self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        self._live: tuple[str, LiveModel] | None = None
+        self.live = LiveModels("cuda" if torch.cuda.is_available() else "cpu", trust)
 
     def __enter__(self) -> "ModelBuilder":
         return self
@@ -81,32 +79,19 @@ class ModelBuilder:
         beside = {formulas.FILE: about, "README.md": card(formula, self.models, said.text)}
         merge(said, out, how=self._how(formula), donors=donors, beside=beside)
 
-    def model(self, formula: Formula) -> LiveModel:
-        """In memory; the next one takes its place."""
+    def model(self, formula: Formula, leave: Callable[[], None] = lambda: None) -> LiveModel:
+        """In memory; the next one takes its place, which whoever else holds it is asked to leave."""
         said, made, _ = self.planned(formula)
-        key = live.key_of(made)
-        if self._live is None or self._live[0] != key:
-            self._live = None  # first out, then in: there may be no room for both
-            self._live = key, live.furnished(said, made, self.device, self.trust)
-        found = self._live[1]
-        if found.places is None:
-            return self._loaded(formula, found)
-        found.fill(made, self._how(formula))
-        return found
+        found = self.live.shaped(said, made, leave)
+        if found.places is not None:
+            found.fill(made, self._how(formula))
+            return found
+        with passing("evomerge") as place:  # weights lie otherwise in memory than in files
+            self.write(formula, place / "model")
+            return replace(found, model=self.live.loaded(place / "model"))
 
     def _how(self, formula: Formula) -> MergeOptions:
         return MergeOptions(threads=self.threads, seed=formula.seed)
-
-    def _loaded(self, formula: Formula, known: LiveModel) -> LiveModel:
-        """From a folder, where weights lie otherwise in memory than in files."""
-        from transformers import AutoModelForCausalLM
-
-        with passing("evomerge") as place:
-            self.write(formula, place / "model")
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                place / "model", dtype="auto", trust_remote_code=self.trust
-            )
-        return replace(known, model=model.to(self.device).eval())
 
 
 def card(formula: Formula, models: Mapping[str, str], recipe: str) -> str:
@@ -138,13 +123,10 @@ class _Noisy(Staged):
 
     def _noise(self, name: str, tensor: Tensor) -> Tensor:
         """In parts of the tensor's own spread; what is all the same stays so."""
-        generator = torch.Generator().manual_seed(_seed_of(self.formula.seed, name))
+        seed = hashlib.sha256(f"{self.formula.seed} {name}".encode()).digest()[:8]
+        generator = torch.Generator().manual_seed(int.from_bytes(seed, "little") >> 1)
         spread = float(tensor.std()) if tensor.numel() > 1 else 0.0
         return tensor + self.formula.noise * spread * torch.randn(tensor.shape, generator=generator)
-
-
-def _seed_of(seed: int, name: str) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "little") >> 1
 
 
 def in_documents(stages: Mapping[str, Mapping[str, Any]]) -> str:

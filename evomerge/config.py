@@ -38,8 +38,7 @@ class ModelReference(Editable):
     path: str = Field(..., description="A folder, a .gguf file, a hub id, or a link to a model's hub page.")
 
     def __init__(self, name: str = "", path: str | Path = "", **more: Any) -> None:
-        fields: dict[str, Any] = {"name": name, "path": str(path), **more}
-        super().__init__(**fields)
+        super().__init__(**{"name": name, "path": str(path), **more})
 
     @field_validator("path")
     @classmethod
@@ -53,6 +52,7 @@ class ModelReference(Editable):
     @model_validator(mode="before")
     @classmethod
     def _named(cls, values: Any) -> Any:
+        values = {"path": values} if isinstance(values, str) else values
         if isinstance(values, dict) and not values.get("name"):
             path = str(values.get("path", "")).rstrip("/")
             return {**values, "name": re.split(r"[/:]", path.removesuffix(".gguf"))[-1]}
@@ -78,7 +78,7 @@ class MergeSettings(Editable):
         "ps_dfs", description="ps: weights are combined; dfs: layers are stacked; ps_dfs: first one, then the other."
     )
     techniques: tuple[Technique, ...] = Field(
-        TECHNIQUES, description="Of these each stage chooses: linear or slerp, ties or dare, frankenmerge or dfs."
+        TECHNIQUES, description="Of these each stage takes one: linear or slerp, ties or dare, frankenmerge or dfs."
     )
     base_model: ModelReference | None = Field(
         None, description="What the models were fine-tuned from, for ties and dare. None: the mean of the models."
@@ -103,7 +103,7 @@ class MergeSettings(Editable):
         return tuple(dict.fromkeys(techniques))
 
     def of_stage(self, stage: str) -> list[str]:
-        """The techniques to choose from, in the order of the stage."""
+        """The techniques that are allowed, in the order of the stage."""
         wanted = {"ps": ("first", "second"), "dfs": ("third",)}.get(self.merge_method, tuple(STAGES))
         return [each for each in STAGES[stage] if each in self.techniques and stage in wanted]
 
@@ -138,20 +138,36 @@ class EvaluationSettings(Editable):
     text: str = Field("", description="A .txt, .jsonl or .parquet file; empty: built-in text of three kinds.")
     text_field: str = Field("text", min_length=1, description="The field that holds a document.")
     passages: int = Field(
-        96, ge=8, le=100_000, description="Passages of the text that choose, and as many that judge, if it has so many."
+        96,
+        ge=8,
+        le=100_000,
+        description="Passages for validation, and as many for the test, if the text has so many.",
     )
     text_weight: float = Field(1.0, ge=0, description="The text's share of the score, in bits per byte; 0: none.")
-    tasks: list[TaskSettings] = Field([], description="Tasks of lm-eval that count, too.")
+    tasks: list[TaskSettings] = Field(
+        [], description="Tasks of lm-eval that count, too; or in one text: name[:weight],name[:weight]."
+    )
     task_path: list[str] = Field([], description="Folders with tasks of one's own.")
     limit: int | None = Field(None, ge=2, description="Questions of a task.")
     num_fewshot: int | None = Field(None, ge=0, description="Examples in prompts.")
     holdout: float = Field(
-        0.3, ge=0, lt=1, description="The share of a task's questions that only judges the winner at the end."
+        0.3, ge=0, lt=1, description="The share of a task's questions that is held out for the test at the end."
     )
     allow_benchmark_tasks: bool = Field(
         False, description="Let lm-eval's own tasks be the target: public test sets, whose scores mean nothing then."
     )
     batch_tokens: int = Field(0, ge=0, le=1 << 24, description="Tokens of a batch; 0: what suits the device.")
+
+    @field_validator("tasks", mode="before")
+    @classmethod
+    def _listed(cls, tasks: Any) -> Any:
+        if not isinstance(tasks, str):
+            return tasks
+        parts = [each.strip().partition(":") for each in tasks.split(",")]
+        try:
+            return [TaskSettings(name=name, weight=float(weight or 1)) for name, _, weight in parts]
+        except ValueError:
+            raise ValueError("name or name:weight is expected") from None
 
     @model_validator(mode="after")
     def _something(self) -> Self:
@@ -196,6 +212,10 @@ class Configuration(Editable):
         of_defaults = ModelReference("base", BUILTIN + "base") if all(model.builtin for model in self.models) else None
         return self.merge_settings.base_model or of_defaults
 
+    @property
+    def folder(self) -> Path:
+        return Path(self.out).expanduser().resolve()
+
     def save(self, path: Path | str) -> None:
         Path(path).write_text(json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n")
 
@@ -205,13 +225,9 @@ class Configuration(Editable):
         value = read_json(Path(path))
         if not isinstance(value, dict):
             raise UserError(f"{path}: an object is expected, {{...}}")
-        return configured(lowered(value, str(path)), str(path))
-
-
-def configured(values: Mapping[str, Any], where: str) -> Configuration:
-    given = dict(values)
-    given["models"] = given.get("models") or default_models()
-    return validated(Configuration, given, where, spelled=str)
+        given = lowered(value, str(path))
+        given["models"] = given.get("models") or default_models()
+        return validated(cls, given, str(path), spelled=str)
 
 
 def default_models() -> list[ModelReference]:
@@ -223,17 +239,11 @@ def create_default_config() -> Configuration:
     return Configuration(models=default_models())
 
 
-def chosen(file: Path | None, models: Sequence[str]) -> Configuration:
-    """A file's settings, or the defaults, with these models instead of the first ones."""
-    config = Configuration.load(file) if file else create_default_config()
-    return with_models(config, models) if any(models) else config
-
-
 def with_models(config: Configuration, given: Sequence[str]) -> Configuration:
     """The first so many models replaced; an empty text keeps the one that is there."""
     there = [*config.models, *default_models()][: max(3, len(config.models))]
-    chosen = [ModelReference("", path) if path else each for path, each in zip(given, there, strict=False)]
-    models, names = [*chosen, *there[len(given) :]], set[str]()
+    replaced = [ModelReference("", path) if path else each for path, each in zip(given, there, strict=False)]
+    models, names = [*replaced, *there[len(given) :]], set[str]()
     for each in models:
         name, n = each.name, 2
         while each.name in names:

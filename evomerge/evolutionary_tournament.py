@@ -1,7 +1,8 @@
 """Eight merged models, tournaments, one winner: step by step, or as a run that can be stopped and goes on."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ from evomerge import breeding
 from evomerge.breeding import Among, Ranked, can_mutate, mutated, next_generation, ranked
 from evomerge.config import Configuration, ModelReference
 from evomerge.formula import Formula, in_words
+from evomerge.given_models import resolved
 from evomerge.merger import AdvancedModelMerger, known
 from evomerge.tournament import last_generation
-from evomerge.tournament_running import resolved
 from evomerge.utils import EvoMergeException, expected, log
 from fleet.config import UserError
 
@@ -31,12 +32,10 @@ class EvolutionaryMerger:
     def create_merged_models(self) -> list[ModelReference]:
         """The first generation: every combination of the techniques."""
 
-        def nth(n: int) -> Callable[[Sequence[str], int], Formula]:
-            return lambda names, layers: breeding.first(
-                self._among(names, layers), self.e.population_size, self.e.seed
-            )[n]
+        def nth(n: int, names: Sequence[str], layers: int) -> Formula:
+            return breeding.first(self._among(names, layers), self.e.population_size, self.e.seed)[n]
 
-        return [self.merger.write(nth(n)) for n in range(self.e.population_size)]
+        return [self.merger.write(partial(nth, n)) for n in range(self.e.population_size)]
 
     def mutate_model(self, model: ModelReference) -> ModelReference:
         """The same models merged with other coefficients, along another path; with noise where the settings ask."""
@@ -63,7 +62,7 @@ class EvolutionaryMerger:
 
             def make(names: Sequence[str], layers: int) -> Formula:
                 among = self._among(names, layers)
-                return breeding.bred(first, second, among, self.e, self._dice())[0]
+                return breeding.crossed(first, second, among, self.e, self._dice())[0]
 
             return self.merger.built(make, together, base or other_base, f"{one.name}-x-{other.name}"[:80])
 
@@ -73,7 +72,7 @@ class EvolutionaryMerger:
             log.info("evaluating %s", model.name)
             (there,) = resolved([model])
             evaluator = self._evaluator({there.name: there.path}, "")
-            return float(evaluator.scored(Formula(blend=there.name), "choosing")["score"])
+            return float(evaluator.scored(Formula(blend=there.name))["score"])
 
     def tournament_selection(self, population: Sequence[ModelReference], scores: Sequence[float]) -> ModelReference:
         """Some meet by chance; the best of them wins."""
@@ -81,8 +80,10 @@ class EvolutionaryMerger:
             raise EvoMergeException(
                 f"{len(population)} models and {len(scores)} scores: as many are needed, at least one"
             )
-        known = [-math.inf if math.isnan(score) else score for score in scores]  # not a number: it failed
-        return population[breeding.tournament(known, self.e.tournament_size, self._dice())]
+        dice, there = self._dice(), len(scores)
+        some = [int(n) for n in dice.choice(there, min(self.e.tournament_size, there), replace=False)]
+        known = {n: -math.inf if math.isnan(scores[n]) else scores[n] for n in sorted(some)}  # not a number: it failed
+        return population[max(known, key=lambda n: known[n])]
 
     def evolve(self, population: Sequence[ModelReference] = ()) -> ModelReference:
         """Generation after generation, from these models or the first merged ones; the winner."""
@@ -116,7 +117,7 @@ class EvolutionaryMerger:
     def _ranked(self, evaluator: Any, id: str, formula: Formula) -> Ranked:
         log.info("evaluating %s (%s)", id, in_words(formula))
         try:
-            return Ranked(id, formula, float(evaluator.scored(formula, "choosing")["score"]))
+            return Ranked(id, formula, float(evaluator.scored(formula)["score"]))
         except UserError as error:
             log.warning("%s (%s): %s", id, in_words(formula), error)
             return Ranked(id, formula, None)
@@ -126,7 +127,7 @@ class EvolutionaryMerger:
 
     def _evaluator(self, models: Mapping[str, str], base: str) -> Any:
         """The last one is kept, with its models and its text."""
-        from evomerge.formula_evaluator import alone
+        from evomerge.fitness_evaluator import alone
 
         key = repr((models, base))
         if self._last is None or self._last[0] != key:
@@ -160,13 +161,7 @@ def _joined(there: Sequence[tuple[Formula, dict[str, str], str]]) -> tuple[list[
 
 def run_evolutionary_tournament(config: Configuration) -> str:
     """The whole tournament as a run on the disk; the same call goes on where it stopped. The winner's folder."""
-    from evomerge import ending, tournament_running
+    from evomerge.tournament_running import winner_of
 
     with expected():
-        code = tournament_running.run(config)
-        folder = Path(config.out).expanduser().resolve()
-        if code == 130:
-            raise KeyboardInterrupt
-        if code:
-            raise EvoMergeException(f"the tournament in {folder} stopped before its end (exit code {code}); see above")
-        return str(ending.concluded(folder))
+        return winner_of(config)

@@ -1,4 +1,5 @@
-"""What makes one model better than another: a text, tasks of lm-eval, or both; one part chooses, another one judges."""
+"""What makes one model better than another: a text, tasks of lm-eval, or both; one part for validation, another for the
+held-out test. And a worker's memory: the models, what they are asked, the model that takes on formula after formula."""
 
 import hashlib
 import json
@@ -7,9 +8,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evomerge.config import EvaluationSettings
+import torch
+
+from evomerge.building import builder
+from evomerge.config import Configuration, EvaluationSettings, ModelReference, TournamentConfig
+from evomerge.formula import Blend, Formula
+from evomerge.given_models import check_alike, check_causal
+from evomerge.texts import mixed
 from fleet.config import UserError
-from train import tasks
+from merge.live import LiveModel
+from merge.search.search_strategy import Questions
+from merge.search.search_worker import CandidateEvaluator
+from train import tasks, text
+from train.config import Dataset
 from train.passages import Losses, PassageReader, as_metrics
 from train.tasks import Asked, TaskEvaluation
 
@@ -31,10 +42,15 @@ class FitnessEvaluator:
         self.readers = {on: PassageReader(tokenizer, some, longest, e.batch_tokens) for on, some in text.items()}
         self.evaluation = TaskEvaluation(asked(e, seed), tokenizer, loaded, tokens=e.batch_tokens) if e.tasks else None
         there = self.evaluation.questions() if self.evaluation else {}
-        self.numbers = {on: tasks.parted(there, e.holdout, seed, on == "judging") for on in ("choosing", "judging")}
+        self.numbers = {on: tasks.parted(there, e.holdout, seed, on == "test") for on in ("validation", "test")}
 
-    def evaluated(self, model: Any, on: str) -> Metrics:
-        """On "choosing" or "judging": the score, each objective, and what intervals are made of."""
+    def forget(self) -> None:
+        """Let go of the last model: the next one needs its room."""
+        if self.evaluation:
+            self.evaluation.forget()
+
+    def evaluated(self, model: Any, on: Questions) -> Metrics:
+        """The score, each objective, and what intervals are made of."""
         found: dict[str, Any] = {}
         objectives: dict[str, float] = {}
         score = 0.0
@@ -43,7 +59,7 @@ class FitnessEvaluator:
             found |= as_metrics(losses)
             objectives[BITS] = losses.bits_per_byte
             score -= self.e.text_weight * losses.bits_per_byte
-            if on == "judging":
+            if on == "test":
                 found |= {"each": json.dumps([round(x, 6) for x in losses.nats]), "sizes": json.dumps(losses.bytes)}
         if self.evaluation:
             marks = self.evaluation.marks(model, self.numbers[on])
@@ -52,8 +68,51 @@ class FitnessEvaluator:
                 score += task.weight * objectives[key(task)]
         if not math.isfinite(score):
             raise UserError(f"the score is {score}: {objectives}")
-        name = "score" if on == "choosing" else "judged"  # two things that nobody should compare
+        name = "score" if on == "validation" else "test_score"  # two things that nobody should compare
         return {**found, name: score, "objectives": json.dumps(objectives)}
+
+
+class FormulaEvaluator(CandidateEvaluator[FitnessEvaluator]):
+    def __init__(self, config: TournamentConfig) -> None:
+        super().__init__()
+        torch.set_num_threads(config.threads)
+        self.e, self.m, self.models = config.evaluation_settings, config.merge_settings, config.models
+        self.builder, self.seed = builder(config), config.evolution_settings.seed
+        self.digest = digest(self.e)
+
+    def loaded(self) -> dict[str, Any]:
+        return load_tasks(self.e, self.seed)
+
+    def questions_for(self, live: LiveModel) -> FitnessEvaluator:
+        return FitnessEvaluator(self.e, self.seed, live.tokenizer, self.builder.context(), self.tasks)
+
+    def check(self) -> Mapping[str, Any]:
+        references = [*self.models, *([self.m.base_model] if self.m.base_model else [])]
+        check_alike(references)
+        check_causal(references, self.m.trust_remote_code)
+        layers = self.builder.layers()
+        names = tuple(model.name for model in self.models)
+        self.builder.planned(Formula(blend=Blend(technique="linear", of=names, shares=((1.0,),) * len(names))))
+        self.questions(self.builder.model(Formula(blend=names[0])))
+        return {"layers": layers}
+
+    def scored(self, formula: Formula, on: Questions = "validation") -> Mapping[str, Any]:
+        live = self.builder.model(formula, self.forget)
+        return self.questions(live).evaluated(live.model, on)
+
+
+def alone(config: Configuration, models: Mapping[str, str], base: str = "") -> FormulaEvaluator:
+    """For whoever evaluates without a run: with as many threads as this process has."""
+    merging = config.merge_settings.model_copy(update={"base_model": ModelReference("base", base) if base else None})
+    return FormulaEvaluator(
+        TournamentConfig(
+            models=tuple(ModelReference(name, path) for name, path in models.items()),
+            merge_settings=merging,
+            evolution_settings=config.evolution_settings,
+            evaluation_settings=config.evaluation_settings,
+            threads=max(config.threads, torch.get_num_threads()),
+        )
+    )
 
 
 def key(task: Any) -> str:
@@ -83,27 +142,17 @@ def load_tasks(e: EvaluationSettings, seed: int) -> dict[str, Any]:
 
 
 def texts(e: EvaluationSettings) -> dict[str, list[str]]:
-    """Passages that choose, and as many others that judge, in turns: all kinds of text are in both."""
-    there = builtin() if not e.text else cut(e)
+    """Passages for validation, and as many others for the test, in turns: all kinds of text are in both."""
+    there = cut(e) if e.text else [each.text for each in mixed()]
     if len(there) < 2 * _FEWEST:
         found = f"{len(there)} passages of at most {PASSAGE} characters"
         raise UserError(f"{e.text}: {found}; at least {2 * _FEWEST} are needed to compare models")
     most = min(e.passages, len(there) // 2)
-    return {"choosing": there[: 2 * most : 2], "judging": there[1 : 2 * most : 2]}
-
-
-def builtin() -> list[str]:
-    """Of three kinds, in turns."""
-    from evomerge.texts import mixed
-
-    return [each.text for each in mixed()]
+    return {"validation": there[: 2 * most : 2], "test": there[1 : 2 * most : 2]}
 
 
 def cut(e: EvaluationSettings) -> list[str]:
     """A file's documents in passages; what is too short to say anything is left out."""
-    from train import text
-    from train.config import Dataset
-
     if not e.text.endswith(text.FILES):
         raise UserError(f"{e.text}: a text file ends in {', '.join(text.FILES)}")
     found: list[str] = []

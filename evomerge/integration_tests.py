@@ -8,104 +8,82 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import App
 
-from evomerge.config import Configuration, ModelReference, chosen
-from evomerge.utils import EvoMergeException, evaluate_model, generate_text, load_models, validate_merge_config
+from evomerge.cli import SettingsFlags
+from evomerge.config import Configuration, ModelReference
+from evomerge.utils import evaluate_model, generate_text, load_models, validate_merge_config
 from fleet.config import UserError
 from fleet.plain import say
+from merge.search import search_command
 
-Check = tuple[str, Callable[[], object]]
+
+@contextmanager
+def check(what: str) -> Iterator[None]:
+    """What does not hold raises, and ends the test."""
+    begin = time.monotonic()
+    say(f"...     {what}")
+    try:
+        yield
+    except Exception as error:
+        mistake = "this is a mistake in evomerge; please report it"
+        if not isinstance(error, UserError):
+            say(traceback.format_exc(), file=sys.stderr)
+        say(f"FAILED  {what}: {error if isinstance(error, UserError) else mistake}", file=sys.stderr)
+        sys.exit(1)
+    say(f"good    {what} ({time.monotonic() - begin:.1f} s)")
 
 
-def checks(config: Configuration, place: Path) -> Iterator[Check]:
-    """In this order: each builds on those before it. What does not hold raises."""
+def checks(config: Configuration, place: Path) -> None:
+    """In this order: each builds on those before it."""
     from evomerge.evolutionary_tournament import EvolutionaryMerger, run_evolutionary_tournament
     from evomerge.gguf_utils import export_gguf, gguf_to_hf, verify_gguf
 
     steps = EvolutionaryMerger(config, place / "steps")
-    made: dict[str, ModelReference] = {}
-    yield "the models fit together", lambda: validate_merge_config(config)
-    yield "each of them can be evaluated", lambda: [evaluate_model(model, config) for model in config.models]
-
-    def merge() -> None:
-        made["merged"] = steps.merger.merge()
-
-    def mutate() -> None:
-        made["mutant"] = steps.mutate_model(made["merged"])
-
-    def select() -> None:
-        both = [made["merged"], made["mutant"]]
-        scores = [steps.evaluate(model) for model in both]
-        assert steps.tournament_selection(both, scores) in both
-
-    yield "they merge", merge
-    yield "a merged model can be mutated", mutate
-    yield "a tournament chooses", select
+    with check("the models fit together"):
+        validate_merge_config(config)
+    with check("each of them can be evaluated"):
+        for model in config.models:
+            evaluate_model(model, config)
+    with check("they merge"):
+        merged = steps.merger.merge()
+    with check("a merged model can be mutated"):
+        both = [merged, steps.mutate_model(merged)]
+    with check("a tournament selects"):
+        assert steps.tournament_selection(both, [steps.evaluate(model) for model in both]) in both
     config.out = str(place / "run")
     config.evolution_settings.num_generations = min(2, config.evolution_settings.num_generations)
-
-    def run() -> None:
-        made["winner"] = ModelReference("winner", run_evolutionary_tournament(config))
-
-    def again() -> None:
-        assert run_evolutionary_tournament(config) == made["winner"].path
-
-    def speak() -> None:
-        ((_, model, tokenizer),) = load_models([made["winner"]])
+    with check("a whole tournament of two generations"):
+        winner = run_evolutionary_tournament(config)
+    with check("it is over, and says the same again"):
+        assert run_evolutionary_tournament(config) == winner
+    with check("the winner speaks"):
+        ((_, model, tokenizer),) = load_models([ModelReference("winner", winner)])
         assert len(generate_text(model, tokenizer, "The ", 20)) > len("The ")
-
-    def export() -> None:
+    with check("the winner goes to GGUF and back"):
         file = place / "winner.gguf"
-        export_gguf(made["winner"].path, file, "F16")
-        assert not (problems := verify_gguf(file, made["winner"].path)), problems
+        export_gguf(winner, file, "F16")
+        assert not (problems := verify_gguf(file, winner)), problems
         gguf_to_hf(file, place / "back")
-        score, back = (evaluate_model(path, config)["score"] for path in (made["winner"].path, place / "back"))
+        score, back = (evaluate_model(path, config)["score"] for path in (winner, place / "back"))
         assert abs(score - back) < 0.02 * abs(score) + 1e-3, (score, back)
-
-    yield "a whole tournament of two generations", run
-    yield "it is over, and says the same again", again
-    yield "the winner speaks", speak
-    yield "the winner goes to GGUF and back", export
 
 
 app = App(name="python -m evomerge.integration_tests", help=__doc__, help_format="plaintext", version_flags=[])
 
 
 @app.default
-def main(
-    *,
-    config: Annotated[Path | None, Parameter(help="A JSON file with all settings.")] = None,
-    model1: Annotated[str, Parameter(help="A model; the default ones fill the gaps.")] = "",
-    model2: Annotated[str, Parameter(help="The second one.")] = "",
-    model3: Annotated[str, Parameter(help="The third one.")] = "",
-) -> int:
-    try:
-        settings = chosen(config, [model1, model2, model3])
-    except UserError as error:
-        say(error, file=sys.stderr)
-        return 2
+def main(*, how: SettingsFlags = SettingsFlags()) -> int:
+    config = how.settings()
     with tempfile.TemporaryDirectory(prefix="evomerge-") as place:
-        for what, check in checks(settings, Path(place)):
-            begin = time.monotonic()
-            say(f"...     {what}")
-            try:
-                check()
-            except EvoMergeException as error:
-                say(f"FAILED  {what}: {error}", file=sys.stderr)
-                return 1
-            except Exception:
-                say(traceback.format_exc(), file=sys.stderr)
-                say(f"FAILED  {what}: this is a mistake in evomerge; please report it", file=sys.stderr)
-                return 1
-            say(f"good    {what} ({time.monotonic() - begin:.1f} s)")
+        checks(config, Path(place))
     say("All is well.")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(app(result_action="return_value"))
+    search_command.run(app)

@@ -11,8 +11,7 @@ from evomerge.breeding import Among
 from evomerge.building import ModelBuilder
 from evomerge.config import STAGES, TECHNIQUES, Configuration, ModelReference, Technique
 from evomerge.formula import Formula, Step, in_words
-from evomerge.model_checks import check_alike
-from evomerge.tournament_running import resolved
+from evomerge.given_models import check_alike, resolved
 from evomerge.utils import EvoMergeException, expected, log
 
 
@@ -34,7 +33,7 @@ class AdvancedModelMerger:
 
     def _ps_merge(self, models: Sequence[ModelReference] = (), techniques: Sequence[Technique] = ()) -> ModelReference:
         """Parameter space: weights are combined."""
-        return self._merged(models, self._chosen(techniques, "first", "second"))
+        return self._merged(models, techniques, "first", "second")
 
     def _dfs_merge(
         self,
@@ -46,30 +45,27 @@ class AdvancedModelMerger:
         if path:
             steps = tuple(Step(model=name, layer=layer, scale=scale) for name, layer, scale in path)
             return self.write(lambda names, layers: Formula(path=steps, scaled=True), models)
-        return self._merged(models, self._chosen(techniques, "third"))
+        return self._merged(models, techniques, "third")
 
     def _ps_dfs_merge(
         self, models: Sequence[ModelReference] = (), techniques: Sequence[Technique] = ()
     ) -> ModelReference:
-        return self._merged(models, self._chosen(techniques, "first", "second", "third"))
+        return self._merged(models, techniques, "first", "second", "third")
 
-    def _chosen(self, techniques: Sequence[Technique], *stages: str) -> list[str]:
-        """One for each stage that is asked for; nothing for the others."""
-        for each in techniques:
-            if each not in TECHNIQUES:
-                raise EvoMergeException(f"unknown technique {each!r}; there are {', '.join(TECHNIQUES)}")
+    def _merged(
+        self, models: Sequence[ModelReference], techniques: Sequence[Technique], *stages: str
+    ) -> ModelReference:
+        """By one technique for each of these stages."""
+        if unknown := [each for each in techniques if each not in TECHNIQUES]:
+            raise EvoMergeException(f"unknown technique {unknown[0]!r}; there are {', '.join(TECHNIQUES)}")
         allowed = techniques or self.settings.techniques
-        found = [next((t for t in STAGES[s] if t in allowed), "") if s in stages else "" for s in STAGES]
-        if not any(found):
+        used = [next((t for t in STAGES[s] if t in allowed), "") if s in stages else "" for s in STAGES]
+        if not any(used):
             raise EvoMergeException(f"none of {', '.join(allowed)} belongs to this way of merging")
-        return found
-
-    def _merged(self, models: Sequence[ModelReference], techniques: Sequence[str]) -> ModelReference:
-        seed = self.config.evolution_settings.seed
 
         def made(names: Sequence[str], layers: int) -> Formula:
-            among = Among(self.settings, names, layers)
-            return breeding.combined(among, techniques, np.random.default_rng([seed, 1, 0]))
+            dice = np.random.default_rng([self.config.evolution_settings.seed, 1, 0])
+            return breeding.combined(Among(self.settings, names, layers), used, dice)
 
         return self.write(made, models)
 

@@ -1,5 +1,4 @@
-"""The tournament as a run: round 0 looks whether it can work, each round after it is a generation, the last one judges
-the winner and the models that it came from by the held-out test."""
+"""What the tournament proposes, as recipes of a run: the first generation, then children of the one before. Pure."""
 
 import json
 from collections.abc import Sequence
@@ -11,37 +10,45 @@ from evomerge.breeding import Among, Child, Ranked, first, next_generation, rank
 from evomerge.config import EvolutionSettings, TournamentConfig
 from evomerge.formula import Formula, in_words, makeup
 from fleet.recipe import Member, Past, Recipe
-from fleet.tasks import Args
-
-CHECK = "0/check"
+from merge.search.search_strategy import CHECK, QuestionArgs, Questions, SearchStrategy
 
 
-class ScoreFormula(Args):
-    """What the task is told that builds a model by its formula and looks how good it is."""
+class FormulaArgs(QuestionArgs):
+    """What the task is told that builds a model by its formula and evaluates it."""
 
     name: str
     technique: str = ""
     formula: dict[str, Any]
-    on: str
 
 
 @dataclass(frozen=True)
-class Tournament:
+class Tournament(SearchStrategy):
     c: TournamentConfig
 
-    def plan(self, round: int, history: Past) -> list[Recipe]:
-        if round == 0:
-            return [Recipe("check", "check", role="tool")]
+    def ended(self, round: int, history: Past) -> int | None:
+        return last_generation(self.e, scores(history, round - 1))
+
+    def generation(self, round: int, history: Past) -> list[Recipe]:
+        among = Among(self.c.merge_settings, self.names, int(history[CHECK].metrics["layers"]))
         if round == 1:
-            return [*self.models("choosing"), *self.members(1, self.first(history))]
-        ended = last_generation(self.e, scores(history, round - 1))
-        if ended is None:
-            return self.members(round, self.next(round, history))
-        winner = best_of(history, ended)
-        if round > ended + 1 or winner is None:
-            return []
-        args = {**winner.recipe.args, "on": "judging"}
-        return [Recipe("winner", "score", (winner.id,), role="winner", args=args), *self.models("judging")]
+            return [*self.given("validation", history), *self.members(1, self.first(among))]
+        population = [as_ranked(member) for member in members_of(history, round - 1)]
+        return self.members(round, next_generation(population, among, self.e, [self.e.seed, round]))
+
+    def winner(self, ended: int, history: Past) -> Recipe | None:
+        alive = {member.id: member for member in members_of(history, ended) if "score" in member.metrics}
+        order = ranked([as_ranked(member) for member in alive.values()])
+        if not order:
+            return None
+        best = alive[order[0].id]
+        return Recipe("winner", "score", (best.id,), role="winner", args={**best.recipe.args, "on": "test"})
+
+    def given(self, on: Questions, history: Past) -> list[Recipe]:
+        found = []
+        for n, name in enumerate(self.names):
+            args = FormulaArgs(name=name, formula=Formula(blend=name).model_dump(mode="json"), on=on)
+            found.append(Recipe(f"model-{n}", "score", role="given", args=args.plain()))
+        return found
 
     @property
     def e(self) -> EvolutionSettings:
@@ -51,17 +58,10 @@ class Tournament:
     def names(self) -> list[str]:
         return [model.name for model in self.c.models]
 
-    def among(self, history: Past) -> Among:
-        return Among(self.c.merge_settings, self.names, int(history[CHECK].metrics["layers"]))
-
-    def first(self, history: Past) -> list[Child]:
-        made = first(self.among(history), self.e.population_size, self.e.seed)
+    def first(self, among: Among) -> list[Child]:
+        made = first(among, self.e.population_size, self.e.seed)
         numbers = {name: f"1/model-{n}" for n, name in enumerate(self.names)}
         return [Child(one, in_words(one), tuple(numbers[name] for name in one.models)) for one in made]
-
-    def next(self, round: int, history: Past) -> list[Child]:
-        population = [as_ranked(member) for member in members_of(history, round - 1)]
-        return next_generation(population, self.among(history), self.e, [self.e.seed, round])
 
     def members(self, round: int, children: Sequence[Child]) -> list[Recipe]:
         return [self.member(round, n, child) for n, child in enumerate(children)]
@@ -69,23 +69,12 @@ class Tournament:
     def member(self, round: int, n: int, child: Child) -> Recipe:
         if child.carried:
             return Recipe(f"m{n}", parents=child.parents)
-        name = f"{child.technique.replace('+', '-')}-{round}.{n}"
-        formula, shown = child.formula.model_dump(mode="json"), genome(child.formula)
-        args = ScoreFormula(name=name, technique=child.technique, formula=formula, on="choosing").plain()
+        name, formula = f"{child.technique.replace('+', '-')}-{round}.{n}", child.formula
+        plain = formula.model_dump(mode="json")
+        args = FormulaArgs(name=name, technique=child.technique, formula=plain, on="validation").plain()
+        # what a reader wants to follow over the generations; a child inherits its formula
+        shown = {"share": makeup(formula), "layers": len(formula.path), "technique": in_words(formula)}
         return Recipe(f"m{n}", "score", child.parents, args=args, genome=shown, optional=True)
-
-    def models(self, on: str) -> list[Recipe]:
-        """The models themselves, to compare with."""
-        found = []
-        for n, name in enumerate(self.names):
-            args = ScoreFormula(name=name, formula=Formula(blend=name).model_dump(mode="json"), on=on)
-            found.append(Recipe(f"model-{n}", "score", role="given", args=args.plain()))
-        return found
-
-
-def genome(formula: Formula) -> dict[str, Any]:
-    """What a reader wants to follow over the generations; a child inherits its formula."""
-    return {"share": makeup(formula), "layers": len(formula.path), "technique": in_words(formula)}
 
 
 def formula_of(recipe: Recipe) -> Formula:
@@ -99,12 +88,6 @@ def members_of(history: Past, round: int) -> list[Member]:
 
 def as_ranked(member: Member) -> Ranked:
     return Ranked(member.id, formula_of(member.recipe), member.metrics.get("score"))
-
-
-def best_of(history: Past, round: int) -> Member | None:
-    alive = {member.id: member for member in members_of(history, round) if "score" in member.metrics}
-    order = ranked([as_ranked(member) for member in alive.values()])
-    return alive[order[0].id] if order else None
 
 
 def scores(history: Past, last: int) -> list[list[float]]:

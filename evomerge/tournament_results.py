@@ -12,16 +12,18 @@ from evomerge import fitness_evaluator
 from evomerge.config import TournamentConfig
 from evomerge.formula import Formula, makeup
 from evomerge.tournament import formula_of, members_of, objectives_of
-from fleet import faults
 from fleet.history import History, opened
 from fleet.recipe import Member
+from merge.search.search_worker import keeping
+from train.parent_selection import dominance
+from train.passages import Losses, mean_and_error
 
 HISTORY, WINNER = "history.json", "winner"
 
 
 @dataclass(frozen=True)
 class TournamentEntry:
-    """A model that was looked at."""
+    """A model that was evaluated."""
 
     id: str
     name: str
@@ -33,29 +35,16 @@ class TournamentEntry:
 
 
 @dataclass(frozen=True)
-class Judged:
-    """A model at the end, on the held-out test."""
+class Tested:
+    """A model at the end, in the held-out test."""
 
     name: str
     metrics: Mapping[str, Any]
     formula: Formula
 
-    @property
-    def objectives(self) -> Mapping[str, float]:
-        found: Mapping[str, float] = json.loads(self.metrics["objectives"])
-        return found
-
-    @property
-    def nats(self) -> list[float]:
-        """Passage by passage."""
-        found: list[float] = json.loads(self.metrics["each"])
-        return found
-
-    @property
-    def sizes(self) -> list[int]:
-        """Bytes of each passage."""
-        found: list[int] = json.loads(self.metrics["sizes"])
-        return found
+    def listed(self, what: str) -> Any:
+        """Of "objectives"; of "each" passage, nats; of "sizes", bytes."""
+        return json.loads(self.metrics[what])
 
 
 @dataclass(frozen=True)
@@ -63,7 +52,7 @@ class TournamentOutcome:
     config: TournamentConfig
     generations: Sequence[Sequence[TournamentEntry]]  # finished ones; the elite stands in each that it has lived in
     models: Sequence[TournamentEntry]
-    judged: Sequence[Judged]  # the winner first; empty before the end
+    tested: Sequence[Tested]  # the winner first; empty before the end
 
     @property
     def all(self) -> list[TournamentEntry]:
@@ -72,8 +61,7 @@ class TournamentOutcome:
 
     @property
     def best(self) -> TournamentEntry | None:
-        good = [entry for entry in self.all if entry.score is not None]
-        return max(good, key=lambda entry: entry.score or 0.0, default=None)  # of equal ones the first
+        return next(iter(best_first(self.all)), None)
 
     @property
     def front(self) -> list[TournamentEntry]:
@@ -81,17 +69,15 @@ class TournamentOutcome:
         return pareto(self.config, [entry for entry in [*self.models, *self.all] if entry.score is not None])
 
 
+def best_first(entries: Sequence[TournamentEntry]) -> list[TournamentEntry]:
+    """Those that have a score; of equal ones the first."""
+    return sorted((each for each in entries if each.score is not None), key=lambda entry: -(entry.score or 0.0))
+
+
 def pareto(config: TournamentConfig, entries: Sequence[TournamentEntry]) -> list[TournamentEntry]:
     gains = [fitness_evaluator.gains(config.evaluation_settings, entry.objectives) for entry in entries]
-    found = []
-    for n, entry in enumerate(entries):
-        if not any(_dominates(other, gains[n]) for other in gains) and gains[n] not in gains[:n]:
-            found.append(entry)
-    return sorted(found, key=lambda entry: -(entry.score or 0.0))
-
-
-def _dominates(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
-    return all(one[key] >= other[key] for key in other) and any(one[key] > other[key] for key in other)
+    beaten = dominance(gains).sum(0)
+    return best_first([entry for n, entry in enumerate(entries) if not beaten[n] and gains[n] not in gains[:n]])
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
@@ -104,7 +90,7 @@ def found_in(folder: Path) -> TournamentOutcome:
 def read(history: History) -> TournamentOutcome:
     """From a run's registers: all generations that are finished."""
     config = TournamentConfig.joined(history.store.read("run.json")["config"], {})
-    generations, models, judged = [], list[TournamentEntry](), list[Judged]()
+    generations, models, tested = [], list[TournamentEntry](), list[Tested]()
     for round in range(1, history.first):
         if entries := history.once("entries", round, partial(_entries, history, round)):
             generations.append(entries)
@@ -114,8 +100,8 @@ def read(history: History) -> TournamentOutcome:
             models = [entry(member) for member in originals]
         elif originals:
             there = [history[f"{round}/winner"], *originals]
-            judged = [Judged(m.recipe.args["name"], m.metrics, formula_of(m.recipe)) for m in there]
-    return TournamentOutcome(config, generations, models, judged)
+            tested = [Tested(m.recipe.args["name"], m.metrics, formula_of(m.recipe)) for m in there]
+    return TournamentOutcome(config, generations, models, tested)
 
 
 def _entries(history: History, round: int) -> list[TournamentEntry]:
@@ -137,20 +123,6 @@ def entry(member: Member) -> TournamentEntry:
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 
-def keep(history: History) -> None:
-    """history.json afresh, if a generation has been finished since it was written."""
-    found = read(history)
-    if len(found.generations) > _written(history):
-        history.store.replace(HISTORY, as_json(found))
-
-
-def _written(history: History) -> int:
-    try:
-        return len(json.loads(history.store.disk.read(HISTORY, 1 << 28))["generations"])
-    except (faults.Fault, ValueError, KeyError):
-        return 0
-
-
 def as_json(found: TournamentOutcome) -> bytes:
     best = [[entry.score for entry in generation if entry.score is not None] for generation in found.generations]
     value = {
@@ -160,6 +132,13 @@ def as_json(found: TournamentOutcome) -> bytes:
         "models": {entry.id: _listed(entry) for entry in [*found.models, *found.all]},
     }
     return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def _generations(table: bytes) -> int:
+    return len(json.loads(table)["generations"])
+
+
+keep = keeping(HISTORY, read, _generations, lambda found: {HISTORY: as_json(found)})
 
 
 def _listed(entry: TournamentEntry) -> dict[str, Any]:
@@ -177,19 +156,17 @@ def _listed(entry: TournamentEntry) -> dict[str, Any]:
 # -- how sure one may be ----------------------------------------------------------------------------------------------
 
 
-def interval(judged: Judged) -> tuple[float, float]:
+def interval(tested: Tested) -> tuple[float, float]:
     """Of the perplexity, with 95% confidence."""
-    mean, half = judged.metrics["nats"], judged.metrics["error"] * certain(len(judged.sizes))
+    mean, half = tested.metrics["nats"], tested.metrics["error"] * certain(len(tested.listed("sizes")))
     return math.exp(min(700.0, mean - half)), math.exp(min(700.0, mean + half))
 
 
-def ahead(winner: Judged, other: Judged) -> tuple[float, float]:
+def ahead(winner: Tested, other: Tested) -> tuple[float, float]:
     """By how many bits per byte the winner is better on the same passages, and how far that is certain (95%)."""
-    sizes = winner.sizes
-    gains = [(b - a) / math.log(2) for a, b in zip(winner.nats, other.nats, strict=True)]
-    mean, count = sum(gains) / sum(sizes), len(sizes)
-    off = sum((gain - mean * size) ** 2 for gain, size in zip(gains, sizes, strict=True))
-    return mean, certain(count) * math.sqrt(off * count / (count - 1)) / sum(sizes)
+    sizes, pairs = winner.listed("sizes"), zip(winner.listed("each"), other.listed("each"), strict=True)
+    mean, error = mean_and_error(Losses(tuple((b - a) / math.log(2) for a, b in pairs), sizes, sizes))
+    return mean, certain(len(sizes)) * error
 
 
 def certain(count: int) -> float:

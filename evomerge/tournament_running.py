@@ -1,79 +1,71 @@
-"""Starting a tournament, here or on other machines; and what stands behind the API's simple names."""
+"""A whole tournament: checked, started here or on other machines, and at its end the winner as a folder."""
 
-import json
-import os
-import shutil
 import sys
-from collections.abc import Mapping, Sequence
+import textwrap
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from pydantic import BaseModel
-
-from evomerge.config import BUILTIN, Configuration, ModelReference, TournamentConfig
+from evomerge import fitness_evaluator, tournament_results
+from evomerge.building import builder
+from evomerge.config import Configuration, ModelReference, TournamentConfig
+from evomerge.given_models import check_alike, check_causal, resolved
 from evomerge.tournament_method import ALGORITHM
+from evomerge.tournament_results import TournamentOutcome
+from evomerge.tournament_view import TournamentView, final_table, front_table
+from evomerge.utils import EvoMergeException, generate_text, load_models
 from fleet import gpus
-from fleet.config import Name, UserError, validated, whole
+from fleet.ancestry.ancestry_files import PAGE, keep
+from fleet.config import UserError
+from fleet.console import console
+from fleet.history import opened
 from fleet.local import Starter
 from fleet.metrics import sinks
-from fleet.plain import say
-from merge.donors import located
+from merge.output import Busy, Taken
+from merge.search.search_command import folder_named
+from train import tasks
+
+_PROMPTS = ("The ", "def ")
+_SAMPLE = 40  # tokens
 
 
-def specialists_at(beside: Path | None = None) -> Path:
-    """Where the default models are kept; for other machines, beside the run that they work on."""
-    if beside:
-        return beside / "specialists"
-    home = os.environ.get("EVOMERGE_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "evomerge"
-    return Path(home).expanduser()
+def winner_of(config: Configuration) -> str:
+    """The winner's folder. The same call goes on where it stopped."""
+    settled = prepared(config)
+    if config.machines:
+        from fleet.remote.handed import hand_over
+
+        ssh = Path(config.ssh_config) if config.ssh_config else None
+        code = hand_over(settled, ("-m", "evomerge.cli"), Path(config.machines), ssh)
+    else:
+        count = gpus.workers(config.workers or None, None, config.threads)
+        code = Hosted(settled, config.folder.parent, count, TournamentView).run()
+    if code == 130:
+        raise KeyboardInterrupt
+    if code:
+        raise UserError(f"the tournament in {config.folder} stopped before its end (exit code {code}); see above")
+    return str(concluded(config.folder))
 
 
-def resolved(models: Sequence[ModelReference], beside: Path | None = None) -> list[ModelReference]:
-    """Default models are trained if nobody has; local paths become whole ones."""
-    made: Mapping[str, Path] = {}
-    for model in models:
-        if not model.builtin and not model.path.endswith(".gguf"):
-            located(model.path)  # what is not there is said before anything is trained
-    if any(model.builtin for model in models):
-        from evomerge import specialists
+class Hosted(Starter):
+    """Workers of evomerge.cli, whatever script it is that starts them."""
 
-        if beside and (known := specialists.home_in(specialists_at())).is_dir():
-            shutil.copytree(known, specialists.home_in(specialists_at(beside)), dirs_exist_ok=True)
-        made = specialists.made(specialists_at(beside), tell=_say)
-    return [ModelReference(model.name, _whole(model, made)) for model in models]
-
-
-def _say(line: str) -> None:
-    say(line, file=sys.stderr)
-
-
-def _whole(model: ModelReference, made: Mapping[str, Path]) -> str:
-    if model.builtin:
-        if model.builtin not in made:
-            raise UserError(
-                f"there is no default model {model.path!r}; there are {', '.join(BUILTIN + each for each in made)}"
-            )
-        return str(made[model.builtin])
-    return whole(model.path, Path())
+    def script(self) -> list[str]:
+        return [sys.executable, str(Path(__file__).with_name("cli.py"))]
 
 
 def prepared(config: Configuration) -> TournamentConfig:
     """Whatever cannot work is said before anything is begun."""
-    from evomerge import fitness_evaluator
-    from evomerge.model_checks import check_alike, check_causal
-    from train import tasks
-
-    where = Path(config.out).expanduser().resolve()
     sinks.check(config.metrics)
-    _check_folder(where)
+    where = folder_named(config.out, "--out")
     if config.machines and not Path(config.machines).is_file():
         raise UserError(f"{config.machines}: cannot be read")
     if config.machines and config.workers:
         raise UserError("workers: machines.json says how many each machine has")
     if config.ssh_config and not config.machines:
         raise UserError("ssh_config: it is for machines")
-    m, e = config.merge_settings.model_copy(deep=True), config.evaluation_settings.model_copy(deep=True)
-    base = [config.base] if config.base else []
+    known = config.model_copy(deep=True)
+    m, e, base = known.merge_settings, known.evaluation_settings, [config.base] if config.base else []
     models = resolved([*config.models, *base], where.parent if config.machines else None)
     check_alike(models)
     check_causal(models, m.trust_remote_code)
@@ -85,66 +77,58 @@ def prepared(config: Configuration) -> TournamentConfig:
     if e.text:
         e.text = str(Path(e.text).expanduser().resolve())
     e.task_path = [str(Path(folder).expanduser().resolve()) for folder in e.task_path]
-    return TournamentConfig(
-        algorithm=ALGORITHM,
-        project_name=where.name,
-        base_dir=str(where.parent),
-        models=tuple(models),
-        merge_settings=m,
-        evolution_settings=config.evolution_settings.model_copy(deep=True),
-        evaluation_settings=e,
-        text_digest=fitness_evaluator.digest(e),
-        threads=config.threads,
-        metrics=config.metrics,
-        wandb_project=config.wandb_project,
-        wandb_entity=config.wandb_entity,
-        log_level=config.log_level,
-    )
+    shared = {key: value for key, value in known if key in TournamentConfig.model_fields}
+    run = {"algorithm": ALGORITHM, "project_name": where.name, "base_dir": str(where.parent)}
+    return TournamentConfig(**{**shared, **run, "models": models, "text_digest": fitness_evaluator.digest(e)})
 
 
-class _Named(BaseModel):
-    out: Name
+# -- the end -----------------------------------------------------------------------------------------------------------
 
 
-def _check_folder(where: Path) -> None:
-    validated(_Named, {"out": where.name}, str(where), spelled=lambda key: "the folder's name")
-    if where.is_file():
-        raise UserError(f"{where}: a folder is expected")
-    try:
-        where.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{where}: cannot be made: {error.strerror}") from None
+def concluded(folder: Path) -> Path:
+    """Where the winner is; everything else is said and written on the way."""
+    shown, history = console(), opened(folder)
+    found = tournament_results.read(history)
+    if not history.over:
+        raise UserError(f"the tournament in {folder} is not over; the same command goes on with it")
+    if not found.tested:
+        raise UserError(f"no model could be made and scored: {folder}/workers has the logs")
+    where = winner_in(folder, found)
+    history.store.replace(tournament_results.HISTORY, tournament_results.as_json(found))
+    keep(history)
+    shown.print(final_table(found))
+    if len(found.front) > 1 and len(found.tested[0].listed("objectives")) > 1:
+        shown.print(front_table(found))
+    for line in samples(found, where):
+        shown.print(line, markup=False, highlight=False)
+    shown.print(f"The family tree: {folder / PAGE}", soft_wrap=True, highlight=False)
+    shown.print(f"The winner, {found.tested[0].name}: {where}", soft_wrap=True, highlight=False)
+    return where
 
 
-class Hosted(Starter):
-    """Workers of evomerge.cli, whatever script it is that starts them."""
-
-    def script(self) -> list[str]:
-        return [sys.executable, str(Path(__file__).with_name("cli.py"))]
-
-
-def run(config: Configuration) -> int:
-    """The whole tournament, or the rest of it; how it ended."""
-    from evomerge.tournament_view import TournamentView
-
-    chosen = prepared(config)
-    if config.machines:
-        from fleet.remote.handed import hand_over
-
-        ssh = Path(config.ssh_config) if config.ssh_config else None
-        script = ("-m", "evomerge.cli")
-        return hand_over(chosen, script, Path(config.machines), ssh)
-    count = gpus.workers(config.workers or None, None, config.threads)
-    return Hosted(chosen, Path(chosen.base_dir), count, TournamentView).run()
+def winner_in(folder: Path, found: TournamentOutcome) -> Path:
+    """Its formula follows from the run: the model is made when it is missing."""
+    out = folder / tournament_results.WINNER
+    while not (out / "config.json").is_file():
+        try:
+            with builder(found.config) as models:
+                models.write(found.tested[0].formula, out)
+        except Busy:  # another starter makes the same,
+            time.sleep(0.1)
+        except Taken:  # or has made it just now
+            if not (out / "config.json").is_file():
+                raise
+    return out
 
 
-def evaluated(model: ModelReference, config: Configuration) -> dict[str, Any]:
-    """One model's marks, on what chooses."""
-    from evomerge.formula import Formula
-    from evomerge.formula_evaluator import alone
-    from evomerge.model_checks import check_causal
-
-    (there,) = resolved([model])
-    check_causal([there], config.merge_settings.trust_remote_code)
-    found = dict(alone(config, {there.name: there.path}).scored(Formula(blend=there.name), "choosing"))
-    return {**found, "objectives": json.loads(found["objectives"])}
+def samples(found: TournamentOutcome, winner: Path) -> Iterator[str]:
+    """How the winner and the models go on with the same words."""
+    trust = found.config.merge_settings.trust_remote_code
+    for model in [ModelReference("winner", winner), *found.config.models]:
+        ((name, loaded, tokenizer),) = load_models([model], trust_remote_code=trust)
+        for prompt in _PROMPTS:
+            try:
+                said = generate_text(loaded, tokenizer, prompt, len(tokenizer(prompt)["input_ids"]) + _SAMPLE)
+            except EvoMergeException as error:
+                said = f"({error})"
+            yield f"{name} says: {textwrap.shorten(said, 140, placeholder=' ...')}"

@@ -1,115 +1,89 @@
 """How a tournament gets on, for whoever started it; and what it came to."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import Any
 
 from rich.table import Table
 
 from evomerge import tournament_results
+from evomerge.config import EvaluationSettings
 from evomerge.fitness_evaluator import BITS, key
-from evomerge.tournament_results import Judged, TournamentEntry, TournamentOutcome
-from fleet.progress import Progress, duration
+from evomerge.tournament_results import Tested, TournamentOutcome
+from fleet.progress import duration
+from merge.search.search_progress import SearchProgress, number, table
 
 
-class TournamentView(Progress):
-    names_members = False
+class TournamentView(SearchProgress[TournamentOutcome]):
+    def found(self) -> TournamentOutcome:
+        return tournament_results.read(self.history)
 
-    def line(self, round: int) -> str:
-        if round == 0:
-            score = score_in_words(tournament_results.read(self.history))
-            return f"models fit together: {self.history['0/check'].metrics['layers']} layers; score: {score}"
-        return generation_text(tournament_results.read(self.history), round)
+    def checked(self, metrics: Mapping[str, Any]) -> str:
+        score = score_in_words(self.found().config.evaluation_settings)
+        return f"models fit together: {metrics['layers']} layers; score: {score}"
 
-    def speed(self) -> str:
-        found = tournament_results.read(self.history)
-        seconds, done = max(1e-3, self._now() - self._began), self.history.first - max(1, self._began_at)
-        e = found.config.evolution_settings
-        if found.judged:
-            return f"{duration(seconds)} in all"
-        words = [f"generation {len(found.generations) + 1} of at most {e.num_generations}"]
-        if len(found.generations) == e.num_generations:
-            words = ["judging"]
-        elif done > 0:
-            words.append(f"about {duration(seconds / done)} each")
+    def generation(self, found: TournamentOutcome, number: int) -> str:
+        e, count = found.config.evolution_settings, len(found.generations)
+        if number > count:
+            why = "" if count == e.num_generations else f" (nothing got better for {e.patience} generations)"
+            return f"the end after {count} generations{why}; now the held-out test"
+        entries = found.generations[number - 1]
+        good = tournament_results.best_first(entries)
+        words = [f"generation {number}: {len(entries)} models"]
+        words += [f"{len(entries) - len(good)} failed"] if len(good) < len(entries) else []
+        words += [f"best {good[0].score:.4f} ({good[0].name})"] if good else []
+        if number == 1 and (given := tournament_results.best_first(found.models)):
+            words.append(f"the best of the given ones has {given[0].score:.4f}")
         return ", ".join(words)
 
-    def table(self) -> Table:
-        table = Table(title="The best so far", title_justify="left")
-        for name in ("model", "score", "made by"):
-            table.add_column(name)
-        for entry in best_few(tournament_results.read(self.history), 8):
-            table.add_row(entry.name, _number(entry.score), entry.technique or "given")
-        return table
+    def speed(self) -> str:
+        found, done = self.found(), self.history.first - max(1, self._began_at)
+        e = found.config.evolution_settings
+        if found.tested:
+            return f"{duration(self.seconds())} in all"
+        if len(found.generations) == e.num_generations:
+            return "held-out test"
+        each = f", about {duration(self.seconds() / done)} each" if done > 0 else ""
+        return f"generation {len(found.generations) + 1} of at most {e.num_generations}{each}"
 
-
-def best_few(found: TournamentOutcome, most: int) -> list[TournamentEntry]:
-    good = [entry for entry in [*found.models, *found.all] if entry.score is not None]
-    return sorted(good, key=lambda entry: -(entry.score or 0.0))[:most]
-
-
-def generation_text(found: TournamentOutcome, generation: int) -> str:
-    if generation > len(found.generations):
-        e, count = found.config.evolution_settings, len(found.generations)
-        why = "" if count == e.num_generations else f" (nothing got better for {e.patience} generations)"
-        return f"the end after {count} generations{why}; now the held-out test"
-    entries = found.generations[generation - 1]
-    good = [entry for entry in entries if entry.score is not None]
-    words = [f"generation {generation}: {len(entries)} models"]
-    words += [f"{len(entries) - len(good)} failed"] if len(good) < len(entries) else []
-    if good:
-        best = max(good, key=lambda entry: entry.score or 0.0)
-        words.append(f"best {best.score:.4f} ({best.name})")
-    if generation == 1 and (scores := [entry.score for entry in found.models if entry.score is not None]):
-        words.append(f"the best of the given ones has {max(scores):.4f}")
-    return ", ".join(words)
+    def leaders(self, found: TournamentOutcome) -> Table:
+        best = tournament_results.best_first([*found.models, *found.all])[:8]
+        rows = [[entry.name, number(entry.score), entry.technique or "given"] for entry in best]
+        return table("The best so far", ["model", "score", "made by"], rows, left=["score", "made by"])
 
 
 def final_table(found: TournamentOutcome) -> Table:
     """The winner beside the models that it came from."""
-    winner, names = found.judged[0], list(found.judged[0].objectives)
-    text, others = BITS in names, [name for name in names if name != BITS]
-    table = Table(title="Held-out test", title_justify="left", caption_justify="left")
-    for column in ("", "score", *(["perplexity (95%)", "the winner gains"] if text else []), *others):
-        table.add_column(column, justify="left" if not column else "right", overflow="fold")
-    for judged in found.judged:
-        cells = ["winner" if judged is winner else judged.name, _number(judged.metrics["judged"])]
-        cells += _text_cells(winner, judged) if text else []
-        table.add_row(*cells, *(_number(judged.objectives[name]) for name in others))
-    gains = " The winner gains bits per byte on the same passages (±: 95%)." if text else ""
-    table.caption = f"Score: {score_in_words(found)}.{gains}"
-    return table
+    winner, e = found.tested[0], found.config.evaluation_settings
+    others = [name for name in winner.listed("objectives") if name != BITS]
+    of_text = ["perplexity (95%)", "the winner gains"] if e.text_weight else []
+    rows = []
+    for tested in found.tested:
+        cells = ["winner" if tested is winner else tested.name, number(tested.metrics["test_score"])]
+        cells += _text_cells(winner, tested) if of_text else []
+        rows.append([*cells, *(number(tested.listed("objectives")[name]) for name in others)])
+    gains = " The winner gains bits per byte on the same passages (±: 95%)." if of_text else ""
+    return table("Held-out test", ["", "score", *of_text, *others], rows, caption=f"Score: {score_in_words(e)}.{gains}")
 
 
-def score_in_words(found: TournamentOutcome) -> str:
+def score_in_words(e: EvaluationSettings) -> str:
     """What it is the sum of."""
-    e = found.config.evaluation_settings
     parts = [f"- {e.text_weight:g} x bits per byte"] if e.text_weight else []
     parts += [f"{'+' if task.weight >= 0 else '-'} {abs(task.weight):g} x {key(task)}" for task in e.tasks]
     return " ".join(parts).removeprefix("+ ")
 
 
-def _text_cells(winner: Judged, judged: Judged) -> Sequence[str]:
-    low, high = tournament_results.interval(judged)
-    better = tournament_results.ahead(winner, judged) if judged is not winner else None
-    difference = f"{better[0]:+.3f} ± {better[1]:.3f}" if better else ""
-    return f"{judged.metrics['perplexity']:.1f} ({low:.1f} to {high:.1f})", difference
+def _text_cells(winner: Tested, tested: Tested) -> tuple[str, str]:
+    low, high = tournament_results.interval(tested)
+    gain, half = tournament_results.ahead(winner, tested)
+    shown = f"{tested.metrics['perplexity']:.1f} ({low:.1f} to {high:.1f})"
+    return shown, "" if tested is winner else f"{gain:+.3f} ± {half:.3f}"
 
 
 def front_table(found: TournamentOutcome) -> Table:
     """Models that no other one beats in every objective."""
-    front = found.front
-    table = Table(title="Nobody beats these in everything", title_justify="left")
-    names = list(front[0].objectives) if front else []
-    for column in ("model", "score", *names, "made by"):
-        table.add_column(column)
-    for entry in front:
-        table.add_row(
-            entry.name,
-            _number(entry.score),
-            *(_number(entry.objectives[name]) for name in names),
-            entry.technique or "given",
-        )
-    return table
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
+    names = list(found.front[0].objectives) if found.front else []
+    columns, rows = ["model", "score", *names, "made by"], []
+    for entry in found.front:
+        values = [number(entry.score), *(number(entry.objectives[name]) for name in names)]
+        rows.append([entry.name, *values, entry.technique or "given"])
+    return table("Nobody beats these in everything", columns, rows, left=columns)

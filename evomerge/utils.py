@@ -2,14 +2,19 @@
 
 import contextlib
 import gc
+import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from evomerge.config import Configuration, ModelReference
+from evomerge.config import Configuration, ModelReference, create_default_config
+from evomerge.given_models import check_alike, check_causal, check_tokenizer, resolved
 from fleet import faults
 from fleet.config import UserError
+from fleet.errors import first_line
+from merge.donors import located
+from merge.search.search_command import in_words
 
 log = logging.getLogger("evomerge")
 
@@ -23,7 +28,7 @@ MERGE_TECHNIQUES: Mapping[str, str] = {
 }
 
 
-class EvoMergeException(Exception):
+class EvoMergeException(UserError):
     """What can be expected to go wrong: says what was seen and what to do. Its cause is the error beneath."""
 
 
@@ -31,11 +36,10 @@ class EvoMergeException(Exception):
 def expected() -> Iterator[None]:
     try:
         yield
-    except (UserError, faults.Fault) as error:
-        raise EvoMergeException(str(error)) from error
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        raise EvoMergeException(f"{where}{error.strerror or error}") from error
+    except EvoMergeException:
+        raise
+    except (UserError, faults.Fault, OSError) as error:
+        raise EvoMergeException(in_words(error)) from error
 
 
 class Loaded(NamedTuple):
@@ -48,18 +52,15 @@ def load_models(
     references: Sequence[ModelReference], device: str = "", trust_remote_code: bool = False
 ) -> list[Loaded]:
     """Models with their tokenizers, ready to be asked."""
-    from evomerge.tournament_running import resolved
-
     with expected():
         return [_loaded(each, device, trust_remote_code) for each in resolved(references)]
 
 
 def _loaded(reference: ModelReference, device: str, trust: bool) -> Loaded:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    from evomerge.model_checks import check_causal, check_tokenizer
-    from merge.donors import located
+    from merge.live import tokenizer_in
 
     disable_progress_bar()
     if reference.path.endswith(".gguf"):
@@ -67,14 +68,13 @@ def _loaded(reference: ModelReference, device: str, trust: bool) -> Loaded:
     folder = located(reference.path)
     check_causal([reference], trust)
     check_tokenizer(reference.name, folder)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
-    except Exception as error:  # whatever a tokenizer's files and class can come up with
-        raise UserError(f"{reference.path}: its tokenizer cannot be loaded: {_line(error)}") from error
+    tokenizer = tokenizer_in(folder, reference.path, trust)
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", trust_remote_code=trust)
     except Exception as error:
-        raise UserError(f"{reference.path}: cannot be loaded as a causal language model: {_line(error)}") from error
+        raise UserError(
+            f"{reference.path}: cannot be loaded as a causal language model: {first_line(error)}"
+        ) from error
     return Loaded(reference.name, model.to(device or setup_gpu_if_available()).eval(), tokenizer)
 
 
@@ -99,9 +99,6 @@ def save_model(model: Any, tokenizer: Any, path: Path | str) -> Path:
 
 def validate_merge_config(config: Configuration) -> None:
     """Whether these models can be merged; if not, what differs and what could be merged instead."""
-    from evomerge.model_checks import check_alike
-    from evomerge.tournament_running import resolved
-
     with expected():
         base = [config.merge_settings.base_model] if config.merge_settings.base_model else []
         check_alike(resolved([*config.models, *base]))
@@ -131,13 +128,17 @@ def generate_text(model: Any, tokenizer: Any, prompt: str, max_length: int = 100
 
 
 def evaluate_model(model: ModelReference | str | Path, config: Configuration | None = None) -> dict[str, Any]:
-    """The score of a model, its perplexity, each objective: on what chooses in a tournament."""
-    from evomerge.config import create_default_config
-    from evomerge.tournament_running import evaluated
+    """The score of a model, its perplexity, each objective: on a tournament's questions for validation."""
+    from evomerge.fitness_evaluator import alone
+    from evomerge.formula import Formula
 
     reference = model if isinstance(model, ModelReference) else ModelReference("", model)
+    config = config or create_default_config()
     with expected():
-        return evaluated(reference, config or create_default_config())
+        (there,) = resolved([reference])
+        check_causal([there], config.merge_settings.trust_remote_code)
+        found = alone(config, {there.name: there.path}).scored(Formula(blend=there.name))
+    return {**found, "objectives": json.loads(found["objectives"])}
 
 
 def setup_gpu_if_available() -> Any:
@@ -158,7 +159,3 @@ def clean_up_models(models: list[Any]) -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__

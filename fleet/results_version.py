@@ -21,7 +21,9 @@ LAST: Mapping[str, Sequence[str]] = {
     # were made of the run's own text, and a .txt file was one document.
     "diloco": _PRETRAINING,
     "edt": [*_PRETRAINING, "commit 5fc2cdb"],  # then four members were two families unless GROUP_SIZE said otherwise
-    "merge-search": ["commit acf0c07"],  # then no candidate was scored beyond those that were asked for
+    # Then no candidate was scored beyond those that were asked for; then questions were called validation and test.
+    "merge-search": ["commit acf0c07", "commit 5fc2cdb"],
+    "evomerge": ["commit 5fc2cdb"],
 }
 FIRST = 1  # also of runs that were made before they said it
 

@@ -2,7 +2,7 @@
 
 
 def __getattr__(name: str) -> object:
-    """`merge.merge(recipe, out)`; whoever needs something else of this room does not wait for it."""
+    """`merge.merge(recipe, out)`; whoever needs something else of this folder does not wait for it."""
     if name == "merge":
         from merge.merging import merge
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fleet.errors import first_line
 from fleet.plausible_words import check_words_in
 from fleet.scratch import passing
 from merge import engine
@@ -42,21 +43,48 @@ class LiveModel:
             raise UserError(f"{broken[0]} has numbers that are not finite, or too large for its dtype")
 
 
+class LiveModels:
+    """One model after the other: each as long as what it is to take on has its shape."""
+
+    def __init__(self, device: str, trust: bool = False) -> None:
+        self.device, self.trust = device, trust
+        self.now: LiveModel | None = None
+        self._key = ""
+
+    def shaped(self, said: Merge, made: Plan, leave: Callable[[], None], with_model: bool = True) -> LiveModel:
+        """A model for a plan, without its weights; whoever else holds the last one is asked to leave it."""
+        if self.now is None or self._key != key_of(made):
+            self.now = None  # first out, then in: there may be no room for both
+            leave()
+            self.now, self._key = furnished(said, made, self.device, self.trust, with_model), key_of(made)
+        return self.now
+
+    def loaded(self, folder: Path, **more: Any) -> Any:
+        """From its files, where weights lie otherwise in memory than in them."""
+        from transformers import AutoModelForCausalLM
+
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", trust_remote_code=self.trust, **more)
+        return model.eval() if more else model.to(self.device).eval()
+
+
 def furnished(said: Merge, made: Plan, device: str, trust: bool = False, with_model: bool = True) -> LiveModel:
     """A model of a plan's shape, without its weights."""
-    from transformers import AutoTokenizer
-
     with passing("live") as place:
         furnish(place, said, made, None)
-        check_words_in(place)
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust)
-        except Exception as error:  # whatever a tokenizer's files and class can come up with
-            line = " ".join(str(error).split())[:200]
-            raise UserError(f"{made.leader.reference}: its tokenizer cannot be loaded: {line}") from None
+        tokenizer = tokenizer_in(place, made.leader.reference, trust)
         model = _empty(place, made, device, trust) if with_model else None
     places = places_in(model, made) if model is not None else None
     return LiveModel(model if places is not None else None, tokenizer, _words(made), places)
+
+
+def tokenizer_in(folder: Path, called: str, trust: bool = False) -> Any:
+    from transformers import AutoTokenizer
+
+    check_words_in(folder)
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
+    except Exception as error:  # whatever a tokenizer's files and class can come up with
+        raise UserError(f"{called}: its tokenizer cannot be loaded: {first_line(error)}") from None
 
 
 def key_of(made: Plan) -> str:

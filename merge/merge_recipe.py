@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
+from fleet.errors import UserError
 from merge import strictyaml
-from merge.files import UserError
 
 LIMIT = 1 << 20
 _MOST_LAYERS = 100_000
@@ -90,7 +90,7 @@ def parse(text: str) -> Merge:
 def merge_of(value: Any, text: str) -> Merge:
     """The recipe in a YAML file's data."""
     known = "merge_method models slices base_model parameters dtype out_dtype tokenizer_source tokenizer chat_template"
-    given = _fields(value, "the file", known)
+    given = fields(value, "the file", known)
     if ("models" in given) == ("slices" in given):
         raise UserError("one of `models` and `slices` is needed" + (", not both" if "models" in given else ""))
     if "tokenizer" in given and "tokenizer_source" in given:
@@ -134,7 +134,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"the nearest known one is {near[0]} (known: {', '.join(known)})" if near else "none is known here"
 
 
-def _fields(value: Any, where: str, known: str) -> dict[str, Any]:
+def fields(value: Any, where: str, known: str) -> dict[str, Any]:
+    """What is said in a block of `key: value` lines, if it is nothing unknown."""
     if not isinstance(value, dict):
         raise UserError(f"{where}: `key: value` lines are expected, not {_short(value)}")
     for key in value:
@@ -144,7 +145,7 @@ def _fields(value: Any, where: str, known: str) -> dict[str, Any]:
 
 
 def _slice(value: Any, where: str) -> Slice:
-    given = _fields(value, where, "sources base_model parameters")
+    given = fields(value, where, "sources base_model parameters")
     inputs = _inputs(given.get("sources"), f"{where}.sources", "model layer_range parameters")
     if not all(one.layers for one in inputs):
         raise UserError(f"{where}: each source needs a layer_range, [first, behind the last]")
@@ -159,7 +160,7 @@ def _inputs(value: Any, where: str, known: str) -> tuple[Input, ...]:
     found = []
     for n, each in enumerate(_list(value, where)):
         here = f"{where}[{n}]"
-        given = _fields({"model": each} if isinstance(each, str) else each, here, known)
+        given = fields({"model": each} if isinstance(each, str) else each, here, known)
         layers = _layers(given["layer_range"], f"{here}.layer_range") if "layer_range" in given else None
         parameters = _settings(given.get("parameters"), f"{here}.parameters")
         found.append(Input(_model(given.get("model"), f"{here}.model"), layers, parameters))
@@ -178,33 +179,33 @@ def _tokens(given: Mapping[str, Any]) -> TokenizerSettings | None:
         return TokenizerSettings(_text(given["tokenizer_source"], "tokenizer_source"))
     if "tokenizer" not in given:
         return None
-    fields = _fields(given["tokenizer"], "tokenizer", "source tokens pad_to_multiple_of")
-    each = fields.get("tokens", {})
+    said = fields(given["tokenizer"], "tokenizer", "source tokens pad_to_multiple_of")
+    each = said.get("tokens", {})
     if not isinstance(each, dict):
         raise UserError(f"tokenizer.tokens: `token: rule` lines are expected, not {_short(each)}")
-    multiple = fields.get("pad_to_multiple_of")
+    multiple = said.get("pad_to_multiple_of")
     if multiple is not None and (type(multiple) is not int or not 1 <= multiple <= LIMIT):
         found = f"not {_short(multiple)}"
         raise UserError(f"tokenizer.pad_to_multiple_of: a whole number from 1 to {LIMIT} is expected, {found}")
     rules = {token: _token(rule, f"tokenizer.tokens[{token!r}]") for token, rule in each.items()}
-    return TokenizerSettings(_text(fields.get("source", "union"), "tokenizer.source"), rules, multiple)
+    return TokenizerSettings(_text(said.get("source", "union"), "tokenizer.source"), rules, multiple)
 
 
 def _token(value: Any, where: str) -> Token:
-    given = _fields(value, where, "source force")
+    given = fields(value, where, "source force")
     source, force = given.get("source"), given.get("force", False)
     if not isinstance(force, bool):
         raise UserError(f"{where}.force: true or false is expected, not {_short(force)}")
     if not isinstance(source, dict):
         return Token(None if source is None else _model(source, f"{where}.source"), force=force)
-    fields = _fields(source, f"{where}.source", "kind model token token_id")
-    if fields.get("kind") == "zero" and len(fields) == 1:
+    said = fields(source, f"{where}.source", "kind model token token_id")
+    if said.get("kind") == "zero" and len(said) == 1:
         return Token(kind="zero", force=force)
-    if fields.get("kind") != "model_token" or ("token" in fields) == ("token_id" in fields):
+    if said.get("kind") != "model_token" or ("token" in said) == ("token_id" in said):
         example = "a model, {kind: zero}, or {kind: model_token, model: M, token: T} (or token_id: N)"
         raise UserError(f"{where}.source: {example} is expected, not {_short(source)}")
-    model = _model(fields.get("model"), f"{where}.source.model")
-    token, number = fields.get("token"), fields.get("token_id")
+    model = _model(said.get("model"), f"{where}.source.model")
+    token, number = said.get("token"), said.get("token_id")
     if not (isinstance(token, str) or type(number) is int and number >= 0):
         raise UserError(f"{where}.source: a token, or the number of one, is expected")
     return Token(model, "model_token", token, number, force)
@@ -227,7 +228,7 @@ def setting_of(value: Any, where: str) -> Setting:
         return (("", tuple(scalar_of(each, where) for each in several)),)
     found = []
     for n, each in enumerate(several):
-        given = _fields(each, f"{where}[{n}]", "filter value")
+        given = fields(each, f"{where}[{n}]", "filter value")
         inner = given.get("value")
         if inner is None or isinstance(inner, dict):
             raise UserError(f"{where}[{n}]: a value, or a list of values, is expected")
@@ -257,7 +258,7 @@ def _list(value: Any, where: str) -> list[Any]:
 def _model(value: Any, where: str) -> str:
     """A reference as text; mergekit also writes it as {model: {path: P}, lora: {path: L}}."""
     if isinstance(value, dict):
-        given = _fields(value, where, "model lora path revision")
+        given = fields(value, where, "model lora path revision")
         if "model" in given:
             return _model(given["model"], where) + (f"+{_model(given['lora'], where)}" if "lora" in given else "")
         return _text(given.get("path"), where) + (f"@{given['revision']}" if "revision" in given else "")

@@ -58,7 +58,7 @@ def merge(
     with contextlib.nullcontext(donors) if donors else Donors() as donors:
         made = plan(recipe, donors)
         folders = [donors[name].folder for name in recipe.models]
-        with output.whole(Path(out), made.bytes, overwrite, folders) as draft:
+        with output.atomic_folder(Path(out), made.bytes, overwrite, folders) as draft:
             return _written(recipe, made, draft, donors, shard_size, how, progress, beside or {})
 
 

@@ -100,7 +100,7 @@ def free_for(out: Path, overwrite: bool, needed: Iterable[Path] = ()) -> Path:
 
 
 @contextmanager
-def whole(out: Path, size: int, overwrite: bool, needed: Iterable[Path] = ()) -> Iterator[Path]:
+def atomic_folder(out: Path, size: int, overwrite: bool, needed: Iterable[Path] = ()) -> Iterator[Path]:
     """A folder to fill, which becomes `out` at the end, and leaves nothing where it does not come to that."""
     out = free_for(out, overwrite, needed)
     parents = [each for each in out.parents if not each.exists()]
@@ -183,7 +183,7 @@ def file_free_for(out: Path, overwrite: bool) -> Path:
 
 
 @contextmanager
-def whole_file(out: Path, size: int, overwrite: bool) -> Iterator[Path]:
+def atomic_file(out: Path, size: int, overwrite: bool) -> Iterator[Path]:
     """A file to fill and sync, which becomes `out` at the end, and leaves nothing where it does not come to that."""
     try:
         with scratch(".unfinished", out.parent) as folder:

@@ -64,7 +64,7 @@ def check_names(recipe: Merge) -> list[str]:
     return list(dict.fromkeys(notes))
 
 
-def chosen(setting: Setting, name: str, t: float) -> Any:
+def value_at(setting: Setting, name: str, t: float) -> Any:
     """The value for a tensor that lies at t, from 0 to 1, in its slice; None where no filter fits."""
     values = next((values for part, values in setting if part in name), None)
     if values is None:
@@ -79,7 +79,7 @@ def chosen(setting: Setting, name: str, t: float) -> Any:
 
 def _value(key: str, param: Param, settings: Iterable[Settings], name: str, t: float, where: str) -> Any:
     for each in settings:
-        if key in each and (value := chosen(each[key], name, t)) is not None:
+        if key in each and (value := value_at(each[key], name, t)) is not None:
             return _checked(value, param, where)
     if param.default is REQUIRED:
         raise UserError(f"{where} is missing")

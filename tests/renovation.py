@@ -19,7 +19,7 @@ import yaml
 from tests import breeding, searching
 from tests.helpers import ROOT
 
-RENAMED: Mapping[str, str] = {}  # before -> now: names of files and metrics
+RENAMED: Mapping[str, str] = {"judged": "test_score"}  # before -> now: names of files and metrics
 OF_THE_MACHINE = {"time", "seconds", "by", "README.md", "mergekit_config.yml"}  # these two name folders
 SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 MODEL = {"config": {"model_type": "llama", "tie_word_embeddings": True, **SHAPE}}

@@ -189,10 +189,10 @@ def test_losses_are_those_of_each_passage_by_itself(tmp_path):
     assert mean_and_error(found)[1] > 0
 
 
-def test_what_chooses_does_not_judge(tmp_path):
+def test_what_validates_does_not_test(tmp_path):
     e = EvaluationSettings(text=str(text(tmp_path / "t.jsonl")), passages=8)
     found = fitness_evaluator.texts(e)
-    assert len(found["choosing"]) == len(found["judging"]) == 8 and not {*found["choosing"]} & {*found["judging"]}
+    assert len(found["validation"]) == len(found["test"]) == 8 and not {*found["validation"]} & {*found["test"]}
     assert fitness_evaluator.texts(e) == found and fitness_evaluator.digest(e) != fitness_evaluator.digest(
         e.model_copy(update={"passages": 9})
     )
@@ -246,7 +246,7 @@ def test_its_scores_go_where_people_look(finished):
     assert [step for step, _ in logged] == [*range(len(found.generations) + 2)]
     best = [max(entry.score for entry in generation) for generation in found.generations[1:]]
     assert [values["score/best"] for _, values in logged[2:-1]] == pytest.approx(best)
-    assert logged[-1][1]["judged_of/winner"] == pytest.approx(found.judged[0].metrics["judged"])
+    assert logged[-1][1]["test_score_of/winner"] == pytest.approx(found.tested[0].metrics["test_score"])
 
 
 def test_the_winner_is_what_was_scored(finished):
@@ -257,12 +257,12 @@ def test_the_winner_is_what_was_scored(finished):
 
 def test_intervals_are_of_differences_on_the_same_passages(finished):
     found = tournament_results.found_in(finished[0] / "run")
-    winner, *others = found.judged
+    winner, *others = found.tested
     for other in others:
         mean, half = tournament_results.ahead(winner, other)
-        bits = sum(b - a for a, b in zip(winner.nats, other.nats, strict=True)) / math.log(2)
-        assert mean == pytest.approx(bits / sum(winner.sizes), abs=1e-5) and 0 < half < 1
-        assert mean == pytest.approx(winner.metrics["judged"] - other.metrics["judged"], abs=1e-4)
+        bits = sum(b - a for a, b in zip(winner.listed("each"), other.listed("each"), strict=True)) / math.log(2)
+        assert mean == pytest.approx(bits / sum(winner.listed("sizes")), abs=1e-5) and 0 < half < 1
+        assert mean == pytest.approx(winner.metrics["test_score"] - other.metrics["test_score"], abs=1e-4)
         low, high = tournament_results.interval(other)
         assert low < other.metrics["perplexity"] < high
 
@@ -473,9 +473,9 @@ def test_several_objectives_have_a_front_and_a_good_merge_wins(facts, tmp_path, 
     c.merge_settings.base_model = ModelReference("base", Path(c.models[0].path).parent / "base")
     assert worker(c).run() == "over"
     found = tournament_results.found_in(tmp_path / "run")
-    winner, *others = found.judged
-    assert all(winner.metrics["judged"] > other.metrics["judged"] for other in others)
-    assert all(winner.objectives["facts"] >= other.objectives["facts"] for other in others)
+    winner, *others = found.tested
+    assert all(winner.metrics["test_score"] > other.metrics["test_score"] for other in others)
+    assert all(winner.listed("objectives")["facts"] >= other.listed("objectives")["facts"] for other in others)
     assert found.best in found.front and len({entry.id for entry in found.front}) == len(found.front)
     assert here("--pareto", "--out", tmp_path / "run").stdout.count("facts") >= 1
 

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from evomerge import ending, formula, tournament_results
+from evomerge import formula, tournament_results, tournament_running
 from evomerge.building import ModelBuilder
 from evomerge.config import Configuration, ModelReference
 from evomerge.evolutionary_tournament import EvolutionaryMerger
+from evomerge.fitness_evaluator import alone
 from evomerge.formula import Blend, Formula, Step
-from evomerge.formula_evaluator import alone
 from evomerge.gguf_utils import export_gguf
 from evomerge.utils import EvoMergeException, evaluate_model, validate_merge_config
 from fleet.history import opened
 from merge.files import UserError
-from merge.output import whole
+from merge.output import atomic_folder
 from tests import merging
 from tests.breeding import WORDS, config, models, text
 from tests.test_evomerge import worker
@@ -41,11 +41,11 @@ def test_a_score_does_not_depend_on_what_was_looked_at_before(tmp_path):
     mixed = tuple(Step(model=("model0", "halved")[n % 2], layer=n, scale=0.7) for n in range(4))
     formulas = [Formula(blend=name) for name in where]
     formulas += [Formula(path=mixed), half("model0", "short"), Formula(path=mixed[:3])]
-    by_itself = [alone(c, where).scored(one, "choosing")["score"] for one in formulas]
+    by_itself = [alone(c, where).scored(one)["score"] for one in formulas]
     for order in (range(len(formulas)), reversed(range(len(formulas)))):
         evaluator = alone(c, where)
         for n in order:
-            assert evaluator.scored(formulas[n], "choosing")["score"] == by_itself[n], formulas[n]
+            assert evaluator.scored(formulas[n])["score"] == by_itself[n], formulas[n]
 
 
 def test_a_merge_does_not_depend_on_where_its_models_lie(tmp_path):
@@ -98,8 +98,8 @@ def test_scores_that_are_no_numbers_win_nothing(tmp_path):
         assert {merger.tournament_selection(there, scores).name for _ in range(10)} == {best.name}
 
 
-def test_what_is_judged_is_what_is_written(tmp_path, monkeypatch):
-    from evomerge.formula_evaluator import FormulaEvaluator
+def test_what_is_tested_is_what_is_written(tmp_path, monkeypatch):
+    from evomerge.fitness_evaluator import FormulaEvaluator
 
     real = FormulaEvaluator.scored
 
@@ -110,10 +110,10 @@ def test_what_is_judged_is_what_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(FormulaEvaluator, "scored", rounded)  # as with tasks: many have the same score
     c = config(tmp_path, population_size=12, num_generations=1)
     assert worker(c).run() == "over"
-    out = ending.concluded(tmp_path / "run")
+    out = tournament_running.concluded(tmp_path / "run")
     found = tournament_results.found_in(tmp_path / "run")
     (id,) = opened(tmp_path / "run")["2/winner"].recipe.parents
-    assert formula.read(out)[0] == found.judged[0].formula == next(e.formula for e in found.all if e.id == id)
+    assert formula.read(out)[0] == found.tested[0].formula == next(e.formula for e in found.all if e.id == id)
 
 
 def test_a_very_bad_model_does_not_spoil_the_end(tmp_path):
@@ -124,7 +124,7 @@ def test_a_very_bad_model_does_not_spoil_the_end(tmp_path):
         model.lm_head.weight.mul_(1e5)
     model.save_pretrained(c.models[2].path)
     assert worker(c).run() == "over"
-    assert (ending.concluded(tmp_path / "run") / "config.json").is_file()
+    assert (tournament_running.concluded(tmp_path / "run") / "config.json").is_file()
 
 
 def test_two_starters_at_the_end_have_the_same_winner(tmp_path):
@@ -133,7 +133,7 @@ def test_two_starters_at_the_end_have_the_same_winner(tmp_path):
     found, begun = tournament_results.found_in(tmp_path / "run"), threading.Event()
 
     def other() -> None:
-        with whole(tmp_path / "run" / "winner", 1, overwrite=False) as draft:
+        with atomic_folder(tmp_path / "run" / "winner", 1, overwrite=False) as draft:
             begun.set()
             (draft / "config.json").write_text("{}")
             threading.Event().wait(0.5)
@@ -141,7 +141,7 @@ def test_two_starters_at_the_end_have_the_same_winner(tmp_path):
     one = threading.Thread(target=other)
     one.start()
     begun.wait(10)
-    assert ending.winner_in(tmp_path / "run", found) == tmp_path / "run" / "winner"
+    assert tournament_running.winner_in(tmp_path / "run", found) == tmp_path / "run" / "winner"
     one.join()
     assert (tmp_path / "run" / "winner" / "config.json").read_text() == "{}"  # the other one's, not written over
 
@@ -153,13 +153,13 @@ def test_a_winner_that_another_starter_has_made_meanwhile_is_taken(tmp_path, mon
     assert worker(c).run() == "over"
 
     def late(recipe, out, **how):
-        with whole(Path(out), 1, overwrite=False) as draft:
+        with atomic_folder(Path(out), 1, overwrite=False) as draft:
             (draft / "config.json").write_text("{}")
         return real(recipe, out, **how)
 
     monkeypatch.setattr(building, "merge", late)
     found = tournament_results.found_in(tmp_path / "run")
-    assert (ending.winner_in(tmp_path / "run", found) / "config.json").read_text() == "{}"
+    assert (tournament_running.winner_in(tmp_path / "run", found) / "config.json").read_text() == "{}"
 
 
 @pytest.mark.parametrize("name", ["../escaped", "/tmp/absolute", "org/model", "名" * 150, "..", "a\\b c"])
@@ -220,15 +220,15 @@ def merging_tokens(model: ModelReference, word: str) -> list[int]:
 # -- figures ----------------------------------------------------------------------------------------------------------
 
 
-def judged(bits: list[float], sizes: list[int]) -> tournament_results.Judged:
+def held_out(bits: list[float], sizes: list[int]) -> tournament_results.Tested:
     nats = [b * size * math.log(2) for b, size in zip(bits, sizes, strict=True)]
-    return tournament_results.Judged("x", {"each": json.dumps(nats), "sizes": json.dumps(sizes)}, Formula(blend="x"))
+    return tournament_results.Tested("x", {"each": json.dumps(nats), "sizes": json.dumps(sizes)}, Formula(blend="x"))
 
 
 def test_the_gain_is_that_of_the_score():
     """Short passages, in which the winner is worse, do not outweigh long ones."""
     sizes = [800] * 4 + [10] * 12
-    winner, other = judged([1.0] * 4 + [9.0] * 12, sizes), judged([2.0] * 4 + [5.0] * 12, sizes)
+    winner, other = held_out([1.0] * 4 + [9.0] * 12, sizes), held_out([2.0] * 4 + [5.0] * 12, sizes)
     mean, half = tournament_results.ahead(winner, other)
     score = [sum(b * s for b, s in zip(bits, sizes, strict=True)) / sum(sizes)
              for bits in ([1.0] * 4 + [9.0] * 12, [2.0] * 4 + [5.0] * 12)]  # fmt: skip
@@ -241,7 +241,7 @@ def test_intervals_hold_what_they_promise(count):
     for _ in range(2000):
         sizes = [int(size) for size in dice.integers(200, 800, count)]
         mine, theirs = dice.normal(2, 0.3, count), dice.normal(2.1, 0.3, count)
-        mean, half = tournament_results.ahead(judged(list(mine), sizes), judged(list(theirs), sizes))
+        mean, half = tournament_results.ahead(held_out(list(mine), sizes), held_out(list(theirs), sizes))
         inside += abs(mean - 0.1) <= half
     assert 0.93 < inside / 2000 < 0.975
 

@@ -33,7 +33,7 @@ def test_the_default_models_make_a_winner_that_beats_each_of_them(home, tmp_path
     done = subprocess.run([*CLI, "--run"], cwd=tmp_path, env=home, capture_output=True, text=True, timeout=590)
     assert done.returncode == 0, done.stderr
     print(f"{time.monotonic() - begin:.0f} s")
-    winner, *others = tournament_results.found_in(tmp_path / "runs" / "evomerge").judged
+    winner, *others = tournament_results.found_in(tmp_path / "runs" / "evomerge").tested
     assert len(others) == 3
     for other in others:
         gain, half = tournament_results.ahead(winner, other)

@@ -18,6 +18,7 @@ FLOORS = (
     (("tests", "tests.*"), ("benchmarks", "benchmarks.*")),
     (("launch_to_machines", "edt", "edt_evomerge", "diloco", "*_sim", "train_fsdp"),),
     (("evomerge", "evomerge.*"), ("merge.evolve*",)),
+    (("merge.search*",),),
     (
         (
             "train.member*",

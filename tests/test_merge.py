@@ -17,7 +17,7 @@ from merge.engine import MergeOptions
 from merge.files import UserError
 from merge.merge_recipe import parse, setting_of
 from merge.merging import merge
-from merge.parameters import chosen
+from merge.parameters import value_at
 from tests import formulas
 from tests.merging import llama, run, says, weights
 
@@ -145,7 +145,7 @@ def test_curves_over_layers_and_filters(models, tmp_path):
     ([{"filter": "a", "value": [2, 4]}, {"filter": "mlp", "value": 3}], "a.mlp.b", 0.5, 3.0),
 ])  # fmt: skip
 def test_settings(setting, name, t, value):
-    assert chosen(setting_of(setting, "x"), name, t) == value
+    assert value_at(setting_of(setting, "x"), name, t) == value
 
 
 def test_a_source_wins_over_its_slice_and_that_over_the_recipe(models, tmp_path):
@@ -441,11 +441,11 @@ def test_a_disk_that_fails_while_it_is_flushed(models, tmp_path, monkeypatch):
 
 
 def test_two_merges_into_one_folder(models, tmp_path):
-    from merge.output import whole
+    from merge.output import atomic_folder
 
-    with whole(tmp_path / "out", 1, False) as draft:
+    with atomic_folder(tmp_path / "out", 1, False) as draft:
         assert draft.is_dir()
-        with pytest.raises(UserError, match="another merge"), whole(tmp_path / "out", 1, False):
+        with pytest.raises(UserError, match="another merge"), atomic_folder(tmp_path / "out", 1, False):
             pass
         assert draft.is_dir()
 

@@ -13,22 +13,27 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from cyclopts import App, Group
 from transformers import AutoModelForCausalLM
 
 from fleet.config import UserError
+from fleet.host import Host
+from fleet.run import create_run
 from merge.evolve import __main__ as main_module
-from merge.evolve import scoring
+from merge.evolve import scoring, search_running
 from merge.evolve import search_config as configs
-from merge.evolve.candidate_evaluator import CandidateEvaluator
+from merge.evolve.cma_es import CmaState, Generation, Search
 from merge.evolve.merge_search import MergeSearch
+from merge.evolve.recipe_evaluator import RecipeEvaluator
 from merge.evolve.records import text_of
-from merge.evolve.search import CmaState, Generation, Search
 from merge.evolve.search_config import MergeGenome, SearchConfig
 from merge.evolve.search_space import GENES, Space
 from merge.merge_recipe import merge_of, parse
 from merge.merging import merge
+from merge.search.search_command import flags, given
 from tests import searching
 from tests.merging import weights
+from train import tasks
 
 ROOT = Path(__file__).parent.parent
 
@@ -285,7 +290,7 @@ def test_the_examples_of_the_documentation(facts, tmp_path):
     (task,) = (text for text in blocks if "task: my_task" in text)
     (tmp_path / "my_task.yaml").write_text(task.replace("/data/my_task.json", str(facts / "tasks" / "facts.json")))
     config = settled(genome_file(tmp_path, facts, tasks=["my_task"]), facts, task_path=(str(tmp_path),))
-    assert CandidateEvaluator(config).scored(Space(config.genome, 2).recipe([1, 1, 1]))["score"] > 0.6
+    assert RecipeEvaluator(config).scored(Space(config.genome, 2).recipe([1, 1, 1]))["score"] > 0.6
 
 
 def test_every_field_of_the_file_and_every_option_reaches_the_search(facts, tmp_path):
@@ -310,9 +315,9 @@ def test_every_field_of_the_file_and_every_option_reaches_the_search(facts, tmp_
     assert begins(seed=4).next([]) != plain.next([]) and begins(sigma0=0.5).sigma == 0.5
     assert begins(population_size=5).population == 5
     assert MergeSearch(settled(genome_file(tmp_path, facts), facts, max_fevals=30)).generations(plain) == 5
-    evaluator = CandidateEvaluator(settled(genome_file(tmp_path, facts), facts, batch_size=3, threads=2))
+    evaluator = RecipeEvaluator(settled(genome_file(tmp_path, facts), facts, batch_size=3, threads=2))
     evaluator.scored(Space(evaluator.config.genome, 2).recipe([1, 1, 1]))
-    assert evaluator._ready.evaluation._lm._most == 3 and torch.get_num_threads() == 2
+    assert evaluator.questions(evaluator.live.now)._lm._most == 3 and torch.get_num_threads() == 2
 
 
 def test_models_that_lie_here_have_whole_paths(tmp_path, monkeypatch):
@@ -323,6 +328,34 @@ def test_models_that_lie_here_have_whole_paths(tmp_path, monkeypatch):
     file.write_text(yaml.safe_dump(genome(models=["./m", "m+lora", "org/name"])))
     models = configs.read(file, {}).genome.models
     assert models == (str(tmp_path / "m"), f"{tmp_path / 'm'}+{tmp_path / 'lora'}", "org/name")
+
+
+KEYS = flags({Group("g"): {"max_fevals": None, "in_memory": None, "seed": "--random-seed"}}, SearchConfig)
+
+
+def test_options_are_keys_of_the_settings_and_what_nobody_gave_is_left_to_them(capsys):
+    app = App()
+
+    @app.default
+    def main(*, keys: KEYS = KEYS()):
+        return given(keys)
+
+    words = "--random-seed 7 --no-in-memory"
+    assert app(words, result_action="return_value") == {"seed": 7, "in_memory": False}
+    assert app("", result_action="return_value") == {}
+    app("--help", result_action="return_value")
+    assert "Candidates, at most. [default: 100]" in capsys.readouterr().out
+
+
+def test_a_search_of_an_older_kind_is_refused_before_anything_of_it_is_read(facts, tmp_path):
+    config = settled(genome_file(tmp_path, facts), facts)
+    store, _ = create_run(tmp_path, "x", config.bound(), Host(), SearchConfig)
+    about = json.loads((tmp_path / "x" / "run.json").read_bytes().split(b"\n")[0])
+    (tmp_path / "x" / "run.json").unlink()
+    store.settle("run.json", {**about, "results": 2})
+    other = config.model_copy(update={"max_fevals": 7})
+    with pytest.raises(UserError, match="results of kind 2 and this code would give it those of kind 3"):
+        search_running.make_way(other, tmp_path / "x")
 
 
 # -- candidates --------------------------------------------------------------------------------------------------------
@@ -336,22 +369,22 @@ def settled(file: Path, facts: Path, **options) -> SearchConfig:
 @pytest.mark.parametrize("method", ["linear", "slerp", "dare_ties", "della", "karcher"])
 def test_a_candidate_in_memory_is_the_model_that_its_recipe_makes(method, facts, tmp_path):
     config = settled(genome_file(tmp_path, facts, method, base=method in ("dare_ties", "della")), facts)
-    evaluator, one = CandidateEvaluator(config), Space(config.genome, 2)
+    evaluator, one = RecipeEvaluator(config), Space(config.genome, 2)
     for n in range(2):  # one after the other in the same model
         recipe = one.recipe(np.random.default_rng(n).random(one.size))
         found = evaluator.scored(recipe)
         (tmp_path / "best.yml").write_text(text_of(recipe))
         merge(tmp_path / "best.yml", tmp_path / f"out{n}")
         wanted = weights(tmp_path / f"out{n}")
-        state = evaluator._ready.live.model.state_dict()
+        state = evaluator.live.now.model.state_dict()
         assert wanted.keys() == state.keys() and all(torch.equal(state[name], wanted[name]) for name in wanted)
-        on_disk = CandidateEvaluator(config.model_copy(update={"in_memory": False})).scored(recipe)
+        on_disk = RecipeEvaluator(config.model_copy(update={"in_memory": False})).scored(recipe)
         assert on_disk == found
 
 
 def test_copies_of_models_are_read_once_they_are_known(facts, tmp_path):
-    evaluator, name = CandidateEvaluator(settled(genome_file(tmp_path, facts), facts)), str(facts / "part0")
-    before = evaluator.digest()  # opens the models where they are
+    evaluator, name = RecipeEvaluator(settled(genome_file(tmp_path, facts), facts)), str(facts / "part0")
+    before = evaluator.digest  # opens the models where they are
     merge(parse(text_of({"merge_method": "passthrough", "models": [{"model": name}]})), tmp_path / "copy")
     evaluator.donors.know({name: tmp_path / "copy"})
     donor = evaluator.donors[name]
@@ -360,17 +393,18 @@ def test_copies_of_models_are_read_once_they_are_known(facts, tmp_path):
 
 def test_a_search_keeps_questions_for_the_end(facts, tmp_path):
     config = settled(genome_file(tmp_path, facts), facts, holdout=0.25)
-    evaluator = CandidateEvaluator(config)
+    evaluator = RecipeEvaluator(config)
     evaluator.scored(Space(config.genome, 2).recipe([1, 1, 1]))
-    now, held = (scoring.questions(config, evaluator._ready.evaluation, each)["facts"] for each in (False, True))
+    questions = evaluator.questions(evaluator.live.now).questions()
+    now, held = (tasks.parted(questions, 0.25, config.seed, each)["facts"] for each in (False, True))
     assert len(held) == 18 and sorted(now + held) == list(range(72))
-    other = scoring.questions(config.model_copy(update={"seed": 5}), evaluator._ready.evaluation, True)["facts"]
+    other = tasks.parted(questions, 0.25, 5, True)["facts"]
     assert len(other) == 18 and other != held
 
 
 def test_a_race_gives_up_on_the_hopeless_alone(facts, tmp_path):
     config = settled(genome_file(tmp_path, facts), facts, race=True)
-    evaluator, one = CandidateEvaluator(config), Space(config.genome, 2)
+    evaluator, one = RecipeEvaluator(config), Space(config.genome, 2)
     best = evaluator.scored(one.recipe([1, 1, 1]))
     assert best["asked"] == 72 and not best["given_up"]
     again = evaluator.scored(one.recipe([1, 1, 1.01]), best)
@@ -386,14 +420,14 @@ def test_a_race_needs_marks_of_single_questions(facts, tmp_path):
     file = genome_file(tmp_path, facts, tasks=["counted"])
     for option in ({"race": True}, {"holdout": 0.5}):
         with pytest.raises(UserError, match="is not a mean over single questions"):
-            CandidateEvaluator(settled(file, facts, task_path=(str(tmp_path),), **option)).check()
-    CandidateEvaluator(settled(file, facts, task_path=(str(tmp_path),))).check()
+            RecipeEvaluator(settled(file, facts, task_path=(str(tmp_path),), **option)).check()
+    RecipeEvaluator(settled(file, facts, task_path=(str(tmp_path),))).check()
 
 
 def test_tasks_and_their_weights_make_the_score(facts, tmp_path):
-    tasks = [{"name": "facts", "weight": 2.0}, {"name": "facts", "metric": "acc_norm,none", "weight": -0.5}]
-    config = settled(genome_file(tmp_path, facts, tasks=tasks), facts)
-    found = CandidateEvaluator(config).scored(Space(config.genome, 2).recipe([1, 1, 1]))
+    scored = [{"name": "facts", "weight": 2.0}, {"name": "facts", "metric": "acc_norm,none", "weight": -0.5}]
+    config = settled(genome_file(tmp_path, facts, tasks=scored), facts)
+    found = RecipeEvaluator(config).scored(Space(config.genome, 2).recipe([1, 1, 1]))
     scores = json.loads(found["scores"])
     assert found["score"] == 2 * scores["facts/acc,none"] - 0.5 * scores["facts/acc_norm,none"]
 
@@ -415,14 +449,14 @@ def test_tasks_and_their_weights_make_the_score(facts, tmp_path):
 def test_what_cannot_be_searched_is_known_before_anything_is_merged(changes, why, facts, tmp_path):
     config = settled(genome_file(tmp_path, facts, **changes), facts)
     with pytest.raises(ValueError, match=why):
-        CandidateEvaluator(config).check()
+        RecipeEvaluator(config).check()
 
 
 def test_donors_that_do_not_fit_together(facts, tmp_path):
     searching.donors(tmp_path, layers=3, steps=1)
     other = genome_file(tmp_path, facts, genome={"models": [str(facts / "part0"), str(tmp_path / "part1")]})
     with pytest.raises(ValueError, match="model.layers.2.* is missing in"):
-        CandidateEvaluator(settled(other, facts)).check()
+        RecipeEvaluator(settled(other, facts)).check()
 
 
 # -- whole searches ----------------------------------------------------------------------------------------------------

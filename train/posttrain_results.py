@@ -100,11 +100,11 @@ def _fitness(member: Member) -> float:
 def exported(history: History, id: str, out: Path) -> Path:
     """A member's files are a model's folder; a card says where it comes from."""
     from merge.merging import RECIPE
-    from merge.output import whole as whole_folder
+    from merge.output import atomic_folder
 
     c = PosttrainConfig.joined(history.store.read("run.json")["config"], {})
     member = Input(history[id], history.files(id))
-    with whole_folder(out, sum(file.stat().st_size for file in member.folder.iterdir()), overwrite=True) as draft:
+    with atomic_folder(out, sum(file.stat().st_size for file in member.folder.iterdir()), overwrite=True) as draft:
         for name in member.files.files:
             if name not in ("README.md", RECIPE):  # they tell of the merge only
                 shutil.copyfile(member.path(name), draft / name)

@@ -9,7 +9,7 @@ from fleet.recipe import Member, name, place
 
 BEST: Mapping[str, Callable[[Iterable[float]], float]] = {
     **{"loss": min, "train_loss": min},
-    **{"fitness": max, "score": max, "judged": max},
+    **{"fitness": max, "score": max, "test_score": max},
 }
 _FIRST = ("round", "slot", "loss", "perplexity", "train_loss", "tokens", "seconds", "by")
 _LONGEST = 200  # characters of a text that a table shows

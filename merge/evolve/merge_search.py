@@ -1,5 +1,4 @@
-"""The search as a run: round 0 looks whether it can work, each round after it is a generation, the last one looks at
-the questions that were held out."""
+"""What CMA-ES proposes, as recipes of a run. Pure."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -8,13 +7,25 @@ from functools import partial
 from typing import Any
 
 from fleet.recipe import Past, Recipe
-from merge.evolve.search import CmaState, Generation, Search
+from fleet.tasks import Args
+from merge.evolve.cma_es import CmaState, Generation, Search
 from merge.evolve.search_config import SearchConfig
 from merge.evolve.search_space import Space
-from merge.evolve.search_tasks import MergeArgs, ScoreArgs, TwinArgs
+from merge.search.search_strategy import CHECK, QuestionArgs, Questions, SearchStrategy
 
-CHECK = "0/check"
 Points = Sequence[Sequence[float]]
+
+
+class MergeArgs(Args):
+    recipe: dict[str, Any]  # of the merge engine
+
+
+class ScoreArgs(MergeArgs, QuestionArgs):
+    rival: str = ""  # in a race: the candidate to be ahead of
+
+
+class TwinArgs(QuestionArgs):
+    twin: str  # who has the same recipe
 
 
 @dataclass(frozen=True)
@@ -31,30 +42,42 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class MergeSearch:
+class MergeSearch(SearchStrategy):
     c: SearchConfig
     _strategy: list[CmaState] = field(default_factory=list, compare=False)  # what was told some generations already
 
-    def plan(self, round: int, history: Past) -> list[Recipe]:
-        if round == 0:
-            copies = [alone(name) for name in (self.c.models if self.c.reshard else [])]
-            files = [
-                Recipe(f"model-{n}", "merge", (), (CHECK,), "tool", MergeArgs(recipe=copy).plain())
-                for n, copy in enumerate(copies)
-            ]
-            return [Recipe("check", "check", role="tool"), *files]
+    def copies(self) -> list[Recipe]:
+        names = self.c.models if self.c.reshard else []
+        args = [MergeArgs(recipe=alone(name)).plain() for name in names]
+        return [Recipe(f"model-{n}", "merge", (), (CHECK,), "tool", each) for n, each in enumerate(args)]
+
+    def ended(self, round: int, history: Past) -> int | None:
+        """What no candidate of the first generation can do, others cannot either."""
+        if round > (last := self.generations(self.search(self.space(history)))):
+            return last
+        past = self.past(round - 1, history)
+        return round - 1 if past and best(past) is None else None
+
+    def past(self, last: int, history: Past) -> Sequence[Sequence[Candidate]]:
         space = self.space(history)
-        search = self.search(space)
-        last = self.generations(search)
-        if round > last + 1 or (round == last + 1 and not self.c.holdout):
-            return []
-        past = [history.once("candidates", n, partial(candidates, space, history, n)) for n in range(1, round)]
-        if round == last + 1:
-            return self.finals(past, space)
-        if past and best(past) is None:
-            return []  # what no candidate of a generation can do, others cannot either
+        found = (history.once("candidates", n, partial(candidates, space, history, n)) for n in range(1, last + 1))
+        return list(found)
+
+    def generation(self, round: int, history: Past) -> list[Recipe]:
+        space = self.space(history)
+        search, past = self.search(space), self.past(round - 1, history)
         points = self.next(search, past)[: self.c.max_fevals - (round - 1) * search.population]
-        return [*self.generation(round, points, space, past), *(self.donors(space.dtype) if round == 1 else [])]
+        given = self.given("validation", history) if round == 1 else []
+        return [*self.candidates(round, points, space, past), *given]
+
+    def given(self, on: Questions, history: Past) -> list[Recipe]:
+        dtype = self.space(history).dtype
+        return [self._score(f"donor-{n}", "given", alone(name, dtype), on) for n, name in enumerate(self.c.models)]
+
+    def winner(self, ended: int, history: Past) -> Recipe | None:
+        if not self.c.holdout or not (found := best(self.past(ended, history))):
+            return None
+        return self._score("winner", "winner", self.space(history).recipe(found.point), "test")
 
     def next(self, search: Search, past: Sequence[Sequence[Candidate]]) -> Points:
         if not self._strategy or self._strategy[0].number > len(past):
@@ -73,7 +96,7 @@ class MergeSearch:
         start = space.start(self.c.seed if self.c.random_init else None)
         return Search(tuple(start), self.c.sigma0, self.c.population_size, self.c.seed)
 
-    def generation(self, round: int, points: Points, space: Space, past: Sequence[Sequence[Candidate]]) -> list[Recipe]:
+    def candidates(self, round: int, points: Points, space: Space, past: Sequence[Sequence[Candidate]]) -> list[Recipe]:
         """Nothing is scored twice: a point with the recipe of an earlier one has its score."""
         known = {one.recipe: f"{one.generation}/c{one.index}" for each in past for one in each if not one.twin}
         rival = best(past) if self.c.race else None
@@ -84,7 +107,7 @@ class MergeSearch:
             more: dict[str, Any] = {"genome": {"point": point}, "optional": True}
             if twin != id:
                 there = (twin,) if twin.startswith(f"{round}/") else ()
-                args = TwinArgs(twin=twin, on="tasks").plain()
+                args = TwinArgs(twin=twin, on="validation").plain()
                 found.append(Recipe(f"c{n}", "twin", (), (*self.ground(), *there), args=args, **more))
                 continue
             against = {"rival": f"{rival.generation}/c{rival.index}"} if rival else {}
@@ -93,26 +116,17 @@ class MergeSearch:
                 args = MergeArgs(recipe=recipe).plain()
                 merged = [Recipe(f"m{n}", "merge", (), self.ground(), "tool", args, optional=True)]
             needs = (*self.ground(), *(f"{round}/{each.slot}" for each in merged))
-            args = ScoreArgs(recipe=recipe, on="tasks", **against).plain()
+            args = ScoreArgs(recipe=recipe, on="validation", **against).plain()
             found += [*merged, Recipe(f"c{n}", "score", (), needs, args=args, **more)]
         return found
 
     def ground(self) -> tuple[str, ...]:
-        """What round 0 makes: a look at everything, and on request the models in one file each."""
+        """What round 0 makes: its check of everything, and on request the models in one file each."""
         names = self.c.models if self.c.reshard else []
         return CHECK, *(f"0/model-{n}" for n in range(len(names)))
 
-    def donors(self, dtype: str, held: bool = False) -> list[Recipe]:
-        """Each model alone, to compare with."""
-        return [self._look(f"donor-{n}", "given", alone(name, dtype), held) for n, name in enumerate(self.c.models)]
-
-    def finals(self, past: Sequence[Sequence[Candidate]], space: Space) -> list[Recipe]:
-        if (winner := best(past)) is None:
-            return []
-        return [self._look("winner", "winner", space.recipe(winner.point), True), *self.donors(space.dtype, True)]
-
-    def _look(self, slot: str, role: str, recipe: dict[str, Any], held: bool) -> Recipe:
-        args = ScoreArgs(recipe=recipe, on="held-out" if held else "tasks").plain()
+    def _score(self, slot: str, role: str, recipe: dict[str, Any], on: Questions) -> Recipe:
+        args = ScoreArgs(recipe=recipe, on=on).plain()
         return Recipe(slot, "score", (), self.ground(), role, args, optional=True)
 
 

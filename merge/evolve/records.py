@@ -7,10 +7,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from fleet.history import History, opened
+from fleet.history import History
 from fleet.recipe import place
 from merge.evolve.merge_search import MergeSearch
 from merge.evolve.search_config import SearchConfig
@@ -34,9 +33,6 @@ class CandidateRow:
     given_up: bool = False
     asked: int = 0  # questions
 
-    def line(self) -> dict[str, Any]:
-        return dict(vars(self))
-
 
 @dataclass(frozen=True)
 class SearchOutcome:
@@ -46,7 +42,7 @@ class SearchOutcome:
     space: Space
     rows: Sequence[CandidateRow]
     donors: Mapping[str, float | None]  # scores on the search's questions
-    held: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # winner and donors on those held out
+    tested: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # winner and donors on tested-out ones
 
     @property
     def best(self) -> CandidateRow | None:
@@ -57,29 +53,23 @@ class SearchOutcome:
         return self.space.recipe(row.genotype)
 
 
-def found_in(folder: Path, config: SearchConfig) -> SearchOutcome:
-    """What a search's folder holds."""
-    return read(config, opened(folder))
+Found = tuple[list[CandidateRow], dict[str, float | None], dict[str, Mapping[str, Any]]]  # rows, donors, tested
 
 
-Past = tuple[
-    list[CandidateRow], dict[str, float | None], dict[str, Mapping[str, Any]]
-]  # rows, donors, held: of a round
-
-
-def read(config: SearchConfig, history: History) -> SearchOutcome:
+def read(history: History) -> SearchOutcome:
     """From a run's registers: of the generations that are being made, what is finished."""
+    config = SearchConfig.joined(history.store.read("run.json")["config"], {})
     rounds = [
         history.once("rows", round, partial(_of_round, config, history, round)) for round in range(1, history.last + 1)
     ]
     rows = [row for each, _, _ in rounds for row in each]
     donors = {name: score for _, each, _ in rounds for name, score in each.items()}
-    held = {name: metrics for _, _, each in rounds for name, metrics in each.items()}
-    return SearchOutcome(config, MergeSearch(config).space(history), rows, donors, held)
+    tested = {name: metrics for _, _, each in rounds for name, metrics in each.items()}
+    return SearchOutcome(config, MergeSearch(config).space(history), rows, donors, tested)
 
 
-def _of_round(config: SearchConfig, history: History, round: int) -> Past:
-    rows, donors, held = [], dict[str, float | None](), dict[str, Mapping[str, Any]]()
+def _of_round(config: SearchConfig, history: History, round: int) -> Found:
+    rows, donors, tested = [], dict[str, float | None](), dict[str, Mapping[str, Any]]()
     names = dict(zip((f"donor-{n}" for n in range(99)), config.models, strict=False))
     history.look_back(round)
     for recipe in history.plan(round):
@@ -90,11 +80,11 @@ def _of_round(config: SearchConfig, history: History, round: int) -> Past:
         metrics = outcome.member.metrics
         if "point" in recipe.genome:
             rows.append(_row(*place(id), recipe.genome["point"], metrics, outcome.seconds, outcome.why))
-        elif recipe.questions == "held-out":
-            held[names.get(recipe.slot, recipe.slot)] = metrics
+        elif recipe.questions == "test":
+            tested[names.get(recipe.slot, recipe.slot)] = metrics
         else:
             donors[names[recipe.slot]] = metrics.get("score")
-    return rows, donors, held
+    return rows, donors, tested
 
 
 def _row(
@@ -107,7 +97,7 @@ def _row(
 
 def files(found: SearchOutcome) -> dict[str, bytes]:
     """By their names."""
-    lines = "".join(json.dumps(row.line()) + "\n" for row in found.rows)
+    lines = "".join(json.dumps(vars(row)) + "\n" for row in found.rows)
     best = {BEST: text_of(found.recipe(found.best)).encode()} if found.best else {}
     return {
         **best,
@@ -123,7 +113,7 @@ def _table(found: SearchOutcome) -> str:
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
     writer.writeheader()
     for row in found.rows:
-        line = {key: value for key, value in row.line().items() if key != "scores"}
+        line = {key: value for key, value in vars(row).items() if key != "scores"}
         writer.writerow({**line, **row.scores, "genotype": json.dumps(list(row.genotype))})
     return text.getvalue()
 

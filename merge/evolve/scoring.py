@@ -1,4 +1,4 @@
-"""How candidates are graded: which questions count now and which at the end, what a score is, when to give up."""
+"""How candidates are graded: what a score is, how sure it is, when to give up."""
 
 import json
 import math
@@ -41,28 +41,11 @@ def check(c: SearchConfig, loaded: Mapping[str, Any]) -> None:
                 )
 
 
-def quantized(c: SearchConfig) -> bool:
-    return c.load_in_8bit or c.load_in_4bit
-
-
-def quantization(c: SearchConfig) -> dict[str, Any]:
-    if not quantized(c):
-        return {}
-    from transformers import BitsAndBytesConfig
-
-    return {"quantization_config": BitsAndBytesConfig(load_in_8bit=c.load_in_8bit, load_in_4bit=c.load_in_4bit)}
-
-
-def questions(c: SearchConfig, evaluation: TaskEvaluation, held: bool) -> Questions:
-    """Those of the search, or those that were held out of it: chosen by the seed, never both."""
-    return tasks.parted(evaluation.questions(), c.holdout, c.seed, held)
-
-
 def scored(
-    c: SearchConfig, evaluation: TaskEvaluation, model: Any, rival: Metrics | None = None, held: bool = False
+    c: SearchConfig, evaluation: TaskEvaluation, model: Any, rival: Metrics | None = None, on: str = "validation"
 ) -> Metrics:
     """A model's score; of a race, perhaps only what it would probably have been."""
-    everything = questions(c, evaluation, held)
+    everything = tasks.parted(evaluation.questions(), c.holdout, c.seed, on == "test")
     for share in _STAGES if rival else (1.0,):
         some = _subset(c, everything, share)
         if share < 1 and min(map(len, some.values())) < _FEW:

@@ -1,6 +1,5 @@
 """The keys of a merge search: the genome file's and the command line's. No torch: whoever only looks waits for none."""
 
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -9,6 +8,7 @@ from pydantic import model_validator
 
 from fleet.config import FleetConfig, Section, Text, UserError, bound, operational, validated, whole
 from merge import strictyaml
+from merge.merge_recipe import fields
 
 METHODS = Literal[
     "linear", "slerp", "nuslerp", "multislerp", "karcher", "task_arithmetic", "ties", "dare_linear", "dare_ties",
@@ -40,27 +40,26 @@ class MergeGenome(Section):
 
     @model_validator(mode="after")
     def _check(self) -> "MergeGenome":
-        method, base = self.merge_method, self.base_model
-        if method in (*_BASED, "della_linear") and not base:
-            raise ValueError(f"base_model is missing: {method} merges changes of a base")
-        if method in _NO_BASE and base:
-            raise ValueError(f"base_model is {base!r}, but {method} has no base; make it one of the models")
-        if base in self.models:
-            raise ValueError(f"base_model {base!r} is one of the models: its change of itself is nothing")
-        if len(set(self.models)) < len(self.models):
-            raise ValueError("models: one of them stands there twice")
-        if method == "nuslerp" and len(self.models) != 2:
-            raise ValueError(f"models: nuslerp merges two models, here are {len(self.models)}")
-        if method == "slerp" and (self.smooth or self.filters):
-            raise ValueError("slerp chooses two models for each group of layers: it knows no smooth and no filters")
-        if self.normalize is not None and method not in NORMALIZED:
-            raise ValueError(f"{method} knows no normalize")
-        if self.allow_negative_weights and method in ("slerp", "karcher"):
-            raise ValueError(f"{method} takes weights by their absolute value: allow_negative_weights has no sense")
-        if len(set(self.filters)) < len(self.filters):
-            raise ValueError("filters: one of them stands there twice")
-        if self.smooth and not self.layer_granularity:
-            raise ValueError("smooth needs a layer_granularity")
+        method, base, based = self.merge_method, self.base_model, self.merge_method in (*_BASED, "della_linear")
+        no_filters = "it knows no smooth and no filters"
+        for why, broken in {
+            f"base_model is missing: {method} merges changes of a base": based and not base,
+            f"base_model is {base!r}, but {method} has no base; make it one of the models": base and method in _NO_BASE,
+            f"base_model {base!r} is one of the models: its change of itself is nothing": base in self.models,
+            "models: one of them stands there twice": len(set(self.models)) < len(self.models),
+            f"models: nuslerp merges two models, here are {len(self.models)}": method == "nuslerp"
+            and len(self.models) != 2,
+            f"slerp selects two models for each group of layers: {no_filters}": method == "slerp"
+            and (self.smooth or self.filters),
+            f"{method} knows no normalize": self.normalize is not None and method not in NORMALIZED,
+            f"{method} takes weights by their absolute value: allow_negative_weights has no sense": method
+            in ("slerp", "karcher")
+            and self.allow_negative_weights,
+            "filters: one of them stands there twice": len(set(self.filters)) < len(self.filters),
+            "smooth needs a layer_granularity": self.smooth and not self.layer_granularity,
+        }.items():
+            if broken:
+                raise ValueError(why)
         return self
 
 
@@ -89,20 +88,33 @@ class SearchConfig(FleetConfig):
     apply_chat_template: bool | None = bound(None, "By default where the tokenizer has one.")
     fewshot_as_multiturn: bool = bound(True, "With a chat template: examples are turns of the talk.")
     max_fevals: int = bound(100, "Candidates, at most.", ge=1, le=10**6)
-    sigma0: float = bound(1 / 6, "How far the first points scatter.", gt=0, le=100)
+    sigma0: float = bound(1 / 6, "How far the first candidates scatter.", gt=0, le=100)
     population_size: int = bound(0, "Candidates of a generation; 0: 4 + 3 ln(coordinates).", ge=0, le=4096)
-    race: bool = bound(False, "Stop hopeless candidates early.")
-    holdout: float = bound(0.0, "The share of questions that is kept for the end.", ge=0, lt=1)
+    seed: int = bound(
+        0, "Of the points, of shuffled questions, and of what is held out for the test.", ge=0, le=2**63 - 1
+    )
+    race: bool = bound(
+        False,
+        "Ask eighths, quarters and halves of the questions first, and give up on candidates that fall far behind the "
+        "best.",
+    )
+    holdout: float = bound(0.0, "Hold out this share of the questions, to test the winner by at the end.", ge=0, lt=1)
     batch_size: int = bound(0, "Requests at a time; 0: as many as suit the kind of device.", ge=0, le=65536)
-    task_path: tuple[Text, ...] = bound((), "Folders with tasks of one's own.", strict=False)
-    load_in_8bit: bool = bound(False, "Candidates in 8 bits.")
-    load_in_4bit: bool = bound(False, "Candidates in 4 bits.")
-    vllm: bool = bound(False, "Candidates answer in vLLM.")
-    reshard: bool = bound(False, "Copy each model into one file first.")
+    task_path: tuple[Text, ...] = bound(
+        (), "A folder with tasks of one's own; may be given several times.", strict=False
+    )
+    load_in_8bit: bool = bound(False, "Score candidates in 8 bits (bitsandbytes, on a GPU).")
+    load_in_4bit: bool = bound(False, "Score candidates in 4 bits (bitsandbytes, on a GPU).")
+    vllm: bool = bound(False, "Let candidates answer in vLLM.")
+    reshard: bool = bound(
+        False, "Copy each model into one file below the storage path first: quicker where models lie on a slow disk."
+    )
     buffered: bool = bound(False, "Candidates are merged and scored by different workers.")
-    allow_benchmark_tasks: bool = bound(False, "Let lm-eval's own tasks be the target.")
+    allow_benchmark_tasks: bool = bound(
+        False, "Let lm-eval's own tasks be the target: public test sets, whose scores mean nothing afterwards."
+    )
     trust_remote_code: bool = bound(False, "Let models run code of their own.")
-    in_memory: bool = operational(True, "Candidates are built in the live model; else in a folder.")
+    in_memory: bool = operational(True, "Build candidates in a model that stays in memory, instead of folders.")
     merge_cuda: bool = operational(False, "Merge on the GPU.")
 
     @model_validator(mode="after")
@@ -111,6 +123,8 @@ class SearchConfig(FleetConfig):
             raise ValueError("tasks: one of them stands there twice with the same metric")
         if not any(task.weight for task in self.tasks):
             raise ValueError("tasks: all weights are 0, so that every score would be 0")
+        if 0 < self.population_size < 3:
+            raise ValueError("population_size: CMA-ES needs at least 3 candidates of a generation")
         return self
 
     @property
@@ -118,41 +132,31 @@ class SearchConfig(FleetConfig):
         """All that are merged, the base last."""
         return [*self.genome.models, *([self.genome.base_model] if self.genome.base_model else [])]
 
+    @property
+    def quantized(self) -> bool:
+        return self.load_in_8bit or self.load_in_4bit
 
-IN_FILE = (
-    *("genome", "tasks", "limit", "num_fewshot", "shuffle", "random_init", "apply_chat_template"),
-    "fewshot_as_multiturn",
-)
+
+IN_FILE = "genome tasks limit num_fewshot shuffle random_init apply_chat_template fewshot_as_multiturn"
 
 
 def read(path: Path, options: Mapping[str, Any]) -> SearchConfig:
-    """The genome file and the command line's options as one record; models that lie here by their whole paths."""
+    """The genome file and the command line's options as one record; models that lie here by their absolute paths."""
     try:
-        value = strictyaml.parse(strictyaml.read(path))
-    except strictyaml.BadYaml as error:
+        given = fields(strictyaml.parse(strictyaml.read(path)), "the file", IN_FILE)
+    except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    if not isinstance(value, dict) or not isinstance(value.get("genome"), dict) or not value.get("tasks"):
+    if not isinstance(given.get("genome"), dict) or not given.get("tasks"):
         raise UserError(f"{path}: `genome:` and `tasks:` are expected; docs/merge-search.md has examples")
-    for key in value:
-        if key not in IN_FILE:
-            near = difflib.get_close_matches(str(key)[:64], IN_FILE, n=1, cutoff=0.0)[0]
-            raise UserError(f"{path}: unknown key {str(key)[:64]!r}; the nearest known one is {near}")
-    given = {key: each for key, each in value["genome"].items() if each is not None}
-    genome = validated(MergeGenome, given, f"{path}: genome", str)
-    tasks = [_task(each, f"{path}: tasks, number {n}") for n, each in enumerate(_listed(path, value["tasks"]), 1)]
-    models = {
-        "models": tuple(whole(each, Path()) for each in genome.models),
-        "base_model": whole(genome.base_model, Path()),
-    }
-    said = {key: each for key, each in value.items() if each is not None} | dict(options)
-    said |= {"genome": genome.model_copy(update=models).model_dump(), "tasks": [task.model_dump() for task in tasks]}
-    return validated(SearchConfig, said, str(path), str)
-
-
-def _listed(path: Path, tasks: Any) -> list[Any]:
-    if not isinstance(tasks, list):
+    if not isinstance(given["tasks"], list):
         raise UserError(f"{path}: tasks: a list is expected, of names or of {{name, weight, metric}}")
-    return tasks
+    said = {key: each for key, each in given["genome"].items() if each is not None}
+    genome = validated(MergeGenome, said, f"{path}: genome", str)
+    tasks = [_task(each, f"{path}: tasks, number {n}") for n, each in enumerate(given["tasks"], 1)]
+    models, base = tuple(whole(each, Path()) for each in genome.models), whole(genome.base_model, Path())
+    known = genome.model_copy(update={"models": models, "base_model": base})
+    more = {"genome": known.model_dump(), "tasks": [task.model_dump() for task in tasks]}
+    return validated(SearchConfig, {**given, **options, **more}, str(path), str)
 
 
 def _task(value: Any, where: str) -> Task:
@@ -160,7 +164,3 @@ def _task(value: Any, where: str) -> Task:
     if not isinstance(value, dict):
         raise UserError(f"{where}: a name, or name, weight and metric, is expected")
     return validated(Task, value, where, str)
-
-
-def _whole(name: str) -> str:
-    return whole(name, Path())

@@ -5,7 +5,7 @@ import os
 import shutil
 from pathlib import Path
 
-from fleet import gpus, launches
+from fleet import gpus, launches, results_version
 from fleet.console import console
 from fleet.history import opened
 from fleet.host import Host
@@ -32,15 +32,18 @@ def local(config: SearchConfig, where: Path, workers: int, most: int | None) -> 
 def make_way(config: SearchConfig, where: Path) -> None:
     """A search that cannot work holds nothing: another one may take its place, if nothing else is in its folder."""
     try:
-        store, run = open_run(where, Host(), "starter-look")
+        store, run = open_run(where, Host(), "starter")
     except NoRun:
         return
-    mine, launch = run["config"].get("algorithm") == ALGORITHM, launches.latest(store)
+    if run["config"].get("algorithm") != ALGORITHM:
+        return
+    results_version.check(where, run)
+    launch = launches.latest(store)
     stopped = launch > 0 and launches.ordered(store, launch)
     checked = any(name.startswith("check.") and name.endswith(".done") for name in store.names("rounds/00000"))
-    if not mine or SearchConfig.joined(run["config"], {}).bound() == config.bound():
+    if SearchConfig.joined(run["config"], {}).bound() == config.bound():
         return
-    scored = checked and (not over(where) or records.found_in(where, config).best)
+    scored = checked and (not over(where) or records.read(opened(where)).best)
     own = {*FOLDERS, "run.json", "bell", claim.FOLDER, TABLE, BOARD, "wandb"}
     own |= {records.TABLE, records.PLAIN, records.BEST, records.PICTURE}
     if (stopped or checked) and not scored and set(os.listdir(where)) <= own:
@@ -51,21 +54,21 @@ def make_way(config: SearchConfig, where: Path) -> None:
 def over(where: Path) -> bool:
     """All that was to be searched has been, or the time is up."""
     with contextlib.suppress(NoRun, NotYet):
-        store, _ = open_run(where, Host(), "starter-look")
+        store, _ = open_run(where, Host(), "starter")
         return launches.ended(store) or opened(where).over
     return False
 
 
-def ended(config: SearchConfig, where: Path, save: bool) -> int:
+def ended(where: Path, save: bool) -> int:
     """Write and say what a search has come to."""
+    history = opened(where)
     try:
-        found = records.found_in(where, config)
+        found = records.read(history)
     except NotYet:
-        say("Nothing was scored: the time was up before tasks and models had been looked at.")
+        say("Nothing was scored: the time was up before tasks and models had been checked.")
         return 1
-    store = opened(where).store
     for name, data in (records.files(found) | {records.PICTURE: records.picture(found)}).items():
-        store.replace(name, data)
+        history.store.replace(name, data)
     console().print(search_view.table_of(found))
     say(*search_view.summary(found), sep="\n")
     if not found.best:

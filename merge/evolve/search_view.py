@@ -1,73 +1,57 @@
 """How a search gets on, for whoever started it; and what it came to."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.table import Table
 
-from fleet.history import History
-from fleet.progress import Progress, duration
+from fleet.progress import duration
 from fleet.recipe import NotYet
 from merge.evolve import records, scoring
-from merge.evolve.merge_search import CHECK
-from merge.evolve.records import CandidateRow, SearchOutcome
-from merge.evolve.search_config import SearchConfig
+from merge.evolve.records import SearchOutcome
+from merge.search.search_progress import SearchProgress, number, table
 
 
-class SearchView(Progress):
-    names_members = False
+class SearchView(SearchProgress[SearchOutcome]):
+    def found(self) -> SearchOutcome:
+        return records.read(self.history)
 
-    def __init__(self, history: History, rounds: int) -> None:
-        super().__init__(history, rounds)
-        self.config = SearchConfig.joined(history.store.read("run.json")["config"], {})
+    def checked(self, metrics: Mapping[str, Any]) -> str:
+        notes = "".join(f"\nNote: {note}." for note in json.loads(metrics["notes"]))
+        what = f"{metrics['coordinates']} coordinates, {metrics['tensors']} tensors of {metrics['dtype']}"
+        return f"checked: {what}{notes}"
 
-    def line(self, round: int) -> str:
-        if round == 0:
-            metrics = self.history[CHECK].metrics
-            notes = "".join(f"\nNote: {note}." for note in json.loads(metrics["notes"]))
-            what = f"{metrics['coordinates']} coordinates, {metrics['tensors']} tensors of {metrics['dtype']}"
-            return f"checked: {what}{notes}"
-        return generation_text(self._found(), round)
+    def generation(self, found: SearchOutcome, number: int) -> str:
+        rows = [row for row in found.rows if row.generation == number]
+        if not rows:
+            return "held-out test: done"
+        scores, words = [row.score for row in rows if row.score is not None], [f"{len(rows)} candidates"]
+        if failed := [row.error for row in rows if row.score is None]:
+            words.append(f"{len(failed)} failed ({_first_words(failed[0])})")
+        if given_up := sum(row.given_up for row in rows):
+            words.append(f"{given_up} given up early")
+        if scores:
+            words.append(f"best {max(scores):.4f}, mean {sum(scores) / len(scores):.4f}")
+        if best := found.best:
+            words.append(f"best so far {best.score:.4f}")
+        return f"generation {number}: {', '.join(words)}"
 
     def speed(self) -> str:
         """Candidates a minute, and the time left."""
         try:
-            found, total = self._found(), self.config.max_fevals
+            found = self.found()
         except (NotYet, KeyError):
-            return "looking at tasks and models"
-        seconds, done = max(1e-3, self._now() - self._began), len(found.rows) - self._already(found)
+            return "checking tasks and models"
+        total, seconds = found.config.max_fevals, self.seconds()
+        done = sum(row.generation >= self._began_at for row in found.rows)
         words = [f"{len(found.rows)} of {total} candidates", f"{60 * done / seconds:.1f} a minute"]
         if done and total > len(found.rows):
             words.append(f"about {duration((total - len(found.rows)) * seconds / done)} left")
         return ", ".join(words)
 
-    def table(self) -> Table:
-        return table_of(self._found())
-
-    def _found(self) -> SearchOutcome:
-        return records.read(self.config, self.history)
-
-    def _already(self, found: SearchOutcome) -> int:
-        """Candidates of before this start."""
-        return sum(row.generation < self._began_at for row in found.rows)
-
-
-def generation_text(found: SearchOutcome, generation: int) -> str:
-    rows = [row for row in found.rows if row.generation == generation]
-    if not rows:
-        return "held-out questions: looked at"
-    scores = [row.score for row in rows if row.score is not None]
-    failed, given_up = len(rows) - len(scores), sum(row.given_up for row in rows)
-    words = [f"generation {generation}: {len(rows)} candidates"]
-    words += (
-        [f"{failed} failed ({_first_words(next(row.error for row in rows if row.score is None))})"] if failed else []
-    )
-    words += [f"{given_up} given up early"] if given_up else []
-    if scores:
-        words.append(f"best {max(scores):.4f}, mean {sum(scores) / len(scores):.4f}")
-    if best := found.best:
-        words.append(f"best so far {best.score:.4f}")
-    return ", ".join(words)
+    def leaders(self, found: SearchOutcome) -> Table:
+        return table_of(found)
 
 
 def _first_words(text: str) -> str:
@@ -75,43 +59,33 @@ def _first_words(text: str) -> str:
 
 
 def table_of(found: SearchOutcome) -> Table:
-    """The best so far beside the donors; on held-out questions, too, once these were looked at."""
-    table = Table(title="Merge search", title_justify="left")
-    held = bool(found.held)
-    for name in ("", "score", *(["held out"] if held else [])):
-        table.add_column(name, justify="left" if not name else "right")
-    best = found.best
-    table.add_row(_where(best), _number(best.score if best else None), *([_held(found, "winner")] if held else []))
-    for name in found.config.models:
-        table.add_row(name, _number(found.donors.get(name)), *([_held(found, name)] if held else []))
-    return table
+    """The best so far beside the donors; with their scores in the held-out test, once there was one."""
+    best, tested = found.best, bool(found.tested)
+    shown = f"best merge (generation {best.generation}, candidate {best.index})" if best else "best merge"
+    known = [("winner", shown, best.score if best else None)]
+    known += [(name, name, found.donors.get(name)) for name in found.config.models]
+    rows = [[called, number(score), *([_tested(found, name)] if tested else [])] for name, called, score in known]
+    return table("Merge search", ["", "score", *(["held out"] if tested else [])], rows)
 
 
-def _where(best: CandidateRow | None) -> str:
-    return f"best merge (generation {best.generation}, candidate {best.index})" if best else "best merge"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
-
-
-def _held(found: SearchOutcome, name: str) -> str:
-    if "score" not in (metrics := found.held.get(name, {})):
+def _tested(found: SearchOutcome, name: str) -> str:
+    if "score" not in (metrics := found.tested.get(name, {})):
         return "-"
     mean, error = scoring.mean_and_error(found.config, json.loads(metrics["single"]))
-    half = 1.96 * error
-    return f"{mean:.4f} ± {half:.4f}"
+    return f"{mean:.4f} ± {1.96 * error:.4f}"
 
 
 def summary(found: SearchOutcome) -> Sequence[str]:
     """In words, at the end."""
-    if (best := found.best) is None:
-        reasons = [row.error for row in found.rows if row.error]
-        failed = [f"{name} by itself failed, too." for name, score in found.donors.items() if score is None]
-        why = f"No candidate has a score. The last one failed: {_first_words(reasons[-1])}" if reasons else ""
-        return [why, *failed] if why else ["No candidate yet."]
-    donors, all_of_them = [score for score in found.donors.values() if score is not None], len(found.config.models)
-    of = "" if len(donors) == all_of_them else f" of the {len(donors)} that have a score"
-    ahead = f", {best.score - max(donors):+.4f} beside the best model{of}" if donors and best.score is not None else ""
-    failed = [f"{name} has no score by itself: it failed." for name, score in found.donors.items() if score is None]
-    return [f"The best merge scores {best.score:.4f}{ahead}.", *failed]
+    donors, best = [score for score in found.donors.values() if score is not None], found.best
+    failed = [name for name, score in found.donors.items() if score is None]
+    if best is None or best.score is None:
+        reasons = [_first_words(row.error) for row in found.rows if row.error]
+        if not reasons:
+            return ["No candidate yet."]
+        why = f"No candidate has a score. The last one failed: {reasons[-1]}"
+        return [why, *(f"{name} by itself failed, too." for name in failed)]
+    of = "" if len(donors) == len(found.config.models) else f" of the {len(donors)} that have a score"
+    ahead = f", {best.score - max(donors):+.4f} beside the best model{of}" if donors else ""
+    alone = (f"{name} has no score by itself: it failed." for name in failed)
+    return [f"The best merge scores {best.score:.4f}{ahead}.", *alone]

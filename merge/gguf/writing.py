@@ -19,7 +19,7 @@ from merge.files import CHUNK, UserError
 from merge.gguf import kinds, tokens
 from merge.merge_recipe import parse, text_of
 from merge.merging import merge
-from merge.output import file_free_for, whole_file
+from merge.output import atomic_file, file_free_for
 
 TYPES = {"F32": "ALL_F32", "F16": "MOSTLY_F16", "BF16": "MOSTLY_BF16", "Q8_0": "MOSTLY_Q8_0", "Q4_0": "MOSTLY_Q4_0"}
 _LARGEST = {"F16": 65504.0, "Q8_0": 127 * 65504.0, "Q4_0": 8 * 65504.0}  # a block's scale is a half, too
@@ -69,7 +69,7 @@ def export_gguf(
         donor = donors[str(model_dir)]
         writer, jobs, notes = _planned(donor, kind, pre)
         total = sum(job.bytes for job in jobs)
-        with whole_file(out, total, overwrite) as draft:
+        with atomic_file(out, total, overwrite) as draft:
             _write(writer, jobs, draft, lambda done: progress(done, total))
     return Written(out, out.stat().st_size, tuple(notes))
 

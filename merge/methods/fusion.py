@@ -13,13 +13,13 @@ from merge.tensor_group import Group, Params, summed, weighted
 def sce(group: Group, p: Params) -> Iterator[Tensor]:
     """Select what varies most between the models, weigh models by the energy of that, erase the minority's signs."""
     n = len(group.others)
-    chosen = _most_varied(group, p["select_topk"])
+    selected = _most_varied(group, p["select_topk"])
     energy = torch.zeros(n, dtype=torch.float64)
-    for _, changes in chosen():
+    for _, changes in selected():
         energy += torch.stack([(change * change).sum(dtype=torch.float64) for change in changes]).cpu()
     total = float(energy.sum())
     weights = [float(each) / total for each in energy] if total > 0 else [1 / n] * n
-    for base, changes in chosen():
+    for base, changes in selected():
         up = summed(changes) >= 0
         agrees = [torch.where(up, change > 0, change < 0) for change in changes]
         mixed = weighted([change * same for change, same in zip(changes, agrees, strict=True)], weights)
@@ -38,13 +38,13 @@ def _most_varied(group: Group, share: float) -> Any:
     varied = sum(int(each.count_nonzero()) for (each,) in variances())
     ((cut,),) = cuts(variances, group.size, [[int(varied * share)]])
 
-    def chosen() -> Iterator[tuple[Tensor, list[Tensor]]]:
+    def selected() -> Iterator[tuple[Tensor, list[Tensor]]]:
         largest = Largest(cut)
         for base, changes in group.changes():
             mask = largest(variance(changes))
             yield base, [masked_(change, mask) for change in changes]
 
-    return chosen
+    return selected
 
 
 def variance(tensors: Sequence[Tensor]) -> Tensor:

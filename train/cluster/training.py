@@ -16,8 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from fleet.config import UserError
-from merge.output import free_for
-from merge.output import whole as whole_folder
+from merge.output import atomic_folder, free_for
 from train.batches import TokenFile
 from train.cluster import token_data
 from train.cluster.before import met, model_of, opened, outer_of, peers, prepared, resumed, say, tensors_of
@@ -201,7 +200,7 @@ def export(learner: Shared, tokenizer: PreTrainedTokenizerBase, out: Path) -> No
         kept = {name: each.contiguous() for name, each in state.items() if name not in tied}
         name = type(model).__name__.removeprefix("FSDP")
         config = model.config.to_dict() | ends_of(tokenizer) | {"architectures": [name]}
-        with whole_folder(out, sum(each.nbytes for each in kept.values()), overwrite=True) as draft:
+        with atomic_folder(out, sum(each.nbytes for each in kept.values()), overwrite=True) as draft:
             save_file(kept, draft / "model.safetensors", {"format": "pt"})
             tokenizer.save_pretrained(draft)
             (draft / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n")

@@ -1,11 +1,15 @@
-"""Whether models can be merged at all: by what their folders say, before any weights are read."""
+"""The models that are given: where they are, and whether they can be merged at all, by what their folders say."""
 
+import os
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evomerge.config import ModelReference
-from fleet.config import UserError
+from evomerge.config import BUILTIN, ModelReference
+from fleet.config import UserError, whole
+from fleet.plain import say
 from fleet.plausible_words import check_words_in
 from merge.donor import Donor
 from merge.donors import Donors, located
@@ -17,6 +21,29 @@ _SHAPE = (
     *("num_key_value_heads", "head_dim", "vocab_size"),
 )
 _ALIKE = "Only models of one architecture and one shape can be merged: as a rule, fine-tunes of the same base"
+
+
+def resolved(models: Sequence[ModelReference], beside: Path | None = None) -> list[ModelReference]:
+    """Default models are trained if nobody has; local paths become whole ones."""
+    made: Mapping[str, Path] = {}
+    for model in models:
+        if not model.builtin and not model.path.endswith(".gguf"):
+            located(model.path)  # what is not there is said before anything is trained
+    if any(model.builtin for model in models):
+        from evomerge import specialists
+
+        home = os.environ.get("EVOMERGE_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "evomerge"
+        place = Path(home).expanduser()
+        if beside:  # other machines work on the run, and see what is beside it
+            if (known := specialists.home_in(place)).is_dir():
+                shutil.copytree(known, specialists.home_in(beside / "specialists"), dirs_exist_ok=True)
+            place = beside / "specialists"
+        made = specialists.made(place, tell=lambda line: say(line, file=sys.stderr))
+        if unknown := [model.path for model in models if model.builtin and model.builtin not in made]:
+            listed = ", ".join(BUILTIN + each for each in made)
+            raise UserError(f"there is no default model {unknown[0]!r}; there are {listed}")
+    places = [str(made[model.builtin]) if model.builtin else whole(model.path, Path()) for model in models]
+    return [ModelReference(model.name, place) for model, place in zip(models, places, strict=True)]
 
 
 def check_alike(models: Sequence[ModelReference]) -> None:

@@ -1,10 +1,12 @@
-"""What makes candidates: donors that stay in memory, a live model that takes on one candidate after the other, and the
+"""What makes candidates: donors that stay in memory, a live model that takes on one recipe after the other, and the
 questions that each of them is asked."""
 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +19,16 @@ from merge.donor import Donor, Stored
 from merge.donors import Donors
 from merge.engine import MergeOptions
 from merge.evolve import scoring
+from merge.evolve.cma_es import Search
 from merge.evolve.scoring import Metrics
-from merge.evolve.search import Search
 from merge.evolve.search_config import SearchConfig
 from merge.evolve.search_space import Space
-from merge.live import LiveModel, furnished, key_of
+from merge.live import LiveModel, LiveModels
 from merge.merge_planning import Plan, plan
 from merge.merge_recipe import Merge, merge_of, text_of
 from merge.merging import merge_into
+from merge.search.search_strategy import Questions
+from merge.search.search_worker import CandidateEvaluator
 from merge.tensor_group import in_memory
 from train import tasks
 from train.tasks import TaskEvaluation
@@ -58,53 +62,46 @@ class Resident(Donors):
         return Stored(stored.shape, tensor.dtype, in_memory(tensor))
 
 
-@dataclass(frozen=True)
-class ReadyModel:
-    """A model that takes on one candidate after the other, and what it is asked."""
-
-    key: str
-    live: LiveModel
-    evaluation: TaskEvaluation
-
-
-class CandidateEvaluator:
+class RecipeEvaluator(CandidateEvaluator[TaskEvaluation]):
     def __init__(self, config: SearchConfig) -> None:
+        super().__init__()
         torch.set_num_threads(config.threads)
-        self.config, self.device = config, "cuda" if torch.cuda.is_available() else "cpu"
-        merging = self.device if config.merge_cuda else "cpu"
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        merging = device if config.merge_cuda else "cpu"
+        self.config, self.live = config, LiveModels(device, config.trust_remote_code)
         self.how = MergeOptions(threads=config.threads, device=merging)
         self.donors = Resident(merging if config.in_memory and not config.buffered else "")
-        self._ready: ReadyModel | None = None
         self._engine: Any = None  # vLLM
-        self._loaded: dict[str, Any] | None = None
 
-    @property
     def loaded(self) -> dict[str, Any]:
-        if self._loaded is None:
-            self._loaded = tasks.load(scoring.asked(self.config), self.config.allow_benchmark_tasks)
-        return self._loaded
+        return tasks.load(scoring.asked(self.config), self.config.allow_benchmark_tasks)
+
+    def questions_for(self, live: LiveModel) -> TaskEvaluation:
+        asked = scoring.asked(self.config)
+        return TaskEvaluation(asked, live.tokenizer, self.tasks, self.config.batch_size or None)
 
     def check(self) -> Metrics:
         """Tasks, metrics, and whether the donors fit together: before anything is merged."""
-        scoring.check(self.config, self.loaded)
+        scoring.check(self.config, self.tasks)
         layers = self.donors[self.config.genome.models[0]].layers
         if layers is None:
             raise UserError(f"{self.config.genome.models[0]}: its config.json does not say how many layers it has")
         space = Space(self.config.genome, layers)
         recipe = {key: value for key, value in space.recipe(space.start()).items() if key != "dtype"}
         self._check_plan(space)
-        made = plan(merge_of(recipe, text_of(recipe)), self.donors)
+        said = merge_of(recipe, text_of(recipe))
+        made = plan(said, self.donors)
         for part in self.config.genome.filters:
             if not any(part in job.name for job in made.jobs):
                 some = ", ".join(sorted({job.name.split(".")[-2] for job in made.jobs})[:12])
                 raise UserError(f"genome.filters: {part!r} is in no tensor's name; parts of names are {some}")
-        self._ready = self._furnished(merge_of(recipe, text_of(recipe)), made)
-        if self._ready.evaluation.chat and not self._ready.evaluation.tokenizer.chat_template:
+        evaluation = self.questions(self._shaped(said, made))
+        if evaluation.chat and not evaluation.tokenizer.chat_template:
             raise UserError("apply_chat_template: the models' tokenizer has no chat template")
         dtypes = {job.dtype for job in made.jobs if job.method}
         dtype = str(dtypes.pop()).removeprefix("torch.") if len(dtypes) == 1 else "float32"
         known = {"layers": layers, "dtype": dtype, "coordinates": space.size, "tensors": len(made.jobs)}
-        return {**known, "notes": json.dumps(made.notes), "digest": self.digest()}
+        return {**known, "notes": json.dumps(made.notes), "digest": self.digest}
 
     def _check_plan(self, space: Space) -> None:
         """A generation's recipes stand in one register."""
@@ -117,9 +114,10 @@ class CandidateEvaluator:
                 "raise genome.layer_granularity"
             )
 
+    @cached_property
     def digest(self) -> str:
         """Of what is asked, and of the models as far as a glance shows: with others a search does not go on."""
-        found = hashlib.sha256(tasks.digest(self.loaded).encode())
+        found = hashlib.sha256(tasks.digest(self.tasks).encode())
         for name in self.config.models:
             for file in sorted(self.donors[name].folder.glob("*.safetensors")):
                 with file.open("rb") as opened:
@@ -136,56 +134,48 @@ class CandidateEvaluator:
         return took.written
 
     def scored(
-        self, recipe: Mapping[str, Any], rival: Metrics | None = None, held: bool = False, there: Path | None = None
+        self,
+        recipe: Mapping[str, Any],
+        rival: Metrics | None = None,
+        on: Questions = "validation",
+        there: Path | None = None,
     ) -> Metrics:
         """What became of a candidate; with a rival, it is given up once it has no hope to beat it. It may be merged
         already."""
         said = merge_of(recipe, text_of(recipe))
         made = plan(said, self.donors)
-        if self._ready is None or self._ready.key != key_of(made):
-            self._ready = None  # first out, then in: there may be no room for both
-            self._ready = self._furnished(said, made)
-        live, evaluation = self._ready.live, self._ready.evaluation
-        if there:
-            return scoring.scored(self.config, evaluation, self._loaded_from(there), rival, held)
-        if live.places is not None:
+        live = self._shaped(said, made)
+        evaluation = self.questions(live)
+        if live.places is not None and not there:
             live.fill(made, self.how)
-            return scoring.scored(self.config, evaluation, live.model, rival, held)
-        with passing("candidate", self._scratch()) as out:
-            self.merged(recipe, out)
-            return scoring.scored(self.config, evaluation, self._loaded_from(out), rival, held)
+            return scoring.scored(self.config, evaluation, live.model, rival, on)
+        with ExitStack() as stack:
+            if not there:
+                there = stack.enter_context(passing("candidate", self._scratch()))
+                self.merged(recipe, there)
+            return scoring.scored(self.config, evaluation, self._read(there, evaluation), rival, on)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _furnished(self, said: Merge, made: Plan) -> ReadyModel:
-        """A model of the candidates' shape and their tokenizer."""
-        whole = self._fills() and not scoring.quantized(self.config)
-        live = furnished(said, made, self.device, self.config.trust_remote_code, whole)
-        evaluation = TaskEvaluation(
-            scoring.asked(self.config), live.tokenizer, self.loaded, self.config.batch_size or None
-        )
-        return ReadyModel(key_of(made), live, evaluation)
-
-    def _fills(self) -> bool:
-        return self.config.in_memory and not self.config.buffered and not self.config.vllm
+    def _shaped(self, said: Merge, made: Plan) -> LiveModel:
+        c = self.config
+        fills = c.in_memory and not (c.buffered or c.vllm or c.quantized)
+        return self.live.shaped(said, made, self.forget, fills)
 
     def _scratch(self) -> Path | None:
         """Memory, for what only vLLM reads; else the usual place for temporary files."""
         return _MEMORY if self.config.vllm and self.config.in_memory and _MEMORY.is_dir() else None
 
-    def _loaded_from(self, place: Path) -> Any:
+    def _read(self, place: Path, evaluation: TaskEvaluation) -> Any:
         if self.config.vllm:
             return self._engine_with(place)
-        if self._ready:
-            self._ready.evaluation.forget()
-        from transformers import AutoModelForCausalLM
+        evaluation.forget()
+        if not self.config.quantized:
+            return self.live.loaded(place)
+        from transformers import BitsAndBytesConfig
 
-        more = (
-            {**scoring.quantization(self.config), "device_map": self.device} if scoring.quantized(self.config) else {}
-        )
-        trust = self.config.trust_remote_code
-        model: Any = AutoModelForCausalLM.from_pretrained(place, dtype="auto", trust_remote_code=trust, **more)
-        return model.eval() if more else model.to(self.device).eval()
+        how = BitsAndBytesConfig(load_in_8bit=self.config.load_in_8bit, load_in_4bit=self.config.load_in_4bit)
+        return self.live.loaded(place, quantization_config=how, device_map=self.live.device)
 
     def _engine_with(self, place: Path) -> Any:
         """vLLM is started once; later candidates are read into it."""

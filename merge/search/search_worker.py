@@ -1,0 +1,92 @@
+"""What the workers of every search do: check whether it can work, score, and write its records for people."""
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any, Generic, Protocol, TypeVar
+
+from fleet import faults
+from fleet.history import History
+from fleet.recipe import NotYet
+from fleet.tasks import Args, Task, making
+from fleet.work import Maker, Work
+
+E = TypeVar("E", bound="CandidateEvaluator[Any]")
+F = TypeVar("F")
+Q = TypeVar("Q", bound="Forgetful")
+
+
+class Forgetful(Protocol):
+    def forget(self) -> None: ...
+
+
+class CandidateEvaluator(ABC, Generic[Q]):
+    """A worker's memory: models that stay open, and what all candidates of one tokenizer are asked, made once."""
+
+    def __init__(self) -> None:
+        self._questions: tuple[str, Q] | None = None
+
+    @cached_property
+    def tasks(self) -> dict[str, Any]:
+        """Of lm-eval."""
+        return self.loaded()
+
+    @abstractmethod
+    def loaded(self) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def check(self) -> Mapping[str, Any]:
+        """Whether these models can be merged and asked, before anything is merged; what the strategy must know."""
+
+    @abstractmethod
+    def questions_for(self, live: Any) -> Q: ...
+
+    def questions(self, live: Any) -> Q:
+        """Models of one tokenizer share them."""
+        if self._questions is None or self._questions[0] != live.words:
+            self._questions = live.words, self.questions_for(live)
+        return self._questions[1]
+
+    def forget(self) -> None:
+        """Let go of the last model: the next one needs its room."""
+        if self._questions:
+            self._questions[1].forget()
+
+
+def maker(
+    tasks: Mapping[str, Task[Any]], evaluator: Callable[[], E], serve: Callable[[E, Work], None], advice: str
+) -> Maker:
+    """With an evaluator that stays; `serve` raises where this worker is not the one to make a recipe."""
+    from train.verdicts import judging
+
+    every: Mapping[str, Task[Any]] = {"check": Task(_check), **tasks}
+    made = making(every)
+
+    def make(known: E, work: Work) -> Mapping[str, Any]:
+        serve(known, work)
+        return made(known, work)
+
+    return judging(evaluator, make, advice)
+
+
+def _check(evaluator: CandidateEvaluator[Any], work: Work, args: Args) -> Mapping[str, Any]:
+    return evaluator.check()
+
+
+def keeping(
+    table: str, read: Callable[[History], F], entries: Callable[[bytes], int], files: Callable[[F], dict[str, bytes]]
+) -> Callable[[History], None]:
+    """Write a search's files for people into the run's folder once the table among them has more entries than the one
+    that is there: somebody may know more than this worker does."""
+
+    def report(history: History) -> None:
+        with contextlib.suppress(faults.Fault, NotYet, KeyError):
+            made, there = files(read(history)), 0
+            with contextlib.suppress(faults.Fault, ValueError, KeyError):
+                there = entries(history.store.disk.read(table, 1 << 28))
+            if entries(made[table]) > there:
+                for name, data in made.items():
+                    history.store.replace(name, data)
+
+    return report
