@@ -13,12 +13,15 @@ from fleet.errors import UserError
 # configuration that stood in a run before would give other bytes now: a maker or the order of a sum has changed, or a
 # bound key's default is not what older runs, which lack the key, did.
 LAST: Mapping[str, Sequence[str]] = {
-    # Then tasks' questions came in batches of BATCH_SIZE times SEQ_LENGTH tokens; then matrices lay by their shapes.
-    "edt-evomerge": ["commit 4b76bd2", "commit 9612bcf"],
+    # Then tasks' questions came in batches of BATCH_SIZE times SEQ_LENGTH tokens; then matrices lay by their shapes;
+    # then plain answers to prompts began with the tokenizer's first token, and preferences were compared in PRECISION.
+    "edt-evomerge": ["commit 4b76bd2", "commit 9612bcf", "commit 5fc2cdb"],
     # Then rounds grow instead of a warm start, Muon is the default, and moments are averaged; then the built-in text
     # came in another order, and genomes had no length any more; then the outer step was a plain mean; then tokenizers
     # were made of the run's own text, and a .txt file was one document.
     **dict.fromkeys(("diloco", "edt"), ["commit 9612bcf", "commit 4b76bd2", "commit aaa6f7d", "commit acf0c07"]),
+    # Then bits per byte left out the bytes of a first token, which nothing foretells.
+    "evomerge": ["commit 5fc2cdb"],
     "merge-search": ["commit acf0c07"],  # then no candidate was scored beyond those that were asked for
 }
 FIRST = 1  # also of runs that were made before they said it

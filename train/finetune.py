@@ -1,20 +1,22 @@
 """Fine-tune a model on rows of your own: answers (SFT) or preferences (DPO).
 
-    python -m train.finetune HuggingFaceTB/SmolLM2-135M-Instruct chats.jsonl --out my-adapter
+    python -m train.finetune org/chat-135m chats.jsonl --out my-adapter
     python -m train.finetune ./model chats.jsonl --out my-model --merge
-    python -m train.finetune ./model chats.jsonl --out my-model --full --epochs 2
+    python -m train.finetune ./model.gguf chats.jsonl --out my-model --full
     python -m train.finetune ./model preferences.jsonl --out my-adapter
-    torchrun --standalone --nproc-per-node 4 -m train.finetune ./model chats.jsonl --out my-adapter
+    torchrun --nproc-per-node 4 -m train.finetune MODEL ROWS --out my-adapter
 
 A row is one of
 
-    {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}
+    {"messages": [{"role": "user", "content": "..."}, ...]}
     {"prompt": "...", "completion": "..."}
     {"text": "..."}
-    {"prompt": "...", "chosen": "...", "rejected": "..."}         (preferences)
+    {"prompt": "...", "chosen": "...", "rejected": "..."}    (preferences)
 
-Without --full an adapter (LoRA) learns, and --out becomes a folder that peft loads; with --merge or --full an ordinary
-Hugging Face folder. Ctrl-C stops after a step with a checkpoint; the same command goes on from there, to the same bytes.
+Without --full an adapter (LoRA) learns, and --out becomes a folder that
+peft loads; with --merge or --full, an ordinary Hugging Face folder.
+Ctrl-C stops after a step, with a checkpoint; the same command goes on, and
+so it does after a kill, to the same bytes.
 """
 
 import os

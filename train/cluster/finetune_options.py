@@ -45,7 +45,7 @@ class FinetuneOptions:
     rank: Annotated[int, _help("Of the adapter.")] = 16
     alpha: Annotated[float, _help("Of the adapter: it counts alpha / rank times.")] = 32.0
     target: Annotated[
-        list[str] | None, _help("A part of the names of the layers that get an adapter; by default all linear ones.")
+        list[str] | None, _help("A part of the names of the layers that get an adapter; by default all linear ones.", negative="")
     ] = None
     four_bits: Annotated[bool, _flag("Keep the model's own weights in 4 bits beside the adapter; CUDA only.")] = False
     lr: Annotated[
@@ -62,7 +62,7 @@ class FinetuneOptions:
     ] = None
     device_rows: Annotated[int | None, _help("Rows that a device takes at a time; fewer need less memory.")] = None
     seq_length: Annotated[
-        int | None, _help("Tokens of a row, in which several examples may stand; longer ones are cut. At most 2,048.")
+        int | None, _help("Tokens of a row, in which several examples may stand; longer ones are cut. By default up to 2,048.")
     ] = None
     weight_decay: Annotated[float, _help("Weight decay of matrices.")] = 0.0
     clip: Annotated[float, _help("The longest gradient; 0 does not clip.")] = 1.0
@@ -113,7 +113,12 @@ def settings(
     source = {"source": rows, **({} if rows.endswith(text.ROW_FILES) else {"name": o.dataset_config, "split": o.split})}
     keys |= {"mutation": objective, "mutation_datasets": (source,), "initial_population": (model,)}
     keys |= {"lr": o.lr if o.lr is not None else LR[objective, not o.full], "adapter": None if o.full else adapter}
-    keys |= {"sft_epochs": o.epochs, "dpo_beta": o.beta, "dtype": o.dtype or "", **_batches(o, objective, examples, size)}
+    keys |= {
+        "sft_epochs": o.epochs,
+        "dpo_beta": o.beta,
+        "dtype": o.dtype or "",
+        **_batches(o, examples, size),
+    }
     keys |= {"precision": o.precision or ("bf16-mixed" if size.device == "cuda" else "32-true")}
     keys |= {"trust_remote_code": o.trust_remote_code, "warmup_steps": o.warmup_steps or 0}
     return validated(PosttrainConfig, keys, "options", lambda key: _OPTIONS.get(key, "--" + key.replace("_", "-")))
@@ -127,7 +132,7 @@ def longest(o: FinetuneOptions, positions: int) -> int:
     return most
 
 
-def _batches(o: FinetuneOptions, objective: str, examples: Sequence[Sequence[Example]], size: Size) -> dict[str, int]:
+def _batches(o: FinetuneOptions, examples: Sequence[Sequence[Example]], size: Size) -> dict[str, int]:
     """Rows at a time, and how often of one step, over all devices: a step has about so many tokens."""
     lengths = [len(example.tokens) for example in chain(*examples)]
     total = sum(lengths) * o.epochs

@@ -1,4 +1,4 @@
-"""What fine-tuning begins with and ends with: a model's folder, or an adapter's, with a card that says how to use it."""
+"""What fine-tuning begins with, a model, and ends with: its folder, or an adapter's, and a card."""
 
 import json
 import shutil
@@ -117,7 +117,9 @@ def card(about: Finetuned, out: Path) -> str:
     c, hub = about.c, about.model.count("/") == 1 and not about.model.startswith(("/", ".", "~"))
     fields = {"library_name": "peft" if about.is_adapter else "transformers", "tags": [c.mutation]}
     fields |= {"base_model": about.model} if hub else {}
-    how = {key: getattr(c, key) for key in ("lr", "lr_schedule", "warmup_steps", "sft_epochs", "seq_length", "batch_size")}
+    how = {
+        key: getattr(c, key) for key in ("lr", "lr_schedule", "warmup_steps", "sft_epochs", "seq_length", "batch_size")
+    }
     how |= {"gradient_accumulation": c.gradient_accumulation, "precision": c.precision, "seed": c.seed}
     how |= {"dpo_beta": c.dpo_beta} if c.mutation == "dpo" else {}
     how |= {"adapter": c.adapter.model_dump(mode="json")} if c.adapter else {}

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from fleet.config import UserError
 from fleet.plain import say
@@ -11,8 +11,9 @@ from train import text
 from train.objectives import OBJECTIVES
 from train.text import Row
 
-_HELD, _MOST = 20, 1000  # one row of so many measures, and no more than so many
+_HELD, _MOST = 20, 500  # one row of so many measures, and no more than so many
 _STRETCHES = 5  # that lie apart: a file may be sorted
+T = TypeVar("T")
 _TELL = 5.0  # seconds between two lines of progress
 
 
@@ -23,20 +24,20 @@ def objective_for(rows: str, name: str, split: str) -> str:
 
 
 def read(rows: str, name: str, split: str, objective: str) -> list[Row]:
-    found = [*told(text.read(rows, name, split, OBJECTIVES[objective].check), f"{rows}: read")]
+    found = [*told(text.read(rows, name, split, OBJECTIVES[objective].check), f"{rows}: read", "rows")]
     if not found:
         raise UserError(f"{rows}: no rows in it")
     return found
 
 
-def told(rows: Iterable[Row], what: str) -> Iterator[Row]:
+def told(things: Iterable[T], what: str, called: str) -> Iterator[T]:
     """How far it has come, where that takes long."""
     said = time.monotonic()
-    for number, row in enumerate(rows, 1):
-        yield row
+    for number, each in enumerate(things, 1):
+        yield each
         if time.monotonic() - said > _TELL:
             said = time.monotonic()
-            say(f"{what} {number:,} rows")
+            say(f"{what} {number:,} {called}")
 
 
 def held_apart(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
