@@ -23,6 +23,7 @@ FLOORS = (
             "train.member*",
             "train.cluster*",
             "train.train_fsdp",
+            "train.finetune",
             "train.export",
             "train.training_commands",
             "train.posttrain_results",

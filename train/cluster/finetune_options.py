@@ -45,7 +45,8 @@ class FinetuneOptions:
     rank: Annotated[int, _help("Of the adapter.")] = 16
     alpha: Annotated[float, _help("Of the adapter: it counts alpha / rank times.")] = 32.0
     target: Annotated[
-        list[str] | None, _help("A part of the names of the layers that get an adapter; by default all linear ones.", negative="")
+        list[str] | None,
+        _help("A part of the names of the layers that get an adapter; by default all linear ones.", negative=""),
     ] = None
     four_bits: Annotated[bool, _flag("Keep the model's own weights in 4 bits beside the adapter; CUDA only.")] = False
     lr: Annotated[
@@ -62,7 +63,8 @@ class FinetuneOptions:
     ] = None
     device_rows: Annotated[int | None, _help("Rows that a device takes at a time; fewer need less memory.")] = None
     seq_length: Annotated[
-        int | None, _help("Tokens of a row, in which several examples may stand; longer ones are cut. By default up to 2,048.")
+        int | None,
+        _help("Tokens of a row, in which several examples may stand; longer ones are cut. By default up to 2,048."),
     ] = None
     weight_decay: Annotated[float, _help("Weight decay of matrices.")] = 0.0
     clip: Annotated[float, _help("The longest gradient; 0 does not clip.")] = 1.0

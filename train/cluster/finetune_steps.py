@@ -142,7 +142,7 @@ class Training:
         for step in range(begin, self._steps):
             numbers = [self.c.seed, step, self.learner.ranks.rank, 7]
             self.learner.seed(int(np.random.default_rng(numbers).integers(1 << 31)))
-            yield self._shares.pop(step)  # type: ignore[misc]
+            yield self._shares.pop(step)
 
     def _loss(self, step: int) -> float:
         """Of the step that was just taken."""

@@ -117,8 +117,9 @@ def data_of(donor: Opened, rows: str, o: FinetuneOptions, ranks: Ranks) -> Finet
         there = finetune_rows.without(there, kept)
     else:
         there, kept = finetune_rows.held_apart(there)
-    most, found = longest(o, donor.positions), []
-    for what, some in (("to learn from", there), ("held out", kept)):
+    most = longest(o, donor.positions)
+
+    def examples(some: Sequence[text.Row], what: str) -> Sequence[Sequence[Example]]:
         told = finetune_rows.told(some, f"{what}: tokens of", "rows")
         made = objectives.OBJECTIVES[objective].examples(told, donor.tokenizer, most, rows)
         cut = f", {made.cut:,} cut at {most:,} tokens" if made.cut else ""
@@ -126,11 +127,12 @@ def data_of(donor: Opened, rows: str, o: FinetuneOptions, ranks: Ranks) -> Finet
         say(ranks, f"{len(made.kept):,} examples {what}{cut}{lost}")
         if not made.kept:
             raise UserError(f"{rows}: no row {what} has anything to learn in its first {most:,} tokens")
-        found.append(made.kept)
-    digest = hashlib.sha256()
-    for example in chain(*found[0], *found[1]):
+        return made.kept
+
+    learned, held, digest = examples(there, "to learn from"), examples(kept, "held out"), hashlib.sha256()
+    for example in chain(*learned, *held):
         digest.update(example.tokens.tobytes() + example.learned.tobytes() + b"/")
-    return FinetuneData(objective, *found, digest.hexdigest()[:16])
+    return FinetuneData(objective, learned, held, digest.hexdigest()[:16])
 
 
 def planned(
