@@ -19,6 +19,7 @@ from train.cluster import finetune_steps
 from train.cluster.finetune_options import FinetuneOptions
 from train.cluster.finetuning import finetune
 from train.cluster.ranks import joined
+from train.finetune import main
 from train.posttrain.finetune_rows import held_apart, without
 
 ROOT = Path(__file__).parent.parent
@@ -84,6 +85,8 @@ def test_an_adapter_that_peft_loads(given, tmp_path, capsys):
     said, card = capsys.readouterr().out, (out / "README.md").read_text()
     for line in (f"lm_eval --model hf --model_args pretrained={given[0]},peft={out}", f"{losses[-1]:.4f}"):
         assert line in said and line in card
+    layers = json.loads((out / "adapter_config.json").read_text())["target_modules"]
+    assert len(layers) == 7 and layers == sorted(layers)  # whatever the order of peft's sets
     assert "AutoPeftModelForCausalLM" in card and not out.with_name("adapter.training").exists()
 
 
@@ -219,6 +222,15 @@ def test_an_adapter_needs_a_base_that_others_load(given, tmp_path):
         made((str(tmp_path / "a.gguf"), given[1]), tmp_path / "out")
     with pytest.raises(UserError, match="no such file or folder"):
         made(("/nowhere/model", given[1]), tmp_path / "out")
+
+
+def test_where_memory_does_not_suffice_it_says_what_needs_less(given, tmp_path, monkeypatch):
+    def broken(self, begin, lines):
+        torch.empty(1 << 50)
+
+    monkeypatch.setattr(finetune_steps.Training, "run", broken)
+    with pytest.raises(UserError, match="the memory of this machine does not suffice: .*; fewer --device-rows"):
+        main(given[0], given[1], out=tmp_path / "out")
 
 
 # -- rows that only measure --------------------------------------------------------------------------------------------

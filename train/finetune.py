@@ -30,6 +30,8 @@ from fleet.errors import UserError
 from fleet.plain import say
 from train.cluster.finetune_options import FinetuneOptions
 
+_LESS = "fewer --device-rows, a shorter --seq-length, or an adapter with --four-bits (on a GPU) need less"
+
 
 def main(
     model: str,
@@ -52,9 +54,15 @@ def main(
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from train.cluster.finetuning import finetune
     from train.cluster.ranks import joined
+    from train.verdicts import short_memory
 
     with joined() as ranks:
-        return finetune(model, rows, out.expanduser().absolute(), options, ranks)
+        try:
+            return finetune(model, rows, out.expanduser().absolute(), options, ranks)
+        except Exception as error:
+            if not (short := short_memory(error)):
+                raise
+            raise UserError(f"{short}; {_LESS}") from None
 
 
 if __name__ == "__main__":

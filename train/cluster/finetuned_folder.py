@@ -14,6 +14,7 @@ from merge import live
 from merge.donors import Donors
 from merge.engine import MergeOptions
 from merge.engine import write as write_tensors
+from merge.files import read_json, write_json
 from merge.merge_planning import plan
 from merge.merging import RECIPE, SHARD, furnish
 from merge.output import whole
@@ -92,6 +93,8 @@ def write(out: Path, donor: Opened, child: ChildModel, learner: Shared, about: F
 def _adapter(draft: Path, donor: Opened, model: Any, about: Finetuned) -> None:
     model.peft_config["default"].base_model_name_or_path = about.model
     model.save_pretrained(draft)
+    said = read_json(draft / "adapter_config.json")  # in which layers stand in another order each time
+    write_json(draft / "adapter_config.json", {**said, "target_modules": sorted(said["target_modules"])})
     donor.tokenizer.save_pretrained(draft)
     for path in draft.glob("*.safetensors"):
         shutil.copymode(draft / "adapter_config.json", path)  # which would be the user's alone
