@@ -111,11 +111,10 @@ def test_all_weights_learn_and_keep_their_dtype(given, tmp_path):
     assert all(not torch.equal(before[name], each) for name, each in after.items() if "proj" in name)
 
 
-@pytest.mark.parametrize("full", [True, False])
-def test_preferences_begin_at_log_two_exactly(given, tmp_path, full):
+def test_preferences_begin_at_log_two_exactly(given, tmp_path):
     """In narrow numbers, too: the reference is computed as what is compared with it."""
     out = tmp_path / "out"
-    assert made(given, out, rows=2, full=full, precision="bf16-mixed") == 0
+    assert made(given, out, rows=2, full=True, precision="bf16-mixed") == 0
     first, *_, last = held_out(out)
     assert first == pytest.approx(math.log(2), abs=1e-7) and last < first - 0.01
 
@@ -213,7 +212,7 @@ def test_two_ranks_learn_as_one_does_and_survive_a_kill(given, tmp_path):
 def test_what_cannot_work_is_said_and_leaves_nothing(given, tmp_path, keys, why):
     with pytest.raises(UserError, match=why):
         made(given, tmp_path / "out", **keys)
-    assert not (tmp_path / "out").exists()
+    assert not [*tmp_path.iterdir()]
 
 
 def test_an_adapter_needs_a_base_that_others_load(given, tmp_path):

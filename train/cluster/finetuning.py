@@ -92,6 +92,7 @@ def checked(
     if ranks.first:
         free_for(out, o.overwrite)
         stack.enter_context(opened(state, "--out"))
+        stack.callback(_tidied, state)
     return model, rows, state
 
 
@@ -150,6 +151,12 @@ def planned(
     what = f"an adapter of rank {c.adapter.r}" if c.adapter else "all weights"
     say(ranks, f"{what}, {len(steps):,} steps of about {tokens / len(steps):,.0f} tokens, learning rate {c.lr:g}")
     return c, steps, held
+
+
+def _tidied(state: Path) -> None:
+    """Where nothing was begun, nothing is left."""
+    if state.is_dir() and {path.name for path in state.iterdir()} <= {".lock"}:
+        shutil.rmtree(state)
 
 
 def _cleared(state: Path, out: Path) -> None:
