@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from pydantic import ValidationError
+from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
@@ -187,6 +188,12 @@ def test_losses_are_those_of_each_passage_by_itself(tmp_path):
     other = PassageReader(tokenizer, passages, 16, batch=1).losses(model)
     assert other.nats == pytest.approx(found.nats, rel=1e-5)
     assert mean_and_error(found)[1] > 0
+    end = tokenizer.eos_token
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{end} $A", special_tokens=[(end, tokenizer.eos_token_id)]
+    )
+    begun = PassageReader(tokenizer, passages, 16).losses(model)  # all that is written is foretold now
+    assert begun.bytes == tuple(map(len, passages)) and begun.tokens[0] == found.tokens[0] + 1
 
 
 def test_what_chooses_does_not_judge(tmp_path):
