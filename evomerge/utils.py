@@ -105,11 +105,16 @@ def validate_merge_config(config: Configuration) -> None:
 
 
 def generate_text(model: Any, tokenizer: Any, prompt: str, max_length: int = 100) -> str:
-    """The prompt and what the model goes on with: at most MAX_LENGTH tokens together. They are drawn from the likely
-    ones, always the same: where it says the likeliest each time, a small model soon repeats itself without end."""
+    """The prompt and what the model goes on with, or of a model with a chat template its answer: at most MAX_LENGTH
+    tokens together. They are drawn from the likely ones, always the same: where it says the likeliest each time, a
+    small model soon repeats itself without end."""
     import torch
 
-    given = tokenizer(prompt, return_tensors="pt").to(model.device)
+    if chats := bool(tokenizer.chat_template):
+        asked = {"add_generation_prompt": True, "return_dict": True, "return_tensors": "pt"}
+        given = tokenizer.apply_chat_template([{"role": "user", "content": prompt}], **asked).to(model.device)
+    else:
+        given = tokenizer(prompt, return_tensors="pt").to(model.device)
     given.pop("token_type_ids", None)
     count = given["input_ids"].shape[1]
     context = getattr(model.config, "max_position_embeddings", None) or max_length
@@ -124,7 +129,7 @@ def generate_text(model: Any, tokenizer: Any, prompt: str, max_length: int = 100
     with torch.inference_mode(), torch.random.fork_rng():
         torch.manual_seed(0)
         said = model.generate(**given, **drawn, max_length=min(max_length, context), pad_token_id=pad)
-    return str(tokenizer.decode(said[0], skip_special_tokens=True))
+    return str(tokenizer.decode(said[0][count if chats else 0 :], skip_special_tokens=True))
 
 
 def evaluate_model(model: ModelReference | str | Path, config: Configuration | None = None) -> dict[str, Any]:

@@ -14,8 +14,9 @@ _PRETRAINING = ["commit 9612bcf", "commit 4b76bd2", "commit aaa6f7d", "commit ac
 # configuration that stood in a run before would give other bytes now: a maker or the order of a sum has changed, or a
 # bound key's default is not what older runs, which lack the key, did.
 LAST: Mapping[str, Sequence[str]] = {
-    # Then tasks' questions came in batches of BATCH_SIZE times SEQ_LENGTH tokens; then matrices lay by their shapes.
-    "edt-evomerge": ["commit 4b76bd2", "commit 9612bcf"],
+    # Then tasks' questions came in batches of BATCH_SIZE times SEQ_LENGTH tokens; then matrices lay by their shapes;
+    # then plain answers to prompts began with the tokenizer's first token, and preferences were compared in PRECISION.
+    "edt-evomerge": ["commit 4b76bd2", "commit 9612bcf", "commit 5fc2cdb"],
     # Then rounds grow instead of a warm start, Muon is the default, and moments are averaged; then the built-in text
     # came in another order, and genomes had no length any more; then the outer step was a plain mean; then tokenizers
     # were made of the run's own text, and a .txt file was one document.
@@ -23,6 +24,7 @@ LAST: Mapping[str, Sequence[str]] = {
     "edt": [*_PRETRAINING, "commit 5fc2cdb"],  # then four members were two families unless GROUP_SIZE said otherwise
     # Then no candidate was scored beyond those that were asked for; then questions were called validation and test.
     "merge-search": ["commit acf0c07", "commit 5fc2cdb"],
+    # Then questions were for validation and test, and bits per byte left out a first token, which nothing foretells.
     "evomerge": ["commit 5fc2cdb"],
 }
 FIRST = 1  # also of runs that were made before they said it

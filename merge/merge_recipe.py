@@ -14,6 +14,11 @@ from merge import strictyaml
 LIMIT = 1 << 20
 _MOST_LAYERS = 100_000
 DTYPES = ("float32", "bfloat16", "float16")
+# What mergekit knows besides: other kinds of merges, and what its own recipes hardly ever say.
+_LACKING = (
+    *("gate_mode", "experts", "shared_experts", "experts_per_token", "architecture"),  # mixtures of experts
+    *("modules", "residual_weight", "override_architecture"),
+)
 Setting = tuple[tuple[str, tuple[Any, ...]], ...]  # of the first filter that fits: values, spread over the layers
 Settings = Mapping[str, Setting]
 
@@ -139,6 +144,8 @@ def fields(value: Any, where: str, known: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{where}: `key: value` lines are expected, not {_short(value)}")
     for key in value:
+        if key in _LACKING:
+            raise UserError(f"{where}: mergekit's key {key!r} is not supported here; known: {', '.join(known.split())}")
         if key not in known.split():
             raise UserError(f"{where}: unknown key {_short(key)}; {nearest(key, known.split())}")
     return {key: each for key, each in value.items() if each is not None}

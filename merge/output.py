@@ -91,7 +91,8 @@ def free_for(out: Path, overwrite: bool, needed: Iterable[Path] = ()) -> Path:
         return out
     if not overwrite:
         raise Taken(f"{out} exists; --overwrite replaces it")
-    if not out.is_dir() or (any(out.iterdir()) and not (out / "config.json").is_file()):
+    known = any((out / name).is_file() for name in ("config.json", "adapter_config.json"))
+    if not out.is_dir() or (any(out.iterdir()) and not known):
         raise UserError(f"{out} is not the folder of a model; it is not replaced")
     for path in (Path.cwd(), *needed):
         if path.resolve().is_relative_to(out):

@@ -8,7 +8,7 @@ from typing import Any
 
 from merge.files import UserError
 from merge.merge_recipe import Input, Merge, Setting, Settings, nearest, scalar_of, setting_of
-from merge.methods import IGNORED, METHODS, REQUIRED, MergeMethod, Param
+from merge.methods import IGNORED, LACKING, METHODS, REQUIRED, MergeMethod, Param
 from merge.methods.arcs import check_shares
 from merge.methods.changes import check_della
 
@@ -19,7 +19,8 @@ _EDGE = 0.99  # of what a density leaves for an epsilon
 
 def method_of(recipe: Merge) -> MergeMethod:
     if recipe.method not in METHODS:
-        raise UserError(f"merge_method is {recipe.method!r}; {nearest(recipe.method, METHODS)}")
+        elsewhere = ", a method of mergekit that is not supported here" if recipe.method in LACKING else ""
+        raise UserError(f"merge_method is {recipe.method!r}{elsewhere}; {nearest(recipe.method, METHODS)}")
     return METHODS[recipe.method]
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from pydantic import ValidationError
+from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
@@ -182,11 +183,17 @@ def test_losses_are_those_of_each_passage_by_itself(tmp_path):
                 scores = model(piece).logits[0, :-1].log_softmax(-1)
             nats -= float(scores.gather(1, piece[0, 1:, None]).sum())
         assert found.nats[n] == pytest.approx(nats, rel=1e-4) and found.tokens[n] == len(ids) - 1
-        assert found.bytes[n] == len(passage)
+        assert found.bytes[n] == len(passage) - len(tokenizer.decode(ids[:1]))
     assert found.perplexity == pytest.approx(math.exp(sum(found.nats) / sum(found.tokens)))
     other = PassageReader(tokenizer, passages, 16, batch=1).losses(model)
     assert other.nats == pytest.approx(found.nats, rel=1e-5)
     assert mean_and_error(found)[1] > 0
+    end = tokenizer.eos_token
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{end} $A", special_tokens=[(end, tokenizer.eos_token_id)]
+    )
+    begun = PassageReader(tokenizer, passages, 16).losses(model)  # all that is written is foretold now
+    assert begun.bytes == tuple(map(len, passages)) and begun.tokens[0] == found.tokens[0] + 1
 
 
 def test_what_validates_does_not_test(tmp_path):
@@ -380,6 +387,10 @@ def test_the_utilities_of_the_api(tmp_path):
     said = generate_text(model, tokenizer, "the cat", 12)
     assert said == generate_text(again.model, again.tokenizer, "the cat", 12) and said.startswith("the cat")
     assert said != generate_text(model, tokenizer, "the cat", 9)
+    tokenizer.chat_template = "the {{ messages[0].content }}{% if add_generation_prompt %} sat{% endif %}"
+    asked = "the cat sat"
+    plain = generate_text(again.model, again.tokenizer, asked, 14)
+    assert plain == asked + generate_text(model, tokenizer, "cat", 14) and len(plain) > len(asked)
     assert torch.zeros(1, device=setup_gpu_if_available()).device.type == model.device.type
     clean_up_models(loaded)
     assert loaded == []

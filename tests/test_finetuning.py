@@ -19,8 +19,9 @@ from train.adapters import adapted, merged
 from train.chat import Example, examples, pairs
 from train.loop import Learner
 from train.model import built, flat, layout_of
-from train.objectives import Comparison, answer_logprobs, dpo_loss, preference_loss, sft_loss
+from train.objectives import Comparison, answer_logprobs, begun, dpo_loss, preference_loss, sft_loss, steps_of
 from train.packing import batch, can_pack, plan
+from train.posttrain.posttrain_config import PosttrainConfig
 from train.text import preference, read
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|begin|>", "<|head|>", "<|/head|>", "<|eot|>", "</s>"]
@@ -389,6 +390,47 @@ def test_of_a_preference_only_the_answer_counts(template, prompt, repeated):
     head = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
     for found, text in ((chosen, "good"), (rejected, "bad")):
         assert (found.tokens.tolist(), found.learned.tolist()) == pieces(tokens, head, f"{text}<|im_end|>", "\n")
+
+
+def begins(tokens):
+    """As Llama's tokenizer: every text gets a first token."""
+    begin = tokens.bos_token_id
+    tokens.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{tokens.bos_token} $A", special_tokens=[(tokens.bos_token, begin)]
+    )
+    return tokens
+
+
+def test_plain_pairs_and_completions_begin_as_texts_do():
+    tokens = begins(tokenizer())
+    row = {"prompt": "a b", "chosen": " c", "rejected": " d"}
+    ((chosen, rejected),) = pairs([row], tokens, 1000).kept
+    found = one({"prompt": "a b", "completion": " c"}, tokens)
+    text, _ = one({"text": "a b c"}, tokens)
+    assert chosen.tokens.tolist() == found[0] == text and text[0] == tokens.bos_token_id
+    assert chosen.learned.tolist() == found[1] == [False] * 4 + [True] * 3
+    assert rejected.tokens[0] == tokens.bos_token_id and rejected.tokens[-1] == tokens.eos_token_id
+
+
+def test_a_completion_is_an_answer_where_there_is_a_template():
+    tokens = tokenizer(CHATML)
+    assert one({"prompt": "1+1?", "completion": "2"}, tokens) == one(said("1+1?", "2"), tokens)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_what_answers_are_compared_with_is_what_is_learned_from(precision):
+    """In the same precision: before the first step all margins are 0, to the bit."""
+    tokens = tokenizer()
+    rows = [{"prompt": f"{n}", "chosen": " good", "rejected": " bad and worse"} for n in range(4)]
+    made = [example for pair in pairs(rows, tokens, 1000).kept for example in pair]
+    model = built({"config": {**MODEL["config"], "vocab_size": len(tokens)}}, 0, 3)
+    learner = Learner(model, config(precision=precision), objective=preference_loss)
+    c = PosttrainConfig(initial_population=("a/b",), mutation="dpo", mutation_datasets=("rows.jsonl",), batch_size=2)
+    steps = begun(c, learner, steps_of(c, model, made))
+    assert len(steps) == 2
+    for (part,) in steps:
+        said = answer_logprobs(learner.answer, part.to(learner.device).batch)
+        assert torch.equal(said.detach().cpu(), part.reference)
 
 
 def test_preferences_without_a_template_and_answers_before_the_last():

@@ -25,6 +25,7 @@ FLOORS = (
             "train.cluster*",
             "train.train_fsdp",
             "train.advise",
+            "train.finetune",
             "train.export",
             "train.training_commands",
             "train.posttrain_results",

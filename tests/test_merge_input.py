@@ -38,6 +38,9 @@ TIES = "merge_method: ties\nbase_model: A\nmodels: [{model: B, parameters: {weig
 
 @pytest.mark.parametrize("text, why", [
     ("merge_method: tiles\n" + MODELS, "merge_method is 'tiles'; the nearest known one is ties"),
+    ("merge_method: ramplus_tl\n" + MODELS, "a method of mergekit that is not supported here; the nearest known"),
+    ("gate_mode: hidden\nexperts: []\nbase_model: A\n", "mergekit's key 'gate_mode' is not supported here"),
+    ("merge_method: linear\nmodules: {}\n", "mergekit's key 'modules' is not supported here"),
     ("merge_methd: ties\n" + MODELS, "unknown key 'merge_methd'; the nearest known one is merge_method"),
     ("merge_method: linear\n", "one of `models` and `slices` is needed"),
     ("merge_method: linear\nslices: []\n" + MODELS, "not both"),

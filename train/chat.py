@@ -72,11 +72,15 @@ class ChatWriter:
             learned |= (begin < ends) & (ends <= end)
         return _example(said["input_ids"], learned)
 
-    def text(self, text: str) -> Example:
-        """A text is learned to its end."""
-        tokens, end = self.tokenizer(text, verbose=False)["input_ids"], self.tokenizer.eos_token_id
-        tokens = tokens if end is None or tokens[-1:] == [end] else [*tokens, end]
-        return _example(tokens, np.ones(len(tokens), dtype=np.bool_))
+    def text(self, text: str, given: int = 0) -> Example:
+        """A text, begun and ended as the tokenizer does, is learned to its end; not so many characters of it that are
+        given."""
+        said, end = self.tokenizer(text, return_offsets_mapping=True, verbose=False), self.tokenizer.eos_token_id
+        tokens, learned = said["input_ids"], [not given or last > given for _, last in said["offset_mapping"]]
+        if end is not None:
+            kept = len(tokens) - (tokens[-1:] == [end])
+            tokens, learned = [*tokens[:kept], end], [*learned[:kept], True]
+        return _example(tokens, np.array(learned, dtype=np.bool_))
 
     def conversation(self, messages: Sequence[Message]) -> list[Marked]:
         """One text with all answers; or a text for each, where the template writes what was said in another way than
@@ -89,18 +93,17 @@ class ChatWriter:
             return [Marked(whole, tuple(answer for turn in turns for answer in turn.answers))]
         return turns
 
-    def answer(self, prompt: Any, answer: Any) -> Marked:
+    def answer(self, prompt: Any, answer: Any) -> Example:
         """One answer to a prompt, of which only the answer counts."""
         if not self.tokenizer.chat_template and isinstance(prompt, str) and isinstance(answer, str):
-            whole = prompt + answer + (self.tokenizer.eos_token or "")
-            return Marked(whole, ((len(prompt), len(whole)),))
+            return self.text(prompt + answer, given=len(prompt))
         asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         told = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
         told = told[len(asked) :] if told[: len(asked)] == asked else told  # some write the prompt again
         if [each["role"] for each in told] != ["assistant"]:
             roles = ", ".join(each["role"] for each in told) or "none"
             raise UserError(f"one message of the assistant is expected after the prompt, not {roles}")
-        return self._turn([*asked, *told])
+        return self.example(self._turn([*asked, *told]))
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -188,12 +191,14 @@ def _conversation(writer: ChatWriter, row: Any) -> list[tuple[Example, ...]]:
     found = conversation(row)
     if "text" in found:
         return [(writer.text(found["text"]),)]
+    if "completion" in found:
+        return [(writer.answer(found["prompt"], found["completion"]),)]
     return [(writer.example(marked),) for marked in writer.conversation(found["messages"])]
 
 
 def _preference(writer: ChatWriter, row: Any) -> list[tuple[Example, ...]]:
     found = preference(row)
-    return [tuple(writer.example(writer.answer(found["prompt"], found[which])) for which in ("chosen", "rejected"))]
+    return [tuple(writer.answer(found["prompt"], found[which]) for which in ("chosen", "rejected"))]
 
 
 def _examples(

@@ -141,9 +141,14 @@ class Learner:
         with torch.inference_mode():
             return float(self.loss(windows))
 
+    def answer(self, **asked: Any) -> Any:
+        """What the model says, in the precision in which it learns."""
+        with self._precision():
+            return self._run(**asked)
+
     def loss(self, part: Part, step: Sequence[Part] = ()) -> Tensor:
         """Of a part of a step, its share; of a part by itself, all of it."""
-        return self._objective(self._answer, part.to(self.device, non_blocking=True), step or [part])
+        return self._objective(self.answer, part.to(self.device, non_blocking=True), step or [part])
 
     def seed(self, value: int) -> None:
         """Of dropout, where a model has it. torch.manual_seed would note a whole stack for each absent device."""
@@ -206,10 +211,6 @@ class Learner:
         return orthogonal(matrices)
 
     # -- inside -------------------------------------------------------------------------------------------------------
-
-    def _answer(self, **asked: Any) -> Any:
-        with self._precision():
-            return self._run(**asked)
 
     def _precision(self) -> AbstractContextManager[Any]:
         if self._dtype is None:

@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy, logsigmoid
 
 from train import chat, packing, text
 from train.chat import ChatExamples, Example
+from train.loop import Learner
 from train.packing import Batch
 from train.posttrain.posttrain_config import PosttrainConfig
 
@@ -77,14 +78,15 @@ class TrainingObjective:
     check: text.Check  # of a row of its data sets
     examples: Callable[..., ChatExamples]  # of such rows
     loss: Callable[[PosttrainConfig], Callable[..., Tensor]]
-    part: Callable[[Any, Batch], Any] = lambda model, batch: batch  # of a step, before the model has learned anything
+    part: Callable[[Learner, Batch], Any] = lambda learner, batch: batch  # of a step, before anything is learned
     pairs: bool = False  # a row is two examples, the better answer before the worse one
 
 
-def _compared(model: Any, batch: Batch) -> Comparison:
+def _compared(learner: Learner, batch: Batch) -> Comparison:
+    """In the precision of what is compared with it: margins begin at nothing."""
     with torch.no_grad():
-        model.eval()
-        return Comparison(batch, answer_logprobs(model, batch.to(model.device)).cpu())
+        learner.model.eval()
+        return Comparison(batch, answer_logprobs(learner.answer, batch.to(learner.device)).cpu())
 
 
 OBJECTIVES: Mapping[str, TrainingObjective] = {  # the names stand in train.posttrain.posttrain_config, too
@@ -100,12 +102,17 @@ def objective_of(c: PosttrainConfig) -> TrainingObjective:
     return OBJECTIVES.get(c.mutation, OBJECTIVES["sft"])
 
 
-def steps_of(c: PosttrainConfig, model: Any, examples: Sequence[Example]) -> list[list[Any]]:
+def steps_of(c: PosttrainConfig, model: Any, examples: Sequence[Example]) -> list[list[Batch]]:
     """Steps, each of some batches: rows in which several examples stand, where the model can read such rows."""
     objective = objective_of(c)
     packed = not objective.pairs and packing.can_pack(model, min(64, c.seq_length))
     rows = packing.plan([len(example.tokens) for example in examples], c.seq_length, packed)
     size, several = c.batch_size * (2 if objective.pairs else 1), c.gradient_accumulation
     batches = [packing.chosen_rows(examples, rows[n : n + size], packed) for n in range(0, len(rows), size)]
-    made = [objective.part(model, batch) for batch in batches]
-    return [made[n : n + several] for n in range(0, len(made), several)]
+    return [batches[n : n + several] for n in range(0, len(batches), several)]
+
+
+def begun(c: PosttrainConfig, learner: Learner, steps: Sequence[Sequence[Batch]]) -> list[list[Any]]:
+    """With what the model says of them that they begin with."""
+    part = objective_of(c).part
+    return [[part(learner, batch) for batch in step] for step in steps]

@@ -18,7 +18,7 @@ _LONGEST = 4096  # tokens that are read at a time where a model says nothing abo
 
 @dataclass(frozen=True)
 class Losses:
-    """Of each passage: nats, the tokens that were foretold, its bytes; nothing of one that is a single token."""
+    """Of each passage: nats, the tokens that were foretold, their bytes; nothing of one that is a single token."""
 
     nats: tuple[float, ...]
     tokens: tuple[int, ...]
@@ -40,9 +40,10 @@ class PassageReader:
     def __init__(self, tokenizer: Any, passages: Sequence[str], longest: int | None = None, batch: int = 0) -> None:
         self.passages, self.batch = passages, batch
         self._longest = max(2, min(longest or _LONGEST, _LONGEST))
-        tokens = tokenizer(list(passages), verbose=False)["input_ids"]
-        there = zip(passages, tokens, strict=True)
-        self._sizes = tuple(len(text.encode()) if len(each) > 1 else 0 for text, each in there)
+        said = tokenizer(list(passages), verbose=False, return_offsets_mapping=True)
+        tokens, places = said["input_ids"], said["offset_mapping"]
+        there = zip(passages, places, strict=True)  # what the first token stands for is foretold by nothing
+        self._sizes = tuple(len(text[each[0][1] :].encode()) if len(each) > 1 else 0 for text, each in there)
         if not any(self._sizes):
             raise UserError("no passage of the text has two tokens: there is nothing to foretell")
         self._pieces = [(n, piece) for n, each in enumerate(tokens) for piece in self._cut(each)]

@@ -9,9 +9,10 @@ from fleet.history import History
 PICTURE = "loss.png"
 
 
-def lm_eval(folder: Path) -> str:
-    """The command that evaluates a model as everybody else's is."""
-    return f"lm_eval --model hf --model_args pretrained={shlex.quote(str(folder))} --tasks hellaswag,arc_easy"
+def lm_eval(folder: Path, base: str = "") -> str:
+    """The command that evaluates a model as everybody else's is; or an adapter, beside its base."""
+    which = f"{base},peft={folder}" if base else str(folder)
+    return f"lm_eval --model hf --model_args pretrained={shlex.quote(which)} --tasks hellaswag,arc_easy"
 
 
 def picture(history: History) -> bool:

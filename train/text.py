@@ -19,7 +19,7 @@ _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "__pycache__", "
 _TABLES = {"pydoc_data", "encodings"}  # a fifth of all, and no code that anybody wrote
 
 ROW_FILES = (".jsonl", ".parquet")
-CHAT = '{"messages": [{"role": "user", "content": "..."}, ...]} or {"text": "..."}'
+CHAT = '{"messages": [{"role": "user", "content": "..."}, ...]}, {"prompt": ..., "completion": ...} or {"text": "..."}'
 PAIR = '{"prompt": ..., "chosen": ..., "rejected": ...}, each a text or messages'
 LONGEST = 1 << 26  # characters of a line, or of a document of several
 _BLOCK = 1 << 20  # characters that are read at a time
@@ -139,12 +139,16 @@ def _field(row: Any, source: Dataset, where: str) -> str:
 
 
 def conversation(row: Any) -> Row:
-    """A row of messages or of text, and nothing else of it."""
+    """A row of messages, of text, or of a prompt and its completion, and nothing else of it."""
     if isinstance(row, Mapping) and row.get("messages") is not None:
         if found := _messages(row["messages"]):
             return {"messages": found}
     elif isinstance(row, Mapping) and isinstance(row.get("text"), str):
         return {"text": _whole(row["text"])}
+    elif isinstance(row, Mapping):
+        fields = {key: _text_or_messages(row.get(key)) for key in ("prompt", "completion")}
+        if None not in fields.values():
+            return fields
     raise UserError(f"{CHAT} is expected")
 
 

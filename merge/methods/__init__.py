@@ -97,4 +97,5 @@ METHODS: Mapping[str, MergeMethod] = {
     ),
 }
 
+LACKING = ("ram", "ramplus_tl")  # mergekit's
 IGNORED = ("int8_mask",)  # stands in many recipes; it saves memory that is not used here

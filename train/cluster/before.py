@@ -31,19 +31,19 @@ from train.optimizers import WEIGHTS
 
 
 @contextlib.contextmanager
-def opened(folder: Path) -> Iterator[None]:
+def opened(folder: Path, option: str = "--ckpt.path") -> Iterator[None]:
     """For this training alone, as long as it goes on: two in one folder would destroy each other's checkpoints."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("a+")
     except OSError as error:
-        raise UserError(f"--ckpt.path {folder}: {error.strerror}") from None
+        raise UserError(f"{option} {folder}: {error.strerror}") from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             lock.seek(0)
-            raise UserError(f"--ckpt.path {folder}: another training is at work there ({lock.read(200)})") from None
+            raise UserError(f"{option} {folder}: another training is at work there ({lock.read(200)})") from None
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {os.uname().nodename}")
         lock.flush()

@@ -18,21 +18,30 @@ from transformers import PreTrainedModel
 
 from train.cluster.ranks import Ranks
 from train.config import TrainConfig
-from train.loop import Learner
+from train.loop import Learner, Objective
 from train.model import Stack, VectorLayout, layout_of
 from train.optimizers import orthogonal
 
 
-def learner_of(model: PreTrainedModel, config: TrainConfig, ranks: Ranks, strategy: str) -> "Shared":
-    return (Copies if strategy == "NO_SHARD" else Parts)(model, config, ranks, strategy)
+def learner_of(
+    model: PreTrainedModel, config: TrainConfig, ranks: Ranks, strategy: str, objective: Objective | None = None
+) -> "Shared":
+    return (Copies if strategy == "NO_SHARD" else Parts)(model, config, ranks, strategy, objective)
 
 
 class Shared(Learner):
     """All ranks take the same step; each has seen a part of its batch."""
 
-    def __init__(self, model: PreTrainedModel, config: TrainConfig, ranks: Ranks, strategy: str) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        config: TrainConfig,
+        ranks: Ranks,
+        strategy: str,
+        objective: Objective | None = None,
+    ) -> None:
         self.ranks, self.strategy = ranks, strategy
-        super().__init__(model, config, ranks.device)
+        super().__init__(model, config, ranks.device, objective)
 
     @property
     def leads_part(self) -> bool:

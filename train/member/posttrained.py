@@ -98,7 +98,8 @@ def _finetuned(runtime: PosttrainingRuntime, work: Work, args: BredArgs, born: B
         """The child's own, whoever makes it and after whatever else."""
         return int(np.random.default_rng([c.seed, args.generation, args.slot, step, 7]).integers(1 << 31))
 
-    total = inner_loop.train(work, learner, learner.forget, len(steps), steps.__getitem__, partial(rate, config), seed)
+    parts = objectives.begun(c, learner, steps)
+    total = inner_loop.train(work, learner, learner.forget, len(steps), parts.__getitem__, partial(rate, config), seed)
     if c.adapter and c.adapter.four_bits:  # the weights with all their bits have to come from the parents again
         runtime.dismiss()
         child = born()
@@ -137,9 +138,14 @@ def lessons(c: PosttrainConfig, work: Work, args: BredArgs) -> list[Example]:
             rows = rows_of(work, n)
             numbers = [shuffled(k % rows.train, rows.train, (*key, n, k // rows.train)) for k in range(wanted)]
             found += [rows.get(number) for number in numbers]
-    epochs = [np.random.default_rng([*key, 5, n]).permutation(len(found)) for n in range(math.ceil(c.sft_epochs))]
-    order = np.concatenate(epochs)[: max(1, round(len(found) * c.sft_epochs))]
-    return [example for n in order for example in found[int(n)]]
+    return in_epochs(found, c.sft_epochs, key)
+
+
+def in_epochs(rows: Sequence[Sequence[Example]], epochs: float, key: Sequence[int]) -> list[Example]:
+    """All rows as often as that, each time in another order."""
+    orders = [np.random.default_rng([*key, 5, n]).permutation(len(rows)) for n in range(math.ceil(epochs))]
+    order = np.concatenate(orders)[: max(1, round(len(rows) * epochs))]
+    return [example for n in order for example in rows[int(n)]]
 
 
 def rows_of(work: Work, number: int) -> ExampleRows:

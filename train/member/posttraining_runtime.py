@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fleet.config import UserError
 from fleet.work import NotOnThisMachine, Work
@@ -104,9 +105,9 @@ class ChildModel:
         """Whether its weights are numbers, and stay so in this dtype."""
         return all(engine.fits(each.detach(), dtype) for each in self.live.model.parameters())
 
-    def files(self, dtype: torch.dtype) -> Plan:
-        """Its weights as they are now, as a plan whose tensors are only to be written."""
-        state, jobs = self.live.model.state_dict(), list[Job]()
+    def files(self, dtype: torch.dtype, state: Mapping[str, Tensor] | None = None) -> Plan:
+        """Its weights as they are now, or those of its parts, as a plan whose tensors are only to be written."""
+        state, jobs = state or self.live.model.state_dict(), list[Job]()
         for job in self.made.jobs:
             tensor = state[job.name].detach().cpu()
             wanted = dtype if tensor.dtype.is_floating_point else tensor.dtype

@@ -23,7 +23,18 @@ from train.optimizers import MOMENTS, WEIGHTS
 from train.training_recipes import FIRST, Turn, token_files
 
 CONFIG = "config.json"
+_WORD, _PRIME = (1 << 64) - 1, (1 << 61) - 1
 SCALING = "scaling.json"  # of fp16's gradients
+
+
+def mixed(*numbers: int) -> int:
+    """A number of 64 bits that follows from these (xxHash's lanes, in the constants of CPython's tuples): seeds of
+    dropout are the same in every Python."""
+    mixed = first = 2870177450012600261
+    for number in numbers:
+        mixed = (mixed + number % _PRIME * 14029467366897019727) & _WORD
+        mixed = ((mixed << 31 | mixed >> 33) & _WORD) * 11400714785074694791 & _WORD
+    return (mixed + (len(numbers) ^ first ^ 3527539)) & _WORD
 
 
 class PretrainingRuntime:
@@ -72,7 +83,7 @@ class PretrainingRuntime:
             turn.steps,
             batch_of,
             rate=lambda step: genome.rate * rate(c, before + step),
-            seed=lambda step: hash((c.seed, turn.round, turn.slot, step)) & 0x7FFFFFFF,
+            seed=lambda step: mixed(c.seed, turn.round, turn.slot, step) & 0x7FFFFFFF,
         )
         tokens = turn.steps * c.gradient_accumulation * c.batch_size * c.seq_length
         return learner.whole(WEIGHTS).cpu(), {"train_loss": total / turn.steps, "tokens": tokens}

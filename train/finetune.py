@@ -1,0 +1,82 @@
+"""Fine-tune a model on rows of your own: answers (SFT) or preferences (DPO).
+
+    python -m train.finetune org/chat-135m chats.jsonl --out my-adapter
+    python -m train.finetune ./model chats.jsonl --out my-model --merge
+    python -m train.finetune ./model.gguf chats.jsonl --out my-model --full
+    python -m train.finetune ./model preferences.jsonl --out my-adapter
+    torchrun --nproc-per-node 4 -m train.finetune MODEL ROWS --out my-adapter
+
+A row is one of
+
+    {"messages": [{"role": "user", "content": "..."}, ...]}
+    {"prompt": "...", "completion": "..."}
+    {"text": "..."}
+    {"prompt": "...", "chosen": "...", "rejected": "..."}    (preferences)
+
+Without --full an adapter (LoRA) learns, and --out becomes a folder that
+peft loads; with --merge or --full, an ordinary Hugging Face folder.
+Ctrl-C stops after a step, with a checkpoint; the same command goes on, and
+so it does after a kill, to the same bytes.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from fleet.errors import UserError
+from fleet.plain import say
+from train.cluster.finetune_options import FinetuneOptions
+
+_LESS = "fewer --device-rows, a shorter --seq-length, or an adapter with --four-bits (on a GPU) need less"
+
+
+def main(
+    model: str,
+    rows: str,
+    *,
+    out: Path,
+    options: Annotated[FinetuneOptions, Parameter(name="*")] = FinetuneOptions(),
+) -> int:
+    """Fine-tune.
+
+    Parameters
+    ----------
+    model:
+        A hub id, a folder, or a .gguf file.
+    rows:
+        A .jsonl or .parquet file, or a data set of the hub.
+    out:
+        The folder to make. What is needed to go on lies beside it, in OUT.training, until it is there.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from train.cluster.finetuning import finetune
+    from train.cluster.ranks import joined
+    from train.verdicts import short_memory
+
+    with joined() as ranks:
+        try:
+            return finetune(model, rows, out.expanduser().absolute(), options, ranks)
+        except Exception as error:
+            if not (short := short_memory(error)):
+                raise
+            raise UserError(f"{short}; {_LESS}") from None
+
+
+if __name__ == "__main__":
+    app = App(
+        name="python -m train.finetune", help=__doc__, help_format="plaintext", version_flags=[], default_command=main
+    )
+    try:
+        sys.exit(app(result_action="return_value"))
+    except KeyboardInterrupt:
+        say("\nInterrupted; the same command begins again, or goes on from its last checkpoint.", file=sys.stderr)
+        sys.exit(130)
+    except (UserError, OSError) as error:
+        from train.cluster.ranks import Agreed
+
+        if not isinstance(error, Agreed) or os.environ.get("RANK", "0") == "0":
+            say(error, file=sys.stderr)
+        sys.exit(2)
