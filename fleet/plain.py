@@ -1,12 +1,18 @@
 """Text for people that comes from a disk, a machine or a library: nothing in it is obeyed by a terminal.
 
-Whatever this project says to somebody goes through `say`, through `fleet.console`, or into a log of `log_plainly`.
+Whatever this project says to somebody goes through `say`, through `fleet.console`, or into a log of `log_plainly`. If
+nobody can hear it (a pipe whose reader has gone, a full disk), the work goes on all the same.
 """
 
+import atexit
+import errno
 import logging
+import os
+import sys
 from typing import IO
 
 _MOST = 200_000  # characters of one thing that is said
+_failed: list[IO[str]] = []  # streams that once took nothing
 
 
 def plain(text: object, most: int = 200) -> str:
@@ -27,7 +33,39 @@ def lines(text: object, most: int = _MOST) -> str:
 
 def say(*words: object, sep: str = " ", end: str = "\n", file: IO[str] | None = None) -> None:
     """What `print` is elsewhere; at once, since it may stand in a pipe."""
-    print(lines(sep.join(map(str, words))), end=end, file=file, flush=True)
+    utter(lines(sep.join(map(str, words))) + end, file or sys.stdout)
+
+
+def utter(text: str, file: IO[str]) -> bool:
+    """Whether it could be said. What a full disk does not take now waits in the stream for the next time."""
+    try:
+        file.write(text)
+        file.flush()
+    except UnicodeError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: it is closed
+        if file not in _failed:
+            _failed.append(file)
+            atexit.register(_give_up, file)  # or Python would complain about it at the end
+            if file is sys.stdout and getattr(error, "errno", errno.EPIPE) != errno.EPIPE:
+                say(f"The standard output takes nothing ({error}); the work goes on.", file=sys.stderr)
+        return False
+    return True
+
+
+def heard() -> bool:
+    """Whether somebody hears the standard output, as far as was seen."""
+    return sys.stdout not in _failed
+
+
+def _give_up(file: IO[str]) -> None:
+    try:
+        file.flush()
+    except (OSError, ValueError):
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
+        except (OSError, ValueError):  # there is no such stream any more
+            pass
 
 
 class _Plain(logging.Formatter):

@@ -21,7 +21,7 @@ from fleet.console import console
 from fleet.diary import Diaries, Diary
 from fleet.history import History
 from fleet.host import Host
-from fleet.plain import plain, say
+from fleet.plain import heard, plain, say
 from fleet.progress import duration
 from fleet.recipe import NotYet, Recipe, name, place
 from fleet.run import open_run
@@ -197,7 +197,7 @@ def look(run_dir: Path, *, watch: Annotated[bool, Parameter(help="Keep looking u
         shown.print(view.picture())
         return
     with Live(view.picture(), console=shown, auto_refresh=False) as live:
-        while not view.over:
+        while not view.over and heard():
             time.sleep(2.0)
             try:
                 live.update(view.picture(), refresh=True)

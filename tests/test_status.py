@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -130,3 +131,27 @@ def test_watching_ends_with_the_run(toys):
     run.work()
     watching.ends(0)
     assert "the run is over" in watching.said
+
+
+@pytest.mark.parametrize("command", ["status", "report", "ancestry"])
+def test_nobody_listens(toys, command):
+    """A pipe whose reader has gone, or a full disk: output is for people, and no traceback helps them."""
+    run: Toys = toys()
+    run.start(1).ends(0)
+    words = [sys.executable, "-m", f"fleet.{command}", str(run.folder)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (0, 1) and "No space left on device" in done.stderr
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as broken:
+        done = subprocess.run(words, stdout=broken, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_run_goes_on_where_nobody_listens(toys):
+    run: Toys = toys()
+    started = run.start(1, before=("sh", "-c", 'exec "$@" > /dev/full', "sh"))
+    started.ends(0)
+    assert "Traceback" not in started.said and "No space left on device" in started.said
+    assert run.is_over()
