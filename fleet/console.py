@@ -6,6 +6,7 @@ from typing import IO, Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.text import Text
 
 from fleet.plain import lines, utter
 
@@ -34,6 +35,12 @@ class _Voice:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
+
+
+def in_full(shown: Console, lines: Iterable[Text]) -> None:
+    """Lines that may hold commands to be copied: however narrow the terminal is, none is broken here."""
+    for line in lines:
+        shown.print(line, soft_wrap=True, highlight=False)
 
 
 def console(file: IO[str] | None = None, width: int | None = None, color: bool | None = None) -> Console:

@@ -9,8 +9,10 @@ import errno
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from typing import IO
 
+_SIZES = ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _MOST = 200_000  # characters of one thing that is said
 _failed: list[IO[str]] = []  # streams that once took nothing
 
@@ -66,6 +68,21 @@ def _give_up(file: IO[str]) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
         except (OSError, ValueError):  # there is no such stream any more
             pass
+
+
+def bytes_of(value: float) -> str:
+    """As people say it: 12 B, 3.4 MB, 150 GB."""
+    return in_units(value, _SIZES, "B")
+
+
+def in_units(value: float, units: Sequence[tuple[float, str]], least: str) -> str:
+    size, unit = next((each for each in units if value >= each[0]), (1.0, least))
+    return f"{digits(value / size)} {unit}"
+
+
+def digits(value: float) -> str:
+    """Three of it, or all before the point."""
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"
 
 
 class _Plain(logging.Formatter):

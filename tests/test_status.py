@@ -155,3 +155,14 @@ def test_a_run_goes_on_where_nobody_listens(toys):
     started.ends(0)
     assert "Traceback" not in started.said and "No space left on device" in started.said
     assert run.is_over()
+
+
+def test_the_digest_of_a_run(toys):
+    run: Toys = toys()
+    run.start(2).ends(0)
+    asked = run.run([sys.executable, "-m", "fleet.digest", str(run.folder), str(run.folder)])
+    asked.ends(0)
+    assert asked.said == f"{run.digest()}  {run.folder}  (5 rounds, over)\n" * 2
+    missing = run.run([sys.executable, "-m", "fleet.digest", str(run.place)])
+    missing.ends(2)
+    assert "not the folder of a run" in missing.said and "Traceback" not in missing.said

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 
+from fleet.plain import bytes_of
 from fleet.report import curves
 from fleet.report.curves import NAMES, Where
 from fleet.report.facts import MEASURES, Facts
 from fleet.report.parts import plain_table, section, table, value_of, whole
 from fleet.report.svg import Axis, Point, Scale, beside, chart, dot, frame, line, stretched
-from fleet.report.words import bytes_of, count, figure, lasting, moment, name, share, thinned
+from fleet.report.words import count, figure, lasting, moment, name, share, thinned
 
 MOST = 8  # runs, as many as there are colours that one can tell apart
 _HIGH = 300.0

@@ -3,11 +3,12 @@
 import json
 from collections.abc import Mapping
 
+from fleet.plain import bytes_of
 from fleet.report import curves, family, timeline
 from fleet.report.curves import NAMES, Curve
 from fleet.report.facts import Facts, Failure
 from fleet.report.parts import Part, framed, lines_of, plain_table, pre, table, value_of, whole
-from fleet.report.words import bytes_of, count, figure, lasting, moment, name, share, text
+from fleet.report.words import count, figure, lasting, moment, name, share, text
 
 _BETTER = {"score": "higher is better", "loss": "lower is better", "train_loss": "lower is better"}
 
