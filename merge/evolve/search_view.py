@@ -30,16 +30,23 @@ class SearchView(Progress):
         return generation_text(self._found(), round)
 
     def speed(self) -> str:
-        """Candidates a minute, and the time left."""
+        """Candidates a minute."""
         try:
             found, total = self._found(), self.config.max_fevals
         except (NotYet, KeyError):
             return "looking at tasks and models"
         seconds, done = max(1e-3, self._now() - self._began), len(found.rows) - self._already(found)
         words = [f"{len(found.rows)} of {total} candidates", f"{60 * done / seconds:.1f} a minute"]
-        if done and total > len(found.rows):
-            words.append(f"about {duration((total - len(found.rows)) * seconds / done)} left")
         return ", ".join(words)
+
+    def left(self) -> str:
+        try:
+            found = self._found()
+        except (NotYet, KeyError):
+            return ""
+        seconds, done = self._now() - self._began, len(found.rows) - self._already(found)
+        more = self.config.max_fevals - len(found.rows)
+        return f"about {duration(more * seconds / done)} left of the whole search" if done and more > 0 else ""
 
     def table(self) -> Table:
         return table_of(self._found())

@@ -85,7 +85,7 @@ def train(work: Work, x: Vector, sleep: float) -> Vector:
         if sleep:
             work.host.sleep(sleep / t["steps"])
         now = np.ascontiguousarray(x).tobytes()
-        work.between_steps(step + 1, lambda saver, now=now: saver.write("x", now))
+        work.between_steps(step + 1, lambda saver, now=now: saver.write("x", now), of=t["steps"])
     return x
 
 

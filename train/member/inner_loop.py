@@ -49,7 +49,7 @@ def train(
             yield batch(step)
 
     for step in learner.train(batches(), map(rate, range(done, steps)), total):
-        work.between_steps(done + step, save)
+        work.between_steps(done + step, save, of=steps)
     learner.check()
     return learner.summed_loss()
 
