@@ -1,5 +1,7 @@
 """`python -m fleet.status RUN_DIR`: what it shows of a running, a stopped and a finished run; it only reads."""
 
+import io
+import json
 import os
 import re
 import signal
@@ -7,8 +9,11 @@ import subprocess
 import sys
 
 import pytest
+from rich.console import Group
 
 from fleet import launches
+from fleet.console import console
+from fleet.status import View, printed
 from tests.helpers import MISHAPS, Started, Toys, kill, listing, until
 
 STATUS = [sys.executable, "-m", "fleet.status"]
@@ -166,3 +171,22 @@ def test_the_digest_of_a_run(toys):
     missing = run.run([sys.executable, "-m", "fleet.digest", str(run.place)])
     missing.ends(2)
     assert "not the folder of a run" in missing.said and "Traceback" not in missing.said
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(40, 24), (80, 24), (200, 30)])
+def test_it_fits_a_terminal(toys, columns, lines):
+    """However many workers and errors there are, each row is one line."""
+    run: Toys = toys(max_generations=30).prepare()
+    run.work(recipes=3)
+    for n in range(40):
+        lines_of = [{"at": 1e9 + n, "what": "failed", "id": "1/m1", "why": "pip install" + " word" * 50}]
+        notes = "".join(json.dumps(each) + "\n" for each in lines_of)
+        (run.folder / "workers" / f"worker-{n}.events").write_text(notes)
+    text = io.StringIO()
+    console(text, columns).print(Group(*View(run.folder).picture(lines - 1, columns)))
+    shown = text.getvalue().splitlines()
+    assert len(shown) < lines and max(map(len, shown)) <= columns
+    assert any(line.startswith("Workers") for line in shown) and any(" earlier ones" in line for line in shown)
+    text = io.StringIO()
+    printed(console(text, columns), View(run.folder).picture())
+    assert text.getvalue().count(" word" * 50 + "\n") == 5, "what is to be copied is not broken"

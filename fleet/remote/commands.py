@@ -16,6 +16,7 @@ from rich.text import Text
 from fleet import faults
 from fleet import machines as machines_file
 from fleet.config import UserError
+from fleet.console import in_full
 from fleet.machines import Machine, file_name
 from fleet.plain import plain, say
 from fleet.remote import engines, preflight, shown
@@ -171,7 +172,7 @@ class Commands:
             return watched(launcher)
         color = launcher.console.is_terminal
         picture = proxy.ask("picture", width=launcher.console.width, color=color)
-        launcher.console.print(Text.from_ansi(picture["text"]))
+        in_full(launcher.console, [Text.from_ansi(picture["text"])])
         launcher.console.print(shown.supervisors(proxy.ask("supervisors")))
         return 0
 

@@ -63,7 +63,8 @@ def _look(launcher: Launcher, proxy: RunProxy | RemoteRunProxy) -> str:
     console, told = launcher.console, ""
     with Live(console=console, auto_refresh=False) as live:
         while True:
-            picture = proxy.ask("picture", width=console.width, color=console.is_terminal)
+            lines = console.height - 1 if console.is_terminal else 0
+            picture = proxy.ask("picture", width=console.width, color=console.is_terminal, lines=lines)
             if picture["text"] and console.is_terminal:
                 live.update(Text.from_ansi(picture["text"]), refresh=True)
             elif picture["state"] not in ("", told):
