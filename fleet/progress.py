@@ -107,12 +107,18 @@ class Progress:
         return f"round {round}: {self.members(round)}"
 
     def members(self, round: int) -> str:
-        members = self.history.round(round)
-        absent = Counter(each.absent for each in members if each.absent)
-        words = [f"{len(members)} members", *(f"{n} {why}" for why, n in sorted(absent.items()))]
-        if values := self.values(members):
-            words.append(f"{self.measure}: best {type(self).best(values):.4f}, mean {sum(values) / len(values):.4f}")
-        return ", ".join([*words, *self.diverged(members)])
+        all = self.history.round(round)
+        members = [each for each in all if each.recipe.role != "summary"]
+        absent = Counter(each.absent for each in all if each.absent)
+        tasks = Counter(each.recipe.task for each in members)
+        words = [*(counted(n, task) for task, n in tasks.items()), *(f"{n} {why}" for why, n in sorted(absent.items()))]
+        values, whole = self.values(members), self.values([each for each in all if each.recipe.role == "summary"])
+        said = [f"best {type(self).best(values):.4f}, mean {sum(values) / len(values):.4f}"] if values else []
+        said += [f"averaged {whole[-1]:.4f}" if values else f"{whole[-1]:.4f}"] if whole else []
+        words += [f"{self.measure} {', '.join(said)}"] if said else []
+        bits = [each for member in all if isinstance(each := member.metrics.get("bits_per_byte"), float)]
+        words += [f"{min(bits):.3f} bits per byte"] if bits else []
+        return ", ".join([*words, *self.diverged(all)])
 
     def diverged(self, members: Sequence[Member]) -> list[str]:
         """Who counts as untrained."""
@@ -160,6 +166,11 @@ class Progress:
         metrics = self.history[id].metrics
         value = metrics.get(self.measure, metrics.get("train_loss"))
         return f"{slot} {value:.4f}" if isinstance(value, float) else f"{slot} done"
+
+
+def counted(number: int, task: str) -> str:
+    """So many recipes of a task."""
+    return task if number == 1 else f"{number} {'children' if task == 'child' else f'{task}s'}"
 
 
 def duration(seconds: float) -> str:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet import launches
+from fleet import launches, plain
 from fleet.config import UserError
 from fleet.report import words
 from fleet.report.facts import covered
@@ -396,7 +396,7 @@ def test_a_page_that_cannot_be_read_any_more_says_so(finished, monkeypatch):
     [
         (words.count(0), "0"), (words.count(9_999), "9,999"), (words.count(75_900), "75.9 k"),
         (words.count(759_296), "759 k"), (words.count(999_999), "1,000 k"), (words.count(3.2e9), "3.2 G"),
-        (words.bytes_of(12), "12 B"), (words.bytes_of(123_456), "123 kB"), (words.bytes_of(1.89e9), "1.89 GB"),
+        (plain.bytes_of(12), "12 B"), (plain.bytes_of(123_456), "123 kB"), (plain.bytes_of(1.89e9), "1.89 GB"),
         (words.lasting(5.16), "5.16 s"), (words.lasting(119), "119 s"), (words.lasting(129), "2.15 min"),
         (words.lasting(7_200), "2 h"), (words.lasting(3 * 86_400), "3 d"), (words.lasting(200 * 86_400), "200 d"),
     ],

@@ -41,9 +41,10 @@ def groups(all: Sequence[Facts]) -> dict[tuple[str, str], list[int]]:
     """The runs that can be compared, by the measure and by what was asked: other questions make other scores."""
     found = dict[tuple[str, str], list[int]]()
     for n, each in enumerate(all):
-        if each.measure:
-            asked = curves.questions_of(each, each.measure) or _AVERAGED
-            found.setdefault((each.measure, asked), []).append(n)
+        for measure in dict.fromkeys([each.measure, *["bits_per_byte"] * each.has("bits_per_byte")]):
+            if measure:
+                asked = curves.questions_of(each, measure) or _AVERAGED
+                found.setdefault((measure, asked), []).append(n)
     return dict(sorted(found.items(), key=lambda pair: (MEASURES.index(pair[0][0]), pair[0][1])))
 
 

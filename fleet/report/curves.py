@@ -12,7 +12,12 @@ from fleet.report.words import figure, text, thinned
 POINTS = 400  # of a line at most
 _HIGH = 260.0  # pixels
 
-NAMES = {"score": "Score", "loss": "Loss on held-out text", "train_loss": "Training loss"}
+NAMES = {
+    "score": "Score",
+    "loss": "Loss on held-out text",
+    "bits_per_byte": "Bits per byte of held-out text",
+    "train_loss": "Training loss",
+}
 
 Where = Callable[[Round, bool], float | None]  # the place on an axis of a round's members, or of its averaged model
 
@@ -55,12 +60,13 @@ class Curve:
 
 def curve_of(facts: Facts, measure: str, where: Where) -> Curve:
     key = questions_of(facts, measure), measure
-    at = [(where(each, False), each.members[key]) for each in facts.rounds if key in each.members]
+    rounds = [each for each in facts.rounds if each.complete]  # half of a round is none
+    at = [(where(each, False), each.members[key]) for each in rounds if key in each.members]
     there = sorted(((x, spread) for x, spread in at if x is not None), key=lambda pair: pair[0])
     better = max if measure == "score" else min
     so_far = accumulate((spread.best(measure) for _, spread in there), better)
     stages = [Stage(x, spread, best) for (x, spread), best in zip(there, so_far, strict=True)]
-    averaged = ((where(each, True), each.whole[measure]) for each in facts.rounds if measure in each.whole)
+    averaged = ((where(each, True), each.whole[measure]) for each in rounds if measure in each.whole)
     return Curve(measure, merged(stages), thinned(sorted((x, y) for x, y in averaged if x is not None), POINTS))
 
 
@@ -146,13 +152,8 @@ def _fair(curve: Curve, others: Sequence[float]) -> Scale:
     """A start that is far off everything later may leave the picture; what is best never does."""
     values = [value for each in curve.stages for value in (each.spread.low, each.spread.high)]
     averaged = [value for _, value in curve.whole]
-    everything = Scale.over([*others, *values, *averaged], 0.04)
-    later = sorted([*values[len(values) // 10 :], *averaged[len(averaged) // 10 :]])
-    if len(later) < 20:
-        return everything
-    kept = [value for _, value in curve.best[-1:]]
-    some = Scale.over([*later[len(later) // 50 : len(later) - len(later) // 50], *others, *kept], 0.1)
-    return some if everything.high - everything.low > 4 * (some.high - some.low) else everything
+    later = [*values[len(values) // 10 :], *averaged[len(averaged) // 10 :]]
+    return Scale.fair([*values, *averaged], later, [*others, *(value for _, value in curve.best[-1:])])
 
 
 def said(curve: Curve, title: str, donors: Mapping[str, float]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fleet.ancestry.tree import Node, Tree
 
-MEASURES = ("score", "loss", "train_loss")  # of members' metrics; where there are scores, they are the fitness
+MEASURES = ("score", "loss", "bits_per_byte", "train_loss")  # of members' metrics; the first there is, is the fitness
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +157,10 @@ class Facts:
     @cached_property
     def measure(self) -> str:
         """What fitness is: the first of the measures that somebody has."""
-        there = {measure for each in self.rounds for _, measure in each.members} | {
-            measure for each in self.rounds for measure in each.whole
-        }
-        return next((measure for measure in MEASURES if measure in there), "")
+        return next((measure for measure in MEASURES if self.has(measure)), "")
+
+    def has(self, measure: str) -> bool:
+        return any(measure in each.whole or any(measure == key[1] for key in each.members) for each in self.rounds)
 
     @cached_property
     def questions(self) -> str:

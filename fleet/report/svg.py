@@ -32,6 +32,17 @@ class Scale:
             low, high = low - (0.5 * abs(low) or 0.5), high + (0.5 * abs(high) or 0.5)
         return cls(low - room * (high - low), high + room * (high - low))
 
+    @classmethod
+    def fair(cls, values: Sequence[float], usual: Sequence[float], kept: Sequence[float] = ()) -> "Scale":
+        """Of all values; where a few of the usual ones lie so far off that nothing could be told of the others, without
+        them, but for those that are kept."""
+        everything, order = cls.over([*values, *kept], 0.04), sorted(usual)
+        few = max(1, len(order) // 50)
+        if len(order) < 20:
+            return everything
+        some = cls.over([*order[few : len(order) - few], *kept], 0.1)
+        return some if everything.high - everything.low > 4 * (some.high - some.low) else everything
+
     def __call__(self, value: float) -> float:
         return min(1.0, max(0.0, (value - self.low) / (self.high - self.low)))
 
