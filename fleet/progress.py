@@ -12,7 +12,7 @@ from rich.text import Text
 
 from fleet import faults, launches
 from fleet.console import console
-from fleet.diary import Diaries
+from fleet.diary import Diaries, Diary
 from fleet.history import History
 from fleet.plain import bytes_of, plain, say
 from fleet.recipe import Member, NotYet, name
@@ -34,7 +34,7 @@ class Progress:
         self.history, self.rounds = history, rounds
         self._now = history.store.host.now
         self._told = self._began_at = history.first
-        self._diaries, self._left = Diaries(history.store), TimeLeft(history, rounds)
+        self._diaries, self._left = Diaries(history.store, Diary), TimeLeft(history, rounds)
         self._launch = launches.latest(history.store)
         self._began, self._looked, self._every = self._now(), 0.0, _LOOK
         self._spoke = self._began

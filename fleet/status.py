@@ -52,7 +52,7 @@ class View:
     def __init__(self, run_dir: Path) -> None:
         host = Host()
         self.store, _ = open_run(run_dir, host, "status")
-        self.history, self.diaries = History(self.store), Diaries(self.store)
+        self.history, self.diaries = History(self.store), Diaries(self.store, Diary)
         launch = launches.latest(self.store)
         limit = 60.0
         with contextlib.suppress(faults.Fault, KeyError, TypeError, ValueError):
