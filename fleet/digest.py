@@ -2,15 +2,11 @@
 mean equal bytes."""
 
 import hashlib
-import sys
 from pathlib import Path
 
-from cyclopts import App
-
-from fleet import faults
-from fleet.config import UserError
 from fleet.history import History, opened
 from fleet.plain import say
+from fleet.reading import command
 from fleet.recipe import to_json
 from fleet.strictjson import text
 
@@ -45,8 +41,4 @@ def show(run_dir: Path, /, *more: Path) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        App(name="python -m fleet.digest", help=show.__doc__, version_flags=[], default_command=show)()
-    except (UserError, faults.Fault) as error:
-        say(error, file=sys.stderr)
-        raise SystemExit(2) from None
+    command("fleet.digest", show)

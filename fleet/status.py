@@ -1,14 +1,13 @@
 """What a run is doing, for people: `python -m fleet.status RUN_DIR [--watch]`. It only reads."""
 
 import contextlib
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 from rich import box
 from rich.console import Console, Group
 from rich.live import Live
@@ -17,13 +16,13 @@ from rich.text import Text
 
 from fleet import diary, faults, launches
 from fleet.claims import Claims, Watch, pulse_of
-from fleet.config import UserError
 from fleet.console import console, in_full
 from fleet.diary import Diaries, Diary
 from fleet.history import History
 from fleet.host import Host
-from fleet.plain import bytes_of, heard, plain, say
+from fleet.plain import bytes_of, heard, plain
 from fleet.progress import duration
+from fleet.reading import command
 from fleet.recipe import NotYet, Recipe, name, place
 from fleet.run import open_run
 from fleet.underway import Underway, underway
@@ -234,8 +233,4 @@ def show(run_dir: Path, *, watch: Annotated[bool, Parameter(help="Go on until Ct
 
 
 if __name__ == "__main__":
-    try:
-        App(name="python -m fleet.status", help=show.__doc__, version_flags=[], default_command=show)()
-    except (UserError, faults.Fault) as error:
-        say(error, file=sys.stderr)
-        raise SystemExit(2) from None
+    command("fleet.status", show)

@@ -144,8 +144,8 @@ class RunReader:
                 self._kinds[id] = _kind(recipe)
             if recipe.role == "summary":
                 self._summaries.add(id)
-            if id in found.seconds:
-                self._seconds[id] = found.by[id], found.seconds[id]
+            if outcome := found.made.get(id):
+                self._seconds[id] = outcome.by, outcome.seconds
             if id in found.members and recipe.role == "given":
                 self._take_donor(found.members[id])
 
@@ -178,23 +178,23 @@ class RunReader:
 
     def _failures_of(self, found: Sheet) -> list[Failure]:
         failures = [
-            Failure(0.0, id, found.by[id], found.machine[id], "its training diverged: it counts as untrained")
+            Failure(0.0, id, *found.maker(id), "its training diverged: it counts as untrained")
             for id, member in found.members.items()
             if member.diverged
         ]
+        absent = {id: each for id, each in found.made.items() if not each.member}
         for id, slot in found.slots.items():
             for version, n in sorted(slot.left)[-8:]:
                 path = f"{folder(found.round)}/{place(id)[1]}.{version}.left.{n}"
                 with contextlib.suppress(faults.Fault, IndexError):
                     left = quickly(self.store, path)
-                    if left.get("why") == "failed" or left.get("why") == "verdict" and id not in found.why:
+                    if left.get("why") == "failed" or left.get("why") == "verdict" and id not in absent:
                         at, tail = self.store.stamp(path)[2] / 1e9, left.get("tail")
                         lines = tuple(str(line) for line in tail[-_TAIL:]) if isinstance(tail, list) else ()
                         who = str(left.get("by", "")), str(left.get("machine", ""))
                         failures.append(Failure(at, id, *who, str(left.get("error", "")), lines))
-            if id in found.why:
-                member = found.members[id]
-                failures.append(Failure(0.0, id, found.by[id], found.machine[id], f"{member.absent}: {found.why[id]}"))
+            if id in absent:
+                failures.append(Failure(0.0, id, *found.maker(id), f"{absent[id].member.absent}: {absent[id].why}"))
         return failures
 
     # -- everything ---------------------------------------------------------------------------------------------------

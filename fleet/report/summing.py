@@ -19,7 +19,7 @@ def summed_up(found: Sheet) -> Round:
     for id, member in found.members.items():
         if not member.metrics:
             continue
-        tokens += (finite(member.metrics.get("tokens")) or 0.0) if id in found.seconds else 0.0
+        tokens += (finite(member.metrics.get("tokens")) or 0.0) if id in found.made else 0.0
         role, questions = member.recipe.role, member.recipe.questions
         for measure in MEASURES:
             if (value := finite(member.metrics.get(measure))) is None:
