@@ -144,7 +144,9 @@ class Diaries(Generic[D]):
         if events:
             off = ahead(self.store.disk.root, number(events[0], "at"), number(events[-1], "at"), written)
         for event in events:
-            by_disk = {key: min(number(event, key) - off, moment) for key in ("at", "first") if key in event}
+            by_disk: dict[str, Any] = {
+                key: min(number(event, key) - off, moment) for key in ("at", "first") if key in event
+            }
             page.diary.take({**event, **by_disk})
 
 

@@ -6,7 +6,7 @@ from fleet.plain import bytes_of
 from fleet.report import curves
 from fleet.report.curves import NAMES, Where
 from fleet.report.facts import MEASURES, Facts
-from fleet.report.parts import plain_table, section, table, value_of, whole
+from fleet.report.parts import document, plain_table, section, table, value_of
 from fleet.report.svg import Axis, Point, Scale, beside, chart, dot, frame, line, stretched
 from fleet.report.words import count, figure, lasting, moment, name, share, thinned
 
@@ -34,7 +34,7 @@ def page(all: Sequence[Facts]) -> str:
         f'<header><p class="over">Runs side by side</p><h1>{name(", ".join(names), 200)}</h1>'
         f'<p class="where">written {moment(max(each.now for each in all))}</p></header>'
     )
-    return whole(f"{len(all)} runs", f'{head}<main id="main">{"".join(parts)}</main>')
+    return document(f"{len(all)} runs", f'{head}<main id="main">{"".join(parts)}</main>')
 
 
 def groups(all: Sequence[Facts]) -> dict[tuple[str, str], list[int]]:
@@ -107,11 +107,11 @@ def _curves(all: Sequence[Facts], names: Sequence[str], some: Sequence[int], mea
 def points(facts: Facts, measure: str, where: Where) -> Points:
     """Of the averaged model, or of the best member so far where a run has none."""
     curve = curves.curve_of(facts, measure, where)
-    return curve.whole or curve.best
+    return curve.averaged or curve.best
 
 
 def _which(facts: Facts, measure: str) -> str:
-    return "the averaged model" if any(measure in each.whole for each in facts.rounds) else "the best member so far"
+    return "the averaged model" if any(measure in each.averaged for each in facts.rounds) else "the best member so far"
 
 
 def _drawn(id: str, title: str, axis: str, lines: dict[int, Points], names: Sequence[str]) -> str:

@@ -36,10 +36,10 @@ class Round:
     absent: int  # failed, or closed as too late
     tokens: float
     members: Mapping[tuple[str, str], Spread]  # by the questions that they were asked, and the measure
-    whole: Mapping[str, float]  # the averaged model, by measure
+    averaged: Mapping[str, float]  # the averaged model, by measure
     leader: Mapping[tuple[str, str], str]  # the best member
     at: float = 0.0  # when the last of its members was made; 0 if nobody noted it
-    whole_at: float = 0.0  # when the averaged model was looked at
+    averaged_at: float = 0.0  # when the averaged model was evaluated
 
     @property
     def complete(self) -> bool:
@@ -160,7 +160,7 @@ class Facts:
         return next((measure for measure in MEASURES if self.has(measure)), "")
 
     def has(self, measure: str) -> bool:
-        return any(measure in each.whole or any(measure == key[1] for key in each.members) for each in self.rounds)
+        return any(measure in each.averaged or any(measure == key[1] for key in each.members) for each in self.rounds)
 
     @cached_property
     def questions(self) -> str:
@@ -180,7 +180,9 @@ class Facts:
     @cached_property
     def averaged(self) -> float | None:
         """What the averaged model came to last."""
-        return next((each.whole[self.measure] for each in reversed(self.rounds) if self.measure in each.whole), None)
+        return next(
+            (each.averaged[self.measure] for each in reversed(self.rounds) if self.measure in each.averaged), None
+        )
 
     @cached_property
     def finished(self) -> int:

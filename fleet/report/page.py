@@ -7,7 +7,7 @@ from fleet.plain import bytes_of
 from fleet.report import curves, family, timeline
 from fleet.report.curves import NAMES, Curve
 from fleet.report.facts import Facts, Failure
-from fleet.report.parts import Part, framed, lines_of, plain_table, pre, table, value_of, whole
+from fleet.report.parts import Part, document, framed, lines_of, plain_table, pre, table, value_of
 from fleet.report.words import count, figure, lasting, moment, name, share, text
 
 _MEANS = {
@@ -21,7 +21,7 @@ _FAILURES = 10  # that are shown in full
 
 
 def page(facts: Facts, live: bool = False) -> str:
-    return whole(facts.name, body(facts, live), live)
+    return document(facts.name, body(facts, live), live)
 
 
 def body(facts: Facts, live: bool = False) -> str:
@@ -29,7 +29,7 @@ def body(facts: Facts, live: bool = False) -> str:
     head = (
         f'<header><p class="over">Run report</p><h1>{name(facts.name, 200)}</h1>'
         f'<p class="state" id="state" role="status">{name(facts.state, 500)}</p>'
-        f'<p class="where">{name(facts.folder, 500)} · {"looked at" if live else "written"} '
+        f'<p class="where">{name(facts.folder, 500)} · {"as of" if live else "written"} '
         f"{moment(facts.now)}</p></header>"
     )
     return framed(head, shown)
@@ -153,8 +153,8 @@ def _held(facts: Facts) -> str:
     return f"<h3>Other questions</h3>{plain_table('Other questions', columns, found[-50:])}" if found else ""
 
 
-def _picture(id: str, title: str, curve: Curve, axis: str, whole: bool, lines: Mapping[str, float]) -> str:
-    return f"<figure>{curves.drawn(id, title, curve, axis, whole, lines)}</figure>"
+def _picture(id: str, title: str, curve: Curve, axis: str, integers: bool, lines: Mapping[str, float]) -> str:
+    return f"<figure>{curves.drawn(id, title, curve, axis, integers, lines)}</figure>"
 
 
 def _workers(facts: Facts) -> str:

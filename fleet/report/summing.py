@@ -15,7 +15,7 @@ from fleet.status import metrics_text
 
 def summed_up(found: Sheet) -> Round:
     values, leader = dict[tuple[str, str], list[float]](), dict[tuple[str, str], tuple[float, str]]()
-    whole, tokens = dict[str, float](), 0.0
+    averaged, tokens = dict[str, float](), 0.0
     for id, member in found.members.items():
         if not member.metrics:
             continue
@@ -25,7 +25,7 @@ def summed_up(found: Sheet) -> Round:
             if (value := finite(member.metrics.get(measure))) is None:
                 continue
             if role == "summary":
-                whole[measure] = value
+                averaged[measure] = value
             elif role != "given":
                 key = questions, measure
                 values.setdefault(key, []).append(value)
@@ -33,16 +33,16 @@ def summed_up(found: Sheet) -> Round:
     absent = sum(bool(member.absent) for member in found.members.values())
     spreads = {key: Spread.of(each) for key, each in values.items()}
     who = {key: id for key, (_, id) in leader.items()}
-    return Round(found.round, len(found.plan), len(found.members), absent, tokens, spreads, whole, who)
+    return Round(found.round, len(found.plan), len(found.members), absent, tokens, spreads, averaged, who)
 
 
 def dated(each: Round, at: Mapping[str, Mapping[bool, float]]) -> Round:
     there = at.get(str(each.number), {})
-    return replace(each, at=there.get(False, 0.0), whole_at=there.get(True, 0.0))
+    return replace(each, at=there.get(False, 0.0), averaged_at=there.get(True, 0.0))
 
 
 def last_made(all: Iterable[Story], summaries: Set[str]) -> dict[str, dict[bool, float]]:
-    """By round: when the last of its members was made, and when the averaged model was looked at."""
+    """By round: when the last of its members was made, and when the averaged model was evaluated."""
     found = dict[str, dict[bool, float]]()
     for notes in all:
         for at, _, id, _ in notes.makes:

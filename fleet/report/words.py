@@ -27,12 +27,12 @@ def name(value: object, most: int = 300) -> str:
 
 def clipped(value: object, cells: int) -> str:
     """As much of it as fits into so many cells; not escaped yet."""
-    whole = plain(value, 4 * cells + 8)
-    if cells_of(whole) <= cells:
-        return whole
-    while whole and cells_of(whole) > cells - 1:
-        whole = whole[:-1]
-    return whole.rstrip() + "…"
+    shown = plain(value, 4 * cells + 8)
+    if cells_of(shown) <= cells:
+        return shown
+    while shown and cells_of(shown) > cells - 1:
+        shown = shown[:-1]
+    return shown.rstrip() + "…"
 
 
 def cells_of(value: str) -> int:
