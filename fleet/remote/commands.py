@@ -163,7 +163,7 @@ class Commands:
 
     def status(
         self, *, common: Common = Common(),
-        watch: Annotated[bool, Parameter(negative="", help="Keep looking until Ctrl-C.")] = False,
+        watch: Annotated[bool, Parameter(negative="", help="Go on until Ctrl-C.")] = False,
     ) -> int:  # fmt: skip
         """Show what the run does, and what its machines wrote down."""
         launcher = self._launcher(common, None if common.machines.exists() else [])
