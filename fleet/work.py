@@ -81,6 +81,7 @@ class Work:
         self.absent = tuple(id for id, member in members.items() if not member)
         self.inputs = {id: Input(member, history.files(id)) for id, member in members.items() if member}
         self.resumed: snapshots.Snapshot | None = None
+        self.steps = 0  # that it takes, if its maker says so
         self.at = ("", 0, 0)  # how far it is, for people: of what, so much is done, of so much if that is known
         self._resume, self._every, self._ordered = resume, snapshot_every, ordered
         self._saved = self._asked = self.host.now()
@@ -110,10 +111,10 @@ class Work:
             self.resumed = snapshots.latest(self.draft.store, prefix_of(self.id))
         return self.resumed
 
-    def between_steps(self, step: int, save: Callable[[snapshots.Saver], Any], of: int = 0) -> None:
-        """Call this after every step, of so many if that is known: the one place where a long recipe is saved, handed
-        over or dropped. What `save` returns, plain values, is kept beside the files that it writes."""
-        self.at = ("step", step, of)
+    def between_steps(self, step: int, save: Callable[[snapshots.Saver], Any]) -> None:
+        """Call this after every step: the one place where a long recipe is saved, handed over or dropped. What `save`
+        returns, plain values, is kept beside the files that it writes."""
+        self.at = ("step", step, self.steps)
         now = self.host.now()
         ending = self.host.stopping
         if now - self._asked > _ASK:
