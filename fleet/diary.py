@@ -1,4 +1,5 @@
-"""What workers noted in their event files, for the status. Anybody may have written there: every line is doubted.
+"""What workers noted in their event files, for whoever looks at the run. Anybody may have written there: every line is
+doubted.
 
 A worker's clock may be a year off. Its notes tell how much later one came than another; when the last one was written,
 the disk tells, whose clock is the same for all.
@@ -9,10 +10,10 @@ import json
 import math
 import os
 import stat
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVar
 
 from fleet import faults
 from fleet.store import Store
@@ -43,6 +44,8 @@ class Diary:
     ended: bool = False
     benched: str = ""  # why it leaves all work to others for a while
     errors: list[Error] = field(default_factory=list)  # the last ones
+    hidden: bool = False  # it may not be read
+    dull: ClassVar[bytes] = b"\n"  # what stands in lines that say nothing new
 
     @property
     def rate(self) -> float:
@@ -85,52 +88,66 @@ class Diary:
         self.written, self.read = number(event, "written"), number(event, "read")
 
 
+D = TypeVar("D", bound=Diary)
+
+
 @dataclass
-class _Page:
+class _Page(Generic[D]):
     """How far a file was read."""
 
-    diary: Diary
+    diary: D
     offset: int = 0
     rest: bytes = b""  # a line that was not whole yet
-    ahead: float = 0.0  # seconds: the worker's clock, of the disk's
-
-    def shown(self) -> Diary:
-        """By the disk's clock."""
-        d, off = self.diary, self.ahead
-        errors = [(at - off, what, why) for at, what, why in d.errors]
-        return replace(d, first=d.first - off, last=d.last - off, errors=errors) if off else d
 
 
-class Diaries:
-    """Of all workers whose notes lie in workers/. A look reads what is new, the first one the end of each file."""
+class Diaries(Generic[D]):
+    """Of all workers whose notes lie in some folders. A look reads what is new, the first one the end of each file: so
+    much of it."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(
+        self, store: Store, make: Callable[[str], D], most: int = TAIL, folders: Sequence[str] = ("workers",)
+    ) -> None:
         self.store, self.bytes_read = store, 0
-        self._pages: dict[str, _Page] = {}
+        self._make, self._most, self._folders = make, most, folders
+        self._pages: dict[str, _Page[D]] = {}
 
-    def look(self) -> list[Diary]:
-        files = [file for file in self.store.names("workers") if file.endswith(END)]
+    def look(self, told: Callable[[int, int], None] = lambda done, of: None) -> list[D]:
+        listed = [f"{folder}/{file}" for folder in self._folders for file in sorted(self.store.names(folder))]
+        files, moment = [file for file in listed if file.endswith(END)], now(self.store)
         old, self._pages = self._pages, {}
-        for file in files:
-            page = self._pages[file] = old.get(file) or _Page(Diary(file.removesuffix(END)))
-            with contextlib.suppress(OSError):
-                self._read_on(page, self.store.disk.root / "workers" / file)
-        return [page.shown() for page in self._pages.values()]
+        for done, file in enumerate(files, 1):
+            name = file.rpartition("/")[2].partition(".")[0]
+            page = old.get(file) or old.get(f"workers/{name}{END}")  # it was moved, or is as it was
+            self._pages[file] = page = page or _Page(self._make(name))
+            self._read_on(page, self.store.disk.root / file, moment)
+            told(done, len(files))
+        return [page.diary for page in self._pages.values()]
 
-    def _read_on(self, page: _Page, path: Path) -> None:
-        with plain_file(path) as handle:
-            size, written = (seen := os.fstat(handle)).st_size, seen.st_mtime
-            if size < page.offset:  # another file of that name
-                page.diary, page.offset, page.rest = Diary(page.diary.name), 0, b""
-            begin = max(page.offset, size - TAIL)
-            data = (page.rest if begin == page.offset else b"") + os.pread(handle, size - begin, begin)
-            page.offset = size
-        self.bytes_read += size - begin
-        whole, _, page.rest = data.rpartition(b"\n")
-        page.rest = page.rest[-TAIL:]
-        for event in events_in(whole):
-            page.diary.take(event)
-        page.ahead = ahead(self.store.disk.root, page.diary.first, page.diary.last, written)
+    def _read_on(self, page: _Page[D], path: Path, moment: float) -> None:
+        data, written = b"", 0.0
+        try:
+            with plain_file(path) as handle:
+                size, written = (seen := os.fstat(handle)).st_size, seen.st_mtime
+                if size < page.offset:  # another file of that name
+                    page.diary, page.offset, page.rest = self._make(page.diary.name), 0, b""
+                begin = max(page.offset, size - self._most)
+                data = (page.rest if begin == page.offset else b"") + os.pread(handle, size - begin, begin)
+                self.bytes_read, page.offset = self.bytes_read + size - begin, size
+            page.diary.hidden = False
+        except PermissionError:
+            page.diary.hidden = True
+        except OSError:  # gone, or not to be had just now
+            pass
+        whole, _, page.rest = data.rpartition(b"\n") if data else (b"", b"", page.rest)
+        page.rest = page.rest[-self._most :]
+        events = [*events_in(whole, page.diary.dull)]
+        if events:
+            off = ahead(self.store.disk.root, number(events[0], "at"), number(events[-1], "at"), written)
+        for event in events:
+            by_disk: dict[str, Any] = {
+                key: min(number(event, key) - off, moment) for key in ("at", "first") if key in event
+            }
+            page.diary.take({**event, **by_disk})
 
 
 def read(path: Path) -> Diary:
@@ -143,9 +160,11 @@ def read(path: Path) -> Diary:
     return diary
 
 
-def events_in(data: bytes) -> Iterator[dict[str, Any]]:
-    """Lines that are not whole are passed over."""
-    for line in data.splitlines():
+def events_in(data: bytes, dull: bytes = b"\n") -> Iterator[dict[str, Any]]:
+    """Lines that are not whole are passed over; so are those with dull words."""
+    for line in data.split(b"\n"):
+        if dull in line:
+            continue
         with contextlib.suppress(ValueError, RecursionError):
             event = json.loads(line)
             if isinstance(event, dict) and number(event, "at"):

@@ -1,8 +1,12 @@
-"""One number for a whole run: of every plan, metric, outcome and file. Equal numbers mean equal bytes."""
+"""One number for a whole run, `python -m fleet.digest RUN_DIR`: of every plan, metric, outcome and file. Equal numbers
+mean equal bytes."""
 
 import hashlib
+from pathlib import Path
 
-from fleet.history import History
+from fleet.history import History, opened
+from fleet.plain import say
+from fleet.reading import command
 from fleet.recipe import to_json
 from fleet.strictjson import text
 
@@ -23,3 +27,18 @@ def digest(history: History) -> str:
             ]
             total.update(text(shown).encode())
     return total.hexdigest()
+
+
+def show(run_dir: Path, /, *more: Path) -> None:
+    """Say the digest of a run's finished rounds, and how many they are; of several runs, a line each.
+
+    For example: python -m fleet.digest runs/edt runs/edt-again
+    """
+    for folder in (run_dir, *more):
+        history = opened(folder.absolute())
+        state = "over" if history.over else "not over"
+        say(f"{digest(history)}  {folder}  ({history.first} rounds, {state})")
+
+
+if __name__ == "__main__":
+    command("fleet.digest", show)

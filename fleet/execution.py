@@ -29,6 +29,7 @@ class Execution:
         self.repair = Repair(context)
         self._refused: dict[str, int] = context.history.recent()  # how often the disk did not answer while it was made
         self._tried: dict[str, bool] = context.history.recent()
+        self.working: Work | None = None  # what is being made
 
     def produce(self, id: str) -> bool:
         """Make a claimed recipe and publish what came of it; true if there is news for the others."""
@@ -36,8 +37,7 @@ class Execution:
         read, version = context.store.disk.bytes_read, context.history.slot(id).version
         draft = Draft(context.store, f"{prefix_of(id)}{version}.{context.host.token()}")
         outcome: list[Value] = []
-        with self._failing(id, draft):
-            work = self._work(id, draft)
+        with self._failing(id, draft), self._working(id, draft) as work:
             metrics = _checked(self.make(work))
             files = draft.seal()
             seconds = round(context.host.now() - began, 6)
@@ -86,6 +86,14 @@ class Execution:
         self.publish(id, self.context.history.slot(id).version, self._absent(absent, why))
 
     # -- inside -----------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _working(self, id: str, draft: Draft) -> Iterator[Work]:
+        self.working = self._work(id, draft)
+        try:
+            yield self.working
+        finally:
+            self.working = None
 
     def _work(self, id: str, draft: Draft) -> Work:
         context = self.context

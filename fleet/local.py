@@ -191,7 +191,7 @@ class Starter:
     def _log_the_rest(self, history: History) -> None:
         """What a sink did not take when the run ended."""
         name = f"starter-{self.host.token()}"
-        keeper = keeper_of(self.folder, self.host, name, self.script(), self.config, print)
+        keeper = keeper_of(self.folder, self.host, name, self.script(), self.config, say)
         keeper.start()
         keeper.end(history.first, over=True, patience=_REST)
 

@@ -1,12 +1,20 @@
 """Text for people that comes from a disk, a machine or a library: nothing in it is obeyed by a terminal.
 
-Whatever this project says to somebody goes through `say`, through `fleet.console`, or into a log of `log_plainly`.
+Whatever this project says to somebody goes through `say`, through `fleet.console`, or into a log of `log_plainly`. If
+nobody can hear it (a pipe whose reader has gone, a full disk), the work goes on all the same.
 """
 
+import atexit
+import errno
 import logging
+import os
+import sys
+from collections.abc import Sequence
 from typing import IO
 
+_SIZES = ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _MOST = 200_000  # characters of one thing that is said
+_failed: list[IO[str]] = []  # streams that once took nothing
 
 
 def plain(text: object, most: int = 200) -> str:
@@ -27,7 +35,54 @@ def lines(text: object, most: int = _MOST) -> str:
 
 def say(*words: object, sep: str = " ", end: str = "\n", file: IO[str] | None = None) -> None:
     """What `print` is elsewhere; at once, since it may stand in a pipe."""
-    print(lines(sep.join(map(str, words))), end=end, file=file, flush=True)
+    utter(lines(sep.join(map(str, words))) + end, file or sys.stdout)
+
+
+def utter(text: str, file: IO[str]) -> bool:
+    """Whether it could be said. What a full disk does not take now waits in the stream for the next time."""
+    try:
+        file.write(text)
+        file.flush()
+    except UnicodeError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: it is closed
+        if file not in _failed:
+            _failed.append(file)
+            atexit.register(_give_up, file)  # or Python would complain about it at the end
+            if file is sys.stdout and getattr(error, "errno", errno.EPIPE) != errno.EPIPE:
+                say(f"The standard output takes nothing ({error}); the work goes on.", file=sys.stderr)
+        return False
+    return True
+
+
+def heard() -> bool:
+    """Whether somebody hears the standard output, as far as was seen."""
+    return sys.stdout not in _failed
+
+
+def _give_up(file: IO[str]) -> None:
+    try:
+        file.flush()
+    except (OSError, ValueError):
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
+        except (OSError, ValueError):  # there is no such stream any more
+            pass
+
+
+def bytes_of(value: float) -> str:
+    """As people say it: 12 B, 3.4 MB, 150 GB."""
+    return in_units(value, _SIZES, "B")
+
+
+def in_units(value: float, units: Sequence[tuple[float, str]], least: str) -> str:
+    size, unit = next((each for each in units if value >= each[0]), (1.0, least))
+    return f"{digits(value / size)} {unit}"
+
+
+def digits(value: float) -> str:
+    """Three of it, or all before the point."""
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"
 
 
 class _Plain(logging.Formatter):

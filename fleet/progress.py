@@ -3,23 +3,26 @@
 import contextlib
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fleet import faults
+from fleet import faults, launches
 from fleet.console import console
-from fleet.diary import Diaries
+from fleet.diary import Diaries, Diary
 from fleet.history import History
-from fleet.plain import say
+from fleet.plain import bytes_of, plain, say
 from fleet.recipe import Member, NotYet, name
+from fleet.underway import TimeLeft, Underway, underway
 
 _LOOK = 1.0  # seconds between two looks,
 _SHARE = 0.05  # of which looking takes no more: thousands of members take a while
+_SILENT = 10.0  # seconds after which something is said where lines are all there is
 _SHOWN = 12  # members of a round that have a cell of their own
+_FEW = 4  # of what is being made, in a line
 
 
 class Progress:
@@ -31,8 +34,11 @@ class Progress:
         self.history, self.rounds = history, rounds
         self._now = history.store.host.now
         self._told = self._began_at = history.first
-        self._diaries = Diaries(history.store)
+        self._diaries, self._left = Diaries(history.store, Diary), TimeLeft(history, rounds)
+        self._launch = launches.latest(history.store)
         self._began, self._looked, self._every = self._now(), 0.0, _LOOK
+        self._spoke = self._began
+        self._underway = dict[str, Underway]()
         self._tokens = self._whole = 0
         self._upto = self._began_at  # the rounds before it are counted
         self._live = Live(console=console(), auto_refresh=False) if sys.stdout.isatty() else None
@@ -44,36 +50,75 @@ class Progress:
         with contextlib.suppress(faults.Fault, NotYet):
             self.history.look_far()
             self._count()
-            self._tell()
+            self._tell(last)
         self._looked = self._now()
         self._every = max(_LOOK, (self._looked - began) / _SHARE)
         if self._live and last:
             self._live.stop()
 
-    def _tell(self) -> None:
+    def _tell(self, last: bool) -> None:
         while self._told < self.history.first:
-            line = self.line(self._told)
-            if self._live:
-                self._live.console.print(line, highlight=False)
-            else:
-                say(f"{line}; {self.speed()}" if self._told + 1 == self.history.first else line)
+            self._said(self.line(self._told))
             self._told += 1
+        silent = self._now() - self._spoke
+        if self._live or last or silent >= _SILENT:
+            self.look_around()
         if self._live and not self._live.is_started:
             self._live.start()
         if self._live:
-            self._live.update(Group(self.table(), Text(self.speed())), refresh=True)
+            self._live.update(Group(self.table(), *map(Text, self.ends())), refresh=True)
+        elif last or silent >= _SILENT:
+            self._spoke = self._now()
+            first, *others = self.ends()
+            said = [self.making(), first] if not last else [first]
+            say("; ".join(filter(None, said)), *others, sep="\n")
+
+    def look_around(self) -> None:
+        """How far each worker is, and what the last recipes took."""
+        self._left.learn()
+        self._underway = underway(self.history.store, self._launch)
+
+    def _said(self, line: str) -> None:
+        if self._live:
+            self._live.console.print(line, highlight=False, soft_wrap=True)
+        else:
+            say(line)
+
+    def making(self) -> str:
+        """What is being made, and how far that is."""
+        open = [self._underway[id] for id, _ in self.history.open() if id in self._underway]
+        words = [f"{plain(each.id, 64)} {plain(each.at, 64)}".rstrip() for each in open]
+        more = f" and {len(words) - _FEW} more" if len(words) > _FEW else ""
+        begins = "" if self._diaries.look() else "the workers are starting"
+        return f"making {', '.join(words[:_FEW])}{more}" if words else begins
+
+    def ends(self) -> Iterator[str]:
+        """How fast it is; and on a line of its own the time that is left of the whole run."""
+        yield self.speed()
+        if left := self.left():
+            yield left
+
+    def left(self) -> str:
+        seconds = None if self.history.over else self._left.seconds([*self._underway.values()])
+        return "" if seconds is None else f"about {duration(seconds)} left of the whole run"
 
     def line(self, round: int) -> str:
         """What is told of a round once it is finished."""
         return f"round {round}: {self.members(round)}"
 
     def members(self, round: int) -> str:
-        members = self.history.round(round)
-        absent = Counter(each.absent for each in members if each.absent)
-        words = [f"{len(members)} members", *(f"{n} {why}" for why, n in sorted(absent.items()))]
-        if values := self.values(members):
-            words.append(f"{self.measure}: best {type(self).best(values):.4f}, mean {sum(values) / len(values):.4f}")
-        return ", ".join([*words, *self.diverged(members)])
+        all = self.history.round(round)
+        members = [each for each in all if each.recipe.role != "summary"]
+        absent = Counter(each.absent for each in all if each.absent)
+        tasks = Counter(each.recipe.task for each in members)
+        words = [*(counted(n, task) for task, n in tasks.items()), *(f"{n} {why}" for why, n in sorted(absent.items()))]
+        values, whole = self.values(members), self.values([each for each in all if each.recipe.role == "summary"])
+        said = [f"best {type(self).best(values):.4f}, mean {sum(values) / len(values):.4f}"] if values else []
+        said += [f"averaged {whole[-1]:.4f}" if values else f"{whole[-1]:.4f}"] if whole else []
+        words += [f"{self.measure} {', '.join(said)}"] if said else []
+        bits = [each for member in all if isinstance(each := member.metrics.get("bits_per_byte"), float)]
+        words += [f"{min(bits):.3f} bits per byte"] if bits else []
+        return ", ".join([*words, *self.diverged(all)])
 
     def diverged(self, members: Sequence[Member]) -> list[str]:
         """Who counts as untrained."""
@@ -85,14 +130,11 @@ class Progress:
         return [each.metrics[self.measure] for each in members if isinstance(each.metrics.get(self.measure), float)]
 
     def speed(self) -> str:
-        """Tokens a second, bytes moved, time left: of this start of the run."""
-        seconds, done = max(1e-3, self._now() - self._began), self.history.first - self._began_at
+        """Tokens a second, and bytes moved, of this start of the run."""
+        seconds = max(1e-3, self._now() - self._began)
         words = [f"{self._tokens / seconds:,.0f} tokens/s"] if self._tokens else []
-        words.append(f"{sum(d.written + d.read for d in self._diaries.look()) / 1e6:,.0f} MB moved")
-        left = max(0, self.rounds + 1 - self.history.first)
-        if done and left:
-            words.append(f"about {duration(left * seconds / done)} left")
-        return ", ".join(words)
+        moved = sum(d.written + d.read for d in self._diaries.look())
+        return ", ".join([*words, *[f"{bytes_of(moved)} moved"] * bool(moved)])
 
     def _count(self) -> None:
         """The tokens of what was finished since this start of the run: of whole rounds, and of those being made."""
@@ -120,10 +162,15 @@ class Progress:
 
     def _cell(self, id: str, slot: str) -> str:
         if not self.history.finished(id):
-            return f"{slot} ..."
+            return f"{slot} {plain(at.at, 64) if (at := self._underway.get(id)) and at.at else '...'}"
         metrics = self.history[id].metrics
         value = metrics.get(self.measure, metrics.get("train_loss"))
         return f"{slot} {value:.4f}" if isinstance(value, float) else f"{slot} done"
+
+
+def counted(number: int, task: str) -> str:
+    """So many recipes of a task."""
+    return task if number == 1 else f"{number} {'children' if task == 'child' else f'{task}s'}"
 
 
 def duration(seconds: float) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pwd
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -74,6 +75,7 @@ def create_run(
     except NoRun:
         _make_folder(base, project, bound, host)
         (store, run), new = open_run(folder, host, name), True
+    _check_writable(folder, str(folder))
     _check_binding(folder, run, bound, section)
     return store, new
 
@@ -165,11 +167,22 @@ def _base(base: Path, host: Host) -> None:
         if not base.parent.is_dir():
             raise UserError(f"BASE_DIR {base}: neither it nor its parent exists; is the shared disk mounted?")
         base.mkdir(mode=0o750, exist_ok=True)  # another starter may have been faster
-    if not os.access(base, os.W_OK | os.X_OK):
-        raise UserError(f"BASE_DIR {base}: not writable for this user")
+    _check_writable(base, f"BASE_DIR {base}")
     if not (base / ".base").is_file():
         (base / ".base").write_text(host.token() + "\n")
     _remember(str(base), str(now))
+
+
+def _check_writable(folder: Path, named: str) -> None:
+    if not os.access(folder, os.W_OK | os.X_OK):
+        try:
+            owner = pwd.getpwuid(folder.stat().st_uid).pw_name
+        except (KeyError, OSError):
+            owner = "another user"
+        raise UserError(
+            f"{named}: not writable for this user; it belongs to {owner}. A run is started, and gone on with, by who "
+            "owns it; others of its group can look at one with GROUP_READABLE: python -m fleet.status, fleet.report"
+        )
 
 
 def mount_of(path: Path, table: Path = Path("/proc/self/mountinfo")) -> Mount:

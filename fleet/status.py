@@ -1,33 +1,37 @@
 """What a run is doing, for people: `python -m fleet.status RUN_DIR [--watch]`. It only reads."""
 
 import contextlib
-import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import App, Parameter
-from rich.console import Group
+from cyclopts import Parameter
+from rich import box
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from fleet import diary, faults, launches
 from fleet.claims import Claims, Watch, pulse_of
-from fleet.config import UserError
-from fleet.console import console
+from fleet.console import console, in_full
 from fleet.diary import Diaries, Diary
 from fleet.history import History
 from fleet.host import Host
-from fleet.plain import plain, say
+from fleet.plain import bytes_of, heard, plain
 from fleet.progress import duration
+from fleet.reading import command
 from fleet.recipe import NotYet, Recipe, name, place
 from fleet.run import open_run
+from fleet.underway import Underway, underway
 
 _WORKERS, _ERRORS, _MEMBERS = 24, 5, 8  # so many lines of each at most
+_ROUNDS = 4  # in a terminal
 _LONGEST = 40  # signs of a value
+_NARROW = 72  # columns
+_COLUMNS = ("worker", "machine", "made", "a minute", "written", "does", "ago")
 
 
 def metrics_text(metrics: Mapping[str, Any]) -> str:
@@ -47,7 +51,7 @@ class View:
     def __init__(self, run_dir: Path) -> None:
         host = Host()
         self.store, _ = open_run(run_dir, host, "status")
-        self.history, self.diaries = History(self.store), Diaries(self.store)
+        self.history, self.diaries = History(self.store), Diaries(self.store, Diary)
         launch = launches.latest(self.store)
         limit = 60.0
         with contextlib.suppress(faults.Fault, KeyError, TypeError, ValueError):
@@ -55,14 +59,19 @@ class View:
         self.watch = Watch(self.store, host, limit)
         self.claims = Claims(self.store, self.history, self.watch, launch)
         self.state, self._lost = "", set[str]()
+        self.lines, self.narrow = 0, False  # of the terminal that it is drawn for
+        self.underway = dict[str, Underway]()
 
     @property
     def over(self) -> bool:
         return self.history.over
 
-    def picture(self) -> Group:
+    def picture(self, lines: int = 0, columns: int = 0) -> list[Table | Text]:
+        """All of it; or as much as fits into so many lines, of a terminal of so many columns."""
+        self.lines, self.narrow = lines, bool(columns) and columns < _NARROW
         diaries = sorted(self.diaries.look(), key=lambda d: d.last, reverse=True)
         self._lost = {d.name for d in diaries if not d.ended and self._is_lost(d.name)}
+        self.underway = underway(self.store, launches.latest(self.store))
         parts: list[Table | Text] = [Text()]
         with contextlib.suppress(NotYet, faults.Passing):  # what is not visible yet stands in the next picture
             self.history.look_far()
@@ -70,10 +79,20 @@ class View:
             if rounds := self.history.open_rounds():
                 parts.append(self._last_round() if self.over else self._rounds(rounds))
                 parts += self._diverged(rounds)
-        parts += [self._workers(diaries), *_errors(diaries, diary.now(self.store))]
+        errors = self._errors(diaries)
         self.state = self._state(diaries)
         parts[0] = Text(self.state)
-        return Group(*parts)
+        parts += [self._workers(diaries, self._room(parts, errors)), *errors]
+        if lines:
+            for part in parts:
+                if isinstance(part, Text):
+                    part.no_wrap, part.overflow = True, "ellipsis"
+        return parts
+
+    def _room(self, parts: Sequence[Table | Text], errors: Sequence[Text]) -> int:
+        """Lines for workers."""
+        taken = sum(each.plain.count("\n") + 1 if isinstance(each, Text) else each.row_count + 2 for each in parts)
+        return max(1, min(_WORKERS, self.lines - taken - len(errors) - 4)) if self.lines else _WORKERS
 
     def _state(self, diaries: list[Diary]) -> str:
         launch = launches.latest(self.store)
@@ -91,14 +110,15 @@ class View:
             if benched := [f"{plain(d.name)} ({plain(d.benched)})" for d in at_work if d.benched]:
                 state += f"; {len(benched)} benched: {_some(benched)}"
         written, read = (sum(getattr(d, what) for d in diaries) for what in ("written", "read"))
-        return f"{at}; {state}\n{sum(d.made for d in diaries)} made, {_mb(written)} MB written, {_mb(read)} MB read"
+        return f"{at}; {state}\n{sum(d.made for d in diaries)} made, {bytes_of(written)} written, {bytes_of(read)} read"
 
     # -- rounds -------------------------------------------------------------------------------------------------------
 
     def _rounds(self, rounds: list[int]) -> Table:
-        table = table_of("Open rounds", "round", "finished", "being made", "free", "waiting for")
-        for round in rounds:
-            table.add_row(*map(Text, self._round(round)))
+        columns = ("round", "finished", "being made", "free", "waiting for")[: 3 if self.narrow else 5]
+        table = table_of("Open rounds", *columns, fit=bool(self.lines))
+        for round in rounds[: _ROUNDS if self.lines else None]:
+            table.add_row(*map(Text, self._round(round)[: len(columns)]))
         return table
 
     def _round(self, round: int) -> tuple[str, ...]:
@@ -110,7 +130,8 @@ class View:
                 waits.update(self.history.origin(input) for input in unfinished)
             elif not recipe.carried:
                 maker = self._maker(id)
-                (made if maker else free).append(recipe.slot + maker)
+                far = f" {plain(self.underway[id].at, 64)}".rstrip() if id in self.underway else ""
+                (made if maker else free).append(recipe.slot + far + (maker if not self.lines else ""))
         waiting = [f"{id}{self._maker(id)} ({n})" for id, n in waits.most_common()]
         finished = f"{len(recipes) - len(open)} of {len(recipes)}"
         return str(round), finished, _some(made), _some(free), _some(waiting, 3)
@@ -143,16 +164,18 @@ class View:
 
     # -- workers ------------------------------------------------------------------------------------------------------
 
-    def _workers(self, diaries: list[Diary]) -> Table:
-        table = table_of("Workers", "worker", "machine", "made", "a minute", "MB written", "last did", "ago")
-        now = diary.now(self.store)
-        for d in diaries[:_WORKERS]:
-            ago = duration(max(0.0, now - d.last))
-            doing = f"was lost; before that {d.doing}" if d.name in self._lost and not self.over else d.doing
-            row = (d.name, d.machine, str(d.made), f"{d.rate:.1f}", _mb(d.written), doing, ago)
-            table.add_row(*(Text(plain(cell)) for cell in row))
-        if len(diaries) > _WORKERS:
-            table.caption = f"and {len(diaries) - _WORKERS} earlier ones"
+    def _workers(self, diaries: list[Diary], most: int) -> Table:
+        columns = ("worker", "made", "does", "ago") if self.narrow else _COLUMNS
+        table, now = table_of("Workers", *columns, fit=bool(self.lines)), diary.now(self.store)
+        doing = {each.by: f"making {each.id} {each.at}".rstrip() for each in self.underway.values()}
+        for d in diaries[:most]:
+            lost = d.name in self._lost and not self.over
+            does = f"was lost; before that {d.doing}" if lost else d.doing if d.ended else doing.get(d.name, d.doing)
+            row = {"worker": d.name, "machine": d.machine, "made": str(d.made), "a minute": f"{d.rate:.1f}",
+                   "written": bytes_of(d.written), "does": does, "ago": duration(max(0.0, now - d.last))}  # fmt: skip
+            table.add_row(*(Text(plain(row[column])) for column in columns))
+        if len(diaries) > most:
+            table.caption = f"and {len(diaries) - most} earlier ones"
         return table
 
     def _is_lost(self, worker: str) -> bool:
@@ -162,20 +185,19 @@ class View:
             return not pulse or self.watch.dead({**pulse, "by": worker})
         return False
 
-
-def _errors(diaries: list[Diary], now: float) -> Iterator[Table]:
-    errors = sorted((error, d.name) for d in diaries for error in d.errors)[-_ERRORS:]
-    if errors:
-        table = table_of("Last errors", "ago", "worker", "what", "why")
-        for (at, what, why), worker in errors:
-            table.add_row(*(Text(plain(x, 500)) for x in (duration(max(0.0, now - at)), worker, what, why)))
-        yield table
+    def _errors(self, diaries: list[Diary]) -> list[Text]:
+        """The last ones, each on a line of its own: there may be commands in it to be copied."""
+        most, now = _ERRORS // 2 if self.lines else _ERRORS, diary.now(self.store)
+        errors = sorted((error, d.name) for d in diaries for error in d.errors)[-most:]
+        words = (f"{duration(max(0.0, now - at))} ago, {who}: {what}: {why}" for (at, what, why), who in errors)
+        return [*[Text("Last errors", "italic")] * bool(errors), *(Text(plain(each, 1000)) for each in words)]
 
 
-def table_of(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left")
+def table_of(title: str, *columns: str, fit: bool = False) -> Table:
+    """Nothing in it is cut; or each row is one line."""
+    table = Table(title=title, title_justify="left", caption_justify="left", box=None if fit else box.HEAVY_HEAD)
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column, overflow="ellipsis" if fit else "fold", no_wrap=fit)
     return table
 
 
@@ -183,31 +205,32 @@ def _some(words: list[str], most: int = 6) -> str:
     return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
 
 
-def _mb(bytes: float) -> str:
-    return f"{bytes / 1e6:.1f}"
+def printed(shown: Console, parts: Iterable[Table | Text]) -> None:
+    for part in parts:
+        in_full(shown, [part]) if isinstance(part, Text) else shown.print(part)
 
 
-def look(run_dir: Path, *, watch: Annotated[bool, Parameter(help="Keep looking until Ctrl-C.")] = False) -> None:
-    """Show the rounds, who makes what, what waits for whom, and the last errors of a run.
+def show(run_dir: Path, *, watch: Annotated[bool, Parameter(help="Go on until Ctrl-C.")] = False) -> None:
+    """Show the rounds, who makes what and how far it is, what waits for whom, and the last errors of a run.
 
     For example: python -m fleet.status runs/edt --watch
     """
     shown, view = console(), View(run_dir)
     if not watch:
-        shown.print(view.picture())
+        printed(shown, view.picture())
         return
-    with Live(view.picture(), console=shown, auto_refresh=False) as live:
-        while not view.over:
+
+    def fitting() -> Group:
+        return Group(*view.picture(shown.height - 1, shown.width))
+
+    with Live(fitting(), console=shown, auto_refresh=False) as live:
+        while not view.over and heard():
             time.sleep(2.0)
             try:
-                live.update(view.picture(), refresh=True)
-            except faults.Passing as fault:  # the next look may see more
+                live.update(fitting(), refresh=True)
+            except faults.Passing as fault:  # the next picture may show more
                 live.update(Text(f"the disk does not answer properly: {plain(fault, 500)}"), refresh=True)
 
 
 if __name__ == "__main__":
-    try:
-        App(name="python -m fleet.status", help=look.__doc__, version_flags=[], default_command=look)()
-    except (UserError, faults.Fault) as error:
-        say(error, file=sys.stderr)
-        raise SystemExit(2) from None
+    command("fleet.status", show)

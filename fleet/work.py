@@ -81,6 +81,8 @@ class Work:
         self.absent = tuple(id for id, member in members.items() if not member)
         self.inputs = {id: Input(member, history.files(id)) for id, member in members.items() if member}
         self.resumed: snapshots.Snapshot | None = None
+        self.steps = 0  # that it takes, if its maker says so
+        self.at = ("", 0, 0)  # how far it is, for people: of what, so much is done, of so much if that is known
         self._resume, self._every, self._ordered = resume, snapshot_every, ordered
         self._saved = self._asked = self.host.now()
 
@@ -112,6 +114,7 @@ class Work:
     def between_steps(self, step: int, save: Callable[[snapshots.Saver], Any]) -> None:
         """Call this after every step: the one place where a long recipe is saved, handed over or dropped. What `save`
         returns, plain values, is kept beside the files that it writes."""
+        self.at = ("step", step, self.steps)
         now = self.host.now()
         ending = self.host.stopping
         if now - self._asked > _ASK:

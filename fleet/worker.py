@@ -25,6 +25,7 @@ from fleet.work import Maker
 _NEVER = -math.inf
 _GLANCE, _SPAN = 0.25, 4  # short recipes come several to a look: so many seconds, and so often what the look took
 _PLAN_PATIENCE = 1.0  # whoever published last plans first; others only if no plan has come after so long
+_PULSE = 5.0  # seconds between two pulses, at most: people want to see how far each is
 _PROBES = 4  # so many awaited names are opened in one slow tick, whatever the listings say
 _PEERS = 4  # so many others' pulses are looked at now and then
 
@@ -50,7 +51,7 @@ class Worker:
         self.chooser = Chooser(self.context)
         self.execution = Execution(self.context, make, self.tail, self._wait)
         self.elastic = elastic.Elastic(self.history, self.host, options.quorum, options.grace_seconds)
-        self.pulse = claims.Pulse(store, options.dead_seconds / 5, self._say)
+        self.pulse = claims.Pulse(store, min(_PULSE, options.dead_seconds / 5), self._say)
         self._broom = planning.DraftSweeper(store, options.dead_seconds)
         self._attic = Attic(store, self.events, blame.PATIENCE * options.dead_seconds)
         self._began = self.host.now()
@@ -207,6 +208,8 @@ class Worker:
         self.events.flush()
         launch, identity = self.options.launch, [*self.host.identity]
         about = {"machine": self.host.name, "launch": launch, "identity": identity, "benched": self.blame.benched}
+        if work := self.execution.working:  # for people
+            about |= {"doing": work.id, **dict(zip(("unit", "done", "of"), work.at, strict=True))}
         return {"seconds": self.context.pace.mine(), **about}
 
     def _hear_of_peers(self, now: float) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleet.fsync import sync
+from fleet.plain import bytes_of
 from fleet.scratch import scratch
 from merge.files import Header, TensorEntry, UserError, write_header, write_json
 from merge.merge_planning import Job
@@ -166,7 +167,7 @@ def _replace(draft: Path, out: Path) -> None:
 def _check_room(out: Path, size: int) -> None:
     if (free := shutil.disk_usage(out.parent).free) < size:
         full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        room = f"{out.parent} has {free / 1e9:.2f} GB of free space; the result needs {size / 1e9:.2f} GB"
+        room = f"{out.parent} has {bytes_of(free)} of free space; the result needs {bytes_of(size)}"
         raise UserError(room) from full
 
 

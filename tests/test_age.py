@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fleet.attic import KEPT, Attic
-from fleet.diary import TAIL, Diaries
+from fleet.diary import TAIL, Diaries, Diary
 from fleet.digest import digest
 from fleet.events import Events
 from fleet.history import History, opened
@@ -86,7 +86,7 @@ def test_whoever_looks_back_opens_a_file_for_each_round(old):
 def test_a_look_at_notes_reads_what_is_new(old):
     run, _ = old
     store, _ = open_run(run.folder, Host(), "test")
-    diaries = Diaries(store)
+    diaries = Diaries(store, Diary)
     (first,) = diaries.look()
     made = len(run.registers(r".*\.done"))
     assert first.made == made and diaries.bytes_read > 1000
@@ -95,7 +95,7 @@ def test_a_look_at_notes_reads_what_is_new(old):
     for n in range(2000):  # more than whoever comes late reads of it
         events.note("made", f"1/m{n}", seconds=1.0, written=1, read=2, why="x" * 100)
     events.flush()
-    late, size = Diaries(store), (run.folder / "workers" / "test.events").stat().st_size
+    late, size = Diaries(store, Diary), (run.folder / "workers" / "test.events").stat().st_size
     for seen in (diaries, late):
         (test,) = [each for each in seen.look() if each.name == "test"]
         assert (test.made, test.written, test.read) == (2000, 2000.0, 4000.0)
@@ -120,7 +120,7 @@ def test_notes_of_those_who_are_gone_are_put_away_and_still_count(toys):
     until(lambda: attic.tidy() or not [*run.folder.glob("workers/*.pulse")], "the pulses are removed")
     attic.tidy()
     assert len([*run.folder.glob("workers/*.events")]) == KEPT + 1 and len([*run.folder.glob("workers/ended/*")]) == 20
-    found = Diaries(store).look()
+    found = Diaries(store, Diary).look()
     assert sum(each.made for each in found) == KEPT + 20 and sum(each.read for each in found) == 20 * (KEPT + 20)
     for seen in (report.look(), RunReader(run.folder).look()):
         assert seen.written == before.written == 10 * (KEPT + 20)
@@ -139,5 +139,5 @@ def test_who_was_only_paused_begins_new_notes(toys):
     Attic(store, events, patience=0.0).tidy()
     events.note("made", "1/m0", seconds=1.0, written=1, read=2)
     events.flush()
-    (found,) = Diaries(store).look()
+    (found,) = Diaries(store, Diary).look()
     assert (found.made, found.written, found.launch, found.machine) == (1, 1.0, 3, "here")

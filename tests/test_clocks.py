@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.diary import Diaries
+from fleet.diary import Diaries, Diary
 from fleet.report.run_reader import RunReader
 from tests.helpers import Toys, until
 
@@ -88,8 +88,8 @@ def test_a_copy_that_has_other_times_is_read_as_it_was(toys):
     first, *rest = file.read_text().splitlines()
     file.write_text("\n".join([re.sub(r'"at":[0-9.]+', '"at":1700000000', first), *rest]) + "\n")
     store = run.history().store
-    (noted,) = Diaries(store).look()
+    (noted,) = Diaries(store, Diary).look()
     assert noted.first == 1_700_000_000 and noted.last - noted.first > 300 * DAY
     for each in (file, run.folder / "run.json"):
         os.utime(each, (2e9, 2e9))
-    assert Diaries(store).look() == [noted]
+    assert Diaries(store, Diary).look() == [noted]

@@ -32,7 +32,7 @@ def console_text(picture) -> str:
 
     console = Console(width=200)
     with console.capture() as captured:
-        console.print(picture)
+        console.print(*picture)
     return captured.get()
 
 

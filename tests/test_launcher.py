@@ -80,6 +80,8 @@ def test_it_stops_goes_on_and_is_watched(fleet, lab):
     watching.send(signal.SIGINT)
     watching.ends(0)
     assert "The workers go on" in watching.said and len(run.alive()) == 3
+    options = f"--config {run.place}/evolution.json --machines {run.place}/machines.json"
+    assert f"\n  python launch_to_machines.py stop {options} --ssh-config " in watching.said
     before = run.alive()
     assert "started" in run.says("restart", "h2")
     after = run.alive()

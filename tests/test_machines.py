@@ -1,11 +1,17 @@
 """machines.json: hosts and users end up in commands, so nothing but plain names passes."""
 
+import io
 import json
 
 import pytest
 
 from fleet import machines
 from fleet.config import UserError
+from fleet.console import console
+from fleet.machines import Machine
+from fleet.remote import agent, preflight, shown
+from fleet.remote.all_machines import NoAnswer
+from fleet.remote.preflight import Report
 
 FULL = {
     "host": "gpu1.example.org", "port": 2222, "user": "ann@lab", "key": "/home/ann/.ssh/my key", "name": "big-one",
@@ -157,3 +163,29 @@ def test_duplicates_are_refused(says, first, second, what):
 
 def test_one_host_on_two_ports_is_two_machines(write):
     assert len(machines.load(write(["a", {"host": "a", "port": 23, "name": "a-23"}]))) == 2
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_commands_to_be_copied_are_one_line(width):
+    """However narrow the terminal is: in the table of machines, of what was started, and of who is still there."""
+    one, two = (Machine(host=host, name=host) for host in ("gpu1", "gpu2"))
+    add = f"echo 'gpu1 ssh-ed25519 {'A' * 300}' >> /home/ann/.ssh/known_hosts"
+    install = f"/home/ann/.venv/bin/python -m pip install {' '.join(f'package{n}==1.{n}' for n in range(20))}"
+    reports = [Report(one, why=f"its host key is not known; then: {add}"), Report(two, why=f"it lacks 20: {install}")]
+    text = io.StringIO()
+    screen = console(text, width)
+    preflight.show(screen, reports)
+    shown.started(screen, [one, two], {"gpu1": NoAnswer(add)}, {"gpu2": install})
+    shown.ended(screen, [one, two], {}, {"gpu1": add, "gpu2": install})
+    assert (text.getvalue().count(f"{add}\n"), text.getvalue().count(f"{install}\n")) == (3, 2)
+
+
+def test_two_entries_that_are_one_box_are_named():
+    box = agent.facts([])
+    assert box["box"]
+    entries = [Machine(host=host, name=host) for host in ("gpu1", "192.168.0.7", "gpu2")]
+    reports = [Report(each, facts={**box, "box": b}) for each, b in zip(entries, ("a", "a", "b"), strict=True)]
+    preflight.judge(reports, Report(Machine(host="localhost", name="here")), {}, strict=False)
+    notes = [[note for note in report.notes if "same machine" in note] for report in reports]
+    assert "as 192.168.0.7," in notes[0][0] and "as gpu1," in notes[1][0] and not notes[2]
+    assert not any(report.why for report in reports)

@@ -1,13 +1,18 @@
 """Whole runs of pre-training: the same bytes however they are made, and what the two algorithms promise."""
 
 import json
+import math
 import random
 import shutil
 
+import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from fleet.digest import digest
+from fleet.metrics.points import points
+from fleet.scratch import passing
 from fleet.work import Interrupted
 from merge.outer import Outer
 from tests.helpers import LONG, kill, until
@@ -250,3 +255,20 @@ def test_what_is_evaluated_is_what_is_exported(tmp_path):
         learner.start(exporter.chosen(what)[1])
         loss = evaluated(learner, exporter.sources("held"), exporter.config)["loss"]
         assert loss == pytest.approx(history[id].metrics["loss"], abs=1e-6)
+
+
+@pytest.mark.parametrize("algorithm, slot", [("edt", "m0"), ("diloco", "global")])
+def test_bits_per_byte_stand_beside_the_loss(tmp_path, algorithm, slot):
+    """The loss a token, by how many bytes of the held-out text a token stands for."""
+    history = finished(tmp_path, algorithm=algorithm, max_generations=1)
+    source, found = history["0/tokens-0"], history[f"1/{slot}"].metrics
+    tokens = np.frombuffer(history.files("0/tokens-0").read("held"), dtype=source.metrics["dtype"])
+    with passing("words") as folder:
+        for name in history["0/tokenizer"].digests:
+            (folder / name).write_bytes(history.files("0/tokenizer").read(name))
+        text = AutoTokenizer.from_pretrained(folder).decode(tokens.tolist(), skip_special_tokens=True)
+    assert source.metrics["held_bytes"] == len(text.encode())
+    a_token = len(text.encode()) / len(tokens)
+    assert found["bits_per_byte"] == pytest.approx(found["loss"] / math.log(2) / a_token)
+    (point,) = [each for each in points(history, 1) if each.step == 1]
+    assert point.rows and point.rows[0].keys() >= {"bits_per_byte"}

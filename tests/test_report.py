@@ -21,13 +21,15 @@ from pathlib import Path
 
 import pytest
 
-from fleet import launches
+from fleet import launches, plain
+from fleet.ancestry.tree import Node
 from fleet.config import UserError
-from fleet.report import words
+from fleet.report import curves, family, words
 from fleet.report.facts import covered
 from fleet.report.page import page
 from fleet.report.run_reader import RunReader
 from fleet.report.serving import LivePage, known, server
+from fleet.report.svg import Scale
 from fleet.store import _opened, _sealed
 from tests.browser import FAULTS, Browser, looks_right
 from tests.helpers import MISHAPS, ROOT, Started, Toys, kill, listing, until
@@ -396,7 +398,7 @@ def test_a_page_that_cannot_be_read_any_more_says_so(finished, monkeypatch):
     [
         (words.count(0), "0"), (words.count(9_999), "9,999"), (words.count(75_900), "75.9 k"),
         (words.count(759_296), "759 k"), (words.count(999_999), "1,000 k"), (words.count(3.2e9), "3.2 G"),
-        (words.bytes_of(12), "12 B"), (words.bytes_of(123_456), "123 kB"), (words.bytes_of(1.89e9), "1.89 GB"),
+        (plain.bytes_of(12), "12 B"), (plain.bytes_of(123_456), "123 kB"), (plain.bytes_of(1.89e9), "1.89 GB"),
         (words.lasting(5.16), "5.16 s"), (words.lasting(119), "119 s"), (words.lasting(129), "2.15 min"),
         (words.lasting(7_200), "2 h"), (words.lasting(3 * 86_400), "3 d"), (words.lasting(200 * 86_400), "200 d"),
     ],
@@ -563,3 +565,34 @@ def test_only_what_was_asked_the_same_is_in_one_picture(toys, browser, tmp_path)
     assert browser.say("document.querySelectorAll('#loss-0-time-s circle').length") == 2, "a single point, too"
     assert "Not drawn" in text_of(browser, "#runs") and "three" in text_of(browser, "#runs > p")
     assert "SLEEP" not in text_of(browser, "#differences > .scroll")
+
+
+def test_a_round_is_drawn_when_it_is_complete(toys):
+    run: Toys = toys(population_size=4, max_generations=3).prepare()
+    run.work(recipes=13)
+    facts = RunReader(run.folder).look()
+    done = [each.number for each in facts.rounds if each.complete]
+    part = next(each for each in facts.rounds if not each.complete and each.members)
+    assert curves.curve_of(facts, "loss", curves.by_round).places[-1] == done[-1] < part.number
+    told = f"Not drawn before it is complete: round {part.number}: {part.finished} of {part.slots} finished"
+    assert told in page(facts)
+    run.work()
+    facts = RunReader(run.folder).look()
+    assert curves.curve_of(facts, "loss", curves.by_round).places[-1] >= part.number
+    assert "Not drawn before" not in page(facts)
+
+
+def test_one_bad_mutant_does_not_set_the_scale():
+    usual = [0.01 + 0.0001 * n for n in range(40)]
+    assert Scale.fair([*usual, 1e6], [*usual, 1e6]).high < 0.02
+    assert Scale.fair([*usual, 1e6], [*usual, 1e6], [1e6]).high > 1e6, "but what is to be seen is"
+    assert Scale.fair([1.0, 2.0, 1e6], [1.0, 2.0, 1e6]).high > 1e6, "of a few nobody is usual"
+
+
+def test_genes_that_never_change_are_told_in_words():
+    genomes = [{"rate": 1.0 + n, "depth": 6, "way": "slerp"} for n in range(3)]
+    nodes = [Node(f"1/m{n}", f"m{n}", genome=genome) for n, genome in enumerate(genomes)]
+    shown = family.genome_part(nodes)
+    assert "The same for all members: <bdi>depth 6.0000; way slerp</bdi>." in shown
+    assert "Only round 1 has genomes so far." in shown and shown.count('class="small"') == 1
+    assert "Only round" not in family.genome_part([*nodes, Node("2/m0", "m0", genome=genomes[0])])

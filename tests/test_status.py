@@ -1,13 +1,19 @@
 """`python -m fleet.status RUN_DIR`: what it shows of a running, a stopped and a finished run; it only reads."""
 
+import io
+import json
 import os
 import re
 import signal
+import subprocess
 import sys
 
 import pytest
+from rich.console import Group
 
 from fleet import launches
+from fleet.console import console
+from fleet.status import View, printed
 from tests.helpers import MISHAPS, Started, Toys, kill, listing, until
 
 STATUS = [sys.executable, "-m", "fleet.status"]
@@ -130,3 +136,57 @@ def test_watching_ends_with_the_run(toys):
     run.work()
     watching.ends(0)
     assert "the run is over" in watching.said
+
+
+@pytest.mark.parametrize("command", ["status", "report", "ancestry"])
+def test_nobody_listens(toys, command):
+    """A pipe whose reader has gone, or a full disk: output is for people, and no traceback helps them."""
+    run: Toys = toys()
+    run.start(1).ends(0)
+    words = [sys.executable, "-m", f"fleet.{command}", str(run.folder)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (0, 1) and "No space left on device" in done.stderr
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as broken:
+        done = subprocess.run(words, stdout=broken, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_run_goes_on_where_nobody_listens(toys):
+    run: Toys = toys()
+    started = run.start(1, before=("sh", "-c", 'exec "$@" > /dev/full', "sh"))
+    started.ends(0)
+    assert "Traceback" not in started.said and "No space left on device" in started.said
+    assert run.is_over()
+
+
+def test_the_digest_of_a_run(toys):
+    run: Toys = toys()
+    run.start(2).ends(0)
+    asked = run.run([sys.executable, "-m", "fleet.digest", str(run.folder), str(run.folder)])
+    asked.ends(0)
+    assert asked.said == f"{run.digest()}  {run.folder}  (5 rounds, over)\n" * 2
+    missing = run.run([sys.executable, "-m", "fleet.digest", str(run.place)])
+    missing.ends(2)
+    assert "not the folder of a run" in missing.said and "Traceback" not in missing.said
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(40, 24), (80, 24), (200, 30)])
+def test_it_fits_a_terminal(toys, columns, lines):
+    """However many workers and errors there are, each row is one line."""
+    run: Toys = toys(max_generations=30).prepare()
+    run.work(recipes=3)
+    for n in range(40):
+        lines_of = [{"at": 1e9 + n, "what": "failed", "id": "1/m1", "why": "pip install" + " word" * 50}]
+        notes = "".join(json.dumps(each) + "\n" for each in lines_of)
+        (run.folder / "workers" / f"worker-{n}.events").write_text(notes)
+    text = io.StringIO()
+    console(text, columns).print(Group(*View(run.folder).picture(lines - 1, columns)))
+    shown = text.getvalue().splitlines()
+    assert len(shown) < lines and max(map(len, shown)) <= columns
+    assert any(line.startswith("Workers") for line in shown) and any(" earlier ones" in line for line in shown)
+    text = io.StringIO()
+    printed(console(text, columns), View(run.folder).picture())
+    assert text.getvalue().count(" word" * 50 + "\n") == 5, "what is to be copied is not broken"

@@ -61,9 +61,13 @@ def held_windows(sources: Sequence[TokenFile], config: TrainConfig) -> list[list
     """Each source's share of EVAL_SEQUENCES, from the beginning of what it holds out."""
     rows: list[list[int]] = []
     for number, source in enumerate(sources):
-        windows = (needed(config, number)["held"] - 1) // config.seq_length
-        rows += [source.get(window).astype("int64").tolist() for window in range(windows)]
+        rows += [source.get(window).astype("int64").tolist() for window in range(held_count(config, number))]
     return rows
+
+
+def held_count(config: TrainConfig, number: int) -> int:
+    """Windows of one source's share."""
+    return (needed(config, number)["held"] - 1) // config.seq_length
 
 
 def owned(config: TrainConfig, slot: int, round: int, step: int, part: int) -> Numbers:

@@ -33,7 +33,12 @@ def picture(history: History) -> bool:
         axes.plot(*zip(*single, strict=True), ".", color="tab:gray", alpha=0.6, label="each member")
     if whole:
         axes.plot(*zip(*whole, strict=True), "-o", color="tab:blue", label="averaged model")
-    axes.set(xlabel="round", ylabel="loss on held-out text")
+    axes.set(xlabel="round", ylabel="loss on held-out text, nats a token")
+    known = (each.metrics for _, each in found if each.metrics["loss"] and "bits_per_byte" in each.metrics)
+    if bits := next(known, None):
+        share = bits["bits_per_byte"] / bits["loss"]  # the same for all: the text is
+        both = (lambda loss: loss * share, lambda bits: bits / share)
+        axes.secondary_yaxis("right", functions=both).set_ylabel("bits per byte")
     axes.legend()
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=120)

@@ -1,17 +1,16 @@
 """`python -m fleet.ancestry RUN_DIR`: a run's family tree as ancestry.json and ancestry.html."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
-from fleet import faults
 from fleet.ancestry.ancestry_files import files, keep
 from fleet.ancestry.growth import tree
 from fleet.config import UserError
 from fleet.history import opened
 from fleet.plain import say
+from fleet.reading import command
 
 
 def draw(
@@ -41,8 +40,4 @@ def _elsewhere(out: Path, made: dict[str, bytes]) -> list[Path]:
 
 
 if __name__ == "__main__":
-    try:
-        App(name="python -m fleet.ancestry", help=draw.__doc__, version_flags=[], default_command=draw)()
-    except (UserError, faults.Fault) as error:
-        say(error, file=sys.stderr)
-        raise SystemExit(2) from None
+    command("fleet.ancestry", draw)

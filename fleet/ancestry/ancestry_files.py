@@ -7,7 +7,7 @@ from fleet.ancestry.growth import tree
 from fleet.ancestry.tree import Tree, as_json
 from fleet.history import History
 from fleet.report import family
-from fleet.report.parts import framed, whole
+from fleet.report.parts import document, framed
 from fleet.report.words import name
 
 TEXT, PAGE = "ancestry.json", "ancestry.html"
@@ -39,4 +39,4 @@ def page(grown: Tree, title: str) -> str:
         ("family", "Family tree", family.tree_part(grown)),
         ("genome", "The genome's history", family.genome_part([*grown.nodes.values()])),
     ]
-    return whole(title, framed(head, [part for part in parts if part[2]]))
+    return document(title, framed(head, [part for part in parts if part[2]]))

@@ -22,8 +22,7 @@ class GeneHistory:
     name: str
     means: Sequence[float | None]
     spreads: Sequence[float | None]  # standard deviations
-    low: float  # of all members
-    high: float
+    values: Sequence[float]  # of all members
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,7 @@ def _gene(name: str, rounds: Sequence[Sequence[float]]) -> GeneHistory:
     means = [math.fsum(values) / len(values) if values else None for values in rounds]
     spreads = [statistics.pstdev(values) if values else None for values in rounds]
     every = [value for values in rounds for value in values]
-    return GeneHistory(name, means, spreads, min(every), max(every))
+    return GeneHistory(name, means, spreads, every)
 
 
 def _trait(name: str, rounds: Sequence[Sequence[Value | None]]) -> Trait:

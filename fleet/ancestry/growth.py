@@ -1,6 +1,6 @@
 """From a run's members to their family tree. Pure.
 
-A member that was carried over is one node, however many rounds it lives; tools and looks at others make none.
+A member that was carried over is one node, however many rounds it lives; tools and evaluations of others make none.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ def alone(member: Member) -> Node:
 
 
 def _scores(made: Mapping[str, Member], places: Mapping[str, str], measure: str) -> dict[str, float]:
-    """Who was not measured when it was made has what the first look at it found."""
+    """Who was not measured when it was made has what its first evaluation found."""
     found = dict[str, float]()
     for id, member in made.items():
         if (score := _number(member, measure)) is not None:

@@ -46,7 +46,7 @@ class SinkKeeper:
     ) -> None:
         self.store, self.command, self.note, self.launch = store, command, note, launch
         self.watch = Watch(store, store.host, dead_seconds)
-        self.seats = [KeptSink(kind) for kind in kinds if kind not in lacking(kinds)]
+        self.sinks = [KeptSink(kind) for kind in kinds if kind not in lacking(kinds)]
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -57,75 +57,75 @@ class SinkKeeper:
         """The run has got so far; loggers log that and end. Those sinks that have not got it all."""
         self._ending.set()
         self._thread.join(patience)
-        for seat in self.seats:
+        for sink in self.sinks:
             with contextlib.suppress(OSError):
-                if seat.process and seat.process.stdin:
-                    seat.process.stdin.write(f"{rounds}\n".encode())
-                    seat.process.stdin.close()
+                if sink.process and sink.process.stdin:
+                    sink.process.stdin.write(f"{rounds}\n".encode())
+                    sink.process.stdin.close()
         end, late = time.monotonic() + patience, list[str]()
-        for seat in self.seats:
-            late += [seat.kind] * (not self._gone(seat, end, over))
+        for sink in self.sinks:
+            late += [sink.kind] * (not self._gone(sink, end, over))
         for kind in late:
             self.note(f"{kind} has not taken everything; the same command goes on with it")
         return late
 
-    def _gone(self, seat: KeptSink, end: float, over: bool) -> bool:
+    def _gone(self, sink: KeptSink, end: float, over: bool) -> bool:
         """Whether it has logged everything, as far as this worker knows. If that is all there will ever be, nobody
         needs the claim any more."""
-        if seat.number is None:
+        if sink.number is None:
             return True
         code = None
-        if seat.process:
+        if sink.process:
             try:
-                code = seat.process.wait(max(0.0, end - time.monotonic()))
+                code = sink.process.wait(max(0.0, end - time.monotonic()))
             except subprocess.TimeoutExpired:
-                seat.process.kill()
-                seat.process.wait()
+                sink.process.kill()
+                sink.process.wait()
         if not (over and code == DONE):
-            self._leave(seat, "the worker has ended")
+            self._leave(sink, "the worker has ended")
         return code == DONE
 
     # -- meanwhile ----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while True:
-            for seat in self.seats:
+            for sink in self.sinks:
                 with contextlib.suppress(faults.Fault):
-                    self._tend(seat)
+                    self._tend(sink)
             if self._ending.wait(_LOOK):
                 return
 
-    def _tend(self, seat: KeptSink) -> None:
-        if seat.process and (code := seat.process.poll()) is not None:
-            self._ended(seat, code)
+    def _tend(self, sink: KeptSink) -> None:
+        if sink.process and (code := sink.process.poll()) is not None:
+            self._ended(sink, code)
         now = time.monotonic()
-        if seat.process or seat.closed or now < seat.again_at:
+        if sink.process or sink.closed or now < sink.again_at:
             return
-        if seat.number is None:
-            seat.number = claim.taken(self.store, self.watch, seat.kind, self.launch)
-        if seat.number is not None:
-            words = self.command(seat.kind, seat.number)
+        if sink.number is None:
+            sink.number = claim.taken(self.store, self.watch, sink.kind, self.launch)
+        if sink.number is not None:
+            words = self.command(sink.kind, sink.number)
             try:
-                seat.process = subprocess.Popen(words, stdin=subprocess.PIPE)
+                sink.process = subprocess.Popen(words, stdin=subprocess.PIPE)
             except OSError:  # this machine has no room for it just now
-                self._ended(seat, AGAIN)
+                self._ended(sink, AGAIN)
 
-    def _ended(self, seat: KeptSink, code: int) -> None:
-        seat.process = None
+    def _ended(self, sink: KeptSink, code: int) -> None:
+        sink.process = None
         if code == LOST:
-            seat.number = None
+            sink.number = None
         elif code == ELSEWHERE:
-            seat.closed = True
-            self._leave(seat, "it cannot be used here")
-            self.note(f"{seat.kind} cannot be used on this machine (this worker's log says why)")
+            sink.closed = True
+            self._leave(sink, "it cannot be used here")
+            self.note(f"{sink.kind} cannot be used on this machine (this worker's log says why)")
         else:
-            seat.failures += 1
-            pause = min(_LONGEST, _LOOK * 2 ** (seat.failures - 1))
-            seat.again_at = time.monotonic() + pause
-            self.note(f"{seat.kind} takes no metrics (this worker's log says why); again in {pause:.0f} s")
+            sink.failures += 1
+            pause = min(_LONGEST, _LOOK * 2 ** (sink.failures - 1))
+            sink.again_at = time.monotonic() + pause
+            self.note(f"{sink.kind} takes no metrics (this worker's log says why); again in {pause:.0f} s")
 
-    def _leave(self, seat: KeptSink, why: str) -> None:
-        if seat.number is not None:
+    def _leave(self, sink: KeptSink, why: str) -> None:
+        if sink.number is not None:
             with contextlib.suppress(faults.Fault):
-                claim.leave(self.store, seat.kind, seat.number, why)
-            seat.number = None
+                claim.leave(self.store, sink.kind, sink.number, why)
+            sink.number = None

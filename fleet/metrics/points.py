@@ -8,10 +8,10 @@ from fleet.metrics.sink import Point
 from fleet.recipe import Member, name, place
 
 BEST: Mapping[str, Callable[[Iterable[float]], float]] = {
-    **{"loss": min, "train_loss": min},
+    **{"loss": min, "bits_per_byte": min, "train_loss": min},
     **{"fitness": max, "score": max, "test_score": max},
 }
-_FIRST = ("round", "slot", "loss", "perplexity", "train_loss", "tokens", "seconds", "by")
+_FIRST = ("round", "slot", "loss", "bits_per_byte", "perplexity", "train_loss", "tokens", "seconds", "by")
 _LONGEST = 200  # characters of a text that a table shows
 
 

@@ -49,7 +49,17 @@ def facts(packages: list[str]) -> dict[str, Any]:
         "memory": _memory(),
         "devices": _devices(),
         "lingers": not _killed_at_logout(),
+        "box": _box(),
     }
+
+
+def _box() -> str:
+    """The same for two names of one machine; containers on it are machines of their own."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return " ".join([boot, *(os.readlink(f"/proc/self/ns/{kind}") for kind in ("mnt", "net", "pid", "uts"))])
+    except OSError:
+        return ""
 
 
 def _version(name: str) -> str:

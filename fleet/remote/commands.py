@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
@@ -16,12 +16,13 @@ from rich.text import Text
 from fleet import faults
 from fleet import machines as machines_file
 from fleet.config import UserError
+from fleet.console import in_full
 from fleet.machines import Machine, file_name
 from fleet.plain import plain, say
 from fleet.remote import engines, preflight, shown
 from fleet.remote.all_machines import NoAnswer
 from fleet.remote.engines import Via
-from fleet.remote.launcher import Launcher, Scripts, place
+from fleet.remote.launcher import Launcher, Scripts, again, place
 from fleet.remote.link import Trouble
 from fleet.remote.ssh import Unreachable
 from fleet.remote.starting import start
@@ -64,6 +65,12 @@ class Common:
     ssh_config: Path | None = None
     "Another SSH client configuration than ~/.ssh/config."
 
+    @property
+    def words(self) -> list[str]:
+        """Those that were given, for the next command."""
+        given = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
+        return [word for name in given for word in (f"--{name.replace('_', '-')}", str(getattr(self, name)))]
+
 
 Strict = Annotated[bool, Parameter(negative="", help="Refuse machines whose torch or Python differ.")]
 
@@ -87,20 +94,23 @@ def main(scripts: Scripts, root: Path, about: str, arguments: list[str] | None =
     except (UserError, Unreachable, Trouble, faults.Fault) as error:
         say(error, file=sys.stderr)
     except KeyboardInterrupt:
-        say("\nInterrupted. What was started goes on; `status` shows it, `stop` ends it.", file=sys.stderr)
+        say("\nInterrupted. What was started goes on; to look at it, or to end it:", file=sys.stderr)
+        say(*(f"  {again(verb, *commands.options)}" for verb in ("status", "stop")), sep="\n", file=sys.stderr)
         sys.exit(130)
     sys.exit(2)
 
 
 class Commands:
     def __init__(self, scripts: Scripts, root: Path) -> None:
-        self._scripts, self._root = scripts, root
+        self._scripts, self._root, self.options = scripts, root, list[str]()
 
     def _launcher(self, common: Common, machines: Sequence[Machine] | None = None, strict: bool = False) -> Launcher:
+        self.options = common.words
         return Launcher(
             place(common.config, common.algorithm, self._scripts),
             machines_file.load(common.machines) if machines is None else machines,
             self._scripts, self._root, common.timeout, common.through, common.ssh_config, strict, [common.machines],
+            self.options,
         )  # fmt: skip
 
     # -- starting ------------------------------------------------------------------------------------------------------
@@ -144,14 +154,16 @@ class Commands:
             proxy.ask("base", base=launcher.base_at_proxy())
             run_id = proxy.ask("peek", folder=f"{launcher.base_at_proxy()}/{launcher.place.project}")
             reports = launcher.look(links, run_id)
-        launcher.console.print(preflight.picture(reports), *filter(None, [launcher.stranger]))
+        preflight.show(launcher.console, reports)
+        if launcher.stranger:
+            say(launcher.stranger)
         return int(any(report.why for report in reports) or bool(launcher.stranger))
 
     # -- watching ------------------------------------------------------------------------------------------------------
 
     def status(
         self, *, common: Common = Common(),
-        watch: Annotated[bool, Parameter(negative="", help="Keep looking until Ctrl-C.")] = False,
+        watch: Annotated[bool, Parameter(negative="", help="Go on until Ctrl-C.")] = False,
     ) -> int:  # fmt: skip
         """Show what the run does, and what its machines wrote down."""
         launcher = self._launcher(common, None if common.machines.exists() else [])
@@ -160,7 +172,7 @@ class Commands:
             return watched(launcher)
         color = launcher.console.is_terminal
         picture = proxy.ask("picture", width=launcher.console.width, color=color)
-        launcher.console.print(Text.from_ansi(picture["text"]))
+        in_full(launcher.console, [Text.from_ansi(picture["text"])])
         launcher.console.print(shown.supervisors(proxy.ask("supervisors")))
         return 0
 
@@ -199,9 +211,10 @@ class Commands:
             proxy, run_id = launcher.open(links)
             proxy.ask("stop", why="stopped by its user")
             if not now:
-                say("Asked the workers to end at their next step. Ctrl-C stops waiting; `stop --now` kills.")
+                say("Asked the workers to end at their next step. Ctrl-C stops waiting; to kill them:")
+                say(f"  {launcher.command('stop', '--now')}")
             left = (killed if now else waited)(links, launcher.machines, run_id)
-        launcher.console.print(shown.ended(launcher.machines, left, links.bad))
+        shown.ended(launcher.console, launcher.machines, left, links.bad)
         return int(
             any(isinstance(left.get(m.name, NoAnswer()), NoAnswer) or left[m.name]["left"] for m in launcher.machines)
         )
@@ -220,7 +233,8 @@ class Commands:
             state = launcher.proxy(links).ask("state")
             if state["why"] or state["over"] or not state["launch"]:
                 raise UserError(
-                    f"no launch is at work{': ' if state['why'] else ''}{plain(state['why'])}: use `launch`"
+                    f"no launch is at work{': ' if state['why'] else ''}{plain(state['why'])}; to begin one:\n"
+                    f"  {launcher.command('launch')}"
                 )
             made, code = launcher.create(links), state["code"]
             if code not in ("", launcher.code.digest):

@@ -3,6 +3,8 @@
 import json
 import os
 import secrets
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,6 +22,8 @@ from fleet.remote.preflight import Report
 from fleet.remote.run_proxy import RemoteRunProxy, RunProxy
 
 Scripts = Mapping[str, Sequence[str]]  # method: its script, as Python's words
+
+_SCRIPT = "launch_to_machines.py"
 
 
 @dataclass(frozen=True)
@@ -55,18 +59,28 @@ def place(file: Path, algorithm: str, scripts: Scripts) -> RunLocation:
     return RunLocation(file, base, project, algorithm, str(file.absolute().parent / package) if package else "")
 
 
+def again(*words: str) -> str:
+    """Another command about the same run, to be copied."""
+    given = sys.argv[0] if Path(sys.argv[0]).name == _SCRIPT else _SCRIPT
+    return shlex.join(["python", given, *words])
+
+
 class Launcher:
     def __init__(
         self, place: RunLocation, machines: Sequence[Machine], scripts: Scripts, root: Path, seconds: float = 15.0,
         through: str = "", ssh_config: Path | None = None, strict: bool = False, apart: Sequence[Path] = (),
+        options: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self.place, self.machines, self.scripts = place, machines, scripts
         self.through, self.strict, self.seconds = through, strict, seconds
         self.console = console()
-        self._mine = apart
+        self._mine, self._options = apart, options
         self.stranger = ""  # why this machine's own BASE_DIR is not the one of the others
         self._project, self._root, self.ssh_config = root, Path(place.local_package or root), ssh_config
         self._proxy: RunProxy | RemoteRunProxy | None = None
+
+    def command(self, *words: str) -> str:
+        return again(*words, *self._options)
 
     @cached_property
     def code(self) -> Code:

@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Group
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fleet.console import in_full
 from fleet.machines import Machine
-from fleet.plain import plain
+from fleet.plain import bytes_of, plain
 from fleet.progress import duration
 
 _CLOCKS = 5.0  # seconds that two clocks may differ before it is worth a word
@@ -55,6 +56,7 @@ def judge(reports: Sequence[Report], here: Report, requirements: Mapping[str, st
             report.notes.append(
                 "systemd ends what its users started when they log out: run `loginctl enable-linger` there"
             )
+    _twins(known)
     _disks([here, *known])
     for name, of in differing([report for report in known if not report.why]).items():
         if name not in ("torch", "python"):
@@ -90,6 +92,15 @@ def _devices(report: Report) -> None:
         report.why = report.why or f"device {lacking[0]} is not there: it has {len(there)} accelerators"
 
 
+def _twins(reports: Sequence[Report]) -> None:
+    """Two entries of machines.json that are one box."""
+    for report in reports:
+        box, others = report.facts.get("box"), [each for each in reports if each is not report]
+        if twins := [each.machine.name for each in others if box and each.facts.get("box") == box]:
+            many = "for more workers on one machine use its workers or devices"
+            report.notes.append(f"is the same machine as {_names(twins)}, and would do the work of both: {many}")
+
+
 def _disks(reports: Sequence[Report]) -> None:
     """Machines that do not see each other's tokens do not share a disk; those who are fewer are named."""
     if not (asked := [report for report in reports if report.missing is not None]):
@@ -116,7 +127,7 @@ def _names(names: Sequence[str]) -> str:
 # -- for people --------------------------------------------------------------------------------------------------------
 
 
-def picture(reports: Sequence[Report]) -> Group:
+def show(shown: Console, reports: Sequence[Report]) -> None:
     """A line for each machine; below them in full what is wrong, since there are commands in it to be copied."""
     odd = differing([report for report in reports if not report.why])
     table = Table(title="Machines", title_justify="left")
@@ -125,7 +136,8 @@ def picture(reports: Sequence[Report]) -> Group:
     for report in reports:
         ready = Text("no", "red") if report.why else Text("ready", "green")
         table.add_row(report.machine.name, ready, *(_cells(report, odd) if report.facts else []))
-    return Group(table, *(line for report in reports for line in _words(report, odd)))
+    shown.print(table)
+    in_full(shown, (line for report in reports for line in _words(report, odd)))
 
 
 def _cells(report: Report, odd: Mapping[str, Any]) -> list[Text | str]:
@@ -135,7 +147,7 @@ def _cells(report: Report, odd: Mapping[str, Any]) -> list[Text | str]:
         _cell(facts["python"], "python" in odd),
         *(_cell(facts["versions"].get(name) or "none", name in odd) for name in _SHOWN),
         str(facts["cores"]), f"{facts['memory'] / 2**30:.0f} GB", Text(plain(_devices_text(facts["devices"]))),
-        "" if report.free is None else f"{report.free / 1e9:.0f} GB", disk, str(report.workers or ""),
+        "" if report.free is None else bytes_of(report.free), disk, str(report.workers or ""),
     ]  # fmt: skip
 
 

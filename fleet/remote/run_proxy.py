@@ -11,6 +11,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from rich.console import Group
+
 from fleet import diary, faults, launches
 from fleet.config import UserError
 from fleet.console import console
@@ -22,7 +24,7 @@ from fleet.recipe import NotYet
 from fleet.remote import code
 from fleet.remote.link import Link
 from fleet.run import NoRun, make_base, open_run
-from fleet.status import View, metrics_text
+from fleet.status import View, metrics_text, printed
 
 _LOG = 1 << 16  # so much of a log's end is shown at first
 
@@ -106,12 +108,13 @@ class RunProxy:
                     found.append({**known, "seats": seats, "ago": ago, "launch": int(known["launch"])})
         return found
 
-    def picture(self, width: int, color: bool) -> dict[str, Any]:
-        """What the status view shows, drawn for a terminal of this width."""
+    def picture(self, width: int, color: bool, lines: int = 0) -> dict[str, Any]:
+        """What the status view shows, drawn for a terminal of this width; and for so many lines of it."""
         self._view = self._view or View(self.folder)
         text = io.StringIO()
         with contextlib.suppress(faults.Passing):  # then there is no news this time
-            console(text, width, color).print(self._view.picture())
+            screen, parts = console(text, width, color), self._view.picture(lines, width)
+            screen.print(Group(*parts)) if lines else printed(screen, parts)
             launch = launches.latest(self.store)
             why = launches.ordered(self.store, launch) if launch else ""
             return {

@@ -4,9 +4,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fleet.console import in_full
 from fleet.machines import Machine
 from fleet.plain import plain, say
 from fleet.processes import thread_counts
@@ -47,14 +49,15 @@ def plan(launcher: Launcher) -> None:
             say(f"    {verb} {json.dumps(words)}")
 
 
-def started(machines: Sequence[Machine], answers: Mapping[str, Any], why: Mapping[str, str]) -> Table:
-    """What runs where, and what does not and why."""
-    table = table_of("Workers", "machine", "host", "workers", "processes", "what")
+def started(shown: Console, machines: Sequence[Machine], answers: Mapping[str, Any], why: Mapping[str, str]) -> None:
+    """What runs where, and what does not; why not was said of those that were not asked."""
+    table, bad = table_of("Workers", "machine", "host", "workers", "processes", "what"), list[Text]()
     for machine in machines:
         answer = answers.get(machine.name)
         if isinstance(answer, NoAnswer) or answer is None:
-            said = str(answer) if answer else why.get(machine.name, "not asked")
-            table.add_row(machine.name, "", "0", "", Text(plain(said, 1000), "red"))
+            table.add_row(machine.name, "", "0", "", Text("not started", "red"))
+            if said := str(answer or "") or ("" if why.get(machine.name) else "not asked"):
+                bad.append(Text(f"{plain(machine.name)}: {plain(said, 1000)}", "red"))
         elif "already" in answer:
             found = [str(each["pid"]) for each in answer["already"] if each["what"] == "worker"]
             table.add_row(machine.name, "", str(len(found)), ", ".join(found), "running already")
@@ -63,7 +66,8 @@ def started(machines: Sequence[Machine], answers: Mapping[str, Any], why: Mappin
             table.add_row(
                 machine.name, plain(answer["host"]), str(len(answer["seats"])), pids, Text("started", "green")
             )
-    return table
+    shown.print(table)
+    in_full(shown, bad)
 
 
 def supervisors(found: Sequence[Mapping[str, Any]]) -> Table:
@@ -86,15 +90,17 @@ def supervisors(found: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def ended(machines: Sequence[Machine], left: Mapping[str, Any], bad: Mapping[str, str]) -> Table:
+def ended(shown: Console, machines: Sequence[Machine], left: Mapping[str, Any], bad: Mapping[str, str]) -> None:
     """Which machines are empty now, as far as is known."""
-    table = table_of("Workers", "machine", "left")
+    table, unknown = table_of("Workers", "machine", "left"), list[Text]()
     for machine in machines:
         got = left.get(machine.name, NoAnswer(bad.get(machine.name, "not asked")))
         if isinstance(got, NoAnswer):
-            table.add_row(machine.name, Text(f"unknown: {plain(got, 1000)}", "red"))
+            table.add_row(machine.name, Text("unknown", "red"))
+            unknown.append(Text(f"{plain(machine.name)}: {plain(got, 1000)}", "red"))
         elif got["left"]:
             table.add_row(machine.name, Text(", ".join(f"{each['what']} {each['pid']}" for each in got["left"]), "red"))
         else:
             table.add_row(machine.name, Text("none", "green"))
-    return table
+    shown.print(table)
+    in_full(shown, unknown)

@@ -54,7 +54,7 @@ def start(launcher: Launcher, links: Links, made: dict[str, Any], least: int = 1
     if not may_start(state, made):
         return Started(0 if state["over"] else 1, False)
     reports = launcher.look(links, made["run_id"])
-    launcher.console.print(preflight.picture(reports))
+    preflight.show(launcher.console, reports)
     if launcher.stranger:
         raise UserError(launcher.stranger)
     busy = [report for report in reports if report.busy]
@@ -67,7 +67,7 @@ def start(launcher: Launcher, links: Links, made: dict[str, Any], least: int = 1
         launch = begun(launcher, proxy, made, joining or bool(busy), len(wanted) + len(busy))
         answers |= launcher.start(links, wanted, made, launch)
     whys = {report.machine.name: report.why for report in reports}
-    launcher.console.print(shown.started(launcher.machines, answers, whys))
+    shown.started(launcher.console, launcher.machines, answers, whys)
     bad = [m for m in launcher.machines if isinstance(answers.get(m.name, NoAnswer()), NoAnswer)]
     return Started(int(bool(bad)), len(bad) < len(launcher.machines))
 
@@ -77,7 +77,8 @@ def _why_not(
 ) -> str:
     if state["why"] and busy:
         names = ", ".join(report.machine.name for report in busy)
-        return f"Workers on {names} were asked to stop and still finish: try again soon, or `stop --now` first."
+        kill = launcher.command("stop", "--now")
+        return f"Workers on {names} were asked to stop and still finish: try again soon, or first:\n  {kill}"
     codes = {r.machine.name: {each["code"] for each in r.running if each["what"] == "supervisor"} for r in busy}
     if others := [name for name, found in codes.items() if found - {launcher.code.digest}]:
         return f"Workers on {', '.join(others)} are at work with other code than what lies here: stop them first."

@@ -1,9 +1,7 @@
 """Watching a run until it is over, and its workers until none is left."""
 
-import sys
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.live import Live
@@ -44,11 +42,11 @@ def watched(launcher: Launcher) -> int:
     try:
         why = _look(launcher, proxy)
     except KeyboardInterrupt:
-        script = f"python {Path(sys.argv[0]).name}"
-        say(f"\nThe workers go on. `{script} status` looks again, `{script} stop` ends them.")
+        say("\nThe workers go on. To look again, or to end them:")
+        say(*(f"  {launcher.command(verb)}" for verb in ("status", "stop")), sep="\n")
         return 0
     if why:
-        say(f"The run stopped: {plain(why, 1000)}")
+        say(f"The run stopped: {why}")
         return 1
     say("The run is over. Its last round:", *(f"  {plain(line)}" for line in proxy.ask("state")["last"]), sep="\n")
     return 0
@@ -65,15 +63,16 @@ def _look(launcher: Launcher, proxy: RunProxy | RemoteRunProxy) -> str:
     console, told = launcher.console, ""
     with Live(console=console, auto_refresh=False) as live:
         while True:
-            picture = proxy.ask("picture", width=console.width, color=console.is_terminal)
+            lines = console.height - 1 if console.is_terminal else 0
+            picture = proxy.ask("picture", width=console.width, color=console.is_terminal, lines=lines)
             if picture["text"] and console.is_terminal:
                 live.update(Text.from_ansi(picture["text"]), refresh=True)
             elif picture["state"] not in ("", told):
                 told = picture["state"]
                 say(plain(told, 1000))
             if picture["over"] or picture["why"]:
-                return "" if picture["over"] else str(picture["why"])
+                return "" if picture["over"] else plain(picture["why"], 1000)
             if picture["launch"] and _nobody_left(supervisors := proxy.ask("supervisors"), picture["launch"]):
                 console.print(shown.supervisors(supervisors))
-                return "all its workers have ended; their logs may say why (`logs`)"
+                return f"all its workers have ended; their logs may say why:\n  {launcher.command('logs')}"
             time.sleep(2.0)

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 
+from fleet.plain import bytes_of
 from fleet.report import curves
 from fleet.report.curves import NAMES, Where
 from fleet.report.facts import MEASURES, Facts
-from fleet.report.parts import plain_table, section, table, value_of, whole
+from fleet.report.parts import document, plain_table, section, table, value_of
 from fleet.report.svg import Axis, Point, Scale, beside, chart, dot, frame, line, stretched
-from fleet.report.words import bytes_of, count, figure, lasting, moment, name, share, thinned
+from fleet.report.words import count, figure, lasting, moment, name, share, thinned
 
 MOST = 8  # runs, as many as there are colours that one can tell apart
 _HIGH = 300.0
@@ -33,16 +34,17 @@ def page(all: Sequence[Facts]) -> str:
         f'<header><p class="over">Runs side by side</p><h1>{name(", ".join(names), 200)}</h1>'
         f'<p class="where">written {moment(max(each.now for each in all))}</p></header>'
     )
-    return whole(f"{len(all)} runs", f'{head}<main id="main">{"".join(parts)}</main>')
+    return document(f"{len(all)} runs", f'{head}<main id="main">{"".join(parts)}</main>')
 
 
 def groups(all: Sequence[Facts]) -> dict[tuple[str, str], list[int]]:
     """The runs that can be compared, by the measure and by what was asked: other questions make other scores."""
     found = dict[tuple[str, str], list[int]]()
     for n, each in enumerate(all):
-        if each.measure:
-            asked = curves.questions_of(each, each.measure) or _AVERAGED
-            found.setdefault((each.measure, asked), []).append(n)
+        for measure in dict.fromkeys([each.measure, *["bits_per_byte"] * each.has("bits_per_byte")]):
+            if measure:
+                asked = curves.questions_of(each, measure) or _AVERAGED
+                found.setdefault((measure, asked), []).append(n)
     return dict(sorted(found.items(), key=lambda pair: (MEASURES.index(pair[0][0]), pair[0][1])))
 
 
@@ -105,11 +107,11 @@ def _curves(all: Sequence[Facts], names: Sequence[str], some: Sequence[int], mea
 def points(facts: Facts, measure: str, where: Where) -> Points:
     """Of the averaged model, or of the best member so far where a run has none."""
     curve = curves.curve_of(facts, measure, where)
-    return curve.whole or curve.best
+    return curve.averaged or curve.best
 
 
 def _which(facts: Facts, measure: str) -> str:
-    return "the averaged model" if any(measure in each.whole for each in facts.rounds) else "the best member so far"
+    return "the averaged model" if any(measure in each.averaged for each in facts.rounds) else "the best member so far"
 
 
 def _drawn(id: str, title: str, axis: str, lines: dict[int, Points], names: Sequence[str]) -> str:

@@ -12,7 +12,12 @@ from fleet.report.words import figure, text, thinned
 POINTS = 400  # of a line at most
 _HIGH = 260.0  # pixels
 
-NAMES = {"score": "Score", "loss": "Loss on held-out text", "train_loss": "Training loss"}
+NAMES = {
+    "score": "Score",
+    "loss": "Loss on held-out text",
+    "bits_per_byte": "Bits per byte of held-out text",
+    "train_loss": "Training loss",
+}
 
 Where = Callable[[Round, bool], float | None]  # the place on an axis of a round's members, or of its averaged model
 
@@ -32,11 +37,11 @@ class Curve:
 
     measure: str
     stages: Sequence[Stage]
-    whole: Sequence[Point]  # the averaged model
+    averaged: Sequence[Point]  # the averaged model
 
     @property
     def places(self) -> list[float]:
-        return [*(each.at for each in self.stages), *(at for at, _ in self.whole)]
+        return [*(each.at for each in self.stages), *(at for at, _ in self.averaged)]
 
     @property
     def best(self) -> list[Point]:
@@ -49,18 +54,23 @@ class Curve:
     @property
     def lines(self) -> list[tuple[str, Sequence[Point], str]]:
         """Each with its name and its look; the last one lies on top."""
-        named = [("mean", self.mean, "mean"), ("best so far", self.best, "best"), ("averaged", self.whole, "whole")]
+        named = [
+            ("mean", self.mean, "mean"),
+            ("best so far", self.best, "best"),
+            ("averaged", self.averaged, "averaged"),
+        ]
         return [(name, points, look) for name, points, look in named if points]
 
 
 def curve_of(facts: Facts, measure: str, where: Where) -> Curve:
     key = questions_of(facts, measure), measure
-    at = [(where(each, False), each.members[key]) for each in facts.rounds if key in each.members]
+    rounds = [each for each in facts.rounds if each.complete]  # half of a round is none
+    at = [(where(each, False), each.members[key]) for each in rounds if key in each.members]
     there = sorted(((x, spread) for x, spread in at if x is not None), key=lambda pair: pair[0])
     better = max if measure == "score" else min
     so_far = accumulate((spread.best(measure) for _, spread in there), better)
     stages = [Stage(x, spread, best) for (x, spread), best in zip(there, so_far, strict=True)]
-    averaged = ((where(each, True), each.whole[measure]) for each in facts.rounds if measure in each.whole)
+    averaged = ((where(each, True), each.averaged[measure]) for each in rounds if measure in each.averaged)
     return Curve(measure, merged(stages), thinned(sorted((x, y) for x, y in averaged if x is not None), POINTS))
 
 
@@ -85,7 +95,7 @@ def _joined(spreads: Sequence[Spread]) -> Spread:
 # -- axes --------------------------------------------------------------------------------------------------------------
 
 
-def by_round(each: Round, whole: bool) -> float:
+def by_round(each: Round, averaged: bool) -> float:
     return float(each.number)
 
 
@@ -97,34 +107,34 @@ def in_time(seconds: float) -> tuple[float, str]:
 
 def by_time(facts: Facts, size: float) -> Where:
     """Since the first worker started."""
-    return lambda each, whole: (at - facts.began) / size if (at := _moment(each, whole)) else None
+    return lambda each, averaged: (at - facts.began) / size if (at := _moment(each, averaged)) else None
 
 
 def by_tokens(facts: Facts) -> Where:
     upto = dict(zip((each.number for each in facts.rounds), accumulate(e.tokens for e in facts.rounds), strict=True))
-    return lambda each, whole: upto[each.number] if facts.tokens else None
+    return lambda each, averaged: upto[each.number] if facts.tokens else None
 
 
 def by_bytes(facts: Facts, size: float) -> Where:
     moments = [each.at for each in facts.moved]
 
-    def where(each: Round, whole: bool) -> float | None:
-        before = bisect_right(moments, _moment(each, whole))
+    def where(each: Round, averaged: bool) -> float | None:
+        before = bisect_right(moments, _moment(each, averaged))
         return facts.moved[before - 1].bytes / size if before else None
 
     return where
 
 
-def _moment(each: Round, whole: bool) -> float:
-    return each.whole_at if whole else each.at
+def _moment(each: Round, averaged: bool) -> float:
+    return each.averaged_at if averaged else each.at
 
 
 # -- drawn -------------------------------------------------------------------------------------------------------------
 
 
-def drawn(id: str, title: str, curve: Curve, axis: str, whole: bool, donors: Mapping[str, float]) -> str:
+def drawn(id: str, title: str, curve: Curve, axis: str, integers: bool, donors: Mapping[str, float]) -> str:
     """`donors` are values to compare with, by name."""
-    x, y = Axis(Scale.over(curve.places), axis, whole), Axis(_fair(curve, [*donors.values()]), "")
+    x, y = Axis(Scale.over(curve.places), axis, integers), Axis(_fair(curve, [*donors.values()]), "")
     parts, labels, dots = list[str](), list[tuple[float, str, str]](), ""
     if any(each.spread.count > 1 for each in curve.stages):
         upper = [(x.scale(each.at), y.scale(each.spread.high)) for each in curve.stages]
@@ -145,14 +155,9 @@ def drawn(id: str, title: str, curve: Curve, axis: str, whole: bool, donors: Map
 def _fair(curve: Curve, others: Sequence[float]) -> Scale:
     """A start that is far off everything later may leave the picture; what is best never does."""
     values = [value for each in curve.stages for value in (each.spread.low, each.spread.high)]
-    averaged = [value for _, value in curve.whole]
-    everything = Scale.over([*others, *values, *averaged], 0.04)
-    later = sorted([*values[len(values) // 10 :], *averaged[len(averaged) // 10 :]])
-    if len(later) < 20:
-        return everything
-    kept = [value for _, value in curve.best[-1:]]
-    some = Scale.over([*later[len(later) // 50 : len(later) - len(later) // 50], *others, *kept], 0.1)
-    return some if everything.high - everything.low > 4 * (some.high - some.low) else everything
+    averaged = [value for _, value in curve.averaged]
+    later = [*values[len(values) // 10 :], *averaged[len(averaged) // 10 :]]
+    return Scale.fair([*values, *averaged], later, [*others, *(value for _, value in curve.best[-1:])])
 
 
 def said(curve: Curve, title: str, donors: Mapping[str, float]) -> str:
@@ -164,7 +169,7 @@ def said(curve: Curve, title: str, donors: Mapping[str, float]) -> str:
 
 def once(curve: Curve, donors: Mapping[str, float]) -> str:
     """The numbers themselves, where there is but one round and so nothing to draw."""
-    parts = [f"averaged {figure(value)}" for _, value in curve.whole]
+    parts = [f"averaged {figure(value)}" for _, value in curve.averaged]
     for spread in (each.spread for each in curve.stages):
         several = f", mean {figure(spread.mean)}, lowest {figure(spread.low)}, highest {figure(spread.high)}"
         parts.append(f"best {figure(spread.best(curve.measure))}{several if spread.count > 1 else ''}")
@@ -176,8 +181,8 @@ def rows(facts: Facts, measure: str, most: int = 200) -> list[list[str]]:
     key = questions_of(facts, measure), measure
     found = []
     for each in facts.rounds:
-        spread, whole = each.members.get(key), each.whole.get(measure)
-        if spread or whole is not None:
+        spread, averaged = each.members.get(key), each.averaged.get(measure)
+        if spread or averaged is not None:
             numbers = (spread.best(measure), spread.mean, spread.low, spread.high) if spread else (None,) * 4
-            found.append([str(each.number), figure(whole), *map(figure, numbers)])
+            found.append([str(each.number), figure(averaged), *map(figure, numbers)])
     return thinned(found, most)

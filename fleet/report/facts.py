@@ -8,7 +8,7 @@ from typing import Any
 
 from fleet.ancestry.tree import Node, Tree
 
-MEASURES = ("score", "loss", "train_loss")  # of members' metrics; where there are scores, they are the fitness
+MEASURES = ("score", "loss", "bits_per_byte", "train_loss")  # of members' metrics; the first there is, is the fitness
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,10 @@ class Round:
     absent: int  # failed, or closed as too late
     tokens: float
     members: Mapping[tuple[str, str], Spread]  # by the questions that they were asked, and the measure
-    whole: Mapping[str, float]  # the averaged model, by measure
+    averaged: Mapping[str, float]  # the averaged model, by measure
     leader: Mapping[tuple[str, str], str]  # the best member
     at: float = 0.0  # when the last of its members was made; 0 if nobody noted it
-    whole_at: float = 0.0  # when the averaged model was looked at
+    averaged_at: float = 0.0  # when the averaged model was evaluated
 
     @property
     def complete(self) -> bool:
@@ -157,10 +157,10 @@ class Facts:
     @cached_property
     def measure(self) -> str:
         """What fitness is: the first of the measures that somebody has."""
-        there = {measure for each in self.rounds for _, measure in each.members} | {
-            measure for each in self.rounds for measure in each.whole
-        }
-        return next((measure for measure in MEASURES if measure in there), "")
+        return next((measure for measure in MEASURES if self.has(measure)), "")
+
+    def has(self, measure: str) -> bool:
+        return any(measure in each.averaged or any(measure == key[1] for key in each.members) for each in self.rounds)
 
     @cached_property
     def questions(self) -> str:
@@ -180,7 +180,9 @@ class Facts:
     @cached_property
     def averaged(self) -> float | None:
         """What the averaged model came to last."""
-        return next((each.whole[self.measure] for each in reversed(self.rounds) if self.measure in each.whole), None)
+        return next(
+            (each.averaged[self.measure] for each in reversed(self.rounds) if self.measure in each.averaged), None
+        )
 
     @cached_property
     def finished(self) -> int:

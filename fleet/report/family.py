@@ -150,11 +150,24 @@ def genome_part(members: Sequence[Node]) -> str:
     found = genes_of(Tree({node.id: node for node in members}))
     if not (found.genes or found.traits):
         return ""
-    note = '<p class="note">The mean of each round\'s members, and one standard deviation around it.</p>'
+    same, found = constant(found)
+    only = f" Only round {found.rounds[0]} has genomes so far." if len(found.rounds) == 1 else ""
+    what = "What members inherit and mutate: the mean of each round's members, and one standard deviation around it."
+    note = f'<p class="note">{what}{only}</p>'
     hidden = max(0, len(found.genes) - _GENES)
     more = f"<p>{hidden} more genes are not drawn.</p>" if hidden else ""
+    more += f"<p>The same for all members: {name('; '.join(same[:_GENES]), 2000)}.</p>" if same else ""
     shown = f'{note}<div class="smalls">{"".join(genome(found))}</div>{more}'
     return shown + (table("genome-table", "Means by round", *gene_rows(found)) if found.genes else "")
+
+
+def constant(found: Genes) -> tuple[list[str], Genes]:
+    """Those that were the same for everybody in all rounds, in words; and all others."""
+    genes = [each for each in found.genes if len({*each.values}) > 1]
+    traits = [each for each in found.traits if len(each.values) > 1]
+    same = [f"{each.name} {figure(each.values[0])}" for each in found.genes if each not in genes]
+    same += [f"{each.name} {each.values[0]}" for each in found.traits if each not in traits]
+    return same, Genes(found.rounds, genes, traits)
 
 
 def genome(found: Genes) -> list[str]:
@@ -164,14 +177,14 @@ def genome(found: Genes) -> list[str]:
 
 def _gene(id: str, found: Genes, gene: GeneHistory) -> str:
     rounds = [float(number) for number in found.rounds]
-    x, y = Axis(Scale.over(rounds), "round", True), Scale.over([gene.low, gene.high], 0.05)
+    x, y = Axis(Scale.over(rounds), "round", True), Scale.fair(gene.values, gene.values)
     every = zip(rounds, gene.means, gene.spreads, strict=True)
     there = [(at, mean, spread) for at, mean, spread in every if mean is not None and spread is not None]
     upper = [(x.scale(at), y(m + s)) for at, m, s in there]
     lower = [(x.scale(at), y(m - s)) for at, m, s in there]
     middle = [(x.scale(at), y(m)) for at, m, _ in there]
     drawn = stretched(band(upper, lower, _SMALL, "members") + line(middle, _SMALL, "best"), _SMALL)
-    ends = word("-6", 9, f"{gene.high:.3g}", "tick end") + word("-6", _SMALL, f"{gene.low:.3g}", "tick end")
+    ends = word("-6", 9, f"{y.high:.3g}", "tick end") + word("-6", _SMALL, f"{y.low:.3g}", "tick end")
     first, last = (there[0][1], there[-1][1]) if there else (None, None)
     if len(there) == 1:
         mean, spread = there[0][1:]

@@ -3,19 +3,25 @@
 import json
 from collections.abc import Mapping
 
+from fleet.plain import bytes_of
 from fleet.report import curves, family, timeline
 from fleet.report.curves import NAMES, Curve
 from fleet.report.facts import Facts, Failure
-from fleet.report.parts import Part, framed, lines_of, plain_table, pre, table, value_of, whole
-from fleet.report.words import bytes_of, count, figure, lasting, moment, name, share, text
+from fleet.report.parts import Part, document, framed, lines_of, plain_table, pre, table, value_of
+from fleet.report.words import count, figure, lasting, moment, name, share, text
 
-_BETTER = {"score": "higher is better", "loss": "lower is better", "train_loss": "lower is better"}
+_MEANS = {
+    "score": "Higher is better: members are chosen by it.",
+    "loss": "Lower is better: nats a token, on text that nobody learns from.",
+    "bits_per_byte": "Lower is better: the same loss a byte of the text, comparable between tokenizers.",
+    "train_loss": "Lower is better: nats a token, the mean of a member's steps on the text that it learns from.",
+}
 
 _FAILURES = 10  # that are shown in full
 
 
 def page(facts: Facts, live: bool = False) -> str:
-    return whole(facts.name, body(facts, live), live)
+    return document(facts.name, body(facts, live), live)
 
 
 def body(facts: Facts, live: bool = False) -> str:
@@ -23,7 +29,7 @@ def body(facts: Facts, live: bool = False) -> str:
     head = (
         f'<header><p class="over">Run report</p><h1>{name(facts.name, 200)}</h1>'
         f'<p class="state" id="state" role="status">{name(facts.state, 500)}</p>'
-        f'<p class="where">{name(facts.folder, 500)} · {"looked at" if live else "written"} '
+        f'<p class="where">{name(facts.folder, 500)} · {"as of" if live else "written"} '
         f"{moment(facts.now)}</p></header>"
     )
     return framed(head, shown)
@@ -85,31 +91,42 @@ def _title(facts: Facts) -> str:
 
 
 def _fitness(facts: Facts) -> str:
-    parts, (size, unit) = list[str](), curves.in_time(facts.ended - facts.began)
-    for measure in (facts.measure, "train_loss" if facts.measure != "train_loss" else ""):
+    parts, (size, unit) = [_unfinished(facts)], curves.in_time(facts.ended - facts.began)
+    for measure in dict.fromkeys([facts.measure, "bits_per_byte", "train_loss"]):
         lines = donors(facts, measure)
         over_rounds = curves.curve_of(facts, measure, curves.by_round) if measure else None
         if not over_rounds or not over_rounds.places:
             continue
-        title, better = NAMES[measure], _BETTER[measure]
+        title = NAMES[measure]
         if len({*over_rounds.places}) == 1:
-            parts.append(
-                f"<h3>{NAMES[measure]} <small>({_BETTER[measure]})</small></h3>{curves.once(over_rounds, lines)}"
-            )
+            parts.append(f'<h3>{title}</h3><p class="note">{_MEANS[measure]}</p>{curves.once(over_rounds, lines)}')
             continue
         pair = [_picture(f"{measure}-rounds", f"{title} over rounds", over_rounds, "round", True, lines)]
         over_time = curves.curve_of(facts, measure, curves.by_time(facts, size))
         if len({*over_time.places}) > 1:
             axis = f"{unit} since the start"
             pair.append(_picture(f"{measure}-time", f"{title} over time", over_time, axis, False, lines))
-        note = '<p class="note">The band reaches from the lowest to the highest member of a round.</p>'
+        band = (
+            "The band reaches from the lowest to the highest member of a round; the averaged model is the mean of its "
+        )
+        note = f'<p class="note">{_MEANS[measure]} {band}members\' weights, evaluated by itself.</p>'
         found = curves.rows(facts, measure)
         columns = ["round", "averaged", "best", "mean", "lowest", "highest"]
         parts.append(
-            f'<h3>{title} <small>({better})</small></h3>{note}<div class="pair">{"".join(pair)}</div>'
+            f'<h3>{title}</h3>{note}<div class="pair">{"".join(pair)}</div>'
             + table(f"{measure}-table", f"{title} by round", columns, found)
         )
     return "".join(parts) + _held(facts)
+
+
+def _unfinished(facts: Facts) -> str:
+    """What is not drawn yet."""
+    key = facts.questions, facts.measure
+    found = [
+        f"round {each.number}: {each.finished} of {each.slots} finished, best {figure(each.members[key].best(key[1]))}"
+        for each in facts.rounds if not each.complete and key in each.members
+    ]  # fmt: skip
+    return f'<p class="note">Not drawn before it is complete: {text("; ".join(found))}.</p>' if found else ""
 
 
 def donors(facts: Facts, measure: str) -> dict[str, float]:
@@ -136,8 +153,8 @@ def _held(facts: Facts) -> str:
     return f"<h3>Other questions</h3>{plain_table('Other questions', columns, found[-50:])}" if found else ""
 
 
-def _picture(id: str, title: str, curve: Curve, axis: str, whole: bool, lines: Mapping[str, float]) -> str:
-    return f"<figure>{curves.drawn(id, title, curve, axis, whole, lines)}</figure>"
+def _picture(id: str, title: str, curve: Curve, axis: str, integers: bool, lines: Mapping[str, float]) -> str:
+    return f"<figure>{curves.drawn(id, title, curve, axis, integers, lines)}</figure>"
 
 
 def _workers(facts: Facts) -> str:

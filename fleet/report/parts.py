@@ -15,7 +15,7 @@ STYLE, SCRIPT = (HERE / "page.css").read_text(), (HERE / "page.js").read_text()
 _NUMBER = re.compile(r"[<-]?[0-9][0-9.,]*(e[+-]?[0-9]+)?( ?(%|[A-Za-z]{1,3}))?|-?inf|nan")
 
 
-def whole(title: str, inside: str, live: bool = False) -> str:
+def document(title: str, inside: str, live: bool = False) -> str:
     """One file that needs no other; whoever opens it runs no script but ours."""
     again = '<noscript><meta http-equiv="refresh" content="10"></noscript>' if live else ""
     return (
@@ -57,8 +57,8 @@ def section(id: str, title: str, inside: str) -> str:
     return f'<section id="{id}" aria-labelledby="{id}-h"><h2 id="{id}-h">{title}</h2>{inside}</section>'
 
 
-def lines_of(whole: str, most: int = 400) -> str:
-    lines = whole.splitlines()
+def lines_of(given: str, most: int = 400) -> str:
+    lines = given.splitlines()
     return "\n".join(text(line, 2000) for line in lines[:most]) + ("\n…" if len(lines) > most else "")
 
 

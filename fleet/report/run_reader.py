@@ -9,11 +9,12 @@ from typing import Any
 
 from fleet import diary, faults, launches
 from fleet.ancestry.tree import Node, finite
+from fleet.attic import ENDED
 from fleet.claims import Watch, pulse_at
-from fleet.diary import number
+from fleet.diary import Diaries, number
 from fleet.host import Host
 from fleet.recipe import Member, Recipe, folder, name, place
-from fleet.report.diaries import Notes, read_on
+from fleet.report.diaries import Story
 from fleet.report.facts import MEASURES, DonorScore, Facts, Failure, Round, Session, Span, WorkerRow
 from fleet.report.registers import Sheet, quickly, sheet
 from fleet.report.summing import (
@@ -29,6 +30,7 @@ from fleet.report.summing import (
 )  # fmt: skip
 from fleet.run import open_run
 
+_MOST = 1 << 26  # bytes of one worker's notes; of longer ones the last
 _COARSE = 0.1  # seconds by which times of files may be behind a clock
 _TREE = 1500  # members that the tree shows; of longer runs those of the last rounds
 _GENOMES = 200  # rounds whose genomes are kept, evenly spaced
@@ -54,7 +56,8 @@ class RunReader:
     def __init__(self, run_dir: Path) -> None:
         self.host = Host()
         self.store, self.run = open_run(run_dir, self.host, "report")
-        self.notes = dict[str, Notes]()
+        self.diaries = Diaries(self.store, Story, _MOST, ("workers", ENDED))
+        self.notes = list[Story]()
         self.done = list[Round]()  # complete rounds
         self.open = dict[int, Sheet]()
         self.over = False
@@ -79,9 +82,7 @@ class RunReader:
 
     def look(self, told: Told = _silently) -> Facts:
         self._read_rounds(told)
-        names = max(1, sum(file.endswith(".events") for file in self.store.names("workers")))
-        count = iter(range(1, names + 1_000_000))
-        read_on(self.store, self.notes, diary.now(self.store), lambda: told("notes of workers", next(count), names))
+        self.notes = self.diaries.look(lambda done, of: told("notes of workers", done, of))
         return self._facts()
 
     # -- rounds -------------------------------------------------------------------------------------------------------
@@ -143,8 +144,8 @@ class RunReader:
                 self._kinds[id] = _kind(recipe)
             if recipe.role == "summary":
                 self._summaries.add(id)
-            if id in found.seconds:
-                self._seconds[id] = found.by[id], found.seconds[id]
+            if outcome := found.made.get(id):
+                self._seconds[id] = outcome.by, outcome.seconds
             if id in found.members and recipe.role == "given":
                 self._take_donor(found.members[id])
 
@@ -177,23 +178,23 @@ class RunReader:
 
     def _failures_of(self, found: Sheet) -> list[Failure]:
         failures = [
-            Failure(0.0, id, found.by[id], found.machine[id], "its training diverged: it counts as untrained")
+            Failure(0.0, id, *found.maker(id), "its training diverged: it counts as untrained")
             for id, member in found.members.items()
             if member.diverged
         ]
+        absent = {id: each for id, each in found.made.items() if not each.member}
         for id, slot in found.slots.items():
             for version, n in sorted(slot.left)[-8:]:
                 path = f"{folder(found.round)}/{place(id)[1]}.{version}.left.{n}"
                 with contextlib.suppress(faults.Fault, IndexError):
                     left = quickly(self.store, path)
-                    if left.get("why") == "failed" or left.get("why") == "verdict" and id not in found.why:
+                    if left.get("why") == "failed" or left.get("why") == "verdict" and id not in absent:
                         at, tail = self.store.stamp(path)[2] / 1e9, left.get("tail")
                         lines = tuple(str(line) for line in tail[-_TAIL:]) if isinstance(tail, list) else ()
                         who = str(left.get("by", "")), str(left.get("machine", ""))
                         failures.append(Failure(at, id, *who, str(left.get("error", "")), lines))
-            if id in found.why:
-                member = found.members[id]
-                failures.append(Failure(0.0, id, found.by[id], found.machine[id], f"{member.absent}: {found.why[id]}"))
+            if id in absent:
+                failures.append(Failure(0.0, id, *found.maker(id), f"{absent[id].member.absent}: {absent[id].why}"))
         return failures
 
     # -- everything ---------------------------------------------------------------------------------------------------
@@ -210,7 +211,7 @@ class RunReader:
         rounds = [dated(each, at) for each in (*self.done, *(summed_up(found) for found in self.open.values()))]
         sheets = [*self._recent, *self.open.values()]
         moved, written, read = moved_by(self.notes)
-        hidden = sum(notes.hidden for notes in self.notes.values())
+        hidden = sum(notes.hidden for notes in self.notes)
         if hidden:
             troubled.append(Failure(0.0, "workers", "", "", f"notes of {hidden} workers cannot be read"))
         failures = (
@@ -220,7 +221,7 @@ class RunReader:
             folder=str(self.store.disk.root), name=self.store.disk.root.name, config=self.run["config"],
             operational=operational, command=command_of(started), state=self._state(launch, rows),
             over=self.over, now=now,
-            began=min((n.begins[0] for n in self.notes.values() if n.begins), default=0.0),
+            began=min((n.begins[0] for n in self.notes if n.begins), default=0.0),
             rounds=rounds, rows=rows, failures=[*failures[-_FAILURES:], *troubled[-_FAILURES:]],
             donors=[*self._donors.values()], moved=moved, written=written, read=read,
             tree=tree_of(sheets), tree_from=min((each.round for each in sheets), default=0),
@@ -240,8 +241,8 @@ class RunReader:
 
     def _rows(self, now: float, dead: float) -> tuple[list[WorkerRow], list[Failure]]:
         """A row for each place; a place has several workers if one died and another took it."""
-        held, seats, troubled = self._held(), dict[tuple[str, str], list[Notes]](), list[Failure]()
-        for notes in self.notes.values():
+        held, seats, troubled = self._held(), dict[tuple[str, str], list[Story]](), list[Failure]()
+        for notes in self.notes:
             if notes.begins:
                 seat = _SEAT.fullmatch(notes.name)
                 seats.setdefault((notes.machine, seat[1] if seat else notes.name), []).append(notes)
@@ -257,11 +258,11 @@ class RunReader:
                 spans += self._spans(notes, mine[-1].end, claims, alive)
                 troubled += [Failure(at, id, notes.name, machine, f"{what}: {why}") for at, what, id, why
                              in notes.troubles if what != "failed"]  # fmt: skip
-            made = sum(len(notes.made) for notes in there)
+            made = sum(len(notes.makes) for notes in there)
             rows.append(WorkerRow(machine, title, sessions, sorted(spans, key=lambda s: s.begin), made))
         return rows, sorted(troubled, key=lambda each: each.at)
 
-    def _alive(self, notes: Notes, claims: Claims, now: float, dead: float) -> tuple[bool, float]:
+    def _alive(self, notes: Story, claims: Claims, now: float, dead: float) -> tuple[bool, float]:
         """Whether a worker lives, and its last sign of life: for people, who know that clocks differ."""
         stamp = self.store.stamp(pulse_at(notes.name))
         seen = max(notes.last, stamp[2] / 1e9 if stamp else 0.0, *(begin for begin, _ in claims))
@@ -286,13 +287,13 @@ class RunReader:
                         held.setdefault(str(claim.get("by", "")), []).append((begin, id))
         return held
 
-    def _spans(self, notes: Notes, end: float, claims: Claims, alive: bool) -> list[Span]:
+    def _spans(self, notes: Story, end: float, claims: Claims, alive: bool) -> list[Span]:
         """What was noted; and of claims that came to nothing, the time until the next thing that was noted."""
         spans = [Span(at - seconds, at, "wait") for at, seconds in notes.waited]
-        for at, seconds, id, _ in notes.made:
+        for at, seconds, id, _ in notes.makes:
             counts = self._seconds.get(id, (notes.name, 0.0))[0] == notes.name and id not in notes.late
             spans.append(Span(at - seconds, at, self._kinds.get(id, "merge") if counts else "late", id))
-        mine = {id for _, _, id, _ in notes.made}
+        mine = {id for _, _, id, _ in notes.makes}
         noted = sorted(span.begin for span in spans)
         for begin, id in {*claims}:
             if id not in mine and notes.begins[0] - _COARSE <= begin <= end:

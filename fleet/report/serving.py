@@ -20,7 +20,7 @@ from fleet import faults
 from fleet.config import UserError
 from fleet.plain import say
 from fleet.report.page import page
-from fleet.report.parts import policy, whole
+from fleet.report.parts import document, policy
 from fleet.report.run_reader import RunReader
 from fleet.report.words import text
 
@@ -63,7 +63,7 @@ class LivePage:
         except Exception as error:  # the disk may come back, and whatever else is odd may be mended
             said = str(error) if isinstance(error, (UserError, faults.Fault)) else f"{type(error).__name__}: {error}"
             why = f"<header><h1>The run cannot be read now</h1></header><main><p>{text(said, 1000)}</p></main>"
-            stamp, said = None, whole("trouble", why, live=True)
+            stamp, said = None, document("trouble", why, live=True)
         self.looks += 1
         self._stamp, self._made, self.page = stamp, now, said.encode(errors="replace")
         self.tag = f'"{hashlib.sha256(self.page).hexdigest()[:32]}"'

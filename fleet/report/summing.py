@@ -1,13 +1,13 @@
 """From registers and notes to the numbers of the page. Pure."""
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
 from fleet.ancestry.growth import alone, grown
 from fleet.ancestry.tree import Node, Tree, finite
 from fleet.recipe import Member, place
-from fleet.report.diaries import Notes
+from fleet.report.diaries import Story
 from fleet.report.facts import MEASURES, Moved, Round, Spread
 from fleet.report.registers import Sheet
 from fleet.status import metrics_text
@@ -15,17 +15,17 @@ from fleet.status import metrics_text
 
 def summed_up(found: Sheet) -> Round:
     values, leader = dict[tuple[str, str], list[float]](), dict[tuple[str, str], tuple[float, str]]()
-    whole, tokens = dict[str, float](), 0.0
+    averaged, tokens = dict[str, float](), 0.0
     for id, member in found.members.items():
         if not member.metrics:
             continue
-        tokens += (finite(member.metrics.get("tokens")) or 0.0) if id in found.seconds else 0.0
+        tokens += (finite(member.metrics.get("tokens")) or 0.0) if id in found.made else 0.0
         role, questions = member.recipe.role, member.recipe.questions
         for measure in MEASURES:
             if (value := finite(member.metrics.get(measure))) is None:
                 continue
             if role == "summary":
-                whole[measure] = value
+                averaged[measure] = value
             elif role != "given":
                 key = questions, measure
                 values.setdefault(key, []).append(value)
@@ -33,32 +33,32 @@ def summed_up(found: Sheet) -> Round:
     absent = sum(bool(member.absent) for member in found.members.values())
     spreads = {key: Spread.of(each) for key, each in values.items()}
     who = {key: id for key, (_, id) in leader.items()}
-    return Round(found.round, len(found.plan), len(found.members), absent, tokens, spreads, whole, who)
+    return Round(found.round, len(found.plan), len(found.members), absent, tokens, spreads, averaged, who)
 
 
 def dated(each: Round, at: Mapping[str, Mapping[bool, float]]) -> Round:
     there = at.get(str(each.number), {})
-    return replace(each, at=there.get(False, 0.0), whole_at=there.get(True, 0.0))
+    return replace(each, at=there.get(False, 0.0), averaged_at=there.get(True, 0.0))
 
 
-def last_made(all: Mapping[str, Notes], summaries: Set[str]) -> dict[str, dict[bool, float]]:
-    """By round: when the last of its members was made, and when the averaged model was looked at."""
+def last_made(all: Iterable[Story], summaries: Set[str]) -> dict[str, dict[bool, float]]:
+    """By round: when the last of its members was made, and when the averaged model was evaluated."""
     found = dict[str, dict[bool, float]]()
-    for notes in all.values():
-        for at, _, id, _ in notes.made:
+    for notes in all:
+        for at, _, id, _ in notes.makes:
             there = found.setdefault(id.partition("/")[0], {})
             there[id in summaries] = max(there.get(id in summaries, 0.0), at)
     return found
 
 
-def moved_by(all: Mapping[str, Notes]) -> tuple[list[Moved], float, float]:
-    made = sorted((at, bytes) for notes in all.values() for at, _, _, bytes in notes.made)
+def moved_by(all: Sequence[Story]) -> tuple[list[Moved], float, float]:
+    made = sorted((at, bytes) for notes in all for at, _, _, bytes in notes.makes)
     total, points, every = 0.0, list[Moved](), max(1, len(made) // 1000)
     for n, (at, bytes) in enumerate(made):
         total += bytes
         if n % every == 0 or n + 1 == len(made):
             points.append(Moved(at, total))
-    return points, sum(n.written for n in all.values()), sum(n.read for n in all.values())
+    return points, sum(n.written for n in all), sum(n.read for n in all)
 
 
 def command_of(started: Mapping[str, Any]) -> str:

@@ -32,15 +32,26 @@ class Scale:
             low, high = low - (0.5 * abs(low) or 0.5), high + (0.5 * abs(high) or 0.5)
         return cls(low - room * (high - low), high + room * (high - low))
 
+    @classmethod
+    def fair(cls, values: Sequence[float], usual: Sequence[float], kept: Sequence[float] = ()) -> "Scale":
+        """Of all values; where a few of the usual ones lie so far off that nothing could be told of the others, without
+        them, but for those that are kept."""
+        everything, order = cls.over([*values, *kept], 0.04), sorted(usual)
+        few = max(1, len(order) // 50)
+        if len(order) < 20:
+            return everything
+        some = cls.over([*order[few : len(order) - few], *kept], 0.1)
+        return some if everything.high - everything.low > 4 * (some.high - some.low) else everything
+
     def __call__(self, value: float) -> float:
         return min(1.0, max(0.0, (value - self.low) / (self.high - self.low)))
 
-    def ticks(self, most: int = 5, whole: bool = False) -> list[float]:
+    def ticks(self, most: int = 5, integers: bool = False) -> list[float]:
         """Round numbers."""
         rough = (self.high - self.low) / most
         unit = 10.0 ** math.floor(math.log10(rough))
         step = next(unit * n for n in (1, 2, 5, 10) if unit * n >= rough)
-        step = max(1.0, step) if whole else step
+        step = max(1.0, step) if integers else step
         first = math.ceil(self.low / step - 1e-9)
         return [n * step for n in range(first, math.floor(self.high / step + 1e-9) + 1)]
 
@@ -49,10 +60,10 @@ class Scale:
 class Axis:
     scale: Scale
     title: str
-    whole: bool = False  # numbers of things
+    integers: bool = False  # numbers of things
 
     def labels(self, most: int) -> list[tuple[float, str]]:
-        ticks = self.scale.ticks(most, self.whole)
+        ticks = self.scale.ticks(most, self.integers)
         step = ticks[1] - ticks[0] if len(ticks) > 1 else 1.0
         digits = max(0, -math.floor(math.log10(step) + 1e-9))
         plain = all(abs(tick) < 1e6 for tick in ticks) and digits < 7

@@ -5,6 +5,8 @@ import time
 from types import TracebackType
 from typing import Self
 
+from fleet.plain import utter
+
 _QUIET = 1.0  # seconds: shorter work needs no words
 
 
@@ -16,11 +18,11 @@ class Telling:
         now = time.monotonic()
         if sys.stderr.isatty() and now - self._began > _QUIET and now - self._said > 0.2:
             self._said = now
-            print(f"\rreading {what}: {done:,} of {max(done, of):,}\033[K", end="", file=sys.stderr, flush=True)
+            utter(f"\rreading {what}: {done:,} of {max(done, of):,}\033[K", sys.stderr)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._said:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+            utter("\r\033[K", sys.stderr)

@@ -6,9 +6,8 @@ import unicodedata
 from collections.abc import Sequence
 from typing import TypeVar
 
-from fleet.plain import plain
+from fleet.plain import digits, in_units, plain
 
-_SIZES = ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _TIMES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
 _COUNTS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 T = TypeVar("T")
@@ -28,12 +27,12 @@ def name(value: object, most: int = 300) -> str:
 
 def clipped(value: object, cells: int) -> str:
     """As much of it as fits into so many cells; not escaped yet."""
-    whole = plain(value, 4 * cells + 8)
-    if cells_of(whole) <= cells:
-        return whole
-    while whole and cells_of(whole) > cells - 1:
-        whole = whole[:-1]
-    return whole.rstrip() + "…"
+    shown = plain(value, 4 * cells + 8)
+    if cells_of(shown) <= cells:
+        return shown
+    while shown and cells_of(shown) > cells - 1:
+        shown = shown[:-1]
+    return shown.rstrip() + "…"
 
 
 def cells_of(value: str) -> int:
@@ -48,26 +47,12 @@ def figure(value: float | None) -> str:
 
 
 def count(value: float) -> str:
-    return f"{value:,.0f}" if value < 10_000 else _short(value, _COUNTS, "")
-
-
-def bytes_of(value: float) -> str:
-    return _short(value, _SIZES, "B")
+    return f"{value:,.0f}" if value < 10_000 else in_units(value, _COUNTS, "")
 
 
 def lasting(seconds: float) -> str:
     size, unit = next((each for each in _TIMES if seconds >= 2 * each[0]), (1.0, "s"))
-    return f"{_digits(seconds / size)} {unit}"
-
-
-def _short(value: float, units: Sequence[tuple[float, str]], least: str) -> str:
-    size, unit = next((each for each in units if value >= each[0]), (1.0, least))
-    return f"{_digits(value / size)} {unit}"
-
-
-def _digits(value: float) -> str:
-    """Three of it, or all before the point."""
-    return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"
+    return f"{digits(seconds / size)} {unit}"
 
 
 def share(value: float | None) -> str:

@@ -38,7 +38,7 @@ class SearchView(SearchProgress[SearchOutcome]):
         return f"generation {number}: {', '.join(words)}"
 
     def speed(self) -> str:
-        """Candidates a minute, and the time left."""
+        """Candidates a minute."""
         try:
             found = self.found()
         except (NotYet, KeyError):
@@ -46,9 +46,16 @@ class SearchView(SearchProgress[SearchOutcome]):
         total, seconds = found.config.max_fevals, self.seconds()
         done = sum(row.generation >= self._began_at for row in found.rows)
         words = [f"{len(found.rows)} of {total} candidates", f"{60 * done / seconds:.1f} a minute"]
-        if done and total > len(found.rows):
-            words.append(f"about {duration((total - len(found.rows)) * seconds / done)} left")
         return ", ".join(words)
+
+    def left(self) -> str:
+        try:
+            found = self.found()
+        except (NotYet, KeyError):
+            return ""
+        done = sum(row.generation >= self._began_at for row in found.rows)
+        more = found.config.max_fevals - len(found.rows)
+        return f"about {duration(more * self.seconds() / done)} left of the whole search" if done and more > 0 else ""
 
     def leaders(self, found: SearchOutcome) -> Table:
         return table_of(found)

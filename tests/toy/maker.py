@@ -76,7 +76,7 @@ def shape(size: int) -> tuple[Vector, Vector]:
 
 def train(work: Work, x: Vector, sleep: float) -> Vector:
     t, (curve, goal) = work.recipe.args, shape(len(x))
-    begin = 0
+    begin, work.steps = 0, t["steps"]
     if saved := work.resume():
         begin, x = saved.step, np.frombuffer(saved.read("x"), dtype="<f8")
     for step in range(begin, t["steps"]):

@@ -28,6 +28,7 @@ def train(
 ) -> float:
     """Take these steps, each with its batch, its learning rate and a seed for dropout; the losses of all of them."""
     done, total = 0, 0.0
+    work.steps = steps
     if saved := work.resume():
         done, total = saved.step, saved.state["total"]
         for kind in (WEIGHTS, MOMENTS):

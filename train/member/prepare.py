@@ -104,17 +104,24 @@ def make_tokens(runtime: PretrainingRuntime, work: Work, args: SourceArgs) -> Ma
     vocabulary = parent.metrics["vocabulary"]
     dtype = "<u2" if vocabulary <= 1 << 16 else "<u4"
     wanted, least = (count(config, args.source) for count in (useful, needed))
-    got = {"train": 0, "held": 0}
+    got, held = {"train": 0, "held": 0}, list[int]()
     with contextlib.ExitStack() as stack:
         files = {part: stack.enter_context(work.create(part)) for part in got}
         tokenizer = partial(open_tokenizer, parent, config)
         for part, tokens in tokens_of(config, args.source, tokenizer, vocabulary, wanted, got):
             files[part].write(np.asarray(tokens, dtype=dtype).tobytes())
             got[part] += len(tokens)
+            held += tokens if part == "held" and not text.kind_of(source).random else []
+            work.at = ("tokens", got["train"], wanted["train"])
     for part, count in got.items():
         if count < least[part]:
             raise Failed(too_short(source, part, count, least[part]))
-    return {**got, "dtype": dtype}
+    return {**got, "dtype": dtype, **({"held_bytes": _bytes(tokenizer(), held)} if held else {})}
+
+
+def _bytes(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> int:
+    """Of the text that they stand for."""
+    return len(str(tokenizer.decode(tokens, skip_special_tokens=True)).encode(errors="replace"))
 
 
 def check_stdlib(config: TrainConfig) -> None:

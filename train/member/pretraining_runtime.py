@@ -4,6 +4,8 @@ has learned in messages."""
 import json
 import math
 import os
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +13,7 @@ from torch import Tensor
 from fleet.work import Input, Work
 from merge.outer import Outer
 from merge.wire import WIRES
-from train.batches import TokenFile, batch, held_windows, owned
+from train.batches import TokenFile, batch, held_count, held_windows, owned
 from train.config import TrainConfig
 from train.genome import Genome
 from train.loop import Learner, NotFinite, Part, rate
@@ -112,7 +114,9 @@ class PretrainingRuntime:
     def evaluate(self, work: Work, weights: Tensor) -> Metrics:
         learner = self.learner(work)
         learner.start(weights)
-        return evaluated(learner, self._sources(work, "held"), self.config)
+        metrics = evaluated(learner, self._sources(work, "held"), self.config)
+        sources = [work.inputs[id].metrics for id in token_files(self.config)]
+        return metrics | bits_per_byte(metrics["loss"], sources, self.config)
 
     def _sources(self, work: Work, part: str) -> list[TokenFile]:
         return sources([work.inputs[id] for id in token_files(self.config)], part, self.config)
@@ -158,6 +162,17 @@ def evaluated(learner: Learner, sources: list[TokenFile], config: TrainConfig) -
         raise NotFinite(f"the loss on held-out text is {total}")
     loss = total / len(rows)
     return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
+
+
+def bits_per_byte(loss: float, sources: Sequence[Mapping[str, Any]], config: TrainConfig) -> Metrics:
+    """The same in a unit in which models of other tokens can be compared, where it is known how many bytes the held-out
+    tokens of each source stand for."""
+    windows = [held_count(config, number) for number in range(len(sources))]
+    there = [(count, each) for count, each in zip(windows, sources, strict=True) if count]
+    if not all("held_bytes" in each for _, each in there):
+        return {}
+    bytes = math.fsum(count * each["held_bytes"] / each["held"] for count, each in there)
+    return {"bits_per_byte": loss / math.log(2) * sum(windows) / bytes}
 
 
 def checked(vector: Tensor) -> Tensor:

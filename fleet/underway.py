@@ -1,0 +1,97 @@
+"""How far everybody is with what is being made, as workers' pulses tell, and how long the rest of a run will take."""
+
+import contextlib
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from fleet import faults
+from fleet.claims import pulse_of, pulsing
+from fleet.history import History
+from fleet.recipe import Recipe, name
+from fleet.store import Store
+
+_LAST = 16  # recipes of a kind that count
+
+
+@dataclass(frozen=True)
+class Underway:
+    """One recipe."""
+
+    id: str
+    by: str
+    at: str  # in words
+    share: float  # that is done
+
+
+def underway(store: Store, launch: int) -> dict[str, Underway]:
+    """By id, as workers of the launch said last. Anybody may have written there."""
+    found = dict[str, Underway]()
+    for worker in pulsing(store):
+        with contextlib.suppress(faults.Fault):
+            pulse = pulse_of(store, worker)
+            if pulse.get("launch") == launch and (id := str(pulse.get("doing") or "")):
+                done, of = (_number(pulse.get(key)) for key in ("done", "of"))
+                text = f"{pulse.get('unit')} {done:,.0f}" + (f" of {of:,.0f}" if of else "") if done else ""
+                found[id] = Underway(id, worker, text, min(1.0, done / of) if of else 0.0)
+    return found
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) and 0 <= value < 1e15 else 0.0
+
+
+class TimeLeft:
+    """From what recipes like the next ones took, and how many are made at a time. A recipe is like another one of the
+    same task; where they train, it takes as much longer as it has more steps."""
+
+    def __init__(self, history: History, rounds: int) -> None:
+        self.history, self.rounds = history, rounds
+        self._took: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_LAST))  # task -> seconds, of a step
+        self._counted = set[str]()
+        self._first = True  # what was finished before this start tells what recipes take, not how many at a time
+        self._began = self._last = self._work = 0.0
+
+    def learn(self) -> None:
+        """Take in what was finished since the last time."""
+        now, upto = self.history.store.host.now(), self.history.first
+        self._counted = {id for id in self._counted if int(id.partition("/")[0]) >= upto - 1}
+        for round in range(max(0, upto - 1), self.history.last + 1):
+            for recipe in self.history.plan(round):
+                id = name(round, recipe.slot)
+                if not recipe.carried and id not in self._counted and self.history.finished(id):
+                    self._counted.add(id)
+                    self._take(recipe, self.history.outcome(id).seconds, now if round and not self._first else 0.0)
+        self._first = False
+
+    def seconds(self, done: Sequence[Underway] = ()) -> float | None:
+        """Until the run is over, if that can be said yet; of what is under way so much is done."""
+        if not self._work or self._last <= self._began:
+            return None
+        open = [self._cost(recipe) for _, recipe in self.history.open()]
+        future = 0 if self.history.ended else max(0, self.rounds - self.history.last)
+        rounds = [self.history.plan(round) for round in range(max(1, self.history.last - 3), self.history.last + 1)]
+        usual = [self._cost(recipe) for each in rounds for recipe in each if not recipe.carried]
+        if not any(usual):
+            return None
+        did = {each.id: each.share for each in done}
+        spared = sum(did.get(id, 0.0) * self._cost(recipe) for id, recipe in self.history.open())
+        total = sum(open) - spared + future * sum(usual) / max(1, len(rounds))
+        return total * (self._last - self._began) / self._work
+
+    def _take(self, recipe: Recipe, seconds: float, now: float) -> None:
+        self._took[recipe.task].append(seconds / _steps(recipe))
+        if now and seconds:
+            self._began = self._began or now - seconds
+            self._last, self._work = now, self._work + seconds
+
+    def _cost(self, recipe: Recipe) -> float:
+        took = self._took.get(recipe.task)
+        return _steps(recipe) * median(took) if took else 0.0
+
+
+def _steps(recipe: Recipe) -> int:
+    steps = recipe.args.get("steps")
+    return steps if isinstance(steps, int) and steps > 0 else 1
