@@ -24,6 +24,7 @@ from cyclopts import App, Group, Parameter
 from evomerge.config import Configuration, TaskSettings, chosen
 from evomerge.tournament_method import METHOD
 from fleet.config import UserError
+from fleet.errors import absolute
 from fleet.plain import log_plainly, say
 from fleet.start import main as fleet_main
 
@@ -121,7 +122,7 @@ def _done(what: ActionFlags, how: TournamentFlags, kept: ResultFlags) -> int:
         raise UserError("--prompt and --max-length are for --generate MODEL")
     if what.generate and not what.prompt:
         raise UserError("--generate needs --prompt TEXT")
-    folder = Path(config.out).expanduser().resolve()
+    folder = absolute(Path(config.out))
     model = what.generate or what.evaluate
     if what.run:
         from evomerge.evolutionary_tournament import run_evolutionary_tournament

@@ -16,6 +16,7 @@ from evomerge.tournament import last_generation
 from evomerge.tournament_running import resolved
 from evomerge.utils import EvoMergeException, expected, log
 from fleet.config import UserError
+from fleet.errors import absolute
 
 
 class EvolutionaryMerger:
@@ -164,7 +165,7 @@ def run_evolutionary_tournament(config: Configuration) -> str:
 
     with expected():
         code = tournament_running.run(config)
-        folder = Path(config.out).expanduser().resolve()
+        folder = absolute(Path(config.out))
         if code == 130:
             raise KeyboardInterrupt
         if code:

@@ -14,6 +14,7 @@ from evomerge.config import BUILTIN, Configuration, ModelReference, TournamentCo
 from evomerge.tournament_method import ALGORITHM
 from fleet import gpus
 from fleet.config import Name, UserError, validated, whole
+from fleet.errors import absolute
 from fleet.local import Starter
 from fleet.metrics import sinks
 from fleet.plain import say
@@ -63,7 +64,7 @@ def prepared(config: Configuration) -> TournamentConfig:
     from evomerge.model_checks import check_alike, check_causal
     from train import tasks
 
-    where = Path(config.out).expanduser().resolve()
+    where = absolute(Path(config.out))
     sinks.check(config.metrics)
     _check_folder(where)
     if config.machines and not Path(config.machines).is_file():
@@ -83,8 +84,8 @@ def prepared(config: Configuration) -> TournamentConfig:
     for task in fitness_evaluator.load_tasks(e, config.evolution_settings.seed).get("tasks", {}).values():
         tasks.validation_count(task.config.task, len(task.eval_docs), e.holdout)
     if e.text:
-        e.text = str(Path(e.text).expanduser().resolve())
-    e.task_path = [str(Path(folder).expanduser().resolve()) for folder in e.task_path]
+        e.text = str(absolute(Path(e.text)))
+    e.task_path = [str(absolute(Path(folder))) for folder in e.task_path]
     return TournamentConfig(
         algorithm=ALGORITHM,
         project_name=where.name,

@@ -111,18 +111,6 @@ def test_a_text_that_was_changed_is_noticed(place):
     assert "it was begun with other settings: text was" in run(place, "mine", **keys, **RESUME)
 
 
-def test_tokens_that_are_not_whole_are_made_anew(place):
-    assert run(place, "first", max_steps=4) == "0"
-    (tokens,) = (place / "first" / "data").glob("*/train")
-    whole = tokens.read_bytes()
-    for spoilt in (whole[:100], b""):
-        tokens.write_bytes(spoilt)
-        assert run(place, "first", max_steps=4, **RESUME) == "0"
-        assert tokens.read_bytes() == whole
-    (tokens.parent / "tokens.json").write_text("{")
-    assert run(place, "first", max_steps=4, **RESUME) == "0" and tokens.read_bytes() == whole
-
-
 def test_weights_that_are_no_numbers_are_never_saved(place):
     """A gradient may overflow where the loss does not."""
     wild = place / "wild"

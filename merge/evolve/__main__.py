@@ -33,6 +33,7 @@ from cyclopts.validators import Number
 
 from fleet import faults, gpus
 from fleet.config import Metrics, UserError
+from fleet.errors import absolute
 from fleet.metrics import sinks
 from fleet.plain import say
 from fleet.start import main as fleet_main
@@ -157,7 +158,7 @@ def main(
         The folder of the search; the same one goes on with it.
     """
     strategy = placed.strategy or ("pool" if _has("ray") and not placed.machines else "fleet")
-    where = storage_path.expanduser().resolve()
+    where = absolute(storage_path)
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", where.name) or where.is_file():
         raise UserError(
             f"--storage-path {where}: a folder is expected, its name of up to 64 letters, digits, '.', '-', '_'"
@@ -231,7 +232,7 @@ def _options(
         "in_memory": made.in_memory and strategy not in ("buffered", "serial"),
         "buffered": strategy == "buffered",
         "batch_size": 0 if made.batch_size == "auto" else int(made.batch_size),
-        "task_path": tuple(str(folder.expanduser().resolve()) for folder in made.task_search_path),
+        "task_path": tuple(str(absolute(folder)) for folder in made.task_search_path),
         "base_dir": str(where.parent),
         "project_name": where.name,
         "algorithm": ALGORITHM,
