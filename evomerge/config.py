@@ -1,6 +1,7 @@
 """What a tournament is told: records that people edit in place, checked at every assignment. No torch."""
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -197,7 +198,9 @@ class Configuration(Editable):
         return self.merge_settings.base_model or of_defaults
 
     def save(self, path: Path | str) -> None:
-        Path(path).write_text(json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n")
+        Path(path).write_text(
+            json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
 
     @classmethod
     def load(cls, path: Path | str) -> "Configuration":
@@ -239,7 +242,8 @@ def with_models(config: Configuration, given: Sequence[str]) -> Configuration:
         while each.name in names:
             each.name, n = f"{name}-{n}", n + 1
         names.add(each.name)
-    if twice := [one.path for n, one in enumerate(models) if one.path in [each.path for each in models[:n]]]:
+    folders = [os.path.realpath(each.path) if os.path.exists(each.path) else each.path for each in models]
+    if twice := [one.path for n, one in enumerate(models) if folders[n] in folders[:n]]:
         raise UserError(f"{twice[0]} is given twice; each model should be another one")
     config.models = models
     return config

@@ -3,10 +3,15 @@
 Whatever this project says to somebody goes through `say`, through `fleet.console`, or into a log of `log_plainly`.
 """
 
+import io
 import logging
+import sys
 from typing import IO
 
 _MOST = 200_000  # characters of one thing that is said
+
+if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that knows fewer characters shows what it can
+    sys.stdout.reconfigure(errors="replace")
 
 
 def plain(text: object, most: int = 200) -> str:

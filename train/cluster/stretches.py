@@ -166,7 +166,7 @@ class StretchMaker:
             s.remove(number - _BEHIND)
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._error or s.open(number) or number > s.last())
-            if self._error:
+            if self._error and not s.open(number):
                 raise self._error
 
     def close(self) -> None:
