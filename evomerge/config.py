@@ -130,7 +130,7 @@ class TaskSettings(Editable):
 
     name: str = Field(..., min_length=1, description="Its name.")
     metric: str = Field("acc,none", min_length=1, description="What counts of it.")
-    weight: float = Field(1.0, description="Its share of the score; negative where less is better.")
+    weight: float = Field(1.0, ge=-1e6, le=1e6, description="Its share of the score; negative where less is better.")
 
 
 class EvaluationSettings(Editable):
@@ -141,7 +141,9 @@ class EvaluationSettings(Editable):
     passages: int = Field(
         96, ge=8, le=100_000, description="Passages of the text that choose, and as many that judge, if it has so many."
     )
-    text_weight: float = Field(1.0, ge=0, description="The text's share of the score, in bits per byte; 0: none.")
+    text_weight: float = Field(
+        1.0, ge=0, le=1e6, description="The text's share of the score, in bits per byte; 0: none."
+    )
     tasks: list[TaskSettings] = Field([], description="Tasks of lm-eval that count, too.")
     task_path: list[str] = Field([], description="Folders with tasks of one's own.")
     limit: int | None = Field(None, ge=2, description="Questions of a task.")
