@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,12 @@ RESUME = {"ckpt": {"resume": "true"}}
 
 
 # -- folders -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_model_is_there_for_whoever_may_read_the_users_files(place):
+    modes = {stat.S_IMODE(file.stat().st_mode) for file in (place / "out" / "model").iterdir()}
+    (place / "mine").touch()
+    assert modes == {stat.S_IMODE((place / "mine").stat().st_mode)}
 
 
 def test_it_does_not_begin_where_another_training_lies(place):

@@ -81,6 +81,11 @@ def test_they_are_made_a_few_ahead_and_removed_when_they_are_past(place, monkeyp
     maker.close()
     tokens = [tokens for number, tokens, _ in cut(s, words(), 0, 0, 0) if number == 3]
     assert np.array_equal(s.open(3).values, tokens[0])
+    shutil.rmtree(s.place)  # all records are lost
+    maker = StretchMaker(s, words(), 1)
+    maker.wait(9)
+    maker.close()
+    assert s.open(9) and not s.open(3) and len([*s.place.glob("*.tokens")]) <= 2 + 1 + 2
 
 
 @pytest.mark.parametrize("lost", ["nothing", "tokens", "all"])

@@ -181,11 +181,13 @@ class StretchMaker:
         s.place.parent.mkdir(parents=True, exist_ok=True)
         try:
             with scratch(".draft", s.place.parent) as drafts:
-                at, making = _NONE, iter(())
+                at, making = _NONE, iter(list[int]())
                 while (wanted := self._next()) is not None:
-                    if wanted != at + 1:
+                    if at == _NONE or wanted <= at:
                         making = s.made(self._tokenizer, wanted, drafts)
                     at = next(making, _NONE)
+                    if at <= self._at - _BEHIND:  # made on the way to the one that is wanted
+                        s.remove(at)
                     self._tell()
         except NotOnThisMachine as error:
             self._tell(UserError(str(error)))
@@ -197,9 +199,8 @@ class StretchMaker:
         s = self._stretches
         with self._changed:
             while not self._closing:
-                ahead = (
-                    n % (s.last() + 1) for n in range(self._at, self._at + _AHEAD + 1)
-                )  # after the last, the first
+                span = range(self._at, self._at + _AHEAD + 1)
+                ahead = (n % (s.last() + 1) for n in span)  # after the last one comes the first, in another pass
                 if (missing := next((n for n in ahead if not s.open(n)), None)) is not None:
                     return missing
                 self._changed.wait()

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -216,5 +217,6 @@ def export(learner: Shared, tokenizer: PreTrainedTokenizerBase, out: Path) -> No
             save_file(kept, draft / "model.safetensors", {"format": "pt"})
             tokenizer.save_pretrained(draft)
             (draft / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n")
+            shutil.copymode(draft / "config.json", draft / "model.safetensors")  # which would be the user's alone
 
     learner.ranks.same(write, learner.ranks.first)
