@@ -45,7 +45,8 @@ def train(options: TrainingOptions, ranks: Ranks) -> int:
         stack.callback(keeper.close)
         outer = outer_of(learner) if options.hv else None
         begin = resumed(options, keeper, learner, outer)
-        material.batches.reach(options.hv.world_rank if options.hv else 0, begin)
+        if begin < options.last_step:  # what cannot be had is known now, and Ctrl-C ends the wait for it at once
+            material.batches.reach(options.hv.world_rank if options.hv else 0, begin)
         held = f"{learner.layout.size:,} numbers on each of {ranks.count} ranks"
         say(ranks, f"{held}; step {begin} of {options.total_steps}")
         kind = options.metric_logger_type if ranks.first else "dummy"
