@@ -24,11 +24,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks import peers
 from benchmarks.figures import goal, spread, table
-from train.cluster import token_data
 from train.cluster.before import model_of
 from train.cluster.options import CheckpointOptions, TrainingOptions
 from train.cluster.ranks import Ranks, joined
 from train.cluster.shared import learner_of
+from train.cluster.token_data import RandomBatches
 from train.loop import rate
 from train.model import built, described, without_numbers
 
@@ -50,10 +50,8 @@ def options(preset: str, batch: int, length: int, steps: int, strategy: str, pla
 def ours(o: TrainingOptions, ranks: Ranks, steps: int) -> list[float]:
     """Seconds of each step."""
     c = o.settings()
-    tokenizer = token_data.tokenizer_for(c)
-    source = token_data.tokens(c, o.ckpt.path / f"{ranks.rank}", tokenizer, len(tokenizer), 1)
-    learner = learner_of(model_of(o, c, tokenizer, ranks), c, ranks, o.sharding_strategy)
-    there = token_data.batches(c, source, ranks, o.per_device_train_batch_size, 0, 0)
+    learner = learner_of(model_of(o, c, c.vocab_size, ranks), c, ranks, o.sharding_strategy)
+    there = RandomBatches(c, ranks, c.vocab_size).of(0, 0, steps, o.per_device_train_batch_size)
     found, seen = [], time.perf_counter()
     for _ in learner.train(there, (rate(c, step) for step in range(steps))):
         ranks.mean(learner.total)
@@ -66,7 +64,7 @@ def ours(o: TrainingOptions, ranks: Ranks, steps: int) -> list[float]:
 def bare(o: TrainingOptions, ranks: Ranks, steps: int) -> list[float]:
     """As anybody would write it, on batches that are there already."""
     c = o.settings()
-    model = built(c.initial_population[0], len(token_data.tokenizer_for(c)), c.seed)
+    model = built(c.initial_population[0], c.vocab_size, c.seed)
     copies = DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     shape = (o.per_device_train_batch_size, o.seq_length + 1)

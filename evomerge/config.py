@@ -1,6 +1,7 @@
 """What a tournament is told: records that people edit in place, checked at every assignment. No torch."""
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from fleet.config import FleetConfig, Metrics, Text, UserError, bound, lowered, read_json, validated
+from fleet.errors import absolute
 
 Method = Literal["ps", "dfs", "ps_dfs"]
 Technique = Literal["linear", "slerp", "ties", "dare", "frankenmerge", "dfs"]
@@ -129,7 +131,7 @@ class TaskSettings(Editable):
 
     name: str = Field(..., min_length=1, description="Its name.")
     metric: str = Field("acc,none", min_length=1, description="What counts of it.")
-    weight: float = Field(1.0, description="Its share of the score; negative where less is better.")
+    weight: float = Field(1.0, ge=-1e6, le=1e6, description="Its share of the score; negative where less is better.")
 
 
 class EvaluationSettings(Editable):
@@ -143,7 +145,9 @@ class EvaluationSettings(Editable):
         le=100_000,
         description="Passages for validation, and as many for the test, if the text has so many.",
     )
-    text_weight: float = Field(1.0, ge=0, description="The text's share of the score, in bits per byte; 0: none.")
+    text_weight: float = Field(
+        1.0, ge=0, le=1e6, description="The text's share of the score, in bits per byte; 0: none."
+    )
     tasks: list[TaskSettings] = Field(
         [], description="Tasks of lm-eval that count, too; or in one text: name[:weight],name[:weight]."
     )
@@ -214,10 +218,12 @@ class Configuration(Editable):
 
     @property
     def folder(self) -> Path:
-        return Path(self.out).expanduser().resolve()
+        return absolute(Path(self.out))
 
     def save(self, path: Path | str) -> None:
-        Path(path).write_text(json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n")
+        Path(path).write_text(
+            json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
 
     @classmethod
     def load(cls, path: Path | str) -> "Configuration":
@@ -249,7 +255,8 @@ def with_models(config: Configuration, given: Sequence[str]) -> Configuration:
         while each.name in names:
             each.name, n = f"{name}-{n}", n + 1
         names.add(each.name)
-    if twice := [one.path for n, one in enumerate(models) if one.path in [each.path for each in models[:n]]]:
+    folders = [os.path.realpath(each.path) if os.path.exists(each.path) else each.path for each in models]
+    if twice := [one.path for n, one in enumerate(models) if folders[n] in folders[:n]]:
         raise UserError(f"{twice[0]} is given twice; each model should be another one")
     config.models = models
     return config

@@ -9,6 +9,7 @@ from typing import Any
 
 from evomerge.config import BUILTIN, ModelReference
 from fleet.config import UserError, whole
+from fleet.errors import absolute
 from fleet.plain import say
 from fleet.plausible_words import check_words_in
 from merge.donor import Donor
@@ -33,7 +34,7 @@ def resolved(models: Sequence[ModelReference], beside: Path | None = None) -> li
         from evomerge import specialists
 
         home = os.environ.get("EVOMERGE_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "evomerge"
-        place = Path(home).expanduser()
+        place = absolute(Path(home))
         if beside:  # other machines work on the run, and see what is beside it
             if (known := specialists.home_in(place)).is_dir():
                 shutil.copytree(known, specialists.home_in(beside / "specialists"), dirs_exist_ok=True)

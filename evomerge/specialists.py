@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from evomerge import texts
+from fleet.errors import absolute
 from train.batches import TokenFile, batch
 from train.config import TrainConfig, alone
 from train.loop import Learner, rate
@@ -111,7 +112,7 @@ def made(
 
 def home_in(folder: Path, settings: SpecialistSettings = SpecialistSettings()) -> Path:
     """Named by all that the models follow from."""
-    return folder.expanduser().resolve() / f"specialists-{_digest(settings)}"
+    return absolute(folder) / f"specialists-{_digest(settings)}"
 
 
 def _make(missing: list[str], places: Mapping[str, Path], settings: SpecialistSettings, tell: Tell) -> None:

@@ -18,6 +18,7 @@ from fleet import gpus
 from fleet.ancestry.ancestry_files import PAGE, keep
 from fleet.config import UserError
 from fleet.console import console
+from fleet.errors import absolute
 from fleet.history import opened
 from fleet.local import Starter
 from fleet.metrics import sinks
@@ -75,8 +76,8 @@ def prepared(config: Configuration) -> TournamentConfig:
     for task in fitness_evaluator.load_tasks(e, config.evolution_settings.seed).get("tasks", {}).values():
         tasks.validation_count(task.config.task, len(task.eval_docs), e.holdout)
     if e.text:
-        e.text = str(Path(e.text).expanduser().resolve())
-    e.task_path = [str(Path(folder).expanduser().resolve()) for folder in e.task_path]
+        e.text = str(absolute(Path(e.text)))
+    e.task_path = [str(absolute(Path(folder))) for folder in e.task_path]
     shared = {key: value for key, value in known if key in TournamentConfig.model_fields}
     run = {"algorithm": ALGORITHM, "project_name": where.name, "base_dir": str(where.parent)}
     return TournamentConfig(**{**shared, **run, "models": models, "text_digest": fitness_evaluator.digest(e)})

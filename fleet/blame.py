@@ -38,6 +38,7 @@ class Verdict:
     why: str  # of this recipe alone
     all: str  # for whoever started the run
     final: bool = True
+    everywhere: bool = False  # it was found that nobody ever can
 
 
 class Blame:
@@ -179,7 +180,7 @@ class Blame:
         found = [who(each) for each in words if each.get("why") == "verdict"]
         said, why = [*map(who, words)], str(words[-1].get("error"))
         if found and self._agreed(id, found, 1, VERDICTS):
-            yield Verdict(id, why, f"{id} cannot be made: {why}")
+            yield Verdict(id, why, f"{id} cannot be made: {why}", everywhere=True)
         elif self._agreed(id, said, TRIES, TRIES):
             on = ", ".join(sorted({machine for machine, _ in said}))
             yield Verdict(id, why, f"{id} failed {len(words)} times, on {on}; the last time: {why}")

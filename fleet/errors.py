@@ -1,6 +1,7 @@
 """The error of whatever people can set right; by itself, so that nobody waits for pydantic to know it."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 
 class UserError(ValueError):
@@ -9,6 +10,14 @@ class UserError(ValueError):
 
 class Lacking(UserError):
     """This machine has not got what is needed (a file, a package, a GPU, room); another one may have it."""
+
+
+def absolute(path: Path) -> Path:
+    """From the user's home on, and through all links; or why it leads nowhere."""
+    try:
+        return path.expanduser().resolve()
+    except (RuntimeError, OSError) as error:  # links in a circle; nobody knows where this user is at home
+        raise UserError(f"{path}: no such place: {getattr(error, 'strerror', None) or error}") from None
 
 
 def first_line(error: BaseException) -> str:

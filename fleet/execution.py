@@ -57,7 +57,7 @@ class Execution:
         agreed = [*self.context.blame.verdicts()]
         for verdict in agreed:
             if not (verdict.final and self.context.history.recipe(verdict.id).optional):
-                raise self._stop(verdict.all)
+                raise self._stop(verdict.all, again=not verdict.everywhere)
             self.close(verdict.id, "failed", verdict.why)
         self.context.blame.consider_bench()
         return bool(agreed)
@@ -193,8 +193,8 @@ class Execution:
     def _leave(self, id: str, why: str, error: str) -> None:
         self.context.claims.leave(id, why, error=cut(error), tail=[*self.tail.lines])
 
-    def _stop(self, why: str) -> Stopped:
-        launches.stop(self.context.store, self.context.options.launch, why)
+    def _stop(self, why: str, again: bool) -> Stopped:
+        launches.stop(self.context.store, self.context.options.launch, why, again)
         return Stopped(why)
 
 

@@ -92,7 +92,7 @@ def _boot() -> str:
 def _born(pid: int) -> str:
     """When a process started, in ticks since boot; empty if it does not run (a zombie does not)."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rsplit(")", 1)[1].split()
     except OSError:
         return ""
     return "" if fields[0] in "ZX" else fields[19]

@@ -42,9 +42,16 @@ def makers(store: Store, launch: int) -> int:
     return 0
 
 
-def stop(store: Store, launch: int, why: str) -> Value:
-    """Ask the workers of this launch and of earlier ones to end; a later launch goes on."""
-    return store.settle(path(launch, "stop"), {"by": store.name, "why": cut(why)})
+def stop(store: Store, launch: int, why: str, again: bool = True) -> Value:
+    """Ask the workers of this launch and of earlier ones to end; a later launch goes on, and may do better or not."""
+    return store.settle(path(launch, "stop"), {"by": store.name, "why": cut(why), "again": again})
+
+
+def goes_on(store: Store, launch: int) -> bool:
+    """Whether another launch may come further than this one, which was stopped."""
+    with contextlib.suppress(faults.Missing):
+        return not ended(store) and store.confirmed(path(launch, "stop")).get("again", True) is not False
+    return True
 
 
 def end(store: Store, why: str) -> Value:

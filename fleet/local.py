@@ -13,6 +13,7 @@ from typing import IO, Protocol
 
 from fleet import faults, launches, status
 from fleet.config import FleetConfig, UserError
+from fleet.errors import absolute
 from fleet.history import History
 from fleet.host import Host
 from fleet.plain import plain, say
@@ -71,7 +72,7 @@ class Starter:
     def __init__(self, config: FleetConfig, where: Path, workers: int | None, view: type[Progress] = Progress) -> None:
         self.host, self.view = Host(), view
         self.config, self.count = config, workers or config.num_machines
-        self.base = (where / config.base_dir).resolve()
+        self.base = absolute(where / config.base_dir)
         self.folder = self.base / config.project_name
         self._signals = self._passed_on = self._launch = 0
         self._memory = Memory()
@@ -180,7 +181,7 @@ class Starter:
             return 130
         if why := launches.ordered(store, self._launch):
             say(f"The run stopped: {plain(why, 1000)}", file=sys.stderr)
-            if launches.ended(store):
+            if not launches.goes_on(store, self._launch):
                 return 1
         else:
             say("All workers ended before the run was over:", file=sys.stderr)

@@ -60,6 +60,11 @@ class Draft:
             if not name.startswith(SNAPSHOT) and name not in self._digests:
                 self.path(name)
 
+    def written_so_far(self, name: str) -> Iterator[bytes]:
+        """Of a file that is still being written, block by block."""
+        self.check(name)
+        return self.store.disk.blocks(f"{self.place}/{name}")
+
     def seal(self) -> Files:
         """Everything on the disk, durable, with its checksums."""
         if not self._made:

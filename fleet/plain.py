@@ -6,6 +6,7 @@ nobody can hear it (a pipe whose reader has gone, a full disk), the work goes on
 
 import atexit
 import errno
+import io
 import logging
 import os
 import sys
@@ -15,6 +16,9 @@ from typing import IO
 _SIZES = ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _MOST = 200_000  # characters of one thing that is said
 _failed: list[IO[str]] = []  # streams that once took nothing
+
+if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that knows fewer characters shows what it can
+    sys.stdout.reconfigure(errors="replace")
 
 
 def plain(text: object, most: int = 200) -> str:

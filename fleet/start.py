@@ -15,6 +15,7 @@ from cyclopts.validators import Number
 
 from fleet import faults
 from fleet.config import FleetConfig, UserError, load, lowered, read_json
+from fleet.errors import absolute
 from fleet.host import Host
 from fleet.method import Method
 from fleet.metrics import sinks
@@ -102,7 +103,7 @@ def main(method: Method[Any], arguments: list[str] | None = None, others: Sequen
 
 def made(config: FleetConfig, where: Path) -> int:
     """Make the run's folder, or join it, and start nothing; what the launcher wants to know is one line of JSON."""
-    base = (where / config.base_dir).resolve()
+    base = absolute(where / config.base_dir)
     store, new = create_run(base, config.project_name, config.bound(), Host(), type(config))
     known = {"folder": str(base / config.project_name), "run_id": store.run_id, "new": new}
     more = {"operational": config.operational(), "threads": config.threads, "restarts": config.restarts}

@@ -83,7 +83,7 @@ def _written(
     template = chat_template(recipe.chat_template, [donors[name] for name in recipe.models])
     broken = engine.write(made.jobs, into, shard_size, how, lambda bytes: progress(bytes, made.bytes))
     for name, text in beside.items():
-        (into / name).write_text(text)
+        (into / name).write_text(text, encoding="utf-8")
     furnish(into, recipe, made, template)
     read = sum(each.bytes for job in made.jobs for each in job.inputs)
     more = [f"{name} has numbers that are not finite, or too large for its dtype" for name in broken]
@@ -105,9 +105,9 @@ def furnish(folder: Path, recipe: Merge, plan: Plan, template: str | None) -> No
         write_json(folder / "tokenizer.json", plan.vocabulary.result.file)
     if template:
         _set_template(folder, template)
-    (folder / RECIPE).write_text(recipe.text)
+    (folder / RECIPE).write_text(recipe.text, encoding="utf-8")
     if not (folder / "README.md").exists():  # somebody may know more of it
-        (folder / "README.md").write_text(card(recipe))
+        (folder / "README.md").write_text(card(recipe), encoding="utf-8")
     write_json(folder / "config.json", plan.config)
 
 
@@ -123,7 +123,7 @@ def chat_template(wanted: str | None, donors: Sequence[Donor]) -> str | None:
     known = {path.stem: path for path in sorted(TEMPLATES.glob("*.jinja"))}
     if wanted not in known:
         raise UserError(f"chat_template is {wanted!r}: auto, Jinja, or a known one; {nearest(wanted, known)}")
-    return known[wanted].read_text()
+    return known[wanted].read_text(encoding="utf-8")
 
 
 def template_of(folder: Path) -> str | None:
@@ -138,7 +138,7 @@ def template_of(folder: Path) -> str | None:
 
 
 def _set_template(folder: Path, template: str) -> None:
-    (folder / "chat_template.jinja").write_text(template)
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
     (folder / "chat_template.json").unlink(missing_ok=True)
     settings = folder / "tokenizer_config.json"
     if settings.is_file() and "chat_template" in (said := read_json(settings)):

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from fleet.errors import absolute
 from fleet.fsync import sync
 from fleet.plain import bytes_of
 from fleet.scratch import scratch
@@ -87,7 +88,14 @@ def _names(count: int) -> list[str]:
 
 def free_for(out: Path, overwrite: bool, needed: Iterable[Path] = ()) -> Path:
     """Where the result goes, links followed; or why it may not: only a model's folder is ever replaced."""
-    out = out.expanduser().resolve()
+    out = absolute(out)
+    try:
+        return _free_for(out, overwrite, needed)
+    except OSError as error:
+        raise UserError(f"{out}: cannot be used: {error.strerror}") from None
+
+
+def _free_for(out: Path, overwrite: bool, needed: Iterable[Path]) -> Path:
     if not out.exists():
         return out
     if not overwrite:

@@ -14,6 +14,7 @@ from merge.methods.changes import check_della
 
 Told = Mapping[str, Any]  # a value, a curve of values or filters for each parameter
 _LEAST = 1e-6  # less is nothing
+_MOST = 1e30  # with more, sums of fp32 numbers are none
 _EDGE = 0.99  # of what a density leaves for an epsilon
 
 
@@ -74,6 +75,8 @@ def value_at(setting: Setting, name: str, t: float) -> Any:
     before = int(place)
     if any(isinstance(each, (bool, str)) for each in values):
         return values[before]
+    if place == before:
+        return float(values[before])  # whatever its neighbour is: nothing times infinity is no number
     after = min(len(values) - 1, before + 1)
     return (1 - (place - before)) * values[before] + (place - before) * values[after]
 
@@ -92,8 +95,8 @@ def _checked(value: Any, param: Param, where: str) -> Any:
         if not isinstance(value, bool):
             raise UserError(f"{where} is {value!r}; true or false is expected")
         return value
-    if isinstance(value, (bool, str)) or not math.isfinite(value):
-        raise UserError(f"{where} is {value!r}; a number is expected")
+    if isinstance(value, (bool, str)) or not abs(value) <= _MOST:
+        raise UserError(f"{where} is {value!r}; a number is expected, of a size up to {_MOST:g}")
     if param.kind is int and value != int(value):
         raise UserError(f"{where} is {value}; a whole number is expected")
     if (param.low is not None and value < param.low) or (param.high is not None and value > param.high):

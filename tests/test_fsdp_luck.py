@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,12 @@ RESUME = {"ckpt": {"resume": "true"}}
 
 
 # -- folders -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_model_is_there_for_whoever_may_read_the_users_files(place):
+    modes = {stat.S_IMODE(file.stat().st_mode) for file in (place / "out" / "model").iterdir()}
+    (place / "mine").touch()
+    assert modes == {stat.S_IMODE((place / "mine").stat().st_mode)}
 
 
 def test_it_does_not_begin_where_another_training_lies(place):
@@ -109,18 +116,6 @@ def test_a_text_that_was_changed_is_noticed(place):
     assert run(place, "mine", **keys, max_steps=4) == "0"
     (place / "text.txt").write_text("six seven eight nine ten\n\n" * 400)
     assert "it was begun with other settings: text was" in run(place, "mine", **keys, **RESUME)
-
-
-def test_tokens_that_are_not_whole_are_made_anew(place):
-    assert run(place, "first", max_steps=4) == "0"
-    (tokens,) = (place / "first" / "data").glob("*/train")
-    whole = tokens.read_bytes()
-    for spoilt in (whole[:100], b""):
-        tokens.write_bytes(spoilt)
-        assert run(place, "first", max_steps=4, **RESUME) == "0"
-        assert tokens.read_bytes() == whole
-    (tokens.parent / "tokens.json").write_text("{")
-    assert run(place, "first", max_steps=4, **RESUME) == "0" and tokens.read_bytes() == whole
 
 
 def test_weights_that_are_no_numbers_are_never_saved(place):

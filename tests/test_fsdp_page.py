@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 from tests.helpers import until
 from tests.lab.machines import Lab, why_not
 from tests.small import shared
-from tests.test_fsdp import ROOT, model
+from tests.test_fsdp import ROOT, curve, model
 
 PAGE = (ROOT / "docs" / "train_fsdp.md").read_text()
-ALL, COMPILED, CHOSEN, NODES, MEETING, TWO, THREE = re.findall(r"```sh\n(.*?)```", PAGE, re.S)
+ALL, FIRST, SPEED, COMPILED, CHOSEN, NODES, MEETING, TWO, THREE = re.findall(r"```sh\n(.*?)```", PAGE, re.S)
 SMALL = {
     "--path-model": "MODEL", "--dataset-name-or-path": "TEXT", "--seq-length": "16", "--total-batch-size": "4",
     "--per-device-train-batch-size": "1", "--warmup-steps": "2", "--total-steps": "8", "--precision": "32-true",
@@ -71,6 +71,21 @@ def test_on_one_machine(block, tmp_path):
 
 
 @pytest.mark.slow
+def test_the_first_one_learns_visibly(tmp_path):
+    run(FIRST.replace("runs/first", str(tmp_path / "first")))
+    losses = curve(tmp_path / "first")
+    assert len(losses) == 50 and losses[-1] < losses[0] - 1 and is_a_model(tmp_path / "first")
+
+
+@pytest.mark.slow
+def test_its_speed_is_measured_as_often_as_one_likes(tmp_path):
+    for _ in range(2):
+        said = run(SPEED.replace("runs/speed", str(tmp_path / "speed")))
+        assert "step 5: loss" in said and "tokens/s" in said
+    assert sum(file.stat().st_size for file in (tmp_path / "speed").iterdir()) < 10_000
+
+
+@pytest.mark.slow
 @needs_machines
 def test_on_two_machines(tmp_path):
     with Lab(tmp_path / "lab") as lab, ThreadPoolExecutor() as both:
@@ -117,5 +132,5 @@ def test_three_peers_of_several_ranks(meeting, tmp_path):
 
 def test_every_option_of_the_pages_commands_is_one():
     known = set(re.findall(r"^\| `(--[a-z.-]+)`", PAGE, re.M))
-    for block in (ALL, COMPILED, CHOSEN, NODES, TWO, THREE):
+    for block in (ALL, FIRST, SPEED, COMPILED, CHOSEN, NODES, TWO, THREE):
         assert {*re.findall(r"(--[a-z][a-z.-]+)", block.partition("train_fsdp.py")[2])} <= known

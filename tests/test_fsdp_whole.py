@@ -121,7 +121,7 @@ with joined() as ranks:
     words = tokenizer_for(c)
     skeleton(c.initial_population[0], len(words))  # what is imported only now
     before = peak()
-    model = model_of(options, c, words, ranks)
+    model = model_of(options, c, len(words), ranks)
     built = peak()
     learner = learner_of(model, c, ranks, "FULL_SHARD")
     said = ranks.each(f"{built - before} {peak() - before} {learner.layout.size * 4}")

@@ -56,6 +56,8 @@ TIES = "merge_method: ties\nbase_model: A\nmodels: [{model: B, parameters: {weig
     (TIES + "parameters: {density: 1.5}\n", "density.* is 1.5; from 0 to 1 is possible"),
     (TIES + "parameters: {density: [0.5, -0.1]}\n", "density.* is -0.1; from 0 to 1"),
     (TIES + "parameters: {density: .nan}\n", "density.* is nan; a number is expected"),
+    ("merge_method: linear\nparameters: {weight: .inf}\nmodels: [A, B]\n", "weight.* is inf; a number is expected"),
+    ("merge_method: linear\nparameters: {weight: 1.0e+308}\nmodels: [A, B]\n", "weight.* is 1e.308; .* up to 1e.30"),
     (TIES + "parameters: {normalize: 1}\n", "normalize.* is 1.*; true or false is expected"),
     (TIES + "parameters: {density: []}\n", "an empty list says nothing"),
     (TIES + "parameters: {density: [{value: 1, fliter: x}]}\n", "the nearest known one is filter"),

@@ -49,7 +49,8 @@ def test_cold_workers_make_what_a_warm_one_makes(tmp_path, keys):
 @pytest.mark.parametrize("keys", SETTINGS[:3], ids=str)
 @pytest.mark.parametrize("stop", [1, 3])
 def test_a_recipe_that_is_interrupted_goes_on_where_it_was(tmp_path, keys, stop):
-    """Every recipe that trains is interrupted once, with a snapshot, and taken up by another worker."""
+    """Every recipe that takes long is interrupted once, with a snapshot, and taken up by another worker: those that
+    train, and the one that makes tokens of the text."""
     keys = {**keys, "first_inner_steps": 10**6, "inner_steps": 4, "max_generations": 3}
     wanted = digest(finished(tmp_path / "calm", **keys))
     c, hit = config(**keys), set()
@@ -71,7 +72,7 @@ def test_a_recipe_that_is_interrupted_goes_on_where_it_was(tmp_path, keys, stop)
     (tmp_path / "run").mkdir()
     one = worker(tmp_path / "run", c, make=interrupting)
     assert one.run() == "over"
-    assert len(hit) == c.max_generations * c.population_size
+    assert len(hit) == c.max_generations * c.population_size + 1 and "0/tokens-0" in hit
     assert digest(one.history) == wanted
 
 

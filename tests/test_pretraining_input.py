@@ -5,11 +5,14 @@ import re
 
 import pytest
 
+from fleet import launches
 from fleet.config import is_bound
 from fleet.context import Stopped
 from fleet.digest import digest
+from fleet.host import Host
+from fleet.run import open_run
 from tests.commands import refused
-from tests.small import MODEL, config, finished, make_text
+from tests.small import MODEL, config, finished, make_text, shared
 from train.config import TrainConfig
 
 
@@ -45,6 +48,21 @@ def test_members_of_different_shapes_are_named(tmp_path):
     why = r"0/init-1 cannot be made: tensor model.layers.0.mlp.down_proj.weight: \[32, 48\] in .*, \[32, 64\] in"
     with pytest.raises(Stopped, match=why):
         finished(tmp_path, initial_population=(MODEL, wide))
+
+
+def test_too_little_text_is_known_before_there_is_a_run(tmp_path):
+    said = refused(tmp_path, datasets=[str(shared() / "text.jsonl")], max_generations=212)
+    assert re.search("training tokens where the run needs 108,545: [0-9,]+ are missing; give it more text", said)
+    assert "same command" not in said and not (tmp_path / "runs").exists()
+
+
+def test_what_is_found_to_be_impossible_while_it_is_made_is_no_matter_of_trying_again(tmp_path):
+    with pytest.raises(Stopped):
+        finished(tmp_path, max_generations=212)
+    store, _ = open_run(tmp_path / "run", Host(), "reader")
+    assert not launches.goes_on(store, launches.latest(store)) and not launches.ended(store)
+    launches.stop(store, launches.begin(store, {}), "somebody wants it")
+    assert launches.goes_on(store, launches.latest(store))
 
 
 def test_too_few_tokens_are_counted(tmp_path):

@@ -3,8 +3,10 @@
 import gc
 import json
 import os
+import re
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +17,13 @@ import pytest
 
 from fleet import run as place_of_runs
 from fleet.config import UserError
+from fleet.errors import absolute
 from fleet.host import Host
 from fleet.run import Mount, create_run, mount_of, open_run
 from fleet.store import Store
 from tests.helpers import Toys, listing, mounted, one_of, until
 
+ROOT = Path(__file__).parent.parent
 # root may write everywhere; without its capabilities it may not
 PLAIN_USER = ("setpriv", "--bounding-set=-all", "--inh-caps=-all") if os.getuid() == 0 else ()
 
@@ -333,3 +337,27 @@ def test_the_mount_of_a_path_is_the_longest_that_leads_to_it(tmp_path):
     assert mount_of(Path("/mnt/données x/runs"), table) == Mount("/mnt/données x", "nfs4", "server:/a\\040b")
     assert mount_of(Path("/mnt/donnée"), table).point == "/mnt"
     assert mount_of(Path("/home"), table) == Mount("/", "ext4", "/dev/sda1")
+
+
+def test_links_in_a_circle_are_said_in_a_line(toys, tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    for place in (tmp_path / "loop", tmp_path / "loop" / "runs", tmp_path / ("x" * 300) / "runs"):
+        run: Toys = toys(base_dir=str(place))
+        refused = run.start(1)
+        refused.ends(2)
+        assert str(place)[:200] in refused.said and "Traceback" not in refused.said
+
+
+@pytest.mark.parametrize("name", ["a b) S 1", "\udcff\udc85"])
+def test_the_name_of_a_process_is_any_bytes(name):
+    """Of a C locale, too, which knows no more than ASCII."""
+    code = "import os, sys; from pathlib import Path; from fleet.host import Host; from fleet.plain import say;"
+    code += "Path('/proc/self/comm').write_bytes(os.fsencode(sys.argv[1])); say('gr\\xf6\\xdfer', Host().identity[3])"
+    env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code, name], env=env, capture_output=True, check=True)
+    assert re.fullmatch(rb"gr\?\?er [0-9]+\n", done.stdout)
+
+
+def test_who_has_no_home_is_told_so():
+    with pytest.raises(UserError, match="~nobody-of-this-name/runs: no such place: Could not determine home directory"):
+        absolute(Path("~nobody-of-this-name/runs"))

@@ -50,7 +50,7 @@ def test_a_plain_file_is_one_document(tmp_path):
         c = config(datasets=({"source": str(tmp_path / "a.txt"), "separator": separator},), tokenizer="")
         tokenizer = own_tokenizer(c)
         tokens = tokens_of(c, 0, lambda tokenizer=tokenizer: tokenizer, 300, {"train": 9000, "held": 500}, dict(got))
-        ends.append(sum(part.count(tokenizer.eos_token_id) for _, part in islice(tokens, 50)))
+        ends.append(sum(part.count(tokenizer.eos_token_id) for _, _, part in islice(tokens, 50)))
     assert ends[0] == 0 < ends[1]
 
 
@@ -143,7 +143,7 @@ def test_held_out_tokens_come_from_many_documents_where_there_are_many(tmp_path,
     (tmp_path / "long.jsonl").write_text("".join(rows))
     c = config(datasets=(source(tmp_path / "long.jsonl"),), eval_sequences=64, held_out=0.1)
     tokenizer, got, found = AutoTokenizer.from_pretrained(shared() / "tokenizer"), {"train": 0, "held": 0}, []
-    for part, tokens in tokens_of(c, 0, lambda: tokenizer, 257, {"train": 100, "held": 64 * 16 + 1}, got):
+    for _, part, tokens in tokens_of(c, 0, lambda: tokenizer, 257, {"train": 100, "held": 64 * 16 + 1}, got):
         got[part] += len(tokens)
         found += [len(tokens)] * (part == "held")
     assert got["held"] > 64 * 16 and max(found) <= most

@@ -65,7 +65,7 @@ class Exporter:
         out.mkdir(parents=True, exist_ok=True)
         disable_progress_bar()
         save(self.model, self.tokenizer(), out)
-        (out / "README.md").write_text(self._readme(what, members, out))
+        (out / "README.md").write_text(self._readme(what, members, out), encoding="utf-8")
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         return open_tokenizer(self.parent(TOKENIZER), self.config)

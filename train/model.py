@@ -262,7 +262,10 @@ def _fresh(entry: Entered) -> dict[str, Any]:
     file = Path(entry) / "config.json"
     if entry.endswith(".json") or (file.is_file() and not _has_weights(file.parent)):
         try:
-            return {"model_type": "llama", **json.loads((file if file.is_file() else Path(entry)).read_text())}
+            return {
+                "model_type": "llama",
+                **json.loads((file if file.is_file() else Path(entry)).read_text(encoding="utf-8")),
+            }
         except (OSError, ValueError, RecursionError) as error:
             raise UserError(f"model {_short(entry)}: cannot be read as JSON: {error}") from None
     return {}

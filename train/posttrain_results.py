@@ -108,7 +108,7 @@ def exported(history: History, id: str, out: Path) -> Path:
         for name in member.files.files:
             if name not in ("README.md", RECIPE):  # they tell of the merge only
                 shutil.copyfile(member.path(name), draft / name)
-        (draft / "README.md").write_text(card(c, history, id, out))
+        (draft / "README.md").write_text(card(c, history, id, out), encoding="utf-8")
     return out
 
 

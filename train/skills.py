@@ -12,6 +12,7 @@ from random import Random
 from typing import Literal
 
 from fleet.config import UserError
+from fleet.errors import absolute
 
 PREFIX = "skill:"  # of their names as sources of data
 BASE, MIXED = "base", "mixed"
@@ -132,7 +133,7 @@ metric_list:
 
 def write_tasks(folder: Path, seed: int, count: int) -> list[str]:
     """Held-out questions as tasks of lm-eval, so many of each, all different: skill_compare, ..., skill_mixed."""
-    folder = folder.expanduser().resolve()
+    folder = absolute(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for skill in (*SKILLS, MIXED):
         file = folder / f"skill_{skill}.json"

@@ -14,6 +14,7 @@ from tokenizers import pre_tokenizers
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from fleet.errors import absolute
 from train import batches, packing, text
 from train.chat import Example, examples
 from train.config import TrainConfig, alone
@@ -81,7 +82,7 @@ class StarterSettings:
 def starters(folder: Path, tell: Tell = print, settings: StarterSettings = StarterSettings()) -> dict[str, Path]:
     """A base that knows how a chat goes but no answers, and specialists of one skill each that went on from it: made
     once, and kept."""
-    home = folder.expanduser().resolve() / f"starters-{_digest(settings)}"
+    home = absolute(folder) / f"starters-{_digest(settings)}"
     places = {name: home / name for name in NAMES}
     if missing := [name for name, place in places.items() if not place.exists()]:
         with in_one_line(home), computing_with(1):

@@ -17,6 +17,7 @@ from cyclopts import App, Parameter  # noqa: E402
 from rich.console import Console  # noqa: E402
 
 from fleet.config import UserError  # noqa: E402
+from fleet.errors import absolute  # noqa: E402
 from fleet.plain import say  # noqa: E402
 from train.cluster.options import TrainingOptions, spelled  # noqa: E402
 
@@ -36,9 +37,7 @@ def main(*, options: Annotated[TrainingOptions, Parameter(name="*")] = TrainingO
     from train.cluster.training import train
 
     with joined() as ranks:
-        return train(
-            replace(options, ckpt=replace(options.ckpt, path=options.ckpt.path.expanduser().absolute())), ranks
-        )
+        return train(replace(options, ckpt=replace(options.ckpt, path=absolute(options.ckpt.path))), ranks)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.config import UserError, whole
-from fleet.errors import first_line
+from fleet.errors import absolute, first_line
 from fleet.method import Method
 from fleet.plain import say
 from fleet.recipe import Strategy
@@ -64,7 +64,7 @@ def _located(sources: tuple[Any, ...], where: Path, endings: tuple[str, ...]) ->
 def prepared(config: TrainConfig, where: Path) -> TrainConfig:
     """Complain about what cannot work before anything is trained; find out what the run is to be bound to."""
     from train import text
-    from train.member.prepare import tokenizer_sources
+    from train.member.prepare import check_text, tokenizer_sources
 
     models = (whole(each, where) if isinstance(each, str) else each for each in config.initial_population)
     found = {
@@ -83,6 +83,8 @@ def prepared(config: TrainConfig, where: Path) -> TrainConfig:
     _check_rounds(config)
     _check_batches(config)
     _check_models(config)
+    if not (where / config.base_dir / config.project_name / "run.json").is_file():
+        check_text(config)
     of_python = any(text.kind_of(each).of_python for each in (*config.datasets, *tokenizer_sources(config)))
     return config.model_copy(update={"stdlib_digest": text.stdlib_digest() if of_python else ""})
 
@@ -199,7 +201,7 @@ def _absolute(c: PosttrainConfig, where: Path) -> PosttrainConfig:
     """Local files as they are found from anywhere. Built-in models and questions are made beside the run."""
     from train.text import ROW_FILES
 
-    endings, beside = (*ROW_FILES, ".gguf"), (where / c.base_dir).resolve()
+    endings, beside = (*ROW_FILES, ".gguf"), absolute(where / c.base_dir)
     models = [whole(name, where, endings) for name in _started(c.initial_population, beside)]
     base = {"base_model": whole(c.base_model, where, endings)} if c.base_model else {}
     tasks = (whole(folder, where, endings) for folder in c.task_path)

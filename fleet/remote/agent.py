@@ -390,7 +390,7 @@ def _marked(run_id: str) -> list[dict[str, Any]]:
         try:
             inner = Path("/proc", entry, "environ").read_bytes().split(b"\0")
             words = Path("/proc", entry, "cmdline").read_bytes().split(b"\0")
-            stat = Path("/proc", entry, "stat").read_text().rsplit(")", 1)[1].split()
+            stat = Path("/proc", entry, "stat").read_text(errors="replace").rsplit(")", 1)[1].split()
         except OSError:  # it has ended, or it is another user's
             continue
         mine = mark in inner if run_id else any(each.startswith(mark) for each in inner)

@@ -56,7 +56,7 @@ def pack(root: Path, without: Collection[Path] = ()) -> Code:
 
 def requirements(root: Path) -> dict[str, str]:
     try:
-        lines = (root / "requirements.txt").read_text().splitlines()
+        lines = (root / "requirements.txt").read_text(encoding="utf-8").splitlines()
     except OSError:
         return {}
     found = [re.match(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?==(\S+)", line) for line in lines]

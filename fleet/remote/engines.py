@@ -103,4 +103,4 @@ def _threads(made: Mapping[str, Any]) -> int:
 
 def _program() -> str:
     """agent.py with a last line: it comes with the order, and not from the disk."""
-    return f"{AGENT.read_text()}\n\nhold(sys.argv[2], **json.loads(sys.argv[1]))\n"
+    return f"{AGENT.read_text(encoding='utf-8')}\n\nhold(sys.argv[2], **json.loads(sys.argv[1]))\n"

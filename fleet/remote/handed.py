@@ -18,7 +18,7 @@ def hand_over(config: FleetConfig, script: tuple[str, ...], machines: Path, ssh_
     if not machines.is_file():
         raise UserError(f"{machines}: cannot be read")
     values = {key.upper(): value for key, value in config.model_dump(mode="json").items()}
-    file.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+    file.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     try:
         main({config.algorithm: script}, Path(__file__).parents[2], "", ["launch", *words])
     except SystemExit as end:

@@ -218,7 +218,7 @@ def _machine() -> str:
 
 def _born(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rsplit(")", 1)[1].split()[19]
     except OSError:
         return ""
 

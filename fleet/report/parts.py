@@ -11,7 +11,7 @@ from typing import Any
 from fleet.report.words import name, text
 
 HERE = Path(__file__).parent
-STYLE, SCRIPT = (HERE / "page.css").read_text(), (HERE / "page.js").read_text()
+STYLE, SCRIPT = (HERE / "page.css").read_text(encoding="utf-8"), (HERE / "page.js").read_text(encoding="utf-8")
 _NUMBER = re.compile(r"[<-]?[0-9][0-9.,]*(e[+-]?[0-9]+)?( ?(%|[A-Za-z]{1,3}))?|-?inf|nan")
 
 

@@ -31,6 +31,7 @@ from cyclopts.validators import Number
 
 from fleet import gpus
 from fleet.config import UserError
+from fleet.errors import absolute
 from fleet.metrics import sinks
 from merge.evolve import search_config as configs
 from merge.evolve import search_running
@@ -122,7 +123,7 @@ def main(
     known |= {"time_limit_hours": timeout / 3600, "batch_size": 0 if batch_size == "auto" else int(batch_size)}
     known |= {"buffered": strategy == "buffered", "in_memory": known.get("in_memory", True) and strategy in _LIVE}
     known["metrics"] = (*known.get("metrics", ("csv",)), *(("wandb",) if wandb else ()))
-    known["task_path"] = tuple(str(Path(each).expanduser().resolve()) for each in known.get("task_path", ()))
+    known["task_path"] = tuple(str(absolute(Path(each))) for each in known.get("task_path", ()))
     run = {"base_dir": str(where.parent), "project_name": where.name, "algorithm": ALGORITHM}
     config = configs.read(genome_config_path, {**known, **run})
     _check(config, strategy, placed)

@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from fleet import faults
 from fleet.config import UserError
+from fleet.errors import absolute
 from fleet.method import Method
 from fleet.plain import say
 from fleet.start import main as fleet_main
@@ -46,7 +47,7 @@ def in_words(error: BaseException) -> str:
 
 def folder_named(path: Path | str, option: str) -> Path:
     """Where a search is, or will be."""
-    where = Path(path).expanduser().resolve()
+    where = absolute(Path(path))
     if not _NAME.fullmatch(where.name) or where.is_file():
         raise UserError(
             f"{option} {where}: a folder is expected; the folder's name has up to 64 letters, digits, '.', '-', '_'"

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,13 @@ from fleet import plain
 from fleet.config import UserError
 from fleet.errors import first_line
 from fleet.scratch import sweep
-from train.batches import TokenFile
 from train.cluster import token_data
 from train.cluster.checkpoints import CheckpointKeeper
 from train.cluster.options import TrainingOptions
 from train.cluster.ranks import Agreed, Ranks
 from train.cluster.shared import OuterState, Shared
+from train.cluster.stretches import Stretches, StretchMaker
+from train.cluster.token_data import Batches, RandomBatches
 from train.config import TrainConfig
 from train.model import built, described, has_vocabulary, skeleton, structure
 from train.optimizers import WEIGHTS
@@ -51,45 +53,49 @@ def opened(folder: Path, option: str = "--ckpt.path") -> Iterator[None]:
         yield
 
 
-def prepared(
-    options: TrainingOptions, c: TrainConfig, ranks: Ranks
-) -> tuple[PreTrainedTokenizerBase, TokenFile, dict[str, Any]]:
-    """Words, text, and all that decides which numbers come out. The first rank of each machine makes what is not there;
-    then all open it."""
+@dataclass(frozen=True)
+class Material:
+    """What a training learns from, and in which words; `bound` is what decides the numbers."""
+
+    words: int
+    tokenizer: PreTrainedTokenizerBase | None  # random tokens are no words
+    batches: Batches
+    bound: dict[str, Any]
+
+
+def prepared(options: TrainingOptions, c: TrainConfig, ranks: Ranks, stack: ExitStack) -> Material:
+    """The first rank of each machine makes tokens of the text while all train."""
+    if options.fake_data:
+        words = embeddings(c) or c.vocab_size
+        known = {"tokenizer": "", "text": f"random, below {words}"}
+        return Material(words, None, RandomBatches(c, ranks, words), {**options.bound(), **known})
     tokenizer = ranks.same(lambda: token_data.tokenizer_for(c))
+    words = len(tokenizer)
+    if 0 < (fixed := embeddings(c)) < words:
+        raise UserError(f"--path-model: {fixed} embeddings for a tokenizer of {words} words")
     known = {"tokenizer": ranks.alike(token_data.words_of(tokenizer), "the tokenizer")}
-    name = ranks.same(lambda: token_data.name_of(c, tokenizer, words(c, tokenizer)))
+    name = ranks.same(lambda: token_data.name_of(c, tokenizer, words))
     known["text"] = ranks.alike(name, "the text")
-    place, made = options.ckpt.path / "data" / name, None
-    for turn in (True, False):
-        if turn:
-            say(ranks, f"the text as tokens: {place}")
-        mine = ranks.leads_here == turn
-        got = ranks.same(lambda: token_data.tokens(c, place, tokenizer, words(c, tokenizer), options.num_workers), mine)
-        made = got or made
-    assert made
-    seen = c.sequences / made.windows
-    say(ranks, f"{len(made.values):,} tokens" + (f", of which each is seen {seen:.1f} times" if seen > 1 else ""))
-    return tokenizer, made, {**options.bound(), **known}
+    stretches = Stretches(c, options.ckpt.path / "data" / name, words)
+    say(ranks, f"the text as tokens: {stretches.place}")
+    maker = StretchMaker(stretches, tokenizer, options.num_workers) if ranks.leads_here else None
+    if maker:
+        stack.callback(maker.close)
+    return Material(words, tokenizer, Batches(c, ranks, stretches, maker), {**options.bound(), **known})
 
 
-def words(c: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> int:
-    """No token may have a greater number; those that are made up use all that the model knows."""
-    known = getattr(described(c.initial_population[0]), "vocab_size", 0)
-    fixed = known if has_vocabulary(c.initial_population[0]) else len(tokenizer)
-    if fixed < len(tokenizer) and c.datasets[0].source != "fake":
-        raise UserError(f"--path-model: {fixed} embeddings for a tokenizer of {len(tokenizer)} words")
-    return fixed if c.datasets[0].source == "fake" else len(tokenizer)
+def embeddings(c: TrainConfig) -> int:
+    """No token may have a greater number; 0: as many as the tokenizer has words."""
+    entry = c.initial_population[0]
+    return getattr(described(entry), "vocab_size", 0) if has_vocabulary(entry) else 0
 
 
-def model_of(
-    options: TrainingOptions, c: TrainConfig, tokenizer: PreTrainedTokenizerBase, ranks: Ranks
-) -> PreTrainedModel:
+def model_of(options: TrainingOptions, c: TrainConfig, words: int, ranks: Ranks) -> PreTrainedModel:
     """On the first rank with its weights, which the others get from there: a machine has room for one of it, not for
     one of each rank. Where weights say what the configuration does not (heads that are not tied), each loads them."""
-    model = ranks.same(lambda: _model(options, c, len(tokenizer), ranks.first))
+    model = ranks.same(lambda: _model(options, c, words, ranks.first))
     if len({*ranks.each(structure(model))}) > 1:
-        model = ranks.same(lambda: _model(options, c, len(tokenizer), True))
+        model = ranks.same(lambda: _model(options, c, words, True))
         ranks.alike(structure(model), "the model")
     learning: PreTrainedModel = model.train()
     return learning

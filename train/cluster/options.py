@@ -15,6 +15,8 @@ from train.config import TrainConfig, alone
 Strategy = Literal["NO_SHARD", "FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"]
 Resume = bool | Path
 
+_WARMUP, _TENTH = 1000, 10  # steps, and the part of all that they are at most
+
 
 def _help(about: str, **more: Any) -> Parameter:
     return Parameter(help=about, **more)
@@ -96,14 +98,18 @@ class TrainingOptions:
         _help("A hub id or a folder; else the model's own, or for a preset 1,024 tokens made of the data set."),
     ] = ""
     seq_length: Annotated[int, _help("Tokens of a sequence.")] = 1024
-    num_workers: Annotated[int, _help("Threads that make tokens of text, once on each machine, before training.")] = 4
+    num_workers: Annotated[
+        int, _help("Threads that make tokens of text, on each machine, a little ahead of training.")
+    ] = 4
     lr: Annotated[float, _help("The highest learning rate; it falls to a tenth, as a cosine.")] = 4e-4
     optimizer: Annotated[
         Literal["adamw", "muon"], _help("AdamW, or Muon for the matrices within the model and AdamW for the rest.")
     ] = "adamw"
     total_batch_size: Annotated[int, _help("Sequences of a step, over all ranks (of one peer).")] = 512
     per_device_train_batch_size: Annotated[int, _help("Of these, what a rank takes at a time.")] = 32
-    warmup_steps: Annotated[int, _help("Steps in which the learning rate rises.")] = 1000
+    warmup_steps: Annotated[
+        int | None, _help("Steps in which the learning rate rises; 1,000, or a tenth of all where that is less.")
+    ] = None
     total_steps: Annotated[int, _help("Steps that the schedule is made for.")] = 88_000
     max_steps: Annotated[int | None, _help("Stop after so many of them.")] = None
     sharding_strategy: Annotated[
@@ -118,7 +124,9 @@ class TrainingOptions:
     metric_logger_type: Annotated[
         Literal["wandb", "dummy", "csv", "tensorboard", "trackio"], _help("Where metrics go; dummy: nowhere.")
     ] = "csv"
-    fake_data: Annotated[bool, _help("Random tokens, to measure speed.")] = False
+    fake_data: Annotated[bool, _help("Random tokens, to measure speed; without --ckpt.interval, nothing is kept.")] = (
+        False
+    )
     log_activations_steps: Annotated[
         int | None, _help("Every so many steps: how large the numbers are that each layer passes on.")
     ] = None
@@ -129,6 +137,24 @@ class TrainingOptions:
     @property
     def last_step(self) -> int:
         return min(self.total_steps, self.max_steps or self.total_steps)
+
+    @property
+    def warmup(self) -> int:
+        return min(_WARMUP, self.total_steps // _TENTH) if self.warmup_steps is None else self.warmup_steps
+
+    @property
+    def keeps(self) -> bool:
+        """Whether what is learned is to stay."""
+        return not self.fake_data or bool(self.ckpt.interval)
+
+    def doubts(self) -> str:
+        """What works, and is hardly meant."""
+        if self.warmup * _TENTH <= self.total_steps:
+            return ""
+        return (
+            f"--warmup-steps {self.warmup} is more than a tenth of --total-steps {self.total_steps}: the learning rate "
+            "rises for most of a short training; without it, a tenth is taken"
+        )
 
     def check(self, ranks: int) -> None:
         """Whatever cannot work is said in one line, with what would."""
@@ -179,7 +205,7 @@ class TrainingOptions:
             batch_size=self.total_batch_size,
             seq_length=self.seq_length,
             lr=self.lr,
-            warmup_steps=self.warmup_steps,
+            warmup_steps=self.warmup,
             precision=self.precision,
             compile=self.torch_compile,
             max_epochs=1e6,
@@ -194,7 +220,7 @@ class TrainingOptions:
             *("tokenizer", "path_model", "ckpt", "hv", "sharding_strategy", "per_device_train_batch_size"),
             "attn_implementation",
         )
-        known = {key: value for key, value in asdict(self).items() if key not in free}
+        known = {key: value for key, value in asdict(self).items() if key not in free} | {"warmup_steps": self.warmup}
         peers = {key: value for key, value in asdict(self.hv).items() if key in _SHARED} if self.hv else {}
         return {**known, **peers}
 

@@ -1,28 +1,28 @@
-"""Text as tokens, made once on each machine, and which of them a rank sees at a step."""
+"""Which text it is, as which tokens, and what a rank sees of it at a step."""
 
 import hashlib
 import json
 import os
-import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from fleet.config import UserError
-from fleet.fsync import sync
-from fleet.scratch import scratch
-from fleet.work import NotOnThisMachine
+from fleet.plain import say
 from train import text
-from train.batches import TokenFile, batch, needed, owned, useful
+from train.batches import Numbers, TokenFile, owned, shuffled, useful
 from train.cluster.ranks import Ranks
+from train.cluster.stretches import Stretches, StretchMaker, windows_of
 from train.config import TrainConfig
-from train.member.prepare import named_tokenizer, own_tokenizer, tokenizer_name, tokens_of, too_short
+from train.member.prepare import named_tokenizer, own_tokenizer, tokenizer_name
 
-_FILE = "tokens.json"
 _PIECE, _PIECES = 1 << 16, 64  # of a file that tell it from others
+_PATIENCE, _PAUSE = 60.0, 0.1  # seconds for a disk to show on one machine what another one has written
 
 
 def tokenizer_for(c: TrainConfig) -> PreTrainedTokenizerBase:
@@ -36,10 +36,12 @@ def tokenizer_for(c: TrainConfig) -> PreTrainedTokenizerBase:
 
 
 def name_of(c: TrainConfig, tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> str:
-    """Of the tokens that training sees: another text, or another tokenizer, has another name."""
+    """Of the tokens that training sees, in their order: another text, or another tokenizer, has another name."""
     about = {"data": c.datasets[0].model_dump(), "vocabulary": vocabulary, "wanted": useful(c, 0), "seed": c.seed}
     about["words"] = words_of(tokenizer)
     about["text"] = _text_of(c.datasets[0].source)
+    if c.sequences > (windows := windows_of(c)):
+        about["stretch"] = windows
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -62,63 +64,73 @@ def _text_of(source: str) -> str:
     return digest.hexdigest()
 
 
-def tokens(c: TrainConfig, place: Path, tokenizer: PreTrainedTokenizerBase, vocabulary: int, workers: int) -> TokenFile:
-    """Of the data set, all that training can make use of; from an earlier start, if they are there."""
-    if not (kind := _complete(place)):
-        _make(c, place, tokenizer, vocabulary, workers)
-        kind = _complete(place)
-    return TokenFile.open(place / "train", kind, c.seq_length + 1)
+class Batches:
+    """Of all ranks, the same; each reads what it sees of them."""
+
+    def __init__(self, c: TrainConfig, ranks: Ranks, stretches: Stretches, maker: StretchMaker | None) -> None:
+        self.c, self.ranks, self.maker, self._stretches = c, ranks, maker, stretches
+        self._files, self._total = dict[int, TokenFile](), 0
+
+    def of(self, slot: int, begin: int, end: int, size: int) -> Iterator[list[Tensor]]:
+        """From a step to another: what this rank sees of each batch, in parts of so many sequences."""
+        for step in range(begin, end):
+            numbers = self.reach(slot, step)
+            yield [self._rows(part[self.ranks.rank]) for part in numbers.reshape(-1, self.ranks.count, size)]
+
+    def _place(self, number: int) -> tuple[int, int, int]:
+        """Of a sequence: its stretch, where it is there, and in which pass over the text."""
+        turn, place = divmod(number, self._total) if self._total else (0, number)
+        return *divmod(place, self._stretches.windows), turn
+
+    def reach(self, slot: int, step: int) -> Numbers:
+        """A batch's sequences, once all ranks have what it is made of. All know as much, so all ask for the same."""
+        numbers = owned(self.c, slot, step // self.c.inner_steps + 1, step % self.c.inner_steps, 0)
+        while True:
+            wanted = [*dict.fromkeys(self._place(int(each))[0] for each in numbers)]
+            self._files = {number: file for number, file in self._files.items() if number in wanted}
+            if not (missing := [number for number in wanted if number not in self._files]):
+                return numbers
+            for turn in (True, False):  # those who make it come first
+                self.ranks.same(lambda: self._open(missing[0]), self.ranks.leads_here == turn)
+            if not self._total and (total := self.ranks.from_first(self._stretches.total())):
+                self._total = total
+                self._say_how_often()
+
+    def _open(self, number: int) -> None:
+        if self.maker:
+            self.maker.wait(number)
+        until = time.monotonic() + _PATIENCE
+        while not (file := self._stretches.open(number)) and number <= self._stretches.last():
+            if time.monotonic() > until:
+                raise UserError(f"{self._stretches.place}: what another machine has made is not seen here")
+            time.sleep(_PAUSE)
+        if file:
+            self._files[number] = file
+
+    def _say_how_often(self) -> None:
+        seen = self.c.sequences / self._total
+        if self.ranks.first and seen > 1:
+            say(f"{self._total * self.c.seq_length:,} tokens, of which each is to be seen {seen:.1f} times")
+
+    def _rows(self, numbers: Numbers) -> Tensor:
+        rows = np.empty((len(numbers), self.c.seq_length + 1), dtype=np.int64)
+        for row, number in enumerate(numbers):
+            stretch, place, turn = self._place(int(number))
+            file = self._files[stretch]
+            rows[row] = file.get(shuffled(place, file.windows, (self.c.seed, stretch, turn)))
+        return torch.from_numpy(rows)
 
 
-def _complete(place: Path) -> str:
-    """What kind of numbers are there; nothing where some are missing."""
-    try:
-        about = json.loads((place / _FILE).read_text())
-        whole = (place / "train").stat().st_size == int(about["tokens"]) * np.dtype(about["dtype"]).itemsize
-        return str(about["dtype"]) if whole else ""
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
+class RandomBatches(Batches):
+    """Without any text: numbers that follow from the sequence's own."""
 
+    def __init__(self, c: TrainConfig, ranks: Ranks, vocabulary: int) -> None:
+        self.c, self.ranks, self.vocabulary = c, ranks, vocabulary
 
-def _make(c: TrainConfig, place: Path, tokenizer: PreTrainedTokenizerBase, vocabulary: int, workers: int) -> None:
-    """Several machines on one disk may do the same at once: whoever is first wins, and all have made the same."""
-    os.environ.update(TOKENIZERS_PARALLELISM="true", RAYON_NUM_THREADS=str(workers))
-    place.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with scratch(".draft", place.parent) as folder:
-            draft = folder / place.name
-            draft.mkdir()
-            _fill(c, draft, tokenizer, vocabulary)
-            if not _complete(place):
-                shutil.rmtree(place, ignore_errors=True)
-                try:
-                    draft.rename(place)
-                except OSError:
-                    if not _complete(place):
-                        raise
-    except NotOnThisMachine as error:
-        raise UserError(str(error)) from None
+    def reach(self, slot: int, step: int) -> Numbers:
+        return owned(self.c, slot, step // self.c.inner_steps + 1, step % self.c.inner_steps, 0)
 
-
-def _fill(c: TrainConfig, draft: Path, tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> None:
-    dtype, got = "<u2" if vocabulary <= 1 << 16 else "<u4", {"train": 0, "held": 0}
-    wanted = {"train": useful(c, 0)["train"], "held": 0}
-    with open(draft / "train", "wb") as file:
-        for part, found in tokens_of(c, 0, lambda: tokenizer, vocabulary, wanted, got):
-            if part == "train":
-                file.write(np.asarray(found, dtype=dtype).tobytes())
-            got[part] += len(found)
-    if got["train"] < (least := needed(c, 0)["train"]):
-        raise UserError(too_short(c.datasets[0], "train", got["train"], least))
-    (draft / _FILE).write_text(json.dumps({"dtype": dtype, "tokens": got["train"]}))
-    for path in (draft / "train", draft / _FILE, draft):
-        sync(path)
-
-
-def batches(
-    c: TrainConfig, source: TokenFile, ranks: Ranks, size: int, slot: int, begin: int
-) -> Iterator[list[Tensor]]:
-    """From a step on: what this rank sees of each batch, in parts of so many sequences."""
-    for step in range(begin, c.total_steps):
-        numbers = owned(c, slot, step // c.inner_steps + 1, step % c.inner_steps, 0)
-        yield [batch([source], [1.0], part[ranks.rank], c.seed) for part in numbers.reshape(-1, ranks.count, size)]
+    def _rows(self, numbers: Numbers) -> Tensor:
+        each = (np.random.default_rng([self.c.seed, int(number)]) for number in numbers)
+        rows = [dice.integers(0, self.vocabulary, self.c.seq_length + 1) for dice in each]
+        return torch.from_numpy(np.stack(rows))

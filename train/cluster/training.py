@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -17,14 +18,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from fleet.config import UserError
 from merge.output import atomic_folder, free_for
-from train.batches import TokenFile
-from train.cluster import token_data
 from train.cluster.before import met, model_of, opened, outer_of, peers, prepared, resumed, say, tensors_of
 from train.cluster.checkpoints import CheckpointKeeper
 from train.cluster.logs import Log, log_of
 from train.cluster.options import TrainingOptions
 from train.cluster.ranks import Agreed, Ranks
 from train.cluster.shared import Shared, layers_of, learner_of
+from train.cluster.token_data import Batches
 from train.config import TrainConfig
 from train.loop import in_fixed_order, rate
 from train.made_here import ends_of
@@ -38,26 +38,29 @@ def train(options: TrainingOptions, ranks: Ranks) -> int:
     with ExitStack() as stack:
         c = ranks.same(lambda: checked(options, ranks, stack))
         in_fixed_order(torch.get_num_threads())
-        tokenizer, source, bound = prepared(options, c, ranks)
-        learner = learner_of(model_of(options, c, tokenizer, ranks), c, ranks, options.sharding_strategy)
-        keeper = CheckpointKeeper(options.ckpt.path, ranks, bound, options.ckpt.topk)
+        material = prepared(options, c, ranks, stack)
+        learner = learner_of(model_of(options, c, material.words, ranks), c, ranks, options.sharding_strategy)
+        keeper = CheckpointKeeper(options.ckpt.path, ranks, material.bound, options.ckpt.topk)
         stack.callback(keeper.close)
         outer = outer_of(learner) if options.hv else None
         begin = resumed(options, keeper, learner, outer)
+        if begin < options.last_step:  # what cannot be had is known now, and Ctrl-C ends the wait for it at once
+            material.batches.reach(options.hv.world_rank if options.hv else 0, begin)
         held = f"{learner.layout.size:,} numbers on each of {ranks.count} ranks"
         say(ranks, f"{held}; step {begin} of {options.total_steps}")
         kind = options.metric_logger_type if ranks.first else "dummy"
         lines = log_of(kind, options.ckpt.path, options.project, begin)
         stack.callback(lines.close)
-        peer = met(options, learner, outer, bound, stack) if outer else None
+        peer = met(options, learner, outer, material.bound, stack) if outer else None
         ranks.listen()
-        step = Steps(options, c, learner, keeper, lines, peer).run(source, begin)
+        step = Steps(options, c, learner, keeper, lines, peer).run(material.batches, begin)
         keeper.wait(last=True)
     if step < options.last_step:
-        say(ranks, f"stopped at step {step}; --ckpt.resume true goes on from there")
+        say(ranks, f"stopped at step {step}" + ("; --ckpt.resume true goes on from there" if options.keeps else ""))
         return 130
-    export(learner, tokenizer, options.ckpt.path / "model")
-    say(ranks, f"the model: {options.ckpt.path / 'model'}")
+    if material.tokenizer:
+        export(learner, material.tokenizer, options.ckpt.path / "model")
+        say(ranks, f"the model: {options.ckpt.path / 'model'}")
     return 0
 
 
@@ -69,6 +72,8 @@ def checked(options: TrainingOptions, ranks: Ranks, stack: ExitStack) -> TrainCo
     if ranks.first:
         stack.enter_context(opened(options.ckpt.path))
         free_for(options.ckpt.path / "model", overwrite=True)
+    if doubts := options.doubts():
+        say(ranks, f"Note: {doubts}.")
     c = options.settings()
     can_be_built(c.initial_population[0])
     return c
@@ -85,22 +90,22 @@ class Steps:
     log: Log
     peer: Any = None  # among others, where there are any
 
-    def run(self, source: TokenFile, begin: int) -> int:
+    def run(self, batches: Batches, begin: int) -> int:
         """The step at which it ended."""
         if self.options.hv and begin and self.peer.round < begin // self.options.hv.local_steps:
             self._exchange(begin)  # it ended before that meeting was over
         done, stopped = self._later(begin), False
         with Activations(self.learner.model) as activations:
             while done < self.options.last_step and not stopped:
-                done, stopped = self._stretch(source, done, activations)
+                done, stopped = self._stretch(batches, done, activations)
         return done
 
-    def _stretch(self, source: TokenFile, begin: int, activations: "Activations") -> tuple[int, bool]:
+    def _stretch(self, batches: Batches, begin: int, activations: "Activations") -> tuple[int, bool]:
         """Until the end, or until it is told to stop, or has taken the state of others who are further."""
         o, learner, told, done = self.options, self.learner, 0.0, begin
         rates = (rate(self.c, step) for step in range(begin, o.last_step))
         seen, tokens = time.monotonic(), o.total_batch_size * o.seq_length
-        for count in learner.train(self._batches(source, begin, activations), rates):
+        for count in learner.train(self._batches(batches, begin, activations), rates):
             done = begin + count
             loss, before, seen = self._loss(done), seen, time.monotonic()
             values = {"loss": loss, "lr": rate(self.c, done - 1), "tokens": float(done * tokens)}
@@ -131,6 +136,8 @@ class Steps:
             raise
 
     def _save(self, step: int, last: bool) -> None:
+        if not self.options.keeps:
+            return
         if not self.learner.finite():
             why = "weights are not finite any more, and are not saved; go on from an older checkpoint with a lower --lr"
             raise Agreed(f"step {step}: {why}")
@@ -142,11 +149,17 @@ class Steps:
         """Where others are further, that is where this peer goes on."""
         return max(done, self.peer.round * self.options.hv.local_steps) if self.peer and self.options.hv else done
 
-    def _batches(self, source: TokenFile, begin: int, activations: "Activations") -> Iterator[list[Tensor]]:
+    def _batches(self, batches: Batches, begin: int, activations: "Activations") -> Iterator[list[Tensor]]:
         o, ranks = self.options, self.learner.ranks
         slot, every = o.hv.world_rank if o.hv else 0, o.log_activations_steps
-        there = token_data.batches(self.c, source, ranks, o.per_device_train_batch_size, slot, begin)
-        for step, parts in enumerate(there, begin):
+        there = batches.of(slot, begin, o.last_step, o.per_device_train_batch_size)
+        for step in range(begin, o.last_step):
+            try:
+                parts = next(there)
+            except UserError:
+                if step > begin:  # whatever has become of the text, what was learned from it stays
+                    self._save(step, True)
+                raise
             self.learner.seed(int(np.random.default_rng([o.seed, slot, step, ranks.rank]).integers(1 << 31)))
             activations.watch(bool(every) and (step + 1) % (every or 1) == 0)
             yield parts
@@ -204,5 +217,6 @@ def export(learner: Shared, tokenizer: PreTrainedTokenizerBase, out: Path) -> No
             save_file(kept, draft / "model.safetensors", {"format": "pt"})
             tokenizer.save_pretrained(draft)
             (draft / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n")
+            shutil.copymode(draft / "config.json", draft / "model.safetensors")  # which would be the user's alone
 
     learner.ranks.same(write, learner.ranks.first)

@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,12 @@ import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
+from fleet.errors import UserError
+from fleet.hashed import HashedFile
 from fleet.plausible import check_config_in
 from fleet.plausible_words import check_words_in
 from fleet.scratch import passing
+from fleet.snapshots import Saver
 from fleet.tasks import Args
 from fleet.work import Failed, Input, NotOnThisMachine, Work
 from train import text
@@ -30,7 +33,9 @@ from train.training_recipes import FIRST, TOKENIZER, InitArgs, SourceArgs
 _SAMPLE = 4_000_000  # characters that the tokenizer is made from
 _BATCH = 256  # documents that are tokenised at a time
 _PER_MILLE = 1000
+_BLOCK = 1 << 20  # random tokens, or bytes, at a time
 _HELD_OUT = "raise HELD_OUT, or lower EVAL_SEQUENCES"
+_COUNTED, _MUCH = 100_000, 4_000_000  # documents and characters beyond which nobody waits for them to be counted
 _EVALUATED = 16  # documents at least that held-out tokens come from, where there are so many
 
 
@@ -98,25 +103,48 @@ def open_tokenizer(parent: Input, config: TrainConfig) -> PreTrainedTokenizerBas
 
 
 def make_tokens(runtime: PretrainingRuntime, work: Work, args: SourceArgs) -> Mapping[str, Any]:
-    """As many tokens of one source as the run needs, and those that are held out."""
+    """As many tokens of one source as the run needs, and those that are held out. Whoever goes on with it has the
+    tokens to learn from, most of all; the held-out ones are soon made again."""
     config = runtime.config
     source, parent = config.datasets[args.source], work.inputs[TOKENIZER]
     vocabulary = parent.metrics["vocabulary"]
-    dtype = "<u2" if vocabulary <= 1 << 16 else "<u4"
+    dtype = np.dtype("<u2" if vocabulary <= 1 << 16 else "<u4")
     wanted, least = (count(config, args.source) for count in (useful, needed))
-    got, held = {"train": 0, "held": 0}, list[int]()
+    held = list[int]()
     with contextlib.ExitStack() as stack:
-        files = {part: stack.enter_context(work.create(part)) for part in got}
+        files = {part: stack.enter_context(work.create(part)) for part in ("train", "held")}
+        begin = _tokens_so_far(work, files["train"])
+        got = {"train": files["train"].size // dtype.itemsize, "held": 0}
         tokenizer = partial(open_tokenizer, parent, config)
-        for part, tokens in tokens_of(config, args.source, tokenizer, vocabulary, wanted, got):
+        for document, part, tokens in tokens_of(config, args.source, tokenizer, vocabulary, wanted, got, begin):
             files[part].write(np.asarray(tokens, dtype=dtype).tobytes())
             got[part] += len(tokens)
             held += tokens if part == "held" and not text.kind_of(source).random else []
+            if part == "train":
+                work.between_steps(document + 1, partial(_keep_tokens, work, document + 1))
             work.at = ("tokens", got["train"], wanted["train"])
     for part, count in got.items():
         if count < least[part]:
-            raise Failed(too_short(source, part, count, least[part]))
-    return {**got, "dtype": dtype, **({"held_bytes": _bytes(tokenizer(), held)} if held else {})}
+            raise Failed(f"{too_short(source, part, count, least[part])}, in a run with another PROJECT_NAME")
+    counted = {"held_bytes": _bytes(tokenizer(), held)} if held else {}
+    return {**got, "dtype": dtype.str, **counted}
+
+
+def _keep_tokens(work: Work, begin: int, saver: Saver) -> int:
+    with saver.create("train") as copy:
+        for block in work.draft.written_so_far("train"):
+            copy.write(block)
+    return begin
+
+
+def _tokens_so_far(work: Work, file: HashedFile) -> int:
+    """Of an earlier attempt; says from which document on they are to be made."""
+    if not (snapshot := work.resume()):
+        return 0
+    with snapshot.open("train") as kept:
+        while block := kept.read(_BLOCK):
+            file.write(block)
+    return int(snapshot.state)
 
 
 def _bytes(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> int:
@@ -136,13 +164,13 @@ def tokens_of(
     vocabulary: int,
     wanted: Mapping[str, int],
     got: Mapping[str, int],
-) -> Iterator[tuple[str, Any]]:
-    """Of one source, to learn from or held out, until so many are wanted; the caller counts what it has got."""
+    begin: int = 0,
+) -> Iterator[tuple[int, str, Any]]:
+    """Of one source, to learn from or held out, until so many are wanted; the caller counts what it has got. What is to
+    be learned of the documents before `begin` is known already."""
     source = config.datasets[number]
     if text.kind_of(source).random:
-        for stream, (part, count) in enumerate(wanted.items()):
-            dice = np.random.default_rng([config.seed, number, stream])
-            yield part, dice.integers(0, vocabulary, count)
+        yield from _random(config, number, vocabulary, wanted)
         return
     if text.kind_of(source).of_python:
         check_stdlib(config)
@@ -150,22 +178,33 @@ def tokens_of(
     ends = tokenizer.eos_token_id is not None and not text.is_one_document(source)
     end = [tokenizer.eos_token_id] if ends else []
     most = max(1, config.eval_sequences // _EVALUATED) * config.seq_length
-    documents = text.documents(source)
+    documents, at = enumerate(text.documents(source)), 0
     while batch := [*islice(documents, _BATCH)]:
-        asked = [(part, each) for each in batch if got[part := part_of(each, config)] < wanted[part]]
-        for part, tokens in zip((part for part, _ in asked), _ids(tokenizer, [each for _, each in asked]), strict=True):
+        parts = ((at, part_of(each, config), each) for at, each in batch)
+        asked = [(at, part, each) for at, part, each in parts
+                 if got[part] < wanted[part] and (at >= begin or part == "held")]  # fmt: skip
+        for (at, part, _), tokens in zip(asked, _ids(tokenizer, [each for _, _, each in asked]), strict=True):
             found = tokens + end
             if part == "held":
-                begin = max(0, len(found) - most) // 2  # how a document begins says little of the rest
-                spare.append(found[:begin] + found[begin + most :])
-                found = found[begin : begin + most]
+                first = max(0, len(found) - most) // 2  # how a document begins says little of the rest
+                spare.append(found[:first] + found[first + most :])
+                found = found[first : first + most]
             if got[part] < wanted[part]:
-                yield part, found
+                yield at, part, found
         if all(got[part] >= wanted[part] for part in wanted):
             return
     for found in spare:  # there were few documents
         if found and got["held"] < wanted["held"]:
-            yield "held", found
+            yield at + 1, "held", found
+
+
+def _random(
+    config: TrainConfig, number: int, vocabulary: int, wanted: Mapping[str, int]
+) -> Iterator[tuple[int, str, Any]]:
+    for stream, (part, count) in enumerate(wanted.items()):
+        dice = np.random.default_rng([config.seed, number, stream])
+        for done in range(0, count, _BLOCK):
+            yield 0, part, dice.integers(0, vocabulary, min(_BLOCK, count - done))
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase, documents: list[str]) -> list[list[int]]:
@@ -173,6 +212,22 @@ def _ids(tokenizer: PreTrainedTokenizerBase, documents: list[str]) -> list[list[
         return []
     found: list[list[int]] = tokenizer(documents, add_special_tokens=False, return_attention_mask=False)["input_ids"]
     return found
+
+
+def check_text(config: TrainConfig) -> None:
+    """Complain of a source that is too short before anything is made of it. One that is long is only counted as far as
+    takes no time."""
+    named = tokenizer_name(config)
+    open_one = cache(lambda: named_tokenizer(named, config.trust_remote_code) if named else own_tokenizer(config))
+    for number, source in enumerate(config.datasets):
+        if not source.source.endswith(text.FILES) or sum(map(len, islice(text.documents(source), _COUNTED))) > _MUCH:
+            continue
+        least, got = needed(config, number), {"train": 0, "held": 0}
+        for _, part, found in tokens_of(config, number, open_one, 0, least, got):
+            got[part] += len(found)
+        for part in got:
+            if got[part] < least[part]:
+                raise UserError(too_short(source, part, got[part], least[part]))
 
 
 def part_of(document: str, config: TrainConfig) -> str:
@@ -185,7 +240,7 @@ def too_short(source: Dataset, part: str, count: int, wanted: int) -> str:
     what, help = ("training", "train less, or raise MAX_EPOCHS") if part == "train" else ("held-out", _HELD_OUT)
     return (
         f"dataset {source.source}: {count:,} {what} tokens where the run needs {wanted:,}: {wanted - count:,} are "
-        f"missing; give it more text, {help}, in a run with another PROJECT_NAME"
+        f"missing; give it more text, {help}"
     )
 
 

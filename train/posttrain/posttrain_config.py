@@ -30,7 +30,10 @@ class Objective(Section):
     task: Text = bound(..., "A task of lm-eval, or loss: on held-out rows of MUTATION_DATASETS.")
     metric: Text = bound("acc,none", "What counts of a task.")
     weight: float = bound(
-        1.0, "Its share of the fitness; negative where a task's metric is the better the lower. Of loss always above 0."
+        1.0,
+        "Its share of the fitness; negative where a task's metric is the better the lower. Of loss always above 0.",
+        ge=-1e6,
+        le=1e6,
     )
 
     @property
