@@ -24,6 +24,7 @@ FLOORS = (
             "train.cluster*",
             "train.train_fsdp",
             "train.export",
+            "train.forking",
             "train.training_commands",
             "train.posttrain_results",
         ),
