@@ -77,7 +77,7 @@ def command(
     name: Annotated[str, Parameter(help="The new run's PROJECT_NAME; its folder lies beside the old one's.")],
     round: Annotated[int | None, Parameter(help="The last one that is carried over; else the last whole one.")] = None,
     set: Annotated[
-        tuple[str, ...], Parameter(help="KEY=VALUE: a key that is another now; as often as needed.")
+        tuple[str, ...], Parameter(negative=(), help="KEY=VALUE: a key that is another now; as often as needed.")
     ] = (),
     config: Annotated[
         Path | None, Parameter(help="Where the new configuration file goes; NAME.json in this folder by default.")
@@ -193,7 +193,7 @@ def _free(target: Path, option: str) -> None:
 
 def _make(base: Path, project: str, carried: Carried, history: History, round: int) -> None:
     """Whole under a name of its own, then under the right one: nobody finds half a run."""
-    host = Host()
+    host, _last[0] = Host(), time.monotonic()
     draft = f"{project[:40]}.fork-{host.token()}"
     try:
         store, _ = create_run(base, draft, carried.config.bound(), host)

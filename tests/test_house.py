@@ -23,6 +23,7 @@ FLOORS = (
             "train.member*",
             "train.cluster*",
             "train.train_fsdp",
+            "train.compare",
             "train.export",
             "train.forking",
             "train.training_commands",

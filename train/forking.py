@@ -46,7 +46,7 @@ def _check(old: TrainConfig, new: TrainConfig, round: int) -> None:
     if old.forked and round < old.forked[-1].round:
         raise UserError(f"--round {round}: this run began after round {old.forked[-1].round}: fork the one before it")
     for key, why in _FIXED.items():
-        if was[key] != now[key]:
+        if was[key] != now[key] and not (key == "stdlib_digest" and not (was[key] and now[key])):
             raise UserError(f"{key.upper()} cannot change: {why}; leave it as it is, or start a new run")
     if bool(old.outer_momentum) != bool(new.outer_momentum):
         raise UserError(
