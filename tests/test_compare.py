@@ -6,6 +6,7 @@ import sys
 from random import Random
 
 import pytest
+
 from tests.helpers import ROOT
 from tests.small import config
 from train.batches import owned
