@@ -69,6 +69,7 @@ def test_with_more_rounds_it_is_the_run_that_was_configured_so(tmp_path, algorit
     assert Exporter(tmp_path / "of-new" / "run").chosen("average")[0]
 
 
+@pytest.mark.slow
 def test_a_fork_of_a_fork_is_too(tmp_path):
     keys = steady(tmp_path, algorithm="diloco", max_generations=2)
     finished(tmp_path, **keys)
@@ -86,7 +87,7 @@ def test_registers_and_files_are_shared_where_they_never_change(tmp_path):
 
 
 @pytest.mark.parametrize("old, new", [("edt", "diloco"), ("diloco", "edt")])
-@pytest.mark.parametrize("momentum", [0.0, 0.8])
+@pytest.mark.parametrize("momentum", [pytest.param(0.0, marks=pytest.mark.slow), 0.8])
 def test_another_method_goes_on_where_the_first_would_have(tmp_path, old, new, momentum):
     """Where all are parents of all, EDT's mean is DiLoCo's model; so is what follows, whoever goes on."""
     keys = steady(tmp_path, max_generations=2, group_size=2, average_every=1, outer_momentum=momentum, outer_lr=0.8)
@@ -105,7 +106,7 @@ def summary_of(algorithm):
 
 
 @pytest.mark.parametrize("algorithm", STRATEGIES)
-@pytest.mark.parametrize("slots", [1, 3, 4])
+@pytest.mark.parametrize("slots", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_more_or_fewer_slots_go_on_from_those_that_there_were(tmp_path, algorithm, slots):
     finished(tmp_path, **steady(tmp_path, algorithm=algorithm, max_generations=1))
     history = forking(tmp_path, population_size=slots, max_generations=2, group_size=1)
