@@ -51,6 +51,11 @@ def wanted(inner: str, tried: Tried) -> list[Place]:
     return [*islice((place for place in beside if place not in tried), TRIES - len(tried))]
 
 
+def not_again(tried: Tried) -> list[Place]:
+    """Of the best, those that had one seed."""
+    return [place for place in best(tried)[:AGAIN] if len(tried[place]) == 1]
+
+
 def keys_of(place: Place) -> Mapping[str, Any]:
     return {"lr": place[0], "batch_size": place[1]}
 
@@ -72,7 +77,8 @@ def main(size: str = "124k", slots: int = 8, jobs: int = 2) -> None:
 
     while any((places := next_ones()).values()):
         wave(SEEDS[0], places)
-    wave(SEEDS[1], {name: best(tried)[:AGAIN] for name, tried in found.items()})
+        if not any(next_ones().values()):  # a second seed may move the best one, and the climb goes on from there
+            wave(SEEDS[1], {name: not_again(tried) for name, tried in found.items()})
     record(size, slots, found)
 
 

@@ -23,6 +23,7 @@ FLOORS = (
             "train.member*",
             "train.cluster*",
             "train.train_fsdp",
+            "train.advise",
             "train.compare",
             "train.export",
             "train.forking",

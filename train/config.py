@@ -148,7 +148,7 @@ class EvolutionRoom(Section):
         "", "Who the parents are. Empty: hypercube where POPULATION_SIZE is a power of two, else matching."
     )
     group_size: int = bound(
-        0, "Parents of a child; 0: 4, or what POPULATION_SIZE is a multiple of: 2, 3, 5 or 7.", ge=0, le=4096
+        0, "Parents of a child, 0: 4, or what a larger POPULATION_SIZE is a multiple of: 2, 3, 5 or 7.", ge=0, le=4096
     )
     previous_generation: bool = bound(False, f"{', '.join(BY_LOSS)}: also choose from the generation before.")
     crossover: Literal["outer", "linear", "slerp"] = bound(
@@ -218,7 +218,8 @@ class TrainConfig(EvolutionRoom, ExchangeRoom, GroupRoom, TrainRoom, FleetConfig
             return self.group_size or 1
         if self.selects_by_fitness:
             return min(4, self.population_size)
-        return next((size for size in (4, 2, 3, 5, 7) if self.population_size % size == 0), 2)
+        fit = [size for size in (4, 2, 3, 5, 7) if self.population_size % size == 0]
+        return next((size for size in fit if size < self.population_size), (*fit, 2)[0])  # one family for all is DiLoCo
 
     @property
     def shard_count(self) -> int:
