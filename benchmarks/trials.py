@@ -28,6 +28,7 @@ from fleet.host import Host
 from fleet.processes import options, thread_counts
 from fleet.run import create_run, open_run
 from fleet.worker import Worker
+from train.compare import ONE_MODEL
 from train.config import TrainConfig
 
 SHAPES = {
@@ -150,13 +151,12 @@ def _synchronous(trial: Trial, keys: Mapping[str, Any], batch: int) -> TrainConf
 def _plain(keys: Mapping[str, Any], steps: int, batch: int, warmup: int) -> TrainConfig:
     """One model, which its outer step leaves where training has brought it."""
     length = {
-        "population_size": 1,
         "max_generations": 1,
         "inner_steps": steps,
         "first_inner_steps": steps,
         "warmup_steps": warmup,
     }
-    return TrainConfig(**{**keys, "algorithm": "diloco", **length, "batch_size": batch})
+    return TrainConfig(**{**keys, **ONE_MODEL, **length, "batch_size": batch})
 
 
 HOW = {"apart": _apart, "alone": _alone, "synchronous": _synchronous}

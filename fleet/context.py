@@ -23,6 +23,7 @@ class WorkerOptions:
     tick_seconds: float = 5.0  # bell or not, look at everything so often
     visible_seconds: float = 90.0  # how long a published file may stay invisible here
     snapshot_seconds: float = 600.0
+    keep_every: int = 0  # the files of rounds with such numbers stay; 0: of no old ones
     quorum: float = 1.0
     grace_seconds: float = 0.0
     backup: float = 0.0  # 0 is off

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from fleet.config import FleetConfig
+from fleet.fork import Forking
 from fleet.history import History
 from fleet.metrics import logger
 from fleet.metrics.points import points
@@ -28,4 +29,5 @@ class Method(Generic[C]):
     report: Callable[[History], None] = lambda history: None  # files for people, that follow from the registers
     view: type[Progress] = Progress  # how it gets on
     points: logger.Points = points  # what is logged of it
+    forked: Forking | None = None  # what a run takes along that goes on from another; none: its runs have no forks
     kept: tuple[str, ...] = ()  # files of the run's folder that sinks may keep at its end

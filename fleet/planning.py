@@ -5,6 +5,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 
 from fleet import faults, payload
 from fleet.history import History
@@ -47,15 +48,17 @@ def _settled(store: Store, round: int, recipes: Sequence[Recipe]) -> Value:
         raise Unplannable(f"this run cannot go on: {error}") from error
 
 
-def prune(store: Store, history: History) -> None:
-    """Remove what no recipe can need any more: old rounds, and attempts that came to nothing."""
+def prune(store: Store, history: History, keep_every: int = 0) -> None:
+    """Remove what no recipe can need any more: old rounds, but for every so manieth one, and attempts that came to
+    nothing."""
     limit = history.reach - 2  # the parents of the first open round, and theirs, from which damage is repaired
-    kept, attempts = _carried(history), defaultdict[str, list[tuple[str, int]]](list)
+    kept, attempts = _carried(history, limit, keep_every), defaultdict[str, list[tuple[str, int]]](list)
     for attempt in store.names("files"):
         if match := ATTEMPT.fullmatch(attempt):
             attempts[name(int(match[1]), match[2])].append((attempt, int(match[3])))
     for id, found in attempts.items():
-        if 0 < place(id)[0] < limit and id not in kept:
+        round = place(id)[0]
+        if 0 < round < limit and id not in kept and (not keep_every or round % keep_every):
             useless = [attempt for attempt, _ in found]
         else:
             useless = _beaten(history, id, found) if len(found) > 1 or history.over else []
@@ -93,9 +96,13 @@ def _beaten(history: History, id: str, attempts: list[tuple[str, int]]) -> list[
     return [attempt for attempt, version in attempts if version <= outcome.version and attempt != outcome.attempt]
 
 
-def _carried(history: History) -> set[str]:
-    """Where the members that were carried into the rounds still in reach were made."""
+def _carried(history: History, limit: int, keep_every: int) -> set[str]:
+    """Where the members that were carried into the rounds still in reach were made, and into those that are kept."""
     rounds = {near for round in history.open_rounds() for near in range(max(0, round - 2), round + 1)}
-    return {
-        history.origin(name(round, recipe.slot)) for round in rounds for recipe in history.plan(round) if recipe.carried
-    }
+    kept = range(keep_every, limit, keep_every) if keep_every else ()
+    old = (origin for round in kept for origin in history.once("carried", round, partial(_origins, history, round)))
+    return {*old, *(origin for round in rounds for origin in _origins(history, round))}
+
+
+def _origins(history: History, round: int) -> list[str]:
+    return [history.origin(name(round, recipe.slot)) for recipe in history.plan(round) if recipe.carried]

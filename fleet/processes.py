@@ -129,6 +129,7 @@ def options(config: FleetConfig, launch: int, makers: int = 0) -> WorkerOptions:
         poll_seconds=config.poll_seconds,
         tick_seconds=min(5.0, config.dead_seconds / 5),
         snapshot_seconds=config.snapshot_minutes * 60,
+        keep_every=config.keep_every,
         quorum=config.quorum,
         grace_seconds=config.grace_seconds,
         backup=config.backup_factor,

@@ -9,7 +9,6 @@ from typing import Any
 
 from fleet.errors import UserError
 
-_PRETRAINING = ["commit 9612bcf", "commit 4b76bd2", "commit aaa6f7d", "commit acf0c07"]
 # Of each method, the last commit or version that gave its first results, its second, and so on. Add one whenever a
 # configuration that stood in a run before would give other bytes now: a maker or the order of a sum has changed, or a
 # bound key's default is not what older runs, which lack the key, did.
@@ -19,9 +18,11 @@ LAST: Mapping[str, Sequence[str]] = {
     "edt-evomerge": ["commit 4b76bd2", "commit 9612bcf", "commit 5fc2cdb"],
     # Then rounds grow instead of a warm start, Muon is the default, and moments are averaged; then the built-in text
     # came in another order, and genomes had no length any more; then the outer step was a plain mean; then tokenizers
-    # were made of the run's own text, and a .txt file was one document.
-    "diloco": _PRETRAINING,
-    "edt": [*_PRETRAINING, "commit 5fc2cdb"],  # then four members were two families unless GROUP_SIZE said otherwise
+    # were made of the run's own text, and a .txt file was one document; then members' metrics had bits per byte, and
+    # four members of EDT were two families unless GROUP_SIZE said otherwise.
+    **dict.fromkeys(
+        ("diloco", "edt"), ["commit 9612bcf", "commit 4b76bd2", "commit aaa6f7d", "commit acf0c07", "commit 5fc2cdb"]
+    ),
     # Then no candidate was scored beyond those that were asked for; then questions were called validation and test.
     "merge-search": ["commit acf0c07", "commit 5fc2cdb"],
     # Then questions were for validation and test, and bits per byte left out a first token, which nothing foretells.

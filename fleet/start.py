@@ -16,6 +16,8 @@ from cyclopts.validators import Number
 from fleet import faults
 from fleet.config import FleetConfig, UserError, load, lowered, read_json
 from fleet.errors import absolute
+from fleet.fork import ForkOrder
+from fleet.fork import fork as fork_run
 from fleet.host import Host
 from fleet.method import Method
 from fleet.metrics import sinks
@@ -63,11 +65,15 @@ def main(method: Method[Any], arguments: list[str] | None = None, others: Sequen
         make: Annotated[bool, Parameter(show=False)] = False,
         also: Annotated[str, Parameter(show=False)] = "{}",
         sink: Annotated[tuple[str, int, Path] | None, Parameter(show=False)] = None,
+        fork: Annotated[str, Parameter(show=False)] = "",
     ) -> int:
         if worker:
             return work(methods, *worker, leash, launch)
         if sink:
             return log_to(methods, *sink)
+        if fork:
+            order = ForkOrder.model_validate_json(fork)
+            return fork_run(methods.get(order.settings.get("algorithm", ""), method), order)
         from fleet.local import Starter
 
         where = config.absolute().parent

@@ -124,7 +124,7 @@ class Worker:
         if self.report and (tick or self.history.over):
             self.report(self.history)
         if self.history.over and self.history.round_0_is_whole():
-            planning.prune(self.store, self.history)
+            planning.prune(self.store, self.history, self.options.keep_every)
             self.events.note("over", rounds=self.history.first)
             return True
         if tick and self.execution.judge():
@@ -186,7 +186,7 @@ class Worker:
         self.events.note("waits", why=f"the disk is full: {fault}" if full else does)
         with contextlib.suppress(faults.Fault, NotYet):
             if full:
-                planning.prune(self.store, self.history)
+                planning.prune(self.store, self.history, self.options.keep_every)
         self.host.sleep(min(30.0, 0.1 * 2**trouble))
         self._fresh = True
         return min(trouble + 1, 10)
@@ -237,5 +237,5 @@ class Worker:
             self.events.note("plan waits", waits_for)
         if planned:
             self.events.note("planned", rounds=planned, upto=self.history.last)
-            planning.prune(self.store, self.history)
+            planning.prune(self.store, self.history, self.options.keep_every)
         return planned > 0

@@ -44,6 +44,8 @@ NOT_RUN = [
     ("getting-started.md", ".*-m (venv|pip) .*", "it installs from the network, as `make run` does"),
     ("getting-started.md", "ssh-copy-id .*", "it asks for a password"),
     ("launching.md", ".*", "tests/test_launcher.py gives each of these to real machines"),
+    ("forks.md", "python -m fleet.fork .*|python edt.py .*", "tests/test_fork.py forks runs that are smaller"),
+    ("forks.md", "python -m train.compare .*", "tests/test_compare.py compares smaller ones"),
     ("post-training.md", ".*", "tests/test_posttrain_whole.py runs this configuration, here and on machines"),
     ("report.md", "ssh .*", "it shows the page of the block above it from another machine"),
     ("train_fsdp.md", ".*", "tests/test_fsdp_page.py runs each of these, smaller"),

@@ -26,10 +26,14 @@ class TokenFile:
 
     values: Any
     window: int
+    first: int = 0  # the number from which on it is learned from
+    earlier: Sequence[tuple[int, int]] = ()  # of each run before: numbers used up from there, windows that there were
 
     @classmethod
-    def open(cls, path: Path, dtype: str, window: int) -> "TokenFile":
-        return cls(np.memmap(path, dtype=dtype, mode="r"), window)
+    def open(
+        cls, path: Path, dtype: str, window: int, first: int = 0, earlier: Sequence[tuple[int, int]] = ()
+    ) -> "TokenFile":
+        return cls(np.memmap(path, dtype=dtype, mode="r"), window, first, earlier)
 
     @property
     def windows(self) -> int:
@@ -40,12 +44,37 @@ class TokenFile:
         begin = number * (self.window - 1)
         return self.values[begin : begin + self.window]
 
+    def drawn(self, number: int, key: tuple[int, ...]) -> Any:
+        """The window of a sequence's number. What a run that goes on from another has more of the text comes after the
+        first pass over what that one had, and is all new; only then are there passes over everything."""
+        number, there, end = number - self.first, *(2 * [self.earlier[0][1] if self.earlier else self.windows])
+        more = [*(count for _, count in self.earlier[1:]), self.windows]
+        for (used, before), count in zip(self.earlier, more, strict=False):
+            if number < (begin := max(end, used)):
+                break
+            there, end = count, begin + count - before
+            if number < end:
+                return self.get(before + shuffled(number - begin, count - before, (*key, 0, before)))
+        turn, place = divmod(number, there)
+        return self.get(shuffled(place, there, (*key, turn)))
+
+
+def origin_of(config: TrainConfig, number: int) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """Of one source: `first` and `earlier` of its token file."""
+    first, earlier = 0, list[tuple[int, int]]()
+    for fork in config.forked:
+        if windows := fork.windows[number] if number < len(fork.windows) else 0:
+            earlier.append((fork.sequences - first, windows))
+        else:
+            first, earlier = fork.sequences, []
+    return first, tuple(earlier)
+
 
 def needed(config: TrainConfig, number: int) -> dict[str, int]:
     """Tokens that the run cannot do without, of one source."""
     source = config.datasets[number]
     share = source.weight / math.fsum(each.weight for each in config.datasets)
-    train = math.ceil(config.sequences * share / config.max_epochs)
+    train = math.ceil((config.sequences - origin_of(config, number)[0]) * share / config.max_epochs)
     evaluated = math.fsum(each.weight for each in config.datasets if each.evaluated)
     held = math.ceil(config.eval_sequences * source.weight / evaluated) if source.evaluated else 0
     return {"train": train * config.seq_length + 1, "held": held * config.seq_length + 1}
@@ -53,8 +82,8 @@ def needed(config: TrainConfig, number: int) -> dict[str, int]:
 
 def useful(config: TrainConfig, number: int) -> dict[str, int]:
     """Tokens that the run can make use of: with so many no sequence comes twice, whatever genomes draw from it."""
-    least = needed(config, number)
-    return {**least, "train": max(least["train"], config.sequences * config.seq_length + 1)}
+    least, sequences = needed(config, number), config.sequences - origin_of(config, number)[0]
+    return {**least, "train": max(least["train"], sequences * config.seq_length + 1)}
 
 
 def held_windows(sources: Sequence[TokenFile], config: TrainConfig) -> list[list[int]]:
@@ -72,9 +101,8 @@ def held_count(config: TrainConfig, number: int) -> int:
 
 def owned(config: TrainConfig, slot: int, round: int, step: int, part: int) -> Numbers:
     """The numbers of a slot's batch."""
-    c, at = config, config.steps_before(round) + step
-    first = ((at * c.population_size + slot) * c.gradient_accumulation + part) * c.batch_size
-    return np.arange(first, first + c.batch_size, dtype=np.uint64)
+    first = config.first_number(config.steps_before(round) + step, slot, part)
+    return np.arange(first, first + config.batch_size, dtype=np.uint64)
 
 
 def batch(sources: Sequence[TokenFile], weights: Sequence[float], numbers: Numbers, seed: int) -> Tensor:
@@ -82,9 +110,7 @@ def batch(sources: Sequence[TokenFile], weights: Sequence[float], numbers: Numbe
     chosen = _choices(weights, numbers, seed)
     rows = np.empty((len(numbers), sources[0].window), dtype=np.int64)
     for row, (number, choice) in enumerate(zip(numbers, chosen, strict=True)):
-        source = sources[int(choice)]
-        turn, place = divmod(int(number), source.windows)
-        rows[row] = source.get(shuffled(place, source.windows, (seed, int(choice), turn)))
+        rows[row] = sources[int(choice)].drawn(int(number), (seed, int(choice)))
     return torch.from_numpy(rows)
 
 

@@ -33,6 +33,17 @@ class Dataset(Section):
     evaluated: bool = bound(True, "Its held-out text counts in the loss; without, it is only learned from.")
 
 
+class Forked(Section):
+    """How far the run had come that this one goes on from."""
+
+    round: int = bound(..., "The last one that was carried over.", ge=1, le=90_000)
+    steps: int = bound(..., "That a slot had taken by then.", ge=0)
+    sequences: int = bound(..., "Places for sequences that were used up by then.", ge=0)
+    windows: tuple[Annotated[int, Field(ge=0)], ...] = bound(
+        ..., "Sequences that each source had; 0 where its text, or its order, is another now.", strict=False
+    )
+
+
 class TrainRoom(Section):
     """One model made better."""
 
@@ -158,12 +169,14 @@ class TrainConfig(EvolutionRoom, ExchangeRoom, GroupRoom, TrainRoom, FleetConfig
     population_size: int = bound(8, "Members, or replicas, of a round.", ge=1, le=4096)
     max_generations: int = bound(120, "Rounds, short ones and long ones.", ge=1, le=90_000)
     stdlib_digest: str = bound("", "Of the built-in text; found out by whoever starts the run.")
+    forked: tuple[Forked, ...] = bound((), "Of a run that goes on from another; `fleet.fork` writes it.", strict=False)
 
     def steps_before(self, round: int) -> int:
-        """That a slot has taken when a round begins."""
-        grown = _grown(min(self.first_inner_steps, self.inner_steps), self.inner_steps)
-        short = min(round, len(grown)) - 1
-        return grown[short] + (round - 1 - short) * self.inner_steps
+        """That a slot has taken when a round begins; a fork's grow on from what it has carried over."""
+        begin, taken = next(((each.round, each.steps) for each in self.forked[::-1] if each.round < round), (0, 0))
+        grown = _grown(min(self.first_inner_steps, self.inner_steps), self.inner_steps, taken)
+        short = min(round - begin, len(grown)) - 1
+        return grown[short] + (round - begin - 1 - short) * self.inner_steps
 
     def steps_in(self, round: int) -> int:
         return self.steps_before(round + 1) - self.steps_before(round)
@@ -176,7 +189,13 @@ class TrainConfig(EvolutionRoom, ExchangeRoom, GroupRoom, TrainRoom, FleetConfig
     @property
     def sequences(self) -> int:
         """How many sequences the whole run has places for."""
-        return self.total_steps * self.population_size * self.gradient_accumulation * self.batch_size
+        return self.first_number(self.total_steps)
+
+    def first_number(self, step: int, slot: int = 0, part: int = 0) -> int:
+        """Of the sequences of a slot's step; what a fork has carried over was numbered in its own way."""
+        steps, used = (self.forked[-1].steps, self.forked[-1].sequences) if self.forked else (0, 0)
+        batches = ((step - steps) * self.population_size + slot) * self.gradient_accumulation + part
+        return used + batches * self.batch_size
 
     @property
     def keeps_moments(self) -> bool:
@@ -215,10 +234,10 @@ def alone(steps: int) -> dict[str, Any]:
 
 
 @cache
-def _grown(first: int, last: int) -> tuple[int, ...]:
+def _grown(first: int, last: int, taken: int) -> tuple[int, ...]:
     """The steps before each round that is shorter than the last ones, and before the first that is not: what has been
     learned apart is brought together the sooner, the faster a model still changes."""
-    before = [0]
+    before = [taken]
     while (steps := max(first, int(before[-1] * _GROWTH))) < last:
         before.append(before[-1] + steps)
     return tuple(before)

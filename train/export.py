@@ -91,22 +91,26 @@ class Exporter:
 
     def _members(self, round: int) -> list[Member]:
         """Of EDT: the generation's; of DiLoCo: the shards of the global model."""
-        tasks = ("shard",) if self.diloco else ("child", "")
+        tasks = ("shard", "gathered") if self._in_shards(round) else ("child", "whole", "")
         there = [each for each in self.history.plan(round) if each.role == "member" and each.task in tasks]
         return [member for each in there if (member := self.history[name(round, each.slot)])]
+
+    def _in_shards(self, round: int) -> bool:
+        """Of a run that goes on from another, earlier rounds may be of another method."""
+        return any(each.task in ("shard", "gathered") for each in self.history.plan(round))
 
     def _average(self, round: int) -> tuple[list[Member], Tensor]:
         members = self._members(round)
         parents = [self.parent(member.id) for member in members]
         if not members:
             raise UserError(f"round {round} has no members whose average could be exported")
-        return members, self._settled(vectors.joined if self.diloco else vectors.mean, parents)
+        return members, self._settled(vectors.joined if self._in_shards(round) else vectors.mean, parents)
 
     def _one(self, id: str) -> tuple[list[Member], Tensor]:
         parent, vector = self.parent(id), torch.empty(self.layout.size)
         if id.startswith("0/") and vectors.WEIGHTS in parent.member.digests:
             vectors.load_weights(parent, vector)
-        elif parent.member.recipe.task == "child":
+        elif parent.member.recipe.task in ("child", "whole"):
             vector = self._settled(vectors.mean, [parent])
         else:
             raise UserError(f"{id} has no weights of its own; it has: {', '.join(parent.member.digests) or 'no files'}")

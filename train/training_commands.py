@@ -9,6 +9,7 @@ from typing import Any
 
 from fleet.config import UserError, whole
 from fleet.errors import absolute, first_line
+from fleet.fork import Carried
 from fleet.method import Method
 from fleet.plain import say
 from fleet.recipe import Strategy
@@ -26,7 +27,7 @@ _SKILL, _SEED, _QUESTIONS = "skill_", 1, 1200  # of each task that is built in
 
 def run(algorithm: str, about: str | None, strategy: Callable[[TrainConfig], Strategy], *others: Method[Any]) -> None:
     make = partial(_maker, "train.member.pretrained")
-    main(Method(algorithm, about or "", TrainConfig, strategy, make, prepared, finished), others=others)
+    main(Method(algorithm, about or "", TrainConfig, strategy, make, prepared, finished, forked=_forked), others=others)
 
 
 def breeding(algorithm: str, about: str | None, strategy: Any) -> Method[PosttrainConfig]:
@@ -45,6 +46,12 @@ def finished(config: TrainConfig, folder: Path) -> None:
     from train.export import Exporter, show
 
     show(Exporter(folder), "average", folder / "export")
+
+
+def _forked(*asked: Any) -> Carried:
+    from train.forking import forked  # which waits for torch
+
+    return forked(*asked)
 
 
 def refuse(*problems: tuple[object, str]) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fleet.recipe import place
 from fleet.tasks import Task, making
 from fleet.work import Failed, Maker, Work
 from merge.methods.arcs import slerp_all
@@ -15,13 +16,13 @@ from merge.outer import State, means, ranges
 from merge.tensor_group import weighted
 from merge.wire import sender
 from train.config import TrainConfig
-from train.genome import fittest, inherited
+from train.genome import Genome, fittest, inherited
 from train.loop import in_fixed_order
 from train.member import prepare, vectors
 from train.member.inner_loop import Metrics, tried
 from train.member.pretraining_runtime import PretrainingRuntime, checked
 from train.member.vectors import MOMENTS, MOMENTS_WIRE, WEIGHTS, Joining, kept, parents_of, part_of
-from train.training_recipes import ChildArgs, EvaluationArgs, InitArgs, ShardArgs, SourceArgs, Turn, shards_in
+from train.training_recipes import FIRST, ChildArgs, EvaluationArgs, InitArgs, ShardArgs, SourceArgs, Turn, shards_in
 from train.verdicts import judging
 
 CHANGE = "change.safetensors"  # the parts of it are numbered
@@ -34,7 +35,15 @@ _ADVICE = (
 def maker(config: TrainConfig) -> Maker:
     """What a worker makes members with; it keeps its model in memory from one recipe to the next."""
     in_fixed_order(config.threads)
-    return judging(lambda: PretrainingRuntime(config), making(TASKS), _ADVICE)
+    return judging(lambda: PretrainingRuntime(config), _make, _ADVICE)
+
+
+def _make(runtime: PretrainingRuntime, work: Work) -> Metrics:
+    """What another run has made can be had again from that one alone: its configuration was another."""
+    carried = runtime.config.forked[-1].round if runtime.config.forked else 0
+    if 0 < place(work.id)[0] <= carried and work.recipe.task not in ("gathered", "whole"):
+        raise Failed(f"{work.id} was carried over from another run, and its files are damaged: fork that one again")
+    return dict(making(TASKS)(runtime, work))
 
 
 def evaluate_together(join: Joining, runtime: PretrainingRuntime, work: Work, args: EvaluationArgs) -> Metrics:
@@ -177,6 +186,33 @@ def _shards(work: Work) -> int:
     return shards_in(work.history.plan(0))
 
 
+# -- a run that goes on from another, whose method was another ---------------------------------------------------------
+
+
+def gather_shard(runtime: PretrainingRuntime, work: Work, args: ShardArgs) -> Metrics:
+    """DiLoCo from EDT: one range of the mean of all members, where DiLoCo would have brought the model."""
+    members, counts = parents_of(work), work.inputs[FIRST].metrics
+    for name in (*kept(runtime.outer), MOMENTS):
+        whole = torch.empty(counts["moments" if name == MOMENTS else "parameters"])
+        if len(whole):
+            vectors.mean(members, name, whole)
+        piece = _cut(len(whole), work, args)
+        vectors.save(work, name, whole[piece.start : piece.stop], MOMENTS_WIRE if name == MOMENTS else "fp32")
+    return {name: counts[name] for name in ("parameters", "moments")}
+
+
+def join_whole(runtime: PretrainingRuntime, work: Work, args: EvaluationArgs) -> Metrics:
+    """EDT from DiLoCo: the first member is all shards together."""
+    shards, counts, state = parents_of(work), work.inputs[FIRST].metrics, list[Tensor]()
+    for name in (*kept(runtime.outer), *([MOMENTS] if runtime.config.keeps_moments else [])):
+        whole = torch.empty(counts["moments" if name == MOMENTS else "parameters"])
+        vectors.joined(shards, name, whole)
+        vectors.save(work, name, whole, MOMENTS_WIRE if name == MOMENTS else runtime.config.wire_dtype)
+        if name != MOMENTS:
+            state.append(runtime.arrived(whole))
+    return {**runtime.evaluate(work, runtime.outer.settled(state)), **Genome().metrics()}
+
+
 TASKS: Mapping[str, Task[PretrainingRuntime]] = {
     "tokenizer": Task(prepare.make_tokenizer),
     "tokens": Task(prepare.make_tokens, SourceArgs),
@@ -187,4 +223,6 @@ TASKS: Mapping[str, Task[PretrainingRuntime]] = {
     "global": Task(partial(evaluate_together, vectors.joined), EvaluationArgs),
     "child": Task(make_child, ChildArgs),
     "mean": Task(partial(evaluate_together, vectors.mean), EvaluationArgs),
+    "gathered": Task(gather_shard, ShardArgs),
+    "whole": Task(join_whole, EvaluationArgs),
 }

@@ -13,7 +13,7 @@ from torch import Tensor
 from fleet.work import Input, Work
 from merge.outer import Outer
 from merge.wire import WIRES
-from train.batches import TokenFile, batch, held_count, held_windows, owned
+from train.batches import TokenFile, batch, held_count, held_windows, origin_of, owned
 from train.config import TrainConfig
 from train.genome import Genome
 from train.loop import Learner, NotFinite, Part, rate
@@ -148,7 +148,10 @@ def outer_of(config: TrainConfig) -> Outer:
 
 def sources(parents: list[Input], part: str, config: TrainConfig) -> list[TokenFile]:
     """Of each source, the tokens to learn from or those that are held out."""
-    return [TokenFile.open(each.path(part), each.metrics["dtype"], config.seq_length + 1) for each in parents]
+    return [
+        TokenFile.open(each.path(part), each.metrics["dtype"], config.seq_length + 1, *origin_of(config, number))
+        for number, each in enumerate(parents)
+    ]
 
 
 def evaluated(learner: Learner, sources: list[TokenFile], config: TrainConfig) -> Metrics:

@@ -1,0 +1,231 @@
+"""A run that goes on from another: the same bytes as one configured so, text that is new, and every refusal."""
+
+import dataclasses
+import json
+import os
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from diloco import DiLoCo
+from edt import EDT
+from fleet import fork
+from fleet.config import UserError
+from fleet.digest import digest
+from fleet.fork import ForkOrder
+from fleet.history import History, opened
+from fleet.host import Host
+from fleet.method import Method
+from fleet.run import open_run
+from tests.small import config, finished, shared, worker
+from train.batches import TokenFile, origin_of
+from train.config import Forked, TrainConfig
+from train.export import Exporter
+from train.forking import forked
+from train.member.pretrained import maker
+
+STRATEGIES = {"edt": EDT, "diloco": DiLoCo}
+
+
+def steady(place: Path, **keys):
+    """A run of which all text is on the disk after a few rounds, and whose rate stays what it is."""
+    text = place / "text.jsonl"
+    text.write_text("".join((shared() / "text.jsonl").read_text().splitlines(True)[:50]))
+    more = {"lr_schedule": "constant", "max_epochs": 1e4, "held_out": 0.2, "batch_size": 8, "inner_steps": 6}
+    return {**more, "datasets": ({"source": str(text)},), "population_size": 2, **keys}
+
+
+def forking(base: Path, name: str = "new", round: int | None = None, run: str = "run", **settings) -> History:
+    """Fork the run of this folder, and finish it with one worker of this process."""
+    order = ForkOrder(run=base / run, round=round, settings=settings, name=name, config=base / f"{name}.json")
+    algorithm = settings.get("algorithm") or open_run(base / run, Host(), "test")[1]["config"]["algorithm"]
+    method = Method(algorithm, "", TrainConfig, STRATEGIES[algorithm], maker, forked=forked)
+    assert fork.fork(method, order) == 0
+    c = TrainConfig(**json.loads((base / f"{name}.json").read_text().lower().replace(f'"{name}"', '"run"')))
+    moved = base / f"of-{name}"
+    moved.mkdir()
+    os.rename(base / name, moved / "run")  # where `worker` looks for a run
+    bound = open_run(moved / "run", Host(), "test")[1]["config"]
+    assert bound == {**c.bound(), "project_name": name}
+    one = worker_of(moved, bound)
+    assert one.run() == "over"
+    return one.history
+
+
+def worker_of(place: Path, bound):
+    return worker(place, TrainConfig(**bound))
+
+
+@pytest.mark.parametrize("algorithm", STRATEGIES)
+def test_with_more_rounds_it_is_the_run_that_was_configured_so(tmp_path, algorithm):
+    keys = steady(tmp_path, algorithm=algorithm, max_generations=2, average_every=2)
+    before = digest(finished(tmp_path, **keys))
+    wanted = finished(tmp_path / "long", **{**keys, "max_generations": 4})
+    history = forking(tmp_path, max_generations=4)
+    assert digest(history) == digest(wanted)
+    assert digest(opened(tmp_path / "run")) == before
+    assert Exporter(tmp_path / "of-new" / "run").chosen("average")[0]
+
+
+@pytest.mark.slow
+def test_a_fork_of_a_fork_is_too(tmp_path):
+    keys = steady(tmp_path, algorithm="diloco", max_generations=2)
+    finished(tmp_path, **keys)
+    wanted = finished(tmp_path / "long", **{**keys, "max_generations": 5})
+    forking(tmp_path, max_generations=3)
+    assert digest(forking(tmp_path / "of-new", "newer", max_generations=5)) == digest(wanted)
+
+
+def test_registers_and_files_are_shared_where_they_never_change(tmp_path):
+    finished(tmp_path, **steady(tmp_path, max_generations=1))
+    history = forking(tmp_path, max_generations=2)
+    plan, last = "rounds/00001/plan", f"files/{history.outcome('1/m0').attempt}/weights.safetensors"
+    for path in (plan, last):
+        assert (tmp_path / "run" / path).stat().st_ino == (tmp_path / "of-new/run" / path).stat().st_ino
+
+
+@pytest.mark.parametrize("old, new", [("edt", "diloco"), ("diloco", "edt")])
+@pytest.mark.parametrize("momentum", [pytest.param(0.0, marks=pytest.mark.slow), 0.8])
+def test_another_method_goes_on_where_the_first_would_have(tmp_path, old, new, momentum):
+    """Where all are parents of all, EDT's mean is DiLoCo's model; so is what follows, whoever goes on."""
+    keys = steady(tmp_path, max_generations=2, group_size=2, average_every=1, outer_momentum=momentum, outer_lr=0.8)
+    finished(tmp_path, algorithm=old, **keys)
+    stays = finished(tmp_path / "long", algorithm=new, **{**keys, "max_generations": 3})
+    history = forking(tmp_path, algorithm=new, max_generations=3)
+    summary = {"edt": "3/average", "diloco": "3/global"}[new]
+    assert history[summary].metrics["loss"] == pytest.approx(stays[summary].metrics["loss"], abs=2e-3)
+    assert history[summary].metrics["loss"] < opened(tmp_path / "run")[f"1/{summary_of(old)}"].metrics["loss"]
+    exporter = Exporter(tmp_path / "of-new" / "run")
+    assert len(exporter.chosen("average")[0]) == 2
+
+
+def summary_of(algorithm):
+    return {"edt": "average", "diloco": "global"}[algorithm]
+
+
+@pytest.mark.parametrize("algorithm", STRATEGIES)
+@pytest.mark.parametrize("slots", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_more_or_fewer_slots_go_on_from_those_that_there_were(tmp_path, algorithm, slots):
+    finished(tmp_path, **steady(tmp_path, algorithm=algorithm, max_generations=1))
+    history = forking(tmp_path, population_size=slots, max_generations=2, group_size=1)
+    name = {"edt": "m", "diloco": "replica-"}[algorithm]
+    assert sum(recipe.slot.startswith(name) for recipe in history.plan(2)) == slots
+    if slots > 2:
+        assert history[f"1/{name}2"].origin == f"1/{name}0"
+
+
+def test_more_text_and_a_falling_rate(tmp_path, capsys):
+    """More rounds than there were tokens for, and another source: they are made anew, the same text first."""
+    finished(tmp_path, max_generations=2)
+    old = opened(tmp_path / "run")
+    text = str(shared() / "text.jsonl")
+    sources = [{"source": text}, {"source": text, "text_field": "text", "weight": 2.0, "evaluated": False}]
+    history = forking(tmp_path, max_generations=8, datasets=sources, lr=0.005)
+    before, after = (each.files("0/tokens-0").read("train") for each in (old, history))
+    assert len(after) > len(before) and after.startswith(before)
+    assert history["0/tokens-1"].metrics["train"] and history["8/m0"].metrics["loss"] < old["2/m0"].metrics["loss"]
+    said = capsys.readouterr().out
+    assert "the learning rate was" in said and "the same text first" in said
+
+
+def test_no_sequence_comes_again_before_all_have_come():
+    """A first run reads some of 40 windows, one that goes on from it has 100; the last one 130."""
+    values = np.arange(131)
+    for used in (25, 40, 60):
+        first = TokenFile(values[:41], 2)
+        second = TokenFile(values[:101], 2, earlier=[(used, 40)])
+        third = TokenFile(values, 2, earlier=[(used, 40), (used + 20, 100)])
+        seen = [int(first.drawn(n, (1, 0))[0]) for n in range(used)]
+        assert [int(second.drawn(n, (1, 0))[0]) for n in range(min(used, 40))] == seen[:40]
+        seen += [int(second.drawn(n, (1, 0))[0]) for n in range(used, used + 20)]
+        seen += [int(third.drawn(n, (1, 0))[0]) for n in range(used + 20, max(used, 40) + 90)]
+        assert len({*seen}) == 130 and len(seen) == 130 + max(0, used - 40)
+    same = TokenFile(values, 2, earlier=[(17, 130)])
+    assert all(same.drawn(n, (1, 0))[0] == TokenFile(values, 2).drawn(n, (1, 0))[0] for n in range(400))
+
+
+def test_a_source_that_is_new_begins_with_its_first_pass():
+    points = [
+        Forked(round=1, steps=4, sequences=32, windows=(9,)),
+        Forked(round=2, steps=9, sequences=70, windows=(8, 0)),
+    ]
+    c = config(forked=tuple(points))
+    assert origin_of(c, 0) == (0, ((32, 9), (70, 8))) and origin_of(c, 1) == (70, ())
+
+
+def test_steps_and_numbers_go_on_where_they_were():
+    c = config(first_inner_steps=2, inner_steps=30, max_generations=60)
+    same = c.model_copy(update={"forked": tuple(point(c, round) for round in (3, 17))})
+    assert [same.steps_before(n) for n in range(18, 62)] == [c.steps_before(n) for n in range(18, 62)]
+    assert same.sequences == c.sequences
+    other = c.model_copy(update={"forked": (point(c, 20),), "population_size": 8, "inner_steps": 7})
+    firsts = [other.first_number(other.steps_before(n), slot) for n in range(21, 30) for slot in range(8)]
+    assert firsts[0] == c.first_number(c.steps_before(21)) and all(a < b for a, b in pairwise(sorted(firsts)))
+
+
+def point(c: TrainConfig, round: int) -> Forked:
+    steps = c.steps_before(round + 1)
+    return Forked(round=round, steps=steps, sequences=c.first_number(steps), windows=(100,))
+
+
+@pytest.mark.parametrize("round, settings, said", [
+    (None, {}, "MAX_GENERATIONS is 4, and round 4 is done"),
+    (7, {"max_generations": 9}, "rounds 1 to 4 are finished"),
+    (0, {"max_generations": 9}, "round 0 only prepares"),
+    (1, {"max_generations": 9}, "rounds whose files are there: 3, 4 "),
+    (None, {"max_generations": 9, "vocab_size": 500}, "VOCAB_SIZE cannot change"),
+    (None, {"max_generations": 9, "outer_momentum": 0.5}, "OUTER_MOMENTUM is 0.5 and was 0.0"),
+    (None, {"max_generation": 9}, "unknown key"),
+    (None, {"max_generations": 900, "max_epochs": 1.0}, "training tokens where the run needs"),
+])  # fmt: skip
+def test_what_cannot_be_is_refused_before_anything_is_made(run_of_four, round, settings, said):
+    before = sorted(os.listdir(run_of_four))
+    with pytest.raises(UserError, match=said):
+        forking(run_of_four, round=round, **settings)
+    assert sorted(os.listdir(run_of_four)) == before
+
+
+@pytest.fixture(scope="module")
+def run_of_four(tmp_path_factory):
+    place = tmp_path_factory.mktemp("four")
+    finished(place, **steady(place, max_generations=4))
+    return place
+
+
+@pytest.mark.parametrize("elitism", [0, 1])
+def test_rounds_that_are_kept_can_be_forked(tmp_path, elitism):
+    keys = steady(tmp_path, max_generations=6, keep_every=2, selection="rank", elitism=elitism, group_size=1)
+    finished(tmp_path, **keys)
+    history = opened(tmp_path / "run")
+    there = {int(each[:5]) for each in history.store.names("files")}
+    assert there == {0, 2, 4, 5, 6} if not elitism else there >= {0, 2, 4, 5, 6}
+    forking(tmp_path, round=2, max_generations=3, lr=0.02)
+
+
+def test_damage_is_found_and_leaves_nothing_behind(tmp_path):
+    history = finished(tmp_path, **steady(tmp_path, max_generations=1))
+    path = tmp_path / "run" / "files" / history.outcome("1/m1").attempt / "weights.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(UserError, match="1/m1 is damaged"):
+        forking(tmp_path, max_generations=2)
+    assert not [each for each in os.listdir(tmp_path) if each.startswith("new")]
+
+
+def test_the_name_must_be_free(tmp_path):
+    finished(tmp_path, **steady(tmp_path, max_generations=1))
+    with pytest.raises(UserError, match="choose another --name"):
+        forking(tmp_path, "run", max_generations=2)
+    method = Method("toy", "", TrainConfig, EDT, maker)
+    order = ForkOrder(run=tmp_path / "run", round=None, settings={}, name="new", config=tmp_path / "new.json")
+    with pytest.raises(UserError, match="cannot be forked"):
+        fork.fork(dataclasses.replace(method, forked=None), order)
+
+
+def test_settings_are_json_or_text():
+    assert fork._setting("LR=0.5") == ("lr", 0.5) and fork._setting("algorithm=diloco") == ("algorithm", "diloco")
+    with pytest.raises(UserError, match="KEY=VALUE is expected"):
+        fork._setting("LR")
