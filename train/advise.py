@@ -30,7 +30,7 @@ from merge.wire import WIRES
 from train.config import TrainConfig
 from train.loop import Learner, best_device, in_fixed_order
 from train.member.vectors import MOMENTS_WIRE
-from train.model import VectorLayout, built, layout_of, skeleton
+from train.model import built, layout_of, skeleton
 from train.optimizers import layouts_of
 from train.training_commands import prepared
 
@@ -205,10 +205,10 @@ def sizes_of(config: TrainConfig) -> Sizes:
     vocabulary = len(named_tokenizer(name, config.trust_remote_code)) if name else config.vocab_size
     model = skeleton(config.initial_population[0], vocabulary, config.trust_remote_code)
     layout = layout_of(model)
-    words = sum(math.prod(shape) for shape in list(layout.shapes.values())[layout.within :] if len(shape) > 1)
-    kinds: dict[str, VectorLayout] = {**layouts_of(layout, config)}
+    tables = [shape for shape in list(layout.shapes.values())[layout.within :] if len(shape) > 1]
+    kinds = layouts_of(layout, config)
     moments = sum(kinds[kind].size for kind in ("average", "square"))
-    return Sizes(layout.size, words, moments, model.get_input_embeddings().weight.shape[0])
+    return Sizes(layout.size, sum(map(math.prod, tables)), moments, max(shape[0] for shape in tables))
 
 
 def timed(config: TrainConfig, vocabulary: int) -> float:

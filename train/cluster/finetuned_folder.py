@@ -17,7 +17,7 @@ from merge.engine import write as write_tensors
 from merge.files import read_json, write_json
 from merge.merge_planning import plan
 from merge.merging import RECIPE, SHARD, furnish
-from merge.output import whole
+from merge.output import atomic_folder
 from train import report
 from train.adapters import merged
 from train.cluster.shared import Shared
@@ -80,7 +80,7 @@ def write(out: Path, donor: Opened, child: ChildModel, learner: Shared, about: F
 
     def written() -> None:
         size = sum(each.nbytes for each in state.values())
-        with whole(out, size, overwrite) as draft:
+        with atomic_folder(out, size, overwrite) as draft:
             if about.is_adapter:
                 _adapter(draft, donor, learner.model, about)
             else:
