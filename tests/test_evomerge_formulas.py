@@ -9,7 +9,7 @@ import torch
 from pydantic import ValidationError
 
 from evomerge import breeding, formula
-from evomerge.breeding import Among, Ranked, bred, mutated, next_generation, ranked, tournament
+from evomerge.breeding import Among, Ranked, crossed, mutated, next_generation, ranked
 from evomerge.building import ModelBuilder
 from evomerge.config import EvolutionSettings, MergeSettings, ModelReference
 from evomerge.formula import Blend, Formula, Step, in_words, leaves, lighter, makeup
@@ -21,6 +21,7 @@ from merge.merge_recipe import merge_of
 from merge.merging import merge
 from tests import merging
 from tests.breeding import models
+from train.parent_selection import winner
 
 NAMES = ("a", "b", "c")
 WHERE = {"a": "/a", "b": "/b", "c": "/c"}
@@ -153,7 +154,7 @@ def _grown(one: Formula, a: Among) -> Formula:
 
 def test_a_child_of_two_is_a_merge_of_them():
     one, other = breeding.first(among(), 8, 1)[:2]
-    child, technique = bred(one, other, among(), EvolutionSettings(), dice())
+    child, technique = crossed(one, other, among(), EvolutionSettings(), dice())
     assert child.blend.of == (one.blend, other.blend) and technique == child.blend.technique
     assert {*child.path} <= {*one.path, *other.path}
 
@@ -161,16 +162,16 @@ def test_a_child_of_two_is_a_merge_of_them():
 def test_children_of_paths_have_their_parents_layers():
     one, other = (Formula(path=tuple(Step(model=name, layer=n) for n in range(6)), scaled=True) for name in "ab")
     for n in range(10):
-        child, technique = bred(one, other, among("dfs"), EvolutionSettings(), dice(n))
+        child, technique = crossed(one, other, among("dfs"), EvolutionSettings(), dice(n))
         assert child.blend is None and {*child.path} <= {*one.path, *other.path}
         assert child.path not in (one.path, other.path) and technique == "dfs"
-    assert bred(one, one, among("dfs"), EvolutionSettings(), dice())[0] != one  # nothing is made twice
+    assert crossed(one, one, among("dfs"), EvolutionSettings(), dice())[0] != one  # nothing is made twice
 
 
 def test_formulas_do_not_grow_for_ever():
     one, e = breeding.first(among(), 8, 1)[0], EvolutionSettings()
     for n in range(12):
-        one = bred(one, one, among(), e, dice(n))[0]
+        one = crossed(one, one, among(), e, dice(n))[0]
         assert len([*leaves(one.blend)]) <= formula.MOST
     assert len([*leaves(one.blend)]) > 6
 
@@ -196,10 +197,9 @@ def test_the_best_first_failures_last():
 
 
 def test_larger_tournaments_are_won_by_better_ones():
-    scores = [3.0, 0.0, 5.0, 7.0, 1.0, 2.0, 6.0, 4.0]
-    mean = [np.mean([scores[tournament(scores, size, dice(n))] for n in range(300)]) for size in (1, 2, 4, 8)]
-    assert mean[0] < mean[1] < mean[2] < mean[3] == 7
-    assert 3 < mean[0] < 4
+    place = [np.mean([winner(8, size, dice(n)) for n in range(300)]) for size in (1, 2, 4, 8)]
+    assert place[0] > place[1] > place[2] > place[3] == 0
+    assert 3 < place[0] < 4
 
 
 def test_a_generation_has_the_elite_mutants_of_winners_and_merges_of_the_lower_half():

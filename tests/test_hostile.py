@@ -14,7 +14,7 @@ from fleet.host import Host
 from fleet.plain import lines, plain, say
 from fleet.report.page import page
 from fleet.report.run_reader import RunReader
-from fleet.status import look
+from fleet.status import show as status
 from fleet.store import _opened, _sealed
 from tests.helpers import ROOT, Toys, kill, one_of, until
 from tests.hostile import TERMINAL, WEB, changed, controls, planted, texts
@@ -124,7 +124,7 @@ def test_a_damaged_word_of_a_register_is_told_plainly(ended, tmp_path, capsys, m
             if kinds.setdefault(kind, 0) < 2:
                 kinds[kind] += 1
                 file.write_bytes(_sealed(changed(value, at, TERMINAL)))
-                for show in (look, lambda folder: page(RunReader(folder).look())):
+                for show in (status, lambda folder: page(RunReader(folder).look())):
                     try:
                         show(run.folder)
                     except (UserError, Fault) as error:

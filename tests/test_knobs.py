@@ -76,6 +76,7 @@ OPERATIONAL = {
     "backup_factor": Turn(2.0),
     "time_limit_hours": Turn(0.5),
     "restarts": Turn(1),
+    "keep_every": Turn(3),
     "log_level": Turn("WARNING"),
     "metrics": Turn(("tensorboard",)),
     "wandb_project": Turn("mine"),
@@ -275,6 +276,14 @@ def crashing(base: Path, **keys: Any) -> Path:
     return base / "runs" / "matching"
 
 
+def keep_every(tmp_path, turn):
+    """Files of old rounds, of which only the last ones and such ones stay."""
+    for every, stay in ((0, {8, 9}), (turn.to, {3, 6, 8, 9})):
+        history = finished(tmp_path / str(every), max_generations=9, keep_every=every)
+        folders = {int(name.partition(".")[0]) for name in history.store.names("files")}
+        assert folders - {0} == stay
+
+
 def restarts(tmp_path, turn):
     for count in (0, turn.to):
         assert workers(crashing(tmp_path / str(count), restarts=count)) == count + 1
@@ -384,7 +393,7 @@ EFFECTS = {
     each.__name__: each
     for each in (
         *(algorithm, project_name, threads, quorum, grace_seconds, base_dir, num_machines, snapshot_minutes),
-        *(dead_seconds, poll_seconds, backup_factor, time_limit_hours, restarts, log_level, sleep),
+        *(dead_seconds, poll_seconds, backup_factor, time_limit_hours, restarts, keep_every, log_level, sleep),
         *(local_package, group_readable, metrics, wandb_project, wandb_entity),
     )
 }

@@ -88,6 +88,7 @@ RANK = {"selection": "rank", "group_size": 2}
 TURNS = {
     "algorithm": ("diloco", {}), "project_name": None, "stdlib_digest": None, "threads": None, "grace_seconds": None,
     "quorum": None, "trust_remote_code": None, "compile": None, "tokenizer": None,
+    "forked": None,  # tests/test_fork.py
     "seed": (2, {}), "population_size": (2, {}), "max_generations": (2, {}),
     "initial_population": (({"config": {**MODEL["config"], "num_hidden_layers": 2}},), {}),
     "vocab_size": (270, {"tokenizer": "", "stdlib_digest": ""}), "first_inner_steps": (3, {}),
@@ -99,7 +100,7 @@ TURNS = {
     "inner_optimizer_state": ("reset", {}), "outer_lr": (0.5, {}), "outer_momentum": (0.5, {}),
     "outer_nesterov": (False, {"outer_momentum": 0.5}), "shards": (2, {"algorithm": "diloco"}),
     "wire_dtype": ("int8", {}), "error_feedback": (True, {"wire_dtype": "int8"}), "average_every": (1, {}),
-    "selection": ("matching", {"seed": 3, "group_size": 2}), "group_size": (2, {}), "previous_generation": (True, RANK),
+    "selection": ("matching", {"seed": 3, "group_size": 2}), "group_size": (4, {}), "previous_generation": (True, RANK),
     "crossover": ("slerp", {}), "elitism": (1, RANK), "mutation_probability": (1.0, {}),
     "mutation_strength": (0.5, {"mutation_probability": 1.0}), "lr_spread": (4.0, {}), "z_loss": (0.1, {}),
 }  # fmt: skip

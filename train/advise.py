@@ -21,7 +21,7 @@ from cyclopts import App, Parameter
 from rich.table import Table
 
 from fleet import machines
-from fleet.config import UserError, load
+from fleet.config import UserError, load, whole
 from fleet.console import console
 from fleet.plain import say
 from fleet.progress import duration
@@ -32,7 +32,6 @@ from train.loop import Learner, best_device, in_fixed_order
 from train.member.vectors import MOMENTS_WIRE
 from train.model import built, layout_of, skeleton
 from train.optimizers import layouts_of
-from train.training_commands import prepared
 
 MOST_MEASURED = 300_000_000  # parameters of a model whose step is timed here unasked
 FEW, MANY = 5, 200  # tokens a parameter: as a rule, 20 serve a model best, and more of them one that is used much
@@ -255,7 +254,8 @@ def advise(
     c = c.model_copy(update={"algorithm": named(config) or "edt"})
     if c.algorithm not in ("edt", "diloco"):
         raise UserError(f"{config}: advice is there for edt and diloco, not for {c.algorithm}")
-    c = prepared(c, where)
+    models = (whole(each, where) if isinstance(each, str) else each for each in c.initial_population)
+    c = c.model_copy(update={"initial_population": tuple(models), "tokenizer": whole(c.tokenizer, where)})
     if machines_file and not workers:
         workers = sum(len(each.devices) or each.workers for each in machines.load(machines_file))
     sizes = sizes_of(c)
