@@ -1,4 +1,4 @@
-"""Commands that look at a run: `python -m fleet.status RUN_DIR` and its like."""
+"""Commands of one function: `python -m fleet.status RUN_DIR` and its like."""
 
 import sys
 from collections.abc import Callable

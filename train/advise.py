@@ -8,7 +8,6 @@ Nothing is made but a small file that tells how fast the disk is, and is gone at
 
 import math
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 from rich.table import Table
 
 from fleet import machines
@@ -25,6 +24,7 @@ from fleet.config import UserError, load, whole
 from fleet.console import console
 from fleet.plain import say
 from fleet.progress import duration
+from fleet.reading import command
 from fleet.start import named
 from merge.wire import WIRES
 from train.config import TrainConfig
@@ -248,6 +248,8 @@ def advise(
     """Say what a run of pre-training comes to, and what to change, without beginning it.
 
     For example: python -m train.advise configs/150m.json --workers 8 --disk 110 --step 0.9
+
+    Nothing is made but a small file that tells how fast the disk is, and is gone at once.
     """
     where = config.absolute().parent
     c = load(config, TrainConfig)
@@ -279,8 +281,4 @@ def show(forecast: Forecast) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        App(name="python -m train.advise", help=__doc__, version_flags=[], default_command=advise)()
-    except UserError as error:
-        say(error, file=sys.stderr)
-        raise SystemExit(2) from None
+    command("train.advise", advise)
