@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.speedup import ALONE, SLOTS, best_alone, needed, seconds, serial, share, worth
 from benchmarks.trials import METHODS, Result, Trial, trial
+from benchmarks.tune import not_again, wanted
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -17,6 +18,13 @@ def test_every_method_has_as_many_tokens(name, slots):
     assert 5760 * slots <= seen < 5760 * slots * 1.01
     assert each.serial == pytest.approx(5760 * (slots if METHODS[name].how == "alone" else 1), rel=0.01)
     assert METHODS[name].how != "apart" or c.steps_in(c.max_generations) == c.inner_steps == 12
+
+
+def test_a_climb_goes_on_from_where_a_second_seed_says():
+    tried = {(0.02, 4): [2.336], (0.02, 2): [2.339], (0.028, 4): [2.354], (0.014, 4): [2.362], (0.02, 8): [2.425]}
+    assert wanted("muon", tried) == [] and not_again(tried) == [(0.02, 4), (0.02, 2)]
+    tried |= {(0.02, 4): [2.336, 2.349], (0.02, 2): [2.339, 2.319]}
+    assert wanted("muon", tried) == [(0.028, 2), (0.014, 2), (0.02, 1)] and not_again(tried) == []
 
 
 def result(name: str, slots: int, averaged: float, seconds: float = 0.0) -> Result:
