@@ -79,10 +79,11 @@ class EDT:
         return [*elite, *children, *(kept_as(f"p{k}", f"{generation - 1}/m{k}") for k in carried)]
 
     def pool(self, generation: int, history: Past) -> list[Member]:
-        """The last generation, and with PREVIOUS_GENERATION the one before; the fittest first."""
+        """The last generation, and with PREVIOUS_GENERATION the one before; the fittest first. DiLoCo's replicas and
+        shards, which stand in the round that a fork of it goes on from, have no loss."""
         bred = [recipe.slot for recipe in history.plan(generation - 1) if recipe.role in ("member", "kept")]
         members = [history[f"{generation - 1}/{slot}"] for slot in bred]
-        once = {member.origin: member for member in members if member}
+        once = {member.origin: member for member in members if member and "loss" in member.metrics}
         return sorted(once.values(), key=lambda member: (member.metrics["loss"], member.origin))
 
     def choose(self, pool: Sequence[Member], dice: np.random.Generator) -> tuple[str, ...]:

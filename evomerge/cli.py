@@ -108,7 +108,8 @@ def main(
     if what.run:
         from evomerge.tournament_running import winner_of
 
-        model = model or winner_of(config)
+        winner = winner_of(config)
+        model = model or winner
     if what.evaluate:
         _evaluate(what.evaluate, config)
     if what.generate:

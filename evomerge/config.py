@@ -270,3 +270,7 @@ class TournamentConfig(FleetConfig):
     evolution_settings: EvolutionSettings = bound(..., "How merged models compete.")
     evaluation_settings: EvaluationSettings = bound(..., "What makes one better.")
     text_digest: Text = bound("none", "Of the text; found out by whoever starts the run.")
+
+    @property
+    def rounds(self) -> int:
+        return self.evolution_settings.num_generations + 1  # the last one is the held-out test

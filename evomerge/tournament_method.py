@@ -30,7 +30,9 @@ def _score(evaluator: Any, work: Work, args: FormulaArgs) -> Mapping[str, Any]:
     try:
         return dict(evaluator.scored(formula_of(work.recipe), args.on))
     except UserError as error:  # names the model that it is about
-        raise error if args.name in str(error) else type(error)(f"{args.name}: {error}") from error
+        if args.name in str(error):
+            raise  # as it is: what it came of says whose fault it is
+        raise type(error)(f"{args.name}: {error}") from error
 
 
 def report(history: History) -> None:

@@ -138,7 +138,9 @@ def _generations(table: bytes) -> int:
     return len(json.loads(table)["generations"])
 
 
-keep = keeping(HISTORY, read, _generations, lambda found: {HISTORY: as_json(found)})
+keep = keeping(
+    HISTORY, read, lambda found: len(found.generations), _generations, lambda found: {HISTORY: as_json(found)}
+)
 
 
 def _listed(entry: TournamentEntry) -> dict[str, Any]:

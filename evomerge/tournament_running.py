@@ -13,7 +13,7 @@ from evomerge.given_models import check_alike, check_causal, resolved
 from evomerge.tournament_method import ALGORITHM
 from evomerge.tournament_results import TournamentOutcome
 from evomerge.tournament_view import TournamentView, final_table, front_table
-from evomerge.utils import EvoMergeException, generate_text, load_models
+from evomerge.utils import EvoMergeException, generate_text, load_models, prompted
 from fleet import gpus
 from fleet.ancestry.ancestry_files import PAGE, keep
 from fleet.config import UserError
@@ -129,7 +129,8 @@ def samples(found: TournamentOutcome, winner: Path) -> Iterator[str]:
         ((name, loaded, tokenizer),) = load_models([model], trust_remote_code=trust)
         for prompt in _PROMPTS:
             try:
-                said = generate_text(loaded, tokenizer, prompt, len(tokenizer(prompt)["input_ids"]) + _SAMPLE)
+                count = prompted(tokenizer, prompt)["input_ids"].shape[1]
+                said = generate_text(loaded, tokenizer, prompt, count + _SAMPLE)
             except EvoMergeException as error:
                 said = f"({error})"
             yield f"{name} says: {textwrap.shorten(said, 140, placeholder=' ...')}"

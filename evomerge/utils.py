@@ -110,11 +110,7 @@ def generate_text(model: Any, tokenizer: Any, prompt: str, max_length: int = 100
     small model soon repeats itself without end."""
     import torch
 
-    if chats := bool(tokenizer.chat_template):
-        asked = {"add_generation_prompt": True, "return_dict": True, "return_tensors": "pt"}
-        given = tokenizer.apply_chat_template([{"role": "user", "content": prompt}], **asked).to(model.device)
-    else:
-        given = tokenizer(prompt, return_tensors="pt").to(model.device)
+    chats, given = bool(tokenizer.chat_template), prompted(tokenizer, prompt).to(model.device)
     given.pop("token_type_ids", None)
     count = given["input_ids"].shape[1]
     context = getattr(model.config, "max_position_embeddings", None) or max_length
@@ -130,6 +126,14 @@ def generate_text(model: Any, tokenizer: Any, prompt: str, max_length: int = 100
         torch.manual_seed(0)
         said = model.generate(**given, **drawn, max_length=min(max_length, context), pad_token_id=pad)
     return str(tokenizer.decode(said[0][count if chats else 0 :], skip_special_tokens=True))
+
+
+def prompted(tokenizer: Any, prompt: str) -> Any:
+    """The prompt's tokens; of a model with a chat template with all that it puts around them."""
+    if not tokenizer.chat_template:
+        return tokenizer(prompt, return_tensors="pt")
+    asked = {"add_generation_prompt": True, "return_dict": True, "return_tensors": "pt"}
+    return tokenizer.apply_chat_template([{"role": "user", "content": prompt}], **asked)
 
 
 def evaluate_model(model: ModelReference | str | Path, config: Configuration | None = None) -> dict[str, Any]:

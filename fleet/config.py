@@ -142,6 +142,15 @@ class FleetConfig(Section):
     wandb_entity: Anything = operational("", "METRICS wandb: its owner there; empty: whoever is logged in.")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = operational("INFO", "Of the workers' logs.")
 
+    @property
+    def rounds(self) -> int:
+        """The most there will be, for people."""
+        return self.max_generations
+
+    def steps_in(self, round: int) -> int:
+        """How long a round trains, where they differ in that."""
+        return 1
+
 
 T = TypeVar("T", bound=Section)
 M = TypeVar("M", bound=BaseModel)

@@ -114,12 +114,13 @@ class Diaries(Generic[D]):
     def look(self, told: Callable[[int, int], None] = lambda done, of: None) -> list[D]:
         listed = [f"{folder}/{file}" for folder in self._folders for file in sorted(self.store.names(folder))]
         files, moment = [file for file in listed if file.endswith(END)], now(self.store)
-        old, self._pages = self._pages, {}
+        old, self._pages, there = self._pages, {}, {*files}
         for done, file in enumerate(files, 1):
             name = file.rpartition("/")[2].partition(".")[0]
-            page = old.get(file) or old.get(f"workers/{name}{END}")  # it was moved, or is as it was
-            self._pages[file] = page = page or _Page(self._make(name))
-            self._read_on(page, self.store.disk.root / file, moment)
+            moved = "" if (its := f"workers/{name}{END}") in there else its  # its worker may have begun another one
+            page = self._pages[file] = old.get(file) or old.pop(moved, None) or _Page(self._make(name))
+            if file == its or file not in old:  # else whoever wrote it is gone
+                self._read_on(page, self.store.disk.root / file, moment)
             told(done, len(files))
         return [page.diary for page in self._pages.values()]
 

@@ -26,7 +26,7 @@ from fleet.host import Host
 from fleet.known import parse
 from fleet.plain import say
 from fleet.plans import record_of
-from fleet.recipe import NotYet, Recipe, check, folder, name
+from fleet.recipe import NotYet, Recipe, check, folder, name, place
 from fleet.run import create_run, open_run
 from fleet.store import Store
 
@@ -179,8 +179,12 @@ def _carried(
             f"MAX_GENERATIONS is {new.max_generations}, and round {round} is done: raise it with --set, or go on from "
             "an earlier round with --round"
         )
-    new = method.prepared(new, Path.cwd())
+    # where a run is, text is not counted: what it has to suffice for is known only with the fork
+    there = {"base_dir": str(order.run.parent), "project_name": order.run.name}
+    ready = method.prepared(new.model_copy(update=there), Path.cwd())
+    new = ready.model_copy(update={key: getattr(new, key) for key in there})
     found: Carried = method.forked(old, new, history, round, method.strategy(new).plan(0, history))
+    method.prepared(found.config, Path.cwd())  # text and rounds are counted from where it goes on
     for each, plan in found.plans.items():
         check(each, plan)
     return found
@@ -215,11 +219,14 @@ def _make(base: Path, project: str, carried: Carried, history: History, round: i
 def _carry_round(history: History, store: Store, round: int, carried: Carried) -> None:
     """What stands in its registers for good: its plan, outcomes, and which versions are void."""
     there, plan = history.store, carried.plans.get(round)
+    same = {"plan", summary.NAME} if plan is None else set[str]()
+    if any(place(id)[0] == round for id in carried.anew):  # a summary would tell of what is not there any more
+        same -= {summary.NAME}
     store.folder(folder(round))
     for register in there.names(folder(round)):
         said = parse(register)
         decided = said and said.kind in ("done", "void") and name(round, said.slot) not in carried.anew
-        if decided or (register in ("plan", summary.NAME) and plan is None):
+        if decided or register in same:
             path = f"{folder(round)}/{register}"
             _link(there, store, path)
             store.read(path)

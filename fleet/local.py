@@ -104,7 +104,7 @@ class Starter:
         return self._report(store, history, seats)
 
     def _work(self, seats: list[LocalSeat], history: History) -> None:
-        progress = self.view(history, self.config.max_generations)
+        progress = self.view(history, self.config.rounds, self.config.steps_in)
         for seat in seats:
             self._sit(seat)
         while any(seat.code is None for seat in seats):

@@ -30,11 +30,11 @@ class Progress:
     measure = "loss"  # of members' metrics: what is told of them
     best: Callable[[Sequence[float]], float] = min
 
-    def __init__(self, history: History, rounds: int) -> None:
+    def __init__(self, history: History, rounds: int, steps_in: Callable[[int], int] = lambda round: 1) -> None:
         self.history, self.rounds = history, rounds
         self._now = history.store.host.now
         self._told = self._began_at = history.first
-        self._diaries, self._left = Diaries(history.store, Diary), TimeLeft(history, rounds)
+        self._diaries, self._left = Diaries(history.store, Diary), TimeLeft(history, rounds, steps_in)
         self._launch = launches.latest(history.store)
         self._began, self._looked, self._every = self._now(), 0.0, _LOOK
         self._spoke = self._began
@@ -71,7 +71,8 @@ class Progress:
             self._spoke = self._now()
             first, *others = self.ends()
             said = [self.making(), first] if not last else [first]
-            say("; ".join(filter(None, said)), *others, sep="\n")
+            if lines := [*filter(None, ["; ".join(filter(None, said))]), *others]:
+                say(*lines, sep="\n")
 
     def look_around(self) -> None:
         """How far each worker is, and what the last recipes took."""
@@ -170,7 +171,8 @@ class Progress:
 
 def counted(number: int, task: str) -> str:
     """So many recipes of a task."""
-    return task if number == 1 else f"{number} {'children' if task == 'child' else f'{task}s'}"
+    many = {"child": "children", "data": "data", "tokens": "tokens"}.get(task, f"{task}s")
+    return task if number == 1 else f"{number} {many}"
 
 
 def duration(seconds: float) -> str:

@@ -221,7 +221,7 @@ def show(run_dir: Path, *, watch: Annotated[bool, Parameter(help="Go on until Ct
         return
 
     def fitting() -> Group:
-        return Group(*view.picture(shown.height - 1, shown.width))
+        return Group(*view.picture(*((shown.height - 1, shown.width) if shown.is_terminal else ())))
 
     with Live(fitting(), console=shown, auto_refresh=False) as live:
         while not view.over and heard():

@@ -2,13 +2,13 @@
 
 import contextlib
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from fleet import faults
-from fleet.claims import pulse_of, pulsing
+from fleet.claims import pulse_at, pulse_of, pulsing
 from fleet.history import History
 from fleet.recipe import Recipe, name
 from fleet.store import Store
@@ -29,7 +29,7 @@ class Underway:
 def underway(store: Store, launch: int) -> dict[str, Underway]:
     """By id, as workers of the launch said last. Anybody may have written there."""
     found = dict[str, Underway]()
-    for worker in pulsing(store):
+    for worker in sorted(pulsing(store), key=lambda each: store.stamp(pulse_at(each))[2:3]):  # the last word counts
         with contextlib.suppress(faults.Fault):
             pulse = pulse_of(store, worker)
             if pulse.get("launch") == launch and (id := str(pulse.get("doing") or "")):
@@ -47,44 +47,49 @@ class TimeLeft:
     """From what recipes like the next ones took, and how many are made at a time. A recipe is like another one of the
     same task; where they train, it takes as much longer as it has more steps."""
 
-    def __init__(self, history: History, rounds: int) -> None:
-        self.history, self.rounds = history, rounds
+    def __init__(self, history: History, rounds: int, steps_in: Callable[[int], int] = lambda round: 1) -> None:
+        self.history, self.rounds, self.steps_in = history, rounds, steps_in
         self._took: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_LAST))  # task -> seconds, of a step
         self._counted = set[str]()
         self._first = True  # what was finished before this start tells what recipes take, not how many at a time
-        self._began = self._last = self._work = 0.0
+        self._looked = self._began = self._last = self._work = 0.0
+        self._from = 0  # the rounds before it are counted
 
     def learn(self) -> None:
         """Take in what was finished since the last time."""
         now, upto = self.history.store.host.now(), self.history.first
-        self._counted = {id for id in self._counted if int(id.partition("/")[0]) >= upto - 1}
-        for round in range(max(0, upto - 1), self.history.last + 1):
+        for round in range(max(0, upto - 1) if self._first else self._from, self.history.last + 1):
             for recipe in self.history.plan(round):
                 id = name(round, recipe.slot)
                 if not recipe.carried and id not in self._counted and self.history.finished(id):
                     self._counted.add(id)
                     self._take(recipe, self.history.outcome(id).seconds, now if round and not self._first else 0.0)
-        self._first = False
+        self._first, self._looked, self._from = False, now, upto
+        self._counted = {id for id in self._counted if int(id.partition("/")[0]) >= upto}
 
     def seconds(self, done: Sequence[Underway] = ()) -> float | None:
         """Until the run is over, if that can be said yet; of what is under way so much is done."""
         if not self._work or self._last <= self._began:
             return None
         open = [self._cost(recipe) for _, recipe in self.history.open()]
-        future = 0 if self.history.ended else max(0, self.rounds - self.history.last)
-        rounds = [self.history.plan(round) for round in range(max(1, self.history.last - 3), self.history.last + 1)]
-        usual = [self._cost(recipe) for each in rounds for recipe in each if not recipe.carried]
-        if not any(usual):
+        last = self.history.last
+        planned = range(max(1, last - 3), last + 1)
+        future = range(last + 1, 0 if self.history.ended else self.rounds + 1)
+        usual = [recipe for round in planned for recipe in self.history.plan(round) if not recipe.carried]
+        if not any(map(self._cost, usual)):
             return None
+        more, longer = len(future) / len(planned), sum(map(self.steps_in, future)) / sum(map(self.steps_in, planned))
         did = {each.id: each.share for each in done}
         spared = sum(did.get(id, 0.0) * self._cost(recipe) for id, recipe in self.history.open())
-        total = sum(open) - spared + future * sum(usual) / max(1, len(rounds))
+        later = sum(self._cost(recipe) * (longer if "steps" in recipe.args else more) for recipe in usual)
+        total = sum(open) - spared + later
         return total * (self._last - self._began) / self._work
 
     def _take(self, recipe: Recipe, seconds: float, now: float) -> None:
         self._took[recipe.task].append(seconds / _steps(recipe))
         if now and seconds:
-            self._began = self._began or now - seconds
+            if not self._work:
+                self._began = min(self._looked, now - seconds)  # others may have begun before it
             self._last, self._work = now, self._work + seconds
 
     def _cost(self, recipe: Recipe) -> float:

@@ -154,7 +154,9 @@ def advice(f: Forecast) -> Iterator[str]:
         fits = math.ceil(c.population_size / f.here.workers) * f.here.workers
         yield f"{1 - f.busy:.0%} of the workers wait for the last ones of each round: POPULATION_SIZE {fits}"
     if c.algorithm == "edt" and not c.selects_by_fitness and 1 < c.population_size == c.parents_of_a_child:
-        yield f"all are everybody's parents, which is DiLoCo at twice the bytes: GROUP_SIZE {c.population_size // 2}"
+        group = next((size for size in range(c.population_size // 2, 1, -1) if c.population_size % size == 0), 0)
+        instead = f"GROUP_SIZE {group}" if group else 'ALGORITHM "diloco"'
+        yield f"all are everybody's parents, which is DiLoCo at twice the bytes: {instead}"
     train, disk = f.last_round
     if disk > train / 4:
         yield from _cheaper(c, disk / train)

@@ -42,7 +42,7 @@ class SearchOutcome:
     space: Space
     rows: Sequence[CandidateRow]
     donors: Mapping[str, float | None]  # scores on the search's questions
-    tested: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # winner and donors on tested-out ones
+    tested: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # winner and donors on held-out ones
 
     @property
     def best(self) -> CandidateRow | None:

@@ -87,5 +87,7 @@ def points(history: History, begin: int) -> list[Point]:
     return found
 
 
-report = search_worker.keeping(records.TABLE, records.read, lambda table: table.count(b"\n"), records.files)
+report = search_worker.keeping(
+    records.TABLE, records.read, lambda found: len(found.rows), lambda table: table.count(b"\n"), records.files
+)
 METHOD = Method(ALGORITHM, "", SearchConfig, MergeSearch, maker, report=report, points=points, kept=(records.BEST,))

@@ -55,6 +55,7 @@ class SearchView(SearchProgress[SearchOutcome]):
             return ""
         done = sum(row.generation >= self._began_at for row in found.rows)
         more = found.config.max_fevals - len(found.rows)
+        more = 0 if self.history.ended else more  # the first generation may have failed
         return f"about {duration(more * self.seconds() / done)} left of the whole search" if done and more > 0 else ""
 
     def leaders(self, found: SearchOutcome) -> Table:

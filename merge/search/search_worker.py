@@ -75,18 +75,22 @@ def _check(evaluator: CandidateEvaluator[Any], work: Work, args: Args) -> Mappin
 
 
 def keeping(
-    table: str, read: Callable[[History], F], entries: Callable[[bytes], int], files: Callable[[F], dict[str, bytes]]
+    table: str,
+    read: Callable[[History], F],
+    count: Callable[[F], int],
+    entries: Callable[[bytes], int],
+    files: Callable[[F], dict[str, bytes]],
 ) -> Callable[[History], None]:
     """Write a search's files for people into the run's folder once the table among them has more entries than the one
     that is there: somebody may know more than this worker does."""
 
     def report(history: History) -> None:
         with contextlib.suppress(faults.Fault, NotYet, KeyError):
-            made, there = files(read(history)), 0
+            found, there = read(history), 0
             with contextlib.suppress(faults.Fault, ValueError, KeyError):
                 there = entries(history.store.disk.read(table, 1 << 28))
-            if entries(made[table]) > there:
-                for name, data in made.items():
+            if count(found) > there:
+                for name, data in files(found).items():
                     history.store.replace(name, data)
 
     return report

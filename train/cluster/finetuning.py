@@ -3,7 +3,7 @@
 import hashlib
 import shutil
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -53,11 +53,10 @@ def finetune(model: str, rows: str, out: Path, o: FinetuneOptions, ranks: Ranks)
         stack.callback(keeper.close)
         training = Training(o, c, config, learner, keeper)
         begin = training.prepare(steps, held)
-        lines = log_of(o.metrics if ranks.first else "dummy", state, "finetune", begin)
-        stack.callback(lines.close)
-        ranks.listen()
-        step = training.run(begin, lines)
-        ranks.deaf()
+        with closing(log_of(o.metrics if ranks.first else "dummy", state, "finetune", begin)) as lines:
+            ranks.listen()
+            step = training.run(begin, lines)
+            ranks.deaf()
         if step < len(steps):
             say(ranks, f"stopped after step {step} of {len(steps)}; the same command goes on from there")
             return 130
@@ -144,7 +143,9 @@ def planned(
     size = Size(donor.positions, donor.words, ranks.count, ranks.device.type, packed)
     c = settings(o, model, rows, data.objective, data.learned, size)
     steps = objectives.steps_of(c, plain, in_epochs(data.learned, c.sft_epochs, (c.seed,)))
-    held = [*chain(*objectives.steps_of(c, plain, [*chain(*data.held)]))]
+    held_out = [*chain(*data.held)]  # one of them may be longer than all that is learned
+    wide = c.model_copy(update={"seq_length": max(c.seq_length, *(len(each.tokens) for each in held_out))})
+    held = [*chain(*objectives.steps_of(wide, plain, held_out))]
     warmup = o.warmup_steps if o.warmup_steps is not None else round(len(steps) / 10)
     c = c.model_copy(update={"warmup_steps": warmup})
     tokens = sum(len(example.tokens) for example in chain(*data.learned)) * c.sft_epochs
@@ -163,4 +164,6 @@ def _cleared(state: Path, out: Path) -> None:
     """What was needed to go on, once there is nothing to go on with. The losses stay beside the model."""
     if (table := state / "metrics.csv").is_file():
         shutil.copyfile(table, out / table.name)
+    if (board := state / "tensorboard").is_dir():
+        shutil.copytree(board, out / board.name)
     shutil.rmtree(state, ignore_errors=True)

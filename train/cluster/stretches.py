@@ -186,7 +186,7 @@ class StretchMaker:
                     if at == _NONE or wanted <= at:
                         making = s.made(self._tokenizer, wanted, drafts)
                     at = next(making, _NONE)
-                    if at <= self._at - _BEHIND:  # made on the way to the one that is wanted
+                    if at <= self._at - _BEHIND and at != wanted:  # made on the way to the one that is wanted
                         s.remove(at)
                     self._tell()
         except NotOnThisMachine as error:

@@ -170,7 +170,7 @@ def tokens_of(
     be learned of the documents before `begin` is known already."""
     source = config.datasets[number]
     if text.kind_of(source).random:
-        yield from _random(config, number, vocabulary, wanted)
+        yield from _random(config, number, vocabulary, wanted, begin)
         return
     if text.kind_of(source).of_python:
         check_stdlib(config)
@@ -199,12 +199,15 @@ def tokens_of(
 
 
 def _random(
-    config: TrainConfig, number: int, vocabulary: int, wanted: Mapping[str, int]
+    config: TrainConfig, number: int, vocabulary: int, wanted: Mapping[str, int], begin: int
 ) -> Iterator[tuple[int, str, Any]]:
+    """Each block is a document."""
     for stream, (part, count) in enumerate(wanted.items()):
         dice = np.random.default_rng([config.seed, number, stream])
-        for done in range(0, count, _BLOCK):
-            yield 0, part, dice.integers(0, vocabulary, min(_BLOCK, count - done))
+        for at, done in enumerate(range(0, count, _BLOCK)):
+            found = dice.integers(0, vocabulary, min(_BLOCK, count - done))
+            if at >= begin or part == "held":
+                yield at, part, found
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase, documents: list[str]) -> list[list[int]]:
