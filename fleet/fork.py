@@ -41,7 +41,8 @@ From an earlier round (KEEP_EVERY keeps some), with half the rate and another me
 
 Twice as many slots, and text of one's own beside the old one:
 
-    python -m fleet.fork runs/edt --set POPULATION_SIZE=8 --set 'DATASETS=["stdlib", "my.txt"]' --name wider"""
+    python -m fleet.fork runs/edt --set MAX_GENERATIONS=240 --set POPULATION_SIZE=8 \\
+        --set 'DATASETS=["stdlib", "my.txt"]' --name wider"""
 
 
 class ForkOrder(BaseModel):
@@ -86,6 +87,8 @@ def command(
     """Make a new run that goes on from a round of another one, with more rounds, slots or text, other rates, or another
     method. The old run stays as it is, and may go on."""
     settings = dict(map(_setting, set))
+    if "base_dir" in settings:
+        raise UserError("--set BASE_DIR: a fork lies beside the run that it goes on from")
     _, about = open_run(run.absolute(), Host(), "fork")
     algorithm = str(settings.get("algorithm", about["config"].get("algorithm")))
     script = Path(__file__).resolve().parent.parent / f"{algorithm.replace('-', '_')}.py"

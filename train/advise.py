@@ -242,7 +242,7 @@ def disk_speed(folder: Path) -> float:
 def advise(
     config: Path = Path("evolution.json"),
     *,
-    workers: Annotated[int, Parameter(help="How many; NUM_MACHINES, or machines.json's, by default.")] = 0,
+    workers: Annotated[int, Parameter(help="How many; those of --machines, or NUM_MACHINES, by default.")] = 0,
     machines_file: Annotated[Path | None, Parameter(name="--machines", help="The machines of the run.")] = None,
     step: Annotated[float, Parameter(help="Seconds of a step there; measured here by default.")] = 0.0,
     disk: Annotated[float, Parameter(help="MB/s of the shared disk; measured at BASE_DIR by default.")] = 0.0,
@@ -261,7 +261,10 @@ def advise(
     models = (whole(each, where) if isinstance(each, str) else each for each in c.initial_population)
     c = c.model_copy(update={"initial_population": tuple(models), "tokenizer": whole(c.tokenizer, where)})
     if machines_file and not workers:
-        workers = sum(len(each.devices) or each.workers for each in machines.load(machines_file))
+        workers = sum(
+            len(each.devices) // (each.devices_per_worker or c.devices_per_worker) or each.workers
+            for each in machines.load(machines_file)
+        )
     sizes = sizes_of(c)
     if not step and sizes.parameters > MOST_MEASURED and best_device().type == "cpu":
         raise UserError(f"{sizes.parameters:,} parameters are too many to try here: say what a step takes, --step 0.9")
