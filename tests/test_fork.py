@@ -86,6 +86,23 @@ def test_registers_and_files_are_shared_where_they_never_change(tmp_path):
         assert (tmp_path / "run" / path).stat().st_ino == (tmp_path / "of-new/run" / path).stat().st_ino
 
 
+def test_what_is_made_anew_is_not_told_of_by_an_old_summary(tmp_path):
+    """Loggers sum up finished rounds. A longer run needs more tokens than those that round 0 was summed up with."""
+    finished(tmp_path, max_generations=1).sum_up(0)
+    forking(tmp_path, max_generations=4)
+    again = opened(tmp_path / "of-new" / "run")
+    assert len(again.round(0)) == 3
+    for id in ("0/tokenizer", "0/tokens-0", "0/init-0"):
+        assert (tmp_path / "of-new/run/files" / again.outcome(id).attempt).is_dir()
+
+
+def test_diloco_goes_on_as_evolution_that_chooses(tmp_path):
+    """The round that it goes on from has replicas, whom no loss tells apart."""
+    finished(tmp_path, algorithm="diloco", max_generations=2)
+    history = forking(tmp_path, algorithm="edt", selection="rank", group_size=2, max_generations=4)
+    assert all("loss" in history[f"4/m{k}"].metrics for k in range(4))
+
+
 @pytest.mark.parametrize("old, new", [("edt", "diloco"), ("diloco", "edt")])
 @pytest.mark.parametrize("momentum", [pytest.param(0.0, marks=pytest.mark.slow), 0.8])
 def test_another_method_goes_on_where_the_first_would_have(tmp_path, old, new, momentum):

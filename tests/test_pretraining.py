@@ -76,6 +76,16 @@ def test_a_recipe_that_is_interrupted_goes_on_where_it_was(tmp_path, keys, stop)
     assert digest(one.history) == wanted
 
 
+def test_random_tokens_go_on_where_they_were(monkeypatch):
+    from train.member import prepare
+
+    monkeypatch.setattr(prepare, "_BLOCK", 10)
+    wanted = {"train": 35, "held": 15}
+    made = [(at, part, found.tolist()) for at, part, found in prepare._random(config(), 0, 300, wanted, 0)]
+    rest = [(at, part, found.tolist()) for at, part, found in prepare._random(config(), 0, 300, wanted, 2)]
+    assert rest == [each for each in made if each[0] >= 2 or each[1] == "held"] and len(made) == 6
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer, several", [("muon", (2, 4)), ("adamw", ())])
 def test_one_two_and_four_workers_and_kills(pretraining, optimizer, several):
