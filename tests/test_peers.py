@@ -149,7 +149,7 @@ def test_peers_do_not_drift_apart(start, every):
 
 
 def test_a_killed_peer_is_missed_for_a_while_and_comes_back(start, tmp_path):
-    keys = {"total_steps": 240, "ckpt.interval": 4, "ckpt.topk": 2}
+    keys = {"total_steps": 400, "ckpt.interval": 4, "ckpt.topk": 2}
     peers = [start(n, 3, **keys) for n in range(3)]
     until(lambda: (2, 3) in peers[0].met(), "three have met twice", 120)
     os.killpg(peers[2].process.pid, signal.SIGKILL)
