@@ -14,7 +14,7 @@ import pytest
 
 from tests.helpers import ROOT, Started, Toys, until
 from tests.lab.nfs import VERSIONS, NfsLab, why_not
-from tests.lab.uml import Machine
+from tests.lab.uml import Machine, cannot_run
 
 pytestmark = [pytest.mark.nfs, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
@@ -42,6 +42,12 @@ with NfsLab(Path(sys.argv[1]), ("m1",)) as lab:
 """
 CLOCK = "import sys, time\nfor line in sys.stdin: print(time.time(), flush=True)"
 Make = Callable[..., "Shared"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def kernels() -> None:
+    if why := cannot_run():
+        pytest.skip(why)
 
 
 class Shared:
