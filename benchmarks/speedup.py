@@ -184,6 +184,7 @@ def draw(found: Found, sequences: int, file: Path) -> None:
         axes.plot(*([each] for each in at), "s", color="black")
         axes.annotate(f"DiLoCo, {slots} machines", at, textcoords="offset points", xytext=(6, 0))
     axes.set_xscale("log", base=2)
+    axes.set_xticks([slots * sequences for slots in SLOTS], [f"{slots * sequences:,}" for slots in SLOTS])
     axes.set_xlabel("sequences one after the other, on one machine")
     axes.set_ylabel("loss on held-out text, nats a token")
     axes.legend()
