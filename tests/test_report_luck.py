@@ -1,5 +1,6 @@
 """The report of a run where files, clocks and clients are not as they should be."""
 
+import contextlib
 import json
 import os
 import re
@@ -104,8 +105,12 @@ def test_those_who_leave_early_are_nobodys_trouble(finished, tmp_path):
                 if last:
                     assert client.recv(100).startswith(b"HTTP/1.0 200")
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        server.send_signal(signal.SIGINT)
-        assert server.wait(30) == 0 and "Traceback" not in said.read_text()
+        for _ in range(3):  # Ctrl-C that comes while Python clears something away is lost, and people press it again
+            server.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                server.wait(10)
+                break
+        assert server.poll() == 0 and "Traceback" not in said.read_text()
     finally:
         server.kill()
         server.wait()
