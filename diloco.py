@@ -1,17 +1,18 @@
 """DiLoCo: replicas train on their own data for many steps, then one outer step brings their changes together.
 
-python diloco.py --config evolution.json --workers 2
+    for every round:
+        each replica:  start at the global model; take INNER_STEPS on its own batches; publish the change
+        each shard:    average the replicas' changes in its range of the model; take a step of Nesterov momentum
+        the global model, which is all shards together, is evaluated
 
-for every round:
-    each replica:  start at the global model; take INNER_STEPS on its own batches; publish the change
-    each shard:    average the replicas' changes in its range of the model; take a step of Nesterov momentum
-    the global model, which is all shards together, is evaluated
+With OVERLAP, two halves of the replicas take turns: while one trains, the other's changes come together, and nobody
+waits for a disk that takes no longer than training. docs/pre-training.md explains it.
 """
 
 from dataclasses import dataclass
 
 from fleet.recipe import Past, Recipe
-from train.config import TrainConfig
+from train.training_config import TrainConfig
 from train.training_recipes import (
     EvaluationArgs,
     ShardArgs,
@@ -20,11 +21,12 @@ from train.training_recipes import (
     last_of,
     round_zero,
     shards_in,
-    tools,
+    training_inputs,
     unique,
 )
 
 ALGORITHM = "diloco"
+SHARD, HALF = "shard", "half"  # tasks: a range of the model after all of a round have come together, or half of them
 
 
 @dataclass(frozen=True)
@@ -36,33 +38,40 @@ class DiLoCo:
             return []
         if round == 0:
             return [*round_zero(self.c, one_start=True), *map(self.first_shard, range(self.c.shard_count))]
-        count = shards_in(history.plan(0))
-        replicas = [self.replica(k, round, count) for k in range(self.c.population_size)]
-        changes = tuple(f"{round}/{replica.slot}" for replica in replicas)
-        shards = [self.shard(s, round, changes) for s in range(count)]
-        return [*replicas, *shards, self.evaluation(round, count)]
+        shards, plan = range(shards_in(history.plan(0))), list[Recipe]()
+        for slots, begin, old, new in self.turns(round, history):
+            replicas = [self.replica(k, round, tuple(f"{begin}-{s}" for s in shards)) for k in slots]
+            changes = tuple(f"{round}/{replica.slot}" for replica in replicas)
+            plan += [*replicas, *(self.shard(new, s, changes, f"{old}-{s}") for s in shards)]
+        return [*plan, self.evaluation(round, len(shards))]
 
-    def replica(self, k: int, round: int, shards: int) -> Recipe:
+    def turns(self, round: int, history: Past) -> list[tuple[range, str, str, str]]:
+        """Who trains from which model, and which one their changes make another of."""
+        slots, last = range(self.c.population_size), f"{round - 1}/{SHARD}"
+        if not self.c.overlap:
+            return [(slots, last, last, SHARD)]
+        halved = any(recipe.task == HALF for recipe in history.plan(round - 1))
+        first = f"{round - 1}/{HALF}" if halved else last  # what the other half has learned meanwhile is not in it
+        return [(slots[::2], first, last, HALF), (slots[1::2], last, f"{round}/{HALF}", SHARD)]
+
+    def replica(self, k: int, round: int, shards: tuple[str, ...]) -> Recipe:
         before = last_of(f"replica-{k}", round)
         turn = Turn(round=round, slot=k, steps=self.c.steps_in(round), before=before)
         return Recipe(
-            f"replica-{k}", "replica", self.shards(round - 1, shards), unique(before, *tools(self.c)),
+            f"replica-{k}", "replica", shards, unique(before, *training_inputs(self.c)),
             args=turn.plain(), optional=self.c.quorum < 1,
         )  # fmt: skip
 
-    def shard(self, s: int, round: int, changes: tuple[str, ...]) -> Recipe:
-        old = f"{round - 1}/shard-{s}"
-        return Recipe(f"shard-{s}", "shard", (*changes, old), args=ShardArgs(shard=s, old=old).plain())
+    def shard(self, task: str, s: int, changes: tuple[str, ...], old: str) -> Recipe:
+        return Recipe(f"{task}-{s}", task, (*changes, old), args=ShardArgs(shard=s, old=old).plain())
 
     def first_shard(self, s: int) -> Recipe:
         return Recipe(f"shard-{s}", "cut", (first_weights(self.c),), args=ShardArgs(shard=s).plain())
 
     def evaluation(self, round: int, shards: int) -> Recipe:
-        needs, args = tuple(tools(self.c)), EvaluationArgs(on="held-out").plain()
-        return Recipe("global", "global", self.shards(round, shards), needs, "summary", args, optional=True)
-
-    def shards(self, round: int, count: int) -> tuple[str, ...]:
-        return tuple(f"{round}/shard-{s}" for s in range(count))
+        needs, args = tuple(training_inputs(self.c)), EvaluationArgs(on="test").plain()
+        whole = tuple(f"{round}/{SHARD}-{s}" for s in range(shards))
+        return Recipe("global", "global", whole, needs, "summary", args, optional=True)
 
 
 if __name__ == "__main__":

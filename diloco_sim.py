@@ -1,4 +1,4 @@
-"""DiLoCo on one machine: several local workers, the very code that runs on many. `python diloco_sim.py --help`"""
+"""DiLoCo on one machine: the same command as diloco.py, under the name that people look for."""
 
 from diloco import ALGORITHM, DiLoCo, __doc__
 from train.training_commands import run

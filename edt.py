@@ -1,27 +1,38 @@
 """EDT, Evolutionary Distributed Training: a population of models that train, take an outer step each, and breed.
 
-    python edt.py --config evolution.json --workers 2
-
     for every generation:
-        each child:  start at the mean of its parents' outer steps, with the mean of their momenta;
+        each child:  start at the mean of its parents' weights, with the mean of their optimizers' moments;
                      inherit the fittest parent's genome, mutated;
                      take INNER_STEPS on its slot's own batches;
-                     take an outer step of its own; be evaluated; publish both
-        now and then the averaged model of the generation is evaluated
+                     take an outer step of its own (with OUTER_LR 1 and no momentum: stay where
+                     training has led); be evaluated; publish weights and moments
+        now and then the averaged model of the generation is evaluated, on text that selects nobody
 
 Where everybody is a parent equally often (hypercube, matching), the population's mean weights and mean momentum go
 the way of DiLoCo, though nobody ever waits for all others.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from fleet.recipe import AHEAD, Member, Past, Recipe, Unplannable, kept_as
-from train.config import TrainConfig
 from train.parent_selection import FAMILIES, chosen
-from train.training_recipes import ChildArgs, EvaluationArgs, first_weights, last_of, round_zero, tools, unique
+from train.training_config import TrainConfig
+from train.training_recipes import (
+    FIRST,
+    ChildArgs,
+    EvaluationArgs,
+    ShardArgs,
+    first_weights,
+    last_of,
+    round_zero,
+    training_inputs,
+    unique,
+)
 
 ALGORITHM = "edt"
 
@@ -35,17 +46,17 @@ class EDT:
             return []
         if generation == 0:
             return round_zero(self.c)
-        self.check_descent(generation - AHEAD - 1, history)
+        self.check_survivors(generation - AHEAD - 1, history)
         slots = range(self.c.population_size)
         if generation == 1:
             children = [self.child(k, 1, (first_weights(self.c, k),)) for k in slots]
         elif self.c.selects_by_fitness:
             children = self.chosen(generation, history)
         else:
-            children = self.in_families(generation)
-        return [*children, *self.evaluation(generation)]
+            children = self.in_families(generation, history)
+        return [*children, *self.means(generation), *self.evaluation(generation)]
 
-    def check_descent(self, generation: int, history: Past) -> None:
+    def check_survivors(self, generation: int, history: Past) -> None:
         """Where slots may be absent, all of them might: of a generation that is finished, somebody has to be there."""
         if generation < 1 or self.c.quorum == 1:
             return
@@ -61,11 +72,33 @@ class EDT:
         c = self.c
         return FAMILIES[c.selects](generation, c.population_size, c.parents_of_a_child, self.dice(generation))
 
-    def in_families(self, generation: int) -> list[Recipe]:
+    def in_families(self, generation: int, history: Past) -> list[Recipe]:
         """Whoever has the same parents has the same list of them: however large a group is, it is there once."""
-        families, needs = self.families(generation), tuple(tools(self.c))  # each has itself for a parent
-        groups = {group[0]: tuple(f"{generation - 1}/m{p}" for p in group) for group in families.values()}
-        return [self.child(k, generation, groups[families[k][0]], needs) for k in range(self.c.population_size)]
+        groups, made = self.groups(generation), defaultdict[tuple[str, ...], list[str]](list)
+        for recipe in history.plan(generation - 1):
+            if recipe.task == "mean-part":
+                made[recipe.parents].append(f"{generation - 1}/{recipe.slot}")
+        needs = {group: (*made[group], *training_inputs(self.c)) for group in groups.values()}  # each is its own parent
+        return [self.child(k, generation, group, needs[group], parts=len(made[group])) for k, group in groups.items()]
+
+    def groups(self, generation: int) -> dict[int, tuple[str, ...]]:
+        """Each slot's parents, in the order of the slots."""
+        families = self.families(generation)
+        ids = {group[0]: tuple(f"{generation - 1}/m{p}" for p in group) for group in families.values()}
+        return {k: ids[families[k][0]] for k in range(self.c.population_size)}
+
+    def means(self, generation: int) -> list[Recipe]:
+        """Where the next generation begins: a group's mean is made once, each member's share of it by whoever comes
+        first, and read by all of the group. Two have no use for that."""
+        count = self.c.mean_parts
+        if count < 2 or generation == self.c.max_generations:
+            return []
+        groups = dict.fromkeys(self.groups(generation + 1).values())
+        return [
+            Recipe(f"mean-{n * count + part}", "mean-part", group, (FIRST,), "tool", ShardArgs(shard=part).plain())
+            for n, group in enumerate(groups)
+            for part in range(count)
+        ]
 
     # -- the fitter are parents more often --------------------------------------------------------------------------
 
@@ -91,19 +124,20 @@ class EDT:
 
     # -- recipes ----------------------------------------------------------------------------------------------------
 
-    def child(self, k: int, generation: int, parents: tuple[str, ...], needs: tuple[str, ...] = ()) -> Recipe:
-        before = last_of(f"m{k}", generation)
-        steps = self.c.steps_in(generation)
-        args = ChildArgs(round=generation, slot=k, steps=steps, before=before, on="held-out").plain()
-        needs = needs or unique(before, *tools(self.c), but=parents)
+    def child(
+        self, k: int, generation: int, parents: tuple[str, ...], needs: tuple[str, ...] = (), **args: Any
+    ) -> Recipe:
+        before, steps = last_of(f"m{k}", generation), self.c.steps_in(generation)
+        args = ChildArgs(round=generation, slot=k, steps=steps, before=before, on="validation", **args).plain()
+        needs = needs or unique(before, *training_inputs(self.c), but=parents)
         return Recipe(f"m{k}", "child", parents, needs, args=args, optional=self.c.quorum < 1)
 
     def evaluation(self, generation: int) -> list[Recipe]:
         if generation % self.c.average_every and generation != self.c.max_generations:
             return []
         members = tuple(f"{generation}/m{k}" for k in range(self.c.population_size))
-        args = EvaluationArgs(on="held-out").plain()
-        return [Recipe("average", "mean", members, tuple(tools(self.c)), "summary", args, optional=True)]
+        args = EvaluationArgs(on="test").plain()
+        return [Recipe("average", "mean", members, tuple(training_inputs(self.c)), "summary", args, optional=True)]
 
     def dice(self, *key: int) -> np.random.Generator:
         return np.random.default_rng([self.c.seed, *key])

@@ -1,14 +1,14 @@
 """EDT-EvoMerge: a population of fine-tuned language models that compete, merge, and learn.
 
-python edt.py --config configs/posttrain.json
+    the founders: the given models, evaluated; copies of them, fine-tuned, where the population has room for more
+    for every generation:
+        everybody answers the same questions, drawn anew for this generation
+        the best go on unchanged; the best so far is never lost
+        each other place: parents are chosen, merged layer by layer, and the child learns from data that its
+                          genome chooses, which mixes its parents' genomes and is sometimes mutated
+    at the end the winner, and every model that it all began with, answer held-out questions
 
-the founders: the given models, evaluated; copies of them, fine-tuned, where the population has room for more
-for every generation:
-    everybody answers the same questions, drawn anew for this generation
-    the best go on unchanged; the best so far is never lost
-    each other place: parents are chosen, merged layer by layer, and the child learns from data that its genome
-                      chooses, which mixes its parents' genomes and is sometimes mutated
-at the end the winner, and every model that it all began with, answer held-out questions
+docs/post-training.md explains it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fleet.recipe import Past, Recipe, kept_as
-from train.member import dna
+from train.member import posttraining_genome
 from train.parent_selection import RULES, Rival, by_fitness, chosen, matched
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.posttrain.posttrain_fitness import rival_of
@@ -45,7 +45,7 @@ class EvoMerge:
     def ground(self) -> list[Recipe]:
         """The given models in one form, and the data as tokens."""
         inits = [InitArgs(entry=n, name=short(name)).plain() for n, name in enumerate(self.c.models)]
-        data = [SourceArgs(source=n, name=name).plain() for n, name in enumerate(dna.names(self.c))]
+        data = [SourceArgs(source=n, name=name).plain() for n, name in enumerate(posttraining_genome.names(self.c))]
         return [
             *(Recipe(f"init-{n}", "init", (), (FIRST,) if n else (), "given", args) for n, args in enumerate(inits)),
             *(Recipe(f"data-{n}", "data", (), (FIRST,), "tool", args) for n, args in enumerate(data)),
@@ -68,7 +68,9 @@ class EvoMerge:
             if k < given or self.c.mutation == "none":
                 members.append(Recipe(f"m{k}", parents=(f"0/init-{n}",)))
             else:
-                members.append(self.child(1, k, (f"0/init-{n}",), dna.founding(self.c, self.dice(1, k))))
+                members.append(
+                    self.child(1, k, (f"0/init-{n}",), posttraining_genome.founding(self.c, self.dice(1, k)))
+                )
         return members
 
     def bred(self, generation: int, history: Past) -> list[Recipe]:
@@ -99,11 +101,13 @@ class EvoMerge:
         picked = chosen(self.c.selection, len(order), 2, self.c.tournament_size, self.dice(generation, k))
         return [order[n].id for n in picked]
 
-    def bred_of(self, generation: int, k: int, parents: Sequence[str], genomes: Mapping[str, dna.Genome]) -> Recipe:
-        genome = dna.child(self.c, [genomes[id] for id in parents], self.dice(generation, k, 2))
+    def bred_of(
+        self, generation: int, k: int, parents: Sequence[str], genomes: Mapping[str, posttraining_genome.Genome]
+    ) -> Recipe:
+        genome = posttraining_genome.child(self.c, [genomes[id] for id in parents], self.dice(generation, k, 2))
         return self.child(generation, k, unique(*parents), genome)
 
-    def child(self, generation: int, k: int, parents: tuple[str, ...], genome: dna.Genome) -> Recipe:
+    def child(self, generation: int, k: int, parents: tuple[str, ...], genome: posttraining_genome.Genome) -> Recipe:
         technique = str(self.c.crossover["method"]) if len(parents) > 1 else "copy"
         base = f"0/init-{self.c.models.index(self.c.base_model)}" if self.c.base_model else ""
         how = self.c.mutation if self.c.mutation != "none" else ""
@@ -146,9 +150,9 @@ class EvoMerge:
                 found.append(rival_of(self.c, f"{generation}/{recipe.slot}", history[f"{generation}/{slot}"].metrics))
         return found
 
-    def genomes(self, generation: int, history: Past) -> dict[str, dna.Genome]:
+    def genomes(self, generation: int, history: Past) -> dict[str, posttraining_genome.Genome]:
         """Of a generation; a given model has none of its own yet."""
-        plain = dna.plain(self.c)
+        plain = posttraining_genome.plain(self.c)
         return {f"{generation}/{recipe.slot}": recipe.genome or plain for recipe in history.plan(generation)}
 
     def dice(self, *key: int) -> np.random.Generator:

@@ -1,4 +1,4 @@
-"""EDT on one machine: several local workers, the very code that runs on many. `python edt_sim.py --help`"""
+"""EDT on one machine: the same command as edt.py, under the name that people look for."""
 
 from edt import ALGORITHM, EDT, __doc__
 from edt_evomerge import METHOD

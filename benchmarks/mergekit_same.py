@@ -24,10 +24,9 @@ from safetensors.torch import load_file
 
 from benchmarks.figures import NONE, goal, table
 from benchmarks.models import MODELS, llamas
-from merge.evolve.records import text_of
 from merge.evolve.search_config import MergeGenome
 from merge.evolve.search_space import Space
-from merge.merge_recipe import parse
+from merge.merge_recipe import parse, text_of
 from merge.merging import merge
 
 app = App(name="python -m benchmarks.mergekit_same", help=__doc__, version_flags=[])

@@ -70,10 +70,9 @@ def ours(algorithm: str, text: Path, rounds: int) -> tuple[float, Path]:
 
 
 def trained_tokens(run: Path) -> int:
-    from train.config import TrainConfig
+    from train.export import Exporter
 
-    bound = json.loads((run / "run.json").read_text())["config"]
-    return TrainConfig(**bound).sequences * LENGTH
+    return Exporter(run).config.sequences * LENGTH
 
 
 # -- the thirty lines --------------------------------------------------------------------------------------------------

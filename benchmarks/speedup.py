@@ -1,8 +1,9 @@
 """What more machines are worth: how much longer one process, tuned as well, has to train for the same loss.
 
-    python -m benchmarks.speedup [--quick] [--size 124k] [--seeds 3] [--picture FILE]
+    python -m benchmarks.speedup [--quick] [--size 124k] [--seeds 3] [--batch B] [--picture FILE]
 
-A machine's work is counted in sequences that come one after the other on it. One process trains on 1, 2, 4, ... times
+A machine's work is counted in sequences that come one after the other on it, everybody with the batch that serves it
+best; or, with --batch, in steps, and everybody's are of so many sequences. One process trains on 1, 2, 4, ... times
 as many, each time with a schedule of its own; between these, its loss is a straight line over the logarithm. The second
 table adds the time of one disk that all share, for a model as large as 150m, from the bytes that were counted.
 """
@@ -28,6 +29,7 @@ GOALS = {4: 3.7, 8: 6.0, 16: 9.0}
 ALONE = ("one process, Muon", "one process, AdamW")
 APART: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "DiLoCo": ("DiLoCo", {}),
+    "DiLoCo, rounds of 4": ("DiLoCo", {"inner_steps": 4}),
     "EDT, genomes": ("EDT, genomes", {}),
     "DiLoCo, AdamW": ("DiLoCo, AdamW", {}),
 }
@@ -39,10 +41,10 @@ Found = Mapping[str, Mapping[int, list[Result]]]  # row -> slots -> seeds
 Cost = Callable[[Result], float]
 
 
-def trials(seeds: range, sequences: int, size: str) -> list[tuple[str, Trial]]:
+def trials(seeds: range, sequences: int, size: str, batch: int = 0) -> list[tuple[str, Trial]]:
     rows = {**{name: (name, {}) for name in ALONE}, **APART}
     return [  # one seed after the other: whoever cannot wait has the first ones whole
-        (row, trial(name, seed, sequences, slots, size, **keys))
+        (row, trial(name, seed, sequences, slots, size, batch, **keys))
         for seed in seeds
         for row, (name, keys) in rows.items()
         for slots in SLOTS
@@ -83,6 +85,7 @@ def main(
     size: str = "124k",
     seeds: int = 0,
     sequences: int = 0,
+    batch: int = 0,
     picture: Path | None = None,
     step_seconds: float = 1.0,
     jobs: int = 2,
@@ -92,18 +95,22 @@ def main(
     ----------
     sequences
         Of each machine, one after the other.
+    batch
+        Of every method's steps, with the best rate that was tried with it; else each method has its own.
     step_seconds
         How long the device of the second table needs for one step.
     """
     chosen = range(1, 1 + (seeds or (1 if quick else 3)))
     sequences = sequences or (QUICK if quick else SEQUENCES[size])
-    wanted = trials(chosen, sequences, size)
+    wanted = trials(chosen, sequences, size, batch)
     found: dict[str, dict[int, list[Result]]] = defaultdict(lambda: defaultdict(list))
     results = track(run([each for _, each in wanted], jobs), "runs", len(wanted))
     for (row, each), result in zip(wanted, results, strict=True):
         found[row][each.slots].append(result)
     console = Console(width=150)
-    console.print(worth_table(found, sequences, f"{len(chosen)} seeds; {size} parameters"))
+    console.print(
+        worth_table(found, sequences, f"{len(chosen)} seeds; {size} parameters{f'; steps of {batch}' if batch else ''}")
+    )
     console.print(seconds_table(found))
     console.print(disk_table(found, step_seconds))
     if picture:
@@ -134,7 +141,7 @@ def _worth(found: Found, row: str, slots: int, cell: str) -> str:
         return cell
     value = worth(found, row, slots)
     words = f"{cell} ({value:.2f})"
-    return goal(value >= GOALS[slots], words) if slots in GOALS and row == "DiLoCo" else words
+    return goal(value >= GOALS[slots], words) if slots in GOALS and row.startswith("DiLoCo, rounds") else words
 
 
 def seconds_table(found: Found) -> Table:

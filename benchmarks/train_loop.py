@@ -22,8 +22,8 @@ from fleet.processes import options
 from fleet.run import create_run, open_run
 from fleet.work import Work
 from fleet.worker import Worker
-from train.config import TrainConfig
 from train.model import built
+from train.training_config import TrainConfig
 
 THREADS = 2
 SHAPES = {"tiny, 8 x 64": ("tiny", 8, 64, 100), "14m, 8 x 256": ("14m", 8, 256, 40)}
@@ -42,7 +42,7 @@ def config_of(model: str, batch: int, length: int, steps: int, rounds: int, opti
 def worker_rates(config: TrainConfig) -> list[float]:
     """Of each round: all that the maker does, evaluation and files included."""
     from edt import EDT
-    from train.member.pretrained import maker
+    from train.member.pretraining_tasks import maker
 
     make, took = maker(config), list[float]()
 

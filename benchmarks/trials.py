@@ -29,7 +29,7 @@ from fleet.processes import options, thread_counts
 from fleet.run import create_run, open_run
 from fleet.worker import Worker
 from train.compare import ONE_MODEL
-from train.config import TrainConfig
+from train.training_config import TrainConfig
 
 SHAPES = {
     "124k": {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 2},
@@ -37,11 +37,11 @@ SHAPES = {
 }
 COMMON = {
     "vocab_size": 264, "seq_length": 64, "eval_sequences": 32, "eval_batch_size": 32, "max_epochs": 4.0,
-    "average_every": 10**5, "shards": 1,
+    "average_every": 10**5, "shards": 1, "held_out": 0.2,
 }  # fmt: skip
 # Where torch.compile finds what it needs, a trial takes a quarter less time.
 COMPILED = bool(shutil.which("g++")) and Path(sysconfig.get_path("include"), "Python.h").is_file()
-LOOKED_AT, OF_EACH = 512, 20  # held-out sequences of the last evaluation, and of one document
+LOOKED_AT, OF_EACH = 512, 40  # held-out sequences of the last evaluation, and of one document
 MEASURED = Path(__file__).with_name("measured.jsonl")
 WARMUP = 160  # sequences of a slot
 BATCH = {"apart": 4, "synchronous": 4, "alone": 16}  # until tuned
@@ -106,7 +106,7 @@ class Method:
 
 _ADAMW, _MUON = {"inner_optimizer": "adamw", "lr": 5.6e-3}, {"inner_optimizer": "muon", "lr": 1.4e-2}  # until tuned
 _EDT_CUBE = {"algorithm": "edt", "selection": "hypercube", "group_size": 4, **_MUON}
-_GENOMES = {"lr_spread": 8.0, "mutation_probability": 0.3, "mutation_strength": 0.3}
+_GENOMES = {"lr_spread": 8.0}  # rates that are mutated are worse: docs/pre-training.md
 _CUBE, _PAIRS = "EDT, hypercube of 4", "EDT, pairs"
 METHODS: Mapping[str, Method] = {
     "one process, AdamW": Method("alone", _ADAMW),
@@ -163,16 +163,31 @@ HOW = {"apart": _apart, "alone": _alone, "synchronous": _synchronous}
 TUNED = Path(__file__).with_name("tuned.json")
 
 
-def tuned(name: str, slots: int, size: str) -> Mapping[str, Any]:
-    """What was chosen for so many slots, or for the number next to it."""
+def _tuned_rows(name: str, slots: int, size: str) -> Mapping[str, Any]:
+    """For so many slots, or for the number next to it."""
     rows = json.loads(TUNED.read_text()).get(size, {}).get(name, {}) if TUNED.exists() else {}
     nearest = min(rows, key=lambda each: abs(math.log(int(each) / slots)), default=None)
-    return rows[nearest]["chosen"] if nearest else {}
+    return rows[nearest] if nearest else {}
 
 
-def trial(name: str, seed: int, sequences: int, slots: int = 8, size: str = "124k", **keys: Any) -> Trial:
+def tuned(name: str, slots: int, size: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = _tuned_rows(name, slots, size).get("chosen", {})
+    return found
+
+
+def at_batch(name: str, slots: int, size: str, batch: int) -> Mapping[str, Any]:
+    """The best that was tried with this batch; where none was, with the next larger or smaller one."""
+    tried = _tuned_rows(name, slots, size).get("tried", [])
+    distance = [(abs(math.log(row["batch_size"] / batch)), fmean(row["losses"]), row["lr"]) for row in tried]
+    return {"batch_size": batch, **({"lr": min(distance)[2]} if distance else {})}
+
+
+def trial(
+    name: str, seed: int, sequences: int, slots: int = 8, size: str = "124k", batch: int = 0, **keys: Any
+) -> Trial:
     """With the settings that tune.py found, on other seeds; other keys win over them."""
-    known = tuned(METHODS[name].like or name, slots, size)
+    like = METHODS[name].like or name
+    known = at_batch(like, slots, size, batch) if batch else tuned(like, slots, size)
     return Trial(name, seed, sequences, slots, size, {**known, **keys})
 
 
@@ -240,19 +255,19 @@ def _round_0(config: TrainConfig) -> str:
 
 def _finished(place: Path, config: TrainConfig, ground: Path) -> Path:
     """A run with one worker, in this process."""
-    from train.member.pretrained import maker
+    from train.member.pretraining_tasks import maker
 
     create_run(place, "run", config.bound(), Host())
     if ground.exists():
         shutil.copytree(ground, place / "run", dirs_exist_ok=True)
     store, _ = open_run(place / "run", _Busy(), "w")
     launch = launches.begin(store, config.operational())
-    how = Worker(store, _strategy(config), maker(config), options(config, launch)).run()
+    how = Worker(store, strategy_of(config), maker(config), options(config, launch)).run()
     assert how == "over", how
     return place / "run"
 
 
-def _strategy(config: TrainConfig) -> Any:
+def strategy_of(config: TrainConfig) -> Any:
     from diloco import DiLoCo
     from edt import EDT
 
@@ -285,8 +300,8 @@ def _losses(folder: Path, trial: Trial) -> tuple[float, float | None, float | No
     learner, sources = Learner(exporter.model, config), [_held_out(exporter, config)]
 
     def loss(what: str) -> float:
-        learner.start(exporter.chosen(what)[1])
-        return evaluated(learner, sources, config)["loss"]
+        learner.load_weights(exporter.chosen(what)[1])
+        return evaluated(learner.eval_loss, sources, config)["loss"]
 
     if config.algorithm == "diloco":
         return loss("average"), None, None
@@ -295,16 +310,17 @@ def _losses(folder: Path, trial: Trial) -> tuple[float, float | None, float | No
 
 
 def _held_out(exporter: Any, config: TrainConfig) -> Any:
-    """What no run trains on, and more of it than a run has on its disk; of many documents."""
+    """What no run trains on or selects by, and more of it than a run has on its disk; of many documents."""
     import numpy as np
 
     from train import text
     from train.batches import TokenFile
-    from train.member.prepare import open_tokenizer, part_of
+    from train.member.prepare import open_tokenizer
+    from train.splits import Split, part_of
 
     tokenizer, found = open_tokenizer(exporter.parent("0/tokenizer"), exporter.config), list[int]()
     for document in text.shuffled_stdlib():
-        if part_of(document, config) == "held" and len(found) <= LOOKED_AT * config.seq_length:
+        if part_of(document, Split.halved(config.held_out)) == "test" and len(found) <= LOOKED_AT * config.seq_length:
             tokens = tokenizer(document[: 64 * OF_EACH * config.seq_length], add_special_tokens=False)["input_ids"]
             found += tokens[: OF_EACH * config.seq_length]
     return TokenFile(np.asarray(found), config.seq_length + 1)

@@ -36,10 +36,10 @@ class Toys:
 
     def start(self, names: list[str], **settings: Any) -> None:
         """Start workers that are under these operational settings, and wait until each has read them."""
-        launches.begin(self.store, self.config.model_copy(update=settings).operational())
+        launch = launches.begin(self.store, self.config.model_copy(update=settings).operational())
         with (self.folder / "log").open("ab") as log:
             for name in names:
-                self.processes[name] = process(TOY, name, self.folder, self.config.threads, log)
+                self.processes[name] = process(TOY, name, self.folder, launch, self.config.threads, log)
         self.wait(lambda: all(self.has(name, "started") for name in names), 5 + 3 * len(names))
 
     def has(self, name: str, what: str) -> bool:

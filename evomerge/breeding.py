@@ -20,7 +20,7 @@ _SCALES = (0.1, 3.0)
 
 
 @dataclass(frozen=True)
-class Among:
+class Pool:
     """What formulas are made from."""
 
     settings: MergeSettings
@@ -34,7 +34,7 @@ class Among:
 
 
 @dataclass(frozen=True)
-class Ranked:
+class Scored:
     """A model of a generation."""
 
     id: str
@@ -55,37 +55,37 @@ class Child:
 # -- the first generation ---------------------------------------------------------------------------------------------
 
 
-def first(among: Among, size: int, seed: int) -> list[Formula]:
+def first(pool: Pool, size: int, seed: int) -> list[Formula]:
     """Every combination of the techniques; where there is room for more, again with other weights or paths."""
-    stages = [among.settings.of_stage(stage) for stage in STAGES]
+    stages = [pool.settings.of_stage(stage) for stage in STAGES]
     combinations = [*product(*(stage or [""] for stage in stages))]
     found: list[Formula] = []
     for n in range(size):
         dice, turn = np.random.default_rng([seed, 1, n]), n // len(combinations)
         techniques = combinations[n % len(combinations)]
         for _ in range(20):  # with few layers, two paths may be alike
-            one = combined(among, techniques, dice, even=turn == 0)
+            one = combined(pool, techniques, dice, even=turn == 0)
             if weights_of(one) not in map(weights_of, found):
                 break
         found.append(one)
     return found
 
 
-def combined(among: Among, techniques: Sequence[str], dice: Dice, even: bool = True) -> Formula:
+def combined(pool: Pool, techniques: Sequence[str], dice: Dice, even: bool = True) -> Formula:
     """Two models by linear or slerp, what comes out and the others by ties or dare, then a path through all of it."""
-    (first, second, third), names = techniques, among.names
+    (first, second, third), names = techniques, pool.names
     blend: str | Blend | None = None
     if first:
         pair = names[:2] if first == "slerp" or (second and len(names) > 2) else names
-        blend = _blend(first, pair, among.settings, dice, even)
+        blend = _blend(first, pair, pool.settings, dice, even)
     if second:
         rest = [name for name in names if blend is None or len(names) < 3 or name not in names[:2]]
         parts = [*([blend] if blend is not None else []), *rest]
         weights = [2.0 if isinstance(each, Blend) else 1.0 for each in parts]
-        blend = _blend(second, parts, among.settings, dice, even, weights)
+        blend = _blend(second, parts, pool.settings, dice, even, weights)
     if not third:
         return Formula(blend=blend)
-    path = _through_blend(among, third, dice) if blend is not None else _through_models(among, dice)
+    path = _through_blend(pool, third, dice) if blend is not None else _through_models(pool, dice)
     return Formula(blend=blend, path=tuple(path), scaled=third == "dfs")
 
 
@@ -106,9 +106,9 @@ def _blend(
     return Blend(technique=technique, of=tuple(of), shares=shares, density=density)
 
 
-def _through_blend(among: Among, technique: str, dice: Dice) -> list[Step]:
+def _through_blend(pool: Pool, technique: str, dice: Dice) -> list[Step]:
     """frankenmerge: the last layers are a model's own. dfs: the blend's layers, one of them from a model."""
-    name, layers = among.names[int(dice.integers(len(among.names)))], among.layers
+    name, layers = pool.names[int(dice.integers(len(pool.names)))], pool.layers
     if technique == "frankenmerge":
         cut = layers - int(dice.integers(1, max(2, layers // 3 + 1)))
         return [Step(model=BLEND if n < cut else name, layer=n) for n in range(layers)]
@@ -118,9 +118,9 @@ def _through_blend(among: Among, technique: str, dice: Dice) -> list[Step]:
     return path
 
 
-def _through_models(among: Among, dice: Dice) -> list[Step]:
+def _through_models(pool: Pool, dice: Dice) -> list[Step]:
     """Each layer of some model, a few in a row."""
-    layers, order = among.layers, [among.names[n] for n in dice.permutation(len(among.names))]
+    layers, order = pool.layers, [pool.names[n] for n in dice.permutation(len(pool.names))]
     length = int(dice.integers(1, max(2, layers)))
     offset = int(dice.integers(length))
     return [Step(model=order[(n + offset) // length % len(order)], layer=n) for n in range(layers)]
@@ -134,11 +134,11 @@ def weights_of(formula: Formula) -> Formula:
 # -- children ---------------------------------------------------------------------------------------------------------
 
 
-def mutated(formula: Formula, among: Among, e: EvolutionSettings, dice: Dice) -> Formula:
+def mutated(formula: Formula, pool: Pool, e: EvolutionSettings, dice: Dice) -> Formula:
     """Other coefficients, another path; always something."""
     for _ in range(100):
         blend = _mutated_blend(formula.blend, e, dice) if formula.blend is not None else None
-        path = _mutated_path(formula, among, e, dice)
+        path = _mutated_path(formula, pool, e, dice)
         made = formula.model_copy(update={"blend": blend, "path": path})
         if e.weight_noise:
             made = made.model_copy(update={"noise": e.weight_noise, "seed": int(dice.integers(1, 1 << 31))})
@@ -172,20 +172,20 @@ def _factored(x: float, e: EvolutionSettings, dice: Dice, low: float, high: floa
     return min(high, max(low, x * by)) if hit else x
 
 
-def _mutated_path(formula: Formula, among: Among, e: EvolutionSettings, dice: Dice) -> tuple[Step, ...]:
-    """Scales of a path in data-flow space; sometimes a step comes from elsewhere, is left out, or taken twice."""
+def _mutated_path(formula: Formula, pool: Pool, e: EvolutionSettings, dice: Dice) -> tuple[Step, ...]:
+    """Scales of a path in data flow space; sometimes a step comes from elsewhere, is left out, or taken twice."""
     path = [*formula.path]
     if not path:
         return ()
     if formula.scaled:
         path = [step.model_copy(update={"scale": _factored(step.scale, e, dice, *_SCALES)}) for step in path]
     if dice.random() < e.mutation_rate:
-        sources = [*among.names, *([BLEND] if formula.blend is not None else [])]
-        _moved(path, sources, among, dice)
+        sources = [*pool.names, *([BLEND] if formula.blend is not None else [])]
+        _moved(path, sources, pool, dice)
     return tuple(path)
 
 
-def _moved(path: list[Step], sources: Sequence[str], among: Among, dice: Dice) -> None:
+def _moved(path: list[Step], sources: Sequence[str], pool: Pool, dice: Dice) -> None:
     place = int(dice.integers(len(path)))
     step = path[place]
     match dice.choice(["source", "source", "swap", "repeat", "drop", "layer"]):
@@ -193,28 +193,28 @@ def _moved(path: list[Step], sources: Sequence[str], among: Among, dice: Dice) -
             path[place] = step.model_copy(update={"model": str(dice.choice(list(sources)))})
         case "swap" if place + 1 < len(path):
             path[place], path[place + 1] = path[place + 1], step
-        case "repeat" if len(path) < among.longest:
+        case "repeat" if len(path) < pool.longest:
             path.insert(place, step)
-        case "drop" if len(path) > max(1, among.layers // 2):
+        case "drop" if len(path) > max(1, pool.layers // 2):
             del path[place]
         case "layer":
-            layer = int(np.clip(step.layer + dice.choice([-1, 1]), 0, among.layers - 1))
+            layer = int(np.clip(step.layer + dice.choice([-1, 1]), 0, pool.layers - 1))
             path[place] = step.model_copy(update={"layer": layer})
 
 
-def crossed(one: Formula, other: Formula, among: Among, e: EvolutionSettings, dice: Dice) -> tuple[Formula, str]:
+def crossed(one: Formula, other: Formula, pool: Pool, e: EvolutionSettings, dice: Dice) -> tuple[Formula, str]:
     """A merge of two, and how: their blends are blended, their paths are joined somewhere."""
-    technique = str(dice.choice(among.settings.of_stage("first") or ["linear"]))
+    technique = str(dice.choice(pool.settings.of_stage("first") or ["linear"]))
     blend, both = one.blend if other.blend is None else other.blend, one.blend is not None and other.blend is not None
     if one.blend is not None and other.blend is not None:
         share = float(np.clip(0.5 + e.mutation_strength * dice.standard_normal() / 2, 0.1, 0.9))
         of = (lighter(one.blend, MOST // 2), lighter(other.blend, MOST // 2))
-        shares = ((1 - share,) * among.settings.points, (share,) * among.settings.points)
+        shares = ((1 - share,) * pool.settings.points, (share,) * pool.settings.points)
         blend = Blend(technique=technique, of=of, shares=shares)
     path = _joined(one.path, other.path, dice) if one.path and other.path else one.path or other.path
     made = Formula(blend=blend, path=path, scaled=one.scaled or other.scaled)
     if made in (one, other):
-        made = mutated(made, among, e, dice)
+        made = mutated(made, pool, e, dice)
     return made, technique if both else in_words(made)
 
 
@@ -227,7 +227,7 @@ def _joined(one: tuple[Step, ...], other: tuple[Step, ...], dice: Dice) -> tuple
 # -- who is selected --------------------------------------------------------------------------------------------------
 
 
-def ranked(population: Sequence[Ranked]) -> list[Ranked]:
+def ranked(population: Sequence[Scored]) -> list[Scored]:
     """The best first; those without a score last."""
     return sorted(population, key=lambda one: (one.score is None, -(one.score or 0.0), _number(one.id)))
 
@@ -237,9 +237,7 @@ def _number(id: str) -> list[int]:
     return [int(part) for part in re.findall("[0-9]+", id)]
 
 
-def next_generation(
-    population: Sequence[Ranked], among: Among, e: EvolutionSettings, seed: Sequence[int]
-) -> list[Child]:
+def next_generation(population: Sequence[Scored], pool: Pool, e: EvolutionSettings, seed: Sequence[int]) -> list[Child]:
     """The elite; mutants of those who win tournaments; merges of the lower half, who get another chance together."""
     order = ranked(population)
     alive = [one for one in order if one.score is not None]
@@ -252,14 +250,14 @@ def next_generation(
         dice = np.random.default_rng([*seed, n])
         if n < e.population_size - merges:
             one = alive[winner(len(alive), e.tournament_size, dice)]
-            child = Child(mutated(one.formula, among, e, dice), "mutation", (one.id,))
+            child = Child(mutated(one.formula, pool, e, dice), "mutation", (one.id,))
         else:
             pair = [lower[int(k)] for k in sorted(dice.choice(len(lower), 2, replace=False))]
-            child = Child(*crossed(pair[0].formula, pair[1].formula, among, e, dice), (pair[0].id, pair[1].id))
+            child = Child(*crossed(pair[0].formula, pair[1].formula, pool, e, dice), (pair[0].id, pair[1].id))
         for _ in range(20):  # nothing is made twice, where there is anything else
             if weights_of(child.formula) not in seen:
                 break
-            child = replace(child, formula=mutated(child.formula, among, e, dice))
+            child = replace(child, formula=mutated(child.formula, pool, e, dice))
         seen.append(weights_of(child.formula))
         found.append(child)
     return found

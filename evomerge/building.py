@@ -13,14 +13,15 @@ from evomerge import formula as formulas
 from evomerge.config import TournamentConfig
 from evomerge.formula import Formula, in_words, makeup
 from evomerge.techniques import MERGED, Recipes, recipes
-from fleet.config import UserError
+from fleet import evaluating
+from fleet.run_config import UserError
 from fleet.scratch import passing
 from merge.donor import Donor
 from merge.donors import Donors
 from merge.engine import MergeOptions
 from merge.live import LiveModel, LiveModels, Staged, over_all
-from merge.merge_planning import Plan, plan
-from merge.merge_recipe import Merge, merge_of, text_of
+from merge.merge_planning import Plan, plan_merge
+from merge.merge_recipe import Merge, alone, merge_of, text_of
 from merge.merging import merge
 
 _CLEAN, _NOISY, BASE = "without-noise", "with-noise", "(base)"
@@ -62,29 +63,29 @@ class ModelBuilder:
         stages = self._stages(formula, {name: name for name in self.models}, BASE if self.base else "")
         said = {name: merge_of(each, text) for name, each in stages.items()}
         donors = _Noisy(said, self.donors, self._how(formula), formula)
-        return said[MERGED], plan(said[MERGED], donors), donors
+        return said[MERGED], plan_merge(said[MERGED], donors), donors
 
     def _stages(self, formula: Formula, models: Mapping[str, str], base: str) -> Recipes:
         """With models by their names, on which random drops depend; or by where they are, for people."""
         stages = recipes(formula, models, base, self.dtype)
         if formula.noise:
             stages = {(_CLEAN if name == MERGED else name): each for name, each in stages.items()}
-            stages[MERGED] = {"merge_method": "passthrough", "models": [{"model": _NOISY}]}
+            stages[MERGED] = alone(_NOISY)
         return stages
 
     def write(self, formula: Formula, out: Path) -> None:
         """As a Hugging Face folder that knows what it was made of."""
         said, _, donors = self.planned(formula)
         about = formulas.text_of(formula, self.models, self.base)
-        beside = {formulas.FILE: about, "README.md": card(formula, self.models, said.text)}
+        beside = {formulas.FILE: about, "README.md": card(formula, self.models, said.text, out)}
         merge(said, out, how=self._how(formula), donors=donors, beside=beside)
 
     def model(self, formula: Formula, leave: Callable[[], None] = lambda: None) -> LiveModel:
         """In memory; the next one takes its place, which whoever else holds it is asked to leave."""
-        said, made, _ = self.planned(formula)
-        found = self.live.shaped(said, made, leave)
+        said, plan, _ = self.planned(formula)
+        found = self.live.shaped(said, plan, leave)
         if found.places is not None:
-            found.fill(made, self._how(formula))
+            found.fill(plan, self._how(formula))
             return found
         with passing("evomerge") as place:  # weights lie otherwise in memory than in files
             self.write(formula, place / "model")
@@ -94,12 +95,13 @@ class ModelBuilder:
         return MergeOptions(threads=self.threads, seed=formula.seed)
 
 
-def card(formula: Formula, models: Mapping[str, str], recipe: str) -> str:
+def card(formula: Formula, models: Mapping[str, str], recipe: str, out: Path) -> str:
     """README.md, with the fields that the hub reads."""
     shares = [f"- `{models[name]}`: {share:.0%}" for name, share in makeup(formula).items()]
     front = "---\nlibrary_name: transformers\ntags:\n- merge\n---\n"
     title = f"# A merge of {len(shares)} models\n\nBy {in_words(formula)}. How much of each is in it:\n\n"
-    return front + title + "\n".join(shares) + f"\n\nStage by stage:\n\n```yaml\n{recipe.rstrip()}\n```\n"
+    stages = f"\n\nStage by stage:\n\n```yaml\n{recipe.rstrip()}\n```\n\n"
+    return front + title + "\n".join(shares) + stages + evaluating.section(out) + "\n"
 
 
 def builder(c: TournamentConfig) -> ModelBuilder:
@@ -131,6 +133,5 @@ class _Noisy(Staged):
 
 def in_documents(stages: Mapping[str, Mapping[str, Any]]) -> str:
     """A document for each stage: what people read, and mergekit-multi."""
-    if len(stages) == 1:
-        return text_of(stages[MERGED])
-    return "---\n".join(text_of({"name": name, **each}) for name, each in stages.items())
+    named = {name: {"name": name} if len(stages) > 1 else {} for name in stages}
+    return "---\n".join(text_of({**named[name], **each}) for name, each in stages.items())

@@ -1,5 +1,7 @@
 """Merge models, let the merges compete, keep the winner.
 
+For example:
+
     python -m evomerge.cli --run
     python -m evomerge.cli --run --model1 org/math-7b --model2 ./my-code-7b --model3 https://huggingface.co/org/chat-7b
     python -m evomerge.cli --generate runs/evomerge/winner --prompt "The import statement"
@@ -12,13 +14,14 @@ the same command goes on.
 import logging
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 if not __package__:  # run as a file
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from cyclopts import App, Group, Parameter
+from cyclopts import Group, Parameter
 from pydantic import ValidationError
 
 from evomerge.config import (
@@ -31,14 +34,18 @@ from evomerge.config import (
     with_models,
 )
 from evomerge.tournament_method import METHOD
-from fleet.config import UserError
+from fleet import helping
+from fleet.errors import refuse
+from fleet.meanwhile import saying
+from fleet.permissions import leaving
 from fleet.plain import log_plainly, say
+from fleet.run_config import UserError
 from merge.search import search_command
 from merge.search.search_command import flags, given
 
 _WHAT, _HOW, _OUT = (Group(name, sort_key=n) for n, name in enumerate(("What to do", "The tournament", "Results"), 1))
 
-app = App(name="python -m evomerge.cli", help=__doc__, help_format="plaintext", version_flags=[])
+app = helping.app("python -m evomerge.cli", __doc__)
 
 if TYPE_CHECKING:
     Keys = Any
@@ -101,12 +108,13 @@ def main(
     if not (what.run or what.evaluate or what.generate or pareto or export_gguf):
         app.help_print([])
         return 0
-    config, model = _settled(how.settings(), given(keys)), what.generate or what.evaluate
+    config, model = _completed(how.settings(), given(keys)), what.generate or what.evaluate
     log_plainly("%(levelname)s %(message)s")
     logging.getLogger("evomerge").setLevel(config.log_level)
     _check(what, export_gguf)
     if what.run:
-        from evomerge.tournament_running import winner_of
+        with saying("loading what merges models", partial(say, file=sys.stderr)):
+            from evomerge.tournament_running import winner_of
 
         winner = winner_of(config)
         model = model or winner
@@ -127,7 +135,7 @@ def main(
     return 0
 
 
-def _settled(config: Configuration, keys: dict[str, Any]) -> Configuration:
+def _completed(config: Configuration, keys: dict[str, Any]) -> Configuration:
     """With what the options say of it, and of its sections."""
     records = (config, config.merge_settings, config.evolution_settings, config.evaluation_settings)
     for key, value in keys.items():
@@ -143,12 +151,20 @@ def _settled(config: Configuration, keys: dict[str, Any]) -> Configuration:
 def _check(what: ActionFlags, export_gguf: str) -> None:
     from merge.gguf.writing import TYPES
 
-    if export_gguf and export_gguf.upper() not in TYPES:
-        raise UserError(f"--export-gguf {export_gguf}: one of {', '.join(TYPES)} is expected")
-    if (what.prompt or what.max_length) and not what.generate:
-        raise UserError("--prompt and --max-length are for --generate MODEL")
-    if what.generate and not what.prompt:
-        raise UserError("--generate needs --prompt TEXT")
+    types = ", ".join(TYPES)
+    refuse(
+        [
+            (
+                export_gguf and export_gguf.upper() not in TYPES,
+                f"--export-gguf {export_gguf}: one of {types} is expected",
+            ),
+            (
+                (what.prompt or what.max_length) and not what.generate,
+                "--prompt and --max-length are for --generate MODEL",
+            ),
+            (what.generate and not what.prompt, "--generate needs --prompt TEXT"),
+        ]
+    )
 
 
 def _evaluate(model: str, config: Configuration) -> None:
@@ -163,6 +179,7 @@ def _evaluate(model: str, config: Configuration) -> None:
         say(f"  {name} {value:.4f}")
 
 
+@leaving()
 def _export(model: Path, kind: str) -> None:
     from merge.gguf.writing import export_gguf
 

@@ -9,8 +9,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from fleet.config import FleetConfig, Metrics, Text, UserError, bound, lowered, read_json, validated
 from fleet.errors import absolute
+from fleet.run_config import FleetConfig, Metrics, Text, UserError, bound, lowered, read_json, validated
 
 Method = Literal["ps", "dfs", "ps_dfs"]
 Technique = Literal["linear", "slerp", "ties", "dare", "frankenmerge", "dfs"]
@@ -77,7 +77,9 @@ class MergeSettings(Editable):
     """How models are merged."""
 
     merge_method: Method = Field(
-        "ps_dfs", description="ps: weights are combined; dfs: layers are stacked; ps_dfs: first one, then the other."
+        "ps_dfs",
+        description="ps, parameter space: weights are combined; dfs, data flow space: layers are stacked; "
+        "ps_dfs: both in turn.",
     )
     techniques: tuple[Technique, ...] = Field(
         TECHNIQUES, description="Of these each stage takes one: linear or slerp, ties or dare, frankenmerge or dfs."

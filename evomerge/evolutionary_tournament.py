@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from evomerge import breeding
-from evomerge.breeding import Among, Ranked, can_mutate, mutated, next_generation, ranked
+from evomerge.breeding import Pool, Scored, can_mutate, crossed, first, mutated, next_generation, ranked
 from evomerge.config import Configuration, ModelReference
 from evomerge.formula import Formula, in_words
 from evomerge.given_models import resolved
 from evomerge.merger import AdvancedModelMerger, known
 from evomerge.tournament import last_generation
 from evomerge.utils import EvoMergeException, expected, log
-from fleet.config import UserError
+from fleet.run_config import UserError
 
 
 class EvolutionaryMerger:
@@ -25,7 +24,7 @@ class EvolutionaryMerger:
 
     def __init__(self, config: Configuration, out: Path | str = "") -> None:
         self.config, self.e = config, config.evolution_settings
-        self.merger = AdvancedModelMerger(config, out)
+        self.merger, self._pool = AdvancedModelMerger(config, out), partial(Pool, config.merge_settings)
         self._drawn = 0
         self._last: tuple[str, Any] | None = None
 
@@ -33,7 +32,7 @@ class EvolutionaryMerger:
         """The first generation: every combination of the techniques."""
 
         def nth(n: int, names: Sequence[str], layers: int) -> Formula:
-            return breeding.first(self._among(names, layers), self.e.population_size, self.e.seed)[n]
+            return first(self._pool(names, layers), self.e.population_size, self.e.seed)[n]
 
         return [self.merger.write(partial(nth, n)) for n in range(self.e.population_size)]
 
@@ -48,23 +47,19 @@ class EvolutionaryMerger:
                 )
 
             def make(names: Sequence[str], layers: int) -> Formula:
-                return mutated(formula, self._among(names, layers), self.e, self._dice())
+                return mutated(formula, self._pool(names, layers), self.e, self._dice())
 
             return self.merger.built(make, models, base, f"{model.name}-mutant")
 
     def merge_models(self, one: ModelReference, other: ModelReference) -> ModelReference:
         """A merge of two models, merged ones or not."""
         with expected():
-            (first, models, base), (second, more, other_base) = known(one), known(other)
-            names = _told_apart(models, more)
-            second = second.renamed(names)
-            together = {**models, **{names.get(name, name): path for name, path in more.items()}}
+            (left, right), models, base = _joined([known(one), known(other)])
 
             def make(names: Sequence[str], layers: int) -> Formula:
-                among = self._among(names, layers)
-                return breeding.crossed(first, second, among, self.e, self._dice())[0]
+                return crossed(left, right, self._pool(names, layers), self.e, self._dice())[0]
 
-            return self.merger.built(make, together, base or other_base, f"{one.name}-x-{other.name}"[:80])
+            return self.merger.built(make, models, base, f"{one.name}-x-{other.name}"[:80])
 
     def evaluate(self, model: ModelReference) -> float:
         """Its score: more is better."""
@@ -91,9 +86,9 @@ class EvolutionaryMerger:
         with expected():
             formulas, models, base = _joined([known(model) for model in there])
             evaluator = self._evaluator(models, base)
-            among = self._among([*models], evaluator.builder.layers())
+            pool = self._pool([*models], evaluator.builder.layers())
             past = list[list[float]]()
-            entries = [self._ranked(evaluator, f"1/m{n}", each) for n, each in enumerate(formulas)]
+            entries = [self._scored(evaluator, f"1/m{n}", each) for n, each in enumerate(formulas)]
             while True:
                 past.append([entry.score for entry in entries if entry.score is not None])
                 if not past[-1]:
@@ -101,29 +96,26 @@ class EvolutionaryMerger:
                 log.info("generation %d: best %.4f", len(past), max(past[-1]))
                 if last_generation(self.e, past) is not None:
                     break
-                entries = self._next(evaluator, entries, among, len(past) + 1)
+                entries = self._next(evaluator, entries, pool, len(past) + 1)
             return self.merger.built(lambda names, layers: ranked(entries)[0].formula, models, base, "winner")
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _next(self, evaluator: Any, entries: Sequence[Ranked], among: Among, generation: int) -> list[Ranked]:
-        children = next_generation(entries, among, self.e, [self.e.seed, generation])
+    def _next(self, evaluator: Any, entries: Sequence[Scored], pool: Pool, generation: int) -> list[Scored]:
+        children = next_generation(entries, pool, self.e, [self.e.seed, generation])
         kept = {entry.id: entry for entry in entries}
         return [
-            kept[one.parents[0]] if one.carried else self._ranked(evaluator, f"{generation}/m{n}", one.formula)
+            kept[one.parents[0]] if one.carried else self._scored(evaluator, f"{generation}/m{n}", one.formula)
             for n, one in enumerate(children)
         ]
 
-    def _ranked(self, evaluator: Any, id: str, formula: Formula) -> Ranked:
+    def _scored(self, evaluator: Any, id: str, formula: Formula) -> Scored:
         log.info("evaluating %s (%s)", id, in_words(formula))
         try:
-            return Ranked(id, formula, float(evaluator.scored(formula)["score"]))
+            return Scored(id, formula, float(evaluator.scored(formula)["score"]))
         except UserError as error:
             log.warning("%s (%s): %s", id, in_words(formula), error)
-            return Ranked(id, formula, None)
-
-    def _among(self, names: Sequence[str], layers: int) -> Among:
-        return Among(self.config.merge_settings, names, layers)
+            return Scored(id, formula, None)
 
     def _evaluator(self, models: Mapping[str, str], base: str) -> Any:
         """The last one is kept, with its models and its text."""
@@ -140,23 +132,19 @@ class EvolutionaryMerger:
         return np.random.default_rng([self.e.seed, 3, self._drawn])
 
 
-def _told_apart(models: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]:
-    """New names for those models that are called like another one."""
-    names: dict[str, str] = {}
-    for name, path in more.items():
-        if models.get(name, path) != path:
-            names[name] = next(n for k in range(2, 10_000) if (n := f"{name}-{k}") not in models and n not in more)
-    return names
-
-
 def _joined(there: Sequence[tuple[Formula, dict[str, str], str]]) -> tuple[list[Formula], dict[str, str], str]:
-    formulas, models, base = list[Formula](), dict[str, str](), ""
-    for formula, more, own in there:
-        names = _told_apart(models, more)
+    """All their models, and the first base; those that are called like another one have new names."""
+    formulas, models = list[Formula](), dict[str, str]()
+    for formula, more, _ in there:
+        taken = [name for name, path in more.items() if models.get(name, path) != path]
+        names = {name: _free(name, {**models, **more}) for name in taken}
         formulas.append(formula.renamed(names))
         models |= {names.get(name, name): path for name, path in more.items()}
-        base = base or own
-    return formulas, models, base
+    return formulas, models, next((base for *_, base in there if base), "")
+
+
+def _free(name: str, known: Mapping[str, str]) -> str:
+    return next(free for n in range(2, 10_000) if (free := f"{name}-{n}") not in known)
 
 
 def run_evolutionary_tournament(config: Configuration) -> str:

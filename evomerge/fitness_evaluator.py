@@ -5,6 +5,9 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +17,22 @@ from evomerge.building import builder
 from evomerge.config import Configuration, EvaluationSettings, ModelReference, TournamentConfig
 from evomerge.formula import Blend, Formula
 from evomerge.given_models import check_alike, check_causal
-from evomerge.texts import mixed
-from fleet.config import UserError
+from evomerge.texts import KINDS, unseen
+from fleet.run_config import UserError
 from merge.live import LiveModel
-from merge.search.search_strategy import Questions
 from merge.search.search_worker import CandidateEvaluator
-from train import tasks, text
-from train.config import Dataset
+from train import lm_eval_tasks, text
+from train.lm_eval_tasks import Asked, TaskEvaluation
 from train.passages import Losses, PassageReader, as_metrics
-from train.tasks import Asked, TaskEvaluation
+from train.splits import HELD_OUT, EvalSplit, Split, normal, parts_of
+from train.training_config import Dataset
 
 BITS = "bits per byte"
 PASSAGE = 800  # characters of a passage, about
 _SHORTEST = 8  # bytes
-_FEWEST = 8  # passages
+GROUP = 4  # passages that are neighbours: what one of them says of a model, the others nearly say, too
+_FEWEST = 8  # passage groups for validation, and for the test
+_READ = 4  # times as many passages as are asked, of which some are taken from everywhere
 Metrics = Mapping[str, Any]
 
 
@@ -38,31 +43,30 @@ class FitnessEvaluator:
         self, e: EvaluationSettings, seed: int, tokenizer: Any, longest: int | None, loaded: dict[str, Any]
     ) -> None:
         self.e = e
-        text = texts(e) if e.text_weight else {}
-        self.readers = {on: PassageReader(tokenizer, some, longest, e.batch_tokens) for on, some in text.items()}
+        self.text = texts(e) if e.text_weight else {}
+        readers = partial(PassageReader, longest=longest, batch=e.batch_tokens)
+        self.readers = {on: readers(tokenizer, some.texts) for on, some in self.text.items()}
         self.evaluation = TaskEvaluation(asked(e, seed), tokenizer, loaded, tokens=e.batch_tokens) if e.tasks else None
-        there = self.evaluation.questions() if self.evaluation else {}
-        self.numbers = {on: tasks.parted(there, e.holdout, seed, on == "test") for on in ("validation", "test")}
 
     def forget(self) -> None:
         """Let go of the last model: the next one needs its room."""
         if self.evaluation:
             self.evaluation.forget()
 
-    def evaluated(self, model: Any, on: Questions) -> Metrics:
+    def evaluated(self, model: Any, on: EvalSplit) -> Metrics:
         """The score, each objective, and what intervals are made of."""
         found: dict[str, Any] = {}
         objectives: dict[str, float] = {}
         score = 0.0
         if on in self.readers:
-            losses: Losses = self.readers[on].losses(model)
+            losses: Losses = self.readers[on].losses(model).together(self.text[on].group)
             found |= as_metrics(losses)
             objectives[BITS] = losses.bits_per_byte
             score -= self.e.text_weight * losses.bits_per_byte
             if on == "test":
                 found |= {"each": json.dumps([round(x, 6) for x in losses.nats]), "sizes": json.dumps(losses.bytes)}
         if self.evaluation:
-            marks = self.evaluation.marks(model, self.numbers[on])
+            marks = self.evaluation.marks(model, self.evaluation.parted(self.e.holdout)[on])
             for task in self.e.tasks:
                 objectives[key(task)] = float(marks.results[task.name][task.metric])
                 score += task.weight * objectives[key(task)]
@@ -84,7 +88,7 @@ class FormulaEvaluator(CandidateEvaluator[FitnessEvaluator]):
         return load_tasks(self.e, self.seed)
 
     def questions_for(self, live: LiveModel) -> FitnessEvaluator:
-        return FitnessEvaluator(self.e, self.seed, live.tokenizer, self.builder.context(), self.tasks)
+        return FitnessEvaluator(self.e, self.seed, live.tokenizer, self.builder.context(), self.eval_tasks)
 
     def check(self) -> Mapping[str, Any]:
         references = [*self.models, *([self.m.base_model] if self.m.base_model else [])]
@@ -96,7 +100,7 @@ class FormulaEvaluator(CandidateEvaluator[FitnessEvaluator]):
         self.questions(self.builder.model(Formula(blend=names[0])))
         return {"layers": layers}
 
-    def scored(self, formula: Formula, on: Questions = "validation") -> Mapping[str, Any]:
+    def scored(self, formula: Formula, on: EvalSplit = "validation") -> Mapping[str, Any]:
         live = self.builder.model(formula, self.forget)
         return self.questions(live).evaluated(live.model, on)
 
@@ -133,32 +137,60 @@ def asked(e: EvaluationSettings, seed: int) -> Asked:
 def load_tasks(e: EvaluationSettings, seed: int) -> dict[str, Any]:
     if not e.tasks:
         return {}
-    loaded = tasks.load(asked(e, seed), e.allow_benchmark_tasks)
-    tasks.check_metrics(loaded, [(task.name, task.metric) for task in e.tasks])
+    loaded = lm_eval_tasks.load(asked(e, seed), e.allow_benchmark_tasks)
+    lm_eval_tasks.check_metrics(loaded, [(task.name, task.metric) for task in e.tasks])
+    lm_eval_tasks.parted(asked(e, seed), loaded, e.holdout)
     return loaded
 
 
 # -- the text ---------------------------------------------------------------------------------------------------------
 
 
-def texts(e: EvaluationSettings) -> dict[str, list[str]]:
-    """Passages for validation, and as many others for the test, in turns: all kinds of text are in both."""
-    there = cut(e) if e.text else [each.text for each in mixed()]
-    if len(there) < 2 * _FEWEST:
-        found = f"{len(there)} passages of at most {PASSAGE} characters"
-        raise UserError(f"{e.text}: {found}; at least {2 * _FEWEST} are needed to compare models")
-    most = min(e.passages, len(there) // 2)
-    return {"validation": there[: 2 * most : 2], "test": there[1 : 2 * most : 2]}
+@dataclass(frozen=True)
+class Passages:
+    """Passages that are asked, and which passage group each is of."""
+
+    texts: tuple[str, ...]
+    group: tuple[int, ...]
+
+    @classmethod
+    def of(cls, groups: Sequence[Sequence[str]], most: int) -> "Passages":
+        """The first one of each group, then the second ones: so many, of as many groups as there are."""
+        turns = [(n, each[turn]) for turn in range(GROUP) for n, each in enumerate(groups) if turn < len(each)]
+        return cls(tuple(text for _, text in turns[:most]), tuple(n for n, _ in turns[:most]))
 
 
-def cut(e: EvaluationSettings) -> list[str]:
-    """A file's documents in passages; what is too short to say anything is left out."""
+def texts(e: EvaluationSettings) -> dict[EvalSplit, Passages]:
+    """As many passages for validation as for the test, of other documents, or groups of one with gaps between."""
+    kinds = [cut(e)] if e.text else [[*islice(unseen(kind), e.passages)] for kind in KINDS]
+    sides: dict[EvalSplit, list[list[list[str]]]] = {on: [] for on in HELD_OUT}
+    for some in kinds:
+        groups = {normal("".join(each)): each for each in some}  # once, however often they stand there
+        if (there := len(groups)) < 2 * _FEWEST:
+            found = f"{there} documents, or groups of {GROUP} passages of at most {PASSAGE} characters"
+            raise UserError(f"{e.text}: {found}; at least {2 * _FEWEST} are needed to compare models")
+        parts = parts_of(e.text, [*groups], Split(1.0, 0.5), least=there // 2)
+        for on, side in sides.items():
+            side.append([each for each, part in zip(groups.values(), parts, strict=True) if part == on])
+    mixed = {on: [each for turn in zip_longest(*side) for each in turn if each] for on, side in sides.items()}
+    most = min(e.passages, *(sum(map(len, side)) for side in mixed.values()))
+    return {on: Passages.of(side, most) for on, side in mixed.items()}
+
+
+def cut(e: EvaluationSettings) -> list[list[str]]:
+    """A file's passage groups: what is long is cut, and between two of its groups a passage is left out."""
     if not e.text.endswith(text.FILES):
         raise UserError(f"{e.text}: a text file ends in {', '.join(text.FILES)}")
-    found: list[str] = []
-    for document in text.documents(Dataset(source=str(Path(e.text).expanduser()), text_field=e.text_field)):
-        found += [piece for piece in _passages(document) if len(piece.encode()) >= _SHORTEST]
-        if len(found) >= 2 * e.passages:
+    source = Dataset(source=str(Path(e.text).expanduser()), text_field=e.text_field)
+    documents, found = text.documents(source), list[list[str]]()
+    if text.is_one_document(source):
+        documents = iter(["".join(islice(documents, e.passages))])  # of which each has several passages
+    for document in documents:
+        passages = _passages(document)
+        for begin in range(0, len(passages), GROUP + 1):
+            some = [each for each in passages[begin : begin + GROUP] if len(each.encode()) >= _SHORTEST]
+            found += [some] if some else []
+        if sum(map(len, found)) >= _READ * e.passages:
             break
     return found
 
@@ -179,4 +211,5 @@ def digest(e: EvaluationSettings) -> str:
     """Of all that is asked, but for tasks, which lm-eval loads."""
     if not e.text_weight:
         return "none"
-    return hashlib.sha256(json.dumps(texts(e)).encode()).hexdigest()[:16]
+    asked = {on: [some.texts, some.group] for on, some in texts(e).items()}
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]

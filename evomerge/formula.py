@@ -8,6 +8,7 @@ from typing import Any, Literal, Union
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from evomerge.config import ModelReference
+from fleet.errors import refuse
 from merge.files import UserError, read_json
 
 FILE = "evomerge.json"  # beside a merged model's weights
@@ -31,16 +32,22 @@ class Blend(_Frozen):
 
     @model_validator(mode="after")
     def _check(self) -> "Blend":
-        if len(self.shares) != len(self.of) or len({len(each) for each in self.shares}) != 1 or not self.shares[0]:
-            raise ValueError("each of the models needs shares, equally many")
-        if len(self.shares[0]) > _POINTS:
-            raise ValueError(f"at most {_POINTS} shares of a model are possible")
-        if any(not 0 <= share <= 1e6 for each in self.shares for share in each):
-            raise ValueError("shares are numbers from 0 to a million")
-        if any(sum(column) <= 0 for column in zip(*self.shares, strict=True)):
-            raise ValueError("not all shares can be 0")
-        if self.technique == "slerp" and len(self.of) != 2:
-            raise ValueError("slerp combines two")
+        counts = {len(each) for each in self.shares}
+        refuse(
+            [
+                (
+                    len(self.shares) != len(self.of) or len(counts) != 1 or counts == {0},
+                    "each of the models needs shares, equally many",
+                ),
+                (max(counts, default=0) > _POINTS, f"at most {_POINTS} shares of a model are possible"),
+                (
+                    any(not 0 <= x <= 1e6 for each in self.shares for x in each),
+                    "shares are numbers from 0 to a million",
+                ),
+                (any(sum(column) <= 0 for column in zip(*self.shares, strict=False)), "not all shares can be 0"),
+                (self.technique == "slerp" and len(self.of) != 2, "slerp combines two"),
+            ]
+        )
         return self
 
     @property
@@ -63,16 +70,19 @@ class Formula(_Frozen):
 
     blend: str | Blend | None = None
     path: tuple[Step, ...] = Field((), max_length=_STEPS)
-    scaled: bool = False  # a path in data-flow space: its steps have scales that may change
+    scaled: bool = False  # a path in data flow space: its steps have scales that may change
     noise: float = Field(0.0, ge=0)  # in parts of each tensor's spread
     seed: int = 0  # of the noise, and of which changes dare drops
 
     @model_validator(mode="after")
     def _check(self) -> "Formula":
-        if self.blend is None and not self.path:
-            raise ValueError("a blend or a path is needed")
-        if self.blend is None and any(step.model == BLEND for step in self.path):
-            raise ValueError("the path goes through a blend, and there is none")
+        through = any(step.model == BLEND for step in self.path)
+        refuse(
+            [
+                (self.blend is None and not self.path, "a blend or a path is needed"),
+                (self.blend is None and through, "the path goes through a blend, and there is none"),
+            ]
+        )
         return self
 
     @property

@@ -4,15 +4,17 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from evomerge.config import BUILTIN, ModelReference
-from fleet.config import UserError, whole
 from fleet.errors import absolute
+from fleet.meanwhile import saying
 from fleet.plain import say
-from fleet.plausible_words import check_words_in
-from merge.donor import Donor
+from fleet.plausible import check_words_in
+from fleet.run_config import UserError, whole
+from merge.donor import Donor, refuse_adapter
 from merge.donors import Donors, located
 from merge.merging import TOKENIZER_FILES
 from merge.vocabulary import different_words
@@ -21,6 +23,7 @@ _SHAPE = (
     *("hidden_size", "n_embd", "intermediate_size", "num_hidden_layers", "n_layer", "num_attention_heads", "n_head"),
     *("num_key_value_heads", "head_dim", "vocab_size"),
 )
+tell = partial(say, file=sys.stderr)  # beside results
 _ALIKE = "Only models of one architecture and one shape can be merged: as a rule, fine-tunes of the same base"
 
 
@@ -29,9 +32,10 @@ def resolved(models: Sequence[ModelReference], beside: Path | None = None) -> li
     made: Mapping[str, Path] = {}
     for model in models:
         if not model.builtin and not model.path.endswith(".gguf"):
-            located(model.path)  # what is not there is said before anything is trained
+            refuse_adapter(located(model.path))  # what is not there is said before anything is trained
     if any(model.builtin for model in models):
-        from evomerge import specialists
+        with saying("loading what trains them", tell):
+            from evomerge import specialists
 
         home = os.environ.get("EVOMERGE_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "evomerge"
         place = absolute(Path(home))
@@ -39,7 +43,7 @@ def resolved(models: Sequence[ModelReference], beside: Path | None = None) -> li
             if (known := specialists.home_in(place)).is_dir():
                 shutil.copytree(known, specialists.home_in(beside / "specialists"), dirs_exist_ok=True)
             place = beside / "specialists"
-        made = specialists.made(place, tell=lambda line: say(line, file=sys.stderr))
+        made = specialists.made(place, tell=tell)
         if unknown := [model.path for model in models if model.builtin and model.builtin not in made]:
             listed = ", ".join(BUILTIN + each for each in made)
             raise UserError(f"there is no default model {unknown[0]!r}; there are {listed}")

@@ -17,8 +17,8 @@ from cyclopts import App
 from evomerge.cli import SettingsFlags
 from evomerge.config import Configuration, ModelReference
 from evomerge.utils import evaluate_model, generate_text, load_models, validate_merge_config
-from fleet.config import UserError
 from fleet.plain import say
+from fleet.run_config import UserError
 from merge.search import search_command
 
 

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from evomerge import breeding, formula
-from evomerge.breeding import Among
+from evomerge.breeding import Pool, combined
 from evomerge.building import ModelBuilder
 from evomerge.config import STAGES, TECHNIQUES, Configuration, ModelReference, Technique
-from evomerge.formula import Formula, Step, in_words
+from evomerge.formula import Formula, Step, in_words, read
 from evomerge.given_models import check_alike, resolved
 from evomerge.utils import EvoMergeException, expected, log
 
@@ -41,11 +40,8 @@ class AdvancedModelMerger:
         techniques: Sequence[Technique] = (),
         path: Sequence[tuple[str, int, float]] = (),
     ) -> ModelReference:
-        """Data-flow space: a path through layers, each a model's name, a layer and the scale of what it adds."""
-        if path:
-            steps = tuple(Step(model=name, layer=layer, scale=scale) for name, layer, scale in path)
-            return self.write(lambda names, layers: Formula(path=steps, scaled=True), models)
-        return self._merged(models, techniques, "third")
+        """Data flow space: a path through layers."""
+        return self.merge_path(path, models) if path else self._merged(models, techniques, "third")
 
     def _ps_dfs_merge(
         self, models: Sequence[ModelReference] = (), techniques: Sequence[Technique] = ()
@@ -65,11 +61,18 @@ class AdvancedModelMerger:
 
         def made(names: Sequence[str], layers: int) -> Formula:
             dice = np.random.default_rng([self.config.evolution_settings.seed, 1, 0])
-            return breeding.combined(Among(self.settings, names, layers), used, dice)
+            return combined(Pool(self.settings, names, layers), used, dice)
 
         return self.write(made, models)
 
     # -- for whoever makes formulas otherwise -------------------------------------------------------------------------
+
+    def merge_path(
+        self, path: Sequence[tuple[str, int, float]], models: Sequence[ModelReference] = ()
+    ) -> ModelReference:
+        """Through layers, each a model's name, a layer and the scale of what it adds."""
+        steps = tuple(Step(model=name, layer=layer, scale=scale) for name, layer, scale in path)
+        return self.write(lambda names, layers: Formula(path=steps, scaled=True), models)
 
     def write(
         self, make: Callable[[Sequence[str], int], Formula], models: Sequence[ModelReference] = ()
@@ -105,4 +108,4 @@ class AdvancedModelMerger:
 def known(reference: ModelReference) -> tuple[Formula, dict[str, str], str]:
     """What a model was made of; one that was not merged here is made of itself."""
     (there,) = resolved([reference])
-    return formula.read(Path(there.path)) or (Formula(blend=there.name), {there.name: there.path}, "")
+    return read(Path(there.path)) or (Formula(blend=there.name), {there.name: there.path}, "")

@@ -19,8 +19,8 @@ from transformers import (
 
 from evomerge import texts
 from fleet.errors import absolute
+from fleet.meanwhile import saying
 from train.batches import TokenFile, batch
-from train.config import TrainConfig, alone
 from train.loop import Learner, rate
 from train.made_here import (
     MakingProgress,
@@ -33,6 +33,7 @@ from train.made_here import (
     publish,
 )
 from train.model import built, empty
+from train.training_config import TrainConfig, alone
 
 BASE = "base"
 
@@ -100,7 +101,8 @@ def made(
 
     The bytes depend on the threads; and the steps are so small that on a busy machine more threads wait for each other.
     """
-    home = home_in(folder, settings)
+    with saying("looking for the small models", tell):
+        home = home_in(folder, settings)
     places = {name: home / name for name in (BASE, *texts.KINDS)}
     missing = [name for name, place in places.items() if not place.exists()]
     if missing:
@@ -112,14 +114,16 @@ def made(
 
 def home_in(folder: Path, settings: SpecialistSettings = SpecialistSettings()) -> Path:
     """Named by all that the models follow from."""
-    return absolute(folder) / f"specialists-{_digest(settings)}"
+    digest = hashlib.sha256(f"{texts.digest()} {settings}".encode()).hexdigest()
+    return absolute(folder) / f"specialists-{digest[:12]}"
 
 
 def _make(missing: list[str], places: Mapping[str, Path], settings: SpecialistSettings, tell: Tell) -> None:
-    tell(f"{len(missing)} small models are made in {places[BASE].parent}, once; reading their text")
+    tell(f"{len(missing)} small models are made in {places[BASE].parent}, once")
     base = places[BASE]
-    tokenizer = _tokenizer(settings) if BASE in missing else AutoTokenizer.from_pretrained(base)
-    sources = [_tokens(kind, tokenizer, settings) for kind in texts.KINDS]
+    with saying("reading their text", tell):
+        tokenizer = _tokenizer(settings) if BASE in missing else AutoTokenizer.from_pretrained(base)
+        sources = [_tokens(kind, tokenizer, settings) for kind in texts.KINDS]
     progress = MakingProgress(sum(map(settings.steps_of, missing)), tell)
     for name in missing:
         model = empty(settings.shape, settings.seed) if name == BASE else built(str(base), 0, 0)
@@ -168,10 +172,5 @@ def _tokens(kind: str, tokenizer: PreTrainedTokenizerBase, settings: SpecialistS
 
 
 def _batches(sources: Sequence[TokenFile], weights: Sequence[float], plan: TrainConfig) -> Iterator[list[Tensor]]:
-    for step in range(plan.inner_steps):
-        numbers = np.arange(step * plan.batch_size, (step + 1) * plan.batch_size, dtype=np.uint64)
-        yield [batch(sources, weights, numbers, plan.seed)]
-
-
-def _digest(settings: SpecialistSettings) -> str:
-    return hashlib.sha256(f"{texts.digest()} {settings}".encode()).hexdigest()[:12]
+    numbers = np.arange(plan.inner_steps * plan.batch_size, dtype=np.uint64).reshape(plan.inner_steps, plan.batch_size)
+    return ([batch(sources, weights, each, plan.seed)] for each in numbers)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from evomerge.formula import BLEND, Blend, Formula, Step
+from merge.merge_recipe import alone
 
 MERGED, MEAN = "merged", "mean-of-all"  # the last stage's name, and that of a base which nobody gave
 METHODS = {"linear": "linear", "slerp": "slerp", "ties": "ties", "dare": "dare_linear"}  # of the merge engine
@@ -15,14 +16,14 @@ def recipes(formula: Formula, models: Mapping[str, str], base: str, dtype: str =
     found: Recipes = {}
     blend = formula.blend
     if isinstance(blend, str) and not formula.path:
-        return {MERGED: _rounded(_alone(models[blend]), dtype)}
+        return {MERGED: _with_out_dtype(alone(models[blend]), dtype)}
     if isinstance(blend, Blend):
         last = _stage(blend, models, base, found)
         found["blend" if formula.path else MERGED] = found.pop(last)
     if formula.path:
         there = {**models, BLEND: "blend" if isinstance(blend, Blend) else models.get(str(blend), "")}
         found[MERGED] = {"merge_method": "passthrough", "slices": [*_slices(formula.path, there)]}
-    found[MERGED] = _rounded(found[MERGED], dtype)
+    found[MERGED] = _with_out_dtype(found[MERGED], dtype)
     return found
 
 
@@ -65,14 +66,11 @@ def _slices(path: Sequence[Step], models: Mapping[str, str]) -> Sequence[dict[st
             runs[-1] = (runs[-1][0], step.layer + 1)
         else:
             runs.append((step, step.layer + 1))
+    scales = [{"parameters": {"residual": first.scale}} if first.scale != 1.0 else {} for first, _ in runs]
     return [
-        {"sources": [{"model": models[first.model], "layer_range": [first.layer, end], **_scale(first.scale)}]}
-        for first, end in runs
+        {"sources": [{"model": models[first.model], "layer_range": [first.layer, end], **scale}]}
+        for (first, end), scale in zip(runs, scales, strict=True)
     ]
-
-
-def _scale(scale: float) -> dict[str, Any]:
-    return {"parameters": {"residual": scale}} if scale != 1.0 else {}
 
 
 def _inputs(names: Sequence[str], weight: Sequence[Sequence[float]]) -> list[dict[str, Any]]:
@@ -83,9 +81,5 @@ def _plain(values: Sequence[float]) -> float | list[float]:
     return values[0] if len(set(values)) == 1 else list(values)
 
 
-def _alone(model: str) -> dict[str, Any]:
-    return {"merge_method": "passthrough", "models": [{"model": model}]}
-
-
-def _rounded(recipe: dict[str, Any], dtype: str) -> dict[str, Any]:
+def _with_out_dtype(recipe: dict[str, Any], dtype: str) -> dict[str, Any]:
     return {**recipe, "out_dtype": dtype} if dtype else recipe

@@ -7,7 +7,6 @@ import sys
 import unicodedata
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice
 from pydoc_data.topics import topics
 from typing import cast
@@ -25,22 +24,17 @@ _NUMBERED = ("CJK", "HANGUL SYLLABLE", "TANGUT", "NUSHU", "KHITAN")  # 100,000 n
 Source = tuple[str, Callable[[str], str]]  # a text, and what of it is read
 
 
-@dataclass(frozen=True)
-class Passage:
-    kind: str
-    text: str
-
-
 def training(kind: str) -> Iterator[str]:
     """Documents to learn from, shuffled, and always in the same order."""
     return _documents(kind, held_out=False)
 
 
-def mixed(count: int = 96) -> list[Passage]:
-    """Text that nobody learns from: so many passages of each kind, the kinds in turn."""
-    texts = [islice(_passages(kind), count) for kind in KINDS]
-    turns = zip(*texts, strict=False)
-    return [Passage(kind, text) for turn in turns for kind, text in zip(KINDS, turn, strict=True)]
+def unseen(kind: str) -> Iterator[list[str]]:
+    """Text that nobody learns from: of each held-out document, passages that follow each other."""
+    for document in _documents(kind, held_out=True):
+        blocks = (block for block in cut(document.splitlines(keepends=True), _MOST) if len(block) >= _LEAST)
+        if passages := [*islice(blocks, _OF_ONE_SOURCE)]:
+            yield passages
 
 
 def digest() -> str:
@@ -56,13 +50,7 @@ def _documents(kind: str, held_out: bool) -> Iterator[str]:
             yield document
 
 
-def _passages(kind: str) -> Iterator[str]:
-    for document in _documents(kind, held_out=True):
-        blocks = _cut(document.splitlines(keepends=True), _MOST)
-        yield from islice((block for block in blocks if len(block) >= _LEAST), _OF_ONE_SOURCE)
-
-
-def _cut(lines: Iterable[str], most: int) -> Iterator[str]:
+def cut(lines: Iterable[str], most: int) -> Iterator[str]:
     """Lines together, in blocks of at most so many characters."""
     block = ""
     for line in lines:
@@ -83,7 +71,7 @@ def _code() -> Iterator[Source]:
 def _prose() -> Iterator[Source]:
     """What there is to read about the language and about each module."""
     paragraphs = dict.fromkeys(part for text in topics.values() for part in text.split("\n\n"))  # many stand in several
-    yield from ((block, str) for block in _cut((f"{part}\n\n" for part in paragraphs), _BLOCK))
+    yield from ((block, str) for block in cut((f"{part}\n\n" for part in paragraphs), _BLOCK))
     yield from ((module, _docstrings) for module in _modules())
 
 
@@ -91,7 +79,7 @@ def _names() -> Iterator[Source]:
     """Of Unicode's characters, in their order: LATIN SMALL LETTER E WITH ACUTE."""
     names = (unicodedata.name(chr(code), "") for code in range(sys.maxunicode + 1))
     lines = (f"{name}\n" for name in names if name and not name.startswith(_NUMBERED))
-    return ((block, str) for block in _cut(lines, _BLOCK))
+    return ((block, str) for block in cut(lines, _BLOCK))
 
 
 KINDS: Mapping[str, Callable[[], Iterator[Source]]] = {"code": _code, "prose": _prose, "names": _names}

@@ -1,16 +1,16 @@
 """What the tournament proposes, as recipes of a run: the first generation, then children of the one before. Pure."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from evomerge.breeding import Among, Child, Ranked, first, next_generation, ranked
+from evomerge.breeding import Child, Pool, Scored, first, next_generation, ranked
 from evomerge.config import EvolutionSettings, TournamentConfig
 from evomerge.formula import Formula, in_words, makeup
 from fleet.recipe import Member, Past, Recipe
-from merge.search.search_strategy import CHECK, QuestionArgs, Questions, SearchStrategy
+from merge.search.search_strategy import CHECK, QuestionArgs, SearchStrategy
+from train.splits import EvalSplit
 
 
 class FormulaArgs(QuestionArgs):
@@ -25,30 +25,31 @@ class FormulaArgs(QuestionArgs):
 class Tournament(SearchStrategy):
     c: TournamentConfig
 
-    def ended(self, round: int, history: Past) -> int | None:
+    def last_generation(self, round: int, history: Past) -> int | None:
         return last_generation(self.e, scores(history, round - 1))
 
     def generation(self, round: int, history: Past) -> list[Recipe]:
-        among = Among(self.c.merge_settings, self.names, int(history[CHECK].metrics["layers"]))
+        pool = Pool(self.c.merge_settings, self.names, int(history[CHECK].metrics["layers"]))
         if round == 1:
-            return [*self.given("validation", history), *self.members(1, self.first(among))]
-        population = [as_ranked(member) for member in members_of(history, round - 1)]
-        return self.members(round, next_generation(population, among, self.e, [self.e.seed, round]))
+            numbers = {name: f"1/model-{n}" for n, name in enumerate(self.names)}
+            made = first(pool, self.e.population_size, self.e.seed)
+            children = [Child(one, in_words(one), tuple(numbers[name] for name in one.models)) for one in made]
+            return [*self.given("validation", history), *self.members(1, children)]
+        population = [as_scored(member) for member in members_of(history, round - 1)]
+        return self.members(round, next_generation(population, pool, self.e, [self.e.seed, round]))
 
-    def winner(self, ended: int, history: Past) -> Recipe | None:
-        alive = {member.id: member for member in members_of(history, ended) if "score" in member.metrics}
-        order = ranked([as_ranked(member) for member in alive.values()])
+    def winner(self, last: int, history: Past) -> Recipe | None:
+        alive = {member.id: member for member in members_of(history, last) if "score" in member.metrics}
+        order = ranked([as_scored(member) for member in alive.values()])
         if not order:
             return None
         best = alive[order[0].id]
         return Recipe("winner", "score", (best.id,), role="winner", args={**best.recipe.args, "on": "test"})
 
-    def given(self, on: Questions, history: Past) -> list[Recipe]:
-        found = []
-        for n, name in enumerate(self.names):
-            args = FormulaArgs(name=name, formula=Formula(blend=name).model_dump(mode="json"), on=on)
-            found.append(Recipe(f"model-{n}", "score", role="given", args=args.plain()))
-        return found
+    def given(self, on: EvalSplit, history: Past) -> list[Recipe]:
+        formulas = {name: Formula(blend=name).model_dump(mode="json") for name in self.names}
+        args = [FormulaArgs(name=name, formula=formula, on=on).plain() for name, formula in formulas.items()]
+        return [Recipe(f"model-{n}", "score", role="given", args=each) for n, each in enumerate(args)]
 
     @property
     def e(self) -> EvolutionSettings:
@@ -57,11 +58,6 @@ class Tournament(SearchStrategy):
     @property
     def names(self) -> list[str]:
         return [model.name for model in self.c.models]
-
-    def first(self, among: Among) -> list[Child]:
-        made = first(among, self.e.population_size, self.e.seed)
-        numbers = {name: f"1/model-{n}" for n, name in enumerate(self.names)}
-        return [Child(one, in_words(one), tuple(numbers[name] for name in one.models)) for one in made]
 
     def members(self, round: int, children: Sequence[Child]) -> list[Recipe]:
         return [self.member(round, n, child) for n, child in enumerate(children)]
@@ -81,13 +77,13 @@ def formula_of(recipe: Recipe) -> Formula:
     return Formula.model_validate(recipe.args["formula"])
 
 
-def members_of(history: Past, round: int) -> list[Member]:
-    """A generation, all of it finished."""
-    return [history[f"{round}/{recipe.slot}"] for recipe in history.plan(round) if recipe.role == "member"]
+def members_of(history: Past, round: int, role: str = "member") -> list[Member]:
+    """A generation, all of it finished; or the given models of a round."""
+    return [history[f"{round}/{recipe.slot}"] for recipe in history.plan(round) if recipe.role == role]
 
 
-def as_ranked(member: Member) -> Ranked:
-    return Ranked(member.id, formula_of(member.recipe), member.metrics.get("score"))
+def as_scored(member: Member) -> Scored:
+    return Scored(member.id, formula_of(member.recipe), member.metrics.get("score"))
 
 
 def scores(history: Past, last: int) -> list[list[float]]:
@@ -117,8 +113,3 @@ def last_generation(e: EvolutionSettings, scores: Sequence[Sequence[float]]) -> 
         if n - at >= e.patience or n >= e.num_generations:
             return n
     return None
-
-
-def objectives_of(member: Member) -> dict[str, float]:
-    found: dict[str, float] = json.loads(member.metrics.get("objectives", "{}"))
-    return found

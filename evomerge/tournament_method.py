@@ -5,9 +5,9 @@ from typing import Any
 
 from evomerge.config import TournamentConfig
 from evomerge.tournament import FormulaArgs, Tournament, formula_of
-from fleet.config import UserError
 from fleet.history import History
 from fleet.method import Method
+from fleet.run_config import UserError
 from fleet.tasks import Task
 from fleet.work import Maker, NotOnThisMachine, Work
 from merge.search import search_worker
@@ -18,12 +18,14 @@ ALGORITHM = "evomerge"
 def maker(config: TournamentConfig) -> Maker:
     from evomerge.fitness_evaluator import FormulaEvaluator
 
-    def serve(evaluator: FormulaEvaluator, work: Work) -> None:
+    def check_can_serve(evaluator: FormulaEvaluator, work: Work) -> None:
         if evaluator.digest != config.text_digest:
             raise NotOnThisMachine("the text here differs from that of who began: another Python, or a changed file")
 
     advice = "a smaller batch_tokens needs less, in a tournament of its own"
-    return search_worker.maker({"score": Task(_score, FormulaArgs)}, lambda: FormulaEvaluator(config), serve, advice)
+    return search_worker.maker(
+        {"score": Task(_score, FormulaArgs)}, lambda: FormulaEvaluator(config), check_can_serve, advice
+    )
 
 
 def _score(evaluator: Any, work: Work, args: FormulaArgs) -> Mapping[str, Any]:

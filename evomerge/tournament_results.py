@@ -11,7 +11,7 @@ from typing import Any
 from evomerge import fitness_evaluator
 from evomerge.config import TournamentConfig
 from evomerge.formula import Formula, makeup
-from evomerge.tournament import formula_of, members_of, objectives_of
+from evomerge.tournament import formula_of, members_of
 from fleet.history import History, opened
 from fleet.recipe import Member
 from merge.search.search_worker import keeping
@@ -23,28 +23,26 @@ HISTORY, WINNER = "history.json", "winner"
 
 @dataclass(frozen=True)
 class TournamentEntry:
-    """A model that was evaluated."""
+    """A model that was evaluated; at the end, in the held-out test."""
 
     id: str
     name: str
     technique: str
     parents: tuple[str, ...]
-    score: float | None
-    objectives: Mapping[str, float]
     formula: Formula
-
-
-@dataclass(frozen=True)
-class Tested:
-    """A model at the end, in the held-out test."""
-
-    name: str
     metrics: Mapping[str, Any]
-    formula: Formula
+
+    @property
+    def score(self) -> float | None:
+        return self.metrics.get("score")
+
+    @property
+    def objectives(self) -> dict[str, float]:
+        return dict(self.listed("objectives"))
 
     def listed(self, what: str) -> Any:
         """Of "objectives"; of "each" passage, nats; of "sizes", bytes."""
-        return json.loads(self.metrics[what])
+        return json.loads(self.metrics.get(what, "{}"))
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class TournamentOutcome:
     config: TournamentConfig
     generations: Sequence[Sequence[TournamentEntry]]  # finished ones; the elite stands in each that it has lived in
     models: Sequence[TournamentEntry]
-    tested: Sequence[Tested]  # the winner first; empty before the end
+    tested: Sequence[TournamentEntry]  # the winner first; empty before the end
 
     @property
     def all(self) -> list[TournamentEntry]:
@@ -90,34 +88,25 @@ def found_in(folder: Path) -> TournamentOutcome:
 def read(history: History) -> TournamentOutcome:
     """From a run's registers: all generations that are finished."""
     config = TournamentConfig.joined(history.store.read("run.json")["config"], {})
-    generations, models, tested = [], list[TournamentEntry](), list[Tested]()
+    generations, models, tested = [], list[TournamentEntry](), list[TournamentEntry]()
     for round in range(1, history.first):
         if entries := history.once("entries", round, partial(_entries, history, round)):
             generations.append(entries)
-        last = round == history.first - 1
-        originals = _originals(history, round) if round == 1 or last else []
         if round == 1:
-            models = [entry(member) for member in originals]
-        elif originals:
-            there = [history[f"{round}/winner"], *originals]
-            tested = [Tested(m.recipe.args["name"], m.metrics, formula_of(m.recipe)) for m in there]
+            models = _entries(history, round, "given")
+        elif round == history.first - 1 and (given := _entries(history, round, "given")):
+            tested = [entry(history[f"{round}/winner"]), *given]
     return TournamentOutcome(config, generations, models, tested)
 
 
-def _entries(history: History, round: int) -> list[TournamentEntry]:
-    return [entry(member) for member in members_of(history, round)]
-
-
-def _originals(history: History, round: int) -> list[Member]:
-    return [history[f"{round}/{recipe.slot}"] for recipe in history.plan(round) if recipe.role == "given"]
+def _entries(history: History, round: int, role: str = "member") -> list[TournamentEntry]:
+    return [entry(member) for member in members_of(history, round, role)]
 
 
 def entry(member: Member) -> TournamentEntry:
-    args = member.recipe.args
-    what = (args["name"], args.get("technique", ""), member.recipe.parents)
-    return TournamentEntry(
-        member.origin, *what, member.metrics.get("score"), objectives_of(member), formula_of(member.recipe)
-    )
+    args, formula = member.recipe.args, formula_of(member.recipe)
+    what = (args["name"], args.get("technique", ""), member.recipe.parents, formula)
+    return TournamentEntry(member.origin, *what, member.metrics)
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------
@@ -134,12 +123,12 @@ def as_json(found: TournamentOutcome) -> bytes:
     return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def _generations(table: bytes) -> int:
-    return len(json.loads(table)["generations"])
-
-
 keep = keeping(
-    HISTORY, read, lambda found: len(found.generations), _generations, lambda found: {HISTORY: as_json(found)}
+    HISTORY,
+    read,
+    lambda found: len(found.generations),
+    lambda table: len(json.loads(table)["generations"]),
+    lambda found: {HISTORY: as_json(found)},
 )
 
 
@@ -149,7 +138,7 @@ def _listed(entry: TournamentEntry) -> dict[str, Any]:
         "technique": entry.technique,
         "parents": list(entry.parents),
         "score": entry.score,
-        "objectives": dict(entry.objectives),
+        "objectives": entry.objectives,
         "shares": {name: round(share, 4) for name, share in makeup(entry.formula).items()},
         "formula": entry.formula.model_dump(mode="json"),
     }
@@ -158,13 +147,13 @@ def _listed(entry: TournamentEntry) -> dict[str, Any]:
 # -- how sure one may be ----------------------------------------------------------------------------------------------
 
 
-def interval(tested: Tested) -> tuple[float, float]:
+def interval(tested: TournamentEntry) -> tuple[float, float]:
     """Of the perplexity, with 95% confidence."""
     mean, half = tested.metrics["nats"], tested.metrics["error"] * certain(len(tested.listed("sizes")))
     return math.exp(min(700.0, mean - half)), math.exp(min(700.0, mean + half))
 
 
-def ahead(winner: Tested, other: Tested) -> tuple[float, float]:
+def ahead(winner: TournamentEntry, other: TournamentEntry) -> tuple[float, float]:
     """By how many bits per byte the winner is better on the same passages, and how far that is certain (95%)."""
     sizes, pairs = winner.listed("sizes"), zip(winner.listed("each"), other.listed("each"), strict=True)
     mean, error = mean_and_error(Losses(tuple((b - a) / math.log(2) for a, b in pairs), sizes, sizes))

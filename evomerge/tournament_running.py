@@ -4,43 +4,44 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 from evomerge import fitness_evaluator, tournament_results
 from evomerge.building import builder
-from evomerge.config import Configuration, ModelReference, TournamentConfig
-from evomerge.given_models import check_alike, check_causal, resolved
+from evomerge.config import Configuration, EvaluationSettings, ModelReference, TournamentConfig
+from evomerge.given_models import check_alike, check_causal, resolved, tell
 from evomerge.tournament_method import ALGORITHM
-from evomerge.tournament_results import TournamentOutcome
-from evomerge.tournament_view import TournamentView, final_table, front_table
+from evomerge.tournament_view import TournamentView, better_ones, final_table, front_table
 from evomerge.utils import EvoMergeException, generate_text, load_models, prompted
-from fleet import gpus
+from fleet import evaluating, gpus
 from fleet.ancestry.ancestry_files import PAGE, keep
-from fleet.config import UserError
 from fleet.console import console
-from fleet.errors import absolute
+from fleet.errors import absolute, refuse
 from fleet.history import opened
 from fleet.local import Starter
+from fleet.meanwhile import saying
 from fleet.metrics import sinks
+from fleet.permissions import leaving
+from fleet.run_config import UserError
 from merge.output import Busy, Taken
-from merge.search.search_command import folder_named
-from train import tasks
+from merge.search.search_command import folder_named, make_parents
 
-_PROMPTS = ("The ", "def ")
+_PROMPTS, _BEGINNING = 2, 40  # of the test's passages; characters of each
 _SAMPLE = 40  # tokens
 
 
 def winner_of(config: Configuration) -> str:
     """The winner's folder. The same call goes on where it stopped."""
-    settled = prepared(config)
+    completed = prepared(config)
     if config.machines:
         from fleet.remote.handed import hand_over
 
         ssh = Path(config.ssh_config) if config.ssh_config else None
-        code = hand_over(settled, ("-m", "evomerge.cli"), Path(config.machines), ssh)
+        code = hand_over(completed, ("-m", "evomerge.cli"), Path(config.machines), ssh)
     else:
         count = gpus.workers(config.workers or None, None, config.threads)
-        code = Hosted(settled, config.folder.parent, count, TournamentView).run()
+        code = TournamentStarter(completed, config.folder.parent, count, TournamentView).run()
     if code == 130:
         raise KeyboardInterrupt
     if code:
@@ -48,8 +49,8 @@ def winner_of(config: Configuration) -> str:
     return str(concluded(config.folder))
 
 
-class Hosted(Starter):
-    """Workers of evomerge.cli, whatever script it is that starts them."""
+class TournamentStarter(Starter):
+    """Starts local workers by evomerge/cli.py, also where a program of somebody else's called `winner_of`."""
 
     def script(self) -> list[str]:
         return [sys.executable, str(Path(__file__).with_name("cli.py"))]
@@ -59,12 +60,13 @@ def prepared(config: Configuration) -> TournamentConfig:
     """Whatever cannot work is said before anything is begun."""
     sinks.check(config.metrics)
     where = folder_named(config.out, "--out")
-    if config.machines and not Path(config.machines).is_file():
-        raise UserError(f"{config.machines}: cannot be read")
-    if config.machines and config.workers:
-        raise UserError("workers: machines.json says how many each machine has")
-    if config.ssh_config and not config.machines:
-        raise UserError("ssh_config: it is for machines")
+    refuse(
+        [
+            (config.machines and not Path(config.machines).is_file(), f"{config.machines}: cannot be read"),
+            (config.machines and config.workers, "workers: machines.json says how many each machine has"),
+            (config.ssh_config and not config.machines, "ssh_config: it is for machines"),
+        ]
+    )
     known = config.model_copy(deep=True)
     m, e, base = known.merge_settings, known.evaluation_settings, [config.base] if config.base else []
     models = resolved([*config.models, *base], where.parent if config.machines else None)
@@ -73,14 +75,16 @@ def prepared(config: Configuration) -> TournamentConfig:
     m.base_model = models.pop() if base else None
     if m.base_model and m.base_model.path in [model.path for model in models]:
         raise UserError(f"base_model {m.base_model.name} is one of the models: its change of itself is nothing")
-    for task in fitness_evaluator.load_tasks(e, config.evolution_settings.seed).get("tasks", {}).values():
-        tasks.validation_count(task.config.task, len(task.eval_docs), e.holdout)
+    fitness_evaluator.load_tasks(e, config.evolution_settings.seed)
     if e.text:
         e.text = str(absolute(Path(e.text)))
     e.task_path = [str(absolute(Path(folder))) for folder in e.task_path]
     shared = {key: value for key, value in known if key in TournamentConfig.model_fields}
     run = {"algorithm": ALGORITHM, "project_name": where.name, "base_dir": str(where.parent)}
-    return TournamentConfig(**{**shared, **run, "models": models, "text_digest": fitness_evaluator.digest(e)})
+    make_parents(where, "--out")
+    with saying("reading what they are asked", tell):
+        digest = fitness_evaluator.digest(e)
+    return TournamentConfig(**{**shared, **run, "models": models, "text_digest": digest})
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------
@@ -98,16 +102,20 @@ def concluded(folder: Path) -> Path:
     history.store.replace(tournament_results.HISTORY, tournament_results.as_json(found))
     keep(history)
     shown.print(final_table(found))
-    if len(found.front) > 1 and len(found.tested[0].listed("objectives")) > 1:
+    for line in better_ones(found):
+        shown.print(line, soft_wrap=True, markup=False, highlight=False)
+    if len(found.front) > 1 and len(found.tested[0].objectives) > 1:
         shown.print(front_table(found))
     for line in samples(found, where):
         shown.print(line, markup=False, highlight=False)
     shown.print(f"The family tree: {folder / PAGE}", soft_wrap=True, highlight=False)
     shown.print(f"The winner, {found.tested[0].name}: {where}", soft_wrap=True, highlight=False)
+    shown.print(evaluating.told(where), soft_wrap=True, markup=False, highlight=False)
     return where
 
 
-def winner_in(folder: Path, found: TournamentOutcome) -> Path:
+@leaving()
+def winner_in(folder: Path, found: tournament_results.TournamentOutcome) -> Path:
     """Its formula follows from the run: the model is made when it is missing."""
     out = folder / tournament_results.WINNER
     while not (out / "config.json").is_file():
@@ -122,15 +130,24 @@ def winner_in(folder: Path, found: TournamentOutcome) -> Path:
     return out
 
 
-def samples(found: TournamentOutcome, winner: Path) -> Iterator[str]:
-    """How the winner and the models go on with the same words."""
-    trust = found.config.merge_settings.trust_remote_code
+def samples(found: tournament_results.TournamentOutcome, winner: Path) -> Iterator[str]:
+    """How the winner and the models go on with the same words, those with which passages of the test begin."""
+    trust, e = found.config.merge_settings.trust_remote_code, found.config.evaluation_settings
+    passages = fitness_evaluator.texts(e if e.text_weight else EvaluationSettings())["test"].texts
+    prompts = [*islice(dict.fromkeys(filter(None, map(beginning, passages))), _PROMPTS)]
     for model in [ModelReference("winner", winner), *found.config.models]:
         ((name, loaded, tokenizer),) = load_models([model], trust_remote_code=trust)
-        for prompt in _PROMPTS:
+        for prompt in prompts:
             try:
                 count = prompted(tokenizer, prompt)["input_ids"].shape[1]
                 said = generate_text(loaded, tokenizer, prompt, count + _SAMPLE)
             except EvoMergeException as error:
                 said = f"({error})"
             yield f"{name} says: {textwrap.shorten(said, 140, placeholder=' ...')}"
+
+
+def beginning(passage: str) -> str:
+    """Its first words; of a text without blanks its first characters."""
+    text = passage.strip()
+    first = text[:_BEGINNING]
+    return first if first == text else first.rsplit(maxsplit=1)[0]

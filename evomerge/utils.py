@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from evomerge.config import Configuration, ModelReference, create_default_config
 from evomerge.given_models import check_alike, check_causal, check_tokenizer, resolved
 from fleet import faults
-from fleet.config import UserError
 from fleet.errors import first_line
+from fleet.run_config import UserError
 from merge.donors import located
 from merge.search.search_command import in_words
 

@@ -1,10 +1,11 @@
 """Workers come and go: what is left of those that are gone is put where nobody has to look each time.
 
-Their pulses are removed, and their notes, but for the last ones, move to workers/ended/. Who moves them goes on with
-their sums; so what a run has made in all stands in the notes of few workers, however many there were.
+Their pulses and drafts are removed, and their notes, but for the last ones, move to workers/ended/. Who moves them goes
+on with their sums; so what a run has made in all stands in the notes of few workers, however many there were.
 """
 
 import contextlib
+from functools import partial
 
 from fleet import diary, faults
 from fleet.diary import END
@@ -25,7 +26,7 @@ class Attic:
     def __init__(self, store: Store, events: Events, patience: float) -> None:
         self.store, self.events, self.patience = store, events, patience
         self._seen: dict[str, tuple[Stamp, float]] = {}  # pulses, and since when they stand still
-        self._turn = 0
+        self._turn, self._drafts = 0, set[str]()
         self._tidied = store.host.now()
 
     def tidy(self) -> None:
@@ -35,9 +36,19 @@ class Attic:
             return
         self._tidied = now
         names = set(self.store.names("workers"))
-        for task in (self._remove_pulses, self._move_notes):
+        tasks = (self._remove_drafts, partial(self._remove_pulses, names, now), partial(self._move_notes, names))
+        for task in tasks:
             with contextlib.suppress(faults.Fault):
-                task(names, now)
+                task()
+
+    def _remove_drafts(self) -> None:
+        """A draft lives for a moment; one that is still there after a time in which any worker would have looked dead
+        belongs to nobody."""
+        drafts = set(self.store.names("tmp"))
+        for name in drafts & self._drafts:
+            with contextlib.suppress(faults.Fault):
+                self.store.disk.remove(f"tmp/{name}")
+        self._drafts = drafts
 
     def _remove_pulses(self, names: set[str], now: float) -> None:
         """Those that have stood still for longer than anybody waits for their worker; a few are looked at, in turn."""
@@ -51,7 +62,7 @@ class Attic:
                 self.store.disk.remove(f"workers/{name}")
         self._turn += _PULSES
 
-    def _move_notes(self, names: set[str], now: float) -> None:
+    def _move_notes(self, names: set[str]) -> None:
         mine = f"{self.store.name}{END}"
         gone = [n for n in names if n.endswith(END) and n != mine and n.removesuffix(END) + _PULSE not in names]
         if len(gone) > KEPT:

@@ -7,7 +7,8 @@ from typing import Any
 from fleet import faults, strictjson
 from fleet.history import History
 from fleet.host import Host
-from fleet.recipe import folder, place
+from fleet.known import register
+from fleet.recipe import place
 from fleet.store import Store, Value
 
 _PULSE = ".pulse"
@@ -114,9 +115,9 @@ class Claims:
 
     def helped(self, id: str) -> bool:
         """Somebody else is at it, too: whoever claimed it before, and neither gave it up nor looks dead."""
-        version, left = self.history.slot(id).version, self.history.slot(id).left
-        before = [n for n in range(self.count(id) - 1) if (version, n) not in left]
-        return any((claim := self.record(id, "claim", n)) and not self.watch.dead(claim) for n in before)
+        slot = self.history.slot(id)
+        before = [self.record(id, "claim", n) for n in range(self.count(id) - 1) if (slot.version, n) not in slot.left]
+        return any(claim and not self.watch.dead(claim) for claim in before)
 
     def holder(self, id: str) -> Value:
         return self.record(id, "claim", self.count(id) - 1)
@@ -163,8 +164,8 @@ class Claims:
 
     def given_up(self, id: str) -> list[Value]:
         """What makers said who gave it up, in turn."""
-        version = self.history.slot(id).version
-        numbers = [n for v, n in sorted(self.history.slot(id).left) if v == version]
+        slot = self.history.slot(id)
+        numbers = [n for version, n in sorted(slot.left) if version == slot.version]
         return [record for n in numbers if (record := self.record(id, "left", n))]
 
     def lost(self, id: str) -> list[Value]:
@@ -179,8 +180,8 @@ class Claims:
                 if self.record(id, "left", n).get("why") == "released":
                     break
                 continue  # another's word about it
-            if found and self._progress(id, n) != self._progress(id, n + 1):
-                break
+            if found and self.record(id, "from", n).get("step") != self.record(id, "from", n + 1).get("step"):
+                break  # it got somewhere
             found.append(claim)
         while found and found[-1].get("launch") != self.launch:
             found.pop()
@@ -191,21 +192,15 @@ class Claims:
         with contextlib.suppress(faults.Fault):
             self.store.settle(self._path(id, "from", self._own[id][1]), {"step": step}, durable=False)
 
-    def _progress(self, id: str, n: int) -> Any:
-        return self.record(id, "from", n).get("step")
-
     def record(self, id: str, kind: str, n: int) -> Value:
         path, records = self._path(id, kind, n), self._records.setdefault(id, {})
-        if path not in records:
-            try:
+        if path not in records:  # none is synced: a crash may have taken it back
+            with contextlib.suppress(faults.Missing, faults.Damaged, faults.Refused):
                 records[path] = self.store.read(path)
-            except (faults.Missing, faults.Damaged, faults.Refused):  # not synced: a crash may have taken it back
-                return {}
-        return records[path]
+        return records.get(path, {})
 
     def _path(self, id: str, kind: str, n: int) -> str:
-        round, slot = place(id)
-        return f"{folder(round)}/{slot}.{self.history.slot(id).version}.{kind}.{n}"
+        return register(id, self.history.slot(id).version, f"{kind}.{n}")
 
     def _saw(self, id: str, kind: str, n: int) -> None:
         self.history.saw(place(id)[0], self._path(id, kind, n).rpartition("/")[2])

@@ -1,14 +1,18 @@
 """What the parts of one worker share."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
+from fleet import launches
 from fleet.blame import Blame
 from fleet.claims import Claims
 from fleet.events import Events
 from fleet.history import History
 from fleet.host import Host
+from fleet.lane import Pendings
 from fleet.pace import Pace
+from fleet.recipe import Recipe
 from fleet.store import Store
 
 
@@ -28,6 +32,7 @@ class WorkerOptions:
     grace_seconds: float = 0.0
     backup: float = 0.0  # 0 is off
     time_limit: float = math.inf
+    beside: frozenset[str] = frozenset()  # tasks that the second lane makes, where there is one
 
 
 class Stopped(Exception):
@@ -49,3 +54,10 @@ class WorkerContext:
     events: Events
     options: WorkerOptions
     own: dict[str, bool]  # members made here: their files are likely in this machine's memory
+    takes: Callable[[Recipe], bool] = lambda recipe: True  # which recipes are for this lane of the worker
+    pending: Pendings = field(default_factory=Pendings)  # made here, and on their way to the disk
+
+    def stopped(self, why: str, again: bool = True) -> Stopped:
+        """The end of this launch, and of those before it: for all of its workers, and for this one to raise."""
+        launches.stop(self.store, self.options.launch, why, again)
+        return Stopped(why)

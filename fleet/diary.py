@@ -25,6 +25,8 @@ _ERRORS = 8  # of one worker
 _SKEW = 30.0  # seconds that a clock may differ from the disk's before its moments are moved
 _BAD = ("failed", "waits", "stopped", "suspects", "voided", "leaves to others", "benched")
 
+_SUMS = ("made", "written", "read", "busy", "disk", "waited")
+
 Error = tuple[float, str, str]  # when, what and where, why
 
 
@@ -38,6 +40,9 @@ class Diary:
     made: int = 0
     written: float = 0.0
     read: float = 0.0
+    busy: float = 0.0  # seconds: at recipes; of these, for the disk; and for what others make
+    disk: float = 0.0
+    waited: float = 0.0
     first: float = 0.0
     last: float = 0.0
     doing: str = ""
@@ -66,6 +71,10 @@ class Diary:
             self.made += 1
             self.written += number(event, "written")
             self.read += number(event, "read")
+            self.busy += number(event, "seconds")
+            self.disk += number(event, "disk")
+        if what == "waited":
+            self.waited += number(event, "seconds")
         if what in ("benched", "back", "started"):
             self.benched = str(event.get("why", "")) if what == "benched" else ""
         if what in _BAD:
@@ -73,19 +82,25 @@ class Diary:
 
     def add(self, other: "Diary") -> None:
         """Of a worker that is gone, whose sums are found here from now on."""
-        self.made += other.made
-        self.written += other.written
-        self.read += other.read
+        for sum in _SUMS:
+            setattr(self, sum, getattr(self, sum) + getattr(other, sum))
 
     def so_far(self) -> dict[str, Any]:
         """What stands in the middle of a long file, so that nobody has to read what comes before."""
-        known = ("machine", "launch", "made", "written", "read", "first")
+        known = ("machine", "launch", "first", *_SUMS)
         return {"what": SO_FAR, **{key: getattr(self, key) for key in known}}
 
     def _begin_at(self, event: dict[str, Any]) -> None:
         self.machine, self.launch = str(event.get("machine", "")), int(number(event, "launch"))
         self.made, self.first = int(number(event, "made")), number(event, "first")
-        self.written, self.read = number(event, "written"), number(event, "read")
+        for sum in _SUMS[1:]:
+            setattr(self, sum, number(event, sum))
+
+
+def shares(diaries: Sequence[Diary]) -> tuple[float, float, float] | None:
+    """Of the workers' time, as far as they have noted it: at work, for the disk, for what others make."""
+    busy, disk, waited = (math.fsum(getattr(d, sum) for d in diaries) for sum in ("busy", "disk", "waited"))
+    return ((busy - disk) / whole, disk / whole, waited / whole) if (whole := busy + waited) > 0 else None
 
 
 D = TypeVar("D", bound=Diary)

@@ -15,29 +15,24 @@ def digest(history: History) -> str:
     """Of all finished rounds; history must have looked."""
     total = hashlib.sha256()
     for round in range(history.first):
-        plan = history.plan(round)
-        total.update(text([to_json(recipe) for recipe in plan]).encode())
+        total.update(text([to_json(recipe) for recipe in history.plan(round)]).encode())
         for member in history.round(round):
-            shown = [
-                member.id,
-                member.origin,
-                dict(member.metrics),
-                dict(sorted(member.digests.items())),
-                member.absent,
-            ]
-            total.update(text(shown).encode())
+            metrics, files = dict(member.metrics), dict(sorted(member.digests.items()))
+            total.update(text([member.id, member.origin, metrics, files, member.absent]).encode())
     return total.hexdigest()
 
 
 def show(run_dir: Path, /, *more: Path) -> None:
-    """Say the digest of a run's finished rounds, and how many they are; of several runs, a line each.
+    """Say the digest of a run's finished rounds, and how many of them train; of several runs, a line each.
 
-    For example: python -m fleet.digest runs/edt runs/edt-again
+    For example:
+
+        python -m fleet.digest runs/edt runs/edt-again
     """
     for folder in (run_dir, *more):
         history = opened(folder.absolute())
         state = "over" if history.over else "not over"
-        say(f"{digest(history)}  {folder}  ({history.first} rounds, {state})")
+        say(f"{digest(history)}  {folder}  ({max(0, history.first - 1)} rounds, {state})")
 
 
 if __name__ == "__main__":

@@ -6,10 +6,12 @@ still means the old disk, so nothing can ever be written into the empty mount po
 
 import contextlib
 import os
+import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from fleet import faults
 
@@ -18,22 +20,8 @@ T = TypeVar("T")
 _FILE, _FOLDER = 0o640, 0o750  # at most: the process's mask decides whether the group may read
 _SMALL, _BLOCK = 1 << 12, 1 << 22
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_MORE = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe must not hold us up
-
-
-class Writer(Protocol):
-    """A private file while it is being written."""
-
-    def write(self, data: bytes | memoryview) -> None: ...
-    def sync(self) -> None: ...
-    def close(self) -> None: ...
-
-
-class Reader(Protocol):
-    """A file that is read from its beginning, piece by piece."""
-
-    def readinto(self, room: memoryview) -> int: ...
-    def close(self) -> None: ...
 
 
 class Disk:
@@ -42,7 +30,9 @@ class Disk:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.ops = self.bytes_read = 0  # calls and bytes on the shared disk, for the event log and the benchmarks
-        self._handle = self._open_root()
+        self.seconds = 0.0  # that its first user has waited for it; what others do beside the work delays nobody
+        self._user = threading.get_ident()
+        self._handle = self.call(str(root), os.open, root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         _closing(self, self._handle)
 
     def reopen(self) -> "Disk":
@@ -51,28 +41,23 @@ class Disk:
 
     def read(self, name: str, limit: int) -> bytes:
         """A whole small file; one byte more than the limit shows that there is more."""
-        with _Naming(name):  # not _file(): a long run has a hundred thousand registers
-            handle = self._counted(os.open, name, _LOOK, dir_fd=self._handle)
-            try:
-                parts, room = list[bytes](), limit + 1
-                while room and (part := self._counted(os.read, handle, min(_BLOCK, room))):
-                    parts.append(part)
-                    self.bytes_read += len(part)
-                    room -= len(part)
-                    if len(part) < _SMALL:  # most registers are smaller than this: no call just to see the end
-                        break
-                return b"".join(parts)
-            finally:
-                self._counted(os.close, handle)
+        with self._file(name) as handle:
+            parts, room = list[bytes](), limit + 1
+            while room and (part := self.call(name, os.read, handle, min(_BLOCK, room))):
+                parts.append(part)
+                self.bytes_read += len(part)
+                room -= len(part)
+                if len(part) < _SMALL:  # most registers are smaller than this: no call just to see the end
+                    break
+            return b"".join(parts)
 
     def open(self, name: str) -> "FileReader":
-        with _Naming(name):
-            return FileReader(self._counted(os.open, name, _LOOK, dir_fd=self._handle), name, self)
+        return FileReader(self._opened(name, _LOOK), name, self)
 
     def blocks(self, name: str) -> Iterator[bytes]:
         """A large file, block by block."""
         with self._file(name) as handle:
-            while part := self._counted(os.read, handle, _BLOCK):
+            while part := self.call(name, os.read, handle, _BLOCK):
                 self.bytes_read += len(part)
                 yield part
 
@@ -88,22 +73,20 @@ class Disk:
     def forget(self, name: str) -> None:
         """Ask the kernel to drop its cached pages of a file, so that the next read comes from the disk."""
         with self._file(name) as handle:
-            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+            self.call(name, os.posix_fadvise, handle, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def stamp(self, name: str) -> tuple[int, ...]:
         """Which file a name means, and its state: only to be compared with an earlier answer to the same process."""
-        with _Naming(name):
-            found = self._counted(os.stat, name, dir_fd=self._handle, follow_symlinks=False)
+        found = self.call(name, os.stat, name, dir_fd=self._handle, follow_symlinks=False)
         return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
     def list(self, folder: str) -> list[str]:
         """In no order. Always through a fresh handle: on NFS that is what shows new names."""
-        with self._folder(folder) as handle, _Naming(folder):
-            return self._counted(os.listdir, handle)
+        with self._file(folder or ".", os.O_DIRECTORY) as handle:
+            return self.call(folder, os.listdir, handle)
 
     def create(self, name: str) -> "FileWriter":
-        with _Naming(name):
-            return FileWriter(self._counted(os.open, name, _NEW, _FILE, dir_fd=self._handle), name, self)
+        return FileWriter(self._opened(name, _NEW), name, self)
 
     def write(self, name: str, data: bytes, sync: bool) -> None:
         """A new private file, whole."""
@@ -114,60 +97,50 @@ class Disk:
 
     def append(self, name: str) -> "FileWriter":
         """A file that only this process writes, at its end."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        with _Naming(name):
-            return FileWriter(self._counted(os.open, name, flags, _FILE, dir_fd=self._handle), name, self)
+        return FileWriter(self._opened(name, _MORE), name, self)
 
     def link(self, old: str, new: str) -> None:
-        with _Naming(new):
-            self._counted(os.link, old, new, src_dir_fd=self._handle, dst_dir_fd=self._handle, follow_symlinks=False)
+        self.call(new, os.link, old, new, src_dir_fd=self._handle, dst_dir_fd=self._handle, follow_symlinks=False)
 
     def rename(self, old: str, new: str) -> None:
-        with _Naming(new):
-            self._counted(os.rename, old, new, src_dir_fd=self._handle, dst_dir_fd=self._handle)
+        self.call(new, os.rename, old, new, src_dir_fd=self._handle, dst_dir_fd=self._handle)
 
     def remove(self, name: str) -> None:
-        with _Naming(name):
-            self._counted(os.unlink, name, dir_fd=self._handle)
+        self.call(name, os.unlink, name, dir_fd=self._handle)
 
     def mkdir(self, folder: str) -> None:
-        with _Naming(folder):
-            self._counted(os.mkdir, folder, _FOLDER, dir_fd=self._handle)
+        self.call(folder, os.mkdir, folder, _FOLDER, dir_fd=self._handle)
 
     def rmdir(self, folder: str) -> None:
-        with _Naming(folder):
-            self._counted(os.rmdir, folder, dir_fd=self._handle)
+        self.call(folder, os.rmdir, folder, dir_fd=self._handle)
 
     def sync(self, folder: str) -> None:
         """Make the names in a folder survive a crash of whoever serves the disk."""
-        with self._folder(folder) as handle, _Naming(folder):
-            self._counted(os.fsync, handle)
+        with self._file(folder or ".", os.O_DIRECTORY) as handle:
+            self.call(folder, os.fsync, handle)
 
-    def _open_root(self) -> int:
-        with _Naming(str(self.root)):
-            return os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-
-    @contextlib.contextmanager
-    def _file(self, name: str) -> Iterator[int]:
-        with _Naming(name):
-            handle = self._counted(os.open, name, _LOOK, dir_fd=self._handle)
-            try:
-                yield handle
-            finally:
-                self._counted(os.close, handle)
+    def _opened(self, name: str, flags: int) -> int:
+        return self.call(name, os.open, name, flags, _FILE, dir_fd=self._handle)
 
     @contextlib.contextmanager
-    def _folder(self, name: str) -> Iterator[int]:
-        with _Naming(name):
-            handle = self._counted(os.open, name or ".", _LOOK | os.O_DIRECTORY, dir_fd=self._handle)
+    def _file(self, name: str, more: int = 0) -> Iterator[int]:
+        handle = self._opened(name, _LOOK | more)
         try:
             yield handle
         finally:
-            self._counted(os.close, handle)
+            self.call(name, os.close, handle)
 
-    def _counted(self, call: Callable[..., T], *args: Any, **settings: Any) -> T:
+    def call(self, name: str, call: Callable[..., T], *args: Any, **settings: Any) -> T:
+        """Counted; what the system refuses becomes a fault that says where."""
         self.ops += 1
-        return call(*args, **settings)
+        began = time.perf_counter()
+        try:
+            return call(*args, **settings)
+        except OSError as error:
+            raise faults.named(error, name) from error
+        finally:
+            if threading.get_ident() == self._user:
+                self.seconds += time.perf_counter() - began
 
 
 def _closing(owner: object, handle: int) -> "weakref.finalize[..., Any]":
@@ -177,21 +150,8 @@ def _closing(owner: object, handle: int) -> "weakref.finalize[..., Any]":
     return release
 
 
-class _Naming:
-    """What the system refuses becomes a fault that says where."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OSError):
-            raise faults.named(error, self._name) from error
-
-
 class FileWriter:
-    """Writes all of what it is given, however little the disk takes at a time."""
+    """A private file while it is being written: all of what is given, however little the disk takes at a time."""
 
     def __init__(self, handle: int, name: str, disk: Disk) -> None:
         self._handle, self._name, self._disk = handle, name, disk
@@ -200,40 +160,30 @@ class FileWriter:
     def write(self, data: bytes | memoryview) -> None:
         rest = memoryview(data).cast("B")
         while rest:
-            rest = rest[self._do(os.write, rest) :]
+            rest = rest[self._disk.call(self._name, os.write, self._handle, rest) :]
 
     def sync(self) -> None:
-        self._do(os.fsync)
+        self._disk.call(self._name, os.fsync, self._handle)
 
     def close(self) -> None:
         if self._release.detach():
             handle, self._handle = self._handle, -1
-            self._disk.ops += 1
-            with _Naming(self._name):
-                os.close(handle)  # a network disk may report here what it could not write
-
-    def _do(self, call: Callable[..., T], *args: Any) -> T:
-        self._disk.ops += 1
-        with _Naming(self._name):
-            return call(self._handle, *args)
+            self._disk.call(self._name, os.close, handle)  # a network disk may report here what it could not write
 
 
 class FileReader:
+    """A file that is read from its beginning, piece by piece."""
+
     def __init__(self, handle: int, name: str, disk: Disk) -> None:
         self._handle, self._name, self._disk = handle, name, disk
 
     def readinto(self, room: memoryview) -> int:
         """Fills it, but at the end of the file."""
         done = 0
-        while done < len(room) and (count := self._some(room[done:])):
+        while done < len(room) and (count := self._disk.call(self._name, os.readv, self._handle, [room[done:]])):
             done += count
         self._disk.bytes_read += done
         return done
 
     def close(self) -> None:
         os.close(self._handle)
-
-    def _some(self, room: memoryview) -> int:
-        self._disk.ops += 1
-        with _Naming(self._name):
-            return os.readv(self._handle, [room])

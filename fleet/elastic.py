@@ -1,4 +1,4 @@
-"""Elastic rounds: after a quorum and a grace time, the slots that are still out may be settled as closed."""
+"""Elastic rounds: after a quorum and a grace time, the slots that are still out may be closed."""
 
 import math
 
@@ -22,20 +22,15 @@ class Elastic:
 
     def _late_in(self, round: int) -> list[str]:
         optional = [name(round, x.slot) for x in self.history.plan(round) if x.optional and _counts(round, x)]
-        out = [id for id in optional if not self.history.finished(id)]
-        missing = set(out)
-        good = [id for id in optional if id not in missing and self.history[id]]
+        out = {id: self.history.recipe(id) for id in optional if not self.history.finished(id)}
+        good = [id for id in optional if id not in out and self.history[id]]
         if not out or len(good) < math.ceil(self.quorum * len(optional)):
             self._since.pop(round, None)
             return []
         if self.host.now() - self._since.setdefault(round, self.host.now()) < self.grace:
             return []
-        needed = self._needed(round)
-        return [id for id in out if self._startable(id) and id not in needed]
-
-    def _startable(self, id: str) -> bool:
-        """Only what could have been made by now can be late."""
-        return all(map(self.history.finished, self.history.recipe(id).inputs))
+        needed = self._needed(round)  # and only what could have been made by now can be late
+        return [id for id in out if id not in needed and all(map(self.history.finished, out[id].inputs))]
 
     def _needed(self, round: int) -> set[str]:
         """What a planned recipe has to have: of its inputs in this round, none is there or must be made."""

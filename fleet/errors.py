@@ -1,6 +1,8 @@
 """The error of whatever people can set right; by itself, so that nobody waits for pydantic to know it."""
 
-from collections.abc import Iterator
+import contextlib
+import errno
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 
@@ -12,12 +14,34 @@ class Lacking(UserError):
     """This machine has not got what is needed (a file, a package, a GPU, room); another one may have it."""
 
 
+def refuse(problems: Iterable[tuple[object, str]]) -> None:
+    """Complain of the first one that is there."""
+    if found := next((what for there, what in problems if there), ""):
+        raise UserError(found)
+
+
 def absolute(path: Path) -> Path:
     """From the user's home on, and through all links; or why it leads nowhere."""
     try:
-        return path.expanduser().resolve()
+        found = path.expanduser().resolve()
+        with _mounts_that_may_come_back():
+            found.exists()  # a name may be too long, or lie where this user may not look
+        return found
     except (RuntimeError, OSError) as error:  # links in a circle; nobody knows where this user is at home
         raise UserError(f"{path}: no such place: {getattr(error, 'strerror', None) or error}") from None
+    except UnicodeEncodeError as error:
+        why = f"a locale of {error.encoding} cannot name it; set LC_ALL=C.UTF-8, or PYTHONUTF8=1"
+        raise UserError(f"{path}: no such place: {why}") from None
+
+
+@contextlib.contextmanager
+def _mounts_that_may_come_back() -> Iterator[None]:
+    """Such a place is there; whoever uses it says what is the matter with it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOTCONN, errno.ESTALE, errno.EIO, errno.ETIMEDOUT):
+            raise
 
 
 def first_line(error: BaseException) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from fleet import faults, strictjson
 from fleet.diary import END, TAIL, Diary, read
-from fleet.disk import Disk, Writer
+from fleet.disk import Disk, FileWriter
 from fleet.errors import cut
 from fleet.store import Store
 
@@ -24,7 +24,7 @@ class Events:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._file: Writer | None = None
+        self._file: FileWriter | None = None
         self._disk: Disk | None = store.disk  # where that file is
         self._lines: list[str] = []
         self._lock = threading.Lock()  # the pulse's thread flushes, too, while a long recipe runs
@@ -79,7 +79,7 @@ class Events:
         self._since = 0
         self._lines.append(strictjson.text({"at": round(self.store.host.stamp(), 3), **self._sums.so_far()}) + "\n")
 
-    def _open(self) -> Writer:
+    def _open(self) -> FileWriter:
         """Anew where the store has found the disk mounted anew: a dead mount may take what is written, and lose it."""
         if self._file and self._disk is not self.store.disk:
             with contextlib.suppress(faults.Fault):

@@ -6,14 +6,15 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from fleet import faults, launches
+from fleet import faults, known, launches
 from fleet.context import Spent, Stopped, WorkerContext
 from fleet.errors import behind, cut
 from fleet.events import Tail, log
+from fleet.lane import Lane, Pending
 from fleet.payload import Draft, Files
-from fleet.recipe import NotYet, folder, place
+from fleet.recipe import NotYet, place
 from fleet.repair import Repair
-from fleet.store import Unreadable, Value, read_back
+from fleet.store import Unreadable, Value, proven
 from fleet.work import CannotServe, Failed, Interrupted, Maker, NotOnThisMachine, Superseded, Work, prefix_of
 
 _SPENT = ("CUDA error", "HIP error", "CUBLAS_STATUS", "CUDNN_STATUS", "cuDNN error", "device-side assert")
@@ -23,9 +24,14 @@ _PANICS = "pyo3_runtime"  # what a library in Rust raises is no Exception, and y
 
 class Execution:
     def __init__(
-        self, context: WorkerContext, make: Maker, tail: Tail, wait: Callable[[faults.Fault, int], int]
+        self,
+        context: WorkerContext,
+        make: Maker,
+        tail: Tail,
+        wait: Callable[[faults.Fault, int], int],
+        lane: Lane | None = None,
     ) -> None:
-        self.context, self.make, self.tail, self._wait = context, make, tail, wait
+        self.context, self.make, self.tail, self._wait, self.lane = context, make, tail, wait, lane
         self.repair = Repair(context)
         self._refused: dict[str, int] = context.history.recent()  # how often the disk did not answer while it was made
         self._tried: dict[str, bool] = context.history.recent()
@@ -35,29 +41,35 @@ class Execution:
         """Make a claimed recipe and publish what came of it; true if there is news for the others."""
         context, began = self.context, self.context.host.now()
         read, version = context.store.disk.bytes_read, context.history.slot(id).version
+        waited = context.store.disk.seconds
         draft = Draft(context.store, f"{prefix_of(id)}{version}.{context.host.token()}")
         outcome: list[Value] = []
         with self._failing(id, draft), self._working(id, draft) as work:
             metrics = _checked(self.make(work))
-            files = draft.seal()
+            later = bool(self.lane and draft.known)
+            files = draft.known if later else draft.seal()
             seconds = round(context.host.now() - began, 6)
             record = self._record(metrics, files, draft.attempt if files else "", seconds)
-            outcome.append(read_back(record, f"the record of {id}"))  # or it is a verdict: nobody could read it
+            outcome.append(proven(record, f"the record of {id}")[1])  # or it is a verdict: nobody could read it
+            parents = work.pending
             context.pace.took(place(id)[1], seconds)
             read = context.store.disk.bytes_read - read
-            context.events.note("made", id, seconds=round(seconds, 3), written=draft.written, read=read)
+            disk = round(max(0.0, context.store.disk.seconds - waited), 3)
+            context.events.note("made", id, seconds=round(seconds, 3), disk=disk, written=draft.written, read=read)
         for record in outcome:
-            self.publish(id, version, record, draft)
-            context.blame.made()
-            self._refused.pop(id, None)
-        return bool(outcome)
+            if later:
+                self._hand_over(Pending(known.outcome(id, work.recipe, record, version), draft, parents))
+            else:
+                self.publish(id, version, record, draft)
+                self._made(id)
+        return bool(outcome) and not later
 
     def judge(self) -> bool:
         """What makers agree on by now: an outcome for what may fail, the end of the run otherwise."""
         agreed = [*self.context.blame.verdicts()]
         for verdict in agreed:
             if not (verdict.final and self.context.history.recipe(verdict.id).optional):
-                raise self._stop(verdict.all, again=not verdict.everywhere)
+                raise self.context.stopped(verdict.all, again=not verdict.everywhere)
             self.close(verdict.id, "failed", verdict.why)
         self.context.blame.consider_bench()
         return bool(agreed)
@@ -66,59 +78,92 @@ class Execution:
         """Offer an outcome until the disk takes it: sealed work is not thrown away for want of a small register. As the
         version that the attempt's name tells: by that, others know whether its files can be needed. If it was voided
         meanwhile, what was void still stands there, and this one is late."""
-        trouble, stands = 0, None
-        while stands is None:
+        stands = self._offer(id, version, record)
+        self.context.history.learn(id, version, stands)
+        self._published(id, stands == record, draft)
+
+    def _offer(self, id: str, version: int, record: Value) -> Value:
+        trouble = 0
+        while True:
             try:
-                stands = self._offer(id, version, record)
+                return self.context.store.settle(known.register(id, version), record)
             except (faults.Full, faults.Passing) as fault:
                 if self.context.host.stopping:
                     raise
                 trouble = self._wait(fault, trouble)
-        self.context.history.learn(id, version, stands)
-        if stands == record:
+
+    def _published(self, id: str, mine: bool, draft: Draft | None) -> None:
+        if mine:
             self.context.own[id] = True
         elif draft:
             draft.drop()
-        self.context.events.note("published" if stands == record else "late", id)
+        self.context.events.note("published" if mine else "late", id)
+
+    def _made(self, id: str) -> None:
+        self.context.blame.made()
+        self._refused.pop(id, None)
+
+    # -- what the second lane publishes -------------------------------------------------------------------------------
+
+    def _hand_over(self, made: Pending) -> None:
+        assert self.lane
+        self.context.pending.known[made.id] = made
+        self.lane.take(made)
+
+    def send(self, made: Pending) -> None:
+        """In the second lane."""
+        try:
+            if not all(parent.counts for parent in made.parents):
+                raise faults.Passing(f"{made.id}: what it was made of does not count")
+            if made.draft.seal() != made.outcome.files:
+                raise faults.Passing(f"{made.id}: its files are others than were written")
+            made.stands = self._offer(made.id, made.outcome.version, made.outcome.record)
+        except faults.Fault as fault:
+            made.fault = fault
+
+    def collect(self) -> bool:
+        """In the first lane: what has come of it; true if something has."""
+        if self.lane:
+            self.lane.check()
+        ended = self.context.pending.ended()
+        for made in sorted(ended, key=lambda each: bool(each.fault)):
+            with self._failing(made.id, made.draft):
+                if made.fault:
+                    raise made.fault
+            if made.stands:
+                self.context.history.learn(made.id, made.outcome.version, made.stands, just_now=False)
+                self._published(made.id, made.stands == made.outcome.record, made.draft)
+                self._made(made.id)
+        return bool(ended)
 
     def close(self, id: str, absent: str = "closed", why: str = "late") -> None:
         """Nothing comes of a slot: in elastic rounds it may be too late, or makers agree that it cannot be made."""
-        self.publish(id, self.context.history.slot(id).version, self._absent(absent, why))
+        record = {**self._record({}, {}, "", 0.0), "absent": absent, "why": cut(why)}
+        self.publish(id, self.context.history.slot(id).version, record)
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _working(self, id: str, draft: Draft) -> Iterator[Work]:
-        self.working = self._work(id, draft)
-        try:
-            yield self.working
-        finally:
-            self.working = None
-
-    def _work(self, id: str, draft: Draft) -> Work:
         context = self.context
         resume = context.claims.count(id) > 1 or id in self._tried
         self._tried[id] = True
-        work = Work(
+        self.working = work = Work(
             id, context.history, draft, resume, context.options.snapshot_seconds,
-            lambda: launches.ordered(context.store, context.options.launch),
+            lambda: launches.ordered(context.store, context.options.launch), context.pending,
         )  # fmt: skip
-        if saved := work.resume():
-            context.claims.resumed(id, saved.step)
-            context.events.note("resumed", id, step=saved.step)
-        return work
-
-    def _offer(self, id: str, version: int, record: Value) -> Value:
-        round, slot = place(id)
-        return self.context.store.settle(f"{folder(round)}/{slot}.{version}.done", record)
+        try:
+            if saved := work.resume():
+                context.claims.resumed(id, saved.step)
+                context.events.note("resumed", id, step=saved.step)
+            yield work
+        finally:
+            self.working = None
 
     def _record(self, metrics: Mapping[str, Any], files: Files, attempt: str, seconds: float) -> Value:
         listed = {name: [size, sha] for name, (size, sha) in files.items()}
         made = {"metrics": dict(metrics), "files": listed, "attempt": attempt, "absent": "", "why": ""}
         return {**made, "by": self.context.store.name, "machine": self.context.host.name, "seconds": seconds}
-
-    def _absent(self, absent: str, why: str) -> Value:
-        return {**self._record({}, {}, "", 0.0), "absent": absent, "why": cut(why)}
 
     @contextlib.contextmanager
     def _failing(self, id: str, draft: Draft) -> Iterator[None]:
@@ -192,10 +237,6 @@ class Execution:
 
     def _leave(self, id: str, why: str, error: str) -> None:
         self.context.claims.leave(id, why, error=cut(error), tail=[*self.tail.lines])
-
-    def _stop(self, why: str, again: bool) -> Stopped:
-        launches.stop(self.context.store, self.context.options.launch, why, again)
-        return Stopped(why)
 
 
 def _short(error: BaseException) -> str:

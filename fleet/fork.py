@@ -15,19 +15,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 from pydantic import BaseModel, ConfigDict
 
 from fleet import faults, launches, payload, results_version, summary
-from fleet.config import UserError, is_bound
 from fleet.disk import Disk
 from fleet.history import History
 from fleet.host import Host
 from fleet.known import parse
 from fleet.plain import say
 from fleet.plans import record_of
+from fleet.reading import command
 from fleet.recipe import NotYet, Recipe, check, folder, name, place
 from fleet.run import create_run, open_run
+from fleet.run_config import UserError, is_bound
 from fleet.store import Store
 
 _PATIENCE = 5.0  # seconds between two lines about how far it is
@@ -72,7 +73,7 @@ Forking = Callable[[Any, Any, History, int, Sequence[Recipe]], Carried]  # old, 
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
-def command(
+def go_on(
     run: Path,
     *,
     name: Annotated[str, Parameter(help="The new run's PROJECT_NAME; its folder lies beside the old one's.")],
@@ -248,7 +249,9 @@ def _carry_files(history: History, store: Store, id: str) -> None:
     try:
         payload.Payload(store, outcome.attempt, outcome.files).check()
     except (faults.Damaged, faults.Missing) as fault:
-        raise UserError(f"{id} is damaged where it comes from: {fault}; choose another --round") from None
+        needed = "every round needs it: let that run go on, which makes it again, or if it is over, start a new one"
+        help = "choose another --round" if place(id)[0] else needed
+        raise UserError(f"{id} is damaged where it comes from: {fault}; {help}") from None
     store.sync(where)
 
 
@@ -288,11 +291,4 @@ def _said(how_far: str) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        App(
-            name="python -m fleet.fork", help=command.__doc__, help_epilogue=_EXAMPLES, version_flags=[],
-            default_command=command,
-        )()  # fmt: skip
-    except (UserError, faults.Fault) as error:
-        say(error, file=sys.stderr)
-        raise SystemExit(2) from None
+    command("fleet.fork", go_on, _EXAMPLES)

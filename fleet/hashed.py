@@ -4,7 +4,7 @@ import functools
 import hashlib
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from fleet.disk import Reader, Writer
+from fleet.disk import FileReader, FileWriter
 
 _FLUSH = 1 << 26  # so many bytes are written between two syncs on the side
 _PIECE = 1 << 19  # bytes that are read before they are hashed
@@ -14,7 +14,7 @@ _OVERLAP = 1 << 18  # from this many bytes on, hashing beside writing is worth a
 class HashedFile:
     """Hashes and syncs beside the writing, which all release the interpreter: the disk is kept busy all the time."""
 
-    def __init__(self, file: Writer) -> None:
+    def __init__(self, file: FileWriter) -> None:
         self._file, self._digest, self.size = file, hashlib.sha256(), 0
         self._side: ThreadPoolExecutor | None = None
         self._hashing: Future[None] | None = None
@@ -71,7 +71,7 @@ class HashedReader:
     """What is read from it may be used for what is published only after it turned out to be right. Hashing goes on
     beside the reader's own work; so bytes are handed on as copies, which their reader may change."""
 
-    def __init__(self, file: Reader, size: int) -> None:
+    def __init__(self, file: FileReader, size: int) -> None:
         self._file, self._digest, self.size, self._done = file, hashlib.sha256(), size, 0
         self._buffers: list[bytearray] = []
         self._hashing: list[Future[None] | None] = [None, None]  # of each buffer
@@ -80,10 +80,7 @@ class HashedReader:
     def readinto(self, room: memoryview) -> int:
         """Fills it, but at the end of the file."""
         room, done = room.cast("B"), 0
-        while done < len(room):
-            piece = self._next(len(room) - done)
-            if not piece:
-                break
+        while done < len(room) and (piece := self._next(len(room) - done)):
             room[done : done + len(piece)] = piece
             done += len(piece)
         self._done += done

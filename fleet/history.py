@@ -12,7 +12,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from posixpath import basename
+from typing import Any, TypeVar, cast
 
 from fleet import faults, known, payload, summary
 from fleet.host import Host
@@ -52,9 +53,7 @@ class History:
     # -- what a strategy sees -----------------------------------------------------------------------------------------
 
     def __getitem__(self, id: str) -> Member:
-        origin = self.origin(id)
-        member = self.outcome(origin).member
-        return member if origin == id else replace(member, id=id)
+        return replace(self.outcome(self.origin(id)).member, id=id)
 
     def round(self, round: int) -> list[Member]:
         self.look_back(round)
@@ -65,17 +64,16 @@ class History:
 
     def once(self, what: str, round: int, make: Callable[[], T]) -> T:
         """What somebody makes of a finished round: asked for once, and remembered instead of the round."""
-        if not self._settled(round):
+        if not self._round_finished(round):
             return make()
         if (what, round) not in self._once:
             self._once[what, round] = make()
-        found: T = self._once[what, round]
-        return found
+        return cast(T, self._once[what, round])
 
     # -- what the worker sees -----------------------------------------------------------------------------------------
 
     def recipe(self, id: str) -> Recipe:
-        recipes = self._known(place(id)[0]).recipes
+        recipes = self._round_of(id).recipes
         if id not in recipes:
             raise KeyError(f"{id}: no such slot in the plan of its round")
         return recipes[id]
@@ -89,16 +87,13 @@ class History:
             self._reconsider(round)
 
     def slot(self, id: str) -> Slot:
-        slots = self._known(place(id)[0]).slots
-        if id not in slots:
-            slots[id] = Slot()
-        return slots[id]
+        return self._round_of(id).slots[id]
 
     def origin(self, id: str) -> str:
         """Where a member was made: elsewhere if it was carried over."""
         if not self.recipe(id).carried:
             return id
-        origins = self._known(place(id)[0]).origins
+        origins = self._round_of(id).origins
         if id not in origins:
             origins[id] = self._origin(id)
         return origins[id]
@@ -106,19 +101,19 @@ class History:
     def finished(self, id: str) -> bool:
         """There is an outcome, as far as the listings have shown."""
         origin = self.origin(id)
-        return origin not in self._open and (self._settled(place(origin)[0]) or self.slot(origin).finished)
+        return origin not in self._open and (self._round_finished(place(origin)[0]) or self.slot(origin).finished)
 
     def outcome(self, id: str) -> Outcome:
         """The record of a finished slot that was really made; for a carried one, look up `self[id].origin`."""
-        there = self._known(place(id)[0])
-        if id not in there.outcomes:
-            there.outcomes[id] = self._outcome(id, there)
-        return there.outcomes[id]
+        outcomes = self._round_of(id).outcomes
+        if id not in outcomes:
+            outcomes[id] = self._outcome(id)
+        return outcomes[id]
 
-    def files(self, id: str) -> payload.Payload:
-        """The files of a present member, wherever it was made."""
-        outcome = self.outcome(self[id].origin)
-        return payload.Payload(self.store, outcome.attempt, outcome.files)
+    def files(self, id: str) -> payload.Input:
+        """A present member with its files, wherever it was made."""
+        outcome = self.outcome((member := self[id]).origin)
+        return payload.Input(self.store, outcome.attempt, outcome.files, member=member)
 
     def recent(self) -> dict[str, Any]:
         """A dictionary by members' names, from which those disappear that nothing planned can reach any more."""
@@ -151,7 +146,7 @@ class History:
     def look_back(self, round: int) -> None:
         """For whoever wants all of a finished round: its summary, if there is one, spares opening each register."""
         there = self._known(round)
-        if there.told is None and self._settled(round) and summary.NAME in (there.names or ()):
+        if there.told is None and self._round_finished(round) and summary.NAME in (there.names or ()):
             done, origins = summary.read(self.store, round)
             there.told = {name(round, slot): each for slot, each in done.items()}
             there.origins |= {name(round, slot): id for slot, id in origins.items()}
@@ -159,7 +154,7 @@ class History:
     def sum_up(self, round: int) -> None:
         """Spare others that: write the summary of a finished round, if there is none yet."""
         there = self._known(round)
-        if self._settled(round) and summary.NAME not in (there.names or ()):
+        if self._round_finished(round) and summary.NAME not in (there.names or ()):
             made = {place(id)[1]: self.outcome(id) for id in there.made}
             origins = {place(id)[1]: self.origin(id) for id in there.recipes if id not in there.made}
             done = {slot: (each.version, each.record) for slot, each in made.items()}
@@ -194,9 +189,8 @@ class History:
 
     def round_0_is_whole(self) -> bool:
         """It is kept for good: what was voided there when nobody waited for it any more is to be made again."""
-        there = self._known(0)
         self.scan(0)
-        void = [id for id in there.made if not self.slot(id).finished]
+        void = [id for id in self._known(0).made if not self.slot(id).finished]
         for id in void:
             self.reopen(id)
         return not void
@@ -219,14 +213,14 @@ class History:
         if said.kind in ("done", "void"):
             self._reopen(id) if not state.finished else self._open.pop(id, None)
 
-    def learn(self, id: str, version: int, record: dict[str, Any]) -> None:
-        """A register that this worker settled itself; perhaps of a version that is void by now."""
-        round = place(id)[0]
-        there = self._known(round)
+    def learn(self, id: str, version: int, record: dict[str, Any], just_now: bool = True) -> None:
+        """A register that this worker has offered itself; perhaps of a version that is void by now."""
+        there = self._round_of(id)
         if version == self.slot(id).version:
             there.outcomes[id] = known.outcome(id, self.recipe(id), record, version)
-        there.safe.update(there.names or ())  # it was synced with them
-        self.saw(round, known.done(id, version).rpartition("/")[2])
+        register = basename(known.register(id, version))
+        there.safe.update((there.names or ()) if just_now else (), [register])  # it was synced with them
+        self.saw(place(id)[0], register)
 
     def reopen(self, id: str) -> None:
         """The outcome that was known is void: it is to be made again, however old its round is."""
@@ -240,11 +234,14 @@ class History:
     def forget(self, round: int) -> None:
         """Look at a round afresh."""
         self._known(round).forget()
-        if not self._settled(round):
+        if not self._round_finished(round):
             self._reconsider(round)
         self.scan(round)
 
     # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _round_of(self, id: str) -> KnownRound:
+        return self._known(place(id)[0])
 
     def _known(self, round: int) -> KnownRound:
         if round not in self._rounds:
@@ -255,7 +252,7 @@ class History:
 
     def _load(self, round: int) -> None:
         listed = self.store.names(folder(round))  # shows what NFS would not, and refuses a link in the folder's place
-        look = self.store.standing if self._settled(round) else self.store.confirmed
+        look = self.store.standing if self._round_finished(round) else self.store.confirmed
         try:
             self.adopt(round, look(f"{folder(round)}/plan"))
         except faults.Missing:
@@ -272,7 +269,7 @@ class History:
         for round in old[:-_BACK]:
             del self._rounds[round]
 
-    def _settled(self, round: int) -> bool:
+    def _round_finished(self, round: int) -> bool:
         """All of it is finished, and can be relied on."""
         return round < self.first and round not in self._again
 
@@ -284,16 +281,17 @@ class History:
             id = self._known(round).origins.get(id, recipe.parents[0])
         return id
 
-    def _outcome(self, id: str, there: KnownRound) -> Outcome:
-        round = place(id)[0]
-        version = self.slot(id).version
-        if not (self._settled(round) or self.finished(id)):
+    def _outcome(self, id: str) -> Outcome:
+        round, version, there = place(id)[0], self.slot(id).version, self._round_of(id)
+        if not (self._round_finished(round) or self.finished(id)):
             raise NotYet(id)
-        if self._settled(round) and (told := (there.told or {}).get(id)) and told[0] == version:
+        if self._round_finished(round) and (told := (there.told or {}).get(id)) and told[0] == version:
             return known.outcome(id, self.recipe(id), told[1], version)
-        path = known.done(id, version)
-        try:
-            self._secure(round, path.rpartition("/")[2])
+        path = known.register(id, version)
+        try:  # what was seen before the folder was synced is there to stay; only then is it read to be acted on
+            if not self._round_finished(round) and basename(path) not in there.safe:
+                self.store.sync(folder(round))
+                there.safe.update(there.names or (), [basename(path)])
             return known.outcome(id, self.recipe(id), self.store.standing(path), version)
         except faults.Missing:  # void, or taken back by a crash of the server, or not visible here yet
             self.reopen(id)
@@ -333,9 +331,8 @@ class History:
 
     def _reopen(self, id: str) -> None:
         """Put a recipe among those to be made, if it is one of an open round and not finished."""
-        recipe = self._known(place(id)[0]).recipes.get(id)
-        if recipe and not self._settled(place(id)[0]) and not self.slot(id).finished:
-            self._open[id] = recipe
+        if not self._round_finished(place(id)[0]) and not self.slot(id).finished:
+            self._open[id] = self.recipe(id)
 
     def _catch_up(self) -> None:
         """A late worker needs no more than the last rounds: a plan stands only when the rounds AHEAD of it are done."""
@@ -358,24 +355,20 @@ class History:
 
     def _adopt_plans(self, always: bool) -> None:
         """The folder of the next round is made with the plan before it, so that a listing of it shows the plan."""
-        while not self.ended and self.last < self.first + AHEAD:
-            following = self.last + 1
-            if "plan" not in self.store.names(folder(following)) and not always:
-                return
-            try:
-                self.plan(following)
-            except NotYet:
-                return
+        with contextlib.suppress(NotYet):
+            while not self.ended and self.last < self.first + AHEAD:
+                if "plan" not in self.store.names(folder(self.last + 1)) and not always:
+                    return
+                self.plan(self.last + 1)
 
     def _look_behind(self) -> None:
         """What is needed of finished rounds may have been voided by somebody: then all are to make it again."""
-        one_each = alike(self._open.values()).values()
-        needed = {self.origin(input) for recipe in one_each for input in recipe.inputs}
-        needed = {id for id in needed if self._settled(place(id)[0])}
+        inputs = {input for recipe in alike(self._open.values()).values() for input in recipe.inputs}
+        needed = {id for id in map(self.origin, inputs) if self._round_finished(place(id)[0])}
         for round in {place(id)[0] for id in needed}:
             self.scan(round)
         for id in needed:
-            slot, outcomes = self.slot(id), self._known(place(id)[0]).outcomes
+            slot, outcomes = self.slot(id), self._round_of(id).outcomes
             if slot.version and not slot.finished:
                 self.reopen(id)
             elif id in outcomes and outcomes[id].version != slot.version:
@@ -385,25 +378,16 @@ class History:
         """Some disks list late what they would open at once: try a few names, in turn."""
         awaited = [id for id in self._open if self._startable(id)] if count else []
         for id in (awaited[(self._probe + i) % len(awaited)] for i in range(min(count, len(awaited)))):
-            path = known.done(id, self.slot(id).version)
-            try:
+            path = known.register(id, self.slot(id).version)
+            with contextlib.suppress(faults.Missing):
                 self.store.read(path)
-            except faults.Missing:
-                continue
-            self.saw(place(id)[0], path.rpartition("/")[2])
+                self.saw(place(id)[0], basename(path))
         self._probe += count
-
-    def _secure(self, round: int, register: str) -> None:
-        """What was seen before the folder was synced is there to stay; only then is it read to be acted on."""
-        there = self._known(round)
-        if not self._settled(round) and register not in there.safe:
-            self.store.sync(folder(round))
-            there.safe.update(there.names or (), [register])
 
     def _durable(self, round: int) -> bool:
         """A complete round leads to planning and pruning: make sure that no crash can take an outcome back."""
         self.store.sync(folder(round))
         listed, made = self.scan(round), self._known(round).made
-        if not listed >= {known.done(id, self.slot(id).version).rpartition("/")[2] for id in made}:
+        if not listed >= {basename(known.register(id, self.slot(id).version)) for id in made}:
             self.forget(round)
         return not any(id in self._open for id in made)

@@ -1,6 +1,7 @@
 """What is known of one round: its plan, and what listings and registers have told of its slots."""
 
 import re
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -43,9 +44,9 @@ class Slot:
     def finished(self) -> bool:
         return self.version in self.done
 
-    def take(self, register: Register) -> None:
+    def take(self, said: Register) -> None:
         """Learn that a register of this slot exists."""
-        match register:
+        match said:
             case (_, version, "done", _):
                 self.done.add(version)
             case (_, version, "claim", number):
@@ -80,7 +81,7 @@ class KnownRound:
     recipes: dict[str, Recipe]
     made: list[str]  # the members that are really made there, not carried over
     origins: dict[str, str] = field(default_factory=dict)  # of those that are carried over
-    slots: dict[str, Slot] = field(default_factory=dict)
+    slots: dict[str, Slot] = field(default_factory=lambda: defaultdict(Slot))
     names: set[str] | None = None  # nothing was listed yet
     safe: set[str] = field(default_factory=set)  # names that no crash of the server can take back
     outcomes: dict[str, Outcome] = field(default_factory=dict)
@@ -117,10 +118,10 @@ def outcome(id: str, recipe: Recipe, record: dict[str, Any], version: int) -> Ou
         more = (str(record["why"]), str(record["by"]), float(record["seconds"]), record)
         return Outcome(member, version, record["attempt"], files, *more)
     except (KeyError, TypeError, ValueError) as error:
-        raise faults.Damaged(f"{done(id, version)}: {error}") from None
+        raise faults.Damaged(f"{register(id, version)}: {error}") from None
 
 
-def done(id: str, version: int) -> str:
-    """The name of the register."""
+def register(id: str, version: int, kind: str = "done") -> str:
+    """Where it stands."""
     round, slot = place(id)
-    return f"{folder(round)}/{slot}.{version}.done"
+    return f"{folder(round)}/{slot}.{version}.{kind}"

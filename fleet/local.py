@@ -11,9 +11,9 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Protocol
 
-from fleet import faults, launches, status
-from fleet.config import FleetConfig, UserError
+from fleet import faults, launches
 from fleet.errors import absolute
+from fleet.following import say_result
 from fleet.history import History
 from fleet.host import Host
 from fleet.plain import plain, say
@@ -21,12 +21,13 @@ from fleet.processes import keeper_of, process, this_command, this_script
 from fleet.progress import Progress
 from fleet.recipe import NotYet
 from fleet.run import create_run, open_run
+from fleet.run_config import FleetConfig, UserError
 from fleet.seats import Memory, Seat, ending
 from fleet.store import Store
 
 _REST = 60.0  # seconds that a sink has for what it did not take at the end
 _LATER = 10.0  # seconds until a process that could not be started is tried again
-_SHOWN = 16  # members of the last round that are worth a line
+_SHOWN = 16  # seats that are worth a line
 _GONE = ", but the disk that holds it is not mounted there any more: mount it again"
 
 
@@ -87,7 +88,8 @@ class Starter:
         history.look_far()
         say(f"{'New run' if new else 'Going on with the run'} {self.folder}")
         if history.over:
-            say("The run is over already. Another one needs another folder: another PROJECT_NAME, or --out.")
+            more = "python -m fleet.fork trains it on"
+            say(f"The run is over already. Another one needs another folder: another PROJECT_NAME, or --out; {more}.")
             self._log_the_rest(history)
             return self._result(history)
         if why := launches.ordered(store, sys.maxsize):
@@ -161,7 +163,7 @@ class Starter:
         if self._signals == self._passed_on:
             return
         if self._passed_on == 0:
-            say("\nStopping at the next step; work in progress is kept. Ctrl-C again stops at once.")
+            say(f"\nStopping at {self.view.stops_at}; work in progress is kept. Ctrl-C again stops at once.")
         self._passed_on = self._signals
         for seat in seats:
             if seat.process and self._signals == 1:
@@ -179,20 +181,21 @@ class Starter:
         if self._signals:
             say(f"Stopped in round {max(0, history.first)}. The same command goes on from here.")
             return 130
+        log = f"Their log: {getattr(self._log, 'name', '')}"
         if why := launches.ordered(store, self._launch):
             say(f"The run stopped: {plain(why, 1000)}", file=sys.stderr)
             if not launches.goes_on(store, self._launch):
+                say(log, file=sys.stderr)
                 return 1
         else:
             say("All workers ended before the run was over:", file=sys.stderr)
             say(*(f"  {seat.fate}" for seat in seats[:_SHOWN]), *self._last_words(), sep="\n", file=sys.stderr)
-        say(f"Their log: {getattr(self._log, 'name', '')}\nThe same command goes on from here.", file=sys.stderr)
+        say(f"{log}\nThe same command goes on from here.", file=sys.stderr)
         return 1
 
     def _log_the_rest(self, history: History) -> None:
         """What a sink did not take when the run ended."""
-        name = f"starter-{self.host.token()}"
-        keeper = keeper_of(self.folder, self.host, name, self.script(), self.config, say)
+        keeper = keeper_of(self.folder, self.host, f"starter-{self.host.token()}", self.script(), self.config, say)
         keeper.start()
         keeper.end(history.first, over=True, patience=_REST)
 
@@ -209,18 +212,7 @@ class Starter:
 
     def _result(self, history: History) -> int:
         self.over = True
-        last = history.first - 1
-        members = history.round(last) if last >= 0 and self.view.names_members else []
-        say(f"The run is over after {max(0, last)} rounds.{' Its last round:' if members else ''}")
-        for member in members[-_SHOWN:]:
-            try:
-                where = f"files/{history.outcome(member.origin).attempt}" if member.digests else member.absent
-            except (NotYet, faults.Fault, KeyError):
-                where = ""
-            say(f"  {member.id}  {status.metrics_text(member.metrics)}  {where}".rstrip())
-        if len(members) > _SHOWN:
-            say(f"  and {len(members) - _SHOWN} more before these")
-        say(f"Everything is in {self.folder}{'' if self._mounted(history.store) else _GONE}")
+        say_result(history, self.folder, self.view, "" if self._mounted(history.store) else _GONE)
         return 0
 
     def _mounted(self, store: Store) -> bool:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
 
-from fleet.config import Text, UserError, bound, lowered, read_json, validated
+from fleet.run_config import Text, UserError, bound, lowered, read_json, validated
 
 Host = Annotated[
     str,
@@ -88,13 +88,13 @@ def load(path: Path) -> tuple[Machine, ...]:
     machines = [_machine(entry, f"{path}: machine {n}") for n, entry in enumerate(entries, 1)]
     places = [(machine.host.lower(), machine.port or 22, machine.user) for machine in machines]
     names = [file_name(machine.name).lower() for machine in machines]
-    for n, (machine, place, name) in enumerate(zip(machines, places, names, strict=True)):
-        if place in places[:n]:
+    for n, machine in enumerate(machines):
+        where, twice = f"{path}: machine {n + 1}", "stands there twice"
+        if places[n] in places[:n]:
             why = "for more workers on one machine use its workers or devices"
-            raise UserError(f"{path}: machine {n + 1}: the host {machine.host} stands there twice; {why}")
-        if name in names[:n]:
-            why = "give one of the two another name"
-            raise UserError(f"{path}: machine {n + 1}: the name {machine.name} stands there twice, or nearly; {why}")
+            raise UserError(f"{where}: the host {machine.host} {twice}; {why}")
+        if names[n] in names[:n]:
+            raise UserError(f"{where}: the name {machine.name} {twice}, or nearly; give one of the two another name")
     return tuple(machines)
 
 

@@ -3,9 +3,9 @@
 import zlib
 from collections.abc import Iterator
 
-from fleet import launches, pace
+from fleet import pace
 from fleet.claims import pulse_of
-from fleet.context import Stopped, WorkerContext
+from fleet.context import WorkerContext
 from fleet.recipe import Recipe, alike, place, reads
 
 _PULSES = 3  # so many are looked at in one slow tick
@@ -23,7 +23,8 @@ class Chooser:
         """Claim the best of what was free at the last look; if somebody else has it by now, look again."""
         while self._free:
             id, context = self._free.pop(), self.context
-            if not context.history.finished(id) and not context.blame.shuns(id) and not context.claims.held(id):
+            known = context.history.finished(id) or id in context.pending
+            if not known and not context.blame.shuns(id) and not context.claims.held(id):
                 return id if not self._polite(id) and self._take(id) else None
         return None
 
@@ -54,12 +55,17 @@ class Chooser:
                 yield id
 
     def _makeable(self) -> list[str]:
-        finished, jobs = self.context.history.finished, self.context.history.open()
+        context = self.context
+        jobs = [job for job in context.history.open() if context.takes(job[1]) and job[0] not in context.pending]
         groups = alike(recipe for _, recipe in jobs)
         wanted = {input for each in groups.values() for input in each.inputs}
-        there = {key for key, each in groups.items() if all(map(finished, each.inputs))}
-        ready = [job for job in jobs if reads(job[1]) in there and not self.context.blame.shuns(job[0])]
+        there = {key for key, each in groups.items() if all(map(self._is_there, each.inputs))}
+        ready = [job for job in jobs if reads(job[1]) in there and not context.blame.shuns(job[0])]
         return [name for name, _ in sorted(ready, key=lambda job: self._rank(job[0], job[1], wanted))]
+
+    def _is_there(self, id: str) -> bool:
+        """For everybody, or for this worker, which has just made it."""
+        return id in self.context.pending or self.context.history.finished(id)
 
     def _rank(self, id: str, recipe: Recipe, wanted: set[str]) -> tuple[bool, bool, int, int, int]:
         """What failed here comes last, before it evaluations that nothing waits for; ties are broken by the worker's
@@ -107,7 +113,7 @@ class Chooser:
         if self.context.claims.count(id) < 2 or not self.context.blame.doomed(id, lost := self.context.claims.lost(id)):
             return
         machines = ", ".join(sorted({str(claim.get("machine")) for claim in lost}))
-        why = f"{id}: {len(lost)} workers in a row were lost while they made it, on {machines}"
-        why += "; who is lost without a word was mostly killed by the system, for want of memory"
-        launches.stop(self.context.store, self.context.options.launch, why)
-        raise Stopped(why)
+        raise self.context.stopped(
+            f"{id}: {len(lost)} workers in a row were lost while they made it, on {machines}"
+            "; who is lost without a word was mostly killed by the system, for want of memory"
+        )

@@ -4,13 +4,14 @@ import contextlib
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fleet import faults
 from fleet.hashed import HashedFile, HashedReader
+from fleet.recipe import Member
 from fleet.store import Store
 
 Files = dict[str, tuple[int, str]]  # name -> size, sha256
@@ -36,7 +37,8 @@ class Draft:
 
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[HashedFile]:
-        """A new file, hashed while it is written and on the disk when the block ends."""
+        """A new file, hashed while it is written and on the disk when the block ends:
+        `with work.create("weights") as file: file.write(block)`."""
         self.check(name)
         with self.hashed(name) as file:
             yield file
@@ -52,8 +54,9 @@ class Draft:
 
     @contextlib.contextmanager
     def folder(self) -> Iterator[Path]:
-        """For libraries that write several files: what lies in the attempt's own folder at the end is the member's.
-        Of a maker that is killed nothing is left but the attempt, which is found by its name."""
+        """For libraries that write several files, `with work.folder() as place: model.save_pretrained(place)`: what
+        lies in the attempt's own folder at the end is the member's. Of a maker that is killed nothing is left but the
+        attempt, which is found by its name."""
         self._folder()
         yield self.store.disk.path(self.place)
         for name in self.store.names(self.place):
@@ -64,6 +67,11 @@ class Draft:
         """Of a file that is still being written, block by block."""
         self.check(name)
         return self.store.disk.blocks(f"{self.place}/{name}")
+
+    @property
+    def known(self) -> Files:
+        """What was written, as it will be sealed; nothing where that is still to be read."""
+        return {} if self._foreign else dict(sorted(self._digests.items()))
 
     def seal(self) -> Files:
         """Everything on the disk, durable, with its checksums."""
@@ -114,8 +122,7 @@ class Draft:
                 self.store.disk.remove(f"{self.place}/{name}")
 
     def _adopt(self, name: str) -> tuple[int, str]:
-        file = self.store.disk.append(f"{self.place}/{name}")
-        with contextlib.closing(file):
+        with contextlib.closing(self.store.disk.append(f"{self.place}/{name}")) as file:
             file.sync()
         return hash_of(self.store, f"{self.place}/{name}")
 
@@ -142,7 +149,8 @@ class Payload:
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator["HashedReader"]:
-        """To read a file piece by piece; the block ends well only if all that it was given was right."""
+        """To read a file piece by piece, `with parent.open("weights") as file: file.readinto(buffer)`; the block ends
+        well only if all that it was given was right."""
         place, (size, sha) = self._place(name), self.files[name]
         with contextlib.closing(self.store.patiently(lambda: self.store.disk.open(place))) as file:
             reader = HashedReader(file, size)
@@ -169,6 +177,26 @@ class Payload:
 
     def _place(self, name: str) -> str:
         return f"files/{self.attempt}/{self.prefix}{name}"
+
+
+@dataclass(frozen=True)
+class Input(Payload):
+    """A present input: its files, and what is known of it."""
+
+    member: Member = field(kw_only=True)
+
+    @property
+    def metrics(self) -> Mapping[str, Any]:
+        return self.member.metrics
+
+    @property
+    def genome(self) -> Mapping[str, Any]:
+        return self.member.recipe.genome
+
+    @property
+    def folder(self) -> Path:
+        """Where its files are, each looked at."""
+        return [self.path(name).parent for name in self.files][0]
 
 
 def _compare(place: str, seen: tuple[int, str], wanted: tuple[int, str]) -> None:

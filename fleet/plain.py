@@ -5,10 +5,12 @@ nobody can hear it (a pipe whose reader has gone, a full disk), the work goes on
 """
 
 import atexit
+import contextlib
 import errno
 import io
 import logging
 import os
+import select
 import sys
 from collections.abc import Sequence
 from typing import IO
@@ -60,8 +62,16 @@ def utter(text: str, file: IO[str]) -> bool:
 
 
 def heard() -> bool:
-    """Whether somebody hears the standard output, as far as was seen."""
-    return sys.stdout not in _failed
+    """Whether somebody hears the standard output, as far as can be seen: of a pipe, whether anybody reads it still."""
+    return sys.stdout not in _failed and not _hung_up(sys.stdout)
+
+
+def _hung_up(file: IO[str]) -> bool:
+    with contextlib.suppress(OSError, ValueError):  # what has no number is no pipe
+        asked = select.poll()
+        asked.register(file.fileno(), 0)
+        return any(what & (select.POLLERR | select.POLLHUP) for _, what in asked.poll(0))
+    return False
 
 
 def _give_up(file: IO[str]) -> None:

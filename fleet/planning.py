@@ -1,13 +1,11 @@
 """Writing down what is decidable, and removing what nothing planned or still to be planned can reach."""
 
-import contextlib
-import math
 import re
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 
-from fleet import faults, payload
+from fleet import payload
 from fleet.history import History
 from fleet.plans import recipes_in, record_of
 from fleet.recipe import AHEAD, NotYet, Recipe, Strategy, Unplannable, check, folder, name, place
@@ -30,13 +28,13 @@ def plan_ahead(store: Store, strategy: Strategy, history: History) -> tuple[int,
             recipes = strategy.plan(round, history)
         except NotYet as waiting:
             return planned, str(waiting)
-        record = _settled(store, round, recipes)
+        record = _published(store, round, recipes)
         history.adopt(round, record)
         planned += record.get("by") == store.name
     return planned, ""
 
 
-def _settled(store: Store, round: int, recipes: Sequence[Recipe]) -> Value:
+def _published(store: Store, round: int, recipes: Sequence[Recipe]) -> Value:
     """What stands as a round's plan; nothing is offered that others could not read."""
     try:
         record = {"by": store.name, **record_of(recipes)}
@@ -64,24 +62,6 @@ def prune(store: Store, history: History, keep_every: int = 0) -> None:
             useless = _beaten(history, id, found) if len(found) > 1 or history.over else []
         for attempt in useless:
             payload.drop(store, attempt)
-
-
-class DraftSweeper:
-    """Removes the private drafts of workers that died. A draft lives for a moment; one that is still there after a time
-    in which any worker would have looked dead belongs to nobody."""
-
-    def __init__(self, store: Store, patience: float) -> None:
-        self.store, self.patience = store, patience
-        self._since, self._found = -math.inf, set[str]()
-
-    def sweep(self) -> None:
-        now = self.store.host.now()
-        if now - self._since > self.patience:
-            names = set(self.store.names("tmp"))
-            for name in names & self._found:
-                with contextlib.suppress(faults.Fault):
-                    self.store.disk.remove(f"tmp/{name}")
-            self._since, self._found = now, names
 
 
 def _beaten(history: History, id: str, attempts: list[tuple[str, int]]) -> list[str]:

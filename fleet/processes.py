@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from fleet import gpus, launches, results_version
-from fleet.config import FleetConfig, UserError
 from fleet.context import Spent, Stopped, WorkerOptions
 from fleet.history import History
 from fleet.host import Host
@@ -22,6 +21,7 @@ from fleet.metrics.keeper import SinkKeeper
 from fleet.metrics.sink import Home
 from fleet.plain import log_plainly, plain, say
 from fleet.run import open_run
+from fleet.run_config import FleetConfig, UserError
 from fleet.seats import SPENT
 from fleet.store import Store
 from fleet.worker import Worker
@@ -52,10 +52,11 @@ def work(methods: Mapping[str, Method[Any]], name: str, folder: Path, leash: boo
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: host.stop())
     if leash:
-        threading.Thread(target=_hold_leash, args=(host,), daemon=True).start()
-    store, method, config, launch = _run_in(folder, host, name, methods, launch)
-    how = options(config, launch, launches.makers(store, launch))
-    worker = Worker(store, method.strategy(config), method.maker(config), how, method.report)
+        threading.Thread(target=hold_leash, args=(host,), daemon=True).start()
+    store, method, config, launch = run_in(folder, host, name, methods, launch)
+    how = options(config, launch, launches.makers(store, launch), method.beside)
+    second = (open_run(folder, host, name)[0], method.maker(config)) if config.disk_lane and method.beside else None
+    worker = Worker(store, method.strategy(config), method.maker(config), how, method.report, second)
     keeper = keeper_of(folder, host, name, this_script(), config, worker.noted, launch)
     keeper.start()
     try:
@@ -70,12 +71,12 @@ def work(methods: Mapping[str, Method[Any]], name: str, folder: Path, leash: boo
 def log_to(methods: Mapping[str, Method[Any]], kind: str, claim: int, folder: Path) -> int:
     """Log a run's metrics to one sink, for the worker that has claimed it."""
     host = Host()
-    store, method, config, _ = _run_in(folder, host, f"{kind}-{host.token()}", methods)
+    store, method, config, _ = run_in(folder, host, f"{kind}-{host.token()}", methods)
     known = {key.upper(): value for key, value in config.bound().items()}
     project = config.wandb_project or os.environ.get("WANDB_PROJECT") if kind == "wandb" else ""
     names = (project or config.algorithm, config.project_name, store.run_id)
     home = Home(folder, *names, entity=config.wandb_entity, config=known)
-    return logger.run(kind, History(store), claim, home, method.points, [folder / name for name in method.kept])
+    return logger.run(kind, History(store), claim, home, method.points, [folder / name for name in method.artifacts])
 
 
 def keeper_of(
@@ -96,7 +97,7 @@ def keeper_of(
     return SinkKeeper(store, sorted({"csv", *config.metrics}), command, note, launch, config.dead_seconds)
 
 
-def _run_in(
+def run_in(
     folder: Path, host: Host, name: str, methods: Mapping[str, Method[Any]], launch: int = 0
 ) -> tuple[Store, Method[Any], Any, int]:
     """A run as it is known to its own processes: its method, and its configuration in one launch of it."""
@@ -121,7 +122,7 @@ def let_group_read(config: FleetConfig) -> None:
         os.umask(0o027)
 
 
-def options(config: FleetConfig, launch: int, makers: int = 0) -> WorkerOptions:
+def options(config: FleetConfig, launch: int, makers: int = 0, beside: frozenset[str] = frozenset()) -> WorkerOptions:
     return WorkerOptions(
         launch=launch,
         makers=makers,
@@ -134,6 +135,7 @@ def options(config: FleetConfig, launch: int, makers: int = 0) -> WorkerOptions:
         grace_seconds=config.grace_seconds,
         backup=config.backup_factor,
         time_limit=config.time_limit_hours * 3600 or float("inf"),
+        beside=beside,
     )
 
 
@@ -157,7 +159,8 @@ def process(
     )
 
 
-def _hold_leash(host: Host) -> None:
+def hold_leash(host: Host) -> None:
+    """Ends with whoever holds the other end of the standard input."""
     while os.read(0, 1):
         pass
     host.stop()

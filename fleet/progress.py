@@ -15,18 +15,20 @@ from fleet.console import console
 from fleet.diary import Diaries, Diary
 from fleet.history import History
 from fleet.plain import bytes_of, plain, say
-from fleet.recipe import Member, NotYet, name
+from fleet.recipe import Member, NotYet, Recipe, name
 from fleet.underway import TimeLeft, Underway, underway
 
 _LOOK = 1.0  # seconds between two looks,
 _SHARE = 0.05  # of which looking takes no more: thousands of members take a while
 _SILENT = 10.0  # seconds after which something is said where lines are all there is
 _SHOWN = 12  # members of a round that have a cell of their own
+_UNKNOWN = "how much time is left is not known yet"
 _FEW = 4  # of what is being made, in a line
 
 
 class Progress:
     names_members = True  # at the end, those of the last round, with their metrics
+    stops_at = "the next step"  # where a worker ends that is asked to
     measure = "loss"  # of members' metrics: what is told of them
     best: Callable[[Sequence[float]], float] = min
 
@@ -39,8 +41,6 @@ class Progress:
         self._began, self._looked, self._every = self._now(), 0.0, _LOOK
         self._spoke = self._began
         self._underway = dict[str, Underway]()
-        self._tokens = self._whole = 0
-        self._upto = self._began_at  # the rounds before it are counted
         self._live = Live(console=console(), auto_refresh=False) if sys.stdout.isatty() else None
 
     def show(self, last: bool = False) -> None:
@@ -49,7 +49,6 @@ class Progress:
         began = self._now()
         with contextlib.suppress(faults.Fault, NotYet):
             self.history.look_far()
-            self._count()
             self._tell(last)
         self._looked = self._now()
         self._every = max(_LOOK, (self._looked - began) / _SHARE)
@@ -57,9 +56,10 @@ class Progress:
             self._live.stop()
 
     def _tell(self, last: bool) -> None:
-        while self._told < self.history.first:
-            self._said(self.line(self._told))
-            self._told += 1
+        for round in range(self._told, self.history.first):
+            line = self.line(round)
+            self._live.console.print(line, highlight=False, soft_wrap=True) if self._live else say(line)
+            self._told = round + 1
         silent = self._now() - self._spoke
         if self._live or last or silent >= _SILENT:
             self.look_around()
@@ -70,8 +70,8 @@ class Progress:
         elif last or silent >= _SILENT:
             self._spoke = self._now()
             first, *others = self.ends()
-            said = [self.making(), first] if not last else [first]
-            if lines := [*filter(None, ["; ".join(filter(None, said))]), *others]:
+            said = "; ".join(filter(None, ["" if last else self.making(), first]))
+            if lines := [*filter(None, [said]), *others]:
                 say(*lines, sep="\n")
 
     def look_around(self) -> None:
@@ -79,18 +79,12 @@ class Progress:
         self._left.learn()
         self._underway = underway(self.history.store, self._launch)
 
-    def _said(self, line: str) -> None:
-        if self._live:
-            self._live.console.print(line, highlight=False, soft_wrap=True)
-        else:
-            say(line)
-
     def making(self) -> str:
         """What is being made, and how far that is."""
         open = [self._underway[id] for id, _ in self.history.open() if id in self._underway]
         words = [f"{plain(each.id, 64)} {plain(each.at, 64)}".rstrip() for each in open]
         more = f" and {len(words) - _FEW} more" if len(words) > _FEW else ""
-        begins = "" if self._diaries.look() else "the workers are starting"
+        begins = "" if any(d.made for d in self._diaries.look()) else "the workers are starting"
         return f"making {', '.join(words[:_FEW])}{more}" if words else begins
 
     def ends(self) -> Iterator[str]:
@@ -100,8 +94,10 @@ class Progress:
             yield left
 
     def left(self) -> str:
-        seconds = None if self.history.over else self._left.seconds([*self._underway.values()])
-        return "" if seconds is None else f"about {duration(seconds)} left of the whole run"
+        if self.history.over or not self.history.first:
+            return ""
+        seconds = self._left.seconds([*self._underway.values()])
+        return _UNKNOWN if seconds is None else f"about {duration(seconds)} left of the whole run"
 
     def line(self, round: int) -> str:
         """What is told of a round once it is finished."""
@@ -109,16 +105,21 @@ class Progress:
 
     def members(self, round: int) -> str:
         all = self.history.round(round)
-        members = [each for each in all if each.recipe.role != "summary"]
+        members = [each for each in all if each.recipe.role != "summary" and _is_told(each.recipe, round)]
         absent = Counter(each.absent for each in all if each.absent)
         tasks = Counter(each.recipe.task for each in members)
         words = [*(counted(n, task) for task, n in tasks.items()), *(f"{n} {why}" for why, n in sorted(absent.items()))]
-        values, whole = self.values(members), self.values([each for each in all if each.recipe.role == "summary"])
-        said = [f"best {type(self).best(values):.4f}, mean {sum(values) / len(values):.4f}"] if values else []
-        said += [f"averaged {whole[-1]:.4f}" if values else f"{whole[-1]:.4f}"] if whole else []
-        words += [f"{self.measure} {', '.join(said)}"] if said else []
-        bits = [each for member in all if isinstance(each := member.metrics.get("bits_per_byte"), float)]
-        words += [f"{min(bits):.3f} bits per byte"] if bits else []
+        together = [each for each in all if each.recipe.role == "summary"]
+        values, whole = self.values(members), self.values(together)
+        known = (member.metrics.get("bits_per_byte") for member in (members if values else together))
+        bits = (
+            [f"{min(some):.3f} bits per byte"] if (some := [each for each in known if isinstance(each, float)]) else []
+        )
+        said = [f"best {type(self).best(values):.4f}, mean {sum(values) / len(values):.4f}", *bits] if values else []
+        for value in whole[-1:]:  # asked something else than members
+            named = f"averaged {value:.4f}" if values else f"{value:.4f}"
+            said.append(f"{named} ({asked})" if (asked := together[-1].recipe.questions) else named)
+        words += [f"{self.measure} {', '.join(said if values else [*said, *bits])}"] if said else []
         return ", ".join([*words, *self.diverged(all)])
 
     def diverged(self, members: Sequence[Member]) -> list[str]:
@@ -133,21 +134,9 @@ class Progress:
     def speed(self) -> str:
         """Tokens a second, and bytes moved, of this start of the run."""
         seconds = max(1e-3, self._now() - self._began)
-        words = [f"{self._tokens / seconds:,.0f} tokens/s"] if self._tokens else []
+        words = [f"{self._left.tokens / seconds:,.0f} tokens/s"] if self._left.tokens else []
         moved = sum(d.written + d.read for d in self._diaries.look())
         return ", ".join([*words, *[f"{bytes_of(moved)} moved"] * bool(moved)])
-
-    def _count(self) -> None:
-        """The tokens of what was finished since this start of the run: of whole rounds, and of those being made."""
-        while self._upto < self.history.first:
-            self._whole += self._tokens_of(self._upto)
-            self._upto += 1
-        self._tokens = self._whole + sum(map(self._tokens_of, range(self._upto, self.history.last + 1)))
-
-    def _tokens_of(self, round: int) -> int:
-        made = [name(round, recipe.slot) for recipe in self.history.plan(round) if not recipe.carried]
-        known = [self.history[id].metrics.get("tokens", 0) for id in made if self.history.finished(id)]
-        return sum(tokens for tokens in known if isinstance(tokens, int))
 
     def table(self) -> Table:
         """The rounds that are being made, and the last one that was finished, with what each member came to."""
@@ -156,7 +145,8 @@ class Progress:
         table.add_column(f"{self.measure} of each member", overflow="fold")
         planned = range(self.history.last + 1 - self.history.ended)
         for round in planned[-4:]:
-            cells = [self._cell(name(round, recipe.slot), recipe.slot) for recipe in self.history.plan(round)]
+            there = [recipe.slot for recipe in self.history.plan(round) if _is_told(recipe, round)]
+            cells = [self._cell(name(round, slot), slot) for slot in there]
             more = f" and {len(cells) - _SHOWN} more" if len(cells) > _SHOWN else ""
             table.add_row(str(round), "  ".join(cells[:_SHOWN]) + more)
         return table
@@ -166,7 +156,12 @@ class Progress:
             return f"{slot} {plain(at.at, 64) if (at := self._underway.get(id)) and at.at else '...'}"
         metrics = self.history[id].metrics
         value = metrics.get(self.measure, metrics.get("train_loss"))
-        return f"{slot} {value:.4f}" if isinstance(value, float) else f"{slot} done"
+        return f"{slot} {value:.4f}{self.history.recipe(id).asked}" if isinstance(value, float) else f"{slot} done"
+
+
+def _is_told(recipe: Recipe, round: int) -> bool:
+    """Tools are what round 0 is for; later ones only serve its members."""
+    return recipe.role != "tool" or round == 0
 
 
 def counted(number: int, task: str) -> str:

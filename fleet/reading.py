@@ -4,17 +4,17 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from cyclopts import App
-
 from fleet import faults
 from fleet.errors import UserError
+from fleet.helping import app
 from fleet.plain import say
 
 
-def command(module: str, function: Callable[..., Any]) -> None:
-    """A function as a command: its docstring is the help, and what is wrong with a run is said in a line."""
+def command(module: str, function: Callable[..., Any], examples: str = "") -> None:
+    """A function as a command: its docstring is the help, a number that it returns is the exit code, and what is wrong
+    with a run is said in a line."""
     try:
-        App(name=f"python -m {module}", help=function.__doc__, version_flags=[], default_command=function)()
+        app(f"python -m {module}", function.__doc__, examples, default_command=function)()
     except (UserError, faults.Fault) as error:
         say(error, file=sys.stderr)
         raise SystemExit(2) from None

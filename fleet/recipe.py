@@ -24,7 +24,7 @@ _ID = re.compile(rf"(0|[1-9][0-9]{{0,4}})/({_SLOT.pattern})")
 
 
 class NotYet(Exception):
-    """Somebody asked for what is not finished; only the loop catches it."""
+    """Somebody asked for what is not finished. The loop catches it; strategies must not."""
 
 
 class Unplannable(Exception):
@@ -33,8 +33,8 @@ class Unplannable(Exception):
 
 @dataclass(frozen=True)
 class Recipe:
-    """What to make. The run itself reads slot, parents, needs and optional, its readers the role; the rest is the
-    maker's."""
+    """What to make. The run itself reads slot, parents, needs and optional, and the role to choose what to make next;
+    its readers and strategies read the role, too; the rest is the maker's."""
 
     slot: str  # its name in the round: "replica-3"
     task: str = ""  # names the function that makes it; without one it is its parent, carried over
@@ -53,6 +53,11 @@ class Recipe:
     def inputs(self) -> tuple[str, ...]:
         """Whose files it reads, each once."""
         return self.parents + self.needs
+
+    @property
+    def asked(self) -> str:
+        """For people, of a look at all together: on what, since that is other text than its members'."""
+        return f" ({self.questions})" if self.role == "summary" and self.questions else ""
 
     @property
     def questions(self) -> str:

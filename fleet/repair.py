@@ -1,8 +1,8 @@
 """When a parent's files are wrong or not there: wait, see that one is behind, or void that version of the parent."""
 
-from fleet import faults, launches
-from fleet.context import Stopped, WorkerContext
-from fleet.recipe import folder, place
+from fleet import faults
+from fleet.context import WorkerContext
+from fleet.known import register
 
 _VERSIONS = 8  # of one member
 
@@ -78,11 +78,9 @@ class Repair:
     def _void(self, id: str, version: int, why: str) -> None:
         """Names the version that was read: nobody may void what they have not seen. Then it is to be made again, but
         not for ever."""
-        round, slot = place(id)
         if version + 1 >= _VERSIONS:
-            why = f"{id} was made {version + 1} times and never read back whole: {why}; look after the disk"
-            launches.stop(self.context.store, self.context.options.launch, why)
-            raise Stopped(why)
-        self.context.store.settle(f"{folder(round)}/{slot}.{version}.void", {"by": self.context.store.name, "why": why})
+            times = f"{version + 1} times"
+            raise self.context.stopped(f"{id} was made {times} and never read back whole: {why}; look after the disk")
+        self.context.store.settle(register(id, version, "void"), {"by": self.context.store.name, "why": why})
         self.context.events.note("voided", id, version=version, why=why)
         self.context.history.reopen(id)

@@ -1,18 +1,20 @@
 """The run's folder: made once by a starter, bound to one configuration, and recognised by everybody else."""
 
+import contextlib
 import json
 import os
 import pwd
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fleet import faults, results_version
-from fleet.config import Section, UserError
 from fleet.disk import Disk
 from fleet.host import Host
+from fleet.run_config import Section, UserError
 from fleet.store import FOLDERS, Store
 
 FORMAT = 2  # 1: recipes had merge, train, evaluate and publish
@@ -40,7 +42,7 @@ def open_run(folder: Path, host: Host, name: str) -> tuple[Store, Mapping[str, A
         store = Store(Disk(folder), host, name)
         run = store.read("run.json")
     except (faults.Missing, faults.Refused):
-        raise NoRun(f"{folder}: not the folder of a run; is the shared disk mounted?") from None
+        raise NoRun(f"{folder}: not the folder of a run; {_instead(folder)}") from None
     except (faults.Denied, faults.Unfit) as error:
         raise UserError(f"{folder}: cannot be read: {error}") from None
     if run.get("format") != FORMAT:
@@ -49,17 +51,20 @@ def open_run(folder: Path, host: Host, name: str) -> tuple[Store, Mapping[str, A
     if not (isinstance(run.get("id"), str) and isinstance(run.get("config"), dict)):
         raise UserError(f"{folder}/run.json: has another shape than this project writes")
     for inner in FOLDERS:
-        _real_folder(store, inner)
+        try:  # a link would lead the run's files to somewhere else
+            store.patiently(partial(store.disk.list, inner))
+        except (faults.Missing, faults.Refused) as error:
+            raise UserError(f"{folder}/{inner}: a folder of the run is expected here: {error}") from None
     store.run_id = run["id"]
     return store, run
 
 
-def _real_folder(store: Store, inner: str) -> None:
-    """A link would lead the run's files to somewhere else."""
-    try:
-        store.patiently(lambda: store.disk.list(inner))
-    except (faults.Missing, faults.Refused) as error:
-        raise UserError(f"{store.disk.root}/{inner}: a folder of the run is expected here: {error}") from None
+def _instead(folder: Path) -> str:
+    """What whoever named it may have meant."""
+    with contextlib.suppress(OSError):
+        if there := sorted(file.parent.name for file in folder.glob("*/run.json"))[:8]:
+            return f"runs that lie in it: {', '.join(there)}"
+    return "is the shared disk mounted?"
 
 
 def create_run(
@@ -95,10 +100,8 @@ def _make_folder(base: Path, project: str, bound: Mapping[str, Any], host: Host)
     disk = Disk(base)
     try:
         for name in (project, *(f"{project}/{inner}" for inner in FOLDERS)):
-            try:
+            with contextlib.suppress(faults.Exists):
                 disk.mkdir(name)
-            except faults.Exists:
-                pass
         disk.sync("")
         disk.sync(project)
         store = Store(Disk(folder), host, f"starter-{host.token()}")
@@ -111,7 +114,7 @@ def _make_folder(base: Path, project: str, bound: Mapping[str, Any], host: Host)
             f"{base}: the disk refuses what a run needs (new folders, hard links, renames that replace, fsync): {error}"
         ) from None
     except faults.Full as error:
-        raise UserError(f"{base}: no section to start a run: {error}") from None
+        raise UserError(f"{base}: no room to start a run: {error}") from None
 
 
 def _check_binding(
@@ -133,7 +136,7 @@ def _check_binding(
         raise UserError(
             f"{folder}: this run was started with another configuration\n" + "\n".join(lines) + "\n"
             "Restore these settings to go on with it, or choose another PROJECT_NAME (--out, --storage-path) to start "
-            "a new run."
+            "a new run; python -m fleet.fork goes on from one of its rounds with others."
         )
 
 
@@ -150,26 +153,22 @@ def _flat(values: Mapping[str, Any], outer: str = "") -> dict[str, Any]:
 
 def make_base(base: Path, host: Host) -> None:
     """BASE_DIR, made when its parent exists; refused where another disk was mounted the last time."""
+    mark = base / ".base"
     try:
-        _base(base, host)
-    except OSError as error:  # a mount whose server is gone, too, answers so
-        raise UserError(f"BASE_DIR {base}: cannot be used: {error.strerror}: {error.filename}") from None
-
-
-def _base(base: Path, host: Host) -> None:
-    now, before = mount_of(base), _remembered().get(str(base))
-    if before and before != str(now) and not (base / ".base").is_file():
-        raise UserError(
-            f"{base}: the last time this was on {before}, now it is on {now} and empty: is the shared disk mounted? "
-            f"If it really moved, remove its line from {_memory()}."
-        )
-    if not base.is_dir():
-        if not base.parent.is_dir():
+        now, before = mount_of(base), _remembered().get(str(base))
+        if before and before != str(now) and not mark.is_file():
+            raise UserError(
+                f"{base}: the last time this was on {before}, now it is on {now} and empty: is the shared disk "
+                f"mounted? If it really moved, remove its line from {_memory()}."
+            )
+        if not base.is_dir() and not base.parent.is_dir():
             raise UserError(f"BASE_DIR {base}: neither it nor its parent exists; is the shared disk mounted?")
         base.mkdir(mode=0o750, exist_ok=True)  # another starter may have been faster
-    _check_writable(base, f"BASE_DIR {base}")
-    if not (base / ".base").is_file():
-        (base / ".base").write_text(host.token() + "\n")
+        _check_writable(base, f"BASE_DIR {base}")
+        if not mark.is_file():
+            mark.write_text(host.token() + "\n")
+    except OSError as error:  # a mount whose server is gone, too, answers so
+        raise UserError(f"BASE_DIR {base}: cannot be used: {error.strerror}: {error.filename}") from None
     _remember(str(base), str(now))
 
 
@@ -214,10 +213,10 @@ def _remembered() -> dict[str, str]:
 def _remember(base: str, mount: str) -> None:
     known = _remembered()
     if known.get(base) != mount:
-        try:
+        with contextlib.suppress(
+            OSError, RuntimeError
+        ):  # without a home it is less well protected against an absent disk
             _memory().parent.mkdir(parents=True, exist_ok=True)
             draft = _memory().with_suffix(f".{os.getpid()}")
             draft.write_text(json.dumps({**known, base: mount}, indent=1))
             draft.rename(_memory())
-        except (OSError, RuntimeError):
-            pass  # a home that cannot be written only means less protection against an absent disk

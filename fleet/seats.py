@@ -46,12 +46,8 @@ def ending(code: int) -> str:
     """In words."""
     if code == SPENT:
         return f"ended with code {code}, to be started anew (its device or the disk failed)"
-    if code >= 0:
-        return f"ended with code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:  # a real-time signal
-        return f"was killed by signal {-code}"
+    names = {each.value: each.name for each in signal.Signals}  # but of most real-time signals
+    return f"ended with code {code}" if code >= 0 else f"was killed by {names.get(-code, f'signal {-code}')}"
 
 
 class Memory:

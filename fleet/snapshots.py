@@ -54,16 +54,14 @@ class Snapshot(Payload):
 
 def latest(store: Store, prefix: str) -> Snapshot | None:
     """The furthest whole snapshot that any attempt whose name starts so has left."""
-    found = []
-    for attempt in store.names("files"):
-        if attempt.startswith(prefix):
-            steps = [int(m[1]) for n in store.names(f"files/{attempt}") if (m := _MANIFEST.fullmatch(n))]
-            found += [(step, attempt) for step in steps]
+    files = [(each, name) for each in store.names("files") if each.startswith(prefix)
+             for name in store.names(f"files/{each}")]  # fmt: skip
+    found = [(int(manifest[1]), attempt) for attempt, name in files if (manifest := _MANIFEST.fullmatch(name))]
     for step, attempt in sorted(found, reverse=True):
         try:
             record = store.read(f"files/{attempt}/{SNAPSHOT}{step}.json")
-            files = files_of(record["files"])
-            snapshot = Snapshot(store, attempt, files, f"{SNAPSHOT}{step}.", step=step, state=record["state"])
+            wanted, start = files_of(record["files"]), f"{SNAPSHOT}{step}."
+            snapshot = Snapshot(store, attempt, wanted, start, step=step, state=record["state"])
             snapshot.check()
             return snapshot
         except faults.Passing:  # says nothing about the snapshot, and beginning again would cost all of it

@@ -4,7 +4,6 @@
 """
 
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,22 +12,26 @@ from typing import Annotated, Any, TypeVar
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from fleet import faults
-from fleet.config import FleetConfig, UserError, load, lowered, read_json
+from fleet import faults, helping
 from fleet.errors import absolute
 from fleet.fork import ForkOrder
 from fleet.fork import fork as fork_run
 from fleet.host import Host
 from fleet.method import Method
 from fleet.metrics import sinks
+from fleet.permissions import keep_private
 from fleet.plain import say
 from fleet.processes import devices_of_each, let_group_read, log_to, this_script, work
 from fleet.run import create_run
+from fleet.run_config import FleetConfig, UserError, load, lowered, read_json
 from fleet.seats import SPENT
+from fleet.sharing_out import idle
 
 C = TypeVar("C", bound=FleetConfig)
 
-_EXAMPLES = """Start a run, or go on with it (the same command does both):
+_ABOUT = """{about}
+
+Start a run, or go on with it (the same command does both):
 
     {name} --config evolution.json --workers 4
 
@@ -36,18 +39,16 @@ Watch it from another terminal:
 
     python -m fleet.status RUN_DIR --watch
 
-Ctrl-C stops it well: each worker ends at its next step, and what it has done so far is kept. Exit codes: 0 the run
-is over, 1 it stopped and says why, 2 something about the command or the disk is wrong, 130 it was interrupted."""
+Ctrl-C stops it well: each worker ends at its next step, and what it has done so far is kept."""
+_CODES = """Exit codes: 0 the run is over, 1 it stopped and says why, 2 something about the command or the disk is
+wrong, 130 it was interrupted."""
 
 
 def main(method: Method[Any], arguments: list[str] | None = None, others: Sequence[Method[Any]] = ()) -> None:
     """The whole command line of a method's script; of several methods, ALGORITHM says which."""
-    os.umask(0o077)
+    keep_private()
     methods = {each.algorithm: each for each in (method, *others)}
-    name = " ".join(["python", *this_script()[1:]])
-    also = "".join(f"\n\nALGORITHM {each.algorithm} in the configuration:\n\n{each.about}" for each in others)
-    epilogue = _EXAMPLES.format(name=name)
-    app = App(name=name, help=method.about + also, help_epilogue=epilogue, version_flags=[])
+    app = _page(method, others)
 
     @app.default
     def start(
@@ -63,9 +64,12 @@ def main(method: Method[Any], arguments: list[str] | None = None, others: Sequen
         leash: Annotated[bool, Parameter(show=False)] = False,
         launch: Annotated[int, Parameter(show=False)] = 0,
         make: Annotated[bool, Parameter(show=False)] = False,
+        look: Annotated[bool, Parameter(show=False)] = False,
         also: Annotated[str, Parameter(show=False)] = "{}",
         sink: Annotated[tuple[str, int, Path] | None, Parameter(show=False)] = None,
         fork: Annotated[str, Parameter(show=False)] = "",
+        follow: Annotated[Path | None, Parameter(show=False)] = None,
+        finish: Annotated[bool, Parameter(show=False)] = False,
     ) -> int:
         if worker:
             return work(methods, *worker, leash, launch)
@@ -74,29 +78,40 @@ def main(method: Method[Any], arguments: list[str] | None = None, others: Sequen
         if fork:
             order = ForkOrder.model_validate_json(fork)
             return fork_run(methods.get(order.settings.get("algorithm", ""), method), order)
+        from fleet import following
         from fleet.local import Starter
 
+        if follow:
+            return following.follow(methods, follow, finish)
         where = config.absolute().parent
         mine = methods.get(algorithm or named(config), method)
         found = read(config, mine, methods, algorithm)
-        chosen = mine.prepared(settled(mine, found, algorithm, json.loads(also)), where)
+        absolute(where / found.base_dir)  # before anybody looks for a run there
+        named_so = completed(mine, found, algorithm, json.loads(also))
+        if look:
+            for line in mine.foretold(named_so, where):
+                say(line)
+            return 0
+        chosen = mine.prepared(named_so, where)
         let_group_read(chosen)
         sinks.check(chosen.metrics)
         if make:
-            return made(chosen, where)
+            return made(chosen, where, mine.slots(chosen))
         starter = Starter(chosen, where, workers, mine.view)
+        if few := idle(starter.count, mine.slots(chosen)):
+            say(f"Note: {few}.")
         if (code := starter.run()) == 0 and starter.over:
             mine.finished(chosen, starter.folder)
         return code
 
     try:
+        _check_worker(sys.argv[1:] if arguments is None else arguments)
         sys.exit(app(arguments, result_action="return_value"))
     except (faults.Damaged, faults.Refused) as error:
         say(f"{error}\nThis file of the run is damaged: restore it from a backup.", file=sys.stderr)
+    except faults.Denied as error:
+        say(error, file=sys.stderr)
     except faults.Passing as error:
-        if isinstance(error, faults.Denied):
-            say(error, file=sys.stderr)
-            sys.exit(2)
         say(f"{error}: the disk does not answer properly; the same command tries again", file=sys.stderr)
         sys.exit(SPENT)  # a supervisor does so by itself
     except (UserError, faults.Fault) as error:
@@ -107,22 +122,45 @@ def main(method: Method[Any], arguments: list[str] | None = None, others: Sequen
     sys.exit(2)
 
 
-def made(config: FleetConfig, where: Path) -> int:
+def _page(method: Method[Any], others: Sequence[Method[Any]]) -> App:
+    """First what it does, how it is called and the options; how it works below them."""
+    script = this_script()[1:]
+    name = " ".join(["python", *(script if script[0] == "-m" else sys.argv[:1])])
+    first, _, how = method.about.partition("\n\n")
+    also = (f"ALGORITHM {each.algorithm} in the configuration:\n\n{each.about}" for each in others)
+    more = filter(None, [_CODES, how, *also])
+    return helping.app(name, _ABOUT.format(about=first, name=name), "\n\n".join(each.strip("\n") for each in more))
+
+
+def _check_worker(words: Sequence[str]) -> None:
+    """`--worker 4` means another option: this one is for processes that are workers themselves."""
+    given = [word for word in words if word.partition("=")[0] == "--worker"]
+    after = words[words.index(given[0]) + 1 :][:2] if given else []
+    if given and ("=" in given[0] or len(after) < 2 or after[1].startswith("-")):
+        raise UserError("--worker is what a worker is started with; how many local workers there are, --workers says")
+
+
+def made(config: FleetConfig, where: Path, slots: int) -> int:
     """Make the run's folder, or join it, and start nothing; what the launcher wants to know is one line of JSON."""
     base = absolute(where / config.base_dir)
     store, new = create_run(base, config.project_name, config.bound(), Host(), type(config))
     known = {"folder": str(base / config.project_name), "run_id": store.run_id, "new": new}
     more = {"operational": config.operational(), "threads": config.threads, "restarts": config.restarts}
-    more |= {"workers": config.num_machines, "devices_per_worker": devices_of_each(config)}
+    more |= {"workers": config.num_machines, "devices_per_worker": devices_of_each(config), "slots": slots}
     say(json.dumps(known | more))
     return 0
 
 
-def settled(method: Method[C], config: C, flag: str, also: Mapping[str, Any] | None = None) -> C:
-    """The configuration with its algorithm and its project named: a script's own algorithm wins, or a flag. What
+def completed(method: Method[C], config: C, flag: str, also: Mapping[str, Any] | None = None) -> C:
+    """The configuration with its algorithm and its project named; a script has its own, and a flag wins. What
     machines.json says `also` belongs to it."""
     if method.algorithm and flag not in ("", method.algorithm):
         raise UserError(f"--algorithm {flag}: this script runs {method.algorithm}")
+    if method.algorithm and not flag and config.algorithm not in ("", method.algorithm):
+        raise UserError(
+            f"ALGORITHM is {config.algorithm!r}, and this script runs {method.algorithm}: "
+            "start the other one's script, or leave ALGORITHM out"
+        )
     algorithm = flag or method.algorithm or config.algorithm
     if not algorithm:
         raise UserError("ALGORITHM is missing: it says which method the run uses")

@@ -3,7 +3,8 @@
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,15 +24,23 @@ from fleet.host import Host
 from fleet.plain import bytes_of, heard, plain
 from fleet.progress import duration
 from fleet.reading import command
-from fleet.recipe import NotYet, Recipe, name, place
+from fleet.recipe import Member, NotYet, name, place
 from fleet.run import open_run
+from fleet.silence import last_heard, silent
 from fleet.underway import Underway, underway
 
 _WORKERS, _ERRORS, _MEMBERS = 24, 5, 8  # so many lines of each at most
 _ROUNDS = 4  # in a terminal
 _LONGEST = 40  # signs of a value
-_NARROW = 72  # columns
+_NARROW = 100  # columns
+_LOOK = 2.0  # seconds between two pictures in a terminal;
+_SELDOM = 5  # elsewhere one of so many is shown
 _COLUMNS = ("worker", "machine", "made", "a minute", "written", "does", "ago")
+
+
+def _told(member: Member) -> str:
+    """A member, and what it came to; what was found out of all together, and on what."""
+    return f"{member.id}  {member.absent or metrics_text(member.metrics)}".rstrip() + member.recipe.asked
 
 
 def metrics_text(metrics: Mapping[str, Any]) -> str:
@@ -52,15 +61,13 @@ class View:
         host = Host()
         self.store, _ = open_run(run_dir, host, "status")
         self.history, self.diaries = History(self.store), Diaries(self.store, Diary)
-        launch = launches.latest(self.store)
-        limit = 60.0
+        launch, self.watch = launches.latest(self.store), Watch(self.store, host, 60.0)
         with contextlib.suppress(faults.Fault, KeyError, TypeError, ValueError):
-            limit = float(launches.settings(self.store, launch)["dead_seconds"])
-        self.watch = Watch(self.store, host, limit)
+            self.watch.limit = float(launches.settings(self.store, launch)["dead_seconds"])
         self.claims = Claims(self.store, self.history, self.watch, launch)
-        self.state, self._lost = "", set[str]()
+        self._lost = set[str]()
         self.lines, self.narrow = 0, False  # of the terminal that it is drawn for
-        self.underway = dict[str, Underway]()
+        self.underway, self.silent = dict[str, Underway](), list[str]()
 
     @property
     def over(self) -> bool:
@@ -71,7 +78,9 @@ class View:
         self.lines, self.narrow = lines, bool(columns) and columns < _NARROW
         diaries = sorted(self.diaries.look(), key=lambda d: d.last, reverse=True)
         self._lost = {d.name for d in diaries if not d.ended and self._is_lost(d.name)}
-        self.underway = underway(self.store, launches.latest(self.store))
+        launch = launches.latest(self.store)
+        self.underway = underway(self.store, launch)
+        self.silent = [] if self.over else silent(self.store, launch, self.watch.limit)
         parts: list[Table | Text] = [Text()]
         with contextlib.suppress(NotYet, faults.Passing):  # what is not visible yet stands in the next picture
             self.history.look_far()
@@ -80,8 +89,7 @@ class View:
                 parts.append(self._last_round() if self.over else self._rounds(rounds))
                 parts += self._diverged(rounds)
         errors = self._errors(diaries)
-        self.state = self._state(diaries)
-        parts[0] = Text(self.state)
+        parts[0] = Text(self._state(diaries))
         parts += [self._workers(diaries, self._room(parts, errors)), *errors]
         if lines:
             for part in parts:
@@ -98,7 +106,7 @@ class View:
         launch = launches.latest(self.store)
         why, recent = launches.ordered(self.store, launch), [d for d in diaries if d.launch == launch]
         at_work = [d for d in recent if not d.ended and d.name not in self._lost]
-        at = f"{self.store.disk.root}\nlaunch {launch}, {self.history.first} rounds finished"
+        at = f"{self.store.disk.root}\nlaunch {launch}, {max(0, self.history.first - 1)} rounds finished"
         if self.over:
             state = "the run is over"
         elif why:
@@ -110,7 +118,10 @@ class View:
             if benched := [f"{plain(d.name)} ({plain(d.benched)})" for d in at_work if d.benched]:
                 state += f"; {len(benched)} benched: {_some(benched)}"
         written, read = (sum(getattr(d, what) for d in diaries) for what in ("written", "read"))
-        return f"{at}; {state}\n{sum(d.made for d in diaries)} made, {bytes_of(written)} written, {bytes_of(read)} read"
+        moved = f"{sum(d.made for d in diaries)} made, {bytes_of(written)} written, {bytes_of(read)} read"
+        if found := diary.shares(diaries):
+            moved += "\nof their time {:.0%} at work, {:.0%} for the disk, {:.0%} for others".format(*found)
+        return "\n".join([f"{at}; {state}", moved, *self.silent])
 
     # -- rounds -------------------------------------------------------------------------------------------------------
 
@@ -124,7 +135,7 @@ class View:
     def _round(self, round: int) -> tuple[str, ...]:
         recipes = self.history.plan(round)
         made, free, waits = list[str](), list[str](), Counter[str]()
-        open = {name(round, recipe.slot): recipe for recipe in recipes if not self._finished(round, recipe)}
+        open = {id: recipe for recipe in recipes if not self.history.finished(id := name(round, recipe.slot))}
         for id, recipe in open.items():
             if unfinished := [input for input in recipe.inputs if not self.history.finished(input)]:
                 waits.update(self.history.origin(input) for input in unfinished)
@@ -136,47 +147,54 @@ class View:
         finished = f"{len(recipes) - len(open)} of {len(recipes)}"
         return str(round), finished, _some(made), _some(free), _some(waiting, 3)
 
-    def _finished(self, round: int, recipe: Recipe) -> bool:
-        return self.history.finished(name(round, recipe.slot))
-
     def _maker(self, id: str) -> str:
         """Who makes it, as far as can be seen from here."""
         if not self.claims.held(id):
             return ""
-        holder, state = self.claims.holder(id), ""
+        by = f" by {plain((holder := self.claims.holder(id)).get('by', '?'), 64)}"
         with contextlib.suppress(faults.Fault):
-            state = ", who looks dead" if self.watch.dead(holder) else ""
-        return f" by {plain(holder.get('by', '?'), 64)}{state}"
+            return f"{by}, who looks dead" if self.watch.dead(holder) else by
+        return by
 
     def _diverged(self, rounds: list[int]) -> list[Text]:
         """Who counts as untrained, of the open rounds and the last finished one."""
-        ids = [
-            name(round, recipe.slot) for round in (max(1, rounds[0]) - 1, *rounds)
-            for recipe in self.history.plan(round) if self._finished(round, recipe)
-        ]  # fmt: skip
-        named = [f"round {place(id)[0]}: {said}" for id in ids if (said := self.history[id].diverged)]
+        ids = [name(n, recipe.slot) for n in (max(1, rounds[0]) - 1, *rounds) for recipe in self.history.plan(n)]
+        members = [self.history[id] for id in ids if self.history.finished(id)]
+        named = [f"round {place(each.id)[0]}: {each.diverged}" for each in members if each.diverged]
         return [Text(f"diverged: {', '.join(named)}")] if named else []
 
     def _last_round(self) -> Text:
         last = self.history.first - 1
         members = self.history.round(last)[-_MEMBERS:] if last >= 0 else []
-        return Text("\n".join(f"{m.id}  {m.absent or metrics_text(m.metrics)}".rstrip() for m in members))
+        return Text("\n".join(map(_told, members)))
 
     # -- workers ------------------------------------------------------------------------------------------------------
 
     def _workers(self, diaries: list[Diary], most: int) -> Table:
         columns = ("worker", "made", "does", "ago") if self.narrow else _COLUMNS
         table, now = table_of("Workers", *columns, fit=bool(self.lines)), diary.now(self.store)
-        doing = {each.by: f"making {each.id} {each.at}".rstrip() for each in self.underway.values()}
+        making = self._making()
         for d in diaries[:most]:
             lost = d.name in self._lost and not self.over
-            does = f"was lost; before that {d.doing}" if lost else d.doing if d.ended else doing.get(d.name, d.doing)
+            does = f"was lost; before that {d.doing}" if lost else d.doing if d.ended else making.get(d.name, d.doing)
+            heard = d.last if d.ended else max(d.last, last_heard(self.store, d.name))
             row = {"worker": d.name, "machine": d.machine, "made": str(d.made), "a minute": f"{d.rate:.1f}",
-                   "written": bytes_of(d.written), "does": does, "ago": duration(max(0.0, now - d.last))}  # fmt: skip
+                   "written": bytes_of(d.written), "does": does, "ago": duration(max(0.0, now - heard))}  # fmt: skip
             table.add_row(*(Text(plain(row[column])) for column in columns))
         if len(diaries) > most:
             table.caption = f"and {len(diaries) - most} earlier ones"
         return table
+
+    def _making(self) -> dict[str, str]:
+        """Who makes what: claims are there at once, notes and pulses later; how far it is, the pulse alone tells."""
+        found = dict[str, str]()
+        for id, _ in self.history.open():
+            with contextlib.suppress(faults.Fault):
+                if not self.claims.held(id):
+                    continue
+                by, at = str(self.claims.holder(id).get("by")), self.underway.get(id)
+                found[by] = f"making {id} {at.at if at and at.by == by else ''}".rstrip()
+        return found
 
     def _is_lost(self, worker: str) -> bool:
         """It has ended without a word, as far as can be seen from here."""
@@ -213,23 +231,49 @@ def printed(shown: Console, parts: Iterable[Table | Text]) -> None:
 def show(run_dir: Path, *, watch: Annotated[bool, Parameter(help="Go on until Ctrl-C.")] = False) -> None:
     """Show the rounds, who makes what and how far it is, what waits for whom, and the last errors of a run.
 
-    For example: python -m fleet.status runs/edt --watch
+    For example:
+
+        python -m fleet.status runs/edt --watch
     """
     shown, view = console(), View(run_dir)
     if not watch:
         printed(shown, view.picture())
         return
 
-    def fitting() -> Group:
-        return Group(*view.picture(*((shown.height - 1, shown.width) if shown.is_terminal else ())))
+    if shown.is_terminal:
+        _watch_in_place(shown, view)
+    else:
+        _watch_in_lines(shown, view)
 
-    with Live(fitting(), console=shown, auto_refresh=False) as live:
-        while not view.over and heard():
-            time.sleep(2.0)
-            try:
-                live.update(fitting(), refresh=True)
-            except faults.Passing as fault:  # the next picture may show more
-                live.update(Text(f"the disk does not answer properly: {plain(fault, 500)}"), refresh=True)
+
+def _watch_in_place(shown: Console, view: View) -> None:
+    with Live(auto_refresh=False, console=shown) as live:
+        for _ in _looks(view):
+            live.update(Group(*_seen(view, shown.height - 1, shown.width)), refresh=True)
+
+
+def _watch_in_lines(shown: Console, view: View) -> None:
+    """One picture below the other, for a file or a pipe: `| head` ends it."""
+    for n in _looks(view):
+        parts = _seen(view)
+        if n % _SELDOM == 0 or view.over:
+            printed(shown, parts)
+
+
+def _looks(view: View) -> Iterator[int]:
+    """Until the run is over, or nobody listens any more."""
+    for n in count():
+        yield n
+        if view.over or not heard():
+            return
+        time.sleep(_LOOK)
+
+
+def _seen(view: View, lines: int = 0, columns: int = 0) -> list[Table | Text]:
+    try:
+        return view.picture(lines, columns)
+    except faults.Passing as fault:  # the next picture may show more
+        return [Text(f"the disk does not answer properly: {plain(fault, 500)}")]
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ matters and by which nothing is decided. Payloads, which are large, are in `payl
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterator
+from posixpath import basename, dirname
 from typing import Any, TypeVar
 
 from fleet import faults, strictjson
@@ -39,22 +40,22 @@ class Store:
 
     def settle(self, name: str, value: Value, durable: bool = True) -> Value:
         """Offer a value for a name and return the one that stands, which may be another's."""
-        with self._draft(sealed(value, name), durable) as draft:
+        with self._draft(proven(value, name)[0], durable) as draft:
             for pause in _SETTLE:
                 try:
                     won = self._offer(draft, name)
                     if won and not durable:
                         return value
                     if durable:
-                        self.disk.sync(_folder(name))
+                        self.disk.sync(dirname(name))
                     return self.read(name)  # whatever the link's reply was, what stands there is the outcome
                 except faults.Denied:  # may last for minutes: whoever called says so, and asks again
                     raise
                 except (faults.Missing, faults.Passing):
                     self.host.sleep(pause)
                     with contextlib.suppress(faults.Passing):
-                        self.names(_folder(name))  # wakes a name cache that still says "not there"
-                        if _base(draft) not in self.names("tmp"):
+                        self.names(dirname(name))  # wakes a name cache that still says "not there"
+                        if basename(draft) not in self.names("tmp"):
                             break  # lost in a crash of the server, or swept while this process was paused
         raise faults.Passing(f"{name}: the disk does not show what stands there")
 
@@ -78,7 +79,7 @@ class Store:
         """What stands in a register, once a crash of the disk's server cannot take it back any more."""
         value = self.read(name)
         while True:
-            self.patiently(lambda: self.disk.sync(_folder(name)))
+            self.patiently(lambda: self.disk.sync(dirname(name)))
             if (again := self.read(name)) == value:
                 return value
             value = again
@@ -101,7 +102,7 @@ class Store:
         """Make a folder, so that it survives a crash."""
         with contextlib.suppress(faults.Exists):
             self.disk.mkdir(name)
-        self.sync(_folder(name))
+        self.sync(dirname(name))
         self.sync(name)  # refuses a link in its place, through which we would write elsewhere
 
     # -- news -------------------------------------------------------------------------------------------------------
@@ -174,7 +175,7 @@ class Store:
         except (faults.Exists, faults.Passing):
             pass
         except faults.Missing:
-            self.folder(_folder(name))
+            self.folder(dirname(name))
             raise
         return False
 
@@ -210,25 +211,8 @@ class Store:
         return call()
 
 
-def _folder(name: str) -> str:
-    return name.rpartition("/")[0]
-
-
-def _base(name: str) -> str:
-    return name.rpartition("/")[2]
-
-
-def sealed(value: Value, name: str) -> bytes:
-    """What stands in a register; nothing is written that could not be read again."""
-    return _proven(value, name)[0]
-
-
-def read_back(value: Value, name: str) -> Value:
-    """As everybody will read it."""
-    return _proven(value, name)[1]
-
-
-def _proven(value: Value, name: str) -> tuple[bytes, Value]:
+def proven(value: Value, name: str) -> tuple[bytes, Value]:
+    """What stands in a register, and as everybody will read it; nothing is written that could not be read again."""
     try:
         if len(data := _sealed(value)) > REGISTER_LIMIT:
             raise ValueError(f"{len(data):,} bytes, and at most {REGISTER_LIMIT:,} are possible")

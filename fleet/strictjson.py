@@ -2,14 +2,11 @@
 
 import json
 import math
-import re
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 DEPTH = 20
-
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
-_INNERMOST = re.compile(rb"[\[{][^\[\]{}]*[\]}]")
 
 
 class BadJson(ValueError):
@@ -33,7 +30,7 @@ def parse(data: bytes, limit: int = 1 << 20) -> Any:
         raise
     except ValueError:
         raise BadJson("a whole number of more than 4300 digits") from None
-    if data.count(b"[") + data.count(b"{") > DEPTH and _deep(data):
+    if data.count(b"[") + data.count(b"{") > DEPTH and _deep(value):
         raise BadJson(f"nested deeper than {DEPTH}")
     return value
 
@@ -60,11 +57,13 @@ def _finite(digits: str) -> float:
     return value if math.isfinite(value) else _infinite(digits[:60])
 
 
-def _deep(data: bytes) -> bool:
-    """Take away the innermost brackets, level by level; on valid JSON nothing is left after as many as it is deep."""
-    left = _STRING.sub(b"", data)
+def _deep(value: Any) -> bool:
+    """Whether brackets are left below so many levels of them."""
+    level = [value]
     for _ in range(DEPTH):
-        left, found = _INNERMOST.subn(b"", left)
-        if not found:
-            return False
-    return b"[" in left or b"{" in left
+        level = [inner for each in level for inner in _inside(each)]
+    return any(isinstance(each, (dict, list)) for each in level)
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()

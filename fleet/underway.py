@@ -14,6 +14,7 @@ from fleet.recipe import Recipe, name
 from fleet.store import Store
 
 _LAST = 16  # recipes of a kind that count
+_FIRST = 3  # rounds' worth of recipes, at most, that come before a guess: the first are short, with what happens once
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,8 @@ def _number(value: Any) -> float:
 
 
 class TimeLeft:
-    """From what recipes like the next ones took, and how many are made at a time. A recipe is like another one of the
-    same task; where they train, it takes as much longer as it has more steps."""
+    """What a run still takes, from what recipes like the next ones took, and how many are made at a time. A recipe is
+    like another one of the same task; where they train, it takes as much longer as it has more steps."""
 
     def __init__(self, history: History, rounds: int, steps_in: Callable[[int], int] = lambda round: 1) -> None:
         self.history, self.rounds, self.steps_in = history, rounds, steps_in
@@ -53,17 +54,22 @@ class TimeLeft:
         self._counted = set[str]()
         self._first = True  # what was finished before this start tells what recipes take, not how many at a time
         self._looked = self._began = self._last = self._work = 0.0
-        self._from = 0  # the rounds before it are counted
+        self._from = history.first  # the rounds before it are counted
+        self._made = 0  # recipes since this start
+        self.tokens = 0  # of what was finished since this start
 
     def learn(self) -> None:
         """Take in what was finished since the last time."""
         now, upto = self.history.store.host.now(), self.history.first
-        for round in range(max(0, upto - 1) if self._first else self._from, self.history.last + 1):
+        for round in range(max(0, self._from - self._first), self.history.last + 1):
             for recipe in self.history.plan(round):
                 id = name(round, recipe.slot)
                 if not recipe.carried and id not in self._counted and self.history.finished(id):
                     self._counted.add(id)
-                    self._take(recipe, self.history.outcome(id).seconds, now if round and not self._first else 0.0)
+                    outcome = self.history.outcome(id)
+                    self._take(recipe, outcome.seconds, now if round and not self._first else 0.0)
+                    tokens = outcome.member.metrics.get("tokens", 0)
+                    self.tokens += tokens if isinstance(tokens, int) and not self._first else 0
         self._first, self._looked, self._from = False, now, upto
         self._counted = {id for id in self._counted if int(id.partition("/")[0]) >= upto}
 
@@ -71,26 +77,24 @@ class TimeLeft:
         """Until the run is over, if that can be said yet; of what is under way so much is done."""
         if not self._work or self._last <= self._began:
             return None
-        open = [self._cost(recipe) for _, recipe in self.history.open()]
-        last = self.history.last
+        last, did = self.history.last, {each.id: each.share for each in done}
         planned = range(max(1, last - 3), last + 1)
         future = range(last + 1, 0 if self.history.ended else self.rounds + 1)
         usual = [recipe for round in planned for recipe in self.history.plan(round) if not recipe.carried]
-        if not any(map(self._cost, usual)):
+        enough = min(_FIRST, max(1, self.rounds // 20)) * len(usual) / len(planned)
+        if not any(map(self._cost, usual)) or self._made < enough:
             return None
         more, longer = len(future) / len(planned), sum(map(self.steps_in, future)) / sum(map(self.steps_in, planned))
-        did = {each.id: each.share for each in done}
-        spared = sum(did.get(id, 0.0) * self._cost(recipe) for id, recipe in self.history.open())
+        now = sum((1.0 - did.get(id, 0.0)) * self._cost(recipe) for id, recipe in self.history.open())
         later = sum(self._cost(recipe) * (longer if "steps" in recipe.args else more) for recipe in usual)
-        total = sum(open) - spared + later
-        return total * (self._last - self._began) / self._work
+        return (now + later) * (self._last - self._began) / self._work
 
     def _take(self, recipe: Recipe, seconds: float, now: float) -> None:
         self._took[recipe.task].append(seconds / _steps(recipe))
         if now and seconds:
             if not self._work:
                 self._began = min(self._looked, now - seconds)  # others may have begun before it
-            self._last, self._work = now, self._work + seconds
+            self._last, self._work, self._made = now, self._work + seconds, self._made + 1
 
     def _cost(self, recipe: Recipe) -> float:
         took = self._took.get(recipe.task)

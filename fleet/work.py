@@ -2,16 +2,14 @@
 
 import contextlib
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from fleet import faults, snapshots
-from fleet.hashed import HashedFile, HashedReader
+from fleet import faults, known, snapshots
 from fleet.history import History
-from fleet.payload import Draft, Payload
-from fleet.recipe import Member, Recipe
+from fleet.lane import Pendings
+from fleet.payload import Draft
+from fleet.payload import Input as Input
+from fleet.recipe import Recipe
 
 _ASK = 10.0  # seconds between two looks at whether the work is still wanted
 
@@ -36,72 +34,42 @@ class CannotServe(Exception):
     """This process can make nothing of this run, nor could another in its place here; says why."""
 
 
-@dataclass(frozen=True)
-class Input:
-    """A present input: what is known of it, and its files."""
-
-    member: Member
-    files: Payload
-
-    @property
-    def metrics(self) -> Mapping[str, Any]:
-        return self.member.metrics
-
-    @property
-    def genome(self) -> Mapping[str, Any]:
-        return self.member.recipe.genome
-
-    def read(self, name: str) -> bytes:
-        return self.files.read(name)
-
-    def open(self, name: str) -> AbstractContextManager[HashedReader]:
-        """A file to read piece by piece: `with parent.open("weights") as file: file.readinto(buffer)`."""
-        return self.files.open(name)
-
-    def path(self, name: str) -> Path:
-        return self.files.path(name)
-
-    @property
-    def folder(self) -> Path:
-        """Where its files are, each looked at."""
-        return [self.path(name).parent for name in self.files.files][0]
-
-
 class Work:
     """One attempt at a recipe."""
 
     def __init__(
-        self, id: str, history: History, draft: Draft, resume: bool, snapshot_every: float, ordered: Callable[[], str]
+        self,
+        id: str,
+        history: History,
+        draft: Draft,
+        resume: bool,
+        snapshot_every: float,
+        ordered: Callable[[], str],
+        pending: Pendings = Pendings(),
     ) -> None:
         self.id, self.history, self.draft = id, history, draft
         self.recipe: Recipe = history.recipe(id)
         self._version = history.slot(id).version
         self.host = draft.store.host
-        members = {id: history[id] for id in self.recipe.inputs}
-        self.absent = tuple(id for id, member in members.items() if not member)
-        self.inputs = {id: Input(member, history.files(id)) for id, member in members.items() if member}
+        self.write, self.create, self.path, self.folder = draft.write, draft.create, draft.path, draft.folder
+        inputs = self.recipe.inputs
+        self.pending = tuple(made for id in inputs if (made := pending.get(id)))  # those that count if all goes well
+        self.absent = tuple(id for id in inputs if id not in pending and not history[id])
+        self.inputs = {
+            id: made.input if (made := pending.get(id)) else history.files(id) for id in inputs if id not in self.absent
+        }
         self.resumed: snapshots.Snapshot | None = None
         self.steps = 0  # that it takes, if its maker says so
         self.at = ("", 0, 0)  # how far it is, for people: of what, so much is done, of so much if that is known
         self._resume, self._every, self._ordered = resume, snapshot_every, ordered
         self._saved = self._asked = self.host.now()
 
-    # -- writing ------------------------------------------------------------------------------------------------------
-
-    def write(self, name: str, data: bytes) -> None:
-        self.draft.write(name, data)
-
-    def create(self, name: str) -> AbstractContextManager[HashedFile]:
-        """A file to write block by block: `with work.create("weights") as file: file.write(block)`."""
-        return self.draft.create(name)
-
-    def path(self, name: str) -> Path:
-        """Where to put a file that a library writes by itself."""
-        return self.draft.path(name)
-
-    def folder(self) -> AbstractContextManager[Path]:
-        """Where a library puts several files: `with work.folder() as place: model.save_pretrained(place)`."""
-        return self.draft.folder()
+    def as_before(self) -> bool:
+        """What was made is, byte for byte, the version before it, whose files are damaged; or it is the first."""
+        if not self._version:
+            return True
+        record = self.history.store.standing(known.register(self.id, self._version - 1))
+        return known.outcome(self.id, self.recipe, record, self._version - 1).files == self.draft.seal()
 
     # -- long recipes -------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from fleet.context import Stopped, WorkerContext, WorkerOptions
 from fleet.events import Events, Tail, log
 from fleet.execution import Execution
 from fleet.history import History
+from fleet.lane import Beside, Lane, Pending
 from fleet.next_work import Chooser
 from fleet.recipe import NotYet, Strategy, Unplannable
 from fleet.store import Store
@@ -38,24 +39,32 @@ class Worker:
         make: Maker,
         options: WorkerOptions = WorkerOptions(),
         report: Callable[[History], None] | None = None,
+        second: tuple[Store, Maker] | None = None,
+        first: "Worker | None" = None,
     ) -> None:
+        """With `second`, a store and a maker of its own, a second lane makes OPTIONS.beside; `first` is whose it is."""
         self.store, self.host, self.strategy, self.options = store, store.host, strategy, options
         self.history, self.tail = History(store), Tail()
         watch = claims.Watch(store, self.host, options.dead_seconds)
         held = claims.Claims(store, self.history, watch, options.launch)
-        self.events, own = Events(store), self.history.recent()
+        self.events: Events = Beside(first.events) if first else Events(store)
+        own = self.history.recent()
         self.blame = blame.Blame(held, self.history, self.events, options.dead_seconds, options.makers)
-        self.context = WorkerContext(
-            store, self.host, self.history, held, self.blame, pace.Pace(), self.events, options, own
-        )
+        speed = first.context.pace if first else pace.Pace()
+        self.context: WorkerContext = WorkerContext(
+            store, self.host, self.history, held, self.blame, speed, self.events, options, own,
+            lambda recipe: not (first or second) or bool(first) == (recipe.task in options.beside),
+        )  # fmt: skip
         self.chooser = Chooser(self.context)
-        self.execution = Execution(self.context, make, self.tail, self._wait)
+        self.lane = self._lane(*second, strategy) if second else None
+        self.execution = Execution(self.context, make, self.tail, self._wait, self.lane)
         self.elastic = elastic.Elastic(self.history, self.host, options.quorum, options.grace_seconds)
         self.pulse = claims.Pulse(store, min(_PULSE, options.dead_seconds / 5), self._say)
-        self._broom = planning.DraftSweeper(store, options.dead_seconds)
         self._attic = Attic(store, self.events, blame.PATIENCE * options.dead_seconds)
         self._began = self.host.now()
         self.bell, self.report = Bell(store), report
+        self._first = first
+        self._trouble = 0  # so often in a row the disk did not answer
         self._fresh = True  # something changed by my own doing: look without waiting for the bell
         self._waits_since = self._ticked = self._looked = self._heard = _NEVER
         self._looking = 0.0  # seconds that a fruitless look took
@@ -70,6 +79,8 @@ class Worker:
         self.pulse.start()
         self.events.note("started", launch=self.options.launch, machine=self.host.name)
         try:
+            if self.lane:
+                self.lane.start()
             return self._loop()
         except (faults.Damaged, faults.Refused) as fault:
             why = f"a register of this run is damaged: {fault}; restore it from a backup"
@@ -80,28 +91,44 @@ class Worker:
             self.bell.ring()
             raise
         finally:
+            if self.lane:
+                self.lane.end()
             self.pulse.end()
             self.events.note("ended", ops=self.store.disk.ops)
             self.events.flush()
             log.removeHandler(self.tail)
 
+    def _lane(self, store: Store, make: Maker, strategy: Strategy) -> Lane:
+        other = Worker(store, strategy, make, self.options, first=self)
+
+        def publish(made: Pending) -> None:
+            other.execution.send(made)
+            other.bell.ring()
+
+        return Lane(self.host, publish, other.turn)
+
     def _loop(self) -> str:
-        trouble = 0
         while not self.host.stopping:
-            try:
-                if self._turn():
-                    return "over"
-                trouble = 0
-            except (faults.Full, faults.Passing, faults.Missing) as fault:
-                trouble = self._wait(fault, trouble)
-            except NotYet:  # what was seen a moment ago is gone: the server crashed, or a member was voided
-                self.host.sleep(0.1)
-                self._fresh = True
+            if self.turn():
+                return "over"
         return "interrupted"
+
+    def turn(self) -> bool:
+        """The same, whatever the disk does."""
+        try:
+            over, self._trouble = self._turn(), 0
+            return over
+        except (faults.Full, faults.Passing, faults.Missing) as fault:
+            self._trouble = self._wait(fault, self._trouble)
+        except NotYet:  # what was seen a moment ago is gone: the server crashed, or a member was voided
+            self.host.sleep(0.1)
+            self._fresh = True
+        return False
 
     def _turn(self) -> bool:
         """One turn of the loop; true when the run is over."""
         now, rests = self.host.now(), self.blame.resting
+        self._fresh = self.execution.collect() or self._fresh
         self._fresh = self.blame.wakes() or self._fresh
         if self._fresh and not rests and now - self._looked < self._glance and (id := self.chooser.quickly()):
             self._make(id)
@@ -112,10 +139,10 @@ class Worker:
             return False
         if tick:
             self._ticked = now
-            self._obey()
-            self._hear_of_peers(now)
-            self._broom.sweep()
-            self._attic.tidy()
+            if not self._first:
+                self._obey()
+                self._hear_of_peers(now)
+                self._attic.tidy()
         fresh, self._fresh = self._fresh, False
         self.history.look(probe=_PROBES if tick else 0)
         self._looked = now
@@ -136,7 +163,9 @@ class Worker:
         id = None if self.blame.resting else self.chooser.choose(tick)
         self._glance = max(_GLANCE, _SPAN * (self.host.now() - now))
         if id:
-            self._note_wait(now)
+            if self._waits_since != _NEVER:
+                self.events.note("waited", seconds=round(now - self._waits_since, 3))
+                self._waits_since = _NEVER
             self._make(id)
         elif self.chooser.yielding and not self.blame.resting:
             self._fresh = True
@@ -171,21 +200,19 @@ class Worker:
             self._waits_since = now
             self.events.flush()
         waited = now - self._waits_since
-        self.host.sleep(max(min(self.options.poll_seconds, max(0.005, 0.05 * waited)), min(1.0, 5 * self._looking)))
-
-    def _note_wait(self, now: float) -> None:
-        if self._waits_since != _NEVER:
-            self.events.note("waited", seconds=round(now - self._waits_since, 3))
-            self._waits_since = _NEVER
+        pause = max(min(self.options.poll_seconds, max(0.005, 0.05 * waited)), min(1.0, 5 * self._looking))
+        if self._first and self._first.lane:
+            self._first.lane.rest(pause)
+        else:
+            self.host.sleep(pause)
 
     def _wait(self, fault: faults.Fault, trouble: int) -> int:
         """The disk has no room, refuses or does not answer: say so, do what helps, and wait longer each time."""
-        full = isinstance(fault, faults.Full)
-        refused = isinstance(fault, faults.Denied)
-        does = f"the disk {'refuses' if refused else 'does not answer properly'}: {fault}"
+        full, refuses = isinstance(fault, faults.Full), isinstance(fault, faults.Denied)
+        does = f"the disk {'refuses' if refuses else 'does not answer properly'}: {fault}"
         self.events.note("waits", why=f"the disk is full: {fault}" if full else does)
-        with contextlib.suppress(faults.Fault, NotYet):
-            if full:
+        if full:
+            with contextlib.suppress(faults.Fault, NotYet):
                 planning.prune(self.store, self.history, self.options.keep_every)
         self.host.sleep(min(30.0, 0.1 * 2**trouble))
         self._fresh = True
@@ -230,8 +257,7 @@ class Worker:
         try:
             planned, waits_for = planning.plan_ahead(self.store, self.strategy, self.history)
         except Unplannable as error:
-            launches.stop(self.store, self.options.launch, str(error))
-            raise Stopped(str(error)) from error
+            raise self.context.stopped(str(error)) from error
         if waits_for != self._waits_for:
             self._waits_for = waits_for
             self.events.note("plan waits", waits_for)

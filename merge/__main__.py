@@ -1,8 +1,11 @@
 """Merge models by a recipe: mergekit's YAML in, a Hugging Face folder out.
 
+For example:
+
     python -m merge recipe.yml merged-model
     python -m merge recipe.yml merged-model --shard-size 2GB --threads 8 --overwrite
     python -m merge recipe.yml merged-model --device cuda --seed 7
+    python -m merge org/model-a+./my-adapter merged-model
 
 A recipe:
 
@@ -20,14 +23,18 @@ docs/merging.md explains all methods and their parameters.
 
 import resource
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import App, Parameter, validators
+from cyclopts import Parameter, validators
 
-from fleet.plain import say
+from fleet import evaluating, helping
+from fleet.plain import bytes_of, say
 from merge.command import bar, keep_memory, open_many, run
 
-app = App(name="python -m merge", help=__doc__, help_format="plaintext", version_flags=[])
+if TYPE_CHECKING:
+    from merge.merge_recipe import Merge
+
+app = helping.app("python -m merge", __doc__)
 
 
 @app.default
@@ -47,7 +54,7 @@ def main(
     Parameters
     ----------
     recipe:
-        The recipe, a YAML file.
+        The recipe, a YAML file; or a model + its PEFT adapter, which are to become one.
     out:
         The folder to make.
     overwrite:
@@ -71,15 +78,26 @@ def main(
     open_many()
     how, size = MergeOptions(threads, device, seed), output.size_of(shard_size)
     with bar(quiet) as progress:
-        took = merge(recipe, out, shard_size=size, overwrite=overwrite, how=how, progress=progress)
-    for note in took.notes:
+        stats = merge(told(recipe), out, shard_size=size, overwrite=overwrite, how=how, progress=progress)
+    for note in stats.notes:
         say(f"Note: {note}.")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    speed = (took.read + took.written) / took.seconds / 1e9
+    speed = (stats.read + stats.written) / stats.seconds
     say(
-        f"{out}: {took.written / 1e9:.2f} GB of {took.read / 1e9:.2f} GB in {took.seconds:.1f} s, "
-        f"{speed:.2f} GB/s read and written, peak memory {peak / 1e6:.0f} MB"
+        f"{out}: {bytes_of(stats.written)} made of {bytes_of(stats.read)} in {stats.seconds:.1f} s, "
+        f"{bytes_of(speed)}/s read and written, peak memory {bytes_of(peak)}"
     )
+    say(evaluating.told(out))
+
+
+def told(recipe: Path) -> "Path | Merge":
+    """A recipe's file; or of a model and its adapter, what a recipe of these alone would say."""
+    from merge.merge_recipe import alone, merge_of, text_of
+
+    if recipe.is_file() or "+" not in str(recipe):
+        return recipe
+    value = alone(str(recipe))
+    return merge_of(value, text_of(value))
 
 
 if __name__ == "__main__":

@@ -3,10 +3,11 @@ say is looked at before it counts."""
 
 import math
 import os
+import shlex
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,14 @@ import torch
 from torch import Tensor
 
 from fleet.plausible import check_config
-from merge import files
-from merge.files import UserError, read_json
+from merge.files import DTYPES, TensorEntry, UserError, bytes_of, read_header, read_json
 from merge.tensor_group import RowReader, in_memory
 
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 
 
 @dataclass(frozen=True)
-class Stored:
+class LazyTensor:
     """A tensor that lies somewhere."""
 
     shape: tuple[int, ...]
@@ -38,13 +38,9 @@ class Stored:
         return self.rows(0, math.prod(self.shape[:-1])).reshape(self.shape)
 
 
-def changed(stored: Stored, change: Callable[[int, int, Tensor], Tensor]) -> Stored:
+def changed(stored: LazyTensor, change: Callable[[int, int, Tensor], Tensor]) -> LazyTensor:
     """The same tensor, seen through a function of its rows."""
-
-    def rows(begin: int, end: int) -> Tensor:
-        return change(begin, end, stored.rows(begin, end))
-
-    return Stored(stored.shape, stored.dtype, rows, stored.done)
+    return replace(stored, rows=lambda begin, end: change(begin, end, stored.rows(begin, end)))
 
 
 @dataclass(frozen=True)
@@ -54,7 +50,7 @@ class Donor:
     reference: str
     folder: Path
     config: Mapping[str, Any]
-    tensors: Mapping[str, Stored]
+    tensors: Mapping[str, LazyTensor]
 
     @property
     def vocabulary_size(self) -> int:
@@ -71,7 +67,18 @@ class Donor:
         return count if type(count) is int else None
 
 
+def refuse_adapter(folder: Path) -> None:
+    """An adapter by itself is no model; the command that makes one of it."""
+    if (folder / "config.json").is_file() or not (folder / "adapter_config.json").is_file():
+        return
+    base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
+    base = base[:300] if isinstance(base, str) and base else "BASE"
+    words = shlex.join(["python", "-m", "merge", f"{base}+{folder}", f"{folder}-merged"])
+    raise UserError(f"{folder}: this is an adapter of {base}; merge it with: {words}")
+
+
 def read_config(folder: Path) -> dict[str, Any]:
+    refuse_adapter(folder)
     value = read_json(folder / "config.json")
     check_config(value, f"{folder}/config.json")
     if value.get("quantization_config") is not None:
@@ -82,10 +89,10 @@ def read_config(folder: Path) -> dict[str, Any]:
 # -- weight files ------------------------------------------------------------------------------------------------------
 
 
-def tensors_in(folder: Path, stack: ExitStack, stem: str = "") -> dict[str, Stored]:
+def tensors_in(folder: Path, stack: ExitStack, stem: str = "") -> dict[str, LazyTensor]:
     """All tensors of a model's folder; of an adapter's with its STEM. The stack closes the files."""
     paths, promised = weight_files(folder, stem)
-    found: dict[str, Stored] = {}
+    found: dict[str, LazyTensor] = {}
     for path in paths:
         try:
             found |= _safetensors(path, stack) if path.suffix == ".safetensors" else _pickled(path)
@@ -122,17 +129,17 @@ def _shards(folder: Path, index: Path) -> tuple[list[Path], Mapping[str, str]]:
     return [folder / name for name in names], there
 
 
-def _safetensors(path: Path, stack: ExitStack) -> dict[str, Stored]:
+def _safetensors(path: Path, stack: ExitStack) -> dict[str, LazyTensor]:
     file = stack.enter_context(path.open("rb", buffering=0))
-    header = files.read_header(file, os.fstat(file.fileno()).st_size)
+    header = read_header(file, os.fstat(file.fileno()).st_size)
     begin, found = file.tell(), {}
     for name, entry in header.tensors.items():
-        found[name] = Stored(entry.shape, entry.dtype, _reader(file.fileno(), path, begin, entry))
+        found[name] = LazyTensor(entry.shape, entry.dtype, _reader(file.fileno(), path, begin, entry))
         begin += entry.bytes
     return found
 
 
-def _reader(fd: int, path: Path, begin: int, entry: files.TensorEntry) -> RowReader:
+def _reader(fd: int, path: Path, begin: int, entry: TensorEntry) -> RowReader:
     columns = entry.shape[-1] if entry.shape else 1
     width, count = columns * entry.dtype.itemsize, math.prod(entry.shape[:-1])
 
@@ -140,7 +147,7 @@ def _reader(fd: int, path: Path, begin: int, entry: files.TensorEntry) -> RowRea
         if not 0 <= first <= last <= count:
             raise UserError(f"{path}: rows {first} to {last} of a tensor that has {count}")
         room = torch.empty((last - first, columns), dtype=entry.dtype)
-        left, place = files.bytes_of(room), begin + first * width
+        left, place = bytes_of(room), begin + first * width
         while left:
             if not (got := os.preadv(fd, [left], place)):
                 raise UserError(f"{path}: it ends too early; did it change while it was read?")
@@ -150,7 +157,7 @@ def _reader(fd: int, path: Path, begin: int, entry: files.TensorEntry) -> RowRea
     return rows
 
 
-def _pickled(path: Path) -> dict[str, Stored]:
+def _pickled(path: Path) -> dict[str, LazyTensor]:
     """A .bin file: plain tensors only, nothing in it is run. Old ones are no archives, and are read as a whole."""
     try:
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
@@ -161,16 +168,16 @@ def _pickled(path: Path) -> dict[str, Stored]:
     return dict(_plain(found))
 
 
-def _plain(found: Mapping[Any, Any]) -> Iterator[tuple[str, Stored]]:
+def _plain(found: Mapping[Any, Any]) -> Iterator[tuple[str, LazyTensor]]:
     for name, tensor in found.items():
         if not isinstance(tensor, Tensor):
             continue  # versions and the like
         if not isinstance(name, str) or not _is_plain(tensor):
             raise UserError(f"{str(name)[:60]}: a {tensor.layout} tensor of {tensor.dtype} that cannot be merged")
-        yield name, Stored(tuple(tensor.shape), tensor.dtype, in_memory(tensor.detach()))
+        yield name, LazyTensor(tuple(tensor.shape), tensor.dtype, in_memory(tensor.detach()))
 
 
 def _is_plain(tensor: Tensor) -> bool:
     """Of numbers that are really there: a view may pretend to be larger than all that the file has."""
-    usual = tensor.layout == torch.strided and not tensor.is_quantized and tensor.dtype in files.DTYPES.values()
+    usual = tensor.layout == torch.strided and not tensor.is_quantized and tensor.dtype in DTYPES.values()
     return usual and tensor.device.type == "cpu" and tensor.nbytes <= tensor.untyped_storage().nbytes()

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fleet.errors import Lacking
-from merge.donor import Donor, Stored, changed, read_config, tensors_in
+from fleet.errors import Lacking, first_line
+from merge.donor import Donor, LazyTensor, changed, read_config, tensors_in
 from merge.files import UserError, read_json
 from merge.names import stacks
 
@@ -111,8 +111,9 @@ def located(reference: str) -> Path:
         wanted = [*_BESIDE, *_WEIGHTS[0 if safe else 1]]
         return Path(snapshot_download(name, revision=at or None, allow_patterns=wanted))
     except Exception as error:  # whatever a hub and a network can come up with
-        why = str(error).splitlines()[0][:200]
-        raise UserError(f"{reference}: no such folder here, and the hub does not give it: {why}") from None
+        raise UserError(
+            f"{reference}: no such folder here, and the hub does not give it: {first_line(error)}"
+        ) from None
 
 
 def _check_whole(donor: Donor) -> None:
@@ -129,9 +130,11 @@ def _check_whole(donor: Donor) -> None:
 # -- adapters ----------------------------------------------------------------------------------------------------------
 
 
-def adapted(donor: Donor, folder: Path, adapter: Mapping[str, Stored]) -> Donor:
+def adapted(donor: Donor, folder: Path, adapter: Mapping[str, LazyTensor]) -> Donor:
     """The model as `merge_and_unload` would leave it."""
-    settings = _settings(folder)
+    settings = read_json(folder / "adapter_config.json")
+    if settings.get("peft_type") != "LORA":
+        raise UserError(f"{folder}: an adapter of the kind {settings.get('peft_type')}; only LoRA can be merged here")
     patterns = _patterns(settings, folder)
     parts: dict[str, dict[str, Tensor]] = {}
     tensors = dict(donor.tensors)
@@ -151,21 +154,14 @@ def adapted(donor: Donor, folder: Path, adapter: Mapping[str, Stored]) -> Donor:
     return replace(donor, tensors=tensors)
 
 
-def _settings(folder: Path) -> dict[str, Any]:
-    settings = read_json(folder / "adapter_config.json")
-    if settings.get("peft_type") != "LORA":
-        raise UserError(f"{folder}: an adapter of the kind {settings.get('peft_type')}; only LoRA can be merged here")
-    return settings
-
-
 def _with(
-    stored: Stored,
+    stored: LazyTensor,
     part: Mapping[str, Tensor],
     settings: Mapping[str, Any],
     patterns: Sequence[tuple[Matcher, Any]],
     module: str,
     folder: Path,
-) -> Stored:
+) -> LazyTensor:
     """Rows of W + scale B A; of B A turned round where the weight stands the other way round."""
     embedding = "lora_embedding_A" in part
     names = ("lora_embedding_A", "lora_embedding_B") if embedding else ("lora_A", "lora_B")

@@ -59,23 +59,25 @@ def write(jobs: list[Job], folder: Path, shard_size: int, how: MergeOptions, pro
     The largest first, so that no thread is left with one at the end.
     """
     stop, broken = threading.Event(), set[str]()
-    with output.laid_out(folder, output.shards(jobs, shard_size)) as places, one_thread_each():
-        flusher = Flusher({place.file for place in places.values()})
+    with (
+        output.laid_out(folder, output.shards(jobs, shard_size)) as places,
+        flushed({file for file, _ in places.values()}) as written,
+        one_thread_each(),
+    ):
 
         def make(job: Job) -> None:
-            place = places[job.name]
-            begin = place.begin
+            file, begin = places[job.name]
             for block, good in rounded(job, how):
                 if stop.is_set():
                     return
                 if not good:
                     broken.add(job.name)
                 data = bytes_of(block.cpu().contiguous())
-                begin += _written(place.file, data, begin)
+                begin += _pwrite(file, data, begin)
                 progress(len(data))
-            flusher.written(job.bytes)
+            written(job.bytes)
 
-        with flusher, ThreadPoolExecutor(how.workers, "merge") as pool:
+        with ThreadPoolExecutor(how.workers, "merge") as pool:
             futures = [pool.submit(make, job) for job in sorted(jobs, key=lambda job: -job.bytes)]
             try:
                 for future in as_completed(futures):
@@ -101,8 +103,7 @@ def fill(jobs: list[Job], tensors: Mapping[str, Tensor], how: MergeOptions) -> l
                 broken.add(job.name)
 
     with one_thread_each(), ThreadPoolExecutor(how.workers, "merge") as pool:
-        for _ in pool.map(make, sorted(jobs, key=lambda job: -job.bytes)):
-            pass
+        list(pool.map(make, sorted(jobs, key=lambda job: -job.bytes)))  # which raises what went wrong
     return sorted(broken)
 
 
@@ -121,7 +122,7 @@ def fits(block: Tensor, dtype: torch.dtype) -> bool:
     return bool(-most <= low and high <= most)
 
 
-def _written(fd: int, data: memoryview, begin: int) -> int:
+def _pwrite(fd: int, data: memoryview, begin: int) -> int:
     left = data
     while left:
         count = os.pwrite(fd, left, begin)
@@ -129,32 +130,29 @@ def _written(fd: int, data: memoryview, begin: int) -> int:
     return len(data)
 
 
-class Flusher:
-    """Has the disk write while the processors still work, so that the last fsync has little left to do."""
+@contextmanager
+def flushed(files: set[int]) -> Iterator[Callable[[int], None]]:
+    """Has the disk write while the processors still work, so that the last fsync has little left to do. It is told how
+    many bytes were written."""
+    waiting, change, syncs = 0, threading.Lock(), list[Future[None]]()
 
-    def __init__(self, files: set[int]) -> None:
-        self.files, self.waiting = files, 0
-        self._change, self._side = threading.Lock(), ThreadPoolExecutor(1, "flusher")
-        self._syncing: Future[None] | None = None
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *error: object) -> None:
-        self._side.shutdown()
-        if self._syncing:
-            self._syncing.result()
-
-    def written(self, bytes: int) -> None:
-        with self._change:
-            self.waiting += bytes
-            if self.waiting >= _FLUSH and (self._syncing is None or self._syncing.done()):
-                if self._syncing:
-                    self._syncing.result()  # the system tells each error of a disk only once
-                self._syncing, self.waiting = self._side.submit(self._sync), 0
-
-    def _sync(self) -> None:
-        for file in self.files:
+    def sync() -> None:
+        for file in files:
             os.fdatasync(file)
+
+    def written(bytes: int) -> None:
+        nonlocal waiting
+        with change:
+            waiting += bytes
+            if waiting >= _FLUSH and all(each.done() for each in syncs):
+                for each in syncs:
+                    each.result()  # the system tells each error of a disk only once
+                syncs[:], waiting = [side.submit(sync)], 0
+
+    with ThreadPoolExecutor(1, "flusher") as side:
+        yield written
+    for each in syncs:
+        each.result()
 
 
 @contextmanager

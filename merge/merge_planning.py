@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from merge.configs import TOKEN_IDS, check_kinds, differences, stacked
-from merge.donor import Donor, Stored, changed
+from merge.donor import Donor, LazyTensor, changed
 from merge.donors import Donors
 from merge.files import UserError
 from merge.merge_recipe import Input, Merge, Settings
@@ -28,8 +27,8 @@ class Job:
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    others: tuple[Stored, ...]
-    base: Stored | None = None
+    others: tuple[LazyTensor, ...]
+    base: LazyTensor | None = None
     models: tuple[str, ...] = ()
     method: str = ""  # empty: a copy of the only one
     params: Mapping[str, Any] | None = None
@@ -39,7 +38,7 @@ class Job:
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
-    def inputs(self) -> tuple[Stored, ...]:
+    def inputs(self) -> tuple[LazyTensor, ...]:
         return (self.base, *self.others) if self.base else self.others
 
 
@@ -57,7 +56,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Part:
+class ResolvedSlice:
     """A slice as its method sees it."""
 
     inputs: tuple[Input, ...]  # the base first, where there is one
@@ -65,10 +64,10 @@ class Part:
     parameters: Settings
 
 
-View = Mapping[str, Stored]  # a model's tensors, its output head among them only where it is one of its own
+View = Mapping[str, LazyTensor]  # a model's tensors, its output head among them only where it is one of its own
 
 
-def plan(recipe: Merge, donors: Donors) -> Plan:
+def plan_merge(recipe: Merge, donors: Donors) -> Plan:
     """All jobs, in the order of the result's files; or all that does not fit together, before anything is merged."""
     parts = [_part(recipe, number) for number in range(len(recipe.slices))]
     notes = check_names(recipe)
@@ -101,7 +100,7 @@ def _other_words(models: Sequence[Donor]) -> list[str]:
 # -- which models ------------------------------------------------------------------------------------------------------
 
 
-def _part(recipe: Merge, number: int) -> Part:
+def _part(recipe: Merge, number: int) -> ResolvedSlice:
     """The slice, its base as the first of its inputs."""
     said, method = recipe.slices[number], method_of(recipe)
     base = (said.base_model or recipe.base_model) if method.base != "none" else None
@@ -109,18 +108,18 @@ def _part(recipe: Merge, number: int) -> Part:
         raise UserError(f"{recipe.method} needs a base_model")
     others = tuple(one for one in said.inputs if one.model != base)
     if len(others) < method.least or (method.most and len(others) > method.most):
-        limits = f"{method.least}" if method.least == method.most else f"{method.least} or more"
+        limits = str(method.least) if method.least == method.most else f"{method.least} or more"
         limits = f"just {method.most}" if method.most == 1 else limits
-        found = f"here are {len(others)}"
-        raise UserError(f"{recipe.method} merges {limits} model(s) beside the base_model, if it has one; {found}")
+        wanted = f"{limits} model(s) beside the base_model, if it has one"
+        raise UserError(f"{recipe.method} merges {wanted}; here are {len(others)}")
     if base is None:
-        return Part(_with_base(recipe, method, others), False, said.parameters)
+        return ResolvedSlice(_with_base(recipe, method, others), False, said.parameters)
     ranges = {one.layers for one in said.inputs if one.model == base} or {one.layers for one in others}
     if len(ranges) > 1:
         raise UserError(
             f"the base_model {base} must be a source, with one layer_range, where the sources' ranges differ"
         )
-    return Part((Input(base, next(iter(ranges), None)), *others), True, said.parameters)
+    return ResolvedSlice((Input(base, next(iter(ranges), None)), *others), True, said.parameters)
 
 
 def _with_base(recipe: Merge, method: MergeMethod, inputs: tuple[Input, ...]) -> tuple[Input, ...]:
@@ -153,15 +152,17 @@ def tied(donor: Donor) -> bool:
 # -- which tensors -----------------------------------------------------------------------------------------------------
 
 
-def _names(parts: Sequence[Part], views: Mapping[str, View]) -> Iterator[tuple[Part, str, list[str], float]]:
+def _names(
+    parts: Sequence[ResolvedSlice], views: Mapping[str, View]
+) -> Iterator[tuple[ResolvedSlice, str, list[str], float]]:
     """Each tensor of the result, its names in the inputs, and where in its slice it lies."""
     first = views[parts[0].inputs[0].model]
     if parts[0].inputs[0].layers is None:
         last = {stack: max(layers) for stack, layers in stacks(first).items()}
         for name in first:
             layer = layer_of(name)
-            t = _place(layer[1], last[layer[0]]) if layer else 0.0
-            yield parts[0], name, [name] * len(parts[0].inputs), t
+            depth = _place(layer[1], last[layer[0]]) if layer else 0.0
+            yield parts[0], name, [name] * len(parts[0].inputs), depth
         return
     (stack, _), *more = stacks(first).items() or [("", set())]
     if more:
@@ -192,7 +193,7 @@ def _suffixes(view: View, stack: str, layer: int, model: str) -> list[str]:
     raise UserError(f"{model} has {len(stacks(view).get(stack, ()))} layers: there is no layer {layer}")
 
 
-def _same_names(part: Part, views: Mapping[str, View]) -> None:
+def _same_names(part: ResolvedSlice, views: Mapping[str, View]) -> None:
     """Of whole models; those of layers are looked up one by one."""
     first = part.inputs[0].model
     for one in part.inputs:
@@ -207,10 +208,10 @@ def _job(
     recipe: Merge,
     views: Mapping[str, View],
     vocabulary: Vocabulary | None,
-    part: Part,
+    part: ResolvedSlice,
     name: str,
     names: Sequence[str],
-    t: float,
+    depth: float,
 ) -> Job:
     for one, own in zip(part.inputs, names, strict=True):
         if own not in views[one.model]:
@@ -224,14 +225,14 @@ def _job(
     if not stored[0].dtype.is_floating_point or 0 in shape:
         return Job(name, shape, stored[0].dtype, (stored[0],))
     dtype, begin = _dtype(recipe, stored), int(part.based)
-    cast = [_rounded(each, recipe.dtype) for each in stored]
-    params = resolved(recipe, part.parameters, part.inputs[begin:], name, names[begin:], t)
+    cast = [_input_cast(each, recipe.dtype) for each in stored]
+    params = resolved(recipe, part.parameters, part.inputs[begin:], name, names[begin:], depth)
     models = tuple(one.model for one in part.inputs[begin:])
     base = cast[0] if part.based else None
     return Job(name, shape, dtype, tuple(cast[begin:]), base, models, recipe.method, params)
 
 
-def _dtype(recipe: Merge, stored: Sequence[Stored]) -> torch.dtype:
+def _dtype(recipe: Merge, stored: Sequence[LazyTensor]) -> torch.dtype:
     if name := recipe.out_dtype or recipe.dtype:
         return getattr(torch, name)  # type: ignore[no-any-return]
     dtype = stored[0].dtype
@@ -240,19 +241,15 @@ def _dtype(recipe: Merge, stored: Sequence[Stored]) -> torch.dtype:
     return torch.float32 if dtype == torch.float64 else dtype
 
 
-def _rounded(stored: Stored, name: str | None) -> Stored:
+def _input_cast(stored: LazyTensor, name: str | None) -> LazyTensor:
     """As DTYPE has it; arithmetic is in float32 anyhow."""
     if name in (None, "float32"):
         return stored
     dtype = getattr(torch, str(name))
-
-    def cast(_begin: int, _end: int, rows: Tensor) -> Tensor:
-        return rows.to(dtype)
-
-    return changed(stored, cast)
+    return changed(stored, lambda _begin, _end, rows: rows.to(dtype))
 
 
-def _same_shape(name: str, inputs: Sequence[Input], stored: Sequence[Stored]) -> None:
+def _same_shape(name: str, inputs: Sequence[Input], stored: Sequence[LazyTensor]) -> None:
     for one, each in zip(inputs, stored, strict=True):
         if each.shape != stored[0].shape:
             shapes = f"{list(stored[0].shape)} in {inputs[0].model}, {list(each.shape)} in {one.model}"
@@ -267,7 +264,9 @@ def _same_shape(name: str, inputs: Sequence[Input], stored: Sequence[Stored]) ->
 # -- the result's config.json ------------------------------------------------------------------------------------------
 
 
-def _config(leader: Donor, tokens: Donor | None, parts: Sequence[Part], jobs: Sequence[Job], donors: Donors) -> Config:
+def _config(
+    leader: Donor, tokens: Donor | None, parts: Sequence[ResolvedSlice], jobs: Sequence[Job], donors: Donors
+) -> Config:
     config = dict(leader.config)
     floats = {job.dtype for job in jobs if job.method}
     if len(floats) == 1:

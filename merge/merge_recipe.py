@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from fleet.errors import UserError
+from fleet.errors import UserError, refuse
 from merge import strictyaml
 
 LIMIT = 1 << 20
@@ -96,10 +96,16 @@ def merge_of(value: Any, text: str) -> Merge:
     """The recipe in a YAML file's data."""
     known = "merge_method models slices base_model parameters dtype out_dtype tokenizer_source tokenizer chat_template"
     given = fields(value, "the file", known)
-    if ("models" in given) == ("slices" in given):
-        raise UserError("one of `models` and `slices` is needed" + (", not both" if "models" in given else ""))
-    if "tokenizer" in given and "tokenizer_source" in given:
-        raise UserError("`tokenizer` and `tokenizer_source` say the same; one of them is enough")
+    both = ", not both" if "models" in given else ""
+    refuse(
+        [
+            (("models" in given) == ("slices" in given), f"one of `models` and `slices` is needed{both}"),
+            (
+                "tokenizer" in given and "tokenizer_source" in given,
+                "`tokenizer` and `tokenizer_source` say the same; one of them is enough",
+            ),
+        ]
+    )
     if "models" in given:
         slices: tuple[Slice, ...] = (Slice(_inputs(given["models"], "models", "model parameters")),)
     else:
@@ -120,6 +126,11 @@ def merge_of(value: Any, text: str) -> Merge:
 def text_of(recipe: Mapping[str, Any]) -> str:
     """The recipe as a file: what `python -m merge` and others read."""
     return yaml.dump(dict(recipe), Dumper=_Plain, sort_keys=False, allow_unicode=True)
+
+
+def alone(model: str, **more: str) -> dict[str, Any]:
+    """The recipe of a model as it is; with a dtype in other numbers."""
+    return {"merge_method": "passthrough", "models": [{"model": model}], **more}
 
 
 class _Plain(yaml.SafeDumper):
@@ -192,8 +203,9 @@ def _tokens(given: Mapping[str, Any]) -> TokenizerSettings | None:
         raise UserError(f"tokenizer.tokens: `token: rule` lines are expected, not {_short(each)}")
     multiple = said.get("pad_to_multiple_of")
     if multiple is not None and (type(multiple) is not int or not 1 <= multiple <= LIMIT):
-        found = f"not {_short(multiple)}"
-        raise UserError(f"tokenizer.pad_to_multiple_of: a whole number from 1 to {LIMIT} is expected, {found}")
+        raise UserError(
+            f"tokenizer.pad_to_multiple_of: a whole number from 1 to {LIMIT} is expected, not {_short(multiple)}"
+        )
     rules = {token: _token(rule, f"tokenizer.tokens[{token!r}]") for token, rule in each.items()}
     return TokenizerSettings(_text(said.get("source", "union"), "tokenizer.source"), rules, multiple)
 

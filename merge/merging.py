@@ -11,12 +11,12 @@ from pathlib import Path
 
 import yaml
 
+from fleet import evaluating
 from merge import engine, output
 from merge.donor import Donor
 from merge.donors import Donors
-from merge.engine import MergeOptions
 from merge.files import UserError, read_json, write_json
-from merge.merge_planning import Plan, plan
+from merge.merge_planning import Plan, plan_merge
 from merge.merge_recipe import Merge, load, nearest
 
 SHARD = 5 * 10**9  # bytes of a weight file
@@ -29,7 +29,9 @@ TOKENIZER_FILES = (*_VOCABULARY, *_SETTINGS)
 
 
 @dataclass(frozen=True)
-class Took:
+class MergeStats:
+    """What a merge took, and what somebody should know of its result."""
+
     seconds: float
     read: int  # bytes of all inputs
     written: int
@@ -42,11 +44,11 @@ def merge(
     *,
     shard_size: int = SHARD,
     overwrite: bool = False,
-    how: MergeOptions = MergeOptions(),
+    how: engine.MergeOptions = engine.MergeOptions(),
     progress: Callable[[int, int], None] = lambda bytes, total: None,
     donors: Donors | None = None,
     beside: Mapping[str, str] | None = None,
-) -> Took:
+) -> MergeStats:
     """Merge the models of a recipe (a record, or the path of a YAML file) into a Hugging Face folder, with other texts
     beside them.
 
@@ -56,38 +58,41 @@ def merge(
     output.free_for(Path(out), overwrite, [] if isinstance(recipe, Merge) else [Path(recipe)])
     recipe = recipe if isinstance(recipe, Merge) else load(Path(recipe))
     with contextlib.nullcontext(donors) if donors else Donors() as donors:
-        made = plan(recipe, donors)
+        plan = plan_merge(recipe, donors)
         folders = [donors[name].folder for name in recipe.models]
-        with output.atomic_folder(Path(out), made.bytes, overwrite, folders) as draft:
-            return _written(recipe, made, draft, donors, shard_size, how, progress, beside or {})
+        with output.atomic_folder(Path(out), plan.bytes, overwrite, folders) as draft:
+            known = {"README.md": f"{card(recipe)}\n{evaluating.section(Path(out))}\n", **(beside or {})}
+            return _write_model(recipe, plan, draft, donors, shard_size, how, progress, known)
 
 
-def merge_into(folder: Path, recipe: Merge, donors: Donors, how: MergeOptions = MergeOptions()) -> Took:
+def merge_into(
+    folder: Path, recipe: Merge, donors: Donors, how: engine.MergeOptions = engine.MergeOptions()
+) -> MergeStats:
     """The same, straight into a folder that is there and whose owner sees to it that nobody takes a part for the
     whole."""
-    return _written(recipe, plan(recipe, donors), folder, donors, SHARD, how, lambda bytes, total: None, {})
+    return _write_model(recipe, plan_merge(recipe, donors), folder, donors, SHARD, how, lambda bytes, total: None, {})
 
 
-def _written(
+def _write_model(
     recipe: Merge,
-    made: Plan,
+    plan: Plan,
     into: Path,
     donors: Donors,
     shard_size: int,
-    how: MergeOptions,
+    how: engine.MergeOptions,
     progress: Callable[[int, int], None],
     beside: Mapping[str, str],
-) -> Took:
+) -> MergeStats:
     begin = time.monotonic()
     engine.check_device(how.device)
     template = chat_template(recipe.chat_template, [donors[name] for name in recipe.models])
-    broken = engine.write(made.jobs, into, shard_size, how, lambda bytes: progress(bytes, made.bytes))
+    broken = engine.write(plan.jobs, into, shard_size, how, lambda bytes: progress(bytes, plan.bytes))
     for name, text in beside.items():
         (into / name).write_text(text, encoding="utf-8")
-    furnish(into, recipe, made, template)
-    read = sum(each.bytes for job in made.jobs for each in job.inputs)
+    furnish(into, recipe, plan, template)
+    read = sum(each.bytes for job in plan.jobs for each in job.inputs)
     more = [f"{name} has numbers that are not finite, or too large for its dtype" for name in broken]
-    return Took(time.monotonic() - begin, read, made.bytes, (*made.notes, *more))
+    return MergeStats(time.monotonic() - begin, read, plan.bytes, (*plan.notes, *more))
 
 
 # -- what lies beside the weights --------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from fleet.errors import absolute
@@ -37,12 +36,7 @@ def size_of(text: str) -> int:
     return size
 
 
-@dataclass(frozen=True)
-class TensorPlace:
-    """Where a tensor's bytes go."""
-
-    file: int  # its descriptor
-    begin: int
+TensorPlace = tuple[int, int]  # where a tensor's bytes go: the file's descriptor, and the first byte
 
 
 def shards(jobs: Sequence[Job], most: int) -> list[list[Job]]:
@@ -68,11 +62,11 @@ def laid_out(folder: Path, parts: Sequence[Sequence[Job]]) -> Iterator[dict[str,
             write_header(file, Header({job.name: TensorEntry(job.dtype, job.shape) for job in part}, {"format": "pt"}))
             begin = file.tell()
             for job in part:
-                places[job.name] = TensorPlace(file.fileno(), begin)
+                places[job.name] = (file.fileno(), begin)
                 begin += job.bytes
             os.posix_fallocate(file.fileno(), 0, begin)
         yield places
-        for descriptor in {place.file for place in places.values()}:
+        for descriptor in {file for file, _ in places.values()}:
             os.fsync(descriptor)
     if len(parts) > 1:
         weights = {job.name: name for name, part in zip(names, parts, strict=True) for job in part}
@@ -90,23 +84,21 @@ def free_for(out: Path, overwrite: bool, needed: Iterable[Path] = ()) -> Path:
     """Where the result goes, links followed; or why it may not: only a model's folder is ever replaced."""
     out = absolute(out)
     try:
-        return _free_for(out, overwrite, needed)
+        if out.exists():
+            _check_replaceable(out, overwrite, (Path.cwd(), *needed))
     except OSError as error:
         raise UserError(f"{out}: cannot be used: {error.strerror}") from None
+    return out
 
 
-def _free_for(out: Path, overwrite: bool, needed: Iterable[Path]) -> Path:
-    if not out.exists():
-        return out
+def _check_replaceable(out: Path, overwrite: bool, needed: Iterable[Path]) -> None:
     if not overwrite:
         raise Taken(f"{out} exists; --overwrite replaces it")
     known = any((out / name).is_file() for name in ("config.json", "adapter_config.json"))
     if not out.is_dir() or (any(out.iterdir()) and not known):
         raise UserError(f"{out} is not the folder of a model; it is not replaced")
-    for path in (Path.cwd(), *needed):
-        if path.resolve().is_relative_to(out):
-            raise UserError(f"{out} is not replaced: {path} is in it")
-    return out
+    if inside := next((path for path in needed if path.resolve().is_relative_to(out)), None):
+        raise UserError(f"{out} is not replaced: {inside} is in it")
 
 
 @contextmanager
@@ -134,7 +126,8 @@ def _drafted(out: Path, size: int) -> Iterator[Path]:
         draft.mkdir()
         try:
             yield draft
-            _sync(draft)
+            for path in (*draft.iterdir(), draft):
+                sync(path)
             _replace(draft, out)
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
@@ -156,12 +149,6 @@ def _held(lock: Path, out: Path) -> Iterator[None]:
             lock.unlink(missing_ok=True)
 
 
-def _sync(folder: Path) -> None:
-    for path in folder.iterdir():
-        sync(path)
-    sync(folder)
-
-
 def _replace(draft: Path, out: Path) -> None:
     old = out.parent / f".{out.name}.replaced"
     shutil.rmtree(old, ignore_errors=True)
@@ -174,9 +161,8 @@ def _replace(draft: Path, out: Path) -> None:
 
 def _check_room(out: Path, size: int) -> None:
     if (free := shutil.disk_usage(out.parent).free) < size:
-        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         room = f"{out.parent} has {bytes_of(free)} of free space; the result needs {bytes_of(size)}"
-        raise UserError(room) from full
+        raise UserError(room) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 # -- one file ----------------------------------------------------------------------------------------------------------

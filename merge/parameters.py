@@ -26,19 +26,19 @@ def method_of(recipe: Merge) -> MergeMethod:
 
 
 def resolved(
-    recipe: Merge, of_slice: Settings, inputs: Sequence[Input], name: str, names: Sequence[str], t: float
+    recipe: Merge, of_slice: Settings, inputs: Sequence[Input], name: str, names: Sequence[str], depth: float
 ) -> dict[str, Any]:
     """The parameters of a tensor; of those that each model has, one for each input. A source wins over its slice."""
     found: dict[str, Any] = {}
     for key, param in method_of(recipe).params.items():
         where = f"{recipe.method}: `{key}` of {name}"
-        if not param.each:
-            found[key] = _value(key, param, (of_slice, recipe.parameters), name, t, where)
-            continue
-        found[key] = tuple(
-            _value(key, param, (one.parameters, of_slice, recipe.parameters), own, t, f"{where}, {one.model}")
-            for one, own in zip(inputs, names, strict=True)
-        )
+        if param.each:
+            found[key] = tuple(
+                _value(key, param, (one.parameters, of_slice, recipe.parameters), own, depth, f"{where}, {one.model}")
+                for one, own in zip(inputs, names, strict=True)
+            )
+        else:
+            found[key] = _value(key, param, (of_slice, recipe.parameters), name, depth, where)
     method_of(recipe).check(found)
     return found
 
@@ -66,12 +66,12 @@ def check_names(recipe: Merge) -> list[str]:
     return list(dict.fromkeys(notes))
 
 
-def value_at(setting: Setting, name: str, t: float) -> Any:
-    """The value for a tensor that lies at t, from 0 to 1, in its slice; None where no filter fits."""
+def value_at(setting: Setting, name: str, depth: float) -> Any:
+    """The value for a tensor that lies at a depth from 0 to 1 of its slice; None where no filter fits."""
     values = next((values for part, values in setting if part in name), None)
     if values is None:
         return None
-    place = t * (len(values) - 1)
+    place = depth * (len(values) - 1)
     before = int(place)
     if any(isinstance(each, (bool, str)) for each in values):
         return values[before]
@@ -81,9 +81,9 @@ def value_at(setting: Setting, name: str, t: float) -> Any:
     return (1 - (place - before)) * values[before] + (place - before) * values[after]
 
 
-def _value(key: str, param: Param, settings: Iterable[Settings], name: str, t: float, where: str) -> Any:
+def _value(key: str, param: Param, settings: Iterable[Settings], name: str, depth: float, where: str) -> Any:
     for each in settings:
-        if key in each and (value := value_at(each[key], name, t)) is not None:
+        if key in each and (value := value_at(each[key], name, depth)) is not None:
             return _checked(value, param, where)
     if param.default is REQUIRED:
         raise UserError(f"{where} is missing")

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fleet.plausible_words import check_words
-from merge.donor import Donor, Stored
+from fleet.plausible import check_words
+from merge.donor import Donor, LazyTensor
 from merge.files import UserError, read_json
 from merge.merge_recipe import Token, TokenizerSettings
 
 _MOST = 1 << 24  # tokens
+PLAIN_TOKEN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
 Place = tuple[tuple[str, int], ...]  # rows of models
 
 
@@ -57,7 +58,7 @@ class Vocabulary:
         self.notes = self._notes()
         self._known: dict[tuple[Any, ...], list[Place]] = {}
 
-    def aligned(self, model: str, tensors: Mapping[str, Stored]) -> Stored:
+    def aligned(self, model: str, tensors: Mapping[str, LazyTensor]) -> LazyTensor:
         """A model's tensor, row by row that of the result's tokens; some rows come from other models."""
         mine = tensors[model]
         self._check_rows(tensors)
@@ -67,8 +68,10 @@ class Vocabulary:
             return torch.cat([_read(tensors, run, mine.shape[1:]) for run in _runs(places)])
 
         if len(mine.shape) > 1:
-            return Stored((self.size, *mine.shape[1:]), mine.dtype, rows)
-        return Stored((self.size,), mine.dtype, lambda begin, end: rows(0, self.size).view(1, -1))  # a bias: one row
+            return LazyTensor((self.size, *mine.shape[1:]), mine.dtype, rows)
+        return LazyTensor(
+            (self.size,), mine.dtype, lambda begin, end: rows(0, self.size).view(1, -1)
+        )  # a bias: one row
 
     def _places(self, model: str, sizes: Mapping[str, int]) -> list[Place]:
         key = (model, *sizes.items())
@@ -101,7 +104,7 @@ class Vocabulary:
             raise UserError(f"tokenizer.tokens[{token!r}]: {rule.source} has no token {wanted!r}")
         return ((rule.source, ids[wanted] if rule.token_id is None else rule.token_id),)
 
-    def _check_rows(self, tensors: Mapping[str, Stored]) -> None:
+    def _check_rows(self, tensors: Mapping[str, LazyTensor]) -> None:
         """What a rule takes from a model must be there."""
         for token, ((model, row),) in ((token, place) for token, place in self.told.items() if place):
             rows = tensors[model].shape[0] if model in tensors else 0
@@ -109,9 +112,9 @@ class Vocabulary:
                 raise UserError(f"tokenizer.tokens[{token!r}]: {model} has {rows} embeddings, not number {row}")
 
     def _notes(self) -> list[str]:
-        nobody = [t for t in self.result.ids if not any(t in words.ids for words in self.words.values())]
-        without = [t for t in nobody if not self.rules[t].source]
-        return [f"the token {token!r} is in no model: its embedding is zero" for token in without]
+        known = {token for words in self.words.values() for token in words.ids}
+        zero = [token for token in self.result.ids if token not in known and not self.rules[token].source]
+        return [f"the token {token!r} is in no model: its embedding is zero" for token in zero]
 
 
 def _runs(places: Sequence[Place]) -> Iterator[tuple[Place, int]]:
@@ -127,14 +130,14 @@ def _runs(places: Sequence[Place]) -> Iterator[tuple[Place, int]]:
     yield begin, count
 
 
-def _read(tensors: Mapping[str, Stored], run: tuple[Place, int], rest: tuple[int, ...]) -> Tensor:
+def _read(tensors: Mapping[str, LazyTensor], run: tuple[Place, int], rest: tuple[int, ...]) -> Tensor:
     places, count = run
     if not places:
         return torch.zeros(count, *rest)
     return torch.stack([_some(tensors[name], row, row + count).float() for name, row in places]).mean(0)
 
 
-def _some(stored: Stored, begin: int, end: int) -> Tensor:
+def _some(stored: LazyTensor, begin: int, end: int) -> Tensor:
     return stored.rows(begin, end) if len(stored.shape) > 1 else stored.rows(0, 1).view(-1)[begin:end]
 
 
@@ -147,7 +150,7 @@ def words_of(folder: Path) -> Words:
         check_words(file, f"{folder}/tokenizer.json")
         ids = _ids(file)
         for merge in file["model"].get("merges", ()):
-            _pair(merge)
+            pair_of(merge)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{folder}: vocabularies need a tokenizer.json that can be read: {error!r}") from None
     if not ids or not all(isinstance(token, str) and type(id) is int and 0 <= id < _MOST for token, id in ids.items()):
@@ -164,27 +167,28 @@ def _ids(file: Mapping[str, Any]) -> dict[str, int]:
 def _add_all(made: dict[str, Any], words: Words) -> None:
     """What another tokenizer has beside: its tokens, and how they are put together. New ones come last."""
     mine, other = made["model"], words.file["model"]
-    added = words.file.get("added_tokens", ())
     known = _ids(made)
     if words.ids.keys() <= known.keys():
         return
     if mine.get("type") != other.get("type") or not isinstance(mine["vocab"], dict):
-        kinds = f"{mine.get('type')} and {other.get('type')}"
-        raise UserError(f"tokenizers of the kinds {kinds} have no union; choose one of them as tokenizer_source")
+        raise UserError(
+            f"tokenizers of the kinds {mine.get('type')} and {other.get('type')} have no union; "
+            "choose one of them as tokenizer_source"
+        )
     theirs = sorted(other["vocab"], key=other["vocab"].__getitem__)
     fresh = [token for token in theirs if token not in known]
     number = 1 + max(known.values())
     mine["vocab"] |= {token: known[token] for token in theirs if token in known}  # some were only added to mine
     mine["vocab"] |= {token: number + n for n, token in enumerate(fresh)}
     if "merges" in mine:
-        pairs = {_pair(merge) for merge in mine["merges"]}
+        pairs = {pair_of(merge) for merge in mine["merges"]}
         as_text = bool(mine["merges"]) and isinstance(mine["merges"][0], str)
-        more = [_pair(merge) for merge in other.get("merges", ())]
+        more = [pair_of(merge) for merge in other.get("merges", ())]
         mine["merges"] += [" ".join(pair) if as_text else list(pair) for pair in more if pair not in pairs]
-    _add_tokens(made, added)
+    _add_tokens(made, words.file.get("added_tokens", ()))
 
 
-def _pair(merge: str | Sequence[str]) -> tuple[str, str]:
+def pair_of(merge: str | Sequence[str]) -> tuple[str, str]:
     left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
     return str(left), str(right)
 
@@ -193,14 +197,13 @@ def _add_tokens(made: dict[str, Any], tokens: Sequence[Mapping[str, Any]]) -> No
     """Those that are no pieces of words; a special one may be a piece already."""
     ids, there = _ids(made), made.setdefault("added_tokens", [])
     added = {each["content"] for each in there}
-    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
     for token in tokens:
         text = token["content"]
         if text in added or (text in ids and not token.get("special")):
             continue
         ids.setdefault(text, 1 + max(ids.values()))
         added.add(text)
-        there.append({**plain, **token, "id": ids[text]})
+        there.append({**PLAIN_TOKEN, **token, "id": ids[text]})
     there.sort(key=lambda each: each["id"])
 
 

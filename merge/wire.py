@@ -1,4 +1,4 @@
-"""How numbers travel between machines: exact, halved, or scaled block by block to 8 or 4 bits.
+"""How numbers travel between machines: exact, halved, or scaled block by block to 8, 4 or 2 bits.
 
 A vector is one tensor of a safetensors file. The scaled forms are rows of a block each: its scale (bfloat16), then its
 codes; whoever reads front to back needs no more than a row at a time.
@@ -54,34 +54,73 @@ class Scaled:
         return TensorEntry(torch.uint8, (-(-count // BLOCK), 2 + BLOCK // self.per_byte))
 
     def encode(self, numbers: Tensor) -> Tensor:
-        short = -len(numbers) % BLOCK
-        rows = (torch.nn.functional.pad(numbers, (0, short)) if short else numbers).view(-1, BLOCK)
-        scale = (rows.abs().amax(1) / self.top).to(torch.bfloat16)
-        wide = scale.float()
-        codes = (rows / torch.where(wide == 0, 1.0, wide)[:, None]).round_().clamp_(-self.top, self.top).to(torch.int8)
-        return torch.cat([scale.view(torch.uint8).view(-1, 2), self._packed(codes.view(torch.uint8))], 1)
+        scale, codes = _in_blocks(numbers, self.top)
+        codes = codes.round_().clamp_(-self.top, self.top).to(torch.int8)
+        return torch.cat([scale, self._packed(codes.view(torch.uint8))], 1)
 
     def decode(self, coded: Tensor, count: int) -> Tensor:
         """So many numbers; the last block may have been filled up."""
-        scale = coded[:, :2].contiguous().view(torch.bfloat16).float()
-        return (self._unpacked(coded[:, 2:]).float() * scale).flatten()[:count]
+        return (self._unpacked(coded[:, 2:]).float() * _scale(coded)).flatten()[:count]
 
     def _packed(self, codes: Tensor) -> Tensor:
-        return codes if self.per_byte == 1 else (codes[:, 0::2] & 15) | (codes[:, 1::2] << 4)
+        """Several to a byte, the first in its lowest bits."""
+        bits, packed = 8 // self.per_byte, codes[:, :: self.per_byte] & self._mask
+        for n in range(1, self.per_byte):
+            packed = packed | (codes[:, n :: self.per_byte] & self._mask) << n * bits
+        return packed
 
     def _unpacked(self, codes: Tensor) -> Tensor:
         if self.per_byte == 1:
             return codes.contiguous().view(torch.int8)
-        both = torch.stack([codes & 15, codes >> 4], 2).flatten(1).to(torch.int8)
-        return both - 16 * (both > 7).to(torch.int8)
+        bits = 8 // self.per_byte
+        found = torch.stack([codes >> n * bits & self._mask for n in range(self.per_byte)], 2).flatten(1)
+        return found.to(torch.int8) - (self._mask + 1) * (found > self.top).to(torch.int8)
+
+    @property
+    def _mask(self) -> int:
+        return (1 << 8 // self.per_byte) - 1
 
 
-Wire = Plain | Scaled
+@dataclass(frozen=True)
+class Roots:
+    """Of numbers that are not negative: blocks of 8 bits for each one's root. What is small beside its neighbours may
+    be divided by, and so never becomes nothing."""
+
+    top: int = 255
+
+    def entry(self, count: int) -> TensorEntry:
+        return TensorEntry(torch.uint8, (-(-count // BLOCK), 2 + BLOCK))
+
+    def encode(self, numbers: Tensor) -> Tensor:
+        scale, codes = _in_blocks(numbers.sqrt(), self.top)
+        codes = torch.where(codes > 0, codes.round().clamp_(1, self.top), 0.0)
+        return torch.cat([scale, codes.to(torch.uint8)], 1)
+
+    def decode(self, coded: Tensor, count: int) -> Tensor:
+        return (coded[:, 2:].float() * _scale(coded)).square_().flatten()[:count]
+
+
+def _in_blocks(numbers: Tensor, top: int) -> tuple[Tensor, Tensor]:
+    """The scale of each block, as bytes, and its numbers in units of it; the last block is filled up."""
+    short = -len(numbers) % BLOCK
+    rows = (torch.nn.functional.pad(numbers, (0, short)) if short else numbers).view(-1, BLOCK)
+    scale = (rows.abs().amax(1) / top).to(torch.bfloat16)
+    wide = scale.float()
+    return scale.view(torch.uint8).view(-1, 2), rows / torch.where(wide == 0, 1.0, wide)[:, None]
+
+
+def _scale(coded: Tensor) -> Tensor:
+    return coded[:, :2].contiguous().view(torch.bfloat16).float()
+
+
+Wire = Plain | Scaled | Roots
 WIRES: dict[str, Wire] = {
     "fp32": Plain(torch.float32),
     "bf16": Plain(torch.bfloat16),
     "int8": Scaled(127, 1),
     "int4": Scaled(7, 2),
+    "int2": Scaled(1, 4),
+    "root8": Roots(),
 }
 
 

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 from fleet import faults, launches
-from fleet.config import UserError
 from fleet.context import Stopped
 from fleet.diary import events_in
 from fleet.digest import digest
@@ -27,6 +26,7 @@ from fleet.history import History
 from fleet.host import Host
 from fleet.processes import options
 from fleet.run import create_run, open_run
+from fleet.run_config import UserError
 from fleet.work import Work
 from fleet.worker import Worker
 from tests.toy.config import ToyConfig

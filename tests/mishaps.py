@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
-from fleet.config import bound, operational
 from fleet.method import Method
 from fleet.recipe import Past, Recipe, Strategy
+from fleet.run_config import bound, operational
 from fleet.start import main
 from fleet.work import CannotServe, Failed, Maker, NotOnThisMachine, Work
 from tests.toy.config import ToyConfig

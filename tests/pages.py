@@ -1,4 +1,4 @@
-"""The documentation's pages taken apart, and a place where their examples are run as they stand."""
+"""The documentation's pages taken apart, and a place where their examples are run, with smaller sizes."""
 
 import json
 import os

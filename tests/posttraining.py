@@ -68,7 +68,7 @@ def config(folder: Path, models: int = 3, **keys: Any) -> PosttrainConfig:
 def worker(c: PosttrainConfig, name: str = "w", make: Any = None) -> Worker:
     """One more worker of the run, in this process."""
     from edt_evomerge import EvoMerge
-    from train.member.posttrained import maker
+    from train.member.posttraining_tasks import maker
 
     chosen = prepared(c, Path(c.base_dir))
     create_run(Path(c.base_dir), c.project_name, chosen.bound(), Host())

@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from fleet.config import UserError
+from fleet.run_config import UserError
 from train.cluster.options import CheckpointOptions, TrainingOptions
 from train.cluster.ranks import Ranks, joined
 from train.cluster.training import train

@@ -60,7 +60,7 @@ def long_run(base: Path, slots: int = 64, rounds: int = 2000, workers: int = 16,
 
 def _plans(slots: int, rounds: int) -> Iterator[list[Recipe]]:
     yield [Recipe("init-0", "init", role="given", args={"seed": 1})]
-    args = {"steps": 5, "on": "held-out", "batch": 32}
+    args = {"steps": 5, "on": "validation", "batch": 32}
     for round in range(1, rounds + 1):
         parents = [
             ("0/init-0",) if round == 1 else (f"{round - 1}/m{k}", f"{round - 1}/m{k ^ 1}") for k in range(slots)

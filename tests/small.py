@@ -15,9 +15,9 @@ from fleet.processes import options
 from fleet.run import create_run, open_run
 from fleet.worker import Worker
 from tests.helpers import LONG, Toys
-from train.config import TrainConfig
 from train.made_here import END
-from train.member.pretrained import maker
+from train.member.pretraining_tasks import maker
+from train.training_config import TrainConfig
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
 MODEL = {"config": {"model_type": "llama", "tie_word_embeddings": True, **SHAPE}}

@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.small import config, finished
+from fleet.machines import Machine
+from fleet.remote.launcher import Launcher, place
+from fleet.sharing_out import idle
+from launch_to_machines import SCRIPTS
+from tests.commands import answer
+from tests.small import KEYS, config, finished, shared
 from train.advise import Circumstances, Forecast, advice, facts, sizes_of
+from train.loop import best_device
 
 ROOT = Path(__file__).parent.parent
 HERE = Circumstances(workers=2, step=0.1, disk=1e8)
@@ -22,15 +28,16 @@ def forecast(here: Circumstances = HERE, **keys) -> Forecast:
 @pytest.mark.parametrize("keys", [
     {"algorithm": "diloco"},
     {"algorithm": "diloco", "wire_dtype": "int8", "outer_momentum": 0.5},
+    {"algorithm": "diloco", "wire_dtype": "fp32", "inner_optimizer_state": "exact"},
     {"group_size": 2, "average_every": 100},
-    {"group_size": 2, "average_every": 100, "wire_dtype": "bf16", "outer_momentum": 0.5},
+    {"group_size": 3, "population_size": 6, "selection": "matching", "average_every": 100},
+    {"group_size": 2, "average_every": 100, "wire_dtype": "fp32", "outer_momentum": 0.5},
 ])  # fmt: skip
 def test_the_bytes_are_those_that_a_run_then_moves(tmp_path, keys):
     finished(tmp_path, **keys)
     events = [json.loads(line) for line in (tmp_path / "run" / "workers" / "w.events").read_text().splitlines()]
-    evaluations = ("global", "average")
-    made = [e for e in events if e["what"] == "made" and e["id"].startswith("2/") and not e["id"].endswith(evaluations)]
-    f = forecast(**keys)
+    made = [e for e in events if e["what"] == "made" and e["id"].startswith("2/") and not e["id"].endswith("average")]
+    f = forecast(replace(HERE, workers=1), **keys)
     for key, wanted in zip(("written", "read"), f.moved, strict=True):
         found = sum(event[key] for event in made) / f.config.population_size
         assert found == pytest.approx(wanted, rel=0.1), key
@@ -40,7 +47,22 @@ def test_slots_that_do_not_share_out_leave_workers_waiting():
     three = forecast(replace(HERE, workers=3))
     assert three.busy == pytest.approx(2 / 3) and "POPULATION_SIZE 6" in " ".join(advice(three))
     assert "4 workers have nothing to do: POPULATION_SIZE 8" in " ".join(advice(forecast(replace(HERE, workers=8))))
-    assert forecast().training == pytest.approx(2 * 0.1 * forecast().config.total_steps)
+    assert forecast().last_round[0] == pytest.approx(2 * 0.1 * forecast().config.inner_steps)
+
+
+def test_a_run_says_at_its_start_who_will_wait_and_that_the_rate_rises_for_long(tmp_path):
+    waiting = "33% of the workers wait for the last ones of each round: POPULATION_SIZE 6"
+    assert [idle(n, 4) for n in (1, 2, 3, 4)] == ["", "", waiting, ""] and not idle(3, 0)
+    file = tmp_path / "evolution.json"
+    data = {"tokenizer": str(shared() / "tokenizer"), "datasets": [{"source": str(shared() / "text.jsonl")}]}
+    file.write_text(json.dumps({**KEYS, **data}))
+    machines = [Machine(host="a", workers=1), Machine(host="b", workers=2)]
+    made = Launcher(place(file, "", SCRIPTS), machines, SCRIPTS, ROOT).create(None)
+    notes = ["Note: the rate rises for 2 of 12 steps: WARMUP_STEPS 0.", f"Note: {waiting}."]
+    assert made["new"] and made["notes"] == notes
+    file.write_text(json.dumps({**KEYS, **data, "lr": 0.5}))
+    code, out, errors = answer("edt_sim.py", "--config", str(file), "--workers", "3")
+    assert code == 2 and out.splitlines() == notes and "LR" in errors, "the run is bound to another one"
 
 
 def test_evolution_of_one_family_is_called_diloco():
@@ -49,11 +71,11 @@ def test_evolution_of_one_family_is_called_diloco():
 
 
 def test_a_slow_disk_is_told_what_it_would_take():
-    f = forecast(replace(HERE, disk=1e4))
+    f = forecast(replace(HERE, disk=1e4), wire_dtype="fp32")
     (told,) = [line for line in advice(f) if "INNER_STEPS" in line]
-    assert 'WIRE_DTYPE "int8", and INNER_STEPS ' in told
+    assert 'WIRE_DTYPE "bf16", and INNER_OPTIMIZER_STATE "narrow", and INNER_STEPS ' in told
     steps = int(told.split("INNER_STEPS ")[1].split()[0])
-    better = forecast(replace(HERE, disk=1e4), wire_dtype="int8", inner_steps=steps)
+    better = forecast(replace(HERE, disk=1e4), inner_optimizer_state="narrow", inner_steps=steps)
     assert better.last_round[1] <= 0.3 * better.last_round[0]
     assert not any("disk" in line for line in advice(forecast(replace(HERE, disk=1e12))))
 
@@ -63,18 +85,42 @@ def test_tokens_of_a_parameter():
     rounds = int(few.split("MAX_GENERATIONS ")[1].split()[0])
     assert forecast(max_generations=rounds).per_parameter == pytest.approx(5, rel=0.05)
     assert forecast(max_generations=rounds - 3).per_parameter < 5
+    assert "and takes more text or MAX_EPOCHS" in few, "the text has not as many"
+    assert not few.startswith("it would be refused") and forecast(max_epochs=1e6).per_parameter < 5
+    assert "takes more text" not in " ".join(advice(forecast(max_epochs=1e6)))
+
+
+def test_it_says_what_the_estimate_rests_on_and_how_to_have_a_better_one(tmp_path):
+    (tmp_path / "c.json").write_text(json.dumps({**KEYS, "tokenizer": str(shared() / "tokenizer")}))
+    command = ("-m", "train.advise", str(tmp_path / "c.json"))
+    said = " ".join(answer(*command)[1].split())
+    assert f"tried here on {best_device().type} with THREADS 1, by one worker alone" in said
+    assert said.endswith("For other machines: the same command there, or --step SECONDS and --disk MB/s.")
+    told = " ".join(answer(*command, "--step", "2", "--disk", "20")[1].split())
+    assert "a step of 2 s, as --step says; 20 MB/s of the disk, as --disk says" in told
+    assert "For other machines" not in told
+
+
+def test_of_post_training_it_says_what_helps_instead():
+    code, _, errors = answer("-m", "train.advise", str(ROOT / "configs" / "posttrain.json"))
+    assert code == 2 and "not for edt-evomerge: try it with MAX_GENERATIONS 1 and another PROJECT_NAME" in errors
+
+
+def test_a_run_that_would_be_refused_is_not_praised():
+    (told,) = [line for line in advice(forecast(max_generations=10**4)) if "refused" in line]
+    assert "training tokens where the run needs" in told
 
 
 @pytest.mark.parametrize(
     "size, speed", [("tiny", 1e11), ("14m", 1e12), ("60m", 1e13), ("150m", 5e13), ("1b", 1e14)]
 )  # of a device that somebody would train it on, in operations a second
 def test_settings_that_are_checked_in_need_no_advice(size, speed):
-    from fleet.config import load
-    from train.config import TrainConfig
+    from fleet.run_config import load
+    from train.training_config import TrainConfig
 
     c = load(ROOT / "configs" / f"{size}.json", TrainConfig).model_copy(update={"algorithm": "diloco", "tokenizer": ""})
     sizes, tokens = sizes_of(c), c.batch_size * c.gradient_accumulation * c.seq_length
     step = 6 * sizes.parameters * tokens / speed
     f = Forecast(c, sizes, Circumstances(workers=c.population_size, step=step, disk=1.2e9))  # 10 Gbit/s
     assert c.initial_population == (size,) and not [*advice(f)]
-    assert 15 < f.per_parameter < 30 and math.isfinite(f.memory) and len([*facts(f)]) == 8
+    assert 15 < f.per_parameter < 30 and math.isfinite(f.memory) and len({*dict(facts(f))}) == 9

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from evomerge.breeding import Among, Ranked, first, next_generation
+from evomerge.breeding import Pool, Scored, first, next_generation
 from evomerge.config import EvolutionSettings, MergeSettings
 from evomerge.techniques import recipes
 from merge.evolve.search_config import MergeGenome
@@ -17,10 +17,10 @@ from merge.methods import METHODS
 from merge.methods.arcs import check_shares, slerp_all
 from merge.parameters import MENDERS, check_names, resolved, within
 from merge.tensor_group import Group, in_memory
-from train import genome as pretraining
-from train.config import TrainConfig
-from train.member import dna
+from train import pretraining_genome as pretraining
+from train.member import posttraining_genome
 from train.posttrain.posttrain_config import PosttrainConfig
+from train.training_config import TrainConfig
 
 NAMES = ("model.embed_tokens.weight", "model.layers.{}.self_attn.q_proj.weight", "model.layers.{}.mlp.up_proj.weight")
 STRENGTHS = (0.5, 10.0)
@@ -86,12 +86,12 @@ def test_curves_of_post_training_stay_within_what_methods_allow(method):
                        **told(method, curves)},
         )  # fmt: skip
         dice = np.random.default_rng(len(curves))
-        population = [dna.plain(c), *(dna.founding(c, dice) for _ in range(3))]
+        population = [posttraining_genome.plain(c), *(posttraining_genome.founding(c, dice) for _ in range(3))]
         for _ in range(4):
             pairs = [dice.choice(4, 2, replace=False) for _ in range(4)]
-            population = [dna.child(c, [population[n] for n in pair], dice) for pair in pairs]
+            population = [posttraining_genome.child(c, [population[n] for n in pair], dice) for pair in pairs]
             for genome in population:
-                checked = passes(dna.crossed(c, ["a", "b"], genome, "z"))
+                checked = passes(posttraining_genome.crossed(c, ["a", "b"], genome, "z"))
                 assert all(0.1 <= genome["rate"] <= 10 for genome in population)
         makes_something(*checked[-1])
 
@@ -145,14 +145,14 @@ def test_every_point_of_a_search_is_a_recipe_that_passes(method):
 def test_formulas_of_tournaments_pass(strength):
     settings = MergeSettings(points=3)
     e = EvolutionSettings(population_size=12, mutation_rate=1.0, mutation_strength=strength)
-    among, dice = Among(settings, ("a", "b", "c"), 4), np.random.default_rng(5)
-    formulas = first(among, e.population_size, 1)
+    pool, dice = Pool(settings, ("a", "b", "c"), 4), np.random.default_rng(5)
+    formulas = first(pool, e.population_size, 1)
     for generation in range(5):
         for formula in formulas:
             for recipe in recipes(formula, {name: name for name in "abc"}, "").values():
                 checked = passes(recipe)
-        ranked = [Ranked(f"{generation}/m{n}", each, float(dice.random())) for n, each in enumerate(formulas)]
-        formulas = [child.formula for child in next_generation(ranked, among, e, [1, generation])]
+        ranked = [Scored(f"{generation}/m{n}", each, float(dice.random())) for n, each in enumerate(formulas)]
+        formulas = [child.formula for child in next_generation(ranked, pool, e, [1, generation])]
     assert checked
 
 
@@ -166,7 +166,7 @@ def test_genomes_of_pre_training_stay_near(strength):
     for round in range(1, 60):
         genomes = [pretraining.inherited(c, slot, round, parents) for slot in range(4)]
         for genome in genomes:
-            assert 0.25 <= genome.rate <= 4
+            assert 0.25 <= genome.rate_factor <= 4
             assert all(0.1 <= share <= 10 for share in genome.shares)
         parents = [{**genome.metrics(), "loss": float(n)} for n, genome in enumerate(genomes)]
     dice = np.random.default_rng(1)

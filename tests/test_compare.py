@@ -49,3 +49,8 @@ def test_it_ends_with_a_page_and_the_same_command_finds_all_done(tmp_path):
     rows = [line.split() for line in said.splitlines()[-4:]]
     assert {row[1] for row in rows} == {f"{c.sequences * c.seq_length:,}"} and len(rows) == 4
     assert all(0 < float(row[-1]) < 10 for row in rows)
+    again = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert again.count("which is over") == 4 and again.splitlines()[-4:] == said.splitlines()[-4:]
+    file.write_text(json.dumps({**c.model_dump(mode="json", exclude_defaults=True), "lr": 0.5}))
+    other = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert other.returncode == 2 and "was started with another configuration" in other.stderr

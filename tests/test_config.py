@@ -6,7 +6,7 @@ from typing import Annotated
 import pytest
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from fleet.config import FleetConfig, Section, UserError, bound, load, operational
+from fleet.run_config import FleetConfig, Section, UserError, bound, load, operational
 from tests.toy.config import ToyConfig
 
 
@@ -31,6 +31,24 @@ def read(tmp_path, value, room=ToyConfig):
     file = tmp_path / "evolution.json"
     file.write_text(json.dumps(value))
     return load(file, room)
+
+
+class Entry(Section):
+    source: str = bound(..., "Where from.")
+    weight: float = bound(1.0, "Its share.")
+
+
+class Listed(Section):
+    entries: tuple[Entry, ...] = bound((), "Some.", strict=False)
+
+
+def test_keys_of_records_in_a_list_in_any_case(tmp_path, says):
+    (entry,) = read(tmp_path, {"Entries": [{"SOURCE": "a", "Weight": 2.0}]}, Listed).entries
+    assert (entry.source, entry.weight) == ("a", 2.0)
+    twice = 'ENTRIES, number 1: the key "SOURCE" stands there twice, in two spellings'
+    assert says({"entries": [{"source": "a", "SOURCE": "b"}]}, Listed) == twice
+    unknown = says({"entries": [{"source": "a", "WIEGHT": 2.0}]}, Listed)
+    assert unknown == "ENTRIES, number 1, wieght: unknown; the nearest known key is weight"
 
 
 def test_keys_in_any_case(tmp_path):

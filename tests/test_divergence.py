@@ -16,7 +16,7 @@ from merge.outer import Outer
 from tests.small import config, finished, worker
 from train.loop import Learner, NotFinite
 from train.member import vectors
-from train.member.pretrained import maker
+from train.member.pretraining_tasks import maker
 
 # Decay makes the weights -7 times as large with each step where the rate is 4 times LR, and leaves them where it is 1.
 WILD = {
@@ -36,13 +36,9 @@ def console_text(picture) -> str:
     return captured.get()
 
 
-def loaded(history, id: str, name: str) -> torch.Tensor:
-    from fleet.work import Input
-
-    kind = "moments" if name.startswith("moments") else "parameters"
-    vector = torch.empty(history["0/init-0"].metrics[kind])
-    vectors.load(Input(history[id], history.files(id)), name, vector)
-    return vector
+def loaded(history, id: str, stem: str) -> torch.Tensor:
+    """With AdamW, every vector has as many numbers as the model."""
+    return torch.cat([*vectors.whole(history.files(id), stem, history["0/init-0"].metrics["parameters"])])
 
 
 def all_finite(history, rounds: range) -> bool:
@@ -73,12 +69,13 @@ def test_a_child_that_diverges_is_its_parents_mean_and_the_run_goes_on(wild):
     (child,) = diverged
     parents = child.recipe.parents
     mean = torch.stack([loaded(wild, id, vectors.WEIGHTS) for id in parents]).mean(0)
-    assert torch.allclose(loaded(wild, child.id, vectors.WEIGHTS), mean, rtol=1e-5)
+    assert torch.allclose(loaded(wild, child.id, vectors.WEIGHTS), mean, rtol=2**-7)
     best = min((wild[id].metrics for id in parents), key=lambda metrics: metrics["loss"])
     assert child.metrics["genome_rate"] == best["genome_rate"] and math.isfinite(child.metrics["loss"])
     assert "train_loss" not in child.metrics and child.metrics["diverged_in_a_row"] == 1
-    mean = torch.stack([loaded(wild, id, vectors.MOMENTS) for id in parents]).mean(0)
-    assert torch.allclose(loaded(wild, child.id, vectors.MOMENTS), mean, rtol=2**-8) and bool(mean.any())
+    mean = torch.stack([loaded(wild, id, "average") for id in parents]).mean(0)
+    assert torch.allclose(loaded(wild, child.id, "average"), mean, atol=float(mean.abs().max()) / 10)
+    assert bool(mean.any()) and bool(loaded(wild, child.id, "square").all())
 
 
 def test_whoever_makes_them_and_however_often_they_are_interrupted(tmp_path, wild):
@@ -171,10 +168,10 @@ def broken(monkeypatch):
 @pytest.mark.parametrize(
     "keys",
     [
-        {},
-        {"outer_lr": 0.7, "outer_momentum": 0.6},
+        {"wire_dtype": "fp32", "inner_optimizer_state": "exact"},
+        {"wire_dtype": "fp32", "outer_lr": 0.7, "outer_momentum": 0.6},
         {"wire_dtype": "int8", "error_feedback": True},
-        {"inner_optimizer_state": "reset"},
+        {"wire_dtype": "fp32", "inner_optimizer_state": "reset"},
     ],
 )
 def test_a_replica_that_diverges_changes_nothing_and_counts(tmp_path, broken, keys):
@@ -182,20 +179,21 @@ def test_a_replica_that_diverges_changes_nothing_and_counts(tmp_path, broken, ke
     broken("weights", 1)
     history = finished(tmp_path, algorithm="diloco", shards=1, max_generations=2, **keys)
     assert [m.id for n in (1, 2) for m in history.round(n) if m.metrics.get("diverged")] == ["2/replica-1"]
-    changes = [loaded(history, f"2/replica-{k}", "change-0.safetensors") for k in range(4)]
+    changes = [loaded(history, f"2/replica-{k}", "change") for k in range(4)]
     assert all(bool(change.any()) for n, change in enumerate(changes) if n != 1) and all_finite(history, range(1, 3))
-    if "error_feedback" in keys:  # what the wire has lost of earlier messages still arrives
+    if keys["wire_dtype"] == "int8":  # what the wire has lost of earlier messages still arrives
         assert 0 < changes[1].abs().max() < changes[0].abs().max() / 10
     else:
         assert not bool(changes[1].any())
     outer = Outer(keys.get("outer_lr", 1.0), keys.get("outer_momentum", 0.0), True)
     old = [loaded(history, "1/shard-0", name) for name in vectors.kept(outer)]
     wanted = outer.step(old, torch.stack(changes).sum(0) / 4)
+    lost = float((wanted[0] - old[0]).abs().max()) / 20 if keys["wire_dtype"] == "int8" else 1e-6
     for name, tensor in zip(vectors.kept(outer), wanted, strict=True):
-        assert torch.allclose(loaded(history, "2/shard-0", name), tensor, atol=1e-6)
-    if not keys:
-        before = loaded(history, "1/shard-0", vectors.MOMENTS)
-        assert torch.equal(loaded(history, "2/replica-1", "moments-0.safetensors"), before) and bool(before.any())
+        assert torch.allclose(loaded(history, "2/shard-0", name), tensor, atol=lost)
+    if keys.get("inner_optimizer_state") == "exact":
+        before = loaded(history, "1/shard-0", "average")
+        assert torch.equal(loaded(history, "2/replica-1", "average"), before) and bool(before.any())
 
 
 @pytest.mark.parametrize("which", ["weights", "moments"])
@@ -212,14 +210,14 @@ def test_a_child_that_answers_with_no_number_is_its_parents_mean(tmp_path, monke
 
     real, asked = PretrainingRuntime.evaluate, []
 
-    def evaluate(self, work, weights):
+    def evaluate(self, work, weights, on):
         asked.append(work.id)
         if asked.count("2/m2") == 1 and work.id == "2/m2":
             raise NotFinite("the loss on held-out text is inf")
-        return real(self, work, weights)
+        return real(self, work, weights, on)
 
     monkeypatch.setattr(PretrainingRuntime, "evaluate", evaluate)
     history = finished(tmp_path, max_generations=2)
     assert history["2/m2"].metrics["diverged"] and asked.count("2/m2") == 2
     mean = torch.stack([loaded(history, id, vectors.WEIGHTS) for id in history["2/m2"].recipe.parents]).mean(0)
-    assert torch.allclose(loaded(history, "2/m2", vectors.WEIGHTS), mean, rtol=1e-5)
+    assert torch.allclose(loaded(history, "2/m2", vectors.WEIGHTS), mean, rtol=2**-7)

@@ -12,10 +12,17 @@ from pydantic import BaseModel
 
 from evomerge.config import Configuration, EvaluationSettings, EvolutionSettings, MergeSettings, TaskSettings
 from fleet import machines
-from fleet.config import FleetConfig, allowed, table
+from fleet.run_config import FleetConfig, allowed, table
 from train.cluster.options import CheckpointOptions, HivemindOptions, TrainingOptions
-from train.config import Dataset, EvolutionRoom, ExchangeRoom, GroupRoom, TrainConfig, TrainRoom
-from train.posttrain.posttrain_config import Adapter, BreedRoom, DatasetSource, FitnessRoom, MutationRoom, Objective
+from train.posttrain.posttrain_config import (
+    Adapter,
+    BreedSection,
+    DatasetSource,
+    FitnessSection,
+    MutationSection,
+    Objective,
+)
+from train.training_config import Dataset, EvolutionSection, ExchangeSection, GroupSection, TrainConfig, TrainSection
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -23,11 +30,11 @@ DOC = DOCS / "configuration.md"
 TABLES = {
     "run": lambda: table([FleetConfig]),
     "machines": lambda: table([machines.Machine], spelled=str),
-    "train": lambda: table([TrainRoom]),
+    "train": lambda: table([TrainSection]),
     "datasets": lambda: table([Dataset], spelled=str),
-    "exchange": lambda: table([ExchangeRoom]),
-    "group": lambda: table([GroupRoom]),
-    "evolution": lambda: table([EvolutionRoom]),
+    "exchange": lambda: table([ExchangeSection]),
+    "group": lambda: table([GroupSection]),
+    "evolution": lambda: table([EvolutionSection]),
 }
 EVOMERGE = {
     "configuration": lambda: fields(Configuration),
@@ -37,10 +44,10 @@ EVOMERGE = {
     "tasks": lambda: fields(TaskSettings),
 }
 POSTTRAIN = {
-    "breeding": lambda: table([BreedRoom]),
-    "fitness": lambda: table([FitnessRoom]),
+    "breeding": lambda: table([BreedSection]),
+    "fitness": lambda: table([FitnessSection]),
     "objective": lambda: table([Objective], spelled=str),
-    "mutation": lambda: table([MutationRoom]),
+    "mutation": lambda: table([MutationSection]),
     "source": lambda: table([DatasetSource], spelled=str),
     "adapter": lambda: table([Adapter], spelled=str),
 }

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -43,6 +43,7 @@ from evomerge.evolutionary_tournament import EvolutionaryMerger, run_evolutionar
 from evomerge.formula import FILE, in_words, read
 from evomerge.merger import AdvancedModelMerger
 from evomerge.tournament_method import METHOD
+from evomerge.tournament_view import better_ones
 from evomerge.utils import (
     MERGE_TECHNIQUES,
     EvoMergeException,
@@ -112,8 +113,11 @@ def finished(tmp_path_factory):
     c = config(folder)
     c.save(folder / "mine.json")
     more = ("--metrics", "tensorboard") if importlib.util.find_spec("tensorboard") else ()
-    done = cli("--config", folder / "mine.json", "--run", "--workers", 2, *more)
-    assert done.returncode == 0, done.stderr
+    command = ("--config", folder / "mine.json", "--run", "--workers", 2, *more)
+    done = again = cli(*command)
+    while "has not taken everything" in again.stdout + again.stderr:  # on a busy machine
+        again = cli(*command)
+    assert done.returncode == again.returncode == 0, done.stderr + again.stderr
     return folder, c, done.stdout
 
 
@@ -199,7 +203,8 @@ def test_losses_are_those_of_each_passage_by_itself(tmp_path):
 def test_what_validates_does_not_test(tmp_path):
     e = EvaluationSettings(text=str(text(tmp_path / "t.jsonl")), passages=8)
     found = fitness_evaluator.texts(e)
-    assert len(found["validation"]) == len(found["test"]) == 8 and not {*found["validation"]} & {*found["test"]}
+    validation, test = (found[on].texts for on in ("validation", "test"))
+    assert len(validation) == len(test) == 8 and not {*validation} & {*test}
     assert fitness_evaluator.texts(e) == found and fitness_evaluator.digest(e) != fitness_evaluator.digest(
         e.model_copy(update={"passages": 9})
     )
@@ -210,6 +215,14 @@ def test_passages_end_with_lines_and_lose_nothing():
     found = fitness_evaluator._passages(document)
     assert "".join(found) == document and all(len(each) <= fitness_evaluator.PASSAGE for each in found)
     assert all(each.endswith("\n") for each in found) and len(fitness_evaluator._passages("x" * 5000)) == 7
+
+
+def test_a_passage_begins_with_whole_words():
+    assert tournament_running.beginning("\n  import os\n") == "import os"
+    assert tournament_running.beginning("So many words that they are more than forty characters") == (
+        "So many words that they are more than"
+    )
+    assert tournament_running.beginning("x" * 50) == "x" * 40 and tournament_running.beginning(" \n") == ""
 
 
 def test_nobody_beats_the_front_in_everything():
@@ -229,9 +242,13 @@ def test_nobody_beats_the_front_in_everything():
 def test_a_tournament_ends_with_its_winner_a_table_and_a_family_tree(finished):
     folder, c, said = finished
     run, winner = folder / "run", folder / "run" / "winner"
-    assert str(winner) in said and "perplexity (95%)" in said and "winner says: The" in said
+    assert str(winner) in said and "perplexity (95%)" in said
+    for passage in fitness_evaluator.texts(c.evaluation_settings)["test"].texts[:2]:
+        assert f"winner says: {tournament_running.beginning(passage)}" in said
     assert "score: - 1 x bits per byte" in said and "the end after 3 generations" in said
-    assert "A merge of " in (winner / "README.md").read_text() and "model0" in (winner / "README.md").read_text()
+    card, line = (winner / "README.md").read_text(), f"lm_eval --model hf --model_args pretrained={winner} "
+    assert "A merge of " in card and "model0" in card and line in card and line in said
+    assert (winner / "model.safetensors").stat().st_mode == (folder / "mine.json").stat().st_mode
     assert (run / "ancestry.html").read_text().startswith("<!DOCTYPE html>")
     found = tournament_results.found_in(run)
     assert len(found.generations) == 3 and all(len(generation) == 8 for generation in found.generations)
@@ -272,6 +289,27 @@ def test_intervals_are_of_differences_on_the_same_passages(finished):
         assert mean == pytest.approx(winner.metrics["test_score"] - other.metrics["test_score"], abs=1e-4)
         low, high = tournament_results.interval(other)
         assert low < other.metrics["perplexity"] < high
+
+
+def test_a_given_model_that_is_better_than_the_winner_is_named(finished):
+    found = tournament_results.found_in(finished[0] / "run")
+    best, (one, other), tested = found.best, found.models[:2], found.tested
+
+    def scored(entry, measure, value):
+        return replace(entry, metrics={**entry.metrics, measure: value})
+
+    models = [scored(one, "score", best.score), scored(other, "score", best.score + 1)]
+    tests = [scored(each, "test_score", -float(n)) for n, each in enumerate(tested)]
+    worse = [scored(each, "test_score", float(n)) for n, each in enumerate(tested)]
+    assert [*better_ones(replace(found, models=models[:1], tested=tests))] == []
+    judged, held = better_ones(replace(found, models=models, tested=worse))
+    values = f"{best.score:.4f}, not {best.score + 1:.4f}"
+    given = f"The winner is worse than {other.name}, which was given"
+    assert judged == f"{given}, on what judged the tournament: {values}."
+    assert (
+        held
+        == f"The winner is worse than {tested[-1].name}, which was given, in the held-out test: 0.0000, not 3.0000."
+    )
 
 
 def test_the_same_command_again_says_the_same(finished, here):
@@ -374,7 +412,7 @@ def test_one_merge(tmp_path, method, techniques, words):
 def test_a_path_of_ones_own(tmp_path):
     c = Configuration(models=models(tmp_path))
     path = [("model0", 0, 1.0), ("model1", 2, 0.5), ("model2", 3, 1.0)]
-    made = AdvancedModelMerger(c, tmp_path / "out")._dfs_merge(path=path)
+    made = AdvancedModelMerger(c, tmp_path / "out").merge_path(path)
     assert AutoModelForCausalLM.from_pretrained(made.path).config.num_hidden_layers == 3
 
 
@@ -475,7 +513,8 @@ def test_the_score_is_the_weighted_sum_of_all_objectives(facts):
     again = evaluate_model(c.models[0], c)
     assert again["score"] == -again["objectives"]["facts:acc_norm,none"] and "perplexity" not in again
     c.evaluation_settings.limit = 4
-    assert evaluate_model(c.models[0], c)["objectives"]["facts:acc_norm,none"] in (0, 1 / 3, 2 / 3, 1)
+    some = {right / asked for asked in (1, 2, 3) for right in range(asked + 1)}  # of four questions
+    assert evaluate_model(c.models[0], c)["objectives"]["facts:acc_norm,none"] in some
 
 
 def test_several_objectives_have_a_front_and_a_good_merge_wins(facts, tmp_path, here):
@@ -486,7 +525,7 @@ def test_several_objectives_have_a_front_and_a_good_merge_wins(facts, tmp_path, 
     found = tournament_results.found_in(tmp_path / "run")
     winner, *others = found.tested
     assert all(winner.metrics["test_score"] > other.metrics["test_score"] for other in others)
-    assert all(winner.listed("objectives")["facts"] >= other.listed("objectives")["facts"] for other in others)
+    assert all(winner.objectives["facts"] >= other.objectives["facts"] for other in others)
     assert found.best in found.front and len({entry.id for entry in found.front}) == len(found.front)
     assert here("--pareto", "--out", tmp_path / "run").stdout.count("facts") >= 1
 

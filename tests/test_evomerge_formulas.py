@@ -9,7 +9,7 @@ import torch
 from pydantic import ValidationError
 
 from evomerge import breeding, formula
-from evomerge.breeding import Among, Ranked, crossed, mutated, next_generation, ranked
+from evomerge.breeding import Pool, Scored, crossed, mutated, next_generation, ranked
 from evomerge.building import ModelBuilder
 from evomerge.config import EvolutionSettings, MergeSettings, ModelReference
 from evomerge.formula import Blend, Formula, Step, in_words, leaves, lighter, makeup
@@ -27,8 +27,8 @@ NAMES = ("a", "b", "c")
 WHERE = {"a": "/a", "b": "/b", "c": "/c"}
 
 
-def among(method: str = "ps_dfs", layers: int = 6, **settings) -> Among:
-    return Among(MergeSettings(merge_method=method, **settings), NAMES, layers)
+def pool(method: str = "ps_dfs", layers: int = 6, **settings) -> Pool:
+    return Pool(MergeSettings(merge_method=method, **settings), NAMES, layers)
 
 
 def dice(seed: int = 0) -> np.random.Generator:
@@ -43,7 +43,7 @@ def blend(technique: str = "linear", of: tuple = ("a", "b"), **more) -> Blend:
 
 
 def test_the_first_eight_are_all_combinations_of_the_techniques():
-    made = breeding.first(among(), 8, 1)
+    made = breeding.first(pool(), 8, 1)
     assert sorted(map(in_words, made)) == sorted(
         f"{a}+{b}+{c}" for a in ("linear", "slerp") for b in ("ties", "dare") for c in ("frankenmerge", "dfs")
     )
@@ -53,32 +53,32 @@ def test_the_first_eight_are_all_combinations_of_the_techniques():
 @pytest.mark.parametrize("method", ["ps", "dfs", "ps_dfs"])
 def test_no_two_of_the_first_make_the_same_model(method):
     for seed in range(40):
-        made = [breeding.weights_of(one) for one in breeding.first(among(method, layers=3), 8, seed)]
+        made = [breeding.weights_of(one) for one in breeding.first(pool(method, layers=3), 8, seed)]
         assert all(one not in made[:n] for n, one in enumerate(made)), (seed, made)
 
 
 def test_ps_has_two_settings_of_weights_for_each_pair():
-    made = breeding.first(among("ps"), 8, 1)
+    made = breeding.first(pool("ps"), 8, 1)
     assert Counter(map(in_words, made)) == {f"{a}+{b}": 2 for a in ("linear", "slerp") for b in ("ties", "dare")}
     assert len({one.model_dump_json() for one in made}) == 8
     assert all(not one.path for one in made)
 
 
 def test_dfs_has_eight_paths_and_no_blends():
-    made = breeding.first(among("dfs", techniques=("dfs",)), 8, 1)
+    made = breeding.first(pool("dfs", techniques=("dfs",)), 8, 1)
     assert all(one.blend is None and one.scaled for one in made)
     assert len({one.path for one in made}) == 8
     assert len({step.model for one in made for step in one.path}) == 3
 
 
 def test_fewer_techniques_are_used_more_often_with_other_weights():
-    made = breeding.first(among(techniques=("slerp", "dare", "dfs")), 8, 1)
+    made = breeding.first(pool(techniques=("slerp", "dare", "dfs")), 8, 1)
     assert {in_words(one) for one in made} == {"slerp+dare+dfs"} and len({one.model_dump_json() for one in made}) == 8
 
 
 def test_two_models_are_enough():
     where = {"a": "/a", "b": "/b"}
-    for one in breeding.first(Among(MergeSettings(), ("a", "b"), 4), 8, 1):
+    for one in breeding.first(Pool(MergeSettings(), ("a", "b"), 4), 8, 1):
         assert set(one.models) <= {"a", "b"}
         assert {name for each in recipes(one, where, "").values() for name in named(each)} <= {"/a", "/b"}
 
@@ -90,9 +90,7 @@ def named(recipe: dict) -> set[str]:
 
 
 def test_the_seed_decides():
-    assert (
-        breeding.first(among("dfs"), 8, 1) == breeding.first(among("dfs"), 8, 1) != breeding.first(among("dfs"), 8, 2)
-    )
+    assert breeding.first(pool("dfs"), 8, 1) == breeding.first(pool("dfs"), 8, 1) != breeding.first(pool("dfs"), 8, 2)
 
 
 # -- children ---------------------------------------------------------------------------------------------------------
@@ -101,14 +99,14 @@ def test_the_seed_decides():
 @pytest.mark.parametrize("method", ["ps", "dfs", "ps_dfs"])
 def test_a_mutant_differs_and_keeps_what_it_is_made_of(method):
     e = EvolutionSettings(mutation_rate=0.05)  # even if nothing is hit at first
-    for n, one in enumerate(breeding.first(among(method), 8, 1)):
-        mutant = mutated(one, among(method), e, dice(n))
+    for n, one in enumerate(breeding.first(pool(method), 8, 1)):
+        mutant = mutated(one, pool(method), e, dice(n))
         assert mutant != one and (mutant.blend is None) == (one.blend is None)
-        assert bool(mutant.path) == bool(one.path) and mutant == mutated(one, among(method), e, dice(n))
+        assert bool(mutant.path) == bool(one.path) and mutant == mutated(one, pool(method), e, dice(n))
 
 
 def test_mutants_of_mutants_stay_within_bounds():
-    a, e = among(layers=4), EvolutionSettings(mutation_rate=1, mutation_strength=5)
+    a, e = pool(layers=4), EvolutionSettings(mutation_rate=1, mutation_strength=5)
     for first in (breeding.first(a, 8, 1)[n] for n in (0, 3, 5)):
         one = first
         for n in range(60):
@@ -127,24 +125,24 @@ def _blends(node):
 
 
 def test_each_setting_of_mutation_makes_a_difference():
-    one = breeding.first(among(), 8, 1)[1]
+    one = breeding.first(pool(), 8, 1)[1]
 
     def distance(**e) -> float:
         settings = EvolutionSettings(**{"mutation_rate": 0.5, **e})
-        shares = [mutated(one, among(), settings, dice(n)).blend.shares[0][0] for n in range(50)]
+        shares = [mutated(one, pool(), settings, dice(n)).blend.shares[0][0] for n in range(50)]
         return sum(abs(np.log(share / one.blend.normed[0][0])) for share in shares)
 
     assert distance(mutation_strength=0.1) < distance(mutation_strength=0.6)
     assert distance(mutation_rate=0.1) < distance(mutation_rate=0.9)
-    noisy = mutated(one, among(), EvolutionSettings(weight_noise=0.1), dice())
-    assert noisy.noise == 0.1 and mutated(one, among(), EvolutionSettings(), dice()).noise == 0
-    longest = [len(_grown(one, among(longest_path=x)).path) for x in (1, 2)]
+    noisy = mutated(one, pool(), EvolutionSettings(weight_noise=0.1), dice())
+    assert noisy.noise == 0.1 and mutated(one, pool(), EvolutionSettings(), dice()).noise == 0
+    longest = [len(_grown(one, pool(longest_path=x)).path) for x in (1, 2)]
     assert longest[0] <= 6 < longest[1]
-    assert len(breeding.first(among(points=5), 1, 1)[0].blend.shares[0]) == 5
-    assert breeding.first(among(density=0.3), 1, 1)[0].blend.density == 0.3
+    assert len(breeding.first(pool(points=5), 1, 1)[0].blend.shares[0]) == 5
+    assert breeding.first(pool(density=0.3), 1, 1)[0].blend.density == 0.3
 
 
-def _grown(one: Formula, a: Among) -> Formula:
+def _grown(one: Formula, a: Pool) -> Formula:
     best = one
     for n in range(200):
         one = mutated(one, a, EvolutionSettings(mutation_rate=1), dice(n))
@@ -153,8 +151,8 @@ def _grown(one: Formula, a: Among) -> Formula:
 
 
 def test_a_child_of_two_is_a_merge_of_them():
-    one, other = breeding.first(among(), 8, 1)[:2]
-    child, technique = crossed(one, other, among(), EvolutionSettings(), dice())
+    one, other = breeding.first(pool(), 8, 1)[:2]
+    child, technique = crossed(one, other, pool(), EvolutionSettings(), dice())
     assert child.blend.of == (one.blend, other.blend) and technique == child.blend.technique
     assert {*child.path} <= {*one.path, *other.path}
 
@@ -162,16 +160,16 @@ def test_a_child_of_two_is_a_merge_of_them():
 def test_children_of_paths_have_their_parents_layers():
     one, other = (Formula(path=tuple(Step(model=name, layer=n) for n in range(6)), scaled=True) for name in "ab")
     for n in range(10):
-        child, technique = crossed(one, other, among("dfs"), EvolutionSettings(), dice(n))
+        child, technique = crossed(one, other, pool("dfs"), EvolutionSettings(), dice(n))
         assert child.blend is None and {*child.path} <= {*one.path, *other.path}
         assert child.path not in (one.path, other.path) and technique == "dfs"
-    assert crossed(one, one, among("dfs"), EvolutionSettings(), dice())[0] != one  # nothing is made twice
+    assert crossed(one, one, pool("dfs"), EvolutionSettings(), dice())[0] != one  # nothing is made twice
 
 
 def test_formulas_do_not_grow_for_ever():
-    one, e = breeding.first(among(), 8, 1)[0], EvolutionSettings()
+    one, e = breeding.first(pool(), 8, 1)[0], EvolutionSettings()
     for n in range(12):
-        one = crossed(one, one, among(), e, dice(n))[0]
+        one = crossed(one, one, pool(), e, dice(n))[0]
         assert len([*leaves(one.blend)]) <= formula.MOST
     assert len([*leaves(one.blend)]) > 6
 
@@ -185,9 +183,9 @@ def test_the_heavier_part_of_a_large_blend_is_kept():
 # -- who is chosen ----------------------------------------------------------------------------------------------------
 
 
-def population(*scores: float | None) -> list[Ranked]:
-    made = breeding.first(among(), len(scores), 1)
-    return [Ranked(f"1/m{n}", one, score) for n, (one, score) in enumerate(zip(made, scores, strict=True))]
+def population(*scores: float | None) -> list[Scored]:
+    made = breeding.first(pool(), len(scores), 1)
+    return [Scored(f"1/m{n}", one, score) for n, (one, score) in enumerate(zip(made, scores, strict=True))]
 
 
 def test_the_best_first_failures_last():
@@ -204,22 +202,22 @@ def test_larger_tournaments_are_won_by_better_ones():
 
 def test_a_generation_has_the_elite_mutants_of_winners_and_merges_of_the_lower_half():
     there = population(8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0)
-    children = next_generation(there, among(), EvolutionSettings(elite=2), [1, 2])
+    children = next_generation(there, pool(), EvolutionSettings(elite=2), [1, 2])
     assert [one.parents for one in children if one.carried] == [("1/m0",), ("1/m1",)]
     mutants = [one for one in children if one.technique == "mutation"]
     merges = [one for one in children if len(one.parents) == 2]
     assert len(children) == 8 and len(mutants) == 4 and len(merges) == 2
     assert all(parent in ("1/m4", "1/m5", "1/m6", "1/m7") for one in merges for parent in one.parents)
-    assert next_generation(there, among(), EvolutionSettings(elite=2), [1, 2]) == children
-    assert next_generation(there, among(), EvolutionSettings(elite=2), [1, 3]) != children
-    assert len([one for one in next_generation(there, among(), EvolutionSettings(elite=4), [1, 2]) if one.carried]) == 4
-    assert len(next_generation(there, among(), EvolutionSettings(population_size=12), [1, 2])) == 12
+    assert next_generation(there, pool(), EvolutionSettings(elite=2), [1, 2]) == children
+    assert next_generation(there, pool(), EvolutionSettings(elite=2), [1, 3]) != children
+    assert len([one for one in next_generation(there, pool(), EvolutionSettings(elite=4), [1, 2]) if one.carried]) == 4
+    assert len(next_generation(there, pool(), EvolutionSettings(population_size=12), [1, 2])) == 12
 
 
 def test_nothing_is_made_twice():
     there = population(8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0)
     for seed in range(20):
-        children = next_generation(there, among(), EvolutionSettings(mutation_rate=0.05), [seed])
+        children = next_generation(there, pool(), EvolutionSettings(mutation_rate=0.05), [seed])
         made = [breeding.weights_of(one.formula) for one in children]
         old = [breeding.weights_of(one.formula) for one in there[2:]]
         assert all(one not in made[:n] and one not in old for n, one in enumerate(made))
@@ -227,7 +225,7 @@ def test_nothing_is_made_twice():
 
 def test_who_failed_has_no_children():
     there = population(None, 7.0, None, None, None, None, None, None)
-    children = next_generation(there, among(), EvolutionSettings(), [1, 2])
+    children = next_generation(there, pool(), EvolutionSettings(), [1, 2])
     assert {parent for one in children for parent in one.parents} == {"1/m1"} and len(children) == 8
 
 
@@ -243,7 +241,7 @@ def test_patience_and_an_end(scores, ended):
 
 
 def test_a_formula_survives_json():
-    for one in breeding.first(among(), 8, 1):
+    for one in breeding.first(pool(), 8, 1):
         assert Formula.model_validate(json.loads(one.model_dump_json())) == one
 
 
@@ -270,10 +268,10 @@ def test_how_much_of_each_model_is_in_it():
 
 
 def test_the_stages_of_a_recipe_come_in_their_order():
-    found = recipes(breeding.first(among(), 8, 1)[0], WHERE, "/base")
+    found = recipes(breeding.first(pool(), 8, 1)[0], WHERE, "/base")
     assert [each["merge_method"] for each in found.values()] == ["linear", "ties", "passthrough"]
     assert [*found][-1] == MERGED and found["blend"]["base_model"] == "/base"
-    without = recipes(breeding.first(among(), 8, 1)[0], WHERE, "")
+    without = recipes(breeding.first(pool(), 8, 1)[0], WHERE, "")
     assert without["blend"]["base_model"] == MEAN and without[MEAN]["merge_method"] == "linear"
 
 
@@ -306,7 +304,7 @@ def test_a_merge_of_merges_is_what_their_folders_would_give(tmp_path):
     there = models(tmp_path)
     names = tuple(model.name for model in there)
     where = {model.name: model.path for model in there}
-    one = breeding.first(Among(MergeSettings(), names, 4), 8, 1)[5]
+    one = breeding.first(Pool(MergeSettings(), names, 4), 8, 1)[5]
     with builder(there) as shop:
         shop.write(one, tmp_path / "at once")
     for name, recipe in recipes(one, where, "").items():  # each stage in a folder of its own, as names say
@@ -325,7 +323,7 @@ def test_all_techniques_make_models(tmp_path, tied, dtype):
     """Grouped-query attention, tied and untied embeddings, whole and half numbers; in memory as in folders."""
     there = models(tmp_path, dtype=dtype, tie_word_embeddings=tied)
     names = tuple(model.name for model in there)
-    ways = [Among(MergeSettings(merge_method=method), names, 4) for method in ("ps", "dfs", "ps_dfs")]
+    ways = [Pool(MergeSettings(merge_method=method), names, 4) for method in ("ps", "dfs", "ps_dfs")]
     chosen = ((0, 3), (0, 1), (1, 2, 4, 7))  # each technique of a stage beside each of another one
     formulas = [breeding.first(way, 8, 1)[n] for way, numbers in zip(ways, chosen, strict=True) for n in numbers]
     e = EvolutionSettings(mutation_rate=0.9, weight_noise=0.01)
@@ -369,7 +367,7 @@ def test_a_scale_acts_on_what_a_layer_adds(tmp_path):
 def test_what_comes_before_the_last_stage_is_forgotten_tensor_by_tensor(tmp_path):
     there = models(tmp_path)
     names = tuple(model.name for model in there)
-    one = breeding.first(Among(MergeSettings(), names, 4), 8, 1)[0]
+    one = breeding.first(Pool(MergeSettings(), names, 4), 8, 1)[0]
     with builder(there) as shop:
         said, made, donors = shop.planned(one)
         held = []

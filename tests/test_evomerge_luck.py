@@ -220,9 +220,10 @@ def merging_tokens(model: ModelReference, word: str) -> list[int]:
 # -- figures ----------------------------------------------------------------------------------------------------------
 
 
-def held_out(bits: list[float], sizes: list[int]) -> tournament_results.Tested:
+def held_out(bits: list[float], sizes: list[int]) -> tournament_results.TournamentEntry:
     nats = [b * size * math.log(2) for b, size in zip(bits, sizes, strict=True)]
-    return tournament_results.Tested("x", {"each": json.dumps(nats), "sizes": json.dumps(sizes)}, Formula(blend="x"))
+    metrics = {"each": json.dumps(nats), "sizes": json.dumps(sizes)}
+    return tournament_results.TournamentEntry("1/x", "x", "", (), Formula(blend="x"), metrics)
 
 
 def test_the_gain_is_that_of_the_score():

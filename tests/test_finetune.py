@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,7 +14,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from fleet.config import UserError
+from fleet.evaluating import lm_eval
+from fleet.run_config import UserError
 from tests.posttraining import chats, model, preferences
 from train.cluster import finetune_steps
 from train.cluster.finetune_options import FinetuneOptions
@@ -21,6 +23,7 @@ from train.cluster.finetuning import finetune
 from train.cluster.ranks import joined
 from train.finetune import main
 from train.posttrain.finetune_rows import held_apart, without
+from train.text import placed
 
 ROOT = Path(__file__).parent.parent
 FEW = {"batch_tokens": 300, "lr": 1e-3}
@@ -56,9 +59,9 @@ def made(given, out, rows=1, stop=0, **keys):
         return finetune(given[0], given[rows], out, FinetuneOptions(**{**FEW, **keys}), ranks)
 
 
-def held_out(out):
+def held_out(out, what="held_out"):
     lines = (out / "metrics.csv").read_text().splitlines()
-    column = lines[0].split(",").index("held_out")
+    column = lines[0].split(",").index(what)
     return [float(value) for line in lines[1:] if (value := line.split(",")[column])]
 
 
@@ -90,6 +93,13 @@ def test_an_adapter_that_peft_loads(given, tmp_path, capsys):
     assert "AutoPeftModelForCausalLM" in card and not out.with_name("adapter.training").exists()
 
 
+def test_the_command_that_evaluates_can_name_any_folder():
+    *_, asked, _, _ = shlex.split(lm_eval(Path("/a,b/it's c"), "org/base"))
+    assert json.loads(asked) == {"pretrained": "org/base", "peft": "/a,b/it's c"}
+    *_, asked, _, _ = shlex.split(lm_eval(Path("/a b")))
+    assert asked == "pretrained=/a b"
+
+
 def test_merged_is_what_the_adapter_says(given, tmp_path):
     from peft import AutoPeftModelForCausalLM
 
@@ -111,12 +121,18 @@ def test_all_weights_learn_and_keep_their_dtype(given, tmp_path):
     assert all(not torch.equal(before[name], each) for name, each in after.items() if "proj" in name)
 
 
-def test_preferences_begin_at_log_two_exactly(given, tmp_path):
-    """In narrow numbers, too: the reference is computed as what is compared with it."""
+def test_preferences_begin_at_log_two_exactly(given, tmp_path, capsys):
+    """In narrow numbers, too: the reference is computed as what is compared with it. Rewards are told beside it."""
     out = tmp_path / "out"
     assert made(given, out, rows=2, full=True, precision="bf16-mixed") == 0
     first, *_, last = held_out(out)
     assert first == pytest.approx(math.log(2), abs=1e-7) and last < first - 0.01
+    accuracy, margin = (held_out(out, f"reward_{what}") for what in ("accuracy", "margin"))
+    assert accuracy[0] == 0.5 and margin[0] == 0 and accuracy[-1] > 0.8
+    assert math.log1p(math.exp(-margin[-1])) <= last + 1e-6 < first  # as of every convex function
+    words = f"held out {last:.4f}, reward accuracy {accuracy[-1]:.4f}, margin {margin[-1]:.4f}"
+    said = capsys.readouterr().out
+    assert words in said and "held out 0.6931, reward accuracy 0.5000, margin 0.0000" in said
 
 
 def test_prompts_and_completions_and_rows_to_measure_by(given, tmp_path, capsys):
@@ -163,14 +179,19 @@ def test_killed_and_stopped_it_ends_with_the_same_bytes(given, tmp_path, monkeyp
     assert one == two and not parts.with_name("out.training").exists()
 
 
-def test_other_settings_or_rows_do_not_go_on(given, tmp_path):
+def test_other_settings_or_rows_do_not_go_on(given, tmp_path, capsys):
+    """Which is said before anything is loaded; of settings, before rows are read."""
     out = tmp_path / "out"
     assert made(given, out, stop=2) == 130
+    capsys.readouterr()
     with pytest.raises(UserError, match="lr was 0.001, is 0.002"):
         made(given, out, lr=0.002)
+    assert not capsys.readouterr().out
     other = chats(tmp_path / "other.jsonl", "dog ran")
     with pytest.raises(UserError, match="rows was"):
         made((given[0], str(other)), out)
+    said = capsys.readouterr().out
+    assert "examples to learn from" in said and "loading" not in said
     assert made(given, out) == 0
     with pytest.raises(UserError, match="--overwrite replaces it"):
         made(given, out)
@@ -179,7 +200,8 @@ def test_other_settings_or_rows_do_not_go_on(given, tmp_path):
 
 @pytest.mark.slow
 def test_two_ranks_learn_as_one_does_and_survive_a_kill(given, tmp_path):
-    """Each rank takes its share of the same steps, so that losses differ by rounding only."""
+    """Each rank takes its share of the same steps, so that losses differ by rounding only. The killed one has so many
+    steps before it that it is not done when the signal arrives."""
     words = ["--batch-tokens", "300", "--lr", "1e-3", "--full", "--device-rows", "2", "--seq-length", "64"]
     program = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "train.finetune"]
     command = [sys.executable, *program, given[0], given[1], *words]
@@ -188,12 +210,15 @@ def test_two_ranks_learn_as_one_does_and_survive_a_kill(given, tmp_path):
     subprocess.run([*command, "--out", tmp_path / "two"], cwd=ROOT, check=True)
     one, two = held_out(tmp_path / "one"), held_out(tmp_path / "two")
     assert one[0] == pytest.approx(two[0], rel=1e-5) and one[-1] == pytest.approx(two[-1], rel=0.05)
+    command += ["--epochs", "20"]
+    subprocess.run([*command, "--out", tmp_path / "whole"], cwd=ROOT, check=True)
     asked = [*command, "--out", tmp_path / "killed", "--save-minutes", "1e-9"]
     with subprocess.Popen(asked, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
-        next(line for line in process.stdout if line.startswith("step 2 "))
+        next(line for line in process.stdout if line.startswith("step 7 "))
         os.killpg(process.pid, signal.SIGKILL)
+    assert not (tmp_path / "killed").exists(), "it was killed on its way"
     subprocess.run([*command, "--out", tmp_path / "killed"], cwd=ROOT, check=True)
-    assert all_of(tmp_path / "two")["model.safetensors"] == all_of(tmp_path / "killed")["model.safetensors"]
+    assert all_of(tmp_path / "whole")["model.safetensors"] == all_of(tmp_path / "killed")["model.safetensors"]
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -213,6 +238,15 @@ def test_what_cannot_work_is_said_and_leaves_nothing(given, tmp_path, keys, why)
     with pytest.raises(UserError, match=why):
         made(given, tmp_path / "out", **keys)
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("bad", [4, 59])  # counted among what is left after some are held out, neither is
+def test_a_row_that_cannot_be_used_is_named_by_its_line(given, tmp_path, bad):
+    there = Path(given[1]).read_text().splitlines()
+    there[bad - 1] = json.dumps({"messages": [{"role": "assistant", "content": "cat"}]})
+    (tmp_path / "rows.jsonl").write_text("\n" + "\n".join(there))
+    with pytest.raises(UserError, match=rf"rows\.jsonl, line {bad + 1}: an answer is expected after a question"):
+        made((given[0], str(tmp_path / "rows.jsonl")), tmp_path / "out")
 
 
 def test_an_adapter_needs_a_base_that_others_load(given, tmp_path):
@@ -240,18 +274,19 @@ def test_duplicates_and_turns_of_a_conversation_are_on_one_side():
         asked = [{"role": "user", "content": f"{number}"}, {"role": "assistant", "content": "yes"}]
         return {"messages": [asked[n % 2] | {"turn": f"{n}"} if n > 1 else asked[n % 2] for n in range(turns)]}
 
-    rows = [row(number % 70, 2 + 2 * (number // 70)) for number in range(140)]
+    rows = [*placed((row(number % 70, 2 + 2 * (number // 70)) for number in range(140)), "rows")]
     learned, held = held_apart(rows)
     assert len(learned) + len(held) == len(rows) and 5 <= len(held) <= 20
-    first = [{each["messages"][0]["content"] for each in some} for some in (learned, held)]
+    first = [{each["messages"][0]["content"] for _, each in some} for some in (learned, held)]
     assert not first[0] & first[1]
     assert len({int(number) for number in first[1]}) >= 5  # from several places
 
 
 def test_where_all_begin_alike_only_the_same_rows_are_kept_together():
-    rows = [{"prompt": "say", "completion": f"{n % 50}"} for n in range(100)]
+    rows = [*placed(({"prompt": "say", "completion": f"{n % 50}"} for n in range(100)), "rows")]
     learned, held = held_apart(rows)
-    assert held and not {row["completion"] for row in held} & {row["completion"] for row in learned}
+    assert held and not {row["completion"] for _, row in held} & {row["completion"] for _, row in learned}
     with pytest.raises(UserError, match="too much alike"):
-        held_apart([{"text": "a"}] * 30)
-    assert without([{"text": "a"}, {"text": "b"}], [{"text": "a"}]) == [{"text": "b"}]
+        held_apart([*placed([{"text": "a"}] * 30, "rows")])
+    a, b = placed([{"text": "a"}, {"text": "b"}], "rows")
+    assert without([a, b], [("another file, line 7", {"text": "a"})]) == [b]

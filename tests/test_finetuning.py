@@ -13,16 +13,25 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from fleet.config import UserError
+from fleet.run_config import UserError
 from tests.small import MODEL, SHAPE, config
 from train.adapters import adapted, merged
 from train.chat import Example, examples, pairs
 from train.loop import Learner
 from train.model import built, flat, layout_of
-from train.objectives import Comparison, answer_logprobs, begun, dpo_loss, preference_loss, sft_loss, steps_of
+from train.objectives import (
+    Comparison,
+    answer_logprobs,
+    begun,
+    dpo_loss,
+    preference_loss,
+    reward_margin,
+    sft_loss,
+    steps_of,
+)
 from train.packing import batch, can_pack, plan
 from train.posttrain.posttrain_config import PosttrainConfig
-from train.text import preference, read
+from train.text import placed, preference, read
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|begin|>", "<|head|>", "<|/head|>", "<|eot|>", "</s>"]
 ASK = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -74,7 +83,7 @@ def pieces(tokens, *parts):
 
 
 def one(row, tokens, longest=1000):
-    ((found,),) = examples([row], tokens, longest).kept
+    ((found,),) = examples(placed([row], "rows"), tokens, longest).kept
     return found.tokens.tolist(), found.learned.tolist()
 
 
@@ -129,13 +138,13 @@ def test_what_ends_an_answer_may_be_a_space_or_a_line():
 def test_where_thoughts_are_forgotten_each_answer_is_an_example():
     tokens = tokenizer(THOUGHTS)
     row = said("a", "<think>x</think>b", "c", "<think>y</think>d")
-    (first,), (second,) = examples([row], tokens, 1000).kept
+    (first,), (second,) = examples(placed([row], "rows"), tokens, 1000).kept
     head = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
     forgotten = f"{head}b<|im_end|>\n<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n"
     for found, parts in ((first, (head, "<think>x</think>b")), (second, (forgotten, "<think>y</think>d"))):
         wanted = pieces(tokens, parts[0], parts[1] + "<|im_end|>", "\n")
         assert (found.tokens.tolist(), found.learned.tolist()) == wanted
-    assert len(examples([said("a", "b", "c", "d")], tokens, 1000).kept) == 1, "nothing to forget"
+    assert len(examples(placed([said("a", "b", "c", "d")], "rows"), tokens, 1000).kept) == 1, "nothing to forget"
 
 
 def test_a_default_system_prompt_is_not_in_the_way():
@@ -164,7 +173,7 @@ def test_the_day_makes_no_difference():
 )
 def test_what_a_template_cannot_do_is_said_with_the_row(template, row, seen):
     with pytest.raises(UserError, match=rf"rows, row 2: .*{seen}.*the row is \{{") as caught:
-        examples([{"text": "fine"}, row], tokenizer(template), 1000)
+        examples(placed([{"text": "fine"}, row], "rows"), tokenizer(template), 1000)
     assert "\n" not in str(caught.value)
 
 
@@ -178,7 +187,7 @@ def test_long_rows_are_cut_and_those_with_nothing_to_learn_left_out():
     tokens = tokenizer(CHATML)
     head = len(tokens.encode("<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"))
     rows = [said("a", "b" * 50), said("a" * 100, "b"), said("a"), said("a", "b"), {"text": ""}, {"text": "ab" * 50}]
-    made = examples(rows, tokens, head + 5)
+    made = examples(placed(rows, "rows"), tokens, head + 5)
     assert [int(each.learned.sum()) for (each,) in made.kept] == [5, 2, head + 4]
     assert [len(each.tokens) for (each,) in made.kept] == [head + 5, head + 3, head + 5]
     assert (made.cut, made.empty) == (3, 3)
@@ -197,7 +206,7 @@ def test_rows_are_read_from_files_and_datasets(tmp_path):
     table = [{"messages": messages, "text": None}, {"messages": None, "text": "c"}]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(table), tmp_path / "a.parquet")
     for place in ("a.jsonl", "a.parquet", "hub"):
-        assert [*read(str(tmp_path / place))] == ROWS, place
+        assert [row for _, row in read(str(tmp_path / place))] == ROWS, place
 
 
 @pytest.mark.parametrize(
@@ -223,7 +232,7 @@ def test_files_that_cannot_be_read_and_datasets_that_are_none(tmp_path):
     (tmp_path / "b.jsonl").write_bytes(b'{"text": "\xff"}\n')
     (tmp_path / "hub").mkdir()
     for place in ("a.parquet", "b.jsonl", "c.jsonl", "d.parquet", "hub"):
-        with pytest.raises(UserError, match=f"{place}: cannot be (read|loaded): "):
+        with pytest.raises(UserError, match=f"{place}: (cannot be (read|loaded)|no UTF-8): "):
             [*read(str(tmp_path / place))]
 
 
@@ -346,13 +355,14 @@ def test_the_loss_of_preferences_is_its_formula():
     dice = torch.Generator().manual_seed(1)
     chosen, rejected, *before = (torch.randn(9, generator=dice, dtype=torch.float64) * 20 for _ in range(4))
     chosen.requires_grad_(), rejected.requires_grad_()
-    found = dpo_loss(chosen, rejected, *before, 0.3)
+    found = dpo_loss(reward_margin(chosen, rejected, *before, 0.3))
     numbers = (each.tolist() for each in (chosen, rejected, *before))
     margins = [0.3 * ((c - a) - (r - b)) for c, r, a, b in zip(*numbers, strict=True)]
     assert found.tolist() == pytest.approx([math.log1p(math.exp(-each)) for each in margins], rel=1e-9)
     found.sum().backward()
     assert (chosen.grad < 0).all() and (rejected.grad > 0).all()
-    assert dpo_loss(chosen, rejected, chosen, rejected, 0.3).tolist() == pytest.approx([math.log(2)] * 9)
+    equal = reward_margin(chosen, rejected, chosen, rejected, 0.3)
+    assert dpo_loss(equal).tolist() == pytest.approx([math.log(2)] * 9)
 
 
 def test_preferences_are_learned_and_parts_of_a_step_weigh_by_pairs():
@@ -386,7 +396,7 @@ def test_of_a_preference_only_the_answer_counts(template, prompt, repeated):
     answers = {"chosen": "good", "rejected": "bad"}
     if repeated is not None:
         answers = {which: [*repeated, {"role": "assistant", "content": text}] for which, text in answers.items()}
-    ((chosen, rejected),) = pairs([{"prompt": prompt, **answers}], tokens, 1000).kept
+    ((chosen, rejected),) = pairs(placed([{"prompt": prompt, **answers}], "rows"), tokens, 1000).kept
     head = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
     for found, text in ((chosen, "good"), (rejected, "bad")):
         assert (found.tokens.tolist(), found.learned.tolist()) == pieces(tokens, head, f"{text}<|im_end|>", "\n")
@@ -404,7 +414,7 @@ def begins(tokens):
 def test_plain_pairs_and_completions_begin_as_texts_do():
     tokens = begins(tokenizer())
     row = {"prompt": "a b", "chosen": " c", "rejected": " d"}
-    ((chosen, rejected),) = pairs([row], tokens, 1000).kept
+    ((chosen, rejected),) = pairs(placed([row], "rows"), tokens, 1000).kept
     found = one({"prompt": "a b", "completion": " c"}, tokens)
     text, _ = one({"text": "a b c"}, tokens)
     assert chosen.tokens.tolist() == found[0] == text and text[0] == tokens.bos_token_id
@@ -422,7 +432,7 @@ def test_what_answers_are_compared_with_is_what_is_learned_from(precision):
     """In the same precision: before the first step all margins are 0, to the bit."""
     tokens = tokenizer()
     rows = [{"prompt": f"{n}", "chosen": " good", "rejected": " bad and worse"} for n in range(4)]
-    made = [example for pair in pairs(rows, tokens, 1000).kept for example in pair]
+    made = [example for pair in pairs(placed(rows, "rows"), tokens, 1000).kept for example in pair]
     model = built({"config": {**MODEL["config"], "vocab_size": len(tokens)}}, 0, 3)
     learner = Learner(model, config(precision=precision), objective=preference_loss)
     c = PosttrainConfig(initial_population=("a/b",), mutation="dpo", mutation_datasets=("rows.jsonl",), batch_size=2)
@@ -435,23 +445,27 @@ def test_what_answers_are_compared_with_is_what_is_learned_from(precision):
 
 def test_preferences_without_a_template_and_answers_before_the_last():
     tokens = tokenizer()
-    ((_, rejected),) = pairs([{"prompt": "a b", "chosen": " c", "rejected": " d"}], tokens, 1000).kept
+    ((_, rejected),) = pairs(placed([{"prompt": "a b", "chosen": " c", "rejected": " d"}], "rows"), tokens, 1000).kept
     assert (rejected.tokens.tolist(), rejected.learned.tolist()) == pieces(tokens, "a b", " d</s>")
     tokens = tokenizer(INSIDE)
     row = {"prompt": said("a", "b", "c")["messages"], "chosen": "d", "rejected": "e"}
-    ((chosen, _),) = pairs([row], tokens, 1000).kept
+    ((chosen, _),) = pairs(placed([row], "rows"), tokens, 1000).kept
     assert tokens.decode(chosen.tokens[chosen.learned]) == "d<|im_end|>"
 
 
 @pytest.mark.parametrize("row", [{"prompt": "a", "chosen": "b"}, {"prompt": "a", "chosen": "b", "rejected": 3}, []])
 def test_a_bad_preference_is_shown(row, tmp_path):
     with pytest.raises(UserError, match='rows, row 1: {"prompt": .*"rejected": .*, is expected; the row is'):
-        pairs([row], tokenizer(CHATML), 99)
+        pairs(placed([row], "rows"), tokenizer(CHATML), 99)
     (tmp_path / "a.jsonl").write_text(json.dumps(row))
     with pytest.raises(UserError, match="line 1"):
         [*read(str(tmp_path / "a.jsonl"), check=preference)]
     with pytest.raises(UserError, match="one message of the assistant is expected after the prompt, not user"):
-        pairs([{"prompt": "a", "chosen": [{"role": "user", "content": "b"}], "rejected": "c"}], tokenizer(CHATML), 99)
+        pairs(
+            placed([{"prompt": "a", "chosen": [{"role": "user", "content": "b"}], "rejected": "c"}], "rows"),
+            tokenizer(CHATML),
+            99,
+        )
 
 
 # -- adapters ----------------------------------------------------------------------------------------------------------

@@ -12,19 +12,20 @@ import pytest
 from diloco import DiLoCo
 from edt import EDT
 from fleet import fork
-from fleet.config import UserError
+from fleet.context import Stopped
 from fleet.digest import digest
 from fleet.fork import ForkOrder
 from fleet.history import History, opened
 from fleet.host import Host
 from fleet.method import Method
 from fleet.run import open_run
+from fleet.run_config import UserError
 from tests.small import config, finished, shared, worker
 from train.batches import TokenFile, origin_of
-from train.config import Forked, TrainConfig
 from train.export import Exporter
 from train.forking import forked
-from train.member.pretrained import maker
+from train.member.pretraining_tasks import maker
+from train.training_config import Forked, TrainConfig
 
 STRATEGIES = {"edt": EDT, "diloco": DiLoCo}
 
@@ -78,10 +79,21 @@ def test_a_fork_of_a_fork_is_too(tmp_path):
     assert digest(forking(tmp_path / "of-new", "newer", max_generations=5)) == digest(wanted)
 
 
+@pytest.mark.parametrize("before, after", [(1, 1), (0, 1), (1, 0)])
+def test_halves_that_take_turns_go_on_so_or_otherwise(tmp_path, before, after):
+    keys = steady(tmp_path, algorithm="diloco", max_generations=2, overlap=before)
+    finished(tmp_path, **keys)
+    history = forking(tmp_path, max_generations=4, overlap=after)
+    if before == after:
+        assert digest(history) == digest(finished(tmp_path / "long", **{**keys, "max_generations": 4}))
+    losses = [history[f"{round}/global"].metrics["loss"] for round in (2, 4)]
+    assert losses[1] < losses[0]
+
+
 def test_registers_and_files_are_shared_where_they_never_change(tmp_path):
     finished(tmp_path, **steady(tmp_path, max_generations=1))
     history = forking(tmp_path, max_generations=2)
-    plan, last = "rounds/00001/plan", f"files/{history.outcome('1/m0').attempt}/weights.safetensors"
+    plan, last = "rounds/00001/plan", f"files/{history.outcome('1/m0').attempt}/weights-0.safetensors"
     for path in (plan, last):
         assert (tmp_path / "run" / path).stat().st_ino == (tmp_path / "of-new/run" / path).stat().st_ino
 
@@ -107,7 +119,9 @@ def test_diloco_goes_on_as_evolution_that_chooses(tmp_path):
 @pytest.mark.parametrize("momentum", [pytest.param(0.0, marks=pytest.mark.slow), 0.8])
 def test_another_method_goes_on_where_the_first_would_have(tmp_path, old, new, momentum):
     """Where all are parents of all, EDT's mean is DiLoCo's model; so is what follows, whoever goes on."""
-    keys = steady(tmp_path, max_generations=2, group_size=2, average_every=1, outer_momentum=momentum, outer_lr=0.8)
+    exact = {"wire_dtype": "fp32", "inner_optimizer_state": "exact"}
+    outer = {"outer_momentum": momentum, "outer_lr": 0.8}
+    keys = steady(tmp_path, max_generations=2, group_size=2, average_every=1, **exact, **outer)
     finished(tmp_path, algorithm=old, **keys)
     stays = finished(tmp_path / "long", algorithm=new, **{**keys, "max_generations": 3})
     history = forking(tmp_path, algorithm=new, max_generations=3)
@@ -116,6 +130,14 @@ def test_another_method_goes_on_where_the_first_would_have(tmp_path, old, new, m
     assert history[summary].metrics["loss"] < opened(tmp_path / "run")[f"1/{summary_of(old)}"].metrics["loss"]
     exporter = Exporter(tmp_path / "of-new" / "run")
     assert len(exporter.chosen("average")[0]) == 2
+
+
+@pytest.mark.parametrize("old, new", [("edt", "diloco"), ("diloco", "edt")])
+def test_there_and_back_at_the_same_round_is_refused_in_a_line(tmp_path, old, new):
+    finished(tmp_path, algorithm=old, **steady(tmp_path, max_generations=1, group_size=2))
+    forking(tmp_path, algorithm=new, max_generations=2)
+    with pytest.raises(UserError, match=f"--round 1: this run has gone from {old} to {new} at this very round"):
+        forking(tmp_path / "of-new", "newer", round=1, algorithm=old, max_generations=2)
 
 
 def summary_of(algorithm):
@@ -221,13 +243,17 @@ def test_rounds_that_are_kept_can_be_forked(tmp_path, elitism):
     forking(tmp_path, round=2, max_generations=3, lr=0.02)
 
 
-def test_damage_is_found_and_leaves_nothing_behind(tmp_path):
+@pytest.mark.parametrize("id, file, help", [
+    ("1/m1", "weights-0.safetensors", "choose another --round"),
+    ("0/init-0", "config.json", "every round needs it: let"),
+])  # fmt: skip
+def test_damage_is_found_and_leaves_nothing_behind(tmp_path, id, file, help):
     history = finished(tmp_path, **steady(tmp_path, max_generations=1))
-    path = tmp_path / "run" / "files" / history.outcome("1/m1").attempt / "weights.safetensors"
+    path = tmp_path / "run" / "files" / history.outcome(id).attempt / file
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    with pytest.raises(UserError, match="1/m1 is damaged"):
+    with pytest.raises(UserError, match=f"{id} is damaged where it comes from: .*; {help}"):
         forking(tmp_path, max_generations=2)
     assert not [each for each in os.listdir(tmp_path) if each.startswith("new")]
 
@@ -246,3 +272,40 @@ def test_settings_are_json_or_text():
     assert fork._setting("LR=0.5") == ("lr", 0.5) and fork._setting("algorithm=diloco") == ("algorithm", "diloco")
     with pytest.raises(UserError, match="KEY=VALUE is expected"):
         fork._setting("LR")
+
+
+def forked_and_damaged(place: Path, file: str, id: str, **settings) -> Path:
+    """A fork of two rounds, of which one file that was carried over is damaged afterwards."""
+    finished(place, **steady(place, max_generations=2, average_every=1))
+    settings = {"max_generations": 3, **settings}
+    order = ForkOrder(run=place / "run", round=None, settings=settings, name="new", config=place / "new.json")
+    assert fork.fork(Method("edt", "", TrainConfig, EDT, maker, forked=forked), order) == 0
+    (place / "of-new").mkdir()
+    os.rename(place / "new", place / "of-new" / "run")
+    folder = place / "of-new" / "run"
+    path = folder / "files" / opened(folder).outcome(id).attempt / file
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.unlink()  # the run that it comes from has the same file
+    path.write_bytes(data)
+    return folder
+
+
+@pytest.mark.parametrize("id, file, settings", [
+    ("0/tokens-0", "train", {"eval_sequences": 2}), ("0/init-0", "config.json", {"seed": 7}),
+    ("2/m0", "weights-0.safetensors", {}),
+])  # fmt: skip
+def test_what_was_carried_over_is_not_made_again_otherwise(tmp_path, id, file, settings):
+    folder = forked_and_damaged(tmp_path, file, id, **settings)
+    bound = open_run(folder, Host(), "test")[1]["config"]
+    with pytest.raises(Stopped, match=f"{id} was carried over from another run, .*: fork that one again"):
+        worker_of(tmp_path / "of-new", bound).run()
+
+
+def test_what_was_carried_over_is_made_again_where_it_is_the_same(tmp_path):
+    folder = forked_and_damaged(tmp_path, "train", "0/tokens-0")
+    bound = open_run(folder, Host(), "test")[1]["config"]
+    one = worker_of(tmp_path / "of-new", bound)
+    assert one.run() == "over" and one.history.outcome("0/tokens-0").version == 1
+    wanted = finished(tmp_path / "long", **steady(tmp_path, max_generations=3, average_every=1))
+    assert digest(one.history) == digest(wanted)

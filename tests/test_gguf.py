@@ -556,6 +556,7 @@ def test_the_command_goes_both_ways_and_looks(words, tmp_path):
 @pytest.mark.parametrize("options, why", [
     (("model", "m.gguf", "--dtype", "float16"), "--dtype float16: it is for making a folder"),
     (("m.gguf", "model", "--type", "F16"), "--type F16: it is for making a file whose name ends in .gguf"),
+    (("my models/one/",), "one is made of it by: python -m merge.gguf 'my models/one/' one.gguf"),
 ])  # fmt: skip
 def test_what_the_command_refuses(options, why):
     code, said = told(*options)

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from fleet import gpus
-from fleet.config import UserError
 from fleet.digest import digest
 from fleet.history import History, opened
 from fleet.machines import load, said_of_run
+from fleet.run_config import UserError
 from tests.commands import answer, refused
 from tests.helpers import LONG, ROOT, kill, until
 from tests.lab.machines import Lab, why_not

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from fleet.config import UserError
 from fleet.faults import Fault
 from fleet.host import Host
 from fleet.plain import lines, plain, say
 from fleet.report.page import page
 from fleet.report.run_reader import RunReader
+from fleet.run_config import UserError
 from fleet.status import show as status
 from fleet.store import _opened, _sealed
 from tests.helpers import ROOT, Toys, kill, one_of, until

@@ -8,15 +8,14 @@ import torch
 from safetensors.torch import save_file
 
 from fleet.errors import UserError
-from fleet.plausible import check_config
-from fleet.plausible_words import check_words, endless
+from fleet.plausible import check_config, check_words, endless
 from merge import strictyaml
 from merge.donors import Donors, matcher
 from tests import merging
 from train import text
-from train.config import Dataset
 from train.member.prepare import named_tokenizer
 from train.model import can_be_built
+from train.training_config import Dataset
 
 # -- YAML --------------------------------------------------------------------------------------------------------------
 
@@ -194,9 +193,15 @@ def test_patterns_that_tokenizers_have(pattern):
 
 @pytest.mark.parametrize("pattern", [
     "(a+)+$", "(a|a)*c", "(?:a|aa)+$", "(a*)*b", r"(a)\1*", "((a)?b?)*", "(?:a?){1,50}", "(?i:a|b){2,}", "a" * 5000,
+    r"[\\](a+)+$", r"\p{(a+)+", r"[[a]\]](a{1,2}){3}",
 ])  # fmt: skip
 def test_patterns_that_could_take_for_ever(pattern):
     assert endless(pattern)
+
+
+@pytest.mark.parametrize("pattern", ["(?i", "a\\", "a{", "[", "[^]", "a{²}", "(?", ")", r"\x{"])
+def test_patterns_without_an_end_have_one(pattern):
+    assert endless(pattern) == ""
 
 
 # -- text --------------------------------------------------------------------------------------------------------------

@@ -139,7 +139,7 @@ def test_no_file_imports_itself_by_way_of_others(tmp_path):
 
 def test_imports_go_downwards():
     assert complaints(ROOT) == []
-    assert {"fleet.worker", "fleet.config", "tests.toy.maker", "tests.test_house"} <= sources(ROOT).keys()
+    assert {"fleet.worker", "fleet.run_config", "tests.toy.maker", "tests.test_house"} <= sources(ROOT).keys()
 
 
 @pytest.mark.parametrize("name, line, wrong", [
@@ -160,7 +160,7 @@ def test_imports_go_downwards():
     ("train/a.py", "from train import member", "train.a imports train.member"),
     ("train/member.py", "from merge import slerp\nfrom train import data\nimport fleet.work", ""),
     ("train/member.py", "from merge import evolve", "train.member imports merge.evolve"),
-    ("train/config.py", "import torch", "train.config imports torch"),
+    ("train/training_config.py", "import torch", "train.training_config imports torch"),
     ("evomerge/cli.py", "import train.member, merge.slerp, torch", ""),
     ("evomerge/cli.py", "import edt", "evomerge.cli imports edt"),
     ("edt_sim.py", "import edt", ""),

@@ -18,7 +18,6 @@ import pytest
 
 from fleet import launches, planning, processes, strictjson
 from fleet.claims import Claims, Watch
-from fleet.config import UserError, is_bound
 from fleet.context import Stopped
 from fleet.digest import digest
 from fleet.history import History
@@ -26,6 +25,7 @@ from fleet.host import Host
 from fleet.remote.code import pack
 from fleet.remote.launcher import Launcher, place
 from fleet.run import create_run, open_run
+from fleet.run_config import UserError, is_bound
 from fleet.worker import Worker
 from tests import sinks
 from tests.helpers import listing
@@ -73,6 +73,7 @@ OPERATIONAL = {
     "snapshot_minutes": Turn(1.0),
     "dead_seconds": Turn(500.0),
     "poll_seconds": Turn(7.0),
+    "disk_lane": Turn(True, {"algorithm": "diloco"}),
     "backup_factor": Turn(2.0),
     "time_limit_hours": Turn(0.5),
     "restarts": Turn(1),
@@ -389,11 +390,28 @@ def backup_factor(tmp_path, turn):
         assert history["1/m3"] and (clock.time > 2000) == patient
 
 
+def disk_lane(tmp_path, turn):
+    for lanes in (False, turn.to):
+        run = toy(tmp_path / str(lanes), DISK_LANE=lanes, **{key.upper(): value for key, value in turn.given.items()})
+        noted = "".join(path.read_text() for path in run.rglob("workers/*.events"))
+        assert ('"beside":true' in noted) == lanes
+
+
 EFFECTS = {
     each.__name__: each
     for each in (
         *(algorithm, project_name, threads, quorum, grace_seconds, base_dir, num_machines, snapshot_minutes),
-        *(dead_seconds, poll_seconds, backup_factor, time_limit_hours, restarts, keep_every, log_level, sleep),
+        *(
+            dead_seconds,
+            poll_seconds,
+            disk_lane,
+            backup_factor,
+            time_limit_hours,
+            restarts,
+            keep_every,
+            log_level,
+            sleep,
+        ),
         *(local_package, group_readable, metrics, wandb_project, wandb_entity),
     )
 }

@@ -52,7 +52,13 @@ def fleet(
 def test_a_run_on_three_machines_has_the_same_bytes(fleet):
     run = fleet()
     said = run.says("launch", sleep=0.05)
-    assert "New run" in said and "Launch 1" in said and said.count("started") == 3 and "The run is over" in said
+    assert (
+        "New run" in said
+        and "Launch 1" in said
+        and said.count("started") == 3
+        and f"Everything is in {run.folder}" in said
+    )
+    assert "\nround 1: " in said and "The run is over after 6 rounds" in said
     run.same()
     assert {event["worker"][:2] for event in run.events("published")} == {"h1", "h2", "h3"}
     for file in run.folder.rglob("*"):  # for its user alone
@@ -76,7 +82,7 @@ def test_it_stops_goes_on_and_is_watched(fleet, lab):
     assert run.says("status").count("it was told to stop") == 3
     watching = run.ask("launch")
     until(lambda: len(run.alive()) == 3, "they work again")
-    until(lambda: "launch 2, " in watching.said, "the status is shown")
+    until(lambda: "\nround " in watching.said, "its progress is told")
     watching.send(signal.SIGINT)
     watching.ends(0)
     assert "The workers go on" in watching.said and len(run.alive()) == 3

@@ -9,11 +9,11 @@ import pytest
 
 from fleet import launches
 from fleet.claims import Claims, Watch
-from fleet.config import UserError
 from fleet.context import WorkerOptions
 from fleet.history import History
 from fleet.host import Host
 from fleet.run import create_run, open_run
+from fleet.run_config import UserError
 from fleet.work import Failed, Work
 from fleet.worker import Worker
 from tests.helpers import MISHAPS, Toys, until

@@ -6,12 +6,11 @@ import json
 import pytest
 
 from fleet import machines
-from fleet.config import UserError
 from fleet.console import console
 from fleet.machines import Machine
 from fleet.remote import agent, preflight, shown
-from fleet.remote.all_machines import NoAnswer
 from fleet.remote.preflight import Report
+from fleet.run_config import UserError
 
 FULL = {
     "host": "gpu1.example.org", "port": 2222, "user": "ann@lab", "key": "/home/ann/.ssh/my key", "name": "big-one",
@@ -175,9 +174,30 @@ def test_commands_to_be_copied_are_one_line(width):
     text = io.StringIO()
     screen = console(text, width)
     preflight.show(screen, reports)
-    shown.started(screen, [one, two], {"gpu1": NoAnswer(add)}, {"gpu2": install})
+    shown.started(screen, [one, two], {}, {"gpu1": add})
     shown.ended(screen, [one, two], {}, {"gpu1": add, "gpu2": install})
     assert (text.getvalue().count(f"{add}\n"), text.getvalue().count(f"{install}\n")) == (3, 2)
+
+
+def test_what_machines_have_fits_a_narrow_terminal():
+    """No word is broken: a machine with GPUs, and one whose torch is another; workers with long names."""
+    has = {**agent.facts(["torch", "transformers"]), "devices": ["NVIDIA A100-SXM4-80GB, 81920 MiB"] * 8}
+    other = {**has, "versions": {**has["versions"], "torch": "2.9.0"}, "devices": []}
+    entries = [Machine(host=host, name=host) for host in ("192.168.0.11", "gpu2.lab.example.org")]
+    found = [
+        Report(each, facts=f, free=1 << 40, missing=[], after=0.3)
+        for each, f in zip(entries, (has, other), strict=True)
+    ]
+    text = io.StringIO()
+    preflight.show(console(text, 80), found)
+    for whole in ("192.168.0.11", "gpu2.lab.example.org", "2.9.0,", "A100-SXM4-80GB", "no accelerator", "1.1 TB"):
+        assert whole in text.getvalue()
+    seats = [{"name": "gpu2-0-0123abcd", "pid": 123456, "code": code} for code in (None, 0)]
+    text = io.StringIO()
+    console(text, 80).print(shown.supervisors([{"launch": 1, "ago": ago, "seats": seats} for ago in (9, 99)]))
+    said = text.getvalue()
+    assert said.count("gpu2-0-0123abcd") == said.count("123456") == 4 and max(map(len, said.splitlines())) <= 80
+    assert said.count("at work") == said.count("not heard of") == 1 and said.count("ended ") >= 2
 
 
 def test_two_entries_that_are_one_box_are_named():

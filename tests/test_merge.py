@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -316,7 +317,7 @@ def test_a_failure_leaves_nothing(models, tmp_path, monkeypatch):
     def broken(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(engine, "_written", broken)
+    monkeypatch.setattr(engine, "_pwrite", broken)
     with pytest.raises(OSError, match="No space"):
         run(tmp_path / "out", ties(models))
     assert [*tmp_path.iterdir()] == []
@@ -340,12 +341,12 @@ def command(*arguments: str) -> list[str]:
 SLOW = """
 import time
 from merge import engine
-whole = engine._written
+whole = engine._pwrite
 def slowly(*given):
     print("writing", flush=True)
     time.sleep(0.2)
     return whole(*given)
-engine._written = slowly
+engine._pwrite = slowly
 """
 
 
@@ -418,8 +419,8 @@ def test_numbers_that_are_none_are_named(dtype, value, tmp_path):
     tensors[name][3, 4] = value
     save_file(tensors, model / "model.safetensors", {"format": "pt"})
     recipe = {"merge_method": "linear", "parameters": {"weight": 1}, "models": [str(model)] * 2, "out_dtype": dtype}
-    took = merge(parse(yaml.safe_dump(recipe)), tmp_path / "out")
-    assert took.notes == (f"{name} has numbers that are not finite, or too large for its dtype",)
+    stats = merge(parse(yaml.safe_dump(recipe)), tmp_path / "out")
+    assert stats.notes == (f"{name} has numbers that are not finite, or too large for its dtype",)
 
 
 def test_a_disk_that_fails_while_it_is_flushed(models, tmp_path, monkeypatch):
@@ -458,7 +459,11 @@ def test_the_command(models, tmp_path):
     recipe.write_text(yaml.safe_dump(ties(models, parameters={"int8_mask": True})))
     done = subprocess.run(command(str(recipe), str(tmp_path / "out")), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "GB/s" in done.stdout and "peak memory" in done.stdout and "int8_mask" in done.stdout
+    told = r" [\d.]+ kB made of [\d.]+ kB in [\d.]+ s, [\d.]+ [kM]B/s read and written, peak memory"
+    assert re.search(told, done.stdout)
+    assert "int8_mask" in done.stdout
+    line = f"lm_eval --model hf --model_args pretrained={tmp_path}/out "
+    assert line in done.stdout and line in (tmp_path / "out" / "README.md").read_text()
     again = subprocess.run(command(str(recipe), str(tmp_path / "out")), capture_output=True, text=True)
     assert again.returncode == 2 and "--overwrite" in again.stderr and "Traceback" not in again.stderr
     text = subprocess.run(command("--help"), capture_output=True, text=True).stdout
@@ -487,6 +492,6 @@ def test_a_merge_imports_only_what_it_needs(models, tmp_path):
 
 
 def test_a_record_instead_of_a_file(models, tmp_path):
-    took = merge(parse(yaml.safe_dump(ties(models))), tmp_path / "out")
-    assert took.written == sum(each.numel() * 4 for each in weights(tmp_path / "out").values())
-    assert took.read == 4 * took.written and took.notes == ()
+    stats = merge(parse(yaml.safe_dump(ties(models))), tmp_path / "out")
+    assert stats.written == sum(each.numel() * 4 for each in weights(tmp_path / "out").values())
+    assert stats.read == 4 * stats.written and stats.notes == ()

@@ -198,8 +198,8 @@ def test_one_model_twice(pair, tmp_path):
 
 def test_what_differs_without_harm_is_said(pair, tmp_path):
     other = copy_of(pair[1], tmp_path / "other", rms_norm_eps=1e-3)
-    took = merge(recipes.parse(linear(pair[0], other)), tmp_path / "out")
-    assert ["rms_norm_eps is 0.001 in" in note for note in took.notes] == [True]
+    stats = merge(recipes.parse(linear(pair[0], other)), tmp_path / "out")
+    assert ["rms_norm_eps is 0.001 in" in note for note in stats.notes] == [True]
 
 
 def test_layers_that_a_configuration_promises(pair, tmp_path):

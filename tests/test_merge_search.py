@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -16,9 +18,9 @@ import yaml
 from cyclopts import App, Group
 from transformers import AutoModelForCausalLM
 
-from fleet.config import UserError
 from fleet.host import Host
 from fleet.run import create_run
+from fleet.run_config import UserError
 from merge.evolve import __main__ as main_module
 from merge.evolve import scoring, search_running
 from merge.evolve import search_config as configs
@@ -26,14 +28,14 @@ from merge.evolve.cma_es import CmaState, Generation, Search
 from merge.evolve.merge_search import MergeSearch
 from merge.evolve.recipe_evaluator import RecipeEvaluator
 from merge.evolve.records import text_of
-from merge.evolve.search_config import MergeGenome, SearchConfig
-from merge.evolve.search_space import GENES, Space
+from merge.evolve.search_config import METHODS, MergeGenome, SearchConfig
+from merge.evolve.search_space import Space
 from merge.merge_recipe import merge_of, parse
 from merge.merging import merge
 from merge.search.search_command import flags, given
 from tests import searching
 from tests.merging import weights
-from train import tasks
+from train import lm_eval_tasks
 
 ROOT = Path(__file__).parent.parent
 
@@ -84,7 +86,7 @@ def space(method: str = "ties", layers: int = 4, **more) -> Space:
     return Space(MergeGenome(models=models, merge_method=method, **base, **more), layers)
 
 
-@pytest.mark.parametrize("method", GENES)
+@pytest.mark.parametrize("method", get_args(METHODS))
 def test_every_method_has_a_recipe_that_the_engine_reads(method):
     for more in ({}, {"layer_granularity": 2}):
         one = space(method, **more)
@@ -289,7 +291,7 @@ def test_the_examples_of_the_documentation(facts, tmp_path):
         assert configs.read(tmp_path / "genome.yml", {}).genome.models[0] == "org/math-model"
     (task,) = (text for text in blocks if "task: my_task" in text)
     (tmp_path / "my_task.yaml").write_text(task.replace("/data/my_task.json", str(facts / "tasks" / "facts.json")))
-    config = settled(genome_file(tmp_path, facts, tasks=["my_task"]), facts, task_path=(str(tmp_path),))
+    config = completed(genome_file(tmp_path, facts, tasks=["my_task"]), facts, task_path=(str(tmp_path),))
     assert RecipeEvaluator(config).scored(Space(config.genome, 2).recipe([1, 1, 1]))["score"] > 0.6
 
 
@@ -301,21 +303,21 @@ def test_every_field_of_the_file_and_every_option_reaches_the_search(facts, tmp_
         "apply_chat_template": False,
         "fewshot_as_multiturn": False,
     }
-    asked = scoring.asked(settled(genome_file(tmp_path, facts, **fields), facts, seed=7))
+    asked = scoring.asked(completed(genome_file(tmp_path, facts, **fields), facts, seed=7))
     given = (asked.limit, asked.num_fewshot, asked.shuffle, asked.apply_chat_template, asked.fewshot_as_multiturn)
     assert given == tuple(fields.values()) and asked.seed == 7 and asked.tasks == ("facts",)
     one = space("linear")
 
     def begins(**more) -> Search:
-        return MergeSearch(settled(genome_file(tmp_path, facts, **more.pop("file", {})), facts, **more)).search(one)
+        return MergeSearch(completed(genome_file(tmp_path, facts, **more.pop("file", {})), facts, **more)).search(one)
 
     plain = begins()
     assert plain.start == (1 / 3,) * 3 and plain.sigma == 1 / 6 and plain.population == 7
     assert begins(file={"random_init": True}).start != plain.start
     assert begins(seed=4).next([]) != plain.next([]) and begins(sigma0=0.5).sigma == 0.5
     assert begins(population_size=5).population == 5
-    assert MergeSearch(settled(genome_file(tmp_path, facts), facts, max_fevals=30)).generations(plain) == 5
-    evaluator = RecipeEvaluator(settled(genome_file(tmp_path, facts), facts, batch_size=3, threads=2))
+    assert MergeSearch(completed(genome_file(tmp_path, facts), facts, max_fevals=30)).generations(plain) == 5
+    evaluator = RecipeEvaluator(completed(genome_file(tmp_path, facts), facts, batch_size=3, threads=2))
     evaluator.scored(Space(evaluator.config.genome, 2).recipe([1, 1, 1]))
     assert evaluator.questions(evaluator.live.now)._lm._most == 3 and torch.get_num_threads() == 2
 
@@ -348,27 +350,27 @@ def test_options_are_keys_of_the_settings_and_what_nobody_gave_is_left_to_them(c
 
 
 def test_a_search_of_an_older_kind_is_refused_before_anything_of_it_is_read(facts, tmp_path):
-    config = settled(genome_file(tmp_path, facts), facts)
+    config = completed(genome_file(tmp_path, facts), facts)
     store, _ = create_run(tmp_path, "x", config.bound(), Host(), SearchConfig)
     about = json.loads((tmp_path / "x" / "run.json").read_bytes().split(b"\n")[0])
     (tmp_path / "x" / "run.json").unlink()
     store.settle("run.json", {**about, "results": 2})
     other = config.model_copy(update={"max_fevals": 7})
-    with pytest.raises(UserError, match="results of kind 2 and this code would give it those of kind 3"):
+    with pytest.raises(UserError, match="results of kind 2 and this code would give it those of kind 4"):
         search_running.make_way(other, tmp_path / "x")
 
 
 # -- candidates --------------------------------------------------------------------------------------------------------
 
 
-def settled(file: Path, facts: Path, **options) -> SearchConfig:
+def completed(file: Path, facts: Path, **options) -> SearchConfig:
     more = {"task_path": (str(facts / "tasks"),), "project_name": "x", "threads": 1, **options}
     return configs.read(file, {"algorithm": "merge-search", **more})
 
 
 @pytest.mark.parametrize("method", ["linear", "slerp", "dare_ties", "della", "karcher"])
 def test_a_candidate_in_memory_is_the_model_that_its_recipe_makes(method, facts, tmp_path):
-    config = settled(genome_file(tmp_path, facts, method, base=method in ("dare_ties", "della")), facts)
+    config = completed(genome_file(tmp_path, facts, method, base=method in ("dare_ties", "della")), facts)
     evaluator, one = RecipeEvaluator(config), Space(config.genome, 2)
     for n in range(2):  # one after the other in the same model
         recipe = one.recipe(np.random.default_rng(n).random(one.size))
@@ -383,7 +385,7 @@ def test_a_candidate_in_memory_is_the_model_that_its_recipe_makes(method, facts,
 
 
 def test_copies_of_models_are_read_once_they_are_known(facts, tmp_path):
-    evaluator, name = RecipeEvaluator(settled(genome_file(tmp_path, facts), facts)), str(facts / "part0")
+    evaluator, name = RecipeEvaluator(completed(genome_file(tmp_path, facts), facts)), str(facts / "part0")
     before = evaluator.digest  # opens the models where they are
     merge(parse(text_of({"merge_method": "passthrough", "models": [{"model": name}]})), tmp_path / "copy")
     evaluator.donors.know({name: tmp_path / "copy"})
@@ -392,18 +394,17 @@ def test_copies_of_models_are_read_once_they_are_known(facts, tmp_path):
 
 
 def test_a_search_keeps_questions_for_the_end(facts, tmp_path):
-    config = settled(genome_file(tmp_path, facts), facts, holdout=0.25)
+    config = completed(genome_file(tmp_path, facts), facts, holdout=0.25)
     evaluator = RecipeEvaluator(config)
     evaluator.scored(Space(config.genome, 2).recipe([1, 1, 1]))
-    questions = evaluator.questions(evaluator.live.now).questions()
-    now, held = (tasks.parted(questions, 0.25, config.seed, each)["facts"] for each in (False, True))
-    assert len(held) == 18 and sorted(now + held) == list(range(72))
-    other = tasks.parted(questions, 0.25, 5, True)["facts"]
-    assert len(other) == 18 and other != held
+    evaluation = evaluator.questions(evaluator.live.now)
+    now, held = (each["facts"] for each in evaluation.parted(0.25).values())
+    assert 9 <= len(held) <= 27 and sorted(now + held) == list(range(72))
+    assert lm_eval_tasks.parted(replace(evaluation.asked, seed=5), evaluation.loaded, 0.25)["test"]["facts"] != held
 
 
 def test_a_race_gives_up_on_the_hopeless_alone(facts, tmp_path):
-    config = settled(genome_file(tmp_path, facts), facts, race=True)
+    config = completed(genome_file(tmp_path, facts), facts, race=True)
     evaluator, one = RecipeEvaluator(config), Space(config.genome, 2)
     best = evaluator.scored(one.recipe([1, 1, 1]))
     assert best["asked"] == 72 and not best["given_up"]
@@ -420,13 +421,13 @@ def test_a_race_needs_marks_of_single_questions(facts, tmp_path):
     file = genome_file(tmp_path, facts, tasks=["counted"])
     for option in ({"race": True}, {"holdout": 0.5}):
         with pytest.raises(UserError, match="is not a mean over single questions"):
-            RecipeEvaluator(settled(file, facts, task_path=(str(tmp_path),), **option)).check()
-    RecipeEvaluator(settled(file, facts, task_path=(str(tmp_path),))).check()
+            RecipeEvaluator(completed(file, facts, task_path=(str(tmp_path),), **option)).check()
+    RecipeEvaluator(completed(file, facts, task_path=(str(tmp_path),))).check()
 
 
 def test_tasks_and_their_weights_make_the_score(facts, tmp_path):
     scored = [{"name": "facts", "weight": 2.0}, {"name": "facts", "metric": "acc_norm,none", "weight": -0.5}]
-    config = settled(genome_file(tmp_path, facts, tasks=scored), facts)
+    config = completed(genome_file(tmp_path, facts, tasks=scored), facts)
     found = RecipeEvaluator(config).scored(Space(config.genome, 2).recipe([1, 1, 1]))
     scores = json.loads(found["scores"])
     assert found["score"] == 2 * scores["facts/acc,none"] - 0.5 * scores["facts/acc_norm,none"]
@@ -447,7 +448,7 @@ def test_tasks_and_their_weights_make_the_score(facts, tmp_path):
     ({"genome": {"models": ["/no/such/model", "/none"]}}, "/no/such/model: not a folder"),
 ])  # fmt: skip
 def test_what_cannot_be_searched_is_known_before_anything_is_merged(changes, why, facts, tmp_path):
-    config = settled(genome_file(tmp_path, facts, **changes), facts)
+    config = completed(genome_file(tmp_path, facts, **changes), facts)
     with pytest.raises(ValueError, match=why):
         RecipeEvaluator(config).check()
 
@@ -456,7 +457,7 @@ def test_donors_that_do_not_fit_together(facts, tmp_path):
     searching.donors(tmp_path, layers=3, steps=1)
     other = genome_file(tmp_path, facts, genome={"models": [str(facts / "part0"), str(tmp_path / "part1")]})
     with pytest.raises(ValueError, match="model.layers.2.* is missing in"):
-        RecipeEvaluator(settled(other, facts)).check()
+        RecipeEvaluator(completed(other, facts)).check()
 
 
 # -- whole searches ----------------------------------------------------------------------------------------------------
@@ -483,6 +484,9 @@ def test_a_search_finds_a_better_model_and_writes_it_down(facts, tmp_path):
     assert lines[0].split(",")[:3] == ["generation", "index", "score"] and len(lines) == 21
     assert (out / "progress.png").read_bytes()[:4] == b"\x89PNG" and f"{best:.4f}" in said
     AutoModelForCausalLM.from_pretrained(out / "final_model")
+    line = f"lm_eval --model hf --model_args pretrained={out}/final_model "
+    assert line in said and line in (out / "final_model" / "README.md").read_text()
+    assert (out / "final_model" / "model.safetensors").stat().st_mode == (tmp_path / "genome.yml").stat().st_mode
 
 
 @pytest.mark.slow

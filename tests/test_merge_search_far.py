@@ -100,7 +100,6 @@ def test_help_explains_every_option():
     (("--ssh-config", "x"), "it is for --machines"),
     (("--batch-size", "many"), "--batch-size is 'many'"),
     (("--machines", "m.json", "--strategy", "pool"), "it goes with --strategy fleet, not pool"),
-    pytest.param(("--holdout", "0.001"), "facts has 72 questions, too few to hold out", marks=slow),
     pytest.param(("--task-search-path", "/no/such/folder"), "/no/such/folder: not a folder", marks=slow),
 ])  # fmt: skip
 def test_options_that_cannot_be_met(more, why, facts, tmp_path):  # noqa: F811
@@ -108,7 +107,14 @@ def test_options_that_cannot_be_met(more, why, facts, tmp_path):  # noqa: F811
     chosen = () if "--strategy" in more else ("--strategy", "fleet")
     chosen += () if "--task-search-path" in more else ("--task-search-path", str(facts / "tasks"))
     code, *said = answer("-m", "merge.evolve", str(file), "--storage-path", str(out), *chosen, *more)
-    assert code in (1, 2) and why in "".join(said)
+    assert code in (1, 2) and why in "".join(said), "".join(said)
+
+
+@pytest.mark.slow
+def test_too_few_questions_to_hold_some_out(facts, tmp_path):  # noqa: F811
+    words = command(genome_file(tmp_path, facts, limit=1), tmp_path / "search", facts, "--holdout", "0.3")[1:]
+    code, *said = answer(*words)
+    assert code in (1, 2) and "task facts: too few are different" in "".join(said), "".join(said)
 
 
 @pytest.mark.slow
@@ -194,6 +200,15 @@ def test_the_same_recipe_is_scored_once(facts, tmp_path):  # noqa: F811
     plans = [json.loads((out / "rounds" / f"{n:05d}" / "plan").read_text().splitlines()[0]) for n in (1, 2)]
     kinds = [r["task"] for plan in plans for r in plan["recipes"] if r["slot"][0] == "c"]
     assert kinds.count("score") == 1 and kinds.count("twin") == 11
+
+
+def test_an_option_that_is_refused_is_named_and_leaves_no_folder_behind(facts, tmp_path):  # noqa: F811
+    out = tmp_path / "a" / "b" / "c"
+    done = subprocess.run(
+        command(genome_file(tmp_path, facts), out, facts, "--max-fevals", "0"), capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 2 and not (tmp_path / "a").exists()
+    assert done.stderr == "the command line: --max-fevals is 0: a whole number from 1 to 1000000 is expected\n"
 
 
 @slow

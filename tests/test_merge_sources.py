@@ -1,6 +1,7 @@
 """Models that are not plain folders: adapters, GGUF files, other vocabularies; and chat templates."""
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -18,10 +19,13 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from evomerge.config import ModelReference
+from evomerge.utils import EvoMergeException, load_models
 from merge.donors import Donors
 from merge.files import UserError
 from merge.merge_recipe import parse
 from merge.merging import merge
+from tests.commands import answer
 from tests.merging import SHAPE, llama, run, says, tokenizer, weights
 
 peft = pytest.importorskip("peft", reason="peft is not installed: merging adapters is not tested")
@@ -72,6 +76,21 @@ def test_an_adapter_is_merged_as_peft_merges_it(kind, tmp_path):
     assert found.keys() == before.keys()
     assert all(torch.allclose(found[name], wanted[name], atol=1e-5) for name in found)
     assert sum(not torch.equal(found[name], before[name]) for name in found) >= 4
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_adapter_alone_is_refused_with_the_command_that_merges_it(tmp_path):
+    model, lora = llama(tmp_path / "model", 1), tmp_path / "my lora"
+    wanted = adapter(AutoModelForCausalLM.from_pretrained(model), lora, **ADAPTERS["plain"])
+    with pytest.raises(UserError) as refused:
+        run(tmp_path / "out", copied(str(lora)))
+    said, _, command = str(refused.value).partition("; merge it with: python ")
+    assert said == f"{lora}: this is an adapter of {model}"
+    with pytest.raises(EvoMergeException, match="this is an adapter of"):
+        load_models([ModelReference("", str(lora))])
+    assert answer(*shlex.split(command))[0] == 0
+    found = weights(tmp_path / "my lora-merged")
+    assert all(torch.allclose(found[name], wanted[name], atol=1e-5) for name in found)
 
 
 @pytest.mark.filterwarnings("ignore")

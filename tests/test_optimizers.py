@@ -107,11 +107,11 @@ def test_it_can_be_put_down_and_taken_up(optimizer):
     [*first.train(([each] for each in some_batches(6)[:3]), [1e-3] * 3)]
     for kind in second.vectors:
         with second.filling(kind) as room:
-            room.copy_(first.whole(kind))
-    second.recall(first.state())
+            room.copy_(first.buffer(kind))
+    second.load_optimizer_state(first.state())
     [*second.train(([each] for each in some_batches(6)[3:]), [1e-3] * 3, first.summed_loss())]
     assert torch.equal(second.vector, whole.vector) and second.summed_loss() == whole.summed_loss()
-    first.forget()
+    first.reset_optimizer()
     assert first.state()["steps"] == 0 and not any(first.vectors[kind].any() for kind in ("average", "square"))
 
 

@@ -77,7 +77,9 @@ def test_ranges_cover_everything_in_whole_blocks(size, shards):
 
 
 @pytest.mark.parametrize("count", SIZES)
-@pytest.mark.parametrize("how, share", [("fp32", 0.0), ("bf16", 2**-8), ("int8", 0.51 / 127), ("int4", 0.51 / 7)])
+@pytest.mark.parametrize(
+    "how, share", [("fp32", 0.0), ("bf16", 2**-8), ("int8", 0.51 / 127), ("int4", 0.51 / 7), ("int2", 0.51)]
+)
 def test_a_vector_arrives(count, how, share):
     vector = random(count) * 1e-6  # as small as changes are
     arrived = through(vector, how)
@@ -88,17 +90,29 @@ def test_a_vector_arrives(count, how, share):
         assert bool(((arrived - vector).abs() <= most * (share * 1.01 + 2**-8 * (share > 0))).all())
 
 
-@pytest.mark.parametrize("how, bytes", [("fp32", 4.01), ("bf16", 2.01), ("int8", 1.04), ("int4", 0.54)])
+@pytest.mark.parametrize(
+    "how, bytes", [("fp32", 4.01), ("bf16", 2.01), ("int8", 1.04), ("int4", 0.54), ("int2", 0.29), ("root8", 1.04)]
+)
 def test_the_wire_is_as_narrow_as_it_says(how, bytes):
     file = io.BytesIO()
-    wire.send(file, 1 << 16, wire.pieces(random(1 << 16)), how)
+    wire.send(file, 1 << 16, wire.pieces(random(1 << 16).abs()), how)
     assert len(file.getvalue()) / (1 << 16) <= bytes
 
 
 @pytest.mark.parametrize("how", wire.WIRES)
 def test_what_arrives_is_what_the_sender_thinks(how):
-    once = through(random(1000), how)
-    assert torch.equal(wire.WIRES[how].decode(wire.WIRES[how].encode(random(1000)), 1000), once)
+    vector = random(1000).abs() if how == "root8" else random(1000)
+    assert torch.equal(wire.WIRES[how].decode(wire.WIRES[how].encode(vector), 1000), through(vector, how))
+
+
+def test_squares_keep_their_size_and_small_ones_never_become_nothing():
+    """A step is divided by their roots: those of a block within its largest one's 255th, and none of them zero."""
+    squares = random(640).square() * 1e-12
+    squares[5], squares[6] = 1e-30, 0.0
+    arrived = through(squares, "root8")
+    largest = squares.sqrt().view(-1, wire.BLOCK).amax(1, keepdim=True).expand(-1, wire.BLOCK).flatten()
+    assert bool(((arrived.sqrt() - squares.sqrt()).abs() <= largest / 255 * 1.02).all())
+    assert arrived[6] == 0 and bool((arrived[squares > 0] > 0).all())
 
 
 def test_zeros_and_the_largest_number_of_a_block_survive_scaling():

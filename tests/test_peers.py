@@ -102,7 +102,7 @@ def diloco(run: Path) -> dict[str, torch.Tensor]:
     for round in range(1, c.max_generations + 1):
         steps, changes = range(c.steps_before(round), c.steps_before(round + 1)), []
         for slot, replica in enumerate(replicas):
-            replica.start(weights)
+            replica.load_weights(weights)
             numbers = (owned(c, slot, round, n, 0) for n in range(len(steps)))
             [*replica.train(([batch(sources, [1.0], each, c.seed)] for each in numbers), (rate(c, n) for n in steps))]
             changes.append(weights - replica.vector)
@@ -126,6 +126,28 @@ def test_two_peers_do_what_diloco_does(start, tmp_path):
     assert apart(peers[0].weights, diloco(tmp_path / "run")) < 1e-4
 
 
+STEP = re.compile(
+    r"outer step (\d+), (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) UTC: met (.+); took ([\d.]+) s, ([\d.]+) s of them "
+    r"waiting for others; drift ([\d.e-]+) %"
+)
+
+
+def test_a_peer_says_of_each_outer_step_whom_it_met_how_long_it_took_and_how_far_it_had_drifted(start):
+    peers = [start(n, 2, total_steps=8, **{"hv.hivemind_compression": "none"}) for n in (0, 1)]
+    for each, other in zip(peers, ("peer-1", "peer-0"), strict=True):
+        said = STEP.findall(each.ends())
+        assert [(number, whom) for number, _, whom, *_ in said] == [("1", other), ("2", other)]
+        rows = [row for row in each.rows() if row["outer_round"]]
+        for (_, _, _, took, waited, drift), row in zip(said, rows, strict=True):
+            assert float(row[f"met/{other}"]) == 1.0
+            assert 0 <= float(row["waited_seconds"]) < float(row["exchange_seconds"])
+            assert (took, waited) == (f"{float(row['exchange_seconds']):.1f}", f"{float(row['waited_seconds']):.1f}")
+            assert 0 < float(row["drift"]) < 1
+            assert drift == f"{100 * float(row['drift']):.3g}"
+    drifts = [[float(row["drift"]) for row in each.rows() if row["drift"]] for each in peers]
+    assert drifts[0] == pytest.approx(drifts[1], rel=1e-4)  # of two, each is as far from the middle as the other
+
+
 def test_with_parts_on_two_ranks_each_part_meets_its_like(start):
     keys = {"sharding_strategy": "FULL_SHARD", "per_device_train_batch_size": 2, "total_steps": 8}
     peers = [start(n, 2, ranks=2, **keys, **{"hv.hivemind_compression": "none"}) for n in (0, 1)]
@@ -134,6 +156,8 @@ def test_with_parts_on_two_ranks_each_part_meets_its_like(start):
         each.ends()
     assert apart(peers[0].weights, peers[1].weights) == 0.0
     assert apart(peers[0].weights, whole[0].weights) < 1e-3
+    parts, all_of_it = ([float(row["drift"]) for row in each.rows() if row["drift"]] for each in (peers[0], whole[0]))
+    assert parts == pytest.approx(all_of_it, rel=0.05)
 
 
 @pytest.mark.parametrize("every", [0, 10])

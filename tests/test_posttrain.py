@@ -8,19 +8,19 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from fleet.config import UserError, load
 from fleet.digest import digest
 from fleet.history import opened
+from fleet.run_config import UserError, load
 from merge.merge_recipe import merge_of
 from merge.merging import merge
 from tests import merging, posttraining, searching
 from tests.posttraining import chats, config, finished, model, preferences, worker
-from train.member import dna
+from train.member import posttraining_genome
 from train.parent_selection import Rival, by_fitness, by_fronts, chosen, crowding, fronts, matched
 from train.posttrain import posttrain_fitness
 from train.posttrain.posttrain_config import SLERP, PosttrainConfig
 from train.posttrain_results import exported
-from train.posttrain_results import finished as concluded
+from train.posttrain_results import finished_breeding as concluded
 from train.training_commands import prepared_breeding as prepared
 from train.training_recipes import EvaluationArgs
 
@@ -95,9 +95,9 @@ def test_matching_makes_everybody_a_parent_equally_often():
 
 def test_a_child_has_each_gene_of_a_parent(tmp_path):
     c = config(tmp_path, mutation_probability=0.0)
-    one = {"data": dict.fromkeys(dna.names(c), 1.0), "rate": 1.0}
-    other = {"data": dict.fromkeys(dna.names(c), 2.0), "rate": 2.0}
-    children = [dna.child(c, [one, other], np.random.default_rng(n)) for n in range(60)]
+    one = {"data": dict.fromkeys(posttraining_genome.names(c), 1.0), "rate": 1.0}
+    other = {"data": dict.fromkeys(posttraining_genome.names(c), 2.0), "rate": 2.0}
+    children = [posttraining_genome.child(c, [one, other], np.random.default_rng(n)) for n in range(60)]
     assert {child["rate"] for child in children} == {1.0, 2.0}
     assert len({tuple(child["data"].values()) for child in children}) == 4
 
@@ -105,8 +105,8 @@ def test_a_child_has_each_gene_of_a_parent(tmp_path):
 def test_mutation_has_a_probability_and_a_strength(tmp_path):
     def changed(**keys) -> list[float]:
         c = config(tmp_path, **keys)
-        plain = dna.plain(c)
-        rates = [dna.child(c, [plain, plain], np.random.default_rng(n))["rate"] for n in range(200)]
+        plain = posttraining_genome.plain(c)
+        rates = [posttraining_genome.child(c, [plain, plain], np.random.default_rng(n))["rate"] for n in range(200)]
         return [abs(np.log(rate)) for rate in rates if rate != 1.0]
 
     few, many = changed(mutation_probability=0.1), changed(mutation_probability=0.9)
@@ -115,10 +115,10 @@ def test_mutation_has_a_probability_and_a_strength(tmp_path):
 
 
 def test_curves_are_genes_on_request(tmp_path):
-    assert "crossover" not in dna.plain(config(tmp_path))
+    assert "crossover" not in posttraining_genome.plain(config(tmp_path))
     c = config(tmp_path, crossover_evolves=True)
-    made = dna.mutated(c, dna.plain(c), np.random.default_rng(1))["crossover"]
-    assert made != dna.plain(c)["crossover"]
+    made = posttraining_genome.mutated(c, posttraining_genome.plain(c), np.random.default_rng(1))["crossover"]
+    assert made != posttraining_genome.plain(c)["crossover"]
     assert [each.get("filter") for each in made["t"]] == ["self_attn", "mlp", None]
     values = [x for each in made["t"] for x in (each["value"] if isinstance(each["value"], list) else [each["value"]])]
     assert len(values) == 11 and all(0 <= x <= 1 for x in values)
@@ -126,21 +126,20 @@ def test_curves_are_genes_on_request(tmp_path):
 
 def test_the_mixture_is_in_proportion_or_of_the_top(tmp_path):
     c = config(tmp_path)
-    names = dna.names(c)
+    names = posttraining_genome.names(c)
     genome = {"data": dict(zip(names, (3.0, 1.0), strict=True)), "rate": 1.0}
-    assert dna.mixture(c, genome) == {names[0]: 0.75, names[1]: 0.25}
-    assert dna.mixture(c.model_copy(update={"top_k": 1}), genome) == {names[0]: 1.0}
+    assert posttraining_genome.mixture(c, genome) == {names[0]: 0.75, names[1]: 0.25}
+    assert posttraining_genome.mixture(c.model_copy(update={"top_k": 1}), genome) == {names[0]: 1.0}
 
 
 def test_the_same_questions_for_all_of_a_generation_and_others_for_the_next(tmp_path):
     c = config(tmp_path, questions=5, holdout=0.5)
-    there = {"task": range(40)}
+    there = {"validation": {"task": range(20)}, "test": {"task": range(20, 40)}}
     first, again, second, test = (
-        posttrain_fitness.drawn(c, there, EvaluationArgs(on=on, generation=generation))
+        posttrain_fitness.drawn(c, there[on], EvaluationArgs(on=on, generation=generation))
         for on, generation in (("validation", 1), ("validation", 1), ("validation", 2), ("test", 0))
     )
-    assert first == again != second and len(first["task"]) == 5 and len(test["task"]) == 20
-    assert not {*test["task"]} & ({*first["task"]} | {*second["task"]})
+    assert first == again != second and len({*first["task"]}) == 5 and test["task"] == [*range(20, 40)]
 
 
 # -- members ----------------------------------------------------------------------------------------------------------
@@ -165,7 +164,7 @@ def test_crossover_is_the_engines_recipe_to_the_bit(tmp_path):
         assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
 
-def test_children_learn_and_the_winner_beats_all_that_it_began_with(tmp_path):
+def test_children_learn_and_the_winner_beats_all_that_it_began_with(tmp_path, capsys):
     c = config(tmp_path, lr=3e-3, sft_examples=48)
     history = finished(c)
     folder = tmp_path / "run"
@@ -175,6 +174,7 @@ def test_children_learn_and_the_winner_beats_all_that_it_began_with(tmp_path):
         ahead, error = posttrain_fitness.ahead(c, winner.metrics, history[f"{last}/start-{n}"].metrics)
         assert ahead > 2 * error > 0
     concluded(prepared(c, tmp_path), folder)
+    assert f"lm_eval --model hf --model_args pretrained={folder}/winner " in capsys.readouterr().out
     tokenizer = AutoTokenizer.from_pretrained(folder / "winner")
     model = AutoModelForCausalLM.from_pretrained(folder / "winner")
     said = [{"role": "user", "content": "hello"}]
@@ -297,8 +297,8 @@ def test_settings_of_learning_reach_the_weights(tmp_path):
 def test_a_lesson_that_has_no_room_is_left_to_another_machine_and_leaves_nothing_behind(tmp_path, monkeypatch, adapter):
     """While it learns: what was learned until then does not count, for whoever makes the child."""
     from fleet.work import NotOnThisMachine
-    from train.member import posttrained as finetune
-    from train.member.posttrained import maker
+    from train.member import posttraining_tasks as finetune
+    from train.member.posttraining_tasks import maker
 
     real, left = finetune.Learner.train, [1]
 
@@ -403,3 +403,6 @@ def test_a_bad_row_a_missing_metric_and_a_wrong_crossover_are_named(tmp_path):
     chats(tmp_path / "cat.jsonl", "cat")
     Path(bad.mutation_datasets[0].source).write_text('{"messages": [{"role": "user"}]}\n')
     assert "line 1" in refused(bad, tmp_path)
+    row = '{"messages": [{"role": "user", "content": "cat"}, {"role": "assistant", "content": "dog"}]}\n'
+    Path(bad.mutation_datasets[0].source).write_text(row * 50)
+    assert "too few are different (1) to hold some out" in refused(bad, tmp_path)

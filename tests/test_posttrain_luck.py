@@ -8,21 +8,23 @@ import pytest
 
 from fleet.digest import digest
 from fleet.history import opened
+from fleet.run_config import UserError
 from fleet.work import Superseded
 from tests import posttraining, searching
 from tests.posttraining import chats, config, finished, worker
-from train.member import dna
+from train.lm_eval_tasks import TaskEvaluation
+from train.member import posttraining_genome
 from train.parent_selection import Rival, crowding, matched
 from train.posttrain import example_rows, posttrain_fitness
 from train.posttrain.example_rows import ExampleRows
 from train.posttrain_results import exported, taken
-from train.tasks import TaskEvaluation
+from train.splits import HELD_OUT
 from train.training_commands import prepared_breeding as prepared
 
 
 def test_a_child_that_is_left_in_the_middle_leaves_nothing_behind(tmp_path, monkeypatch):
     """Somebody else has finished it: the worker's model has a half-learned adapter in it, and must not be used."""
-    from train.member import posttrained as finetune
+    from train.member import posttraining_tasks as finetune
 
     c = config(tmp_path, adapter={"r": 4, "alpha": 8.0})
     finished(c)
@@ -42,7 +44,7 @@ def test_a_child_that_is_left_in_the_middle_leaves_nothing_behind(tmp_path, monk
 
 
 def test_a_child_whose_learning_comes_to_nothing_is_what_its_parents_made(tmp_path, monkeypatch):
-    from train.member import posttrained as finetune
+    from train.member import posttraining_tasks as finetune
 
     real = finetune.Learner.train
 
@@ -88,20 +90,20 @@ def test_no_prompt_has_todays_date(tmp_path):
 def test_the_size_of_all_weights_does_not_matter(tmp_path, weights):
     sources = tuple({"source": str(chats(tmp_path / f"{n}.jsonl", "x")), "weight": w} for n, w in enumerate(weights))
     c = config(tmp_path, 1, mutation_datasets=sources, mutation_strength=0.001)
-    genome = dna.mutated(c, dna.plain(c), np.random.default_rng(1))
-    assert [*dna.mixture(c, genome).values()] == pytest.approx([0.8, 0.2], abs=0.01)
+    genome = posttraining_genome.mutated(c, posttraining_genome.plain(c), np.random.default_rng(1))
+    assert [*posttraining_genome.mixture(c, genome).values()] == pytest.approx([0.8, 0.2], abs=0.01)
 
 
 def test_rows_are_shared_out_to_the_last_one():
     for count in (1, 4, 15, 21, 60):
-        found = dna.portions({str(n): 1 / 40 for n in range(40)}, count)
+        found = posttraining_genome.portions({str(n): 1 / 40 for n in range(40)}, count)
         assert sum(found.values()) == count and max(found.values()) - min(found.values()) <= 1
-    assert dna.portions({"a": 0.55, "b": 0.45}, 10) == {"a": 6, "b": 4}
+    assert posttraining_genome.portions({"a": 0.55, "b": 0.45}, 10) == {"a": 6, "b": 4}
 
 
 def test_what_counts_something_is_no_curve(tmp_path):
     c = config(tmp_path, crossover={"method": "karcher", "max_iter": 10, "tol": 1e-5}, crossover_evolves=True)
-    bent = dna.mutated(c, dna.plain(c), np.random.default_rng(1))["crossover"]
+    bent = posttraining_genome.mutated(c, posttraining_genome.plain(c), np.random.default_rng(1))["crossover"]
     assert bent["max_iter"] == 10 and bent["tol"] != 1e-5
 
 
@@ -136,9 +138,20 @@ def test_rows_come_from_anywhere_in_a_file(tmp_path, monkeypatch):
     both = tmp_path / "both.jsonl"
     both.write_text((tmp_path / "first.jsonl").read_text() + (tmp_path / "then.jsonl").read_text())
     c = config(tmp_path, 1, mutation_datasets=({"source": str(both)},))
-    answers = [row["messages"][1]["content"] for row in example_rows._drawn(c, c.mutation_datasets[0])]
+    answers = [row["messages"][1]["content"] for _, row in example_rows._drawn(c, c.mutation_datasets[0])]
     assert len(answers) == example_rows.wanted(c) < 3000 and 0.4 < answers.count("cat") / len(answers) < 0.6
     assert 0.4 < answers[:200].count("cat") / 200 < 0.6
+
+
+def test_a_row_that_cannot_be_used_is_named_by_its_line_wherever_it_is_drawn(tmp_path):
+    file = chats(tmp_path / "rows.jsonl", "cat", 30)
+    lines = file.read_text().splitlines()
+    lines[20] = json.dumps({"messages": [{"role": "assistant", "content": "cat"}]})
+    file.write_text("\n".join(lines))
+    c = config(tmp_path, 1, mutation_datasets=({"source": str(file)},))
+    tokenizer = posttraining.tokenizer_of(tmp_path / "model0")
+    with pytest.raises(UserError, match=r"rows\.jsonl, line 21: an answer is expected after a question"):
+        example_rows.made_rows(c, c.mutation_datasets[0], tokenizer)
 
 
 def test_the_same_row_is_never_on_both_sides(tmp_path):
@@ -153,8 +166,8 @@ def test_the_same_row_is_never_on_both_sides(tmp_path):
     learned, held = set[bytes](), set[bytes]()
     for n in (0, 1):
         rows = ExampleRows.open(history.files(f"0/data-{n}").path("rows"))
-        learned |= {bytes(rows.get(k)[0].tokens) for k in range(rows.train)}
-        held |= {bytes(rows.get(k, held=True)[0].tokens) for k in range(rows.held)}
+        learned |= {bytes(rows.get(k)[0].tokens) for k in rows.parts["train"]}
+        held |= {bytes(rows.get(k)[0].tokens) for part in HELD_OUT for k in rows.parts[part]}
     assert held and not learned & held
 
 

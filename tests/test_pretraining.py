@@ -4,6 +4,7 @@ import json
 import math
 import random
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,25 +13,31 @@ from transformers import AutoTokenizer
 
 from fleet.digest import digest
 from fleet.metrics.points import points
+from fleet.run_config import UserError
 from fleet.scratch import passing
 from fleet.work import Interrupted
 from merge.outer import Outer
+from tests.commands import answer
 from tests.helpers import LONG, kill, until
 from tests.small import config, finished, run_digest, whole, worker
 from train.batches import batch, owned
 from train.export import Exporter
 from train.loop import Learner, rate
-from train.member.pretrained import maker
+from train.member import pretraining_tasks
+from train.member.pretraining_tasks import TASKS, maker
 
 # -- the same bytes ----------------------------------------------------------------------------------------------------
 
 SETTINGS = [
     {"algorithm": "edt", "first_inner_steps": 1, "inner_steps": 2, "max_generations": 5}, {"algorithm": "diloco"},
     {"algorithm": "diloco", "inner_optimizer_state": "reset", "shards": 3},
-    {"algorithm": "edt", "wire_dtype": "int8", "error_feedback": True, "mutation_probability": 0.5,
+    {"algorithm": "edt", "group_size": 3, "population_size": 6, "selection": "matching", "mutation_probability": 0.5,
      "outer_lr": 0.7, "outer_momentum": 0.4},
+    {"algorithm": "diloco", "wire_dtype": "fp32", "inner_optimizer_state": "exact"},
+    {"algorithm": "diloco", "overlap": 1, "population_size": 3},
     {"algorithm": "edt", "selection": "rank", "elitism": 1, "previous_generation": True, "mutation_probability": 0.5},
-    {"algorithm": "diloco", "wire_dtype": "int4", "error_feedback": True, "inner_optimizer": "adamw",
+    {"algorithm": "diloco", "wire_dtype": "int2", "error_feedback": True, "inner_optimizer": "adamw",
+     "inner_optimizer_state": "narrow",
      "outer_momentum": 0.6},
 ]  # fmt: skip
 
@@ -80,10 +87,10 @@ def test_random_tokens_go_on_where_they_were(monkeypatch):
     from train.member import prepare
 
     monkeypatch.setattr(prepare, "_BLOCK", 10)
-    wanted = {"train": 35, "held": 15}
+    wanted = {"train": 35, "validation": 15, "test": 15}
     made = [(at, part, found.tolist()) for at, part, found in prepare._random(config(), 0, 300, wanted, 0)]
     rest = [(at, part, found.tolist()) for at, part, found in prepare._random(config(), 0, 300, wanted, 2)]
-    assert rest == [each for each in made if each[0] >= 2 or each[1] == "held"] and len(made) == 6
+    assert rest == [each for each in made if each[0] >= 2 or each[1] != "train"] and len(made) == 8
 
 
 @pytest.mark.slow
@@ -114,11 +121,11 @@ def weights(history, what: str) -> torch.Tensor:
 
 def test_diloco_with_one_replica_and_a_plain_outer_step_is_plain_training(tmp_path):
     keys = {"population_size": 1, "outer_lr": 1.0, "outer_momentum": 0.0, "outer_nesterov": False}
-    keys |= {"max_generations": 1, "first_inner_steps": 10**6}
+    keys |= {"max_generations": 1, "first_inner_steps": 10**6, "wire_dtype": "fp32"}
     history = finished(tmp_path, algorithm="diloco", **keys)
     got, exporter = weights(history, "average"), Exporter(tmp_path / "run")
     c, learner = exporter.config, Learner(exporter.model, exporter.config)
-    learner.start(exporter.chosen("0-init-0")[1])
+    learner.load_weights(exporter.chosen("0-init-0")[1])
     steps = range(c.steps_in(1))
     batches = ([batch(exporter.sources("train"), [1.0], owned(c, 0, 1, n, 0), c.seed)] for n in steps)
     [*learner.train(batches, (rate(c, n) for n in steps))]
@@ -188,16 +195,15 @@ def test_half_an_optimizer_in_memory_is_not_trusted(tmp_path, monkeypatch, algor
     from train.member import vectors
 
     wanted, failed = digest(finished(tmp_path / "calm", algorithm=algorithm)), []
-    reader = "load" if algorithm == "diloco" else "opened"
-    read = getattr(vectors, reader)
+    read = vectors.whole
 
-    def failing(parents, name, more):
-        if name == "moments.safetensors" and len(failed) < 3:
-            failed.append(name)
+    def failing(parent, stem, count):
+        if stem == "average" and len(failed) < 3:
+            failed.append(stem)
             raise faults.Passing("EIO")
-        return read(parents, name, more)
+        return read(parent, stem, count)
 
-    monkeypatch.setattr(vectors, reader, failing)
+    monkeypatch.setattr(vectors, "whole", failing)
     assert digest(finished(tmp_path / "stormy", algorithm=algorithm)) == wanted and len(failed) == 3
 
 
@@ -219,13 +225,16 @@ def test_a_run_ends_with_a_model_that_others_load(pretraining, algorithm):
         assert torch.equal(model.get_parameter(name).data, view)
     assert "the cat" in tokenizer.decode(tokenizer("the cat")["input_ids"])
     assert {*map(str, (folder, run.folder / "metrics.csv", run.folder / "loss.png"))} <= {*ended.said.split()}
-    began = ended.said.partition("Held-out text, and how it goes on:\n")[2]
-    assert began and all(f"pretrained={folder}" in said for said in (ended.said, (folder / "README.md").read_text()))
+    began = ended.said.partition("Held-out text, and after | how the model goes on:\n")[2]
+    assert "|" in began and all(
+        f"pretrained={folder}" in said for said in (ended.said, (folder / "README.md").read_text())
+    )
     ends = [json.loads((folder / f"{name}.json").read_text()) for name in ("config", "generation_config")]
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         assert all(each.get(name) == getattr(tokenizer, name) for each in ends)
     modes = {path.stat().st_mode & 0o777 for path in folder.iterdir()}
-    assert len(modes) == 1
+    (run.folder.parent / "mine").touch()
+    assert modes == {(run.folder.parent / "mine").stat().st_mode & 0o777} and not run.folder.stat().st_mode & 0o077
     table = (run.folder / "metrics.csv").read_text().splitlines()
     assert table[0].startswith("round,slot,loss") and len(table) == 1 + sum(
         "loss" in m.metrics or "train_loss" in m.metrics
@@ -247,6 +256,27 @@ def test_the_best_or_any_member_can_be_exported(tmp_path):
     assert not torch.equal(weights(history, "best"), weights(history, "average"))
 
 
+def test_of_a_round_whose_files_were_removed_it_is_said_which_rounds_have_theirs(tmp_path):
+    finished(tmp_path, max_generations=7, keep_every=3)
+    exporter = Exporter(tmp_path / "run")
+    for what in ("2-m0", "2-average"):
+        with pytest.raises(UserError, match="2/m0: its files were removed.*: 3, 6, 7. KEEP_EVERY keeps more"):
+            exporter.chosen(what)
+    assert len(exporter.chosen("3-m0")[0]) == 1
+
+
+def test_a_strategy_with_a_task_of_its_own_can_be_exported(tmp_path, monkeypatch):
+    """Whose members have weights, whatever made them."""
+    from edt import EDT
+
+    child = EDT.child
+    monkeypatch.setattr(pretraining_tasks, "TASKS", {**TASKS, "grown": TASKS["child"]})
+    monkeypatch.setattr(EDT, "child", lambda self, *args, **more: replace(child(self, *args, **more), task="grown"))
+    history = finished(tmp_path, population_size=2, max_generations=1)
+    assert {each.task for each in history.plan(1)} == {"grown", "mean"}
+    assert torch.equal(weights(history, "average"), (weights(history, "1-m0") + weights(history, "1-m1")) / 2)
+
+
 def test_a_run_can_be_exported_while_it_goes_on(tmp_path):
     history = finished(tmp_path, max_generations=2)
     shutil.rmtree(tmp_path / "run" / "rounds" / "00003")
@@ -254,31 +284,44 @@ def test_a_run_can_be_exported_while_it_goes_on(tmp_path):
     assert len(weights(history, "average"))
 
 
+def test_a_folder_that_has_files_is_not_written_into_unasked(tmp_path):
+    finished(tmp_path, max_generations=1)
+    (out := tmp_path / "mine").mkdir()
+    (out / "config.json").write_text("mine")
+    code, *said = answer("-m", "train.export", str(tmp_path / "run"), "--out", str(out))
+    assert code == 2 and f"{out}: exists; --overwrite writes into it" in "".join(said)
+    assert (out / "config.json").read_text() == "mine"
+    assert answer("-m", "train.export", str(tmp_path / "run"), "--out", str(out), "--overwrite")[0] == 0
+    (tmp_path / "loop").symlink_to("loop")
+    code, *said = answer("-m", "train.export", str(tmp_path / "run"), "--out", str(tmp_path / "loop" / "mine"))
+    assert code == 2 and "loop/mine: no such place" in "".join(said) and "Traceback" not in "".join(said)
+    assert json.loads((out / "config.json").read_text())["model_type"] == "llama"
+
+
 def test_what_is_evaluated_is_what_is_exported(tmp_path):
     """The model without its last step's look ahead, after the wire has had its part of it."""
     from train.member.pretraining_runtime import evaluated
 
-    keys = {"wire_dtype": "int8", "error_feedback": True, "outer_momentum": 0.6}
-    history = finished(tmp_path, average_every=1, **keys)
+    history = finished(tmp_path, average_every=1, outer_momentum=0.6)
     exporter = Exporter(tmp_path / "run")
     learner = Learner(exporter.model, exporter.config)
-    for what, id in (("3-m1", "3/m1"), ("average", "3/average")):
-        learner.start(exporter.chosen(what)[1])
-        loss = evaluated(learner, exporter.sources("held"), exporter.config)["loss"]
+    for what, id, on in (("3-m1", "3/m1", "validation"), ("average", "3/average", "test")):
+        learner.load_weights(exporter.chosen(what)[1])
+        loss = evaluated(learner.eval_loss, exporter.sources(on), exporter.config)["loss"]
         assert loss == pytest.approx(history[id].metrics["loss"], abs=1e-6)
 
 
-@pytest.mark.parametrize("algorithm, slot", [("edt", "m0"), ("diloco", "global")])
-def test_bits_per_byte_stand_beside_the_loss(tmp_path, algorithm, slot):
+@pytest.mark.parametrize("algorithm, slot, on", [("edt", "m0", "validation"), ("diloco", "global", "test")])
+def test_bits_per_byte_stand_beside_the_loss(tmp_path, algorithm, slot, on):
     """The loss a token, by how many bytes of the held-out text a token stands for."""
     history = finished(tmp_path, algorithm=algorithm, max_generations=1)
     source, found = history["0/tokens-0"], history[f"1/{slot}"].metrics
-    tokens = np.frombuffer(history.files("0/tokens-0").read("held"), dtype=source.metrics["dtype"])
+    tokens = np.frombuffer(history.files("0/tokens-0").read(on), dtype=source.metrics["dtype"])
     with passing("words") as folder:
         for name in history["0/tokenizer"].digests:
             (folder / name).write_bytes(history.files("0/tokenizer").read(name))
         text = AutoTokenizer.from_pretrained(folder).decode(tokens.tolist(), skip_special_tokens=True)
-    assert source.metrics["held_bytes"] == len(text.encode())
+    assert source.metrics[f"{on}_bytes"] == len(text.encode())
     a_token = len(text.encode()) / len(tokens)
     assert found["bits_per_byte"] == pytest.approx(found["loss"] / math.log(2) / a_token)
     (point,) = [each for each in points(history, 1) if each.step == 1]

@@ -2,18 +2,24 @@
 
 import json
 import re
+from itertools import islice
 
 import pytest
 
 from fleet import launches
-from fleet.config import is_bound
 from fleet.context import Stopped
 from fleet.digest import digest
 from fleet.host import Host
+from fleet.remote.launcher import Launcher, place
 from fleet.run import open_run
-from tests.commands import refused
-from tests.small import MODEL, config, finished, make_text, shared
-from train.config import TrainConfig
+from fleet.run_config import UserError, is_bound
+from tests.commands import answer, refused
+from tests.helpers import ROOT
+from tests.small import KEYS, MODEL, config, finished, make_text, shared
+from train import text
+from train.member.counted_text import check_text
+from train.training_commands import prepared
+from train.training_config import TrainConfig
 
 
 @pytest.mark.parametrize("keys, why", [
@@ -22,6 +28,10 @@ from train.config import TrainConfig
     ({"initial_population": ["gone.json"]}, "gone.json.*cannot be read"),
     ({"datasets": ["gone.jsonl"]}, "gone.jsonl: cannot be read: No such file"),
     ({"datasets": ["nobody/no-data"]}, "dataset nobody/no-data: cannot be loaded"),
+    ({"datasets": ["stdlb"]}, "dataset stdlb: there is none; is stdlib meant\\?"),
+    ({"datasets": ["evolution.jsn"]}, "dataset evolution.jsn: there is none; is evolution.json meant\\?"),
+    ({"datasets": ["a/b/c"]}, "dataset a/b/c: no such file or folder, and no name that the hub can have"),
+    ({"datasets": ["my text"]}, "dataset my text: no such file or folder, and no name that the hub can have"),
     ({"population_size": 2, "group_size": 4}, "POPULATION_SIZE is 2, smaller than a group of GROUP_SIZE 4"),
     ({"population_size": 6, "group_size": 4}, "not a multiple of GROUP_SIZE 4"),
     ({"population_size": 12, "selection": "hypercube"}, "powers of two"),
@@ -31,8 +41,11 @@ from train.config import TrainConfig
     ({"seq_length": 4096}, "SEQ_LENGTH is 4096, but model .* has 2048 positions"),
     ({"warm_start_steps": 60}, "WARM_START_STEPS is no key any more: nobody waits for a warm start now"),
     ({"max_generations": 30, "first_inner_steps": 1}, "to INNER_STEPS 4, which round 58 is the first to have"),
-    ({"datasets": [{"source": "stdlib", "wight": 2}]}, "DATASETS, number 1, wight: unknown"),
+    ({"datasets": [{"source": "stdlib", "wight": 2}]}, "number 1, wight: unknown; the nearest known key is weight"),
+    ({"initial_population": ["60mm"]}, "there is no such preset, nor a folder; the nearest one is 60m"),
     ({"datasets": [{"source": "stdlib", "evaluated": False}]}, "DATASETS: none is evaluated"),
+    ({"datasets": [{"source": "stdlib", "text_field": "body"}]}, "dataset stdlib: text_field changes nothing of such"),
+    ({"algorithm": "diloco"}, "ALGORITHM is 'diloco', and this script runs edt: start the other one's script"),
 ])  # fmt: skip
 def test_what_cannot_work_is_refused_at_once(tmp_path, keys, why):
     assert re.search(why, refused(tmp_path, **keys))
@@ -41,6 +54,20 @@ def test_what_cannot_work_is_refused_at_once(tmp_path, keys, why):
 def test_a_dataset_without_the_field_is_refused(tmp_path):
     make_text(tmp_path / "other.jsonl", field="body")
     assert "no text in the field 'text'; it has: body" in refused(tmp_path, datasets=["other.jsonl"])
+
+
+def test_keys_of_another_kind_of_source_are_refused_in_a_run_that_begins(tmp_path):
+    rows = {"source": str(shared() / "text.jsonl"), "text_field": "text"}
+    why = "text.jsonl: separator changes nothing of such a source: leave it out; it may have: text_field"
+    assert why in refused(tmp_path, datasets=[{**rows, "separator": "---"}])
+    (tmp_path / "a.txt").write_text("a line\n" * 9000)
+    assert "a.txt: split changes nothing" in refused(tmp_path, datasets=[{"source": "a.txt", "split": "test"}])
+    begun = config(datasets=({**rows, "split": "test"},), base_dir="runs", project_name="begun")
+    with pytest.raises(UserError, match="split changes nothing"):
+        prepared(begun, tmp_path)
+    (tmp_path / "runs" / "begun").mkdir(parents=True)
+    (tmp_path / "runs" / "begun" / "run.json").touch()
+    assert prepared(begun, tmp_path).datasets[0].split == "test"
 
 
 def test_members_of_different_shapes_are_named(tmp_path):
@@ -54,6 +81,34 @@ def test_too_little_text_is_known_before_there_is_a_run(tmp_path):
     said = refused(tmp_path, datasets=[str(shared() / "text.jsonl")], max_generations=212)
     assert re.search("training tokens where the run needs 108,545: [0-9,]+ are missing; give it more text", said)
     assert "same command" not in said and not (tmp_path / "runs").exists()
+
+
+def test_too_little_built_in_text_is_known_before_there_is_a_run(monkeypatch, capsys):
+    """Counted where the run needs much of it; here it is the text of a small Python."""
+    few = [*islice(text._stdlib_files(), 40)]
+    monkeypatch.setattr(text, "_stdlib_files", lambda: few)
+    keys = {"tokenizer": "", "vocab_size": 300, "datasets": ("stdlib",)}
+    check_text(config(**keys))
+    assert not capsys.readouterr().out
+    why = "dataset stdlib: [0-9,]+ training tokens where the run needs [0-9,]+: [0-9,]+ are missing; add another source"
+    with pytest.raises(UserError, match=why):
+        check_text(config(**keys, max_generations=20_000))
+    assert "The tokens of stdlib are counted" in capsys.readouterr().out
+
+
+def test_the_launchers_check_tells_how_many_tokens_each_source_has(tmp_path):
+    make_text(tmp_path / "mine.jsonl")
+    text = [str(shared() / "text.jsonl"), {"source": "mine.jsonl", "evaluated": False}, "stdlib"]
+    keys = {**KEYS, "tokenizer": str(shared() / "tokenizer"), "datasets": text, "base_dir": "runs"}
+    file, scripts = tmp_path / "evolution.json", {"edt": ("edt.py",)}
+    file.write_text(json.dumps(keys))
+    mine, rest, stdlib = Launcher(place(file, "", scripts), (), scripts, ROOT).foretell(None).splitlines()
+    assert re.fullmatch(r".*/text.jsonl: tokens: [0-9,]+ training \(needs 513\), .* test \(needs 33\)", mine), mine
+    assert re.fullmatch(r".*/mine.jsonl: tokens: [0-9,]+ training \(needs 513\), .* test \(needs 0\)", rest), rest
+    assert stdlib.startswith("stdlib: tokens: not counted (a long text, or no file); the run needs 513 training")
+    file.write_text(json.dumps({**keys, "max_generations": 900}))
+    code, _, errors = answer("edt.py", "--config", str(file), "--look")
+    assert code == 2 and "training tokens where the run needs" in errors and not (tmp_path / "runs").exists()
 
 
 def test_what_is_found_to_be_impossible_while_it_is_made_is_no_matter_of_trying_again(tmp_path):
@@ -99,7 +154,8 @@ TURNS = {
     "warmup_steps": (4, {}), "weight_decay": (0.5, {}), "clip": (0.1, {}), "precision": ("bf16-mixed", {}),
     "inner_optimizer_state": ("reset", {}), "outer_lr": (0.5, {}), "outer_momentum": (0.5, {}),
     "outer_nesterov": (False, {"outer_momentum": 0.5}), "shards": (2, {"algorithm": "diloco"}),
-    "wire_dtype": ("int8", {}), "error_feedback": (True, {"wire_dtype": "int8"}), "average_every": (1, {}),
+    "wire_dtype": ("fp32", {}), "error_feedback": (True, {"algorithm": "diloco"}),
+    "overlap": (1, {"algorithm": "diloco"}), "average_every": (1, {}),
     "selection": ("matching", {"seed": 3, "group_size": 2}), "group_size": (4, {}), "previous_generation": (True, RANK),
     "crossover": ("slerp", {}), "elitism": (1, RANK), "mutation_probability": (1.0, {}),
     "mutation_strength": (0.5, {"mutation_probability": 1.0}), "lr_spread": (4.0, {}), "z_loss": (0.1, {}),
@@ -141,7 +197,7 @@ def test_crossovers_differ(runs, how):
 def test_threads_are_those_of_torch(tmp_path):
     import torch
 
-    from train.member.pretrained import maker
+    from train.member.pretraining_tasks import maker
 
     maker(config(threads=2))
     assert torch.get_num_threads() == 2
@@ -151,7 +207,7 @@ def test_threads_are_those_of_torch(tmp_path):
 def test_an_elastic_run_does_not_wait_for_a_late_member(tmp_path, algorithm, slot, there):
     """A member that nobody makes is closed after the grace time; the others make do without it."""
     from tests.small import worker
-    from train.member.pretrained import maker
+    from train.member.pretraining_tasks import maker
 
     c = config(algorithm=algorithm, quorum=0.75, grace_seconds=0.3, poll_seconds=0.02)
     late, stuck = worker(tmp_path, c, "late"), []
@@ -175,3 +231,22 @@ def test_the_tokenizer_and_the_models_own_tokenizer(tmp_path):
     assert tokenizer_name(config(tokenizer="a")) == "a"
     assert tokenizer_name(config(tokenizer="", initial_population=("/models/b", "tiny"))) == "/models/b"
     assert tokenizer_name(config(tokenizer="", initial_population=("tiny",))) == ""
+
+
+@pytest.mark.parametrize("name, said", [
+    ("old.txt", "old.txt: no UTF-8: invalid start byte at byte 3; iconv -f latin1 -t utf-8 recodes Latin-1"),
+    ("notes.md", "how a file is read follows from its name, which must end in one of .txt, .jsonl, .parquet"),
+])  # fmt: skip
+def test_a_file_that_is_read_otherwise_is_told_how(tmp_path, name, said):
+    (tmp_path / name).write_bytes("schön war's".encode("latin1") * 1000 if name == "old.txt" else b"# Notes")
+    with pytest.raises(UserError, match=re.escape(said)):
+        prepared(config(datasets=({"source": str(tmp_path / name)},)), tmp_path)
+
+
+def test_all_texts_that_are_too_short_are_named_at_once(tmp_path):
+    both = [tmp_path / "one.jsonl", tmp_path / "two.jsonl"]
+    for file in both:
+        file.write_text('{"text": "a few words"}\n')
+    with pytest.raises(UserError) as error:
+        prepared(config(datasets=tuple({"source": str(file)} for file in both)), tmp_path)
+    assert all(str(file) in str(error.value) for file in both)

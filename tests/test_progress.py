@@ -1,8 +1,15 @@
 """How a run gets on, as it is said to whoever started it."""
 
+import json
+import os
 import re
+import subprocess
+import sys
+import time
 from collections.abc import Mapping
 from typing import Any
+
+import pytest
 
 from fleet.history import History
 from fleet.host import Host
@@ -12,7 +19,9 @@ from fleet.run import open_run
 from fleet.underway import TimeLeft, Underway, underway
 from fleet.work import Work
 from fleet.worker import Worker
-from tests.helpers import Toys, until
+from tests.helpers import ROOT, Toys, until
+from tests.launching import LAUNCHER
+from tests.small import finished
 from tests.toy.maker import maker
 from tests.toy.strategies import strategy
 
@@ -36,8 +45,83 @@ def test_how_far_each_is(toys):
     assert progress.making().startswith(f"making {id} step ")
 
 
+def test_a_launched_run_is_told_like_a_local_one(toys):
+    """Through the launcher, where nobody has a terminal: each round, and at the end where everything is."""
+    run: Toys = toys().prepare()
+    run.work(recipes=3)
+    file = run.place / "evolution.json"
+    file.write_text(json.dumps({"project_name": "toy", "base_dir": "runs", **run.keys}))
+    files = ["--config", str(file), "--machines", str(run.place / "none.json")]
+    watching = run.run([*LAUNCHER, "status", "--watch", *files])
+    pulse = run.folder / "workers" / "berta.pulse"
+    pulse.write_text(json.dumps({"beat": 1, "launch": 1, "machine": "gpu2"}))
+    os.utime(pulse, (time.time() - 90,) * 2)
+    until(lambda: "heard of for" in watching.said, "a silent machine is named")
+    run.work()
+    watching.ends(0)
+    said = watching.said
+    assert "\nround 1: " in said and "The run is over after 4 rounds. Its last round:" in said
+    assert said.endswith(f"Everything is in {run.folder}\n") and said.count("heard of for") == 1
+
+
+def test_who_launches_a_run_that_is_over_is_told_what_it_came_to(toys):
+    """Though none of its machines answers."""
+    run: Toys = toys().prepare()
+    run.work()
+    file, machines = run.place / "evolution.json", run.place / "machines.json"
+    file.write_text(json.dumps({"project_name": "toy", "base_dir": "runs", **run.keys}))
+    machines.write_text('["nowhere.invalid"]')
+    launching = run.run([*LAUNCHER, "launch", "--config", str(file), "--machines", str(machines)])
+    launching.ends(0)
+    assert "The run is over. To start another one, choose another PROJECT_NAME.\n" in launching.said
+    assert launching.said.count("Its last round:") == 1 and launching.said.endswith(f"Everything is in {run.folder}\n")
+
+
+def test_the_lines_travel_from_another_machine_too(toys):
+    """The proxy there is asked over a wire."""
+    run: Toys = toys().prepare()
+    run.work()
+    words = [sys.executable, "-m", "fleet.remote.run_proxy", "@"]
+    asks = [("open", {"folder": str(run.folder)}), ("follow", {"command": ["-m", "tests.toy"], "finish": True})]
+    with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as proxy:
+        assert proxy.stdin and proxy.stdout
+
+        def answer(verb: str, **known: Any) -> Any:
+            assert proxy.stdin and proxy.stdout
+            proxy.stdin.write(json.dumps({"verb": verb, "with": known}) + "\n")
+            proxy.stdin.flush()
+            return json.loads(proxy.stdout.readline()[1:])["answer"]
+
+        for verb, known in asks:
+            answer(verb, **known)
+        told = list[dict[str, Any]]()
+        until(lambda: told.append(answer("followed")) or told[-1]["code"] is not None, "it has said all")
+    assert told[-1]["code"] == 0 and "The run is over after 4 rounds" in "".join(each["text"] for each in told)
+
+
+@pytest.mark.slow
+def test_what_a_launched_run_leaves_behind(tmp_path):
+    """As after a start on this machine: an exported model, and the command that evaluates it."""
+    finished(tmp_path)
+    words = [sys.executable, "edt.py", "--follow", str(tmp_path / "run"), "--finish"]
+    with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as following:
+        assert following.stdout
+        said = following.stdout.read()
+    assert following.returncode == 0 and "The run is over after " in said
+    assert f"Exported (average): {tmp_path / 'run' / 'export'}" in said and "Evaluate it: lm_eval" in said
+
+
 def test_nobody_has_begun(toys):
     run: Toys = toys().prepare()
+    assert Progress(run.history(), 4).making() == "the workers are starting"
+
+
+def test_something_is_said_while_the_first_recipe_is_made(toys):
+    """Before its maker's pulse tells how far it is, and before anything was moved."""
+    run: Toys = toys().prepare()
+    events = run.folder / "workers" / "anna.events"
+    notes = [{"at": 1e9, "what": what} for what in ("started", "planned", "claimed")]
+    events.write_text("".join(json.dumps(each) + "\n" for each in notes))
     assert Progress(run.history(), 4).making() == "the workers are starting"
 
 
@@ -65,11 +149,16 @@ def test_time_left_is_of_the_whole_run(toys):
         watching.look_far()
         left.learn()
         told.append(left.seconds())
-        return make(work)
+        return {**make(work), "tokens": 1000}
 
     store, _ = open_run(run.folder, clock, "here")
     assert Worker(store, strategy(run.config), watched, options(run.config, 1)).run() == "over"
     known = [seconds for seconds in told if seconds is not None]
-    assert told[0] is None and len(known) > 15
-    assert 150 < known[3] < 180 and known[-1] < 20
+    assert told[:5] == [None] * 5 and len(known) > 15, told
+    assert 140 < known[0] <= 160 and known[-1] < 20, known
     assert all(0 <= a - b <= 20 for a, b in zip(known, known[1:], strict=False)), known
+    watching.look_far()
+    after = TimeLeft(watching, 5)
+    for each in (left, after):
+        each.learn()
+    assert left.tokens == 1000 * len(told) and after.tokens == 0, "of this start alone"

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from fleet.config import UserError
 from fleet.host import Host
 from fleet.machines import Machine
 from fleet.remote import agent, engines, link, preflight
@@ -23,6 +22,7 @@ from fleet.remote.launcher import Launcher, place, seats
 from fleet.remote.preflight import Report
 from fleet.remote.route import Route, first_hop, known, route_to
 from fleet.run import create_run
+from fleet.run_config import UserError
 from tests.helpers import ROOT
 from tests.launching import old_pythons
 from tests.toy.config import ToyConfig
@@ -213,7 +213,11 @@ def test_versions_that_differ_are_noted_or_refused():
 def test_machines_on_another_disk_are_told_apart():
     a, b, c = report("a"), report("b"), report("c")
     a.missing, b.missing, c.missing = ["c"], ["c"], ["a", "b"]
-    assert judged(a, b, c) == ["", "", "its BASE_DIR is another disk than others'; those who share one: a, b / c"]
+    assert judged(a, b, c) == [
+        "",
+        "",
+        "its BASE_DIR is another disk than others': is the shared one mounted there? Those who share one: a, b / c",
+    ]
     alone = [report("a"), report("b")]
     alone[0].missing, alone[1].missing = ["b"], ["a"]
     assert all("another disk" in why for why in judged(*alone))

@@ -23,13 +23,13 @@ import pytest
 
 from fleet import launches, plain
 from fleet.ancestry.tree import Node
-from fleet.config import UserError
 from fleet.report import curves, family, words
 from fleet.report.facts import covered
 from fleet.report.page import page
 from fleet.report.run_reader import RunReader
 from fleet.report.serving import LivePage, known, server
 from fleet.report.svg import Scale
+from fleet.run_config import UserError
 from fleet.store import _opened, _sealed
 from tests.browser import FAULTS, Browser, looks_right
 from tests.helpers import MISHAPS, ROOT, Started, Toys, kill, listing, until
@@ -378,6 +378,8 @@ def test_errors_are_told_in_a_line(finished, tmp_path):
         assert said.startswith(f"{there}: not the folder of a run") and len(said.splitlines()) == 1
     said = reported(finished.folder, "--out", str(tmp_path / "no" / "file.html"), code=2)
     assert "cannot be written" in said and len(said.splitlines()) == 1
+    said = reported(finished.folder, "--out", str(tmp_path / ("x" * 300)), code=2)
+    assert "File name too long" in said and len(said.splitlines()) == 1
     said = reported(Path("compare"), str(finished.folder), code=2)
     assert "1 folders of runs are given; from 2 to 8 are expected" in said
     assert "give one of them" in reported(finished.folder, "--serve", "--out", "x", code=2)

@@ -16,10 +16,10 @@ from unittest import mock
 import pytest
 
 from fleet import run as place_of_runs
-from fleet.config import UserError
 from fleet.errors import absolute
 from fleet.host import Host
 from fleet.run import Mount, create_run, mount_of, open_run
+from fleet.run_config import UserError
 from fleet.store import Store
 from tests.helpers import Toys, listing, mounted, one_of, until
 
@@ -346,6 +346,18 @@ def test_links_in_a_circle_are_said_in_a_line(toys, tmp_path):
         refused = run.start(1)
         refused.ends(2)
         assert str(place)[:200] in refused.said and "Traceback" not in refused.said
+
+
+def test_a_base_dir_that_cannot_be_is_said_in_a_line_by_whoever_looks_there_first(tmp_path):
+    """Pre-training looks for a run before it counts the text. Each has another reason."""
+    ascii = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    rounds = {"population_size": 2, "max_generations": 2, "first_inner_steps": 1, "inner_steps": 1}
+    for name, more, why in (("x" * 300, {}, "File name too long"), ("d\xfcrer", ascii, "set LC_ALL=C.UTF-8")):
+        keys = {"project_name": "there", "base_dir": str(tmp_path / name), **rounds}
+        (tmp_path / "run.json").write_text(json.dumps({key.upper(): value for key, value in keys.items()}))
+        words = [sys.executable, str(ROOT / "edt_sim.py"), "--config", str(tmp_path / "run.json")]
+        done = subprocess.run(words, env={**os.environ, **more}, capture_output=True, text=True, check=False)
+        assert done.returncode == 2 and why in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("name", ["a b) S 1", "\udcff\udc85"])

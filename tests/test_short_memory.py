@@ -9,18 +9,18 @@ import pytest
 import torch
 
 from fleet import faults
-from fleet.config import UserError
 from fleet.digest import digest
 from fleet.errors import Lacking
+from fleet.run_config import UserError
 from fleet.scratch import passing
 from fleet.work import Failed, NotOnThisMachine
 from tests.helpers import LONG, until
 from tests.small import config, finished, worker
-from train.verdicts import judging, short_memory
+from train.verdicts import short_memory, with_verdicts
 
 ROOMY = {
     "batch_size": 64, "seq_length": 128, "population_size": 2, "max_generations": 1, "max_epochs": 1e6,
-    "inner_steps": 1,
+    "inner_steps": 1, "held_out": 0.2,
 }  # fmt: skip
 
 # A worker that may use 20 MB more than it uses when it begins to train: a step needs several times as much.
@@ -29,7 +29,7 @@ import resource, sys
 from pathlib import Path
 from tests import small
 from tests.test_short_memory import ROOMY
-from train.member.pretrained import maker
+from train.member.pretraining_tasks import maker
 
 c = small.config(tokenizer=sys.argv[2] + "/tokenizer", datasets=({"source": sys.argv[2] + "/text.jsonl"},), **ROOMY)
 make = maker(c)
@@ -100,7 +100,7 @@ def test_after_it_ran_out_of_memory_a_worker_begins_afresh():
             torch.empty(1 << 50)
         return {"model": float(tools.model.sum())}
 
-    making = judging(tools, make, "less of this needs less")
+    making = with_verdicts(tools, make, "less of this needs less")
     assert making("small") == {"model": 0.0}
     with pytest.raises(NotOnThisMachine, match="4503599.63 GB more are needed, of .* less of this needs less") as error:
         making("large")
@@ -146,7 +146,7 @@ def test_what_a_makers_error_means(error, meaning, words):
         raise error
 
     with pytest.raises(meaning, match=words) as found:
-        judging(lambda: None, make, "advice")(None)
+        with_verdicts(lambda: None, make, "advice")(None)
     assert type(found.value) is meaning or meaning in (OSError,)
 
 
@@ -174,10 +174,9 @@ def test_a_trial_that_had_no_room_is_no_answer(monkeypatch):
         def eval(self):
             pass
 
-    def tried(model, examples, rows):
+    def tried(model, length):
         raise raised
 
-    monkeypatch.setattr(packing, "_trial", lambda model, length: ([], []))
     monkeypatch.setattr(packing, "_alike", tried)
     raised = RuntimeError("position 9 is out of range")
     assert not packing.can_pack(Model(), 8)

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from fleet.config import UserError
 from fleet.history import opened
 from fleet.metrics import points
 from fleet.metrics import sinks as real
 from fleet.metrics.file_sinks import Board, CsvTable
 from fleet.metrics.sink import Home, Point
+from fleet.run_config import UserError
 from tests import sinks
 from tests.helpers import LONG, ROOT, Toys, kill, pids, until
 

@@ -10,12 +10,12 @@ import pytest
 from lm_eval.api.model import LM
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from fleet.config import UserError
+from fleet.run_config import UserError
 from train import starters as models
 from train.chat import examples
+from train.lm_eval_tasks import Asked, TaskEvaluation, load
 from train.skills import BASE, MIXED, NUMBERS, SKILLS, question, questions, rows, write_tasks
 from train.starters import StarterSettings, make_tokenizer, starters
-from train.tasks import Asked, TaskEvaluation, load
 
 EVERY = (*SKILLS, MIXED)
 SMALL = StarterSettings(base_steps=6, steps=4, chats=4, windows=2, vocabulary=512)
@@ -36,7 +36,7 @@ def tokenizer():
 
 
 def asked(folder: Path, count: int = 60) -> Asked:
-    return Asked(tasks=tuple(write_tasks(folder, 3, count)), task_path=(str(folder),))
+    return Asked(tuple(f"skill_{each}" for each in (*SKILLS, MIXED)), task_path=(str(write_tasks(folder, 3, count)),))
 
 
 # -- the questions -----------------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ def test_a_chat_is_written_as_the_template_says(tokenizer, tmp_path):
         assert said == "<|im_start|>user\né?<|im_end|>\n<|im_start|>assistant\n"
         assert each.decode(each(said)["input_ids"]) == said and each.eos_token == "<|im_end|>" != each.pad_token
         (row,) = rows("skill:compare", 1, 1)
-        ((made,),) = examples([row], each, 128).kept
+        ((made,),) = examples([("", row)], each, 128).kept
         assert each.decode(made.tokens[made.learned]) == row["messages"][1]["content"] + "<|im_end|>"
 
 

@@ -7,15 +7,16 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from fleet.config import UserError
 from fleet.digest import digest
+from fleet.run_config import UserError
 from tests.small import MODEL, config, finished, shared
-from train import text
-from train.config import Dataset
+from train import source_names, text
 from train.export import Exporter
 from train.loop import Learner
 from train.member.prepare import own_tokenizer, tokens_of
 from train.model import built
+from train.splits import SPLITS
+from train.training_config import Dataset
 
 DOCUMENTS = ["one fish\n", "two fish\nred fish\n", "blue fish\n"]
 
@@ -38,18 +39,36 @@ def test_text_jsonl_and_parquet_give_the_same_documents(tmp_path):
             text.check(source(tmp_path / f"a.{kind}"))
 
 
+def test_before_the_hub_is_asked_names_are_looked_at(tmp_path, capsys):
+    for name in ("wikitext-2", "evolution.json"):
+        (tmp_path / name).touch()
+    source_names.check(["stdlib", "fake", "gone.jsonl", "gone.txt", str(tmp_path)], tmp_path)
+    assert not capsys.readouterr().out
+    source_names.check(["HuggingFaceFW/fineweb-edu"], tmp_path)
+    assert "no file of that name is here, so the hub is asked for it.\n" in capsys.readouterr().out
+    source_names.check(["wikitext"], tmp_path)
+    assert "so the hub is asked for it (or is wikitext-2 meant?)" in capsys.readouterr().out
+    for name, why in (
+        ("evolution.jsn", "is evolution.json meant"),
+        ("/gone/text", "no such file"),
+        ("stdlb", "stdlib"),
+    ):
+        with pytest.raises(UserError, match=why):
+            source_names.check([name], tmp_path)
+
+
 def test_a_plain_file_is_one_document(tmp_path):
-    """Given in stretches that end at lines, so that some can be held out; only a separator makes documents of it."""
+    """Given in chunks that end at lines, so that some can be held out; only a separator makes documents of it."""
     whole = "".join(f"{'word ' * (n % 30)}\n\n" for n in range(20_000)) + "x" * 10_000
     (tmp_path / "a.txt").write_text(whole)
     found = [*text.documents(source(tmp_path / "a.txt"))]
-    assert "".join(found) == whole and max(map(len, found)) <= 4097
-    assert all(each.endswith("\n") for each in found if "x" not in each) and len(found) < 2 * len(whole) / 4096
-    got, ends = {"train": 0, "held": 0}, []
+    assert "".join(found) == whole and max(map(len, found)) <= 8193
+    assert all(each.endswith("\n") for each in found if "x" not in each) and len(found) < 2 * len(whole) / 8192
+    got, ends, wanted = dict.fromkeys(SPLITS, 0), [], {"train": 9000, "validation": 250, "test": 250}
     for separator in ("", "\n\n"):
         c = config(datasets=({"source": str(tmp_path / "a.txt"), "separator": separator},), tokenizer="")
         tokenizer = own_tokenizer(c)
-        tokens = tokens_of(c, 0, lambda tokenizer=tokenizer: tokenizer, 300, {"train": 9000, "held": 500}, dict(got))
+        tokens = tokens_of(c, 0, lambda tokenizer=tokenizer: tokenizer, 300, wanted, dict(got))
         ends.append(sum(part.count(tokenizer.eos_token_id) for _, _, part in islice(tokens, 50)))
     assert ends[0] == 0 < ends[1]
 
@@ -119,7 +138,8 @@ def test_a_source_that_is_not_evaluated_is_learned_from_and_does_not_count(tmp_p
     losses = {}
     for evaluated in (True, False):
         history = finished(tmp_path / str(evaluated), datasets=(text, {"source": "fake", "evaluated": evaluated}))
-        assert (history["0/tokens-1"].metrics["held"] > 1) == evaluated and history["0/tokens-1"].metrics["train"] > 1
+        found = history["0/tokens-1"].metrics
+        assert bool(found["validation"]) == bool(found["test"]) == evaluated and found["train"] > 1
         losses[evaluated] = history["3/m0"].metrics["loss"]
     assert losses[False] < losses[True]
 
@@ -141,10 +161,11 @@ def test_held_out_tokens_come_from_many_documents_where_there_are_many(tmp_path,
     """Of one long document, a loss would say how it is about that one."""
     rows = [json.dumps({"text": f"{n} " + "fish " * 400}) + "\n" for n in range(documents)]
     (tmp_path / "long.jsonl").write_text("".join(rows))
-    c = config(datasets=(source(tmp_path / "long.jsonl"),), eval_sequences=64, held_out=0.1)
-    tokenizer, got, found = AutoTokenizer.from_pretrained(shared() / "tokenizer"), {"train": 0, "held": 0}, []
-    for _, part, tokens in tokens_of(c, 0, lambda: tokenizer, 257, {"train": 100, "held": 64 * 16 + 1}, got):
+    c = config(datasets=(source(tmp_path / "long.jsonl"),), eval_sequences=64, held_out=0.2)
+    tokenizer, got, found = AutoTokenizer.from_pretrained(shared() / "tokenizer"), dict.fromkeys(SPLITS, 0), []
+    wanted = {"train": 100, "validation": 0, "test": 64 * 16 + 1}
+    for _, part, tokens in tokens_of(c, 0, lambda: tokenizer, 257, wanted, got):
         got[part] += len(tokens)
-        found += [len(tokens)] * (part == "held")
-    assert got["held"] > 64 * 16 and max(found) <= most
+        found += [len(tokens)] * (part == "test")
+    assert got["test"] > 64 * 16 and max(found) <= most
     assert (len(found) > 16) == (documents == 2000)

@@ -6,8 +6,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Mapping
+from itertools import chain, islice
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from evomerge import specialists, texts
 from evomerge.specialists import BASE, SpecialistSettings, made
-from fleet.config import UserError
+from fleet import meanwhile
+from fleet.run_config import UserError
 from merge.merge_recipe import parse
 from merge.merging import merge
 from tests.helpers import LONG, mounted, until
@@ -77,22 +80,51 @@ def left(folder: Path) -> list[str]:
 # -- the text ----------------------------------------------------------------------------------------------------------
 
 
+def passages_of(kind: str, count: int) -> list[str]:
+    """Of those that nobody learns from."""
+    return [*islice(chain.from_iterable(texts.unseen(kind)), count)]
+
+
 def test_there_are_as_many_passages_of_each_kind():
-    passages = texts.mixed(64)
-    assert [each.kind for each in passages] == [*texts.KINDS] * 64
-    assert len({each.text for each in passages}) == 3 * 64 and texts.mixed(5) == passages[:15]
-    assert all(600 <= len(each.text) <= 1000 for each in passages)
+    passages = {kind: passages_of(kind, 64) for kind in texts.KINDS}
+    assert all(len({*each}) == 64 for each in passages.values()) and passages_of("code", 5) == passages["code"][:5]
+    assert all(600 <= len(each) <= 1000 for some in passages.values() for each in some)
 
 
 def test_no_passage_is_in_what_models_learn_from(learnt):
     assert all(len(each) > 500_000 for each in learnt.values())
-    assert not [each for each in texts.mixed() if any(each.text in whole for whole in learnt.values())]
+    assert not [
+        each for kind in texts.KINDS for each in passages_of(kind, 96) if any(each in w for w in learnt.values())
+    ]
 
 
 def test_kinds_differ(learnt):
     """Of the words that come often in one of two kinds few do in the other."""
     often = {kind: {word for word, _ in Counter(text.split()).most_common(300)} for kind, text in learnt.items()}
     assert all(len(often[a] & often[b]) < 200 for a in often for b in often if a != b)
+
+
+def test_whoever_waits_hears_at_once_of_what(tmp_path, monkeypatch):
+    monkeypatch.setattr(meanwhile, "EVERY", 0.001)
+    said, repeated = list[str](), threading.Event()
+
+    def tell(line: str) -> None:
+        said.append(line)
+        if line.startswith("reading their text, for "):
+            repeated.set()
+
+    def tokenizer(settings: SpecialistSettings) -> None:
+        assert repeated.wait(LONG)
+        raise UserError("far enough")
+
+    monkeypatch.setattr(specialists, "_tokenizer", tokenizer)
+    with pytest.raises(UserError, match="far enough"):
+        made(tmp_path, 1, tell, SMALL)
+    told = [line for line in said if ", for " not in line]
+    assert [line.partition(" models are made in")[0] for line in told] == [
+        "looking for the small models", "4 small", "reading their text",
+    ]  # fmt: skip
+    assert not [each for each in threading.enumerate() if each.name.endswith("(remind)")], "nobody goes on saying it"
 
 
 # -- the folders -------------------------------------------------------------------------------------------------------
@@ -117,8 +149,8 @@ def test_what_is_there_is_kept_and_other_settings_make_others(models):
     folder, before = models[BASE].parents[1], {name: times(place) for name, place in models.items()}
     assert made(folder, 1, settings=SMALL) == models
     assert {name: times(place) for name, place in models.items()} == before
-    other = specialists._digest(SpecialistSettings(seed=2))
-    assert len({other, specialists._digest(SpecialistSettings()), models[BASE].parent.name[-12:]}) == 3
+    homes = {specialists.home_in(folder, each) for each in (SpecialistSettings(seed=2), SpecialistSettings())}
+    assert len({*homes, models[BASE].parent}) == 3
 
 
 @pytest.mark.slow
@@ -190,8 +222,8 @@ def perplexity(folder: Path) -> float:
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
     nats, count = 0.0, 0
     with torch.inference_mode():
-        for passage in texts.mixed(48):
-            tokens = tokenizer(passage.text, return_tensors="pt")["input_ids"]
+        for passage in chain.from_iterable(passages_of(kind, 48) for kind in texts.KINDS):
+            tokens = tokenizer(passage, return_tensors="pt")["input_ids"]
             nats += float(model(tokens, labels=tokens).loss) * (tokens.shape[1] - 1)
             count += tokens.shape[1] - 1
     return math.exp(nats / count)

@@ -7,12 +7,20 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+import time
+from typing import Any
 
 import pytest
 from rich.console import Group
 
 from fleet import launches
+from fleet.claims import Claims, Watch
 from fleet.console import console
+from fleet.disk import Disk
+from fleet.host import Host
+from fleet.run import open_run
+from fleet.silence import silent
 from fleet.status import View, printed
 from tests.helpers import MISHAPS, Started, Toys, kill, listing, until
 
@@ -46,7 +54,7 @@ def standing_still(toys) -> tuple[Toys, list[Started]]:
 def test_a_running_one(toys):
     run, _ = standing_still(toys)
     said = status(run)
-    assert "1 rounds finished; 2 workers" in said and " was lost; before that " in said
+    assert "0 rounds finished; 2 workers" in said and " was lost; before that " in said
     makers = {worker: id[2:] for worker, id in run.makers("00001/m.").items()}
     for worker in ("anna", "berta", "caesar"):
         assert f"{makers[worker]} by {worker}" in said
@@ -57,19 +65,77 @@ def test_a_running_one(toys):
     assert f"1/{free}" in said, "the second round waits for it, too"
 
 
+def pulse(run: Toys, worker: str, at: float, machine: str, **more: Any) -> None:
+    """What a worker said at a moment."""
+    file = run.folder / "workers" / f"{worker}.pulse"
+    file.write_text(json.dumps({"beat": 1, "launch": 1, "machine": machine, **more}))
+    os.utime(file, (at, at))
+
+
+def test_a_silent_machine_is_named_before_it_counts_as_dead(toys):
+    run: Toys = toys().prepare()
+    store, now = open_run(run.folder, Host(), "test")[0], time.time()
+    pulse(run, "anna", now, "gpu1")
+    for worker, ago in (("berta-0", 45), ("berta-1", 50)):
+        pulse(run, worker, now - ago, "gpu2")
+    assert silent(store, 1, 60.0) == ["machine gpu2 has not been heard of for 45 seconds"]
+    assert "machine gpu2 has not been heard of for 45 seconds" in status(run)
+    pulse(run, "berta-1", now, "gpu2")
+    assert silent(store, 1, 60.0) == ["worker berta-0 has not been heard of for 45 seconds"]
+    pulse(run, "berta-0", now - 20, "gpu2")
+    assert silent(store, 1, 60.0) == [], "a network disk may show what is half a minute old"
+    for worker in ("anna", "berta-0", "berta-1"):
+        pulse(run, worker, now - 240, "gpu1")
+    assert silent(store, 1, 60.0) == ["nobody has been heard of for 4 minutes, if this machine's clock is right"]
+    assert silent(store, 2, 60.0) == [], "of another launch"
+
+
+def test_what_a_worker_does_is_what_it_has_claimed_last(toys):
+    """Its pulse still tells of what it has finished since, and its notes are older."""
+    run: Toys = toys().prepare()
+    run.work(recipes=3)
+    notes = [{"at": time.time() - 600, "what": what, "id": "0/init-0"} for what in ("started", "claimed")]
+    (run.folder / "workers" / "berta.events").write_text("".join(json.dumps(each) + "\n" for each in notes))
+    store, history = open_run(run.folder, Host(), "berta")[0], run.history()
+    (id, _), *_ = history.open()
+    pulse(run, "berta", time.time(), "gpu1", doing="0/init-0", unit="step", done=5, of=9)
+    assert Claims(store, history, Watch(store, Host(), 60.0), 1).take(id)
+    assert re.search(rf"berta .* making {id} [0-2] seconds", status(run)), "the age of what was heard last"
+    pulse(run, "berta", time.time(), "gpu1", doing=id, unit="step", done=30, of=300)
+    assert f" making {id} step 30 of 300 " in status(run)
+
+
 def test_a_finished_one(toys):
     run: Toys = toys()
     run.start(2).ends(0)
     said = status(run)
-    assert "5 rounds finished; the run is over" in said
+    assert "4 rounds finished; the run is over" in said
     made = len(run.registers(r".*\.done"))
     assert f"{made} made" in said and "4/average loss=" in said
+    (summary,) = [line for line in said.splitlines() if line.startswith("4/average ")]
+    assert summary.endswith(" (validation)"), "toys have no other questions"
     assert "Last errors" not in said
+    shares = re.search(r"of their time (\d+)% at work, (\d+)% for the disk, (\d+)% for others", said)
+    assert shares and 99 <= sum(map(int, shares.groups())) <= 101 and int(shares[1]) > 0
+    made = run.events("made")
+    assert made and all(0 <= event["disk"] <= event["seconds"] + 2e-3 for event in made)
+
+
+def test_time_for_the_disk_is_what_its_first_user_waits(tmp_path):
+    disk = Disk(tmp_path)
+    disk.call("slow", time.sleep, 0.05)
+    assert 0.05 <= (waited := disk.seconds) < 5
+    aside = threading.Thread(target=disk.call, args=("aside", time.sleep, 0.05))
+    aside.start()
+    aside.join()
+    assert disk.seconds == waited
 
 
 def test_a_stopped_one(toys):
     run: Toys = toys(script=MISHAPS, mishap="verdict")
-    run.start(1).ends(1)
+    stopped = run.start(1)
+    stopped.ends(1)
+    assert f"Their log: {run.folder / 'workers' / 'local-1.log'}" in stopped.said
     said = status(run)
     assert "stopped: 0/bad cannot be made: it does not converge" in said
     assert "Last errors" in said and "local-0-" in said
@@ -86,6 +152,9 @@ def test_one_that_was_interrupted(toys):
 def test_one_that_nobody_has_worked_on_yet(toys):
     run: Toys = toys().prepare()
     assert "0 rounds finished" in status(run)
+    above = run.run([*STATUS, str(run.folder.parent)])
+    above.ends(2)
+    assert f"not the folder of a run; runs that lie in it: {run.folder.name}" in above.said
 
 
 @pytest.mark.slow
@@ -138,6 +207,17 @@ def test_watching_ends_with_the_run(toys):
     assert "the run is over" in watching.said
 
 
+def test_watching_ends_where_nobody_reads_any_more(toys):
+    """`status --watch | head -3` does not go on until the run is over."""
+    run: Toys = toys().prepare()
+    run.work(recipes=3)
+    shell = ["sh", "-c", '"$@" | head -3; echo ended', "sh", *STATUS, str(run.folder), "--watch"]
+    watching = run.run(shell)
+    until(lambda: "ended" in watching.said, "it ends", 20)
+    watching.ends(0)
+    assert "rounds finished" in watching.said and "Traceback" not in watching.said and not run.is_over()
+
+
 @pytest.mark.parametrize("command", ["status", "report", "ancestry"])
 def test_nobody_listens(toys, command):
     """A pipe whose reader has gone, or a full disk: output is for people, and no traceback helps them."""
@@ -167,7 +247,7 @@ def test_the_digest_of_a_run(toys):
     run.start(2).ends(0)
     asked = run.run([sys.executable, "-m", "fleet.digest", str(run.folder), str(run.folder)])
     asked.ends(0)
-    assert asked.said == f"{run.digest()}  {run.folder}  (5 rounds, over)\n" * 2
+    assert asked.said == f"{run.digest()}  {run.folder}  (4 rounds, over)\n" * 2
     missing = run.run([sys.executable, "-m", "fleet.digest", str(run.place)])
     missing.ends(2)
     assert "not the folder of a run" in missing.said and "Traceback" not in missing.said

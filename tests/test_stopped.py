@@ -1,12 +1,12 @@
 """Processes that stand still for longer than anybody waits, at many moments, alone or all at once: time is lost, and
 nothing else. Nobody who only stood still is taken for dead by those who stood still with him."""
 
+import contextlib
 import json
 import os
 import random
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
@@ -24,13 +24,14 @@ def beat(run: Toys, name: str) -> int:
 
 
 def stand_still(those: list[int], seconds: float, apart: float = 0.0) -> None:
-    """The last one goes on first."""
-    there = [pid for pid in those if Path(f"/proc/{pid}").exists()]
-    for pid in there:
-        freeze(pid)
+    """The last one goes on first. Any of them may have ended, before or meanwhile."""
+    for pid in those:
+        with contextlib.suppress(ProcessLookupError):
+            freeze(pid)
     time.sleep(seconds)  # this is the mishap's own length
-    for pid in reversed(there):
-        os.kill(pid, signal.SIGCONT)
+    for pid in reversed(those):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
         time.sleep(apart)
 
 

@@ -24,11 +24,11 @@ from transformers import (
     MambaForCausalLM,
 )
 
-from fleet.config import UserError
+from fleet.run_config import UserError
 from tests import searching
-from train import likelihood, tasks
+from train import likelihood, lm_eval_tasks
 from train.likelihood import PackedHFLM
-from train.tasks import Asked, TaskEvaluation
+from train.lm_eval_tasks import Asked, TaskEvaluation
 
 MORE = {
     "letters": """task: letters
@@ -97,7 +97,7 @@ def loaded(place: Path, name: str = "part0"):
 
 def evaluation(place: Path, tokenizer, *names: str, **more) -> TaskEvaluation:
     asked = Asked(names, task_path=(str(place / "tasks"),), **more)
-    return TaskEvaluation(asked, tokenizer, tasks.load(asked))
+    return TaskEvaluation(asked, tokenizer, lm_eval_tasks.load(asked))
 
 
 def reference(place: Path, model, tokenizer, *names: str, **more) -> dict:
@@ -229,20 +229,22 @@ def test_which_questions_are_asked(place):
 def test_tasks_that_cannot_be_had(names, why, place, tmp_path):
     (tmp_path / "broken.yaml").write_text(MORE["said"].replace("task: said", "task: broken"))
     with pytest.raises(UserError, match=why):
-        tasks.load(Asked(names, task_path=(str(place / "tasks"), str(tmp_path))))
+        lm_eval_tasks.load(Asked(names, task_path=(str(place / "tasks"), str(tmp_path))))
     with pytest.raises(UserError, match="not a folder"):
-        tasks.load(Asked(names, task_path=(str(tmp_path / "nowhere"),)))
+        lm_eval_tasks.load(Asked(names, task_path=(str(tmp_path / "nowhere"),)))
 
 
 def test_metrics_are_known_beforehand(place):
     asked = Asked(("both", "read"), task_path=(str(place / "tasks"),))
-    found = tasks.load(asked)
-    assert tasks.metrics_of(found, "facts") == ["acc,none", "acc_norm,none"]  # through its group
-    assert tasks.metrics_of(found, "both") == ["acc,none"]
-    assert tasks.metrics_of(found, "read") == ["word_perplexity,none", "byte_perplexity,none"]
+    found = lm_eval_tasks.load(asked)
+    assert lm_eval_tasks.metrics_of(found, "facts") == ["acc,none", "acc_norm,none"]  # through its group
+    assert lm_eval_tasks.metrics_of(found, "both") == ["acc,none"]
+    assert lm_eval_tasks.metrics_of(found, "read") == ["word_perplexity,none", "byte_perplexity,none"]
     with pytest.raises(UserError, match="task both has no metric 'f1,none'; it has acc,none"):
-        tasks.check_metrics(found, [("facts", "acc,none"), ("both", "f1,none")])
-    assert tasks.is_mean(found, "facts", "acc,none") and not tasks.is_mean(found, "read", "word_perplexity,none")
+        lm_eval_tasks.check_metrics(found, [("facts", "acc,none"), ("both", "f1,none")])
+    assert lm_eval_tasks.is_mean(found, "facts", "acc,none") and not lm_eval_tasks.is_mean(
+        found, "read", "word_perplexity,none"
+    )
 
 
 # -- tasks whose own code fails ----------------------------------------------------------------------------------------
@@ -280,7 +282,7 @@ def failing(folder: Path, phase: str, how: str) -> dict:
     said += "process_docs: !function code.questions\nprocess_results: !function code.marked\n"
     (folder / "own.yaml").write_text(said)
     (folder / "code.py").write_text(OWN.format(**{key: how if key == phase else "pass" for key in PHASES}))
-    return tasks.load(Asked(("own",), limit=4, task_path=(str(folder),)))
+    return lm_eval_tasks.load(Asked(("own",), limit=4, task_path=(str(folder),)))
 
 
 def sat(loaded: dict, folder: Path) -> None:

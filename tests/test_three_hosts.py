@@ -24,7 +24,7 @@ LAUNCHER = [sys.executable, "launch_to_machines.py"]
 WIDE = {**MODEL["config"], "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128}
 # activations, not weights, take the memory: little is written
 KEYS = {**KEYS, "initial_population": [{"config": WIDE}], "batch_size": 64, "seq_length": 128, "inner_steps": 2,
-        "population_size": 3, "max_generations": 5, "max_epochs": 1000}  # fmt: skip
+        "population_size": 3, "max_generations": 5, "max_epochs": 1000, "held_out": 0.4}  # fmt: skip
 SPARE_MB = 96  # what a process may take beside its libraries; a recipe needs several times as much
 
 POISON = """
@@ -38,7 +38,7 @@ class memmap(numpy.memmap):
         raise RuntimeError("numpy's core was built for another machine")
 numpy.memmap = memmap
 """
-LIBRARIES = "import numpy, torch, transformers, tokenizers, edt_sim, train.member.pretrained, torch._dynamo"
+LIBRARIES = "import numpy, torch, transformers, tokenizers, edt_sim, train.member.pretraining_tasks, torch._dynamo"
 
 
 @pytest.fixture
@@ -88,5 +88,5 @@ def test_one_always_fails_and_one_has_too_little_memory(lab, tmp_path):
             run.registers(r".*\.left\..*")]  # fmt: skip
     assert {each["machine"] for each in left if each["why"] == "elsewhere"} == {"small"}
     assert "memory" in " ".join(each["error"] for each in left if each["machine"] == "small")
-    makers = [run.register(each)["machine"] for each in run.registers(r"0000[1-9]/m.*\.done")]
+    makers = [run.register(each)["machine"] for each in run.registers(r"0000[1-9]/m[0-9].*\.done")]
     assert {*makers} == {"good"} and len(makers) >= 15

@@ -9,18 +9,18 @@ import torch
 
 from diloco import DiLoCo
 from edt import EDT
-from fleet.config import UserError
 from fleet.plans import recipes_in, record_of
 from fleet.recipe import check
+from fleet.run_config import UserError
 from tests.small import MODEL, config
 from train.batches import TokenFile, batch, owned, shuffled
-from train.config import alone
-from train.genome import Genome, inherited, read
 from train.loop import Learner, NotFinite, rate
 from train.member.pretraining_runtime import mixed
 from train.model import built, described, flat, layout_of, same_shapes
 from train.parent_selection import hypercube
-from train.training_commands import _check_evolution
+from train.pretraining_genome import Genome, inherited, read
+from train.training_commands import prepared
+from train.training_config import alone
 
 # -- batches -----------------------------------------------------------------------------------------------------------
 
@@ -46,13 +46,13 @@ def test_slots_own_different_sequences_and_all_of_them():
 
 
 @pytest.mark.parametrize("size", range(2, 17))
-def test_whatever_the_population_somebody_is_met(size):
+def test_whatever_the_population_somebody_is_met(tmp_path, size):
     """Or it is refused: a group of one would only look like evolution."""
     c = config(population_size=size, group_size=0)
     assert c.parents_of_a_child > 1
     if size % c.parents_of_a_child:
-        with pytest.raises(UserError, match=f"POPULATION_SIZE is {size}, not a multiple of GROUP_SIZE 2"):
-            _check_evolution(c)
+        with pytest.raises(UserError, match=f"POPULATION_SIZE is {size}, not a multiple of GROUP_SIZE 2 .chosen."):
+            prepared(c, tmp_path)
     else:
         assert all(len(group) > 1 for group in EDT(c).families(2).values())
     assert config(population_size=size, selection="rank").parents_of_a_child == min(4, size)
@@ -171,7 +171,7 @@ def test_parts_of_a_batch_make_one_step():
 def test_z_loss_keeps_the_logits_sums_near_one_and_counts_in_no_evaluation():
     plain, kept = (Learner(built(MODEL, 257, 3), config(z_loss=z)) for z in (0.0, 0.1))
     tokens = some_batches(1)[0]
-    assert plain.looked_at(tokens) == kept.looked_at(tokens)
+    assert plain.eval_loss(tokens) == kept.eval_loss(tokens)
     logits = kept.model(input_ids=tokens[:, :-1]).logits
     nats = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
     wanted = nats + 0.1 * logits.exp().sum(-1).log().square().mean()
@@ -256,7 +256,7 @@ def test_a_child_inherits_from_the_fittest():
 
 def test_members_begin_with_rates_that_lie_evenly():
     c = config(population_size=4, lr_spread=8.0)
-    assert [inherited(c, slot, 1, [{}]).rate for slot in range(4)] == pytest.approx(
+    assert [inherited(c, slot, 1, [{}]).rate_factor for slot in range(4)] == pytest.approx(
         [8**-0.5, 8 ** (-1 / 6), 8 ** (1 / 6), 8**0.5]
     )
     assert inherited(config(population_size=1, lr_spread=8.0), 0, 1, [{}]) == Genome()
@@ -265,12 +265,12 @@ def test_members_begin_with_rates_that_lie_evenly():
 
 def test_mutations_are_as_likely_and_as_far_as_said():
     c = config(mutation_probability=0.5, mutation_strength=0.1)
-    drawn = [inherited(c, slot, 2, [{}]).rate for slot in range(400)]
+    drawn = [inherited(c, slot, 2, [{}]).rate_factor for slot in range(400)]
     changed = [math.log(rate) for rate in drawn if rate != 1.0]
     assert 0.4 < len(changed) / 400 < 0.6 and 0.08 < np.std(changed) < 0.12
-    assert drawn == [inherited(c, slot, 2, [{}]).rate for slot in range(400)] and len({*drawn}) > 150
+    assert drawn == [inherited(c, slot, 2, [{}]).rate_factor for slot in range(400)] and len({*drawn}) > 150
     far = inherited(config(mutation_probability=1.0, mutation_strength=10.0), 1, 2, [{}])
-    assert 0.25 <= far.rate <= 4
+    assert 0.25 <= far.rate_factor <= 4
 
 
 @pytest.mark.parametrize("population, size", [(2, 2), (4, 2), (8, 4), (8, 2), (16, 4), (1, 1)])

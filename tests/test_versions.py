@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from fleet import config, results_version
-from fleet.config import UserError
+from fleet import results_version, run_config
 from fleet.host import Host
 from fleet.run import create_run, open_run
+from fleet.run_config import UserError
 from tests.helpers import Toys
 from tests.toy.config import ToyConfig
 
@@ -68,7 +68,7 @@ def test_a_retired_key_is_passed_over_at_one_value_only(toys, monkeypatch):
     rewritten(run, lambda value: value["config"].update(velocity=0))
     with pytest.raises(UserError, match="unknown key"):
         join(run)
-    monkeypatch.setattr(config, "RETIRED", {"velocity": 0})
+    monkeypatch.setattr(run_config, "RETIRED", {"velocity": 0})
     join(run)
     assert run.work() == "over"
     run.same()
@@ -104,7 +104,7 @@ def test_no_process_goes_on_with_other_results_but_anybody_may_look(toys):
 def test_runs_begun_before_a_change_are_finished_by_the_code_before_it(tmp_path):
     results_version.check(tmp_path, {"config": {"algorithm": "a method whose results never changed"}})
     with pytest.raises(
-        UserError, match="of kind 1 and this code would give it those of kind 4: .* with commit 4b76bd2,"
+        UserError, match="of kind 1 and this code would give it those of kind 5: .* with commit 4b76bd2,"
     ):
         results_version.check(tmp_path, {"config": {"algorithm": "edt-evomerge"}})
 

@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,8 +12,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from fleet.config import UserError, validated
 from fleet.errors import Lacking
+from fleet.run_config import UserError, validated
 from train.posttrain.posttrain_config import Adapter
 
 _NAME = "default"  # peft's, for the only adapter
@@ -57,8 +58,7 @@ def _changes(model: Any) -> Iterator[tuple[str, Any, Tensor]]:
     for name, layer in model.named_modules():
         if isinstance(layer, layers.LoraLayer):
             down, up = (each[_NAME].weight.float() for each in (layer.lora_A, layer.lora_B))
-            change = (up @ down) * layer.scaling[_NAME]
-            base = layer.get_base_layer()
+            change, base = (up @ down) * layer.scaling[_NAME], layer.get_base_layer()
             yield name.removeprefix(_INSIDE), base, change.T if isinstance(base, Conv1D) else change
 
 
@@ -68,15 +68,11 @@ def places_of(model: PreTrainedModel, adapter: Adapter) -> list[str]:
     linear = [n for n, each in model.named_modules() if isinstance(each, (nn.Linear, Conv1D)) and each is not head]
     if adapter.targets == "all-linear":
         return linear
-    for part in adapter.targets:
-        if not any(_has(name, part) for name in linear):
-            parts = dict.fromkeys(name.rpartition(".")[2] for name in linear)
-            raise UserError(f"adapter: no linear layer has {part!r} in its name; there are {', '.join(parts)}")
-    return [name for name in linear if any(_has(name, part) for part in adapter.targets)]
-
-
-def _has(name: str, part: str) -> bool:
-    return f".{part}." in f".{name}."
+    having = {part: [name for name in linear if f".{part}." in f".{name}."] for part in adapter.targets}
+    for part in (part for part, names in having.items() if not names):
+        parts = dict.fromkeys(name.rpartition(".")[2] for name in linear)
+        raise UserError(f"adapter: no linear layer has {part!r} in its name; there are {', '.join(parts)}")
+    return [name for name in linear if any(name in names for names in having.values())]
 
 
 def _to_four_bits(model: Any, names: list[str], device: torch.device) -> None:
@@ -84,8 +80,7 @@ def _to_four_bits(model: Any, names: list[str], device: torch.device) -> None:
     if device.type != "cuda":
         raise Lacking(f"adapter: four_bits works on a CUDA device only, and this is {device.type}; leave it out")
     bits = _package("bitsandbytes").nn
-    for name in names:
-        layer = model.get_submodule(name)
+    for name, layer in [(name, model.get_submodule(name)) for name in names]:
         if isinstance(layer, Conv1D):
             raise UserError(f"adapter: four_bits cannot hold {name}, whose weight is transposed; leave it out")
         small = bits.Linear4bit(
@@ -103,4 +98,6 @@ def _package(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise Lacking(f"adapters need the package {package} ({error}): pip install {package}") from None
+        raise Lacking(
+            f"adapters need the package {package} ({error}): {sys.executable} -m pip install {package}"
+        ) from None

@@ -6,12 +6,14 @@
 Nothing is made but a small file that tells how fast the disk is, and is gone at once.
 """
 
+import itertools
 import math
 import os
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import repeat
 from pathlib import Path
 from typing import Annotated
 
@@ -20,23 +22,31 @@ from cyclopts import Parameter
 from rich.table import Table
 
 from fleet import machines
-from fleet.config import UserError, load, whole
 from fleet.console import console
-from fleet.plain import say
+from fleet.plain import bytes_of, say
 from fleet.progress import duration
 from fleet.reading import command
+from fleet.run_config import UserError, load
+from fleet.sharing_out import idle
 from fleet.start import named
 from merge.wire import WIRES
-from train.config import TrainConfig
 from train.loop import Learner, best_device, in_fixed_order
-from train.member.vectors import MOMENTS_WIRE
+from train.member.counted_text import check_text, counted, in_words
+from train.member.feedback import LOST_WIRE
+from train.member.vectors import moments_of
 from train.model import built, layout_of, skeleton
-from train.optimizers import layouts_of
+from train.optimizers import WEIGHTS, layouts_of
+from train.training_commands import check_settings, found_from, slow_start
+from train.training_config import NARROW, TrainConfig
 
 MOST_MEASURED = 300_000_000  # parameters of a model whose step is timed here unasked
 FEW, MANY = 5, 200  # tokens a parameter: as a rule, 20 serve a model best, and more of them one that is used much
 MOST_WORDS = 2 / 3  # of all parameters, for single words
 _PROBE = 32 << 20  # bytes
+_UNTRIED = "are too many to try on a CPU: give this command where the GPUs are, or say what a step takes, --step 0.9"
+_INSTEAD = (
+    "try it with MAX_GENERATIONS 1 and another PROJECT_NAME; from its first generation on a run says how much is left"
+)
 _FIRST, _TIMED = 2, 5  # steps
 
 
@@ -86,41 +96,34 @@ class Forecast:
     @property
     def moved(self) -> tuple[float, float]:
         """Bytes that a slot writes and reads in a round; EDT's evaluations of the averaged model are left out."""
-        c, s = self.config, self.sizes
+        c, count, moments = self.config, self.sizes.parameters, self._moments
         if c.algorithm == "edt":
-            own = _bytes(s.parameters, c.wire_dtype) * (2 if c.outer_momentum else 1) + self._moments
-            return own, own * c.parents_of_a_child
-        kept = _bytes(s.parameters, "fp32") * (2 if c.outer_momentum else 1) / c.population_size
-        change, shards = _bytes(s.parameters, c.wire_dtype) + self._moments, _bytes(s.parameters, "fp32")
-        shard = kept + self._moments / c.population_size
-        return change + shard, shards + self._moments + change + kept + shards / c.population_size
+            own, parents = _bytes(count, c.wire) * (2 if c.outer_momentum else 1) + moments, c.parents_of_a_child
+            return (own * (1 + 1 / parents), 2 * own) if c.mean_parts > 1 else (own, own * parents)
+        change, lost = _bytes(count, c.wire), _bytes(count, LOST_WIRE) if c.feeds_back else 0.0
+        weights, update = _bytes(count, "fp32"), _bytes(count, c.wire) if c.wire in NARROW else 0.0
+        momentum = weights if c.outer_momentum else 0.0
+        shard = (weights + momentum + update + lost + moments) * (1 + c.overlap) / c.population_size
+        model = (update or weights) * min(1.0, self.here.workers / c.population_size)  # each worker reads it once
+        reads = model + change + lost + 2 * moments + (2 * momentum + lost) / c.population_size
+        return change + lost + moments + shard, reads
 
     @property
     def _moments(self) -> float:
-        return _bytes(self.sizes.moments, MOMENTS_WIRE) if self.config.keeps_moments else 0.0
-
-    @property
-    def training(self) -> float:
-        """Seconds of the whole run."""
-        return self.config.total_steps * self.here.step * self.turns
-
-    @property
-    def waiting(self) -> float:
-        """Seconds of the disk, if nothing is done meanwhile."""
-        return self.config.max_generations * self.config.population_size * sum(self.moved) / self.here.disk
+        each = moments_of(self.config, self.sizes.parameters, self.sizes.moments)
+        return sum(_bytes(moment.count, moment.wire) for moment in each)
 
     @property
     def last_round(self) -> tuple[float, float]:
-        """Seconds of training and of the disk, in the longest rounds."""
-        disk = self.waiting / self.config.max_generations
+        """Seconds of training and of the disk, in the longest rounds, if nothing is done while the disk works."""
+        disk = self.config.population_size * sum(self.moved) / self.here.disk
         return self.config.inner_steps * self.here.step * self.turns, disk
 
     @property
     def memory(self) -> float:
         """Bytes of one worker: weights, gradients, moments, two more models while it exchanges; logits of a batch."""
         c, s = self.config, self.sizes
-        logits = 3 * c.batch_size * c.seq_length * s.longest
-        return 4.0 * (4 * s.parameters + s.moments + logits)
+        return 4.0 * (4 * s.parameters + s.moments + (3 * c.batch_size * c.seq_length * s.longest))
 
 
 def _bytes(count: int, wire: str) -> float:
@@ -136,60 +139,83 @@ def facts(f: Forecast) -> Iterator[tuple[str, str]]:
     yield "model", f"{s.parameters:,} parameters, {s.words / s.parameters:.0%} of them for single words"
     each = f"{f.tokens // c.population_size:,} of each slot; {f.per_parameter:.3g} a parameter"
     yield "tokens", f"{f.tokens:,} in all, {each}"
+    yield from (("text", line) for line in in_words(counted(c, whole=True)))
     yield "rounds", f"{c.max_generations}, of {c.steps_in(1)} to {c.inner_steps} steps; {c.total_steps:,} of a slot"
-    yield "memory", f"about {_size(f.memory)} of a worker, and what the layers remember of a batch"
+    yield "memory", f"about {bytes_of(f.memory)} of a worker, and what the layers remember of a batch"
     yield "machines", f"{f.here.workers} workers for {c.population_size} slots; {f.busy:.0%} of them train at a time"
-    yield "exchange", f"a slot writes {_size(written)} and reads {_size(read)} a round"
+    yield "exchange", f"a slot writes {bytes_of(written)} and reads {bytes_of(read)} a round"
     train, disk = f.last_round
-    yield "a round", f"{_seconds(train)} of training, {_seconds(disk)} of a disk of {_size(f.here.disk)}/s"
-    yield "the run", f"{duration(f.training)} of training, {duration(f.waiting)} of the disk"
+    yield "a round", f"{_seconds(train)} of training, {_seconds(disk)} of a disk of {bytes_of(f.here.disk)}/s"
+    whole = c.total_steps * f.here.step * f.turns
+    yield "the run", f"{duration(whole)} of training, {duration(disk * c.max_generations)} of the disk"
 
 
 def advice(f: Forecast) -> Iterator[str]:
     """What an expert would change, and to what; nothing where all is well."""
     c = f.config
-    if f.here.workers > c.population_size:
-        yield f"{f.here.workers - c.population_size} workers have nothing to do: POPULATION_SIZE {f.here.workers}"
-    elif f.busy < 1:
-        fits = math.ceil(c.population_size / f.here.workers) * f.here.workers
-        yield f"{1 - f.busy:.0%} of the workers wait for the last ones of each round: POPULATION_SIZE {fits}"
+    if few := idle(f.here.workers, c.population_size):
+        yield few
     if c.algorithm == "edt" and not c.selects_by_fitness and 1 < c.population_size == c.parents_of_a_child:
         group = next((size for size in range(c.population_size // 2, 1, -1) if c.population_size % size == 0), 0)
         instead = f"GROUP_SIZE {group}" if group else 'ALGORITHM "diloco"'
         yield f"all are everybody's parents, which is DiLoCo at twice the bytes: {instead}"
-    train, disk = f.last_round
-    if disk > train / 4:
-        yield from _cheaper(c, disk / train)
+    if short := refused(c):
+        yield f"it would be refused: {short}"
+    if _share(f) > 0.25:
+        yield from _cheaper(f)
     if f.per_parameter < FEW:
         longer = c.max_generations + math.ceil((FEW / f.per_parameter - 1) * c.total_steps / c.inner_steps)
-        yield f"{f.per_parameter:.2g} tokens a parameter are few, 20 are usual: MAX_GENERATIONS {longer} has {FEW}"
+        few = f"{f.per_parameter:.2g} tokens a parameter are few (20 are usual); MAX_GENERATIONS {longer} has {FEW}"
+        short = refused(c.model_copy(update={"max_generations": longer}))
+        yield f"{few}, and takes more text or MAX_EPOCHS" if short else few
     if f.per_parameter > MANY:
         yield f"{f.per_parameter:.0f} tokens a parameter are many: a larger model makes more of them"
     if f.sizes.words > f.sizes.parameters * MOST_WORDS:
         yield f"{f.sizes.words / f.sizes.parameters:.0%} of the model stand for single words: a smaller VOCAB_SIZE"
-    if c.warmup_steps > c.total_steps / 10:
-        yield f"the rate rises for {c.warmup_steps} of {c.total_steps} steps: WARMUP_STEPS {c.total_steps // 20}"
+    if slow := slow_start(c):
+        yield slow
 
 
-def _cheaper(c: TrainConfig, share: float) -> Iterator[str]:
-    """Of a round's training, the disk's time is this share: fewer bytes first, then fewer rounds."""
-    said = f"the disk takes {share:.0%} of a round's training"
-    if c.wire_dtype in ("fp32", "bf16"):
-        said, share = f'{said}: WIRE_DTYPE "int8"', share / 2
-    if share > 0.25:
-        steps = math.ceil(c.inner_steps * share / 0.25)
-        said = f"{said}{', and' if 'int8' in said else ':'} INNER_STEPS {steps} (longer rounds cost some quality)"
-    yield said
-    if c.steps_in(1) * 4 < c.inner_steps:
+def refused(config: TrainConfig) -> str:
+    """Why the run would be, by its settings or for too little text; what a hub has, nobody counts."""
+    try:
+        check_settings(config)
+        check_text(config)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def _cheaper(f: Forecast) -> Iterator[str]:
+    """Fewer bytes first, then fewer rounds."""
+    c, told = f.config, list[str]()
+    for key, value in (("wire_dtype", ""), ("inner_optimizer_state", "narrow")):
+        fewer = replace(f, config=f.config.model_copy(update={key: value}))
+        forgets = key == "inner_optimizer_state" and not c.keeps_moments
+        if not forgets and _share(f) > 0.25 and sum(fewer.moved) < sum(f.moved):
+            told.append(f'{key.upper()} "{value or fewer.config.wire}"')
+            f = fewer
+    short = c.steps_in(1) * 4 < c.inner_steps
+    if (share := _share(f)) > 0.25:
+        told, short = [*told, _longer(c, math.ceil(c.inner_steps * share / 0.25))], False
+    yield f"the disk takes {_share(replace(f, config=c)):.0%} of a round's training: {', and '.join(told)}"
+    if short:
         yield f"the first rounds are shorter still: FIRST_INNER_STEPS {math.ceil(c.inner_steps / 4)}"
 
 
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    raise AssertionError
+def _longer(c: TrainConfig, steps: int) -> str:
+    """Rounds of so many steps, with what else they take: they grow from a quarter of it, and come to that length."""
+    first = max(c.first_inner_steps, math.ceil(steps / 4))
+    grown = c.model_copy(update={"inner_steps": steps, "first_inner_steps": first})
+    need = next(round for round in itertools.count(1) if grown.steps_in(round) == steps)
+    more = f" and MAX_GENERATIONS {need}" if need > c.max_generations else ""
+    return f"INNER_STEPS {steps} with FIRST_INNER_STEPS {first}{more} (longer rounds cost some quality)"
+
+
+def _share(f: Forecast) -> float:
+    """Of the disk's time in a round's training."""
+    train, disk = f.last_round
+    return disk / train
 
 
 def _seconds(value: float) -> str:
@@ -204,12 +230,11 @@ def sizes_of(config: TrainConfig) -> Sizes:
 
     name = tokenizer_name(config)
     vocabulary = len(named_tokenizer(name, config.trust_remote_code)) if name else config.vocab_size
-    model = skeleton(config.initial_population[0], vocabulary, config.trust_remote_code)
-    layout = layout_of(model)
+    layout = layout_of(skeleton(config.initial_population[0], vocabulary, config.trust_remote_code))
     tables = [shape for shape in list(layout.shapes.values())[layout.within :] if len(shape) > 1]
-    kinds = layouts_of(layout, config)
-    moments = sum(kinds[kind].size for kind in ("average", "square"))
-    return Sizes(layout.size, sum(map(math.prod, tables)), moments, max(shape[0] for shape in tables))
+    words, longest = sum(map(math.prod, tables)), max(shape[0] for shape in tables)
+    moments = sum(each.size for kind, each in layouts_of(layout, config).items() if kind != WEIGHTS)
+    return Sizes(layout.size, words, moments, longest)
 
 
 def timed(config: TrainConfig, vocabulary: int) -> float:
@@ -217,15 +242,11 @@ def timed(config: TrainConfig, vocabulary: int) -> float:
     in_fixed_order(config.threads)
     learner = Learner(built(config.initial_population[0], vocabulary, 1, config.trust_remote_code), config)
     windows = torch.randint(vocabulary, (config.batch_size, config.seq_length + 1))
-    began, parts = 0.0, [windows] * config.gradient_accumulation
-    learner.begin()
-    for step in range(_FIRST + _TIMED):
-        if step == _FIRST:
-            learner.summed_loss()  # waits for the device
-            began = time.perf_counter()
-        learner.step(parts, 0.0)
-    learner.summed_loss()
-    return (time.perf_counter() - began) / _TIMED
+    batches, ends = repeat([windows] * config.gradient_accumulation, _FIRST + _TIMED), list[float]()
+    for _ in learner.train(batches, repeat(0.0)):
+        learner.summed_loss()  # waits for the device
+        ends.append(time.perf_counter())
+    return (ends[-1] - ends[_FIRST - 1]) / _TIMED
 
 
 def disk_speed(folder: Path) -> float:
@@ -249,17 +270,16 @@ def advise(
 ) -> None:
     """Say what a run of pre-training comes to, and what to change, without beginning it.
 
-    For example: python -m train.advise configs/150m.json --workers 8 --disk 110 --step 0.9
+    For example:
+
+        python -m train.advise configs/150m.json --workers 8 --disk 110 --step 0.9
 
     Nothing is made but a small file that tells how fast the disk is, and is gone at once.
     """
     where = config.absolute().parent
-    c = load(config, TrainConfig)
-    c = c.model_copy(update={"algorithm": named(config) or "edt"})
-    if c.algorithm not in ("edt", "diloco"):
-        raise UserError(f"{config}: advice is there for edt and diloco, not for {c.algorithm}")
-    models = (whole(each, where) if isinstance(each, str) else each for each in c.initial_population)
-    c = c.model_copy(update={"initial_population": tuple(models), "tokenizer": whole(c.tokenizer, where)})
+    if (algorithm := named(config) or "edt") not in ("edt", "diloco"):
+        raise UserError(f"{config}: advice is there for pre-training (edt, diloco), not for {algorithm}: {_INSTEAD}")
+    c = found_from(load(config, TrainConfig).model_copy(update={"algorithm": algorithm}), where)
     if machines_file and not workers:
         workers = sum(
             len(each.devices) // (each.devices_per_worker or c.devices_per_worker) or each.workers
@@ -267,18 +287,25 @@ def advise(
         )
     sizes = sizes_of(c)
     if not step and sizes.parameters > MOST_MEASURED and best_device().type == "cpu":
-        raise UserError(f"{sizes.parameters:,} parameters are too many to try here: say what a step takes, --step 0.9")
+        raise UserError(f"{sizes.parameters:,} parameters {_UNTRIED}")
     here = Circumstances(
         workers or c.num_machines,
         step or timed(c, sizes.longest),
         disk * 1e6 or disk_speed((where / c.base_dir).resolve()),
     )
-    show(Forecast(c, sizes, here))
+    tried = f"tried here on {best_device().type} with THREADS {c.threads}, by one worker alone"
+    basis = (
+        f"a step of {_seconds(here.step)}, {'as --step says' if step else tried}; "
+        f"{bytes_of(here.disk)}/s of the disk, {'as --disk says' if disk else 'tried at BASE_DIR'}"
+    )
+    show(Forecast(c, sizes, here), basis)
+    if not (step and disk):
+        say("\nFor other machines: the same command there, or --step SECONDS and --disk MB/s.")
 
 
-def show(forecast: Forecast) -> None:
+def show(forecast: Forecast, basis: str) -> None:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    for name, words in facts(forecast):
+    for name, words in (*facts(forecast), ("basis", basis)):
         table.add_row(name, words)
     console().print(table)
     found = [*advice(forecast)]

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from train.config import TrainConfig
+from train.splits import SplitName
+from train.training_config import TrainConfig
 
 Numbers = np.ndarray[Any, np.dtype[np.uint64]]
 _MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # splitmix64's constants
@@ -33,7 +34,8 @@ class TokenFile:
     def open(
         cls, path: Path, dtype: str, window: int, first: int = 0, earlier: Sequence[tuple[int, int]] = ()
     ) -> "TokenFile":
-        return cls(np.memmap(path, dtype=dtype, mode="r"), window, first, earlier)
+        values = np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size else np.empty(0, dtype)
+        return cls(values, window, first, earlier)
 
     @property
     def windows(self) -> int:
@@ -70,33 +72,36 @@ def origin_of(config: TrainConfig, number: int) -> tuple[int, tuple[tuple[int, i
     return first, tuple(earlier)
 
 
-def needed(config: TrainConfig, number: int) -> dict[str, int]:
+def needed(config: TrainConfig, number: int) -> dict[SplitName, int]:
     """Tokens that the run cannot do without, of one source."""
     source = config.datasets[number]
     share = source.weight / math.fsum(each.weight for each in config.datasets)
     train = math.ceil((config.sequences - origin_of(config, number)[0]) * share / config.max_epochs)
-    evaluated = math.fsum(each.weight for each in config.datasets if each.evaluated)
-    held = math.ceil(config.eval_sequences * source.weight / evaluated) if source.evaluated else 0
-    return {"train": train * config.seq_length + 1, "held": held * config.seq_length + 1}
+    windows = held_count(config, number)
+    held = windows * config.seq_length + 1 if windows else 0
+    return {"train": train * config.seq_length + 1, "validation": held, "test": held}
 
 
-def useful(config: TrainConfig, number: int) -> dict[str, int]:
+def useful(config: TrainConfig, number: int) -> dict[SplitName, int]:
     """Tokens that the run can make use of: with so many no sequence comes twice, whatever genomes draw from it."""
     least, sequences = needed(config, number), config.sequences - origin_of(config, number)[0]
     return {**least, "train": max(least["train"], sequences * config.seq_length + 1)}
 
 
 def held_windows(sources: Sequence[TokenFile], config: TrainConfig) -> list[list[int]]:
-    """Each source's share of EVAL_SEQUENCES, from the beginning of what it holds out."""
-    rows: list[list[int]] = []
-    for number, source in enumerate(sources):
-        rows += [source.get(window).astype("int64").tolist() for window in range(held_count(config, number))]
-    return rows
+    """Each source's share of EVAL_SEQUENCES, from the beginning of what it has for validation, or for the test."""
+    return [window for number, source in enumerate(sources) for window in held_of(source, config, number)]
+
+
+def held_of(source: TokenFile, config: TrainConfig, number: int) -> list[list[int]]:
+    """One source's share."""
+    return [source.get(window).astype("int64").tolist() for window in range(held_count(config, number))]
 
 
 def held_count(config: TrainConfig, number: int) -> int:
-    """Windows of one source's share."""
-    return (needed(config, number)["held"] - 1) // config.seq_length
+    """Windows of one source's share; none of one that is only learned from."""
+    source, evaluated = config.datasets[number], math.fsum(each.weight for each in config.datasets if each.evaluated)
+    return math.ceil(config.eval_sequences * source.weight / evaluated) if source.evaluated else 0
 
 
 def owned(config: TrainConfig, slot: int, round: int, step: int, part: int) -> Numbers:

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from fleet.config import UserError
-from train.text import Message, conversation, located, preference
+from fleet.run_config import UserError
+from train.text import Message, PlacedRow, conversation, located, preference
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _PROBE = ({"role": "user", "content": "hello"}, {"role": "assistant", "content": "qzjxv"})
@@ -40,6 +40,7 @@ class ChatExamples:
     conversation may come to several."""
 
     kept: tuple[tuple[Example, ...], ...]
+    rows: tuple[int, ...]  # which row each kept one is of
     cut: int  # lost their ends
     empty: int  # left out: there is nothing to learn, or it was cut off
 
@@ -67,10 +68,8 @@ class ChatWriter:
         some that are only a space the offsets are empty."""
         said = self.tokenizer(marked.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         ends = np.array([end for _, end in said["offset_mapping"]], dtype=np.int64)
-        learned = np.zeros(len(ends), dtype=np.bool_)
-        for begin, end in marked.answers:
-            learned |= (begin < ends) & (ends <= end)
-        return _example(said["input_ids"], learned)
+        inside = [(begin < ends) & (ends <= end) for begin, end in marked.answers]
+        return _example(said["input_ids"], np.any([np.zeros_like(ends, dtype=np.bool_), *inside], axis=0))
 
     def text(self, text: str, given: int = 0) -> Example:
         """A text, begun and ended as the tokenizer does, is learned to its end; not so many characters of it that are
@@ -80,7 +79,7 @@ class ChatWriter:
         if end is not None:
             kept = len(tokens) - (tokens[-1:] == [end])
             tokens, learned = [*tokens[:kept], end], [*learned[:kept], True]
-        return _example(tokens, np.array(learned, dtype=np.bool_))
+        return _example(tokens, learned)
 
     def conversation(self, messages: Sequence[Message]) -> list[Marked]:
         """One text with all answers; or a text for each, where the template writes what was said in another way than
@@ -124,13 +123,13 @@ class ChatWriter:
         """Some templates leave the mark that ends an answer outside."""
         whole, spans = self._rendered(messages, marks=True)
         gap, mark, _ = self._ending
-        found = []
-        for begin, end in spans:
+
+        def with_mark(begin: int, end: int) -> tuple[int, int]:
             answer = whole[begin:end]
             inside = answer.endswith(mark) or mark.strip() and answer.rstrip().endswith(mark)
-            outside = not inside and whole.startswith(gap + mark, end)
-            found.append((begin, end + len(gap + mark) if outside else end))
-        return Marked(whole, tuple(found))
+            return begin, end if inside or not whole.startswith(gap + mark, end) else end + len(gap + mark)
+
+        return Marked(whole, tuple(with_mark(*span) for span in spans))
 
     @cached_property
     def _ending(self) -> tuple[str, str, str]:
@@ -141,9 +140,7 @@ class ChatWriter:
             raise UserError(
                 f"the chat template does not write what the assistant says, but {before + after!r}; {_HELP}"
             )
-        mark = after.strip() or after
-        gap, _, rest = after.partition(mark) if mark else ("", "", "")
-        return gap, mark, rest
+        return after.partition(after.strip() or after) if after else ("", "", "")
 
     def _written(self, messages: Sequence[Message], ask: bool = False) -> str:
         return self._rendered(messages, ask)[0]
@@ -151,9 +148,8 @@ class ChatWriter:
     def _rendered(self, messages: Sequence[Message], ask: bool = False, marks: bool = False) -> tuple[str, Any]:
         """As apply_chat_template does, which itself loses answers that begin with a space: it marks tokens, by offsets
         that leave spaces out."""
-        render = cast(Callable[..., tuple[list[str], Any]], render_jinja_template)
         try:
-            texts, spans = render(
+            texts, spans = cast(Any, render_jinja_template)(
                 [list(messages)],
                 chat_template=self._template,
                 add_generation_prompt=ask,
@@ -167,21 +163,22 @@ class ChatWriter:
     @cached_property
     def _template(self) -> str:
         try:
-            text = self.tokenizer.get_chat_template()
+            return undated(self.tokenizer.get_chat_template())
         except ValueError:
             raise UserError(
                 "the tokenizer has no chat template for messages; give rows of text, or one that has"
             ) from None
-        return undated(text)
 
 
 def undated(template: str) -> str:
     return template if "strftime_now" not in template or template.startswith(_NO_DATE) else _NO_DATE + template
 
 
-def _example(tokens: Sequence[int], learned: NDArray[np.bool_]) -> Example:
-    learned[:1] = False  # nothing stands before it
-    return Example(np.asarray(tokens, dtype=np.int32), learned)
+def _example(tokens: Sequence[int], learned: Sequence[bool] | NDArray[np.bool_]) -> Example:
+    """Nothing stands before the first token, so it is not learned."""
+    return Example(
+        np.asarray(tokens, dtype=np.int32), np.asarray(learned, dtype=np.bool_) & (np.arange(len(tokens)) > 0)
+    )
 
 
 # -- examples ----------------------------------------------------------------------------------------------------------
@@ -203,22 +200,21 @@ def _preference(writer: ChatWriter, row: Any) -> list[tuple[Example, ...]]:
 
 def _examples(
     write: Callable[[ChatWriter, Any], list[tuple[Example, ...]]],
-    rows: Iterable[Any],
+    rows: Iterable[PlacedRow],
     tokenizer: PreTrainedTokenizerBase,
     longest: int,
-    name: str = "rows",
 ) -> ChatExamples:
-    """Of rows; `name` is what errors call them."""
-    writer, kept, cut, empty = ChatWriter(tokenizer), [], 0, 0
-    for number, row in enumerate(rows, 1):
-        for each in located(partial(write, writer), row, f"{name}, row {number}"):
+    writer, kept, of, cut, empty = ChatWriter(tokenizer), [], [], 0, 0
+    for number, (where, row) in enumerate(rows):
+        for each in located(partial(write, writer), row, where):
             cut += any(len(example.tokens) > longest for example in each)
             short = tuple(example.cut(longest) for example in each)
             if all(example.learned.any() for example in short):
                 kept.append(short)
+                of.append(number)
             else:
                 empty += 1
-    return ChatExamples(tuple(kept), cut, empty)
+    return ChatExamples(tuple(kept), tuple(of), cut, empty)
 
 
 examples = partial(_examples, _conversation)  # of conversations and texts

@@ -7,20 +7,24 @@ is not over. It ends with the page that `python -m fleet.report compare` draws.
 import json
 import subprocess
 import sys
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from fleet import faults
-from fleet.config import UserError, load
+from fleet.helping import app
 from fleet.history import History, opened
+from fleet.host import Host
 from fleet.plain import say
-from train.config import TrainConfig
+from fleet.run import create_run
+from fleet.run_config import load
+from train.command_line import run
 from train.training_commands import prepared
+from train.training_config import TrainConfig
 
 _ROOT = Path(__file__).resolve().parent.parent
 PAGE = "compared.html"
@@ -49,13 +53,19 @@ def compare(
     """Train by EDT, by DiLoCo, on one machine with one slot's small batch, and synchronously with all slots' batches as
     one, on the same data with as many tokens. Interrupted, the same command goes on.
 
-    All have the configuration's learning rate; the best one differs between methods.
+    All have the configuration's learning rate; the best one differs between methods. With LR_SPREAD, EDT's members
+    begin around it, and that of the fittest goes on.
     """
     where, wanted = config.absolute().parent, load(config, TrainConfig)
     out = (out or where / wanted.base_dir / "compared").absolute()
     runs = {name: prepared(each, where) for name, each in variants(wanted, out).items()}
     out.mkdir(parents=True, exist_ok=True)
+    if wanted.lr_spread > 1:
+        say(f"EDT's members begin with rates {wanted.lr_spread:g} times apart, as LR_SPREAD says; all others have LR")
     for number, (name, each) in enumerate(runs.items(), 1):
+        if _is_over(each, out):
+            say(f"{number} of {len(runs)}: {name}, which is over")
+            continue
         say(f"{number} of {len(runs)}: {name}")
         if code := _run(each, out, min(workers or each.num_machines, each.population_size)):
             return code
@@ -66,46 +76,44 @@ def compare(
     return 0
 
 
+def _is_over(config: TrainConfig, out: Path) -> bool:
+    """If it is the run of this very configuration, which is made sure of."""
+    if not (out / config.project_name / "run.json").is_file():
+        return False
+    create_run(out, config.project_name, config.bound(), Host(), TrainConfig)
+    return opened(out / config.project_name).over
+
+
 def variants(config: TrainConfig, out: Path) -> dict[str, TrainConfig]:
     """The averaged model of all is evaluated after as many tokens."""
-    apart = {"base_dir": str(out), "average_every": 1}
-    together = {
-        "gradient_accumulation": config.gradient_accumulation * config.population_size,
-        "project_name": "synchronous",
+    slots, apart = config.population_size, config.model_copy(update={"base_dir": str(out), "average_every": 1})
+    one = apart.model_copy(update=ONE_MODEL)
+    found = {
+        "edt": apart.model_copy(update={"algorithm": "edt"}),
+        "diloco": apart.model_copy(update={"algorithm": "diloco"}),
+        "small-batch": _one_by_one(one, slots),
+        "synchronous": one.model_copy(update={"gradient_accumulation": config.gradient_accumulation * slots}),
     }
-    return {
-        "edt": _changed(config, apart, algorithm="edt", project_name="edt"),
-        "diloco": _changed(config, apart, algorithm="diloco", project_name="diloco"),
-        "small-batch": _one_by_one(_changed(config, apart, **ONE_MODEL), config.population_size),
-        "synchronous": _changed(config, apart, **ONE_MODEL, **together),
-    }
+    return {name: each.model_copy(update={"project_name": name}) for name, each in found.items()}
 
 
 def _one_by_one(config: TrainConfig, slots: int) -> TrainConfig:
     """All slots' batches one after the other, in rounds that are as long as theirs, or about so: the last of them ends
     with the last batch."""
-    steps, name = config.total_steps * slots, "small-batch"
-    first, about = config.first_inner_steps * slots, min(config.inner_steps * slots, steps)
-    for away in count():
-        for length in {about + away, about - away} - {0}:
-            more = {"inner_steps": length, "first_inner_steps": min(first, 10**7), "project_name": name}
-            found = _changed(config, more, warmup_steps=config.warmup_steps * slots)
-            if (rounds := _rounds(found, steps)) and rounds <= 90_000:
-                return _changed(found, {"max_generations": rounds})
+    steps, first = config.total_steps * slots, config.first_inner_steps * slots
+    about, keys = min(config.inner_steps * slots, steps), {"warmup_steps": config.warmup_steps * slots}
+    for length in (length for away in count() for length in {about + away, about - away} - {0}):
+        more = {"inner_steps": length, "first_inner_steps": min(first, 10**7)}
+        found = config.model_copy(update={**keys, **more})
+        if (rounds := _rounds(found, steps)) and rounds <= 90_000:
+            return found.model_copy(update={"max_generations": rounds})
     raise AssertionError
 
 
 def _rounds(config: TrainConfig, steps: int) -> int:
     """After which so many steps are done; 0 if there are no such."""
-    low, high = 1, steps
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (middle + 1, high) if config.steps_before(middle + 1) < steps else (low, middle)
-    return low if config.steps_before(low + 1) == steps and config.steps_in(low) == config.inner_steps else 0
-
-
-def _changed(config: TrainConfig, keys: Mapping[str, Any], **more: Any) -> TrainConfig:
-    return config.model_copy(update={**keys, **more})
+    last = 1 + bisect_left(range(1, steps), steps, key=lambda round: config.steps_before(round + 1))
+    return last if config.steps_before(last + 1) == steps and config.steps_in(last) == config.inner_steps else 0
 
 
 def _run(config: TrainConfig, out: Path, workers: int) -> int:
@@ -123,25 +131,13 @@ def _run(config: TrainConfig, out: Path, workers: int) -> int:
 
 
 def _table(found: Mapping[str, History], configs: Mapping[str, TrainConfig]) -> Iterator[str]:
-    yield f"{'':12} {'tokens':>12} {'steps':>9} {'in a batch':>10} {'held-out loss':>14}"
+    yield f"{'':12} {'tokens':>12} {'steps':>9} {'in a batch':>10} {'test loss':>14}"
     for name, history in found.items():
-        c = configs[name]
+        c, last = configs[name], history.round(history.first - 1)
         batch = c.batch_size * c.gradient_accumulation
-        yield f"{name:12} {c.sequences * c.seq_length:12,} {c.total_steps:9,} {batch:10,} {last_loss(history):14.4f}"
-
-
-def last_loss(history: History) -> float:
-    """Of the model that all members are together, at the end."""
-    losses = (m.metrics["loss"] for m in history.round(history.first - 1) if m.recipe.role == "summary" and m)
-    return float(next(losses))
+        loss = next(m.metrics["loss"] for m in last if m.recipe.role == "summary" and m)  # of all together
+        yield f"{name:12} {c.sequences * c.seq_length:12,} {c.total_steps:9,} {batch:10,} {loss:14.4f}"
 
 
 if __name__ == "__main__":
-    try:
-        app = App(name="python -m train.compare", help_epilogue=_EXAMPLES, version_flags=[], default_command=compare)
-        raise SystemExit(app(result_action="return_value"))
-    except (UserError, faults.Fault) as error:
-        say(error, file=sys.stderr)
-        raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+    run(app("python -m train.compare", compare.__doc__, _EXAMPLES, default_command=compare))

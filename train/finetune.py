@@ -1,5 +1,7 @@
 """Fine-tune a model on rows of your own: answers (SFT) or preferences (DPO).
 
+For example:
+
     python -m train.finetune org/chat-135m chats.jsonl --out my-adapter
     python -m train.finetune ./model chats.jsonl --out my-model --merge
     python -m train.finetune ./model.gguf chats.jsonl --out my-model --full
@@ -20,15 +22,15 @@ so it does after a kill, to the same bytes.
 """
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from fleet.errors import UserError
-from fleet.plain import say
+from fleet.helping import app
 from train.cluster.finetune_options import FinetuneOptions
+from train.command_line import run
 
 _LESS = "fewer --device-rows, a shorter --seq-length, or an adapter with --four-bits (on a GPU) need less"
 
@@ -66,17 +68,5 @@ def main(
 
 
 if __name__ == "__main__":
-    app = App(
-        name="python -m train.finetune", help=__doc__, help_format="plaintext", version_flags=[], default_command=main
-    )
-    try:
-        sys.exit(app(result_action="return_value"))
-    except KeyboardInterrupt:
-        say("\nInterrupted; the same command begins again, or goes on from its last checkpoint.", file=sys.stderr)
-        sys.exit(130)
-    except (UserError, OSError) as error:
-        from train.cluster.ranks import Agreed
-
-        if not isinstance(error, Agreed) or os.environ.get("RANK", "0") == "0":
-            say(error, file=sys.stderr)
-        sys.exit(2)
+    again = "\nInterrupted; the same command begins again, or goes on from its last checkpoint."
+    run(app("python -m train.finetune", __doc__, default_command=main), interrupted=again, said=(UserError, OSError))

@@ -4,15 +4,16 @@ stands for members that only the new method or more slots would have."""
 import re
 from collections.abc import Iterator, Sequence
 
-from fleet.config import UserError
 from fleet.fork import Carried
 from fleet.history import History
 from fleet.recipe import Recipe, kept_as
+from fleet.run_config import UserError
 from train.batches import needed, useful
-from train.config import Forked, TrainConfig
 from train.loop import rate
 from train.member.prepare import too_short
-from train.training_recipes import EvaluationArgs, ShardArgs, shards_in, token_files, tools
+from train.splits import SPLITS
+from train.training_config import Forked, TrainConfig
+from train.training_recipes import EvaluationArgs, ShardArgs, shards_in, token_files, training_inputs
 
 _SLOTS = {"edt": "m", "diloco": "replica-"}
 _FIXED = {  # and what of a run stands and falls with it
@@ -37,6 +38,7 @@ def forked(old: TrainConfig, new: TrainConfig, history: History, round: int, fir
     if begun := _round_0(old, new, history, first):
         plans[0] = [*history.plan(0), *begun]
     if bridge := [*_bridge(old, new, history, round)]:
+        _check_bridge(old, new, history, round, bridge)
         plans[round] = [*history.plan(round), *bridge]
     return Carried(config, plans, anew, [*_notes(old, config, round, anew)])
 
@@ -77,7 +79,7 @@ def _made_anew(old: TrainConfig, new: TrainConfig, history: History, number: int
     got = history[token_files(new)[number]].metrics
     wanted, least, before = useful(new, number), needed(new, number), useful(old, number)
     more = False
-    for part in ("train", "held"):
+    for part in SPLITS:
         if got[part] < before[part]:  # that is all its text
             if got[part] < least[part]:
                 raise UserError(too_short(new.datasets[number], part, got[part], least[part]))
@@ -102,15 +104,26 @@ def _bridge(old: TrainConfig, new: TrainConfig, history: History, round: int) ->
         parents = tuple(f"{round}/{each}" for each in members)
         cut = shards_in(history.plan(0)) or new.shard_count
         for s in range(cut):
-            yield Recipe(f"shard-{s}", "gathered", parents, tuple(tools(new)), args=ShardArgs(shard=s).plain())
+            yield Recipe(
+                f"shard-{s}", "gathered", parents, tuple(training_inputs(new)), args=ShardArgs(shard=s).plain()
+            )
     elif old.algorithm != new.algorithm:
         shards = tuple(f"{round}/{each}" for each in there if re.fullmatch("shard-[0-9]+", each))
-        yield Recipe("m0", "whole", shards, tuple(tools(new)), args=EvaluationArgs(on="held-out").plain())
+        yield Recipe("m0", "whole", shards, tuple(training_inputs(new)), args=EvaluationArgs(on="validation").plain())
         members = ["m0"]
     known = {*there, *(["m0"] if members == ["m0"] else [])}
     for k in range(new.population_size):
         if f"{slot}{k}" not in known:
             yield kept_as(f"{slot}{k}", f"{round}/{members[k % len(members)]}")
+
+
+def _check_bridge(old: TrainConfig, new: TrainConfig, history: History, round: int, bridge: Sequence[Recipe]) -> None:
+    """A round has one bridge, there; the way back is the run on its other side."""
+    if {recipe.slot for recipe in bridge} & {recipe.slot for recipe in history.plan(round)}:
+        raise UserError(
+            f"--round {round}: this run has gone from {new.algorithm} to {old.algorithm} at this very round; fork the "
+            "run that it goes on from, or a later round of this one"
+        )
 
 
 def _notes(old: TrainConfig, new: TrainConfig, round: int, anew: Sequence[str]) -> Iterator[str]:

@@ -7,8 +7,9 @@ continuation a row.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from lm_eval.models.huggingface import HFLM
 from torch import Tensor
 
-from train.verdicts import of_this_machine
+from train.verdicts import works
 
 _WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "local_attention")
 _TOKENS = {"cpu": 1024, "cuda": 32768}  # of a batch, where nobody says how many it has, or how many requests
@@ -54,7 +55,7 @@ class PackedHFLM(HFLM):  # type: ignore[misc]
 
     def __init__(self, model: Any, tokenizer: Any, batch_size: int | None = None, tokens: int = 0) -> None:
         super().__init__(pretrained=model, tokenizer=tokenizer, batch_size=batch_size or 8)
-        self._known: dict[tuple[str, str], tuple[list[int], list[int]]] = {}
+        self._encode_pair = cache(super()._encode_pair)  # texts are made tokens once
         self._most, self._tokens = batch_size, tokens
         self.shares = True  # contexts
         self._tried = False
@@ -63,23 +64,17 @@ class PackedHFLM(HFLM):  # type: ignore[misc]
         """Another model of the same kind and tokenizer; none, to let go of the last one."""
         self._model = model
 
-    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        if (context, continuation) not in self._known:
-            self._known[context, continuation] = super()._encode_pair(context, continuation)
-        return self._known[context, continuation]
-
     def _loglikelihood_tokens(self, requests: Sequence[Asked], **more: Any) -> list[tuple[float, bool]]:
         if self.backend != "causal" or not requests:
             return super()._loglikelihood_tokens(requests, **more)  # type: ignore[no-any-return]
         if not self._tried:
             self._try(requests)
         rows = _rows(requests, self._reach() if self.shares else 0, int(self.max_length))
-        found: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
+        found = dict[int, tuple[float, bool]]()
         for batch in self._batches(rows):
             for row, answers in zip(batch, self._answers(batch), strict=True):
-                for place, answer in zip(row.places, answers, strict=True):
-                    found[place] = answer
-        return found
+                found |= zip(row.places, answers, strict=True)
+        return [found[place] for place in range(len(requests))]
 
     def _batches(self, rows: Sequence[PackedRow]) -> Iterator[list[PackedRow]]:
         """Rows of about the same length, the longest first: if memory does not suffice, it is known at once."""
@@ -103,12 +98,13 @@ class PackedHFLM(HFLM):  # type: ignore[misc]
         tokens = torch.tensor([row.tokens + [0] * (width - len(row.tokens)) for row in batch], device=self.device)
         more: dict[str, Any] = {}
         if batch[0].packed:
-            seen = _seen(batch, width).to(tokens.device)
+            seen, places = (each.to(tokens.device) for each in _seen(batch, width))
             least = torch.finfo(self.model.dtype).min
             mask = torch.zeros(seen.shape, dtype=self.model.dtype, device=tokens.device).masked_fill_(~seen, least)
-            more = {"attention_mask": mask, "position_ids": _positions(batch, tokens)}
+            more = {"attention_mask": mask, "position_ids": places}
         first = min(len(row.context) for row in batch) - 1
-        kept = width - first if _keeps_logits(type(self.model)) else width
+        can_keep = "logits_to_keep" in inspect.signature(type(self.model).forward).parameters
+        kept = width - first if can_keep else width
         if kept < width:
             more["logits_to_keep"] = kept
         logits = self.model(tokens, use_cache=False, **more).logits
@@ -123,19 +119,16 @@ class PackedHFLM(HFLM):  # type: ignore[misc]
         alone = [PackedRow(longest.context, [each], [n]) for n, each in enumerate(longest.continuations)]
         wanted = [answer for (answer,) in self._answers(alone)]
         close = 1e-3 if self.model.dtype == torch.float32 else 0.05
-        try:
+
+        def alike() -> bool:
             pairs = zip(self._answers([longest])[0], wanted, strict=True)
-            self.shares = all(abs(a - b) <= close * max(1, abs(b)) for (a, _), (b, _) in pairs)
-        except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError) as error:
-            if of_this_machine(error):
-                raise
-            self.shares = False
-        self._tried = True
+            return all(abs(a - b) <= close * max(1, abs(b)) for (a, _), (b, _) in pairs)
+
+        self.shares, self._tried = works(alike), True
 
     def _reach(self) -> int:
         """Tokens that every layer sees back: a mask of one's own would let some see farther."""
-        text = self.model.config.get_text_config()
-        said = [getattr(text, key, None) for key in _WINDOWS]
+        said = [getattr(self.model.config.get_text_config(), key, None) for key in _WINDOWS]
         return min([int(self.max_length), *(each for each in said if isinstance(each, int) and each > 0)])
 
 
@@ -168,23 +161,12 @@ def _of_row(row: PackedRow, logits: Tensor, cut: int) -> Iterator[tuple[float, b
         yield float(chosen.sum()), likely and bool((said.argmax(-1, keepdim=True) == wanted).all())
 
 
-def _seen(batch: Sequence[PackedRow], width: int) -> Tensor:
-    """Which tokens each token sees: the context before it, and its own continuation before it."""
+def _seen(batch: Sequence[PackedRow], width: int) -> tuple[Tensor, Tensor]:
+    """Which tokens each token sees, the context and its own continuation before it; and the places of all tokens."""
     mask = torch.ones(width, width, dtype=torch.bool).tril().repeat(len(batch), 1, 1, 1)
-    for seen, row in zip(mask, batch, strict=True):
+    places = torch.arange(width).repeat(len(batch), 1)
+    for seen, place, row in zip(mask, places, batch, strict=True):
         for begin, end in row.ends():
             seen[0, begin:end, len(row.context) : begin] = False
-    return mask
-
-
-def _positions(batch: Sequence[PackedRow], tokens: Tensor) -> Tensor:
-    places = torch.arange(tokens.shape[1]).repeat(len(batch), 1)
-    for place, row in zip(places, batch, strict=True):
-        for begin, end in row.ends():
             place[begin:end] -= begin - len(row.context)
-    return places.to(tokens.device)
-
-
-def _keeps_logits(kind: type) -> bool:
-    forward: Callable[..., Any] = kind.forward  # type: ignore[attr-defined]
-    return "logits_to_keep" in inspect.signature(forward).parameters
+    return mask, places

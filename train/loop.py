@@ -13,21 +13,21 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
-from train.config import TrainConfig
 from train.model import Stack, VectorLayout, bound_to_vector, layout_of
-from train.optimizers import MOMENTS, WEIGHTS, layouts_of, optimizer_of, orthogonal
+from train.optimizers import MOMENTS, OPTIMIZERS, WEIGHTS, layouts_of, orthogonal
+from train.training_config import TrainConfig
 
 _FLOOR = 0.1  # of the learning rate, at the last step of a cosine
 _FALL = 0.4  # of all steps, in which a trapezoid does so
 _LOOK = 20  # steps between two looks at whether the loss is finite: looking waits for the device
 _MIXED = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 
-Part = Any  # of a step's batch: a tensor of windows, or a record that can be moved to a device
-Objective = Callable[[Callable[..., Any], Part, Sequence[Part]], Tensor]  # a part's share in the loss of its step
+MicroBatch = Any  # a part of a step's batch: a tensor of windows, or a record that can be moved to a device
+Objective = Callable[[Callable[..., Any], MicroBatch, Sequence[MicroBatch]], Tensor]  # its share in the step's loss
 
 
 class NotFinite(ValueError):
-    """The loss is not a number any more."""
+    """The loss, the weights or the moments are not finite any more."""
 
 
 def best_device() -> torch.device:
@@ -72,8 +72,9 @@ def language_loss(model: Callable[..., Any], windows: Tensor, step: Sequence[Ten
 
 
 class Learner:
-    """A model in this process's memory, with its optimizer; it is told everything that makes a difference. Only
-    parameters that require a gradient learn."""
+    """A model in this process's memory, with its optimizer, which a caller loads, trains and reads again. It remembers
+    nothing of data and of the learning rate: batches and rates come with each training. Only parameters that require a
+    gradient learn."""
 
     def __init__(
         self,
@@ -90,12 +91,13 @@ class Learner:
         self._dtype = _MIXED.get(config.precision)
         self._scaling = config.precision == "fp16-mixed"
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=self._scaling)
-        self._optimizer = optimizer_of(self.vector, self.gradient, self.layout, config, self._orthogonal)
+        kind = OPTIMIZERS[config.inner_optimizer]
+        self._optimizer = kind(self.vector, self.gradient, self.layout, config, self._orthogonal)
         self.moments = self._optimizer.moments
         self.vectors = {WEIGHTS: self.vector, "average": self._optimizer.average, "square": self._optimizer.square}
         self.layouts = layouts_of(self.layout, config)
 
-    def train(self, batches: Iterable[list[Part]], rates: Iterable[float], total: float = 0.0) -> Iterator[int]:
+    def train(self, batches: Iterable[list[MicroBatch]], rates: Iterable[float], total: float = 0.0) -> Iterator[int]:
         """Take a step for each batch, and say after each how many were taken. A batch may come in parts. The losses
         are added to `total`."""
         self.begin(total)
@@ -112,7 +114,7 @@ class Learner:
         wide = torch.float64 if self.device.type != "mps" else torch.float32  # where nobody shares a model
         self.total = torch.tensor(total, dtype=wide, device=self.device)
 
-    def step(self, parts: Sequence[Part], lr: float) -> None:
+    def step(self, parts: Sequence[MicroBatch], lr: float) -> None:
         self.gradient.zero_()
         for number, part in enumerate(parts, 1):
             with self._part(number == len(parts)):
@@ -135,7 +137,7 @@ class Learner:
     def finite(self) -> bool:
         return all(bool(each.isfinite().all()) for each in (self.vector, self.moments))
 
-    def looked_at(self, windows: Tensor) -> float:
+    def eval_loss(self, windows: Tensor) -> float:
         """Their loss, without learning from them."""
         self.model.eval()
         with torch.inference_mode():
@@ -143,10 +145,10 @@ class Learner:
 
     def answer(self, **asked: Any) -> Any:
         """What the model says, in the precision in which it learns."""
-        with self._precision():
+        with torch.autocast(self.device.type, self._dtype) if self._dtype else contextlib.nullcontext():
             return self._run(**asked)
 
-    def loss(self, part: Part, step: Sequence[Part] = ()) -> Tensor:
+    def loss(self, part: MicroBatch, step: Sequence[MicroBatch] = ()) -> Tensor:
         """Of a part of a step, its share; of a part by itself, all of it."""
         return self._objective(self.answer, part.to(self.device, non_blocking=True), step or [part])
 
@@ -156,24 +158,23 @@ class Learner:
         if self.device.type == "cuda":
             torch.cuda.manual_seed(value)
 
-    def whole(self, kind: str) -> Tensor:
-        """Its weights or its moments, to be read or written down."""
+    def buffer(self, kind: str) -> Tensor:
+        """Its weights or its moments, as one vector to read."""
         return self.vector if kind == WEIGHTS else self.moments
 
-    @contextlib.contextmanager
-    def filling(self, kind: str) -> Iterator[Tensor]:
-        """Section for the numbers that its weights or its moments are to be."""
-        yield self.vector if kind == WEIGHTS else self.moments
+    def filling(self, kind: str) -> AbstractContextManager[Tensor]:
+        """A vector to write its weights or its moments into."""
+        return contextlib.nullcontext(self.buffer(kind))
 
-    def start(self, vector: Tensor) -> None:
+    def load_weights(self, vector: Tensor) -> None:
         with self.filling(WEIGHTS) as room:
             room.copy_(vector)
 
-    def forget(self) -> None:
+    def reset_optimizer(self) -> None:
         """An optimizer that has seen nothing."""
         with self.filling(MOMENTS) as room:
             room.zero_()
-        self.recall(
+        self.load_optimizer_state(
             {"steps": 0.0, "scaling": torch.amp.GradScaler(self.device.type, enabled=self._scaling).state_dict()}
         )
 
@@ -181,7 +182,7 @@ class Learner:
         """What belongs to the optimizer besides its moments."""
         return {"steps": self._optimizer.steps, "scaling": self._scaler.state_dict()}
 
-    def recall(self, state: Mapping[str, Any]) -> None:
+    def load_optimizer_state(self, state: Mapping[str, Any]) -> None:
         self._optimizer.steps = state["steps"]
         if self._scaling and state["scaling"]:
             self._scaler.load_state_dict(dict(state["scaling"]))
@@ -211,11 +212,6 @@ class Learner:
         return orthogonal(matrices)
 
     # -- inside -------------------------------------------------------------------------------------------------------
-
-    def _precision(self) -> AbstractContextManager[Any]:
-        if self._dtype is None:
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=self._dtype)
 
     def _step(self, lr: float) -> None:
         self._scaler.unscale_(self._optimizer)

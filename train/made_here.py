@@ -11,12 +11,11 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from tokenizers.pre_tokenizers import PreTokenizer
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from fleet.config import UserError
 from fleet.fsync import sync
+from fleet.run_config import UserError
 from fleet.scratch import scratch
 
 END = "<|endoftext|>"
@@ -30,7 +29,9 @@ def byte_level_bpe(vocab_size: int, documents: Iterable[str]) -> PreTrainedToken
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, bos_token=END, pad_token=END)
 
 
-def trained_bpe(vocab_size: int, documents: Iterable[str], parts: PreTokenizer, special: list[str]) -> Tokenizer:
+def trained_bpe(
+    vocab_size: int, documents: Iterable[str], parts: pre_tokenizers.PreTokenizer, special: list[str]
+) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer, tokenizer.decoder = parts, decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()

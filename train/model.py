@@ -1,10 +1,13 @@
 """Causal language models of Hugging Face, their parameters laid out in one flat vector."""
 
+import difflib
 import hashlib
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -15,14 +18,14 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
-from fleet.config import UserError
 from fleet.errors import first_line
 from fleet.plausible import check_config
-from train.config import TrainConfig
+from fleet.run_config import UserError
+from train.training_config import TrainConfig
 
 # The Llama shapes of the literature on DiLoCo; `tiny` learns visibly within two minutes on two cores.
 SHAPES: Mapping[str, dict[str, Any]] = {
-    # the names stand in train.config, too
+    # the names stand in train.training_config, too
     "tiny": dict(hidden_size=96, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4),
     "14m": dict(hidden_size=128, intermediate_size=512, num_hidden_layers=6, num_attention_heads=4),
     "60m": dict(hidden_size=1024, intermediate_size=2688, num_hidden_layers=3, num_attention_heads=16),
@@ -32,13 +35,15 @@ SHAPES: Mapping[str, dict[str, Any]] = {
     ),
 }
 
+_WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
 Entered = str | Mapping[str, Any]  # an entry of INITIAL_POPULATION
 
 
 def described(entry: Entered, trust: bool = False) -> PretrainedConfig:
     """The model's configuration; an error in one line where there is none that can be trained here."""
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries; the error says enough
-    try:
+    known = f"; the presets are {', '.join(SHAPES)}" if isinstance(entry, str) and "/" not in entry else ""
+    with in_a_line(f"model {_short(entry)}", known):
         fresh = _fresh(entry)
         said = fresh or PretrainedConfig.get_config_dict(cast(str, entry))[0]
         check_config(said, f"model {_short(entry)}: its config.json")
@@ -46,16 +51,22 @@ def described(entry: Entered, trust: bool = False) -> PretrainedConfig:
             config = AutoConfig.for_model(**fresh)
         else:
             config = AutoConfig.from_pretrained(cast(str, entry), trust_remote_code=trust)
-    except UserError:
-        raise
-    except Exception as error:  # whatever a hub, a network and a configuration class can come up with
-        known = f"; the presets are {', '.join(SHAPES)}" if isinstance(entry, str) and "/" not in entry else ""
-        raise UserError(f"model {_short(entry)}: {first_line(error)}{known}") from None
     bidirectional = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
     causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or trust and getattr(config, "auto_map", None)
     if bidirectional or not causal:
         raise UserError(f"model {_short(entry)}: {config.model_type} is not a causal language model")
     return config
+
+
+@contextmanager
+def in_a_line(what: str, more: str = "") -> Iterator[None]:
+    """Whatever a hub, a network, a damaged file and a library's classes can come up with, as an error of ours."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{what}: {first_line(error)}{more}") from None
 
 
 def built(entry: Entered, vocab: int, seed: int, trust: bool = False) -> PreTrainedModel:
@@ -80,8 +91,7 @@ def _for_words(entry: Entered, vocab: int, trust: bool = False) -> PretrainedCon
 
 def has_vocabulary(entry: Entered) -> bool:
     """Whether it says how many words it knows; if not, the tokenizer decides."""
-    fresh = _fresh(entry)
-    return not fresh or "vocab_size" in fresh
+    return "vocab_size" in (_fresh(entry) or {"vocab_size": None})
 
 
 def empty(config: PretrainedConfig, seed: int, trust: bool = False) -> PreTrainedModel:
@@ -105,12 +115,8 @@ def structure(model: PreTrainedModel) -> str:
 
 def can_be_built(entry: Entered, trust: bool = False) -> None:
     """A configuration may contradict itself."""
-    try:
+    with in_a_line(f"model {_short(entry)}: cannot be built"):
         without_numbers(described(entry, trust), trust)
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"model {_short(entry)}: cannot be built: {first_line(error)}") from None
 
 
 def read_config(text: bytes, run: TrainConfig) -> PretrainedConfig:
@@ -195,9 +201,9 @@ def _stack(here: Sequence[Sequence[int]], whole: Sequence[int]) -> Stack:
 
 def _words(model: torch.nn.Module) -> set[int]:
     """What stands for single words, or places: a matrix by its shape, a table by its use."""
-    tables = [each for each in model.modules() if isinstance(each, torch.nn.Embedding)]
     head = cast(Any, model).get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    return {id(p) for each in (*tables, *([head] if head else [])) for p in each.parameters()}
+    tables = (each for each in model.modules() if isinstance(each, torch.nn.Embedding) or each is head)
+    return {id(p) for each in tables for p in each.parameters()}
 
 
 def bound_to_vector(model: torch.nn.Module, layout: VectorLayout, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -222,11 +228,9 @@ def same_shapes(one: VectorLayout, other: VectorLayout, name: str, other_name: s
     for tensor in {**one.shapes, **other.shapes}:
         a, b = one.shapes.get(tensor), other.shapes.get(tensor)
         if a != b:
-            said = [
-                f"{list(shape)} in {who}" if shape else f"missing in {who}"
-                for shape, who in ((a, name), (b, other_name))
-            ]
-            raise UserError(f"tensor {tensor}: {said[0]}, {said[1]}; the models of INITIAL_POPULATION must be alike")
+            pairs = ((a, name), (b, other_name))
+            said = ", ".join(f"{list(shape) if shape else 'missing'} in {who}" for shape, who in pairs)
+            raise UserError(f"tensor {tensor}: {said}; the models of INITIAL_POPULATION must be alike")
 
 
 _UNLIKE = {
@@ -243,8 +247,8 @@ _UNLIKE = {
 def same_settings(one: PretrainedConfig, other: PretrainedConfig, name: str, other_name: str) -> None:
     """The same shapes may be computed with in different ways: other heads, another activation."""
     a, b = one.to_dict(), other.to_dict()
-    differing = sorted(key for key in {*a, *b} - _UNLIKE if a.get(key) != b.get(key) and not key.endswith("token_id"))
-    if differing:
+    keys = (key for key in sorted({*a, *b} - _UNLIKE) if not key.endswith("token_id"))
+    if differing := [key for key in keys if a.get(key) != b.get(key)]:
         said = ", ".join(f"{key} is {a.get(key)!r} in {name}, {b.get(key)!r} in {other_name}" for key in differing[:3])
         raise UserError(f"the models of INITIAL_POPULATION must be alike: {said}")
 
@@ -257,22 +261,20 @@ def _fresh(entry: Entered) -> dict[str, Any]:
         return {"model_type": "llama", **entry["config"]}
     if entry.lower() in SHAPES and entry not in SHAPES:
         raise UserError(f"model {entry!r}: the preset is called {entry.lower()!r}")
+    named = entry in SHAPES or "/" in entry or os.path.exists(entry)
+    if near := [] if named else difflib.get_close_matches(entry, SHAPES, n=1, cutoff=0.75):
+        raise UserError(f"model {_short(entry)}: there is no such preset, nor a folder; the nearest one is {near[0]}")
     if entry in SHAPES:
         return {"model_type": "llama", "tie_word_embeddings": entry == "tiny", "use_cache": False, **SHAPES[entry]}
     file = Path(entry) / "config.json"
-    if entry.endswith(".json") or (file.is_file() and not _has_weights(file.parent)):
+    has_weights = file.is_file() and any(each.suffix in _WEIGHTS for each in file.parent.iterdir())
+    if entry.endswith(".json") or (file.is_file() and not has_weights):
         try:
-            return {
-                "model_type": "llama",
-                **json.loads((file if file.is_file() else Path(entry)).read_text(encoding="utf-8")),
-            }
+            said = json.loads((file if file.is_file() else Path(entry)).read_text(encoding="utf-8"))
+            return {"model_type": "llama", **said}
         except (OSError, ValueError, RecursionError) as error:
             raise UserError(f"model {_short(entry)}: cannot be read as JSON: {error}") from None
     return {}
-
-
-def _has_weights(folder: Path) -> bool:
-    return any(file.suffix in (".safetensors", ".bin", ".gguf", ".pt", ".pth") for file in folder.iterdir())
 
 
 def _short(entry: Entered) -> str:

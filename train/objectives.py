@@ -1,7 +1,7 @@
 """What fine-tuning makes smaller: how badly answers are foretold, or how little the better answer is preferred."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -31,8 +31,7 @@ class Comparison:
         return self.batch.examples // 2
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Comparison":
-        moved = self.batch.to(device, non_blocking), self.reference.to(device, non_blocking=non_blocking)
-        return replace(self, batch=moved[0], reference=moved[1])
+        return Comparison(self.batch.to(device, non_blocking), self.reference.to(device, non_blocking=non_blocking))
 
 
 def sft_loss(model: Model, batch: Batch, step: Sequence[Batch] = ()) -> Tensor:
@@ -47,18 +46,35 @@ def answer_logprobs(model: Model, batch: Batch) -> Tensor:
     return -nats.new_zeros(batch.examples).index_add(0, owner, nats)
 
 
-def dpo_loss(
+def reward_margin(
     chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor, beta: float
 ) -> Tensor:
-    """Direct preference optimization (Rafailov and others, 2023), for each pair of summed log-probabilities."""
-    return -logsigmoid(beta * ((chosen - reference_chosen) - (rejected - reference_rejected)))
+    """By how much the better answer's reward is above the worse one's: beta times what each has gained in summed
+    log-probability since the beginning."""
+    return beta * ((chosen - reference_chosen) - (rejected - reference_rejected))
+
+
+def dpo_loss(margin: Tensor) -> Tensor:
+    """Direct preference optimization (Rafailov and others, 2023), for each pair."""
+    return -logsigmoid(margin)
 
 
 def preference_loss(model: Model, part: Comparison, step: Sequence[Comparison] = (), *, beta: float = 0.1) -> Tensor:
     """The mean over the pairs of the whole step, of which this part is its pairs' share."""
+    return dpo_loss(margins(model, part, beta)).sum() / sum(each.count for each in step or [part])
+
+
+def margins(model: Model, part: Comparison, beta: float) -> Tensor:
+    """Of each pair."""
     said, before = answer_logprobs(model, part.batch), part.reference
-    losses = dpo_loss(said[0::2], said[1::2], before[0::2], before[1::2], beta)
-    return losses.sum() / sum(each.count for each in step or [part])
+    return reward_margin(said[0::2], said[1::2], before[0::2], before[1::2], beta)
+
+
+def preference_measures(model: Model, part: Comparison, beta: float) -> Mapping[str, Tensor]:
+    """Sums over the pairs: of the loss; of how many are in the right order, of equal ones half; of the margins."""
+    found = margins(model, part, beta)
+    right = (found > 0).sum() + (found == 0).sum() / 2
+    return {"held_out": dpo_loss(found).sum(), "reward_accuracy": right, "reward_margin": found.sum()}
 
 
 def _nats(model: Model, batch: Batch) -> Tensor:
@@ -114,5 +130,4 @@ def steps_of(c: PosttrainConfig, model: Any, examples: Sequence[Example]) -> lis
 
 def begun(c: PosttrainConfig, learner: Learner, steps: Sequence[Sequence[Batch]]) -> list[list[Any]]:
     """With what the model says of them that they begin with."""
-    part = objective_of(c).part
-    return [[part(learner, batch) for batch in step] for step in steps]
+    return [[objective_of(c).part(learner, batch) for batch in step] for step in steps]

@@ -8,8 +8,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from train.config import TrainConfig
 from train.model import Stack, VectorLayout
+from train.training_config import TrainConfig
 
 _BETAS, _EPS = (0.9, 0.95), 1e-8
 _MOMENTUM = 0.95
@@ -37,14 +37,17 @@ def orthogonal(matrices: Tensor) -> Tensor:
 class AdamW(torch.optim.Optimizer):
     """On one vector in two ranges, what decays and what does not: AdamW does not care where a tensor ends."""
 
-    def __init__(self, vector: Tensor, gradient: Tensor, layout: VectorLayout, config: TrainConfig) -> None:
+    def __init__(
+        self, vector: Tensor, gradient: Tensor, layout: VectorLayout, config: TrainConfig, orthogonal: Orthogonal
+    ) -> None:
+        self._decay, self._orthogonal = config.weight_decay, orthogonal
         self.whole = torch.nn.Parameter(vector)
         self.whole.grad = gradient
         super().__init__([self.whole], {"lr": config.lr})
         self.layout, self.first = layout, len(vector) - self.squared(layout).size
         self.moments = torch.zeros(2 * len(vector) - self.first, device=vector.device)
         self.average, self.square = self.moments[: len(vector)], self.moments[len(vector) :]
-        self._adamw = self._on_ranges(layout.decaying, config.weight_decay)
+        self._adamw = self._on_ranges(layout.decaying, self._decay)
 
     @staticmethod
     def squared(layout: VectorLayout) -> VectorLayout:
@@ -90,12 +93,6 @@ class AdamW(torch.optim.Optimizer):
 class Muon(AdamW):
     """Each matrix within the model moves as far in every direction in which its gradients agree."""
 
-    def __init__(
-        self, vector: Tensor, gradient: Tensor, layout: VectorLayout, config: TrainConfig, orthogonal: Orthogonal
-    ) -> None:
-        super().__init__(vector, gradient, layout, config)
-        self._decay, self._orthogonal = config.weight_decay, orthogonal
-
     @staticmethod
     def squared(layout: VectorLayout) -> VectorLayout:
         return layout.outside
@@ -114,15 +111,9 @@ class Muon(AdamW):
         super().step()
 
 
-def optimizer_of(
-    vector: Tensor, gradient: Tensor, layout: VectorLayout, config: TrainConfig, orthogonal: Orthogonal
-) -> AdamW:
-    if config.inner_optimizer == "muon":
-        return Muon(vector, gradient, layout, config, orthogonal)
-    return AdamW(vector, gradient, layout, config)
+OPTIMIZERS = {"adamw": AdamW, "muon": Muon}  # the values of INNER_OPTIMIZER
 
 
 def layouts_of(layout: VectorLayout, config: TrainConfig) -> dict[str, VectorLayout]:
     """Of the weights and of each moment."""
-    kind = Muon if config.inner_optimizer == "muon" else AdamW
-    return {WEIGHTS: layout, "average": layout, "square": kind.squared(layout)}
+    return {WEIGHTS: layout, "average": layout, "square": OPTIMIZERS[config.inner_optimizer].squared(layout)}

@@ -3,15 +3,16 @@ begin again, transformers begins again too, in every kind of attention. Whether 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fleet.config import UserError
+from fleet.run_config import UserError
 from train.chat import Example
-from train.verdicts import of_this_machine
+from train.verdicts import works
 
 _OPEN = 32  # rows that an example is tried in
 _CLOSE = {torch.float32: 1e-5, torch.float64: 1e-5}  # of the largest answer; rounding is far below, a leak above
@@ -83,9 +84,8 @@ def batch(examples: Sequence[Example], rows: Rows, packed: bool = True) -> Batch
 
 def chosen_rows(examples: Sequence[Example], rows: Rows, packed: bool) -> Batch:
     """A batch knows its own examples only, which are numbered anew."""
-    order = [number for row in rows for number in row]
-    there = {number: n for n, number in enumerate(order)}
-    return batch([examples[number] for number in order], [[there[n] for n in row] for row in rows], packed)
+    anew = count()
+    return batch([examples[n] for row in rows for n in row], [[next(anew) for _ in row] for row in rows], packed)
 
 
 def single(examples: Sequence[Example]) -> Batch:
@@ -100,29 +100,19 @@ def can_pack(model: Any, length: int) -> bool:
     training = model.training
     model.eval()
     try:
-        return _alike(model, *_trial(model, max(8, length)))
-    except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError, NotImplementedError) as error:
-        if of_this_machine(error):
-            raise
-        return False
+        return works(lambda: _alike(model, max(8, length)))
     finally:
         model.train(training)
 
 
-def _trial(model: Any, length: int) -> tuple[list[Example], Rows]:
-    """Two rows of two examples; the fifth is another one in the place of the first."""
-    words = int(model.config.get_text_config().vocab_size)
-    dice = np.random.default_rng(1)
-    first = length // 3
+def _alike(model: Any, length: int) -> bool:
+    """Of two rows of two examples; the fifth is another one in the place of the first."""
+    words, dice, first = int(model.config.get_text_config().vocab_size), np.random.default_rng(1), length // 3
     sizes = (first, length - first, length - first, first, first)
-    return [_random(dice, words, size) for size in sizes], [(0, 1), (2, 3)]
+    tokens = (dice.integers(0, words, size).astype(np.int32) for size in sizes)
+    examples = [Example(each, np.ones(len(each), dtype=np.bool_)) for each in tokens]
+    rows: Rows = [(0, 1), (2, 3)]
 
-
-def _random(dice: np.random.Generator, words: int, size: int) -> Example:
-    return Example(dice.integers(0, words, size).astype(np.int32), np.ones(size, dtype=np.bool_))
-
-
-def _alike(model: Any, examples: Sequence[Example], rows: Rows) -> bool:
     def said(rows: Rows, packed: bool) -> Tensor:
         asked = batch(examples, rows, packed).to(model.device)
         found: Tensor = model(**asked.inputs, use_cache=False).logits

@@ -28,11 +28,9 @@ def by_fitness(rivals: Sequence[Rival]) -> list[Rival]:
 
 def by_fronts(rivals: Sequence[Rival]) -> list[Rival]:
     """By the front that they stand in, then by how lonely they are there."""
-    found: list[Rival] = []
-    for front in fronts(rivals):
-        lonely = crowding(front)
-        found += sorted(front, key=lambda one: (-lonely[one.id], -one.fitness, one.id))
-    return found
+    places = ((place, front, crowding(front)) for place, front in enumerate(fronts(rivals)))
+    keys = {one.id: (place, -lonely[one.id], -one.fitness, one.id) for place, front, lonely in places for one in front}
+    return sorted(rivals, key=lambda one: keys[one.id])
 
 
 def fronts(rivals: Sequence[Rival]) -> list[list[Rival]]:
@@ -122,22 +120,16 @@ def chosen(rule: str, there: int, count: int, size: int, dice: Dice) -> list[int
 
 
 def hypercubes(generation: int, population: int, size: int, dice: Dice) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
-    for k in range(population):
-        if k not in found:
-            group = hypercube(k, generation, population, size)
-            found |= dict.fromkeys(group, group)
-    return found
+    return {k: hypercube(k, generation, population, size) for k in range(population)}
 
 
 def hypercube(k: int, generation: int, population: int, size: int) -> list[int]:
     """The slots that differ from k only in this generation's directions; after a few generations everybody's work has
     reached everybody."""
     directions, wide = population.bit_length() - 1, size.bit_length() - 1
-    bits = [1 << ((generation * wide + i) % directions) for i in range(wide)] if directions else []
     group = {k}
-    for bit in bits:
-        group |= {member ^ bit for member in group}
+    for i in range(wide if directions else 0):
+        group |= {member ^ (1 << (generation * wide + i) % directions) for member in group}
     return sorted(group)
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fleet.config import UserError
+from fleet.run_config import UserError
 
 _TOKENS = {"cpu": 2048, "cuda": 32768}  # of a batch
 _MOST_LOGITS = 1 << 28  # numbers that a batch's logits may have
@@ -18,7 +18,8 @@ _LONGEST = 4096  # tokens that are read at a time where a model says nothing abo
 
 @dataclass(frozen=True)
 class Losses:
-    """Of each passage: nats, the tokens that were foretold, their bytes; nothing of one that is a single token."""
+    """Of each passage, or of several together: nats, the tokens that were foretold, their bytes; nothing of one that is
+    a single token."""
 
     nats: tuple[float, ...]
     tokens: tuple[int, ...]
@@ -32,6 +33,14 @@ class Losses:
     def bits_per_byte(self) -> float:
         """Comparable between models of different tokens."""
         return sum(self.nats) / math.log(2) / sum(self.bytes)
+
+    def together(self, group: Sequence[int]) -> "Losses":
+        """Of all passages of a group as one: neighbours say the same of a model, and are no independent samples."""
+        sums = {each: [0.0, 0, 0] for each in sorted({*group})}
+        for each, *numbers in zip(group, self.nats, self.tokens, self.bytes, strict=True):
+            sums[each] = [a + b for a, b in zip(sums[each], numbers, strict=True)]
+        nats, tokens, bytes = zip(*sums.values(), strict=True)
+        return Losses(nats, tokens, bytes)
 
 
 class PassageReader:
@@ -85,7 +94,7 @@ def _losses(model: Any, rows: Sequence[list[int]]) -> list[float]:
 
 
 def mean_and_error(losses: Losses) -> tuple[float, float]:
-    """Nats a token, and their standard error over the passages."""
+    """Nats a token, and their standard error over the passages, or over what they are together."""
     mean, count = sum(losses.nats) / sum(losses.tokens), len(losses.nats)
     off = sum((nats - mean * tokens) ** 2 for nats, tokens in zip(losses.nats, losses.tokens, strict=True))
     return mean, math.sqrt(off * count / max(1, count - 1)) / sum(losses.tokens)

@@ -8,16 +8,17 @@ from pathlib import Path
 import yaml
 from rich.table import Table
 
+from fleet import evaluating
 from fleet.ancestry.growth import tree
 from fleet.ancestry.tree import Tree, line_of
-from fleet.config import UserError
 from fleet.console import console
 from fleet.history import History, opened
+from fleet.permissions import leaving
 from fleet.plain import say
 from fleet.progress import Progress
 from fleet.recipe import Member, place
-from fleet.work import Input
-from train import report
+from fleet.run_config import UserError
+from train.kept_rounds import files_of
 from train.posttrain import posttrain_fitness
 from train.posttrain.posttrain_config import PosttrainConfig
 
@@ -34,20 +35,17 @@ class BreedView(Progress):
 
     def line(self, round: int) -> str:
         if round == 0:
-            return "\n".join(["the given models and the data are ready", *map(data_text, self.data())])
+            data = (each for each in self.history.round(0) if each.recipe.task == "data")
+            return "\n".join(["the given models and the data are ready", *map(data_text, data)])
         if round == self.history.last - 1 and self.history.ended:
             return "the winner and all that it began with have answered the held-out questions"
         members = [each for each in self.history.round(round) if each and self.values([each])]
         if not members:
             return super().line(round)
-        best = max(members, key=lambda each: each.metrics["fitness"])
-        slot, values = place(best.id)[1].removeprefix("look-"), self.values(members)
-        mean = sum(values) / len(values)
+        best, values = max(members, key=lambda each: each.metrics["fitness"]), self.values(members)
+        slot, mean = place(best.id)[1].removeprefix("look-"), sum(values) / len(values)
         words = [f"generation {round}: fitness: best {_with_error(best)} ({slot}), mean {mean:.4f}"]
         return ", ".join([*words, *self.diverged(self.history.round(round))])
-
-    def data(self) -> list[Member]:
-        return [each for each in self.history.round(0) if each.recipe.task == "data"]
 
 
 def data_text(member: Member) -> str:
@@ -61,20 +59,19 @@ def data_text(member: Member) -> str:
 # -- after -------------------------------------------------------------------------------------------------------------
 
 
-def finished(c: PosttrainConfig, folder: Path) -> None:
+def finished_breeding(c: PosttrainConfig, folder: Path) -> None:
     """The winner's folder, its rivals beside it, the family tree."""
     from fleet.ancestry.ancestry_files import keep
 
     history = opened(folder)
     last = history.first - 1
-    winner = history[f"{last}/winner"]
-    (id,) = winner.recipe.parents
+    (id,) = history[f"{last}/winner"].recipe.parents
     out = exported(history, id, folder / "winner")
     console().print(table(c, history, last))
     say("The family tree:", *keep(history), sep="\n  ")
     if place(history[id].origin)[0] == 0:
         say(f"No child was fitter than {called(c, history[id].origin)}, which is the winner as it was given.")
-    say(f"The winner, {history[id].origin}: {out}")
+    say(f"The winner, {history[id].origin}: {out}", evaluating.told(out), sep="\n")
 
 
 def taken(run_dir: Path, what: str, out: Path) -> None:
@@ -86,26 +83,25 @@ def taken(run_dir: Path, what: str, out: Path) -> None:
     id = what.replace("-", "/", 1)
     if what in ("", "best"):
         fit = [each for each in history.round(last) if each and "fitness" in each.metrics]
-        best = next((each for each in fit if each.id.endswith("/winner")), None) or max(fit, key=_fitness)
+        best = next((each for each in fit if each.id.endswith("/winner")), None) or max(
+            fit, key=lambda each: each.metrics["fitness"]
+        )
         id = best.recipe.parents[0] if best.recipe.task == "look" else best.id
     if not place(id)[1].startswith(("m", "init-", "best")):
         raise UserError(f"--what {what}: best, or a generation and a member, as in 3-m0")
-    say(f"Exported ({id}): {exported(history, id, out)}")
+    say(f"Exported ({id}): {exported(history, id, out)}", evaluating.told(out), sep="\n")
 
 
-def _fitness(member: Member) -> float:
-    return float(member.metrics["fitness"])
-
-
+@leaving()
 def exported(history: History, id: str, out: Path) -> Path:
     """A member's files are a model's folder; a card says where it comes from."""
     from merge.merging import RECIPE
     from merge.output import atomic_folder
 
     c = PosttrainConfig.joined(history.store.read("run.json")["config"], {})
-    member = Input(history[id], history.files(id))
+    member = files_of(history, id)
     with atomic_folder(out, sum(file.stat().st_size for file in member.folder.iterdir()), overwrite=True) as draft:
-        for name in member.files.files:
+        for name in member.files:
             if name not in ("README.md", RECIPE):  # they tell of the merge only
                 shutil.copyfile(member.path(name), draft / name)
         (draft / "README.md").write_text(card(c, history, id, out), encoding="utf-8")
@@ -161,7 +157,7 @@ def card(c: PosttrainConfig, history: History, id: str, out: Path) -> str:
         f"---\n{yaml.safe_dump(fields, sort_keys=False).strip()}\n---\n# {c.project_name}, member {origin}",
         f"Bred by {c.algorithm} from:\n\n" + "\n".join(f"- `{name}`" for name in founders),
         "## Descent\n\n" + "\n".join(_described(known, history, each) for each in line if not each.startswith("0/")),
-        f"## Evaluation\n\n```sh\n{report.lm_eval(out)}\n```",
+        evaluating.section(out),
         f"## Configuration\n\n```json\n{json.dumps(c.bound(), indent=2)}\n```",
     )
     return "\n\n".join(parts) + "\n"
@@ -174,14 +170,9 @@ def called(c: PosttrainConfig, id: str) -> str:
 
 def _described(known: Tree, history: History, id: str) -> str:
     node, member = known.nodes[id], history[id]
-    made = f"{node.technique} of {' and '.join(node.parents)}" if len(node.parents) > 1 else f"of {node.parents[0]}"
-    return f"- `{id}`: {made}; {_learned(member)}fitness {member.metrics['fitness']:.4f}"
-
-
-def _learned(member: Member) -> str:
-    if "steps" not in member.metrics:
-        return ""
-    data = member.recipe.genome["data"]
-    total = sum(data.values())
-    shares = ", ".join(f"{weight / total:.0%} {name}" for name, weight in data.items() if weight)
-    return f"{member.recipe.args['how']} for {member.metrics['steps']} steps on {shares}; "
+    words = [f"{node.technique} of {' and '.join(node.parents)}" if len(node.parents) > 1 else f"of {node.parents[0]}"]
+    if "steps" in member.metrics:
+        data = member.recipe.genome["data"]
+        shares = ", ".join(f"{each / sum(data.values()):.0%} {name}" for name, each in data.items() if each)
+        words += [f"{member.recipe.args['how']} for {member.metrics['steps']} steps on {shares}"]
+    return f"- `{id}`: {'; '.join(words)}; fitness {member.metrics['fitness']:.4f}"

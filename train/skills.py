@@ -11,12 +11,12 @@ from pathlib import Path
 from random import Random
 from typing import Literal
 
-from fleet.config import UserError
 from fleet.errors import absolute
+from fleet.run_config import UserError
 
 PREFIX = "skill:"  # of their names as sources of data
 BASE, MIXED = "base", "mixed"
-Part = Literal["train", "held-out"]
+SkillSplit = Literal["train", "held-out"]
 Row = dict[str, list[dict[str, str]]]
 _HELD_OUT = 8  # one question of so many
 
@@ -83,13 +83,13 @@ def question(skill: str, seed: int, number: int) -> Question:
     return Question(asked, tuple(choices), choices.index(answer))
 
 
-def questions(skill: str, seed: int, part: Part) -> Iterator[Question]:
+def questions(skill: str, seed: int, part: SkillSplit) -> Iterator[Question]:
     """Without end. A question is held out, or not, whatever the seed."""
     every = (question(skill, seed, number) for number in count())
     return (each for each in every if _is_held_out(each.text) == (part == "held-out"))
 
 
-def rows(name: str, seed: int, count: int, part: Part = "train") -> list[Row]:
+def rows(name: str, seed: int, count: int, part: SkillSplit = "train") -> list[Row]:
     """So many conversations of a skill: "skill:compare", or of all in turn: "skill:mixed"."""
     return [right(each) for each in islice(questions(_skill(name), seed, part), count)]
 
@@ -131,27 +131,20 @@ metric_list:
 """
 
 
-def write_tasks(folder: Path, seed: int, count: int) -> list[str]:
+def write_tasks(folder: Path, seed: int, count: int) -> Path:
     """Held-out questions as tasks of lm-eval, so many of each, all different: skill_compare, ..., skill_mixed."""
     folder = absolute(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for skill in (*SKILLS, MIXED):
         file = folder / f"skill_{skill}.json"
-        lines = (
-            json.dumps({"question": each.text, "choices": each.choices, "answer": each.answer})
-            for each in _different(questions(skill, seed, "held-out"), count)
-        )
-        _write(file, "".join(f"{line}\n" for line in lines))
+        found, asked = dict[str, str](), questions(skill, seed, "held-out")
+        while len(found) < count:
+            each = next(asked)
+            row = {"question": each.text, "choices": each.choices, "answer": each.answer}
+            found.setdefault(each.text, json.dumps(row))
+        _write(file, "".join(f"{line}\n" for line in found.values()))
         _write(file.with_suffix(".yaml"), _TASK.format(skill=skill, file=json.dumps(str(file))))
-    return [f"skill_{skill}" for skill in (*SKILLS, MIXED)]
-
-
-def _different(asked: Iterator[Question], count: int) -> list[Question]:
-    found: dict[str, Question] = {}
-    while len(found) < count:
-        each = next(asked)
-        found.setdefault(each.text, each)
-    return list(found.values())
+    return folder
 
 
 def _write(file: Path, content: str) -> None:

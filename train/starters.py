@@ -17,13 +17,13 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from fleet.errors import absolute
 from train import batches, packing, text
 from train.chat import Example, examples
-from train.config import TrainConfig, alone
 from train.loop import Learner, rate
 from train.made_here import END, MakingProgress, Tell, check_room, computing_with, in_one_line, publish, trained_bpe
 from train.model import SHAPES, built
 from train.objectives import sft_loss
 from train.packing import Batch
 from train.skills import BASE, KINDS, MIXED, NUMBERS, PREFIX, SKILLS, Row, chat, questions, right, rows
+from train.training_config import TrainConfig, alone
 
 # -- the tokenizer -----------------------------------------------------------------------------------------------------
 
@@ -148,7 +148,7 @@ def _source(tokenizer: PreTrainedTokenizerBase, settings: StarterSettings) -> ba
 
 
 def _answers(chats: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> Batch:
-    return packing.single([one for (one,) in examples(chats, tokenizer, longest=128).kept])
+    return packing.single([one for (one,) in examples(text.placed(chats, "chats"), tokenizer, longest=128).kept])
 
 
 def _digest(settings: StarterSettings) -> str:

@@ -5,15 +5,16 @@ import hashlib
 import json
 import re
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from fleet.config import UserError
 from fleet.errors import first_line
-from train.config import Dataset
+from fleet.run_config import UserError
+from train.splits import Split, SplitName, part_of, part_of_chunk
+from train.training_config import Dataset
 
 _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "__pycache__", "idlelib"}
 _TABLES = {"pydoc_data", "encodings"}  # a fifth of all, and no code that anybody wrote
@@ -23,10 +24,13 @@ CHAT = '{"messages": [{"role": "user", "content": "..."}, ...]}, {"prompt": ...,
 PAIR = '{"prompt": ..., "chosen": ..., "rejected": ...}, each a text or messages'
 LONGEST = 1 << 26  # characters of a line, or of a document of several
 _BLOCK = 1 << 20  # characters that are read at a time
-_STRETCH = re.compile(r"(?s).{1,4096}(?:\n|\Z)|.{4096}")  # of a document: as many lines as have so many characters
+_CHUNK = re.compile(r"(?s).{1,8192}(?:\n|\Z)|.{8192}")  # of a document: as many lines as have so many characters
+GAP = 1024  # characters at each end of a held-out chunk that nobody is asked: what lies beside them is learned from
 _SHOWN = 200  # characters of a bad row
+_OF_ALL = ("source", "weight", "evaluated")  # what can be said of every source
 
 Row = Mapping[str, Any]
+PlacedRow = tuple[str, Row]  # and before it where it stands, as errors name it
 Message = Mapping[str, Any]
 Check = Callable[[Any], Row]
 
@@ -38,6 +42,7 @@ class TextSource:
     documents: Callable[[Dataset], Iterator[str]]
     random: bool = False  # tokens instead, to measure speed
     of_python: bool = False  # differs between its releases
+    keys: tuple[str, ...] = ()  # of a source in DATASETS, that say something of such a one; others but `_OF_ALL` do not
 
 
 def _fields(source: Dataset) -> Iterator[str]:
@@ -48,10 +53,11 @@ def _fields(source: Dataset) -> Iterator[str]:
 SOURCES: Mapping[str, TextSource] = {  # by what names look like; the first that fits
     "stdlib": TextSource(lambda source: shuffled_stdlib(), of_python=True),
     "fake": TextSource(lambda source: iter(()), random=True),
-    "*.txt": TextSource(lambda source: _plain(Path(source.source), source.separator)),
-    "*": TextSource(_fields),  # of rows, in a file or on the hub
+    "*.txt": TextSource(lambda source: _plain(Path(source.source), source.separator), keys=("separator",)),
+    **{f"*{end}": TextSource(_fields, keys=("text_field",)) for end in ROW_FILES},
+    "*": TextSource(_fields, keys=("text_field", "name", "split", "streaming")),  # of the hub
 }
-FILES = (*ROW_FILES, *(pattern[1:] for pattern in SOURCES if pattern.startswith("*.")))
+FILES = tuple(pattern[1:] for pattern in SOURCES if pattern.startswith("*."))
 
 
 def kind_of(source: Dataset) -> TextSource:
@@ -59,7 +65,7 @@ def kind_of(source: Dataset) -> TextSource:
 
 
 def is_one_document(source: Dataset) -> bool:
-    """What is given as its documents are stretches of one, with nothing between them."""
+    """What is given as its documents are chunks of one, with nothing between them."""
     return source.source.endswith(".txt") and not source.separator
 
 
@@ -67,10 +73,29 @@ def documents(source: Dataset) -> Iterator[str]:
     return kind_of(source).documents(source)
 
 
+def divided(source: Dataset, held_out: float) -> Iterator[tuple[SplitName, str]]:
+    """Its documents, each with the part that it belongs to."""
+    if not is_one_document(source):
+        yield from ((part_of(each, Split.halved(held_out)), each) for each in documents(source))
+        return
+    for number, chunk in enumerate(documents(source)):
+        part = part_of_chunk(number, held_out)
+        yield part, chunk if part == "train" else chunk[GAP:-GAP]
+
+
 def check(source: Dataset) -> None:
     """Complain before anything is trained: the file is not there, or its documents have no such field."""
     if not kind_of(source).random and next(documents(source), None) is None:
         raise UserError(f"dataset {source.source}: no documents in it")
+
+
+def check_keys(source: Dataset) -> None:
+    """Complain of what is given and changes nothing."""
+    keys = kind_of(source).keys
+    given = [key for key, field in Dataset.model_fields.items() if getattr(source, key) != field.default]
+    if idle := [key for key in given if key not in (*_OF_ALL, *keys)]:
+        there = f"; it may have: {', '.join(keys)}" if keys else ""
+        raise UserError(f"dataset {source.source}: {idle[0]} changes nothing of such a source: leave it out{there}")
 
 
 def stdlib() -> Iterator[str]:
@@ -103,10 +128,10 @@ def _stdlib_files() -> list[tuple[str, Path]]:
 
 
 def _plain(path: Path, separator: str) -> Iterator[str]:
-    """What a separator divides; without one, stretches of the one document that the file is."""
+    """What a separator divides; without one, chunks of the one document that the file is."""
     rest = ""
     for block in _blocks(path):
-        *found, rest = (rest + block).split(separator) if separator else _STRETCH.findall(rest + block)
+        *found, rest = (rest + block).split(separator) if separator else _CHUNK.findall(rest + block)
         yield from (each for each in found if each.strip())
         if len(rest) > LONGEST:
             raise UserError(f"{path}: a document longer than {LONGEST} characters, no {separator!r} in it")
@@ -123,8 +148,11 @@ def _blocks(path: Path) -> Iterator[str]:
 def _in_one_line(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    except UnicodeDecodeError as error:
+        recoded = "iconv -f latin1 -t utf-8 recodes Latin-1"
+        raise UserError(f"{path}: no UTF-8: {error.reason} at byte {error.start}; {recoded}") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
 def _field(row: Any, source: Dataset, where: str) -> str:
@@ -161,10 +189,30 @@ def preference(row: Any) -> Row:
     raise UserError(f"{PAIR}, is expected")
 
 
-def read(source: str, name: str = "", split: str = "train", check: Check = conversation) -> Iterator[Row]:
+def opening(row: Row) -> str:
+    """What a conversation is known by: the first thing that its user says; of a text, all of it."""
+    begin = row.get("messages", row.get("prompt", row.get("text")))
+    if isinstance(begin, str):
+        return begin
+    return next((each["content"] for each in begin if each["role"] == "user"), all_of(row))
+
+
+def all_of(row: Row) -> str:
+    return json.dumps(row, sort_keys=True, default=str)
+
+
+def read(source: str, name: str = "", split: str = "train", check: Check = conversation) -> Iterator[PlacedRow]:
     """The rows of a local file or a hub dataset, always in the same order."""
-    for where, row in raw(source, name, split):
-        yield located(check, row, where)
+    return checked(raw(source, name, split), check)
+
+
+def checked(rows: Iterable[tuple[str, Any]], check: Check) -> Iterator[PlacedRow]:
+    return ((where, located(check, row, where)) for where, row in rows)
+
+
+def placed(rows: Iterable[Any], name: str) -> Iterator[tuple[str, Any]]:
+    """Rows that are known by their numbers."""
+    return ((f"{name}, row {number}", row) for number, row in enumerate(rows, 1))
 
 
 def raw(source: str, name: str = "", split: str = "train", streaming: bool = True) -> Iterator[tuple[str, Any]]:
@@ -177,8 +225,7 @@ def raw(source: str, name: str = "", split: str = "train", streaming: bool = Tru
             yield where, _parsed(line, where)
     else:
         found = _parquet(Path(source)) if source.endswith(ROW_FILES) else _hub(source, name, split, streaming)
-        for number, row in enumerate(found, 1):
-            yield f"{source}, row {number}", row
+        yield from placed(found, source)
 
 
 def located(use: Callable[[Any], Any], row: Any, where: str) -> Any:
@@ -249,10 +296,12 @@ def _parquet(path: Path) -> Iterator[Row]:
 def _hub(source: str, name: str, split: str, streaming: bool) -> Iterator[Row]:
     from datasets import load_dataset
 
+    ends = ", ".join(FILES)
+    if Path(source).is_file():
+        raise UserError(f"dataset {source}: how a file is read follows from its name, which must end in one of {ends}")
     try:
         yield from load_dataset(source, name or None, split=split, streaming=streaming)
     except Exception as error:  # whatever a hub, a network and a loader can come up with
-        ends = ", ".join(FILES)
         raise UserError(
             f"dataset {source}: cannot be loaded: {first_line(error)} (local files end in {ends})"
         ) from None

@@ -1,30 +1,26 @@
-"""Train one model on several GPUs, of one machine or of several, with the options that OpenDiLoCo's users know.
-
-torchrun --nproc-per-node 8 train/train_fsdp.py --path-model 150m --total-batch-size 512
-"""
+"""Train one model on several GPUs, of one machine or of several, with the options that OpenDiLoCo's users know."""
 
 import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:  # as a script: our modules are found by their whole names only
     sys.path[0] = str(ROOT)
 
-from cyclopts import App, Parameter  # noqa: E402
-from rich.console import Console  # noqa: E402
+from cyclopts import Parameter  # noqa: E402
 
-from fleet.config import UserError  # noqa: E402
 from fleet.errors import absolute  # noqa: E402
-from fleet.plain import say  # noqa: E402
+from fleet.helping import app  # noqa: E402
 from train.cluster.options import TrainingOptions, spelled  # noqa: E402
+from train.command_line import run  # noqa: E402
 
 _EXAMPLES = """One machine, all of its GPUs; a checkpoint every 500 steps, of which three stay:
 
-    torchrun --standalone --nproc-per-node 8 train/train_fsdp.py --path-model 150m
-        --dataset-name-or-path allenai/c4 --dataset-config en --tokenizer mistralai/Mistral-7B-v0.1
+    torchrun --standalone --nproc-per-node 8 train/train_fsdp.py --path-model 150m \\
+        --dataset-name-or-path allenai/c4 --dataset-config en --tokenizer mistralai/Mistral-7B-v0.1 \\
         --ckpt.path /disk/run --ckpt.interval 500 --ckpt.topk 3 --ckpt.resume true
 
 The same command goes on where it ended. Ctrl-C ends all ranks after the same step, with a last checkpoint."""
@@ -41,16 +37,5 @@ def main(*, options: Annotated[TrainingOptions, Parameter(name="*")] = TrainingO
 
 
 if __name__ == "__main__":
-    wide = Console(width=None if sys.stdout.isatty() else 120)  # so that no option's name is cut in two
-    more: dict[str, Any] = {"help_epilogue": _EXAMPLES, "version_flags": [], "console": wide, "default_command": main}
-    app = App(name="train_fsdp.py", help=__doc__, **more)
-    try:
-        sys.exit(app(spelled(sys.argv[1:]), result_action="return_value"))
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except UserError as error:
-        from train.cluster.ranks import Agreed
-
-        if not isinstance(error, Agreed) or os.environ.get("RANK", "0") == "0":
-            say(error, file=sys.stderr)
-        sys.exit(2)
+    wide = None if sys.stdout.isatty() else 120  # so that no option's name is cut in two
+    run(app("train_fsdp.py", __doc__, _EXAMPLES, wide, default_command=main), spelled(sys.argv[1:]))

@@ -1,63 +1,52 @@
 """What edt.py and diloco.py are on the command line: checked first, then run, then a model that others can load."""
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from fleet.config import UserError, whole
-from fleet.errors import absolute, first_line
-from fleet.fork import Carried
+from fleet.errors import absolute, refuse
 from fleet.method import Method
 from fleet.plain import say
 from fleet.recipe import Strategy
+from fleet.run_config import UserError, whole
 from fleet.start import main
-from fleet.work import Maker
-from train.config import TrainConfig
+from train import lm_eval_tasks, source_names, text
 from train.parent_selection import BY_LOSS
+from train.posttrain import posttrain_fitness
 from train.posttrain.posttrain_config import PosttrainConfig
-from train.posttrain_results import BreedView
-from train.posttrain_results import finished as finished_breeding
+from train.posttrain_results import BreedView, finished_breeding
+from train.skills import PREFIX, write_tasks
+from train.training_config import NARROW, TrainConfig
+from train.training_recipes import WITHOUT_DEVICE
 
 _MOST = 1 << 20  # files that DiLoCo writes in a round, names of parents in a plan of EDT: a plan is one register
 _SKILL, _SEED, _QUESTIONS = "skill_", 1, 1200  # of each task that is built in
 
 
 def run(algorithm: str, about: str | None, strategy: Callable[[TrainConfig], Strategy], *others: Method[Any]) -> None:
-    make = partial(_maker, "train.member.pretrained")
-    main(Method(algorithm, about or "", TrainConfig, strategy, make, prepared, finished, forked=_forked), others=others)
+    make, forked = (partial(_late, *each) for each in (("member.pretraining_tasks", "maker"), ("forking", "forked")))
+    more: dict[str, Any] = {"forked": forked, "slots": lambda config: config.population_size, "beside": WITHOUT_DEVICE}
+    steps = (prepared, finished, foretold)
+    main(Method(algorithm, about or "", TrainConfig, strategy, make, *steps, **more), others=others)
 
 
 def breeding(algorithm: str, about: str | None, strategy: Any) -> Method[PosttrainConfig]:
-    make = partial(_maker, "train.member.posttrained")
-    more = (prepared_breeding, finished_breeding)
+    make, more = partial(_late, "member.posttraining_tasks", "maker"), (prepared_breeding, finished_breeding)
     return Method(algorithm, about or "", PosttrainConfig, strategy, make, *more, view=BreedView)
 
 
-def _maker(module: str, config: Any) -> Maker:
+def _late(module: str, function: str, *asked: Any) -> Any:
     """From a module that takes a while to import."""
-    made: Maker = importlib.import_module(module).maker(config)
-    return made
+    return getattr(importlib.import_module(f"train.{module}"), function)(*asked)
 
 
 def finished(config: TrainConfig, folder: Path) -> None:
     from train.export import Exporter, show
 
     show(Exporter(folder), "average", folder / "export")
-
-
-def _forked(*asked: Any) -> Carried:
-    from train.forking import forked  # which waits for torch
-
-    return forked(*asked)
-
-
-def refuse(*problems: tuple[object, str]) -> None:
-    """Say the first one that there is."""
-    if found := next((what for there, what in problems if there), ""):
-        raise UserError(found)
 
 
 def _located(sources: tuple[Any, ...], where: Path, endings: tuple[str, ...]) -> tuple[Any, ...]:
@@ -70,53 +59,115 @@ def _located(sources: tuple[Any, ...], where: Path, endings: tuple[str, ...]) ->
 
 def prepared(config: TrainConfig, where: Path) -> TrainConfig:
     """Complain about what cannot work before anything is trained; find out what the run is to be bound to."""
-    from train import text
-    from train.member.prepare import check_text, tokenizer_sources
+    from train.member.counted_text import check_text
+    from train.member.prepare import tokenizer_sources
 
-    models = (whole(each, where) if isinstance(each, str) else each for each in config.initial_population)
-    found = {
-        "datasets": _located(config.datasets, where, text.FILES),
-        "initial_population": tuple(models),
-        "tokenizer": whole(config.tokenizer, where),
-    }
-    config = config.model_copy(update=found)
-    if config.algorithm == "edt":
-        _check_evolution(config)
-    shards, size = config.shard_count, config.population_size
-    too_many = config.algorithm == "diloco" and shards * size > _MOST
-    refuse((too_many, f"SHARDS is {shards}: {_many('files', shards, size)}"))
+    config = found_from(config, where)
+    check_settings(config)
+    source_names.check([each.source for each in config.datasets], where)
     for source in config.datasets:
         text.check(source)
-    _check_rounds(config)
-    _check_batches(config)
     _check_models(config)
     if not (where / config.base_dir / config.project_name / "run.json").is_file():
+        for source in config.datasets:
+            text.check_keys(source)
         check_text(config)
+    if slow := slow_start(config):
+        say(f"Note: {slow}.")
     of_python = any(text.kind_of(each).of_python for each in (*config.datasets, *tokenizer_sources(config)))
     return config.model_copy(update={"stdlib_digest": text.stdlib_digest() if of_python else ""})
 
 
-def _check_evolution(config: TrainConfig) -> None:
+def foretold(config: TrainConfig, where: Path) -> Iterator[str]:
+    """How many tokens each source has, and how many the run needs; or why it would be refused."""
+    from train.member.counted_text import counted, in_words, refuse_short
+
+    config = found_from(config, where)
+    check_settings(config)
+    for source in config.datasets:
+        text.check(source)
+        text.check_keys(source)
+    counts = [*counted(config, whole=True)]
+    refuse_short(counts)
+    return in_words(counts)
+
+
+def check_settings(config: TrainConfig) -> None:
+    """Complain about what cannot work whatever the files say that it names."""
+    refuse(_problems(config))
+
+
+def slow_start(config: TrainConfig) -> str:
+    """Where the rate rises for more than a tenth of all steps, how many would do."""
+    steps = config.total_steps
+    if config.warmup_steps <= steps / 10:
+        return ""
+    return f"the rate rises for {config.warmup_steps} of {steps} steps: WARMUP_STEPS {steps // 20}"
+
+
+def found_from(config: TrainConfig, where: Path) -> TrainConfig:
+    """With local models, tokenizers and texts by their whole paths."""
+    models = tuple(whole(each, where) if isinstance(each, str) else each for each in config.initial_population)
+    named = {"tokenizer": whole(config.tokenizer, where), "datasets": _located(config.datasets, where, text.FILES)}
+    return config.model_copy(update={"initial_population": models, **named})
+
+
+def _problems(config: TrainConfig) -> Iterator[tuple[object, str]]:
+    """Each possible one, and whether it is there."""
+    if config.algorithm == "edt":
+        yield from _of_evolution(config)
+    shards, size, first = config.shard_count, config.population_size, config.first_inner_steps
+    too_many = config.algorithm == "diloco" and shards * size > _MOST
+    yield too_many, f"SHARDS is {shards}: {_many('files', shards, size)}"
+    last, wanted = config.max_generations, config.inner_steps
+    if config.steps_in(last) < wanted:  # rounds that end before they have grown are not what INNER_STEPS says
+        need = next(round for round in count(last) if config.steps_in(round) == wanted)
+        yield (
+            True,
+            f"MAX_GENERATIONS is {last}: rounds grow from FIRST_INNER_STEPS {first} to INNER_STEPS {wanted}, which "
+            f"round {need} is the first to have; raise MAX_GENERATIONS or FIRST_INNER_STEPS, or lower INNER_STEPS",
+        )
+    devices, rows = config.devices_per_worker, config.batch_size
+    near = max(devices, round(rows / devices) * devices)
+    several = f"with DEVICES_PER_WORKER {devices} it must be a multiple of that, such as {near}"
+    unknown = not any(each.evaluated for each in config.datasets)
+    yield unknown, "DATASETS: none is evaluated; without held-out text there is no loss to tell"
+    yield rows % devices, f"BATCH_SIZE is {rows}: {several}"
+    begins = len(config.initial_population) > 1 and config.algorithm == "diloco"
+    yield begins, "INITIAL_POPULATION: DiLoCo begins with one model"
+    halves = config.algorithm == "diloco" and config.overlap
+    yield halves and config.quorum < 1, "OVERLAP: a half that is absent as a whole has no mean; set QUORUM to 1"
+    yield halves and size < 2, "OVERLAP: two halves of the replicas take turns, and POPULATION_SIZE is 1"
+    yield (
+        halves and config.outer_momentum,
+        "OVERLAP is there without momentum of the outer step: set OUTER_MOMENTUM to 0, its default",
+    )
+
+
+def _of_evolution(config: TrainConfig) -> tuple[tuple[object, str], ...]:
     size, group, selection = config.population_size, config.parents_of_a_child, config.selects
     by_loss, rules = config.selects_by_fitness, f"{', '.join(BY_LOSS[:-1])} or {BY_LOSS[-1]}"
     equally = f"with SELECTION {selection} everybody is a parent equally often; use {rules}, or 0"
-    powers = f"powers of two, not POPULATION_SIZE {size} and GROUP_SIZE {group}"
-    refuse(
-        (size < group, f"POPULATION_SIZE is {size}, smaller than a group of GROUP_SIZE {group}"),
+    who = "" if config.group_size else " (chosen)"
+    powers = f"powers of two, not POPULATION_SIZE {size} and GROUP_SIZE {group}{who}"
+    wire, whole_numbers = config.wire, config.wire in NARROW
+    return (
+        (whole_numbers, f"WIRE_DTYPE is {wire}: EDT sends weights, of which whole numbers lose too much; use bf16"),
+        (size < group, f"POPULATION_SIZE is {size}, smaller than a group of GROUP_SIZE {group}{who}"),
         (
             by_loss and config.elitism >= size,
             f"ELITISM is {config.elitism}: it must be below POPULATION_SIZE, which is {size}",
         ),
         (
             by_loss and group * size > _MOST,
-            f"GROUP_SIZE is {group}: {_many('parents', group, size)}, where fitness decides",
+            f"GROUP_SIZE is {group}{who}: {_many('parents', group, size)}, where fitness decides",
         ),
         (not by_loss and config.elitism, f"ELITISM is {config.elitism}, but {equally}"),
         (
             not by_loss and config.previous_generation,
             f"PREVIOUS_GENERATION needs SELECTION {rules}, not {selection}",
         ),
-        (not by_loss and size % group, f"POPULATION_SIZE is {size}, not a multiple of GROUP_SIZE {group}"),
+        (not by_loss and size % group, f"POPULATION_SIZE is {size}, not a multiple of GROUP_SIZE {group}{who}"),
         (
             selection == "hypercube" and (size & (size - 1) or group & (group - 1)),
             f"SELECTION hypercube needs {powers}",
@@ -128,45 +179,18 @@ def _many(what: str, each: int, population: int) -> str:
     return f"{each * population:,} {what} a round with POPULATION_SIZE {population}; at most {_MOST:,} are possible"
 
 
-def _check_rounds(config: TrainConfig) -> None:
-    """Rounds that end before they have grown are not what INNER_STEPS says."""
-    last, wanted = config.max_generations, config.inner_steps
-    if config.steps_in(last) < wanted:
-        need = next(round for round in count(last) if config.steps_in(round) == wanted)
-        raise UserError(
-            f"MAX_GENERATIONS is {last}: rounds grow from FIRST_INNER_STEPS {config.first_inner_steps} to INNER_STEPS "
-            f"{wanted}, which round {need} is the first to have; raise MAX_GENERATIONS or FIRST_INNER_STEPS, or lower "
-            "INNER_STEPS"
-        )
-
-
-def _check_batches(config: TrainConfig) -> None:
-    devices, rows = config.devices_per_worker, config.batch_size
-    near = max(devices, round(rows / devices) * devices)
-    several = f"with DEVICES_PER_WORKER {devices} it must be a multiple of that, such as {near}"
-    unknown = not any(each.evaluated for each in config.datasets)
-    refuse(
-        (unknown, "DATASETS: none is evaluated; without held-out text there is no loss to tell"),
-        (rows % devices, f"BATCH_SIZE is {rows}: {several}"),
-    )
-
-
 def _check_models(config: TrainConfig) -> None:
     from train.member.prepare import named_tokenizer, tokenizer_name
-    from train.model import can_be_built, described
+    from train.model import can_be_built, described, in_a_line
 
     for entry in config.initial_population:
         can_be_built(entry, config.trust_remote_code)
         most = getattr(described(entry, config.trust_remote_code), "max_position_embeddings", None)
-        short = isinstance(most, int) and config.seq_length > most
-        refuse((short, f"SEQ_LENGTH is {config.seq_length}, but model {entry!r} has {most} positions"))
-    several = len(config.initial_population) > 1 and config.algorithm == "diloco"
-    refuse((several, "INITIAL_POPULATION: DiLoCo begins with one model"))
+        if isinstance(most, int) and config.seq_length > most:
+            raise UserError(f"SEQ_LENGTH is {config.seq_length}, but model {entry!r} has {most} positions")
     if named := tokenizer_name(config):
-        try:
+        with in_a_line(f"tokenizer {named!r}: cannot be loaded"):
             named_tokenizer(named, config.trust_remote_code)
-        except Exception as error:  # whatever a hub, a network and a tokenizer's class can come up with
-            raise UserError(f"tokenizer {named!r}: cannot be loaded: {first_line(error)}") from None
 
 
 # -- post-training -----------------------------------------------------------------------------------------------------
@@ -175,12 +199,11 @@ def _check_models(config: TrainConfig) -> None:
 def prepared_breeding(config: PosttrainConfig, where: Path) -> PosttrainConfig:
     """Complain about what cannot work before anything is made."""
     from merge.donors import Donors
-    from train import tasks
     from train.member import first_members
     from train.model import described
-    from train.posttrain import posttrain_fitness
 
     c = _absolute(config, where)
+    source_names.check([each.source for each in c.mutation_datasets], where, kinds=(f"{PREFIX}*",))
     loaded = posttrain_fitness.load_tasks(c)
     with Donors() as donors:
         first, *others = (donors[name] for name in c.models)
@@ -191,56 +214,49 @@ def prepared_breeding(config: PosttrainConfig, where: Path) -> PosttrainConfig:
         first_members.check_learning(c, first, first_members.common_template([first, *others]))
     for note in [*dict.fromkeys(notes), *_few(c, loaded)]:
         say(f"Note: {note}.")
-    return c.model_copy(update={"tasks_digest": tasks.digest(loaded) if loaded else ""})
+    return c.model_copy(update={"tasks_digest": lm_eval_tasks.digest(loaded) if loaded else ""})
 
 
 def _few(c: PosttrainConfig, loaded: Mapping[str, Any]) -> list[str]:
     """Where a task has fewer questions than are to be asked."""
-    from train.tasks import validation_count
+    from train.lm_eval_tasks import parted
+    from train.posttrain.posttrain_fitness import asked
 
-    there = {name: len(task.eval_docs) for name, task in loaded.get("tasks", {}).items()}
-    asked = {name: validation_count(name, count, c.holdout) for name, count in there.items()}
-    few = {name: count for name, count in asked.items() if count < c.questions}
-    return [f"task {n}: {k} questions are for validation, {there[n] - k} for the test" for n, k in few.items()]
+    there = parted(asked(c), loaded, c.holdout) if loaded else {"validation": {}, "test": {}}
+    few = [name for name, some in there["validation"].items() if len(some) < c.questions]
+    sides = {name: [len(there[part][name]) for part in there] for name in few}
+    return [f"task {name}: {k} questions are for validation, {n} for the test" for name, (k, n) in sides.items()]
 
 
 def _absolute(c: PosttrainConfig, where: Path) -> PosttrainConfig:
     """Local files as they are found from anywhere. Built-in models and questions are made beside the run."""
-    from train.text import ROW_FILES
-
-    endings, beside = (*ROW_FILES, ".gguf"), absolute(where / c.base_dir)
+    endings, beside = (*text.ROW_FILES, ".gguf"), absolute(where / c.base_dir)
     models = [whole(name, where, endings) for name in _started(c.initial_population, beside)]
     base = {"base_model": whole(c.base_model, where, endings)} if c.base_model else {}
-    tasks = (whole(folder, where, endings) for folder in c.task_path)
     found = {
         "initial_population": tuple(models),
         "mutation_datasets": _located(c.mutation_datasets, where, endings),
         "crossover": {**c.crossover, **base},
-        "task_path": (*tasks, *_built_in_tasks(c, beside)),
+        "task_path": (*(whole(folder, where, endings) for folder in c.task_path), *_built_in_tasks(c, beside)),
     }
     return c.model_copy(update=found)
 
 
 def _started(names: tuple[str, ...], beside: Path) -> list[str]:
     """`skill:compare` is a small model that has one of the built-in skills, and is trained once."""
-    from train.skills import PREFIX
-
     asked = [name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)]
     if not asked:
         return list(names)
     from train.starters import NAMES, starters
 
-    unknown, there = [name for name in asked if name not in NAMES], ", ".join(PREFIX + name for name in NAMES)
-    refuse((unknown, f"INITIAL_POPULATION: there is no {PREFIX}{unknown[0] if unknown else ''}; there are {there}"))
+    if unknown := [name for name in asked if name not in NAMES]:
+        there = ", ".join(PREFIX + name for name in NAMES)
+        raise UserError(f"INITIAL_POPULATION: there is no {PREFIX}{unknown[0]}; there are {there}")
     made = starters(beside / "starters")
     return [str(made[name.removeprefix(PREFIX)]) if name.startswith(PREFIX) else name for name in names]
 
 
 def _built_in_tasks(c: PosttrainConfig, beside: Path) -> list[str]:
     """The questions of the built-in skills."""
-    from train.skills import write_tasks
-
-    if not any(each.task.startswith(_SKILL) for each in c.fitness):
-        return []
-    write_tasks(beside / "skills", _SEED, _QUESTIONS)
-    return [str(beside / "skills")]
+    asked = any(each.task.startswith(_SKILL) for each in c.fitness)
+    return [str(write_tasks(beside / "skills", _SEED, _QUESTIONS))] if asked else []

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 
 from fleet.recipe import Recipe
 from fleet.tasks import Args
-from train.config import TrainConfig
+from train.splits import EvalSplit
+from train.training_config import TrainConfig
 
 TOKENIZER, FIRST = "0/tokenizer", "0/init-0"
+WITHOUT_DEVICE = frozenset({"cut", "shard", "half", "mean-part", "gathered"})  # tasks that only read, add and write
 
 
 class InitArgs(Args):
@@ -26,7 +28,7 @@ class SourceArgs(Args):
 class EvaluationArgs(Args):
     """What a model is evaluated on."""
 
-    on: str
+    on: EvalSplit
     generation: int = 0  # of post-training, which draws its own questions
 
 
@@ -42,7 +44,8 @@ class Turn(Args):
 class ChildArgs(Turn):
     """Pre-training."""
 
-    on: str
+    on: EvalSplit
+    parts: int = 0  # so many of what it needs, the first ones, are its parents' mean, if somebody makes it for all
 
 
 class ShardArgs(Args):
@@ -77,7 +80,7 @@ def token_files(c: TrainConfig) -> list[str]:
     return [f"0/tokens-{n}" for n in range(len(c.datasets))]
 
 
-def tools(c: TrainConfig) -> list[str]:
+def training_inputs(c: TrainConfig) -> list[str]:
     """What every recipe that trains or evaluates needs: the model's shape, and text."""
     return [FIRST, *token_files(c)]
 

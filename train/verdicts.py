@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import torch
 
 from fleet import faults
-from fleet.config import UserError
 from fleet.errors import Lacking, behind
+from fleet.run_config import UserError
 from fleet.work import Failed, Maker, NotOnThisMachine, Work
 from train.loop import NotFinite
 
@@ -27,7 +27,7 @@ _UNITS = {"bytes": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "T
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
-def judging(tools: Callable[[], T], make: Callable[[T, Work], Mapping[str, Any]], advice: str) -> Maker:
+def with_verdicts(tools: Callable[[], T], make: Callable[[T, Work], Mapping[str, Any]], advice: str) -> Maker:
     """A maker with tools that it keeps from one recipe to the next. Where memory runs out it lets go of them: they may
     be half changed, and the next recipe needs the room. The advice says which settings need less."""
     kept: list[T] = []
@@ -57,9 +57,8 @@ def _meaning(error: Exception) -> BaseException:
     if isinstance(error, Lacking):
         return NotOnThisMachine(str(error))
     for each in behind(error):
-        if isinstance(each, OSError) and isinstance(faults.named(each, ""), (faults.Full, faults.Passing)):
-            return each
-        if of_this_machine(each):
+        passing = isinstance(each, OSError) and isinstance(faults.named(each, ""), (faults.Full, faults.Passing))
+        if passing or of_this_machine(each):
             return each
         if isinstance(each, (OSError, ImportError)):
             return NotOnThisMachine(str(error))
@@ -73,18 +72,17 @@ def short_memory(error: BaseException) -> str:
     """How much was asked for and how much there is, if that is what an error came of; nothing else otherwise."""
     for each in behind(error):
         if ran_out(each):
-            device = "the GPU" if _on_gpu(each) else "this machine"
-            asked = f"{size} more are needed, of " if (size := _asked(str(each))) else "of "
-            return f"the memory of {device} does not suffice: {asked}{_there(_on_gpu(each))}"
+            device, found = "the GPU" if _on_gpu(each) else "this machine", _ASKED.search(str(each))
+            asked = f"{shown(float(found[1]) * _UNITS.get(found[2], 1))} more are needed, " if found else ""
+            return f"the memory of {device} does not suffice: {asked}of {_there(_on_gpu(each))}"
     return ""
 
 
 def ran_out(error: BaseException) -> bool:
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _SAID)
+    said = isinstance(error, RuntimeError) and any(words in str(error) for words in _SAID)
+    return said or isinstance(error, (MemoryError, torch.OutOfMemoryError))
 
 
 def of_this_machine(error: BaseException) -> bool:
@@ -92,13 +90,18 @@ def of_this_machine(error: BaseException) -> bool:
     return ran_out(error) or (isinstance(error, RuntimeError) and DEVICE in str(error))
 
 
+def works(trial: Callable[[], bool]) -> bool:
+    """Whether a model can be asked in this way; if it breaks, it cannot, unless that was this machine."""
+    try:
+        return trial()
+    except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError) as error:
+        if of_this_machine(error):
+            raise
+        return False
+
+
 def _on_gpu(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in ("CUDA", "CUBLAS", "CUDNN"))
-
-
-def _asked(text: str) -> str:
-    found = _ASKED.search(text)
-    return shown(float(found[1]) * _UNITS.get(found[2], 1)) if found else ""
 
 
 def _there(gpu: bool) -> str:

@@ -7,10 +7,10 @@ from cyclopts import Parameter
 
 from fleet.ancestry.ancestry_files import files, keep
 from fleet.ancestry.growth import tree
-from fleet.config import UserError
 from fleet.history import opened
 from fleet.plain import say
 from fleet.reading import command
+from fleet.run_config import UserError
 
 
 def draw(
@@ -20,7 +20,9 @@ def draw(
 ) -> None:
     """Write the family tree of a run, finished or not: who descends from whom, and how the genome changed.
 
-    For example: python -m fleet.ancestry runs/edt --out family
+    For example:
+
+        python -m fleet.ancestry runs/edt --out family
     """
     history = opened(run_dir.absolute())
     if not (grown := tree(history)).nodes:

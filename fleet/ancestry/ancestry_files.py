@@ -7,7 +7,7 @@ from fleet.ancestry.growth import tree
 from fleet.ancestry.tree import Tree, as_json
 from fleet.history import History
 from fleet.report import family
-from fleet.report.parts import document, framed
+from fleet.report.parts import document, framed, heading
 from fleet.report.words import name
 
 TEXT, PAGE = "ancestry.json", "ancestry.html"
@@ -31,12 +31,9 @@ def files(grown: Tree, title: str) -> dict[str, bytes]:
 
 def page(grown: Tree, title: str) -> str:
     """The two parts of the run's report that tell of its members, with nothing else around them."""
-    head = (
-        f'<header><p class="over">Family tree</p><h1>{name(title, 200)}</h1>'
-        f'<p class="state">{name(family.said(grown), 1000)}</p></header>'
-    )
+    head = heading("Family tree", title, f'<p class="state">{name(family.said(grown), 1000)}</p>')
     parts = [
         ("family", "Family tree", family.tree_part(grown)),
         ("genome", "The genome's history", family.genome_part([*grown.nodes.values()])),
     ]
-    return document(title, framed(head, [part for part in parts if part[2]]))
+    return document(title, framed(head, parts))

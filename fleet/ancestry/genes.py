@@ -101,12 +101,9 @@ def _unrolled(genomes: Mapping[str, Mapping[str, Value | list[float]]]) -> dict[
             lengths.setdefault(name, set()).add(len(value) if isinstance(value, list) else -1)
     found = dict[str, dict[str, Value]]()
     for id, genome in genomes.items():
-        mine = found.setdefault(id, {})
-        for name, value in genome.items():
-            if not isinstance(value, list):
-                mine[name] = value
-            elif len(lengths[name]) == 1:
-                mine |= {f"{name}.{number}": each for number, each in enumerate(value)}
+        lists = {name: value for name, value in genome.items() if isinstance(value, list) and len(lengths[name]) == 1}
+        found[id] = {name: value for name, value in genome.items() if not isinstance(value, list)}
+        found[id] |= {f"{name}.{number}": each for name, value in lists.items() for number, each in enumerate(value)}
     return found
 
 
@@ -135,8 +132,7 @@ def _numbers(rounds: Sequence[Sequence[Value | None]]) -> list[list[float]] | No
 def _gene(name: str, rounds: Sequence[Sequence[float]]) -> GeneHistory:
     means = [math.fsum(values) / len(values) if values else None for values in rounds]
     spreads = [statistics.pstdev(values) if values else None for values in rounds]
-    every = [value for values in rounds for value in values]
-    return GeneHistory(name, means, spreads, every)
+    return GeneHistory(name, means, spreads, [value for values in rounds for value in values])
 
 
 def _trait(name: str, rounds: Sequence[Sequence[Value | None]]) -> Trait:

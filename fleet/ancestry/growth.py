@@ -5,7 +5,6 @@ A member that was carried over is one node, however many rounds it lives; tools 
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from fleet import faults
 from fleet.ancestry.tree import WINNER, Node, Tree, by_place, finite, fitness
@@ -15,7 +14,7 @@ from fleet.recipe import Member, NotYet, name, place
 
 _MEASURES = ("score", "loss")  # of members' metrics; where there are scores, losses do not count
 _LONGEST = 200
-_GENE = "genome_"  # what a maker says of a genome that was settled while making
+_GENE = "genome_"  # what a maker says of a genome that was drawn while making
 
 
 def tree(history: History) -> Tree:
@@ -37,20 +36,18 @@ def finished_members(history: History) -> list[Member]:
 
 def grown(members: Iterable[Member], rounds: int) -> Tree:
     """The tree of members that stand in the order of their plans; so many rounds are finished."""
-    made = dict[str, Member]()
-    places = dict[str, str]()  # every place -> where that member was made
-    for member in members:
-        places[member.id] = member.origin
-        if member.origin == member.id:
-            made[member.id] = member
-    measure = next((what for what in _MEASURES if any(_number(m, what) is not None for m in made.values())), "")
-    nodes = _with_places(_related(made, places, _scores(made, places, measure)), places)
+    every = {member.id: member for member in members}
+    places = {id: member.origin for id, member in every.items()}  # every place -> where that member was made
+    made = {id: member for id, member in every.items() if member.origin == id}
+    measured = {what for member in made.values() for what in _MEASURES if finite(member.metrics.get(what)) is not None}
+    measure = next((what for what in _MEASURES if what in measured), "")
+    nodes = _related(made, places, _scores(made, places, measure))
     return Tree(nodes, measure, _winner(made, places, nodes, rounds))
 
 
 def alone(member: Member) -> Node:
     """A member as if it had no relatives, for whoever asks for its genome only."""
-    return _node(member, (), {}, None)
+    return _node(member, (), {}, None, ())
 
 
 # -- inside ------------------------------------------------------------------------------------------------------------
@@ -60,7 +57,7 @@ def _scores(made: Mapping[str, Member], places: Mapping[str, str], measure: str)
     """Who was not measured when it was made has what its first evaluation found."""
     found = dict[str, float]()
     for id, member in made.items():
-        if (score := _number(member, measure)) is not None:
+        if (score := finite(member.metrics.get(measure))) is not None:
             whose = places.get(at, "") if (at := _looked_at(member)) else id
             found.setdefault(whose, -score if measure == "loss" else score)
     return found
@@ -73,10 +70,14 @@ def _looked_at(member: Member) -> str:
 
 
 def _related(made: Mapping[str, Member], places: Mapping[str, str], scores: Mapping[str, float]) -> dict[str, Node]:
-    nodes = dict[str, Node]()
+    nodes, also = dict[str, Node](), dict[str, list[str]]()
+    for id, origin in places.items():
+        if origin != id:
+            also.setdefault(origin, []).append(id)
     for id, member in made.items():
         if member.recipe.role != "tool" and not _looked_at(member):
-            nodes[id] = _node(member, _through(member, places, nodes), places, scores.get(id))
+            there = sorted(also.get(id, ()), key=by_place)
+            nodes[id] = _node(member, _through(member, places, nodes), places, scores.get(id), there)
     return nodes
 
 
@@ -89,11 +90,13 @@ def _through(member: Member, places: Mapping[str, str], nodes: Mapping[str, Node
     return [*once.values()]
 
 
-def _node(member: Member, through: Sequence[str], places: Mapping[str, str], score: float | None) -> Node:
+def _node(
+    member: Member, through: Sequence[str], places: Mapping[str, str], score: float | None, also: Sequence[str]
+) -> Node:
     recipe = member.recipe
     named, given = recipe.args.get("name"), recipe.role == "given"
     technique = recipe.args.get("technique") or ("" if given else recipe.task)
-    settled = {key.removeprefix(_GENE): value for key, value in member.metrics.items() if key.startswith(_GENE)}
+    drawn = {key.removeprefix(_GENE): value for key, value in member.metrics.items() if key.startswith(_GENE)}
     return Node(
         member.id,
         (plain(named, _LONGEST).strip() if isinstance(named, str) else "") or member.id,
@@ -101,22 +104,11 @@ def _node(member: Member, through: Sequence[str], places: Mapping[str, str], sco
         tuple(through),
         plain(technique, _LONGEST),
         score,
+        tuple(also),
         failed=member.absent,
-        genome={**recipe.genome, **settled},
+        genome={**recipe.genome, **drawn},
         summary=recipe.role == "summary",
     )
-
-
-def _number(member: Member, what: str) -> float | None:
-    return finite(member.metrics.get(what))
-
-
-def _with_places(nodes: Mapping[str, Node], places: Mapping[str, str]) -> dict[str, Node]:
-    also = dict[str, list[str]]()
-    for id in sorted(places, key=by_place):
-        if places[id] != id:
-            also.setdefault(places[id], []).append(id)
-    return {id: replace(node, also=tuple(also.get(id, ()))) for id, node in nodes.items()}
 
 
 def _winner(made: Mapping[str, Member], places: Mapping[str, str], nodes: Mapping[str, Node], rounds: int) -> str:
@@ -126,11 +118,8 @@ def _winner(made: Mapping[str, Member], places: Mapping[str, str], nodes: Mappin
     stands_for = places.get(_looked_at(made[slot]), "") if origin == slot else origin
     if stands_for in nodes:
         return stands_for
-    alive = dict[int, list[Node]]()
-    for id, origin in places.items():
-        if origin in nodes and nodes[origin].score is not None:
-            alive.setdefault(place(id)[0], []).append(nodes[origin])
-    for round in reversed(range(rounds)):
-        if there := sorted(alive.get(round, []), key=lambda node: by_place(node.id)):
-            return max(there, key=lambda node: (not node.summary, fitness(node))).id
-    return ""
+    alive = [(place(id)[0], nodes[origin]) for id, origin in places.items() if origin in nodes]
+    measured = [(round, node) for round, node in alive if round < rounds and node.score is not None]
+    measured.sort(key=lambda each: by_place(each[1].id))
+    best = max(measured, key=lambda each: (each[0], not each[1].summary, fitness(each[1])), default=None)
+    return best[1].id if best else ""

@@ -6,6 +6,7 @@ are what stays.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from fleet.ancestry.tree import Node, Tree, by_place, fitness, line_of, natural
 from fleet.recipe import place
@@ -107,14 +108,9 @@ def _somebody_was_passed_over(drawn: Mapping[str, Node]) -> bool:
 def _by_fitness(drawn: Mapping[str, Node], homes: Mapping[str, Key]) -> dict[str, float]:
     """The fittest of each column on top; `homes` are places of members."""
     node_of = {id: node for node in drawn.values() for id in (node.id, *node.also)}
-    columns = dict[Key, list[str]]()
-    for id in homes:
-        columns.setdefault(homes[id], []).append(id)
-    heights = dict[str, float]()
-    for ids in columns.values():
-        best = sorted(ids, key=lambda id: (-fitness(node_of[id]), by_place(id)))
-        heights |= {id: float(number) for number, id in enumerate(best)}
-    return heights
+    order = sorted(homes, key=lambda id: (homes[id], -fitness(node_of[id]), by_place(id)))
+    columns = groupby(order, key=lambda id: homes[id])
+    return {id: float(number) for _, ids in columns for number, id in enumerate(ids)}
 
 
 def _by_slot(homes: Sequence[str]) -> dict[str, float]:

@@ -79,10 +79,11 @@ def fitness(node: Node) -> float:
 
 
 def as_json(tree: Tree) -> dict[str, Any]:
-    line = line_of(tree)
-    members = [_described(node) for node in sorted(tree.nodes.values(), key=lambda node: by_place(node.id))]
-    about = {"measure": tree.measure, "winner": tree.winner or None}
-    return {**about, "main_line": list(line.main), "line": list(line.all), "members": members}
+    line, nodes = line_of(tree), sorted(tree.nodes.values(), key=lambda node: by_place(node.id))
+    return {
+        "measure": tree.measure, "winner": tree.winner or None, "main_line": list(line.main), "line": list(line.all),
+        "members": [_described(node) for node in nodes],
+    }  # fmt: skip
 
 
 def by_place(id: str) -> tuple[int, list[int | str]]:
@@ -102,7 +103,8 @@ def finite(value: Any) -> float | None:
 
 
 def _described(node: Node) -> dict[str, Any]:
-    parents, also = list(node.parents), list(node.also)
-    what = {"id": node.id, "name": node.name, "round": node.round, "slot": node.slot, "parents": parents}
-    how = {"technique": node.technique, "score": node.score, "carried": bool(also), "also": also}
-    return {**what, **how, "failed": node.failed, "summary": node.summary}
+    return {
+        "id": node.id, "name": node.name, "round": node.round, "slot": node.slot, "parents": list(node.parents),
+        "technique": node.technique, "score": node.score, "carried": bool(node.also), "also": list(node.also),
+        "failed": node.failed, "summary": node.summary,
+    }  # fmt: skip

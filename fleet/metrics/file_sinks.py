@@ -81,9 +81,8 @@ class Board:
         self._draft: Path | None = self._folder / _draft("events")
         self._file, self._event = self._draft.open("xb"), Event
         self._records = RecordWriter(self._file)
-        begin = {"session_log": SessionLog(status=SessionLog.START), "step": home.after + 1}
-        for said in ({"file_version": "brain.Event:2"}, begin):
-            self._add(**said)
+        self._add(file_version="brain.Event:2")
+        self._add(session_log=SessionLog(status=SessionLog.START), step=home.after + 1)
 
     def write(self, points: Sequence[Point]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary

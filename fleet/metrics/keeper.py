@@ -62,9 +62,8 @@ class SinkKeeper:
                 if sink.process and sink.process.stdin:
                     sink.process.stdin.write(f"{rounds}\n".encode())
                     sink.process.stdin.close()
-        end, late = time.monotonic() + patience, list[str]()
-        for sink in self.sinks:
-            late += [sink.kind] * (not self._gone(sink, end, over))
+        end = time.monotonic() + patience
+        late = [sink.kind for sink in self.sinks if not self._gone(sink, end, over)]
         for kind in late:
             self.note(f"{kind} has not taken everything; the same command goes on with it")
         return late
@@ -98,15 +97,13 @@ class SinkKeeper:
     def _tend(self, sink: KeptSink) -> None:
         if sink.process and (code := sink.process.poll()) is not None:
             self._ended(sink, code)
-        now = time.monotonic()
-        if sink.process or sink.closed or now < sink.again_at:
+        if sink.process or sink.closed or time.monotonic() < sink.again_at:
             return
         if sink.number is None:
             sink.number = claim.taken(self.store, self.watch, sink.kind, self.launch)
         if sink.number is not None:
-            words = self.command(sink.kind, sink.number)
             try:
-                sink.process = subprocess.Popen(words, stdin=subprocess.PIPE)
+                sink.process = subprocess.Popen(self.command(sink.kind, sink.number), stdin=subprocess.PIPE)
             except OSError:  # this machine has no room for it just now
                 self._ended(sink, AGAIN)
 

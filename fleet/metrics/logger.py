@@ -48,13 +48,13 @@ class Leash:
             os._exit(LOST)  # at once, whatever it waits for: another one may log already
 
 
-def run(kind: str, history: History, number: int, home: Home, points: Points, kept: Sequence[Path]) -> int:
+def run(kind: str, history: History, number: int, home: Home, points: Points, artifacts: Sequence[Path]) -> int:
     """Log until the run is over or the worker ends; the exit code says what is to be done."""
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)  # the worker says when it is time
     leash = Leash()
     try:
-        return Logger(kind, history, number, points, KINDS[kind](home), leash).run(kept)
+        return Logger(kind, history, number, points, KINDS[kind](home), leash).run(artifacts)
     except UserError as why:
         log.warning("%s: %s", kind, why)
         return ELSEWHERE
@@ -71,7 +71,7 @@ class Logger:
         self.sink, self.leash, self.done, self._looks = sink, leash, 0, 0
         self.host, self.bell = history.store.host, Bell(history.store)
 
-    def run(self, kept: Sequence[Path]) -> int:
+    def run(self, artifacts: Sequence[Path]) -> int:
         while not self.leash.told.wait(_LOOK if self._looks else 0.0):
             if not self._look():
                 return LOST
@@ -80,7 +80,7 @@ class Logger:
             if not self._look(at_once=True):
                 return LOST
             self.host.sleep(0.1)
-        files = [file for file in kept if file.is_file()] if self.history.over else []
+        files = [file for file in artifacts if file.is_file()] if self.history.over else []
         self.sink.close(files)
         return DONE if self.done >= (self.leash.rounds or 0) else AGAIN
 

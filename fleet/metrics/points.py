@@ -32,8 +32,8 @@ def rows(history: History, rounds: Iterable[int]) -> list[dict[str, Any]]:
     for round, member in ((n, member) for n in rounds for member in history.round(n)):
         if member.diverged or not BEST.keys().isdisjoint(member.metrics):
             outcome = history.outcome(member.origin)
-            said = {"round": round, "slot": place(member.id)[1], **_shown(member.metrics)}
-            said |= {"seconds": f"{outcome.seconds:.3f}", "by": outcome.by}
+            said = {"round": round, "slot": place(member.id)[1], **_shown(member.metrics),
+                    "seconds": f"{outcome.seconds:.3f}", "by": outcome.by}  # fmt: skip
             found.append({**dict.fromkeys(_FIRST, ""), **{key: said[key] for key in sorted(said)}})
     return found
 
@@ -44,16 +44,14 @@ def _shown(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 def _measured(measure: str, members: Sequence[Member]) -> dict[str, float]:
     """The mean and the best of all members, each by itself, and the model that all are in."""
-    of = [(member, member.metrics.get(measure)) for member in members]
-    known = [(member, float(value)) for member, value in of if isinstance(value, int | float)]
+    known = [(m, float(value)) for m in members if isinstance(value := m.metrics.get(measure), int | float)]
     single = {place(member.id)[1]: value for member, value in known if member.recipe.role != "summary"}
-    found = {f"{measure}/averaged": value for member, value in known if member.recipe.role == "summary"}
-    if single:
-        found |= {
-            f"{measure}/mean": sum(single.values()) / len(single),
-            f"{measure}/best": BEST[measure](single.values()),
-        }
-    return found | {f"{measure}_of/{slot}": value for slot, value in single.items()}
+    all = {"mean": sum(single.values()) / len(single), "best": BEST[measure](single.values())} if single else {}
+    return {
+        **{f"{measure}/averaged": value for member, value in known if member.recipe.role == "summary"},
+        **{f"{measure}/{what}": value for what, value in all.items()},
+        **{f"{measure}_of/{slot}": value for slot, value in single.items()},
+    }
 
 
 def _costs(history: History, round: int) -> dict[str, float]:

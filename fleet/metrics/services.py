@@ -19,11 +19,11 @@ class Wandb:
         import wandb
 
         self._wandb, self._home = wandb, home
-        quiet = wandb.Settings(silent=True, console="off")
         try:
             self._run: Any = wandb.init(
                 project=home.project, entity=home.entity or None, id=home.id, name=home.name, resume="allow",
-                dir=str(home.folder), config=dict(home.config), settings=quiet,
+                dir=str(home.folder), config=dict(home.config),
+                settings=wandb.Settings(silent=True, console="off"),
             )  # fmt: skip
         except wandb.errors.UsageError as error:  # nobody is logged in here
             raise UserError(first_line(error)) from None

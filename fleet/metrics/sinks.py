@@ -32,6 +32,6 @@ def check(kinds: Iterable[str]) -> None:
             f"{sys.executable} -m pip install {' '.join(missing)}"
         )
     if "wandb" in kinds and os.environ.get("WANDB_MODE", "online") == "online":
-        told = [sys.executable, "-c", _HAS_KEY]  # in a process of its own, which no server can keep from ending
-        if subprocess.run(told, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode:
+        # in a process of its own, which no server can keep from ending
+        if subprocess.run([sys.executable, "-c", _HAS_KEY], stdin=subprocess.DEVNULL, capture_output=True).returncode:
             raise UserError("Weights & Biases has no key here: wandb login, or WANDB_MODE=offline")

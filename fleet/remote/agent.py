@@ -7,6 +7,7 @@ of the project only from a copy whose hash came over SSH too.
 from __future__ import annotations
 
 import base64
+import contextlib
 import ctypes
 import hashlib
 import io
@@ -46,7 +47,7 @@ def facts(packages: list[str]) -> dict[str, Any]:
         "executable": sys.executable,
         "versions": {name: _version(name) for name in packages},
         "cores": len(os.sched_getaffinity(0)),
-        "memory": _memory(),
+        "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "devices": _devices(),
         "lingers": not _killed_at_logout(),
         "box": _box(),
@@ -69,13 +70,6 @@ def _version(name: str) -> str:
         return ""
 
 
-def _memory() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemTotal:"):
-            return int(line.split()[1]) * 1024
-    return 0
-
-
 def _devices() -> list[str]:
     """The accelerators' names, without loading any library that would take them."""
     if not shutil.which("nvidia-smi"):
@@ -89,15 +83,10 @@ def _devices() -> list[str]:
 
 def _killed_at_logout() -> bool:
     """systemd can be told to end all that a user has started when he logs out."""
-    found = ""
-    for file in [Path("/etc/systemd/logind.conf"), *sorted(Path("/etc/systemd/logind.conf.d").glob("*.conf"))]:
-        try:
-            lines = file.read_text().splitlines()
-        except OSError:
-            continue
-        found = next((line for line in reversed(lines) if line.startswith("KillUserProcesses=")), found)
-    yes = found.partition("=")[2].strip().lower() in ("yes", "true", "1", "on")
-    return yes and os.getuid() != 0 and not Path(f"/var/lib/systemd/linger/{os.environ.get('USER', '')}").exists()
+    files = [Path("/etc/systemd/logind.conf"), *sorted(Path("/etc/systemd/logind.conf.d").glob("*.conf"))]
+    said = re.findall("(?m)^KillUserProcesses=(.*)$", "\n".join(map(_text, files)))  # the last one counts
+    yes = said and said[-1].strip().lower() in ("yes", "true", "1", "on")
+    return bool(yes) and os.getuid() != 0 and not Path(f"/var/lib/systemd/linger/{os.environ.get('USER', '')}").exists()
 
 
 # -- is it the same disk -----------------------------------------------------------------------------------------------
@@ -125,18 +114,15 @@ def show(base: str, token: str) -> dict[str, Any]:
         os.close(handle)
     except OSError as error:
         raise Problem(f"BASE_DIR {base}: {_why(error, base)}") from None
-    space = os.statvfs(base)
-    return {"free": space.f_bavail * space.f_frsize}
+    return {"free": shutil.disk_usage(base).free}
 
 
 def seen(base: str, tokens: list[str], seconds: float) -> dict[str, Any]:
     """Which of all machines' tokens come into sight here, and after how long."""
     folder, began, missing = _checks(base), time.monotonic(), set(tokens)
     while True:
-        try:
+        with contextlib.suppress(OSError):
             os.listdir(folder)  # a listing refreshes what a network disk shows
-        except OSError:
-            pass
         missing -= {token for token in missing if _text(folder / token) == token}
         if not missing or time.monotonic() - began > seconds:
             return {"missing": sorted(missing), "after": time.monotonic() - began}
@@ -144,10 +130,8 @@ def seen(base: str, tokens: list[str], seconds: float) -> dict[str, Any]:
 
 
 def unshow(base: str, token: str) -> dict[str, Any]:
-    try:
+    with contextlib.suppress(OSError):
         (_checks(base) / token).unlink()
-    except OSError:
-        pass
     return {}
 
 
@@ -162,18 +146,19 @@ def _sweep(folder: Path) -> None:
     now = stamp.stat().st_mtime
     stamp.unlink()
     for entry in folder.iterdir():
-        try:
+        with contextlib.suppress(OSError):
             if _TOKEN.fullmatch(entry.name) and now - entry.stat().st_mtime > 3600:
                 entry.unlink()
-        except OSError:
-            pass
+
+
+def _bytes(path: Path) -> bytes | None:
+    with contextlib.suppress(OSError):
+        return path.read_bytes()
+    return None
 
 
 def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
+    return (_bytes(path) or b"").decode(errors="replace")
 
 
 def _why(error: OSError, base: str) -> str:
@@ -222,17 +207,16 @@ def tidy(keep: list[str]) -> dict[str, Any]:
 def _unpacked(data: bytes, digest: str) -> Path:
     if len(data) > _CODE_LIMIT or hashlib.sha256(data).hexdigest() != digest:
         raise Problem("the code on the disk is not the code that was sent: somebody or something has changed it")
-    ready = _cache("code") / digest
-    if ready.is_dir():
-        if _is_copy(data, ready):
-            return ready
-        shutil.rmtree(ready, ignore_errors=True)  # the power went, or somebody tidied up
+    ready, files = _cache("code") / digest, _plain_files(data)
+    if ready.is_dir() and all(_bytes(ready / name) == each for name, each in files.items()):
+        return ready
+    shutil.rmtree(ready, ignore_errors=True)  # the power went, or somebody tidied up
     draft = ready.with_name(f"{digest}.{uuid.uuid4().hex}")
     try:
         draft.mkdir(mode=0o700)
-        with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-            for entry in tar:
-                _unpack(tar, entry, draft)
+        for name, each in files.items():
+            (draft / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (draft / name).write_bytes(each)
         os.sync()
         os.rename(draft, ready)
     except OSError as error:
@@ -242,32 +226,21 @@ def _unpacked(data: bytes, digest: str) -> Path:
     return ready
 
 
-def _is_copy(data: bytes, folder: Path) -> bool:
-    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-        for entry in tar:
-            file = tar.extractfile(entry)
-            try:
-                if not file or (folder / entry.name).read_bytes() != file.read():
-                    return False
-            except OSError:
-                return False
-    return True
-
-
-def _unpack(tar: tarfile.TarFile, entry: tarfile.TarInfo, into: Path) -> None:
+def _plain_files(data: bytes) -> dict[str, bytes]:
     """Plain files below the folder, nothing else; no filter of tarfile's is there in older Pythons."""
-    parts = entry.name.split("/")
-    if not entry.isreg() or entry.name.startswith("/") or {"", ".", ".."} & set(parts):
-        raise Problem(f"the code holds something that is not a plain file: {entry.name!r}")
-    target, data = into.joinpath(*parts), tar.extractfile(entry)
-    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    target.write_bytes(data.read() if data else b"")
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        entries = [(entry, tar.extractfile(entry) if entry.isreg() else None) for entry in tar]
+        for entry, file in entries:
+            if not file or entry.name.startswith("/") or {"", ".", ".."} & set(entry.name.split("/")):
+                raise Problem(f"the code holds something that is not a plain file: {entry.name!r}")
+        return {entry.name: file.read() for entry, file in entries if file}
 
 
 def _cache(inner: str) -> Path:
     """A folder of this user's own on this machine's own disk."""
     tries = []
-    for place in (_own_cache(), Path(os.environ.get("TMPDIR") or "/tmp", f"fleet-{os.getuid()}")):
+    own = Path(os.environ.get("XDG_CACHE_HOME") or Path(os.path.expanduser("~"), ".cache"), "fleet")
+    for place in (own, Path(os.environ.get("TMPDIR") or "/tmp", f"fleet-{os.getuid()}")):
         folder = place / inner
         try:
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -282,10 +255,6 @@ def _cache(inner: str) -> Path:
         except OSError as error:
             tries.append(f"{folder}: {error.strerror}")
     raise Problem("no folder for a copy of the code can be made: " + "; ".join(tries))
-
-
-def _own_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path(os.path.expanduser("~"), ".cache"), "fleet")
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------
@@ -314,14 +283,14 @@ def start(code: str, order: dict[str, Any], env: dict[str, str]) -> dict[str, An
 def hold(place: str, tar: str, digest: str, order: dict[str, Any], env: dict[str, str]) -> None:
     """Be a supervisor in this process's place: for engines that start processes themselves, several on a machine."""
     os.umask(0o077)
-    order["machine"], order["lock"] = place, f"{order['lock']}-{order['launch']}-{place}"
+    order["machine"] = re.sub(r"[^A-Za-z0-9_-]", "-", f"{socket.gethostname()}-{place}")[:40]
+    order["lock"] += f"-{order['launch']}-{place}"
     if "leash" in sys.argv:  # when the parent is gone, the supervisor is asked to end
         parent = os.getppid()
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
         if parent == 1:
             raise SystemExit("the one who started this is gone already")
     code = fetch(tar, digest)["code"]
-    order["machine"] = re.sub(r"[^A-Za-z0-9_-]", "-", f"{socket.gethostname()}-{order['machine']}")[:40]
     reader, writer = os.pipe()
     os.write(writer, _order(order, code))
     os.close(writer)
@@ -372,13 +341,9 @@ def _signalled(run_id: str, what: str, number: int) -> dict[str, Any]:
 
 
 def _end(pid: int, number: int, group: bool = False) -> None:
-    try:
-        if group and os.getpgid(pid) == pid:  # supervisors and workers lead groups of their own
-            os.killpg(pid, number)
-        else:
-            os.kill(pid, number)
-    except OSError:
-        pass
+    with contextlib.suppress(OSError):
+        leads = group and os.getpgid(pid) == pid  # supervisors and workers lead groups of their own
+        os.kill(-pid if leads else pid, number)
 
 
 def _marked(run_id: str) -> list[dict[str, Any]]:
@@ -387,14 +352,11 @@ def _marked(run_id: str) -> list[dict[str, Any]]:
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or int(entry) == os.getpid():
             continue
-        try:
-            inner = Path("/proc", entry, "environ").read_bytes().split(b"\0")
-            words = Path("/proc", entry, "cmdline").read_bytes().split(b"\0")
-            stat = Path("/proc", entry, "stat").read_text(errors="replace").rsplit(")", 1)[1].split()
-        except OSError:  # it has ended, or it is another user's
-            continue
+        there = Path("/proc", entry)
+        inner, words = ((_bytes(there / file) or b"").split(b"\0") for file in ("environ", "cmdline"))
+        stat = _text(there / "stat").rpartition(")")[2].split()  # nothing if it has ended
         mine = mark in inner if run_id else any(each.startswith(mark) for each in inner)
-        if mine and stat[0] not in "ZX":
+        if mine and stat and stat[0] not in "ZX":
             what = (
                 "supervisor" if b"fleet.remote.supervisor" in words else "worker" if b"--worker" in words else "child"
             )

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 
-from fleet.config import UserError
 from fleet.machines import Machine
 from fleet.plain import plain
 from fleet.remote.link import Link, Trouble
 from fleet.remote.ssh import Locked, Unreachable
+from fleet.run_config import UserError
 
 T = TypeVar("T")
 
@@ -28,8 +28,9 @@ class NoAnswer(str):
 
 def on_all(
     machines: Sequence[Machine], call: Callable[[Machine], T], seconds: float, doing: str, console: Console
-) -> dict[str, T | NoAnswer]:
-    """Call it for each machine in a thread of its own. What takes longer is given up: its thread may hang for ever."""
+) -> tuple[dict[str, T], dict[str, NoAnswer]]:
+    """Call it for each machine in a thread of its own: the answers, and why others gave none. What takes longer is
+    given up: its thread may hang for ever."""
     results: dict[str, T | NoAnswer] = {}
     threads = [threading.Thread(target=_one, args=(m, call, results), daemon=True) for m in machines]
     for thread in threads:
@@ -49,7 +50,9 @@ def on_all(
             time.sleep(0.02)
     late = NoAnswer(f"no answer within {seconds:.0f} s ({doing})")
     late.given_up = True
-    return {m.name: results.get(m.name, late) for m in machines}
+    found = {m.name: results.get(m.name, late) for m in machines}
+    bad = {name: got for name, got in found.items() if isinstance(got, NoAnswer)}
+    return {name: got for name, got in found.items() if not isinstance(got, NoAnswer)}, bad
 
 
 def _one(machine: Machine, call: Callable[[Machine], T], results: dict[str, T | NoAnswer]) -> None:
@@ -68,7 +71,7 @@ class Links:
         self.machines, self.seconds, self.console = machines, seconds, console
         self._ssh_config = ssh_config
         self._open: dict[str, Link] = {}
-        self.bad: dict[str, str] = {}
+        self.bad: dict[str, str] = {}  # why a machine has not answered what it was asked last
         self._passphrases: dict[Path, bytes] = {}
         self._connect(machines)
 
@@ -94,24 +97,22 @@ class Links:
         self, verb: str, doing: str, words: Callable[[Machine], Mapping[str, Any]],
         only: Sequence[Machine] | None = None, wait: float = 0.0,
     ) -> dict[str, Any]:  # fmt: skip
-        """The same question to all; a machine that does not answer is not asked again."""
+        """The same question to all, and the answers; a machine that does not answer at all is not asked again."""
         asked = [m for m in (self.there if only is None else only) if m.name in self._open]
-        found = on_all(
+        answers, bad = on_all(
             asked,
             lambda machine: self._open[machine.name].ask(verb, wait=wait, **words(machine)),
             self.seconds + wait + 1,
             doing,
             self.console,
         )
-        for name, answer in found.items():
-            if isinstance(answer, NoAnswer) and (answer.given_up or self._open[name].closed):
+        for name, why in bad.items():
+            if why.given_up or self._open[name].closed:
                 self._open.pop(name).close()
-                self.bad[name] = answer
-        return found
+        self.bad = {name: why for name, why in self.bad.items() if name not in answers} | bad
+        return answers
 
     def _connect(self, machines: Sequence[Machine]) -> None:
-        locked: dict[str, Path] = {}
-
         def connect(machine: Machine) -> Link | Path:
             try:
                 return self.fresh(machine)
@@ -121,13 +122,10 @@ class Links:
                 return error.key
 
         # several steps may each take their time: the way there, logging in, Python
-        for name, got in on_all(machines, connect, 3 * self.seconds, "connecting", self.console).items():
-            if isinstance(got, NoAnswer):
-                self.bad[name] = got
-            elif isinstance(got, Path):
-                locked[name] = got
-            else:
-                self._open[name] = got
+        found, bad = on_all(machines, connect, 3 * self.seconds, "connecting", self.console)
+        locked = {name: got for name, got in found.items() if isinstance(got, Path)}
+        self._open |= {name: got for name, got in found.items() if isinstance(got, Link)}
+        self.bad |= bad
         if locked and (asked := [key for key in dict.fromkeys(locked.values()) if key not in self._passphrases]):
             for key in asked:
                 try:

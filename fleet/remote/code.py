@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleet import faults
-from fleet.config import UserError
+from fleet.run_config import UserError
 from fleet.store import Store
 
 FOLDER = "code"

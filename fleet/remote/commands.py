@@ -9,24 +9,23 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 from cyclopts.validators import Number
 from rich.text import Text
 
-from fleet import faults
+from fleet import faults, helping
 from fleet import machines as machines_file
-from fleet.config import UserError
 from fleet.console import in_full
 from fleet.machines import Machine, file_name
 from fleet.plain import plain, say
 from fleet.remote import engines, preflight, shown
-from fleet.remote.all_machines import NoAnswer
 from fleet.remote.engines import Via
 from fleet.remote.launcher import Launcher, Scripts, again, place
 from fleet.remote.link import Trouble
 from fleet.remote.ssh import Unreachable
 from fleet.remote.starting import start
 from fleet.remote.watching import killed, waited, watched
+from fleet.run_config import UserError
 
 _EXAMPLES = """Start the run that evolution.json describes, on all machines of machines.json, and watch it:
 
@@ -78,13 +77,7 @@ Strict = Annotated[bool, Parameter(negative="", help="Refuse machines whose torc
 def main(scripts: Scripts, root: Path, about: str, arguments: list[str] | None = None) -> None:
     os.umask(0o077)
     name = f"python {Path(sys.argv[0]).name}"
-    app = App(
-        name=name,
-        help=about,
-        help_epilogue=_EXAMPLES.format(name=name),
-        version_flags=[],
-        suppress_keyboard_interrupt=False,
-    )
+    app = helping.app(name, about, _EXAMPLES.format(name=name), suppress_keyboard_interrupt=False)
     commands = Commands(scripts, root)
     app.default(commands.launch)
     for command in ("launch", "check", "status", "logs", "stop", "restart", "clean"):
@@ -130,34 +123,37 @@ class Commands:
         """Check all machines, give them the code, start their workers, and watch until Ctrl-C; they go on."""
         if via.engine:
             launcher = self._launcher(common, [])
-            working = engines.handed_over(launcher, via, dry_run)
-            return watched(launcher) if working and not detach else 0
+            return watched(launcher) if engines.handed_over(launcher, via, dry_run) and not detach else 0
         launcher = self._launcher(common, strict=strict)
         if dry_run:
             shown.plan(launcher)
             return 0
         with ThreadPoolExecutor(1) as aside:
-            here = launcher.sees_disk()
-            made = aside.submit(launcher.create, None) if here else None
+            made = aside.submit(launcher.create, None) if launcher.sees_disk() else None
             with launcher.links() as links:
-                known = made.result() if made else launcher.create(links)
-                started = start(launcher, links, known, min_machines)
-        if detach or not started.working:
-            return started.code
-        return max(started.code, watched(launcher))
+                code, working = start(launcher, links, made.result() if made else launcher.create(links), min_machines)
+        return max(code, watched(launcher)) if working and not detach else code
 
     def check(self, *, common: Common = Common(), strict: Strict = False) -> int:
-        """Look at all machines: can each be reached, has it what is needed, is the disk the same? Starts nothing."""
+        """Look at all machines: can each be reached, has it what is needed, is the disk the same? And at the
+        configuration: has its text as many tokens as the run needs? Starts nothing."""
         launcher = self._launcher(common, strict=strict)
         with launcher.links() as links:
             proxy = launcher.proxy(links)
             proxy.ask("base", base=launcher.base_at_proxy())
             run_id = proxy.ask("peek", folder=f"{launcher.base_at_proxy()}/{launcher.place.project}")
             reports = launcher.look(links, run_id)
-        preflight.show(launcher.console, reports)
-        if launcher.stranger:
-            say(launcher.stranger)
-        return int(any(report.why for report in reports) or bool(launcher.stranger))
+            preflight.show(launcher.console, reports)
+            if launcher.stranger:
+                say(launcher.stranger)
+            wrong = any(report.why for report in reports) or bool(launcher.stranger)
+            try:
+                if said := launcher.foretell(links):
+                    say(said)
+            except (UserError, Trouble) as error:
+                say(f"The configuration: NO: {error}")
+                wrong = True
+        return int(wrong)
 
     # -- watching ------------------------------------------------------------------------------------------------------
 
@@ -169,9 +165,8 @@ class Commands:
         launcher = self._launcher(common, None if common.machines.exists() else [])
         proxy, _ = launcher.open(None)
         if watch:
-            return watched(launcher)
-        color = launcher.console.is_terminal
-        picture = proxy.ask("picture", width=launcher.console.width, color=color)
+            return watched(launcher, finish=False)
+        picture = proxy.ask("picture", width=launcher.console.width, color=launcher.console.is_terminal)
         in_full(launcher.console, [Text.from_ansi(picture["text"])])
         launcher.console.print(shown.supervisors(proxy.ask("supervisors")))
         return 0
@@ -183,10 +178,9 @@ class Commands:
         """Show the ends of the workers' logs, of one machine or of all."""
         launcher = self._launcher(common, None if common.machines.exists() else [])
         proxy, _ = launcher.open(None)
-        wanted = file_name(machine)
         seen: dict[str, int] = {}
         while True:
-            if not (found := proxy.ask("logs", wanted=wanted, seen=seen)) and not seen and not follow:
+            if not (found := proxy.ask("logs", wanted=file_name(machine), seen=seen)) and not seen and not follow:
                 raise UserError(f"no log {f'of {machine} ' if machine else ''}in {launcher.place.folder}/workers")
             for name, end, text in found:
                 seen[f"{name}.log"] = end
@@ -215,9 +209,7 @@ class Commands:
                 say(f"  {launcher.command('stop', '--now')}")
             left = (killed if now else waited)(links, launcher.machines, run_id)
         shown.ended(launcher.console, launcher.machines, left, links.bad)
-        return int(
-            any(isinstance(left.get(m.name, NoAnswer()), NoAnswer) or left[m.name]["left"] for m in launcher.machines)
-        )
+        return int(any(m.name not in left or left[m.name]["left"] for m in launcher.machines))
 
     def restart(
         self, machine: str, /, *, common: Common = Common(),
@@ -229,24 +221,23 @@ class Commands:
         with launcher.links() as links:
             if machine in links.bad:
                 raise UserError(f"{machine}: {links.bad[machine]}")
-            launcher.open(links)
-            state = launcher.proxy(links).ask("state")
+            state = launcher.open(links)[0].ask("state")
             if state["why"] or state["over"] or not state["launch"]:
                 raise UserError(
                     f"no launch is at work{': ' if state['why'] else ''}{plain(state['why'])}; to begin one:\n"
                     f"  {launcher.command('launch')}"
                 )
-            made, code = launcher.create(links), state["code"]
-            if code not in ("", launcher.code.digest):
+            made = launcher.create(links)
+            if (code := state["code"]) not in ("", launcher.code.digest):
                 raise UserError(
                     f"the launch that is at work has other code ({code[:12]}) than what lies here: stop it first"
                 )
             if not now:
                 links.ask("ask_to_end", "asking its workers to end", lambda m: {"run_id": made["run_id"]})
             left = (killed if now else waited)(links, [chosen], made["run_id"])
-            if isinstance(got := left.get(machine, NoAnswer("it does not answer")), NoAnswer) or got["left"]:
+            if machine not in left or left[machine]["left"]:
                 raise UserError(f"{machine}: its processes do not end; try --now")
-            return start(launcher, links, made, joining=True).code
+            return start(launcher, links, made, joining=True)[0]
 
     def clean(self, *, common: Common = Common()) -> int:
         """Remove old code and dead drafts from the disk and the machines. Refused while anybody works."""
@@ -254,7 +245,7 @@ class Commands:
         with launcher.links() as links:
             proxy, run_id = launcher.open(links)
             found = links.ask("running", "looking for workers", lambda m: {"run_id": run_id})
-            busy = [name for name, got in found.items() if isinstance(got, NoAnswer) or got["processes"]]
+            busy = [name for name, got in found.items() if got["processes"]]
             if busy or links.bad:
                 raise UserError(
                     f"not while workers run, or may run, on {', '.join([*busy, *links.bad])}: stop them first"
@@ -262,6 +253,6 @@ class Commands:
             gone = proxy.ask("clean")
             keep = [launcher.code.digest, proxy.ask("state")["code"]]
             tidied = links.ask("tidy", "tidying up", lambda m: {"keep": keep})
-        copies = sum(got["removed"] for got in tidied.values() if not isinstance(got, NoAnswer))
+        copies = sum(got["removed"] for got in tidied.values())
         say(f"Removed {gone['code']} old codes and {gone['drafts']} drafts on the disk, {copies} copies on machines.")
         return 0

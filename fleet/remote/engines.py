@@ -5,17 +5,18 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from fleet.config import UserError
 from fleet.plain import say
 from fleet.processes import thread_counts
-from fleet.remote import on_ray, on_slurm
 from fleet.remote.launcher import Launcher
 from fleet.remote.link import AGENT
+from fleet.remote.on_ray import Ray
+from fleet.remote.on_slurm import Slurm
 from fleet.remote.starting import begun, may_start
+from fleet.run_config import UserError
 
 
 @Parameter(name="*")
@@ -44,15 +45,8 @@ class Via:
         return (*self.via, "", "")[1]
 
 
-class Engine(Protocol):
-    def plan(self, tasks: int, threads: int, run_id: str, folder: str) -> str: ...
-    def start(self, tasks: int, threads: int, run_id: str, folder: str) -> str: ...
-    def kill(self, run_id: str) -> str: ...
-    def working(self, run_id: str) -> int: ...
-
-
 def handed_over(launcher: Launcher, via: Via, dry_run: bool) -> bool:
-    """Let an engine start the workers; says whether any work now."""
+    """Let an engine start the workers; says whether there is something to be watched."""
     if not launcher.sees_disk():
         raise UserError(f"BASE_DIR {launcher.place.base}: --via {via.engine} needs it on this machine")
     if dry_run:
@@ -60,8 +54,8 @@ def handed_over(launcher: Launcher, via: Via, dry_run: bool) -> bool:
         say(engine_of(launcher, via, made, 1).plan(made["workers"], _threads(made), "RUN-ID", launcher.place.folder))
         return False
     made, proxy = launcher.create(None), launcher.proxy(None)
-    if not may_start(proxy.ask("state"), made):
-        return False
+    if not may_start(state := proxy.ask("state"), made):
+        return bool(state["over"])
     engine = engine_of(launcher, via, made, begun(launcher, proxy, made, joining=False, makers=1))
     say(engine.start(made["workers"], _threads(made), made["run_id"], launcher.place.folder))
     return True
@@ -81,19 +75,19 @@ def taken_back(launcher: Launcher, via: Via, now: bool) -> int:
     return 0
 
 
-def engine_of(launcher: Launcher, via: Via, made: Mapping[str, Any] | None = None, launch: int = 0) -> Engine:
+def engine_of(launcher: Launcher, via: Via, made: Mapping[str, Any] | None = None, launch: int = 0) -> Ray | Slurm:
     words = json.dumps(_words(launcher, made, launch)) if made else ""
     if via.engine == "ray":
-        return on_ray.Ray(via.address, _program(), words, made["devices_per_worker"] if made else 1)
-    return on_slurm.Slurm(via.python or sys.executable, via.slurm, _program(), words)
+        return Ray(via.address, _program(), words, made["devices_per_worker"] if made else 1)
+    return Slurm(via.python or sys.executable, via.slurm, _program(), words)
 
 
 def _words(launcher: Launcher, made: Mapping[str, Any], launch: int) -> dict[str, Any]:
     """What `agent.hold` is called with: the same order that a machine's supervisor gets over SSH, for one worker."""
     run = launcher.place.folder
     order = launcher.order(run, "", made, launch, [{}])
-    env = thread_counts(made["threads"])
-    return {"tar": f"{run}/{launcher.code.name}", "digest": launcher.code.digest, "order": order, "env": env}
+    code = {"tar": f"{run}/{launcher.code.name}", "digest": launcher.code.digest}
+    return {**code, "order": order, "env": thread_counts(made["threads"])}
 
 
 def _threads(made: Mapping[str, Any]) -> int:

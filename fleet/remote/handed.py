@@ -4,9 +4,9 @@ command ends."""
 import json
 from pathlib import Path
 
-from fleet.config import FleetConfig, UserError
 from fleet.plain import say
 from fleet.remote.commands import main
+from fleet.run_config import FleetConfig, UserError
 
 
 def hand_over(config: FleetConfig, script: tuple[str, ...], machines: Path, ssh_config: Path | None) -> int:

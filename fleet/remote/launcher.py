@@ -11,15 +11,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fleet.config import FleetConfig, UserError, lowered, read_json, validated
 from fleet.console import console
 from fleet.machines import Machine, file_name, said_of_run
 from fleet.processes import thread_counts
 from fleet.remote import agent, preflight
-from fleet.remote.all_machines import Links, NoAnswer
+from fleet.remote.all_machines import Links
 from fleet.remote.code import Code, pack, requirements
 from fleet.remote.preflight import Report
 from fleet.remote.run_proxy import RemoteRunProxy, RunProxy
+from fleet.run_config import FleetConfig, UserError, lowered, read_json, validated
+from fleet.sharing_out import idle
 
 Scripts = Mapping[str, Sequence[str]]  # method: its script, as Python's words
 
@@ -96,10 +97,9 @@ class Launcher:
 
     def proxy(self, links: Links | None) -> RunProxy | RemoteRunProxy:
         """Here, if this machine sees the disk; or by way of one that does."""
-        if self._proxy:
-            return self._proxy
-        if self.sees_disk():
+        if not self._proxy and self.sees_disk():
             self._proxy = RunProxy(self._root)
+        if self._proxy:
             return self._proxy
         if links is None:
             with self.links(self._gates()) as links:
@@ -116,12 +116,10 @@ class Launcher:
         return not self.through and Path(self.place.base).parent.is_dir()
 
     def named(self, name: str) -> Machine:
-        for machine in self.machines:
-            if machine.name == name:
-                return machine
-        raise UserError(
-            f"no machine is called {name!r}: machines.json names {', '.join(m.name for m in self.machines)}"
-        )
+        names = [machine.name for machine in self.machines]
+        if name not in names:
+            raise UserError(f"no machine is called {name!r}: machines.json names {', '.join(names)}")
+        return self.machines[names.index(name)]
 
     def base_at_proxy(self) -> str:
         return self.place.base if isinstance(self._proxy, RunProxy) else self.place.of(self._gate)
@@ -138,28 +136,23 @@ class Launcher:
 
     def look(self, links: Links, run_id: str) -> list[Report]:
         """Ask every machine about itself, and all of them about the disk that they should share."""
-        reports = {m.name: Report(m, why=links.bad.get(m.name, "")) for m in self.machines}
+        reports = {m.name: Report(m) for m in self.machines}
         asked = {"packages": list(self.code.requirements)}
         for name, facts in links.ask("facts", "looking", lambda m: asked, wait=10).items():
-            if isinstance(facts, NoAnswer):
-                reports[name].why = str(facts)
-            else:
-                reports[name].facts, reports[name].notes = facts, list(links[name].notes)
-                reports[name].clock = links[name].clock
+            reports[name].facts, reports[name].notes = facts, list(links[name].notes)
+            reports[name].clock = links[name].clock
         here = Report(Machine(host="localhost", name="this-machine"))
         self._look_at_disk(links, reports, here)
         if run_id:
             for name, found in links.ask("running", "looking for workers", lambda m: {"run_id": run_id}).items():
-                reports[name].running = [] if isinstance(found, NoAnswer) else found["processes"]
+                reports[name].running = found["processes"]
         preflight.judge([*reports.values()], here, self.code.requirements, self.strict)
         self.stranger = f"This machine: {here.why}. With --through MACHINE it need not see it." if here.why else ""
         return [*reports.values()]
 
     def _look_at_disk(self, links: Links, reports: Mapping[str, Report], here: Report) -> None:
         round = secrets.token_hex(6)
-        tokens = {m.name: f"{round}-{n}" for n, m in enumerate(self.machines)}
-        good = [m for m in links.there if not reports[m.name].why]
-        mine_here = f"{round}-here"
+        tokens, mine_here = {m.name: f"{round}-{n}" for n, m in enumerate(self.machines)}, f"{round}-here"
         if self.sees_disk():
             try:
                 agent.show(self.place.base, mine_here)
@@ -169,55 +162,67 @@ class Launcher:
         def mine(m: Machine) -> dict[str, Any]:
             return {"base": self.place.of(m), "token": tokens[m.name]}
 
-        shown = links.ask("show", "writing to BASE_DIR", mine, good)
-        for name, got in shown.items():
-            if isinstance(got, NoAnswer):
-                reports[name].why = str(got)
-            else:
-                reports[name].free = got["free"]
-        good = [m for m in good if not reports[m.name].why]
-        all_tokens = [tokens[m.name] for m in good] + ([mine_here] if self.sees_disk() else [])
+        def able() -> list[Machine]:
+            """Those that have answered everything until now; of all others it is noted why not."""
+            for name, why in links.bad.items():
+                reports[name].why = reports[name].why or why
+            return [m for m in self.machines if not reports[m.name].why]
+
+        for name, got in links.ask("show", "writing to BASE_DIR", mine, able()).items():
+            reports[name].free = got["free"]
+        writers = able()
+        all_tokens = [tokens[m.name] for m in writers] + ([mine_here] if self.sees_disk() else [])
         words = {"tokens": all_tokens, "seconds": 5.0}
         names = {token: name for name, token in tokens.items()} | {mine_here: here.machine.name}
-        seen = links.ask("seen", "comparing disks", lambda m: {"base": self.place.of(m), **words}, good, wait=6)
+        seen = links.ask("seen", "comparing disks", lambda m: {"base": self.place.of(m), **words}, writers, wait=6)
         for name, got in seen.items():
-            if isinstance(got, NoAnswer):
-                reports[name].why = str(got)
-            else:
-                reports[name].missing, reports[name].after = [names[token] for token in got["missing"]], got["after"]
+            reports[name].missing, reports[name].after = [names[token] for token in got["missing"]], got["after"]
+        able()
         if self.sees_disk():
             here.missing = [names[token] for token in agent.seen(self.place.base, all_tokens, 2.0)["missing"]]
             agent.unshow(self.place.base, mine_here)
-        links.ask("unshow", "tidying up", mine, good)
+        links.ask("unshow", "tidying up", mine, writers)
 
     # -- starting ------------------------------------------------------------------------------------------------------
 
     def create(self, links: Links | None) -> dict[str, Any]:
-        proxy = self.proxy(links)
-        here = isinstance(proxy, RunProxy)
-        text = "" if here else self._config_text()
-        command = [*self.scripts[self.place.algorithm]]
-        if also := said_of_run(self.machines):
-            command += ["--also", json.dumps(also)]
-        made: dict[str, Any] = proxy.ask("create", command=command, file=str(self.place.file.absolute()), text=text)
-        for machine in self.machines:
-            seats(machine, made["devices_per_worker"])
-        return made
+        made: dict[str, Any] = self._ask_script("create", links)
+        count = sum(len(seats(machine, made["devices_per_worker"])) for machine in self.machines)
+        few = idle(count or made["workers"], made["slots"])
+        return {**made, "notes": [*made["notes"], *([f"Note: {few}."] if few else [])]}
+
+    def foretell(self, links: Links | None) -> str:
+        """What the method says of the configuration, and what its text has of what the run needs."""
+        return str(self._ask_script("foretell", links))
+
+    def _ask_script(self, verb: str, links: Links | None) -> Any:
+        proxy, also = self.proxy(links), said_of_run(self.machines)
+        text = "" if isinstance(proxy, RunProxy) else self._config_text()
+        command = [*self.scripts[self.place.algorithm], *(["--also", json.dumps(also)] if also else [])]
+        return proxy.ask(verb, command=command, file=str(self.place.file.absolute()), text=text)
 
     def _config_text(self) -> str:
         """For a machine that calls the disk by its own name."""
-        keys = lowered(read_json(self.place.file), str(self.place.file))
-        return json.dumps({key.upper(): value for key, value in keys.items()} | {"BASE_DIR": self.base_at_proxy()})
+        values = {key.upper(): value for key, value in self._values().items()}
+        return json.dumps(values | {"BASE_DIR": self.base_at_proxy()})
+
+    def _values(self) -> dict[str, Any]:
+        return lowered(read_json(self.place.file), str(self.place.file))
+
+    def run_at(self, machine: Machine) -> str:
+        return f"{self.place.of(machine)}/{self.place.project}"
 
     def foreseen(self) -> dict[str, Any]:
         """What `create` would say, as far as it can be known without doing it."""
-        values = lowered(read_json(self.place.file), str(self.place.file))
+        values = self._values()
         known = {key: value for key, value in values.items() if key in FleetConfig.model_fields}
         config = validated(FleetConfig, known, str(self.place.file))
-        more = {"operational": config.operational(), "threads": config.threads, "restarts": config.restarts}
         each = said_of_run(self.machines).get("devices_per_worker") or values.get("devices_per_worker", 1)
-        more |= {"workers": config.num_machines, "devices_per_worker": each}
-        return {"folder": self.place.folder, "run_id": "RUN-ID", **more}
+        return {
+            "folder": self.place.folder, "run_id": "RUN-ID", "operational": config.operational(),
+            "threads": config.threads, "restarts": config.restarts, "workers": config.num_machines,
+            "devices_per_worker": each,
+        }  # fmt: skip
 
     def order(
         self, run: str, machine: str, made: Mapping[str, Any], launch: int, seats: list[dict[str, str]]
@@ -231,30 +236,24 @@ class Launcher:
         }  # fmt: skip
 
     def start(self, links: Links, machines: Sequence[Machine], made: Mapping[str, Any], launch: int) -> dict[str, Any]:
-        """The code, and then the workers. What each machine answered."""
-        tars = {m.name: f"{self.place.of(m)}/{self.place.project}/{self.code.name}" for m in machines}
-        fetched = links.ask(
-            "fetch", "copying the code", lambda m: {"tar": tars[m.name], "digest": self.code.digest}, machines, wait=30
-        )
-        ready = [m for m in machines if not isinstance(fetched[m.name], NoAnswer)]
-        env = thread_counts(made["threads"])
+        """The code, and then the workers. What each machine answered whose workers are there."""
+        code = {m.name: {"tar": f"{self.run_at(m)}/{self.code.name}", "digest": self.code.digest} for m in machines}
+        fetched = links.ask("fetch", "copying the code", lambda m: code[m.name], machines, wait=30)
 
         def words(m: Machine) -> dict[str, Any]:
-            mine = seats(m, made["devices_per_worker"])
-            order = self.order(f"{self.place.of(m)}/{self.place.project}", m.name, made, launch, mine)
-            return {"code": fetched[m.name]["code"], "order": order, "env": {**env, **m.env}}
+            order = self.order(self.run_at(m), m.name, made, launch, seats(m, made["devices_per_worker"]))
+            return {**fetched[m.name], "order": order, "env": {**thread_counts(made["threads"]), **m.env}}
 
-        return fetched | links.ask("start", "starting its workers", words, ready, wait=10)
+        return links.ask("start", "starting its workers", words, [m for m in machines if m.name in fetched], wait=10)
 
 
 def seats(machine: Machine, each: int) -> list[dict[str, str]]:
     """What differs in the environment of each of its workers."""
     if len(machine.devices) % each:
-        count = len(machine.devices)
         raise UserError(
-            f"machines.json: {machine.name} has {count} devices: not a multiple of devices_per_worker, {each}"
+            f"machines.json: {machine.name} has {len(machine.devices)} devices: not a multiple of "
+            f"devices_per_worker, {each}"
         )
-    if machine.devices:
-        found = [machine.devices[begin : begin + each] for begin in range(0, len(machine.devices), each)]
-        return [{"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))} for devices in found]
-    return [{} for _ in range(machine.workers)]
+    found = [machine.devices[begin : begin + each] for begin in range(0, len(machine.devices), each)]
+    mine = [{"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))} for devices in found]
+    return mine or [{} for _ in range(machine.workers)]

@@ -52,7 +52,7 @@ class Link:
             source = AGENT.read_bytes()
             self.clock = self._begun(self._talk(f"{len(source)}\n".encode() + source, seconds)) - time.time()
         except BaseException:
-            self._connection.close()
+            self.close()
             raise
 
     def ask(self, verb: str, wait: float = 0.0, **words: Any) -> dict[str, Any]:
@@ -81,15 +81,14 @@ class Link:
                 data = data[self._channel.send(data) :]
             return self._answer(end) if answered else {}
         except TimeoutError:
-            self.close()
-            raise Unreachable(f"no answer within {seconds:g} s") from None
-        except Unreachable:
-            self.close()
-            raise
+            why: Exception = Unreachable(f"no answer within {seconds:g} s")
+        except Unreachable as error:
+            why = error
         except (OSError, EOFError, ValueError, paramiko.SSHException):
-            if isinstance(why := self._ended(), Unreachable):
-                self.close()
-            raise why from None
+            why = self._ended()
+        if isinstance(why, Unreachable):
+            self.close()
+        raise why
 
     def _answer(self, end: float) -> dict[str, Any]:
         for line in self._lines(end):
@@ -120,15 +119,14 @@ class Link:
 
     def _ended(self) -> Exception:
         """Why agent.py is not there (any more), from what the shell said last."""
-        if not self._channel.status_event.wait(2.0):  # it comes after the end of the stream
+        ended = self._channel.status_event.wait(2.0)  # it comes after the end of the stream
+        if not ended or (code := self._channel.recv_exit_status()) == -1:
             return Unreachable("the connection was lost")
         said = self._last_words(time.monotonic() + 1.0).decode(errors="replace").strip().splitlines()
-        code, last = self._channel.recv_exit_status(), plain(said[-1], 300) if said else ""
+        last = plain(said[-1], 300) if said else ""
         if code in (126, 127):
             where = " after its setup line" if self.machine.setup else ""
             return Trouble(f"its python {self.machine.python!r} does not run there{where}: {last}")
-        if code == -1:
-            return Unreachable("the connection was lost")
         return Trouble(f"its shell ended with code {code}: {last or 'it said nothing'}")
 
     def _last_words(self, end: float, most: int = 20_000) -> bytes:

@@ -5,7 +5,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from fleet.config import UserError
+from fleet.run_config import UserError
 
 _SPACE = "fleet"
 

@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fleet.config import UserError
+from fleet.run_config import UserError
 
 
 @dataclass(frozen=True)

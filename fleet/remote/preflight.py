@@ -1,20 +1,21 @@
 """What the machines said about themselves: what would go wrong, what differs, and all of it in one table."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from fleet.console import in_full
 from fleet.machines import Machine
 from fleet.plain import bytes_of, plain
 from fleet.progress import duration
+from fleet.status import table_of
 
 _CLOCKS = 5.0  # seconds that two clocks may differ before it is worth a word
-_SHOWN = ("torch", "transformers")  # packages with a column of their own
+_SHOWN = ("torch", "transformers")  # packages that are shown in any case
 
 
 @dataclass
@@ -48,8 +49,9 @@ def judge(reports: Sequence[Report], here: Report, requirements: Mapping[str, st
         _packages(report, requirements)
         _devices(report)
         if abs(report.clock) > _CLOCKS:
-            where = "ahead" if report.clock > 0 else "behind"
-            report.notes.append(f"its clock is {duration(abs(report.clock))} {where}")
+            report.notes.append(
+                f"its clock is {duration(abs(report.clock))} {'ahead' if report.clock > 0 else 'behind'}"
+            )
         if report.running and not report.busy:
             report.notes.append(f"{len(report.running)} stray processes of this run are left; `stop --now` ends them")
         if report.facts.get("lingers") is False:
@@ -58,14 +60,13 @@ def judge(reports: Sequence[Report], here: Report, requirements: Mapping[str, st
             )
     _twins(known)
     _disks([here, *known])
-    for name, of in differing([report for report in known if not report.why]).items():
-        if name not in ("torch", "python"):
-            continue
+    fit = [report for report in known if not report.why]
+    for name, of in differing(fit).items():
         words = f"{name} differs: " + ", ".join(f"{version} on {_names(where)}" for version, where in of.items())
-        for report in known:
-            if strict and not report.why:
-                report.why = words
-            elif not report.why:
+        for report in fit if name in ("torch", "python") else ():
+            if strict:
+                report.why = report.why or words
+            else:
                 report.notes.append(f"{words}; results may differ in their last bits")
 
 
@@ -80,8 +81,7 @@ def differing(reports: Sequence[Report]) -> dict[str, dict[str, list[str]]]:
 
 
 def _packages(report: Report, requirements: Mapping[str, str]) -> None:
-    versions = report.facts["versions"]
-    if lacking := [name for name in requirements if not versions.get(name)]:
+    if lacking := [name for name in requirements if not report.facts["versions"].get(name)]:
         words = " ".join(f"{name}=={requirements[name]}" for name in lacking)
         report.why = f"its Python lacks {', '.join(lacking)}: {report.facts['executable']} -m pip install {words}"
 
@@ -103,21 +103,18 @@ def _twins(reports: Sequence[Report]) -> None:
 
 def _disks(reports: Sequence[Report]) -> None:
     """Machines that do not see each other's tokens do not share a disk; those who are fewer are named."""
-    if not (asked := [report for report in reports if report.missing is not None]):
-        return
-    names = {report.machine.name for report in asked}
-    groups: dict[frozenset[str], list[Report]] = {}
+    asked = [report for report in reports if report.missing is not None]
+    names, groups = {report.machine.name for report in asked}, dict[frozenset[str], list[Report]]()
     for report in asked:
         groups.setdefault(frozenset(names - {*(report.missing or [])}), []).append(report)
     if len(groups) < 2:
         return
     largest = max(groups.values(), key=len)
     several = " / ".join(_names([each.machine.name for each in group]) for group in groups.values())
-    for group in groups.values():
-        if group is largest and len(group) > 1:
-            continue
-        for report in group:
-            report.why = report.why or f"its BASE_DIR is another disk than others'; those who share one: {several}"
+    for report in asked:
+        if report not in largest or len(largest) == 1:
+            asks = "its BASE_DIR is another disk than others': is the shared one mounted there?"
+            report.why = report.why or f"{asks} Those who share one: {several}"
 
 
 def _names(names: Sequence[str]) -> str:
@@ -130,25 +127,25 @@ def _names(names: Sequence[str]) -> str:
 def show(shown: Console, reports: Sequence[Report]) -> None:
     """A line for each machine; below them in full what is wrong, since there are commands in it to be copied."""
     odd = differing([report for report in reports if not report.why])
-    table = Table(title="Machines", title_justify="left")
-    for column in ("machine", "", "Python", *_SHOWN, "cores", "memory", "accelerators", "free", "disk", "workers"):
-        table.add_column(column, overflow="fold")
+    table = table_of("Machines", "machine", "", "what it has", "disk")
     for report in reports:
-        ready = Text("no", "red") if report.why else Text("ready", "green")
+        busy = f"ready, {report.workers} at work" if report.workers else "ready"
+        ready = Text("no", "red") if report.why else Text(busy, "green")
         table.add_row(report.machine.name, ready, *(_cells(report, odd) if report.facts else []))
     shown.print(table)
     in_full(shown, (line for report in reports for line in _words(report, odd)))
 
 
 def _cells(report: Report, odd: Mapping[str, Any]) -> list[Text | str]:
+    """Few of them, so that they have room in a narrow terminal; what differs is red."""
     facts, seen = report.facts, f"seen after {report.after:.1f} s"
-    disk = "" if report.missing is None else seen if not report.missing else "another"
-    return [
-        _cell(facts["python"], "python" in odd),
-        *(_cell(facts["versions"].get(name) or "none", name in odd) for name in _SHOWN),
-        str(facts["cores"]), f"{facts['memory'] / 2**30:.0f} GB", Text(plain(_devices_text(facts["devices"]))),
-        "" if report.free is None else bytes_of(report.free), disk, str(report.workers or ""),
-    ]  # fmt: skip
+    versions = [("python", "Python", facts["python"]), *((each, each, facts["versions"].get(each)) for each in _SHOWN)]
+    has = [_cell(f"{shown} {version}" if version else f"no {shown}", name in odd) for name, shown, version in versions]
+    has += [Text(f"{facts['cores']} cores"), Text(f"{facts['memory'] / 2**30:.0f} GB")]
+    has += [_cell(f"{n} x {kind}") for kind, n in Counter(facts["devices"]).items()] or [Text("no accelerator")]
+    disk = [] if report.missing is None else [seen if not report.missing else "another"]
+    free = [] if report.free is None else [f"{bytes_of(report.free)} free"]
+    return [Text(", ").join(has), ", ".join(free + disk)]
 
 
 def _words(report: Report, odd: Mapping[str, Any]) -> list[Text]:
@@ -159,10 +156,5 @@ def _words(report: Report, odd: Mapping[str, Any]) -> list[Text]:
     return wrong + [Text(f"{name}: {plain(note, 600)}") for note in notes]
 
 
-def _cell(text: str, odd: bool) -> Text:
+def _cell(text: str, odd: bool = False) -> Text:
     return Text(plain(text), "red" if odd else "")
-
-
-def _devices_text(devices: Sequence[str]) -> str:
-    kinds = dict.fromkeys(devices)
-    return "; ".join(f"{devices.count(kind)} x {kind}" for kind in kinds) or "none"

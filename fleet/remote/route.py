@@ -9,9 +9,9 @@ from pathlib import Path
 
 import paramiko
 
-from fleet.config import UserError
 from fleet.machines import Machine
 from fleet.plain import plain
+from fleet.run_config import UserError
 
 _NONE = "none"
 
@@ -54,8 +54,7 @@ def first_hop(route: Route, ssh_config: Path | None) -> tuple[Route, Route] | No
     if not route.jump:
         return None
     *before, last = route.jump.split(",")
-    address = last.removeprefix("ssh://").rstrip("/")
-    user, _, place = address.rpartition("@")
+    user, _, place = last.removeprefix("ssh://").rstrip("/").rpartition("@")
     host, _, port = place.rpartition(":") if place.count(":") == 1 or "]:" in place else (place, "", "")
     options = (["-l", user] if user else []) + (["-p", port] if port else [])
     options += ["-J", ",".join(before)] if before else []
@@ -91,9 +90,8 @@ def _route(host: str, options: list[str], ssh_config: Path | None) -> Route:
 
 def _ask_openssh(host: str, options: list[str], ssh_config: Path | None) -> dict[str, list[str]]:
     """`ssh -G` connects nowhere: it prints what it would do, with Include, Match and patterns resolved."""
-    config = ["-F", str(ssh_config)] if ssh_config else []
+    command = ["ssh", "-G", *(["-F", str(ssh_config)] if ssh_config else []), *options, "--", host]
     try:
-        command = ["ssh", "-G", *config, *options, "--", host]
         done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=15)
     except FileNotFoundError:
         raise UserError("OpenSSH's client is missing: install it (openssh-client)") from None

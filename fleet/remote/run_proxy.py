@@ -1,6 +1,7 @@
 """The run's folder, as the launcher needs it: here, or on a machine that sees it when this one does not."""
 
 import base64
+import codecs
 import contextlib
 import io
 import json
@@ -14,7 +15,6 @@ from typing import Any
 from rich.console import Group
 
 from fleet import diary, faults, launches
-from fleet.config import UserError
 from fleet.console import console
 from fleet.diary import plain_file
 from fleet.history import History
@@ -24,7 +24,8 @@ from fleet.recipe import NotYet
 from fleet.remote import code
 from fleet.remote.link import Link
 from fleet.run import NoRun, make_base, open_run
-from fleet.status import View, metrics_text, printed
+from fleet.run_config import UserError
+from fleet.status import View, printed
 
 _LOG = 1 << 16  # so much of a log's end is shown at first
 
@@ -35,24 +36,34 @@ class RunProxy:
     def __init__(self, root: Path) -> None:
         self._root = root  # where the method's script lies
         self._view: View | None = None
+        self._follower: subprocess.Popen[bytes] | None = None
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # what was read may end within a letter
 
     def base(self, base: str) -> None:
         make_base(Path(base), Host())
 
     def create(self, command: list[str], file: str, text: str) -> dict[str, Any]:
         """Make the run, or join it: the method's own script does that, since it knows what the run is bound to."""
+        *said, last = self._script([*command, "--make"], file, text).strip().splitlines()
+        made = dict(json.loads(last))
+        self.open(made["folder"])
+        return {**made, "notes": [line for line in said if line.startswith("Note: ")]}
+
+    def foretell(self, command: list[str], file: str, text: str) -> str:
+        """What the method's script says of the configuration; nothing is made."""
+        return self._script([*command, "--look"], file, text).strip()
+
+    def _script(self, command: list[str], file: str, text: str) -> str:
         with tempfile.TemporaryDirectory() as draft:
             if text:
                 file = str(Path(draft, "evolution.json"))
                 Path(file).write_text(text)
-            words = [sys.executable, *command, "--config", file, "--make"]
+            words = [sys.executable, *command, "--config", file]
             done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, cwd=self._root)
         if done.returncode:
-            lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
-            raise UserError("\n".join(lines[-8:]).replace(file, "evolution.json") if text else "\n".join(lines[-8:]))
-        made = dict(json.loads(done.stdout.strip().splitlines()[-1]))
-        self.open(made["folder"])
-        return made
+            why = "\n".join([line for line in done.stderr.strip().splitlines() if line.strip()][-8:])
+            raise UserError(why.replace(file, "evolution.json") if text else why)
+        return done.stdout
 
     def open(self, folder: str) -> str:
         """Of a run that is there; its id."""
@@ -88,11 +99,9 @@ class RunProxy:
             history.look_far()
         launch = launches.latest(self.store)
         known = self.store.confirmed(launches.path(launch, "start")) if launch else {}
-        last = history.round(history.first - 1)[-8:] if history.over else []
         return {
             "over": history.over, "ended": launches.ended(self.store), "launch": launch,
             "code": str(known.get("code", "")), "why": launches.ordered(self.store, launch) if launch else "",
-            "last": [f"{member.id}  {member.absent or metrics_text(member.metrics)}".rstrip() for member in last],
         }  # fmt: skip
 
     def supervisors(self) -> list[dict[str, Any]]:
@@ -103,32 +112,43 @@ class RunProxy:
                 with contextlib.suppress(Exception):  # whatever it holds
                     known = json.loads(self.store.news(f"workers/{name}"))
                     seats = [{**seat, "code": seat["code"] and int(seat["code"])} for seat in known["seats"][:64]]
-                    written = self.store.stamp(f"workers/{name}")[2] / 1e9  # machines' own clocks may be anything
-                    ago = max(0.0, diary.now(self.store) - written)
+                    # machines' own clocks may be anything
+                    ago = max(0.0, diary.now(self.store) - self.store.stamp(f"workers/{name}")[2] / 1e9)
                     found.append({**known, "seats": seats, "ago": ago, "launch": int(known["launch"])})
         return found
 
     def picture(self, width: int, color: bool, lines: int = 0) -> dict[str, Any]:
         """What the status view shows, drawn for a terminal of this width; and for so many lines of it."""
         self._view = self._view or View(self.folder)
-        text = io.StringIO()
+        text, launch, why = io.StringIO(), 0, ""
         with contextlib.suppress(faults.Passing):  # then there is no news this time
             screen, parts = console(text, width, color), self._view.picture(lines, width)
             screen.print(Group(*parts)) if lines else printed(screen, parts)
             launch = launches.latest(self.store)
             why = launches.ordered(self.store, launch) if launch else ""
-            return {
-                "text": text.getvalue(),
-                "over": self._view.over,
-                "state": self._view.state,
-                "why": why,
-                "launch": launch,
-            }
-        return {"text": "", "over": False, "state": "", "why": "", "launch": 0}
+        return {
+            "text": text.getvalue(), "over": self._view.over, "silent": self._view.silent, "why": why, "launch": launch
+        }  # fmt: skip
+
+    def follow(self, command: list[str], finish: bool) -> None:
+        """Let a process of the method's own script say how the run gets on, since it knows what is to be said of it.
+        It ends with this one."""
+        words = [sys.executable, *command, "--follow", str(self.folder), *["--finish"] * finish]
+        self._follower = subprocess.Popen(
+            words, cwd=self._root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+        assert self._follower.stdout
+        os.set_blocking(self._follower.stdout.fileno(), False)
+
+    def followed(self) -> dict[str, Any]:
+        """What it has said since the last time; and its exit code, once it has one."""
+        assert self._follower and self._follower.stdout
+        code = self._follower.poll()
+        return {"text": self._decoder.decode(self._follower.stdout.read() or b""), "code": code}
 
     def stop(self, why: str) -> int:
-        launch = launches.latest(self.store)
-        if launch:
+        if launch := launches.latest(self.store):
             launches.stop(self.store, launch, why)
         return launch
 
@@ -136,10 +156,9 @@ class RunProxy:
         """(name, how far, text) of each log that has grown beyond what was seen."""
         found = []
         for name in sorted(self.store.names("workers")):
-            if not name.endswith(".log") or wanted and not _of(name, wanted):
+            if not name.endswith(".log") or wanted not in ("", name.rpartition("-")[0]):
                 continue
-            path = self.store.disk.path(f"workers/{name}")
-            with contextlib.suppress(OSError), plain_file(path) as file:
+            with contextlib.suppress(OSError), plain_file(self.store.disk.path(f"workers/{name}")) as file:
                 end = os.fstat(file).st_size
                 begin = seen.get(name, max(0, end - _LOG))
                 if data := os.pread(file, min(_LOG, end - begin), begin):
@@ -149,8 +168,8 @@ class RunProxy:
 
     def clean(self) -> dict[str, int]:
         """Old code and dead drafts; the caller has made sure that nobody works."""
-        keep = f"{self.state()['code']}.tar"
-        old = [f"{code.FOLDER}/{name}" for name in self.store.names(code.FOLDER) if name != keep]
+        kept = f"{self.state()['code']}.tar"
+        old = [f"{code.FOLDER}/{name}" for name in self.store.names(code.FOLDER) if name != kept]
         drafts = [f"tmp/{name}" for name in self.store.names("tmp")]
         for name in [*old, *drafts]:
             with contextlib.suppress(faults.Fault):
@@ -159,10 +178,6 @@ class RunProxy:
 
     def ask(self, verb: str, **words: Any) -> Any:
         return getattr(self, verb)(**words)
-
-
-def _of(name: str, machine: str) -> bool:
-    return name.rpartition("-")[0] == machine
 
 
 class RemoteRunProxy:
@@ -174,7 +189,7 @@ class RemoteRunProxy:
         link.ask("become", code=found["code"], module="fleet.remote.run_proxy", words=[link.prefix])
 
     def ask(self, verb: str, **words: Any) -> Any:
-        return self._link.ask(verb, wait=600.0 if verb == "create" else 15.0, **words)["answer"]
+        return self._link.ask(verb, wait=600.0 if verb in ("create", "foretell") else 15.0, **words)["answer"]
 
 
 def main(prefix: str) -> None:

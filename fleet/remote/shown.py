@@ -13,12 +13,12 @@ from fleet.machines import Machine
 from fleet.plain import plain, say
 from fleet.processes import thread_counts
 from fleet.progress import duration
-from fleet.remote.all_machines import NoAnswer
 from fleet.remote.launcher import Launcher, seats
 from fleet.remote.link import command
 from fleet.remote.route import route_to
 from fleet.status import table_of
 
+_SILENT = 40.0  # seconds after which a supervisor, which writes every ten, is not at work as far as anybody knows
 _ENDINGS = {0: "the run is over", 3: "it was told to stop", 130: "it was asked to end"}
 
 
@@ -29,8 +29,9 @@ def plan(launcher: Launcher) -> None:
     say(f"The run {place.folder}, method {place.algorithm}: would be made unless it is there.")
     say(f"The code, {len(code.data)} bytes, would be put there as {code.name}.")
     for machine in launcher.machines:
-        run = f"{place.of(machine)}/{place.project}"
-        order = launcher.order(run, machine.name, made, 1, seats(machine, made["devices_per_worker"]))
+        order = launcher.order(
+            launcher.run_at(machine), machine.name, made, 1, seats(machine, made["devices_per_worker"])
+        )
         env = {**thread_counts(made["threads"]), **machine.env}
         say(f"\n{machine.name}: by SSH to {route_to(machine, launcher.ssh_config)}")
         say(f"  its shell is given: {command(machine, '@MARK ')}")
@@ -50,13 +51,13 @@ def plan(launcher: Launcher) -> None:
 
 
 def started(shown: Console, machines: Sequence[Machine], answers: Mapping[str, Any], why: Mapping[str, str]) -> None:
-    """What runs where, and what does not; why not was said of those that were not asked."""
+    """What runs where, and what does not; and why not, unless that was said already."""
     table, bad = table_of("Workers", "machine", "host", "workers", "processes", "what"), list[Text]()
     for machine in machines:
         answer = answers.get(machine.name)
-        if isinstance(answer, NoAnswer) or answer is None:
+        if answer is None:
             table.add_row(machine.name, "", "0", "", Text("not started", "red"))
-            if said := str(answer or "") or ("" if why.get(machine.name) else "not asked"):
+            if said := why.get(machine.name):
                 bad.append(Text(f"{plain(machine.name)}: {plain(said, 1000)}", "red"))
         elif "already" in answer:
             found = [str(each["pid"]) for each in answer["already"] if each["what"] == "worker"]
@@ -72,20 +73,15 @@ def started(shown: Console, machines: Sequence[Machine], answers: Mapping[str, A
 
 def supervisors(found: Sequence[Mapping[str, Any]]) -> Table:
     """What the supervisors wrote down last. The disk may hold anything: nothing is taken on trust."""
-    table = table_of("Supervisors", "machine", "host", "launch", "worker", "process", "how it ended last", "now")
+    table = table_of("Supervisors", "worker", "launch", "process", "how it ended last", "now")
     for supervisor in found:
-        ago = f"{duration(supervisor['ago'])} ago"
         for seat in supervisor["seats"]:
             code = seat.get("code")
-            said = _ENDINGS.get(code) or seat.get("said") or ""
-            now = "ended" if code is not None else f"at work {ago}"
-            words = (
-                supervisor.get("machine"),
-                supervisor.get("host"),
-                supervisor.get("launch"),
-                seat.get("name"),
-                seat.get("pid"),
-            )
+            said, ago = _ENDINGS.get(code) or seat.get("said") or "", duration(supervisor["ago"])
+            now = "ended" if code is not None else f"at work {ago} ago"
+            if code is None and supervisor["ago"] > _SILENT:
+                now = f"not heard of for {ago}"
+            words = (seat.get("name"), supervisor.get("launch"), seat.get("pid"))
             table.add_row(*(Text(plain(word, 80)) for word in (*words, said, now)))
     return table
 
@@ -94,12 +90,11 @@ def ended(shown: Console, machines: Sequence[Machine], left: Mapping[str, Any], 
     """Which machines are empty now, as far as is known."""
     table, unknown = table_of("Workers", "machine", "left"), list[Text]()
     for machine in machines:
-        got = left.get(machine.name, NoAnswer(bad.get(machine.name, "not asked")))
-        if isinstance(got, NoAnswer):
+        if machine.name not in left:
             table.add_row(machine.name, Text("unknown", "red"))
-            unknown.append(Text(f"{plain(machine.name)}: {plain(got, 1000)}", "red"))
-        elif got["left"]:
-            table.add_row(machine.name, Text(", ".join(f"{each['what']} {each['pid']}" for each in got["left"]), "red"))
+            unknown.append(Text(f"{plain(machine.name)}: {plain(bad.get(machine.name, 'not asked'), 1000)}", "red"))
+        elif there := ", ".join(f"{each['what']} {each['pid']}" for each in left[machine.name]["left"]):
+            table.add_row(machine.name, Text(there, "red"))
         else:
             table.add_row(machine.name, Text("none", "green"))
     shown.print(table)

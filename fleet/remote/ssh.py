@@ -64,10 +64,9 @@ class Connection:
         return channel
 
     def close(self) -> None:
-        if self._transport:
-            self._transport.close()
-        if self._before:
-            self._before.close()
+        for each in (self._transport, self._before):
+            if each:
+                each.close()
         if self._proxy:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._proxy.process.wait(2.0)
@@ -75,9 +74,8 @@ class Connection:
     # -- getting there -------------------------------------------------------------------------------------------------
 
     def _connect(self, passphrases: Mapping[Path, bytes], ssh_config: Path | None) -> None:
-        stream = self._stream(passphrases, ssh_config)
         try:
-            self._transport = paramiko.Transport(stream)
+            self._transport = paramiko.Transport(self._stream(passphrases, ssh_config))
             self._transport.banner_timeout = self._transport.auth_timeout = self.seconds
             found = known(self.route)
             self._prefer(found)
@@ -85,18 +83,16 @@ class Connection:
             self._check(found, self._transport.get_remote_server_key())
             self._log_in(passphrases)
         except (paramiko.SSHException, EOFError, OSError) as error:
-            silent = not isinstance(error, paramiko.AuthenticationException) and not self._transport_speaks()
+            speaks = bool(self._transport and self._transport.remote_version)
+            silent = not isinstance(error, paramiko.AuthenticationException) and not speaks
             why = f"accepts connections, but is silent for {self.seconds:g} s" if silent else _said(error)
             raise Unreachable(f"{self.route}: {why}") from None
-
-    def _transport_speaks(self) -> bool:
-        return bool(self._transport and self._transport.remote_version)
 
     def _stream(self, passphrases: Mapping[Path, bytes], ssh_config: Path | None) -> socket.socket:
         """A socket, or what stands for one."""
         if self.route.proxy:
-            words = shlex.join(["sh", "-c", f"exec {self.route.proxy}"])  # a line of shell, as OpenSSH has it
-            self._proxy = paramiko.ProxyCommand(words)
+            # a line of shell, as OpenSSH has it
+            self._proxy = paramiko.ProxyCommand(shlex.join(["sh", "-c", f"exec {self.route.proxy}"]))
             self._proxy.settimeout(self.seconds)
             return self._proxy  # type: ignore[return-value]
         try:
@@ -124,10 +120,8 @@ class Connection:
         assert self._transport
         options = self._transport.get_security_options()
         kinds = {key.get_name() for key in found.keys}
-        wanted = [
-            kind for kind in options.key_types if kind in kinds or (kind.startswith("rsa-") and "ssh-rsa" in kinds)
-        ]
-        options.key_types = tuple([*wanted, *(kind for kind in options.key_types if kind not in wanted)])
+        kinds |= {kind for kind in options.key_types if kind.startswith("rsa-") and "ssh-rsa" in kinds}
+        options.key_types = tuple(sorted(options.key_types, key=lambda kind: kind not in kinds))
 
     def _check(self, found: HostKeys, key: paramiko.PKey) -> None:
         self.notes += found.notes
@@ -137,16 +131,16 @@ class Connection:
             return
         file = next(iter(self.route.known_hosts), Path("~/.ssh/known_hosts"))
         add = f"echo '{self.route.known_as} {key.get_name()} {key.get_base64()}' >> {file}"
-        same = [each for each in found.keys if each.get_name() == key.get_name()]
-        if same:
+        if same := [each for each in found.keys if each.get_name() == key.get_name()]:
             raise Unreachable(
                 f"{self.route}: its host key has CHANGED: known is {_fingerprint(same[0])}, it shows "
                 f"{_fingerprint(key)}. Somebody may stand between. If you know why: "
                 f"ssh-keygen -R '{self.route.known_as}' -f {file} && {add}"
             )
+        kind = "ecdsa" if key.get_name().startswith("ecdsa") else key.get_name().removeprefix("ssh-")
         raise Unreachable(
             f"{self.route}: its host key is not known. Compare {_fingerprint(key)} with what "
-            f"`ssh-keygen -lf /etc/ssh/ssh_host_{_plain_kind(key)}_key.pub` says on the machine itself; then: {add}"
+            f"`ssh-keygen -lf /etc/ssh/ssh_host_{kind}_key.pub` says on the machine itself; then: {add}"
         )
 
     # -- logging in ----------------------------------------------------------------------------------------------------
@@ -208,11 +202,6 @@ def _public(file: Path) -> str:
 def _fingerprint(key: paramiko.PKey) -> str:
     digest = base64.b64encode(hashlib.sha256(key.asbytes()).digest()).decode().rstrip("=")
     return f"SHA256:{digest} ({key.get_name()})"
-
-
-def _plain_kind(key: paramiko.PKey) -> str:
-    name = key.get_name()
-    return "ecdsa" if name.startswith("ecdsa") else name.removeprefix("ssh-")
 
 
 def _said(error: BaseException) -> str:

@@ -1,30 +1,22 @@
 """Starting the workers wherever none are."""
 
-from dataclasses import dataclass
 from typing import Any
 
-from fleet.config import UserError
 from fleet.plain import plain, say
 from fleet.processes import this_command
 from fleet.remote import preflight, shown
-from fleet.remote.all_machines import Links, NoAnswer
+from fleet.remote.all_machines import Links
 from fleet.remote.launcher import Launcher
 from fleet.remote.preflight import Report
 from fleet.remote.run_proxy import RemoteRunProxy, RunProxy
-
-
-@dataclass(frozen=True)
-class Started:
-    code: int  # 1: not on all machines
-    working: bool  # somewhere
+from fleet.run_config import UserError
 
 
 def may_start(state: dict[str, Any], made: dict[str, Any]) -> bool:
     """Say which run it is; there may be nothing left to do."""
-    say(f"{'New run' if made['new'] else 'The run'} {made['folder']}")
+    say(f"{'New run' if made['new'] else 'The run'} {made['folder']}", *made["notes"], sep="\n")
     if state["over"]:
-        say("The run is over. To start another one, choose another PROJECT_NAME. Its last round:")
-        say(*(f"  {plain(line)}" for line in state["last"]), sep="\n")
+        say("The run is over. To start another one, choose another PROJECT_NAME.")
     elif state["ended"]:
         say(f"The run was ended: {plain(state['why'])}")
     return not (state["over"] or state["ended"])
@@ -35,24 +27,23 @@ def begun(
 ) -> int:
     """The number of the launch that the workers belong to; their code lies in the run then."""
     code = launcher.code
-    about = {
-        "operational": made["operational"],
-        "digest": code.digest,
-        "data": code.text,
-        "command": this_command(),
-        "makers": makers,
-    }
-    found = proxy.ask("begin", **about, joining=joining)
+    found = proxy.ask(
+        "begin", operational=made["operational"], digest=code.digest, data=code.text, command=this_command(),
+        makers=makers, joining=joining,
+    )  # fmt: skip
     say(f"{'Launch' if found['new'] else 'Joining launch'} {found['launch']}")
     return int(found["launch"])
 
 
-def start(launcher: Launcher, links: Links, made: dict[str, Any], least: int = 1, joining: bool = False) -> Started:
-    """Where workers are already, their launch is joined."""
+def start(
+    launcher: Launcher, links: Links, made: dict[str, Any], least: int = 1, joining: bool = False
+) -> tuple[int, bool]:
+    """Where workers are already, their launch is joined. The exit code, 1 if they do not work on all machines, and
+    whether there is something to be watched: work, or what the run came to."""
     proxy = launcher.proxy(links)
     state = proxy.ask("state")
     if not may_start(state, made):
-        return Started(0 if state["over"] else 1, False)
+        return int(not state["over"]), bool(state["over"])
     reports = launcher.look(links, made["run_id"])
     preflight.show(launcher.console, reports)
     if launcher.stranger:
@@ -61,15 +52,14 @@ def start(launcher: Launcher, links: Links, made: dict[str, Any], least: int = 1
     wanted = [report.machine for report in reports if not report.why and not report.busy]
     if why := _why_not(launcher, state, reports, busy, len(wanted) + len(busy), least):
         say(why)
-        return Started(1, False)
+        return 1, False
     answers: dict[str, Any] = {report.machine.name: {"already": report.running} for report in busy}
     if wanted:
         launch = begun(launcher, proxy, made, joining or bool(busy), len(wanted) + len(busy))
         answers |= launcher.start(links, wanted, made, launch)
-    whys = {report.machine.name: report.why for report in reports}
-    shown.started(launcher.console, launcher.machines, answers, whys)
-    bad = [m for m in launcher.machines if isinstance(answers.get(m.name, NoAnswer()), NoAnswer)]
-    return Started(int(bool(bad)), len(bad) < len(launcher.machines))
+    unsaid = {each.machine.name: links.bad.get(each.machine.name, "not asked") for each in reports if not each.why}
+    shown.started(launcher.console, launcher.machines, answers, unsaid)
+    return int(len(answers) < len(launcher.machines)), bool(answers)
 
 
 def _why_not(

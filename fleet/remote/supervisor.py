@@ -15,12 +15,13 @@ import subprocess
 import sys
 import time
 import uuid
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from fleet.seats import Memory, Seat
 
+_OURS = ("again_at", "process")  # of a seat: what means nothing to others
 _BEAT = 0.1
 _TOLD = 10.0  # seconds until it writes again, so that a silent supervisor is seen to be gone
 _LINKS = os.O_NOFOLLOW | os.O_NONBLOCK  # who else writes to the disk must not lead us to other files
@@ -35,9 +36,7 @@ class SupervisedSeat(Seat):
     pid: int = 0
     born: str = ""
     said: str = ""  # how the last process ended
-
-    def __post_init__(self) -> None:
-        self.process: subprocess.Popen[bytes] | None = None
+    process: subprocess.Popen[bytes] | None = None
 
 
 class Supervisor:
@@ -70,51 +69,38 @@ class Supervisor:
         self._tell()
 
     def state(self) -> dict[str, Any]:
-        order, boot = self.order, _boot()
-        seats = [{key: value for key, value in asdict(post).items() if key != "again_at"} for post in self.posts]
-        about = {key: order[key] for key in ("machine", "launch", "digest")}
-        host = {"host": os.uname().nodename, "boot": boot, "pid": os.getpid(), "born": _born(os.getpid())}
-        return {**about, **host, "seats": seats}
+        seats = [{key: value for key, value in vars(post).items() if key not in _OURS} for post in self.posts]
+        about = {key: self.order[key] for key in ("machine", "launch", "digest")}
+        return {
+            **about, "host": os.uname().nodename, "boot": _boot(), "pid": os.getpid(), "born": _born(os.getpid()),
+            "seats": seats,
+        }  # fmt: skip
 
     # -- seats ---------------------------------------------------------------------------------------------------------
 
     def _sit(self, post: SupervisedSeat) -> None:
         """Start a process; what the machine cannot do now it may be able to do later."""
-        try:
-            self._start(post)
-        except OSError as error:
-            post.said, post.again_at = f"cannot be started: {error}", time.monotonic() + _TOLD
-            self._look_anew()
-
-    def _start(self, post: SupervisedSeat) -> None:
         order = self.order
         post.name = f"{order['machine']}-{post.number}-{uuid.uuid4().hex[:8]}"
         command = [order["python"], *order["command"], "--worker", post.name, order["run"]]
-        command += ["--launch", str(order["launch"])]
-        log = self._log(post)
         try:
-            post.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                cwd=order["code"], env={**os.environ, **post.env}, start_new_session=True,
-            )  # fmt: skip
-        finally:
-            os.close(log)
-        post.pid, post.born, post.started, post.again_at = (
-            post.process.pid,
-            _born(post.process.pid),
-            time.monotonic(),
-            None,
-        )
+            with os.fdopen(self._log(post), "ab") as log:
+                post.process = subprocess.Popen(
+                    [*command, "--launch", str(order["launch"])], stdin=subprocess.DEVNULL, stdout=log,
+                    stderr=subprocess.STDOUT, cwd=order["code"], env={**os.environ, **post.env}, start_new_session=True,
+                )  # fmt: skip
+        except OSError as error:
+            post.said, post.again_at = f"cannot be started: {error}", time.monotonic() + _TOLD
+            return self._look_anew()
+        post.pid, post.born = post.process.pid, _born(post.process.pid)
+        post.started, post.again_at = time.monotonic(), None
 
     def _changed(self, post: SupervisedSeat) -> bool:
         now = time.monotonic()
-        if post.process is None:
-            if post.code is None and now >= (post.again_at or 0.0):
-                self._sit(post)
-                return True
-            return False
-        if (code := post.process.poll()) is None:
-            return False
+        if due := post.process is None and post.code is None and now >= (post.again_at or 0.0):
+            self._sit(post)
+        if due or post.process is None or (code := post.process.poll()) is None:
+            return due
         post.process = None
         post.said = self.memory.ending(code, now)
         again = post.ended(code, now, self.order["restarts"], leaving=bool(self.signals))
@@ -191,8 +177,9 @@ def _folder_of(run: str, run_id: str, waits: tuple[float, ...] = (0.1, 0.5, 2.0,
 
 
 def _only_one(folder: str, name: str) -> IO[str]:
-    """No second one in the same place; the lock ends with this process. The folder may be seen by other machines."""
-    file = Path(folder, f"{name}-{_machine()}.lock").open("a")
+    """No second one in the same place; the lock ends with this process. The folder may be seen by other machines, of
+    which containers on one kernel each count."""
+    file = Path(folder, f"{name}-{_boot()}-{os.stat('/proc/self/ns/pid').st_ino}.lock").open("a")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -209,11 +196,6 @@ def _let_go() -> None:
 
 def _boot() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def _machine() -> str:
-    """Of containers on one kernel each counts."""
-    return f"{_boot()}-{os.stat('/proc/self/ns/pid').st_ino}"
 
 
 def _born(pid: int) -> str:

@@ -7,17 +7,18 @@ import tempfile
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from fleet import faults
-from fleet.config import UserError
+from fleet import faults, helping
+from fleet.errors import absolute
 from fleet.plain import say
 from fleet.report import comparing, serving
 from fleet.report.facts import Facts
 from fleet.report.page import page
 from fleet.report.run_reader import RunReader
 from fleet.report.telling import Telling
+from fleet.run_config import UserError
 
 PORT = 8400
 _EXAMPLES = """Write runs/edt/report.html, and open it:
@@ -36,7 +37,7 @@ Several runs on one page:
 
     python -m fleet.report compare runs/edt runs/diloco --out compared.html"""
 
-app = App(name="python -m fleet.report", version_flags=[], help_epilogue=_EXAMPLES)
+app = helping.app("python -m fleet.report", None, _EXAMPLES)
 Port = Annotated[
     int | None, Parameter(name="--serve", help=f"[PORT]: serve it live, on port {PORT} unless you name one; 0 takes a "
                           "free one.", validator=Number(gte=0, lte=65535))
@@ -72,7 +73,9 @@ def compare(
 ) -> None:
     """Several runs on one page: curves over tokens, time and bytes moved, and where their configurations differ.
 
-    For example: python -m fleet.report compare runs/edt runs/diloco
+    For example:
+
+        python -m fleet.report compare runs/edt runs/diloco
     """
     if not 2 <= len(run_dirs) <= comparing.MOST:
         raise UserError(f"compare: {len(run_dirs)} folders of runs are given; from 2 to {comparing.MOST} are expected")
@@ -103,7 +106,7 @@ def _serve(reader: RunReader, host: str, port: int) -> None:
 
 def _saved(text: str, file: Path) -> Path:
     """Where somebody wants it: links are followed, and what is no ordinary file is left alone."""
-    if not file.name or (file.exists() and not file.is_file()):
+    if not file.name or (absolute(file).exists() and not file.is_file()):
         raise UserError(f"--out {file}: the name of a file is expected")
     umask = os.umask(0)
     os.umask(umask)

@@ -6,13 +6,13 @@ from fleet.plain import bytes_of
 from fleet.report import curves
 from fleet.report.curves import NAMES, Where
 from fleet.report.facts import MEASURES, Facts
-from fleet.report.parts import document, plain_table, section, table, value_of
-from fleet.report.svg import Axis, Point, Scale, beside, chart, dot, frame, line, stretched
+from fleet.report.parts import document, heading, plain_table, section, table, value_of
+from fleet.report.svg import Axis, Point, Scale, plot
 from fleet.report.words import count, figure, lasting, moment, name, share, thinned
 
 MOST = 8  # runs, as many as there are colours that one can tell apart
 _HIGH = 300.0
-_AVERAGED = "held-out"  # what averaged models are asked, which stand beside the members
+_AVERAGED = "test"  # what averaged models are asked; members are by what selects them
 
 Points = Sequence[Point]
 
@@ -23,17 +23,16 @@ def page(all: Sequence[Facts]) -> str:
     for number, ((measure, asked), some) in enumerate(groups(all).items()):
         id = f"{measure}-{number}"
         if drawn := _curves(all, names, some, measure, id):
-            pictures.append(section(id, _heading(measure, asked), drawn))
+            title = NAMES[measure] + (f", questions: {name(asked, 80)}" if asked != _AVERAGED else "")
+            pictures.append(section(id, title, drawn))
         else:
             left += [names[n] for n in some]
     left += [label for label, each in zip(names, all, strict=True) if not each.measure]
     why = f"<p>Not drawn, since nobody noted a measure with its time: {name(', '.join(left), 400)}.</p>" if left else ""
     parts = [section("runs", "The runs", _runs(all, names) + why), *pictures]
     parts.append(section("differences", "Differences in configuration", _differences(all, names)))
-    head = (
-        f'<header><p class="over">Runs side by side</p><h1>{name(", ".join(names), 200)}</h1>'
-        f'<p class="where">written {moment(max(each.now for each in all))}</p></header>'
-    )
+    written = f'<p class="where">written {moment(max(each.now for each in all))}</p>'
+    head = heading("Runs side by side", ", ".join(names), written)
     return document(f"{len(all)} runs", f'{head}<main id="main">{"".join(parts)}</main>')
 
 
@@ -43,13 +42,11 @@ def groups(all: Sequence[Facts]) -> dict[tuple[str, str], list[int]]:
     for n, each in enumerate(all):
         for measure in dict.fromkeys([each.measure, *["bits_per_byte"] * each.has("bits_per_byte")]):
             if measure:
-                asked = curves.questions_of(each, measure) or _AVERAGED
+                averaged = any(measure in it.averaged for it in each.rounds)
+                asked = each.asked(measure)
+                asked = _AVERAGED if averaged and asked in ("", "validation") else asked or _AVERAGED
                 found.setdefault((measure, asked), []).append(n)
-    return dict(sorted(found.items(), key=lambda pair: (MEASURES.index(pair[0][0]), pair[0][1])))
-
-
-def _heading(measure: str, asked: str) -> str:
-    return NAMES[measure] if asked == _AVERAGED else f"{NAMES[measure]}, questions: {name(asked, 80)}"
+    return dict(sorted(found.items(), key=lambda pair: (MEASURES.index(pair[0][0]), pair[0][1] != _AVERAGED, pair[0])))
 
 
 def labels(all: Sequence[Facts]) -> list[str]:
@@ -65,18 +62,15 @@ def labels(all: Sequence[Facts]) -> list[str]:
 def _runs(all: Sequence[Facts], names: Sequence[str]) -> str:
     columns = ["run", "method", "state", "last round", "best", "averaged", "tokens", "time", "machine time", "moved",
                "goodput"]  # fmt: skip
-    rows = []
-    for label, each in zip(names, all, strict=True):
-        best = figure(each.best[0]) if each.best else "–"
-        did = [
-            str(each.finished - 1) if each.finished else "–",
-            best,
-            figure(each.averaged),
-            count(each.tokens) if each.tokens else "–",
+    rows = [
+        [
+            label, str(each.config.get("algorithm", "")), each.state, str(each.finished - 1) if each.finished else "–",
+            figure(each.best[0] if each.best else None), figure(each.averaged),
+            count(each.tokens) if each.tokens else "–", lasting(max(0.0, each.ended - each.began)),
+            lasting(each.machine_seconds), bytes_of(each.written + each.read), share(each.goodput),
         ]
-        took = lasting(max(0.0, each.ended - each.began)), lasting(each.machine_seconds)
-        cost = [*took, bytes_of(each.written + each.read)]
-        rows.append([label, str(each.config.get("algorithm", "")), each.state, *did, *cost, share(each.goodput)])
+        for label, each in zip(names, all, strict=True)
+    ]  # fmt: skip
     return plain_table("The runs", columns, rows)
 
 
@@ -87,18 +81,19 @@ def _curves(all: Sequence[Facts], names: Sequence[str], some: Sequence[int], mea
         ("time", f"{unit} since the start", lambda facts: curves.by_time(facts, size)),
         ("bytes", "MB read and written", lambda facts: curves.by_bytes(facts, 1e6)),
     ]
-    better, pictures, rows = "higher" if measure == "score" else "lower", list[str](), list[list[str]]()
+    better, pictures, rows = "Higher" if measure == "score" else "Lower", list[str](), list[list[str]]()
     for id, axis, where in axes:
         lines = {n: points(all[n], measure, where(all[n])) for n in some}
         if any(lines.values()):
-            title = f"{NAMES[measure]} over {axis}"
-            picture = _drawn(f"{group}-{id}", title, axis, lines, names)
+            picture = _drawn(f"{group}-{id}", f"{NAMES[measure]} over {axis}", axis, lines, names)
             pictures.append(f"<figure><h3>Over {axis}</h3>{picture}</figure>")
             rows += [[names[n], axis, f"{x:,.6g}", figure(y)] for n in some for x, y in thinned(lines[n], 40)]
     if not pictures:
         return ""
-    which = "".join(f"<li>{name(names[n], 80)}: {_which(all[n], measure)}</li>" for n in some)
-    note = f'<p class="note">{better.capitalize()} is better. What is drawn:</p><ul class="key">{which}</ul>'
+    averaged = [any(measure in each.averaged for each in all[n].rounds) for n in some]
+    drawn = {True: "the averaged model, on text that selected nobody", False: "the best member, by what selected it"}
+    which = "".join(f"<li>{name(names[n], 80)}: {drawn[its]}</li>" for n, its in zip(some, averaged, strict=True))
+    note = f'<p class="note">{better} is better. What is drawn:</p><ul class="key">{which}</ul>'
     return f'{note}<div class="pair">{"".join(pictures)}</div>' + table(
         f"{group}-table", "Curves", ["run", "over", "at", NAMES[measure]], rows
     )
@@ -110,24 +105,13 @@ def points(facts: Facts, measure: str, where: Where) -> Points:
     return curve.averaged or curve.best
 
 
-def _which(facts: Facts, measure: str) -> str:
-    return "the averaged model" if any(measure in each.averaged for each in facts.rounds) else "the best member so far"
-
-
 def _drawn(id: str, title: str, axis: str, lines: dict[int, Points], names: Sequence[str]) -> str:
     every = [point for each in lines.values() for point in each]
     x = Axis(Scale.over([0.0, *(point[0] for point in every)]), axis)
     y = Axis(Scale.over([point[1] for point in every], 0.04), "")
-    parts, ends, dots, said = list[str](), list[tuple[float, str, str]](), "", list[str]()
-    for n, each in lines.items():
-        if each:
-            there = [(x.scale(a), y.scale(b)) for a, b in each]
-            parts.append(line(there, _HIGH, f"c{n}"))
-            ends.append((there[-1][1], names[n], f"c{n}"))
-            dots += dot(there[-1], _HIGH, f"c{n}")
-            said.append(f"{names[n][:80]} ends at {figure(each[-1][1])}")
-    inside = frame(x, y, _HIGH) + stretched("".join(parts), _HIGH) + dots + beside(ends, _HIGH)
-    return chart(id, title, f"{title}: {'; '.join(said)}.", _HIGH + 42, inside, look="lines")
+    there = [(names[n], each, f"c{n}") for n, each in lines.items() if each]
+    said = "; ".join(f"{name[:80]} ends at {figure(each[-1][1])}" for name, each, _ in there)
+    return plot(id, title, f"{title}: {said}.", x, y, _HIGH, there)
 
 
 def _differences(all: Sequence[Facts], names: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from fleet.report.facts import Facts, Round, Spread
-from fleet.report.svg import Axis, Point, Scale, band, beside, chart, dot, frame, line, stretched
+from fleet.report.svg import Axis, Line, Point, Scale, band, line, plot
 from fleet.report.words import figure, text, thinned
 
 POINTS = 400  # of a line at most
@@ -48,22 +48,15 @@ class Curve:
         return [(each.at, each.best) for each in self.stages]
 
     @property
-    def mean(self) -> list[Point]:
-        return [(each.at, each.spread.mean) for each in self.stages]
-
-    @property
-    def lines(self) -> list[tuple[str, Sequence[Point], str]]:
-        """Each with its name and its look; the last one lies on top."""
-        named = [
-            ("mean", self.mean, "mean"),
-            ("best so far", self.best, "best"),
-            ("averaged", self.averaged, "averaged"),
-        ]
-        return [(name, points, look) for name, points, look in named if points]
+    def lines(self) -> list[Line]:
+        """The last one lies on top."""
+        mean = [(each.at, each.spread.mean) for each in self.stages]
+        named = [("mean", mean, "mean"), ("best so far", self.best, "best"), ("averaged", self.averaged, "averaged")]
+        return [each for each in named if each[1]]
 
 
 def curve_of(facts: Facts, measure: str, where: Where) -> Curve:
-    key = questions_of(facts, measure), measure
+    key = facts.asked(measure), measure
     rounds = [each for each in facts.rounds if each.complete]  # half of a round is none
     at = [(where(each, False), each.members[key]) for each in rounds if key in each.members]
     there = sorted(((x, spread) for x, spread in at if x is not None), key=lambda pair: pair[0])
@@ -72,12 +65,6 @@ def curve_of(facts: Facts, measure: str, where: Where) -> Curve:
     stages = [Stage(x, spread, best) for (x, spread), best in zip(there, so_far, strict=True)]
     averaged = ((where(each, True), each.averaged[measure]) for each in rounds if measure in each.averaged)
     return Curve(measure, merged(stages), thinned(sorted((x, y) for x, y in averaged if x is not None), POINTS))
-
-
-def questions_of(facts: Facts, measure: str) -> str:
-    """What members were asked in most rounds."""
-    asked = [key[0] for each in facts.rounds for key in each.members if key[1] == measure]
-    return max(sorted({*asked}), key=asked.count, default="")
 
 
 def merged(stages: Sequence[Stage]) -> list[Stage]:
@@ -101,8 +88,8 @@ def by_round(each: Round, averaged: bool) -> float:
 
 def in_time(seconds: float) -> tuple[float, str]:
     """A unit that makes small numbers of so long a time."""
-    units = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
-    return next(((size, unit) for size, unit in units if seconds >= 2 * size), units[-1])
+    units = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"))
+    return next((each for each in units if seconds >= 2 * each[0]), (1.0, "seconds"))
 
 
 def by_time(facts: Facts, size: float) -> Where:
@@ -116,11 +103,9 @@ def by_tokens(facts: Facts) -> Where:
 
 
 def by_bytes(facts: Facts, size: float) -> Where:
-    moments = [each.at for each in facts.moved]
-
     def where(each: Round, averaged: bool) -> float | None:
-        before = bisect_right(moments, _moment(each, averaged))
-        return facts.moved[before - 1].bytes / size if before else None
+        before = bisect_right(facts.moved, _moment(each, averaged), key=lambda pair: pair[0])
+        return facts.moved[before - 1][1] / size if before else None
 
     return where
 
@@ -135,21 +120,15 @@ def _moment(each: Round, averaged: bool) -> float:
 def drawn(id: str, title: str, curve: Curve, axis: str, integers: bool, donors: Mapping[str, float]) -> str:
     """`donors` are values to compare with, by name."""
     x, y = Axis(Scale.over(curve.places), axis, integers), Axis(_fair(curve, [*donors.values()]), "")
-    parts, labels, dots = list[str](), list[tuple[float, str, str]](), ""
+    behind = ""
     if any(each.spread.count > 1 for each in curve.stages):
         upper = [(x.scale(each.at), y.scale(each.spread.high)) for each in curve.stages]
         lower = [(x.scale(each.at), y.scale(each.spread.low)) for each in curve.stages]
-        parts.append(band(upper, lower, _HIGH, "members"))
-    for name, value in donors.items():
-        parts.append(line([(0.0, y.scale(value)), (1.0, y.scale(value))], _HIGH, "donor"))
-        labels.append((y.scale(value), name, "donor"))
-    for name, points, look in curve.lines:
-        there = [(x.scale(at), y.scale(value)) for at, value in points]
-        parts.append(line(there, _HIGH, look))
-        labels.append((there[-1][1], name, look))
-        dots += dot(there[-1], _HIGH, look)
-    inside = frame(x, y, _HIGH) + stretched("".join(parts), _HIGH) + dots + beside(labels, _HIGH)
-    return chart(id, title, said(curve, title, donors), _HIGH + 42, inside, look="lines")
+        behind = band(upper, lower, _HIGH, "members")
+    for value in donors.values():
+        behind += line([(0.0, y.scale(value)), (1.0, y.scale(value))], _HIGH, "donor")
+    labels = [(y.scale(value), name, "donor") for name, value in donors.items()]
+    return plot(id, title, said(curve, title, donors), x, y, _HIGH, curve.lines, behind, labels)
 
 
 def _fair(curve: Curve, others: Sequence[float]) -> Scale:
@@ -178,11 +157,9 @@ def once(curve: Curve, donors: Mapping[str, float]) -> str:
 
 
 def rows(facts: Facts, measure: str, most: int = 200) -> list[list[str]]:
-    key = questions_of(facts, measure), measure
-    found = []
-    for each in facts.rounds:
-        spread, averaged = each.members.get(key), each.averaged.get(measure)
-        if spread or averaged is not None:
-            numbers = (spread.best(measure), spread.mean, spread.low, spread.high) if spread else (None,) * 4
-            found.append([str(each.number), figure(averaged), *map(figure, numbers)])
-    return thinned(found, most)
+    key = facts.asked(measure), measure
+    found = [(each.number, each.averaged.get(measure), each.members.get(key)) for each in facts.rounds]
+    return [
+        [str(number), figure(averaged), *map(figure, (s.best(measure), s.mean, s.low, s.high) if s else (None,) * 4)]
+        for number, averaged, s in thinned([each for each in found if each[1:] != (None, None)], most)
+    ]

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from fleet.diary import SO_FAR, Diary, number
-from fleet.report.facts import Session
+from fleet.report.facts import Span
 
 _EARLIEST = 1e9  # seconds: a moment of 2001
 _TROUBLE = {"waits": "waited for the disk", "failed": "failed", "stopped": "stopped", "suspects": "suspects",
@@ -18,7 +18,7 @@ class Story(Diary):
     begins: list[float] = field(default_factory=list)
     ends: list[float] = field(default_factory=list)  # 0: not ended
     makes: list[tuple[float, float, str, float]] = field(default_factory=list)  # when, seconds, whom, bytes moved
-    waited: list[tuple[float, float]] = field(default_factory=list)
+    waits: list[tuple[float, float]] = field(default_factory=list)
     late: set[str] = field(default_factory=set)
     troubles: list[tuple[float, str, str, str]] = field(default_factory=list)  # when, what, whom, why
     dull: ClassVar[bytes] = b'"what":"published"'  # every other line says this, and nothing that is not known
@@ -40,20 +40,20 @@ class Story(Diary):
         elif what == "made":
             self.makes.append((at, seconds, id, number(event, "written") + number(event, "read")))
         elif what == "waited":
-            self.waited.append((at, seconds))
+            self.waits.append((at, seconds))
         elif what == "late":
             self.late.add(id)
         elif what in _TROUBLE:
             self.troubles.append((at, _TROUBLE[what], id, str(event.get("why", ""))))
 
-    def sessions(self, alive: bool, seen: float) -> list[Session]:
+    def sessions(self, alive: bool, seen: float) -> list[Span]:
         """Several if a name was used again; only the last can be at work."""
         found = []
         for n, (begin, end) in enumerate(zip(self.begins, self.ends, strict=True)):
             if end:
-                found.append(Session(begin, end, "ended"))
+                found.append(Span(begin, end, "ended"))
             elif n + 1 < len(self.begins):
-                found.append(Session(begin, max(begin, min(self.last, self.begins[n + 1])), "lost"))
+                found.append(Span(begin, max(begin, min(self.last, self.begins[n + 1])), "lost"))
             else:
-                found.append(Session(begin, max(begin, self.last, seen), "works" if alive else "lost"))
+                found.append(Span(begin, max(begin, self.last, seen), "works" if alive else "lost"))
         return found

@@ -1,6 +1,5 @@
 """What the page tells of a run, as plain records. Pure."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -33,7 +32,6 @@ class Round:
     number: int
     slots: int
     finished: int
-    absent: int  # failed, or closed as too late
     tokens: float
     members: Mapping[tuple[str, str], Spread]  # by the questions that they were asked, and the measure
     averaged: Mapping[str, float]  # the averaged model, by measure
@@ -52,7 +50,7 @@ class Span:
 
     begin: float
     end: float
-    kind: str  # a key of KINDS
+    kind: str  # a key of KINDS; of a session how it ended, "ended", "lost" or "works"
     id: str = ""
 
 
@@ -68,21 +66,12 @@ KINDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
-    """One process of a worker, from its start to its end or its last sign of life."""
-
-    begin: float
-    end: float
-    ending: str  # "ended", "lost" or "works"
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerRow:
     """A worker's place, whoever sat there."""
 
     machine: str
     name: str
-    sessions: Sequence[Session]
+    sessions: Sequence[Span]  # of each process, from its start to its end or its last sign of life
     spans: Sequence[Span]
     made: int
 
@@ -100,7 +89,7 @@ class WorkerRow:
 
     @property
     def ending(self) -> str:
-        return self.sessions[-1].ending if self.sessions else ""
+        return self.sessions[-1].kind if self.sessions else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +112,6 @@ class DonorScore:
     value: float
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """Bytes that workers had read and written up to a moment."""
-
-    at: float
-    bytes: float
-
-
 @dataclass(frozen=True)
 class Facts:
     folder: str
@@ -146,11 +127,12 @@ class Facts:
     rows: Sequence[WorkerRow] = ()
     failures: Sequence[Failure] = ()
     donors: Sequence[DonorScore] = ()
-    moved: Sequence[Moved] = ()
+    moved: Sequence[tuple[float, float]] = ()  # moments, and the bytes that had been read and written by then
     tree: Tree = field(default_factory=lambda: Tree({}))
     tree_from: int = 0  # the first round that the tree shows
     genomes: Sequence[Node] = ()
     last: Sequence[tuple[str, str]] = ()  # the members of the last round, with their metrics as text
+    shares: tuple[float, float, float] | None = None  # of the workers' time: at work, for the disk, for others
     written: float = 0.0
     read: float = 0.0
 
@@ -162,20 +144,21 @@ class Facts:
     def has(self, measure: str) -> bool:
         return any(measure in each.averaged or any(measure == key[1] for key in each.members) for each in self.rounds)
 
+    def asked(self, measure: str) -> str:
+        """What members were asked in most rounds; others are held apart, since their scores cannot be compared."""
+        asked = [key[0] for each in self.rounds for key in each.members if key[1] == measure]
+        return max(sorted({*asked}), key=asked.count, default="")
+
     @cached_property
     def questions(self) -> str:
-        """What most rounds' members were asked; others are held apart, since their scores cannot be compared."""
-        asked = Counter(key[0] for each in self.rounds for key in each.members if key[1] == self.measure)
-        return asked.most_common(1)[0][0] if asked else ""
+        return self.asked(self.measure)
 
     @cached_property
     def best(self) -> tuple[float, str] | None:
         """The best member's value, and its name."""
         key = (self.questions, self.measure)
         there = [(each.members[key].best(key[1]), each.leader[key]) for each in self.rounds if key in each.members]
-        if not there:
-            return None
-        return max(there) if self.measure == "score" else min(there)
+        return (max if self.measure == "score" else min)(there, default=None)
 
     @cached_property
     def averaged(self) -> float | None:

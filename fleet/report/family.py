@@ -1,6 +1,7 @@
 """The family tree and the genomes' history as parts of a page. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise, product
 
 from fleet.ancestry.genes import GeneHistory, Genes, Trait, genes_of
 from fleet.ancestry.layout import Edge, TreeLayout, laid_out
@@ -42,21 +43,20 @@ def _tree(grown: Tree, layout: TreeLayout, about: str) -> str:
         return left + (point[0] + 0.5) * column, _ROW * (point[1] + 0.75)
 
     shade = shades(grown, [*layout.spots])
-    parts = [_edges(layout.edges, place)]
-    for x, y in map(place, layout.stays.values()):
-        parts.append(f'<circle class="stay" cx="{x:.0f}" cy="{y:.0f}" r="2"/>')
-    for id, spot in layout.spots.items():
-        parts.append(_node(grown, grown.nodes[id], place(spot), shade.get(id, "")))
-    for id, called in names.items():
-        x, y = place(layout.spots[id])
-        parts.append(word(f"{x - 12:.0f}", y + 4, called, "tick end", _NAME))
-    for slot, row in layout.labels.items():
-        parts.append(word(f"{wide - _RIGHT + 8:.0f}", _ROW * (row + 0.75) + 4, slot, "tick", 14))
+    spots = {id: place(spot) for id, spot in layout.spots.items()}
     every = max(1, -int(-30 // column))
-    for number, at in layout.ticks.items():
-        if number % every == 0:
-            x = place((at, 0))[0]
-            parts.append(word(f"{x:.0f}", high + 14, "start" if number == 0 else str(number), "tick middle"))
+    ticks = [(number or "start", place((at, 0))[0]) for number, at in layout.ticks.items() if number % every == 0]
+    parts = [_edges(layout.edges, place)]
+    parts += [f'<circle class="stay" cx="{x:.0f}" cy="{y:.0f}" r="2"/>' for x, y in map(place, layout.stays.values())]
+    parts += [_node(grown, grown.nodes[id], spot, shade.get(id, "")) for id, spot in spots.items()]
+    parts += [
+        word(f"{spots[id][0] - 12:.0f}", spots[id][1] + 4, called, "tick end", _NAME) for id, called in names.items()
+    ]
+    parts += [
+        word(f"{wide - _RIGHT + 8:.0f}", place((0, row))[1] + 4, slot, "tick", 14)
+        for slot, row in layout.labels.items()
+    ]
+    parts += [word(f"{x:.0f}", high + 14, str(number), "tick middle") for number, x in ticks]
     parts.append(word(f"{left + column * layout.columns / 2:.0f}", high + 32, "round", "tick middle"))
     return chart("tree", "Family tree", about, high + 38, "".join(parts), f"{wide:.0f}", "tree")
 
@@ -87,11 +87,9 @@ def key(picture: str) -> str:
 
 def _edges(edges: Sequence[Edge], place: Callable[[Point], Point]) -> str:
     parts = []
-    for rank in ("other", "line", "main"):
-        for kind in ("carried", "mutation", "crossover"):
-            d = "".join(_curve(place(e.start), place(e.end)) for e in edges if (e.rank, e.kind) == (rank, kind))
-            if d:
-                parts.append(f'<path class="edge {rank} {kind}" d="{d}"/>')
+    for look in product(("other", "line", "main"), ("carried", "mutation", "crossover")):
+        if d := "".join(_curve(place(e.start), place(e.end)) for e in edges if (e.rank, e.kind) == look):
+            parts.append(f'<path class="edge {" ".join(look)}" d="{d}"/>')
     return "".join(parts)
 
 
@@ -117,8 +115,7 @@ def _node(grown: Tree, node: Node, spot: Point, shade: str) -> str:
 
 def shades(grown: Tree, ids: Sequence[str]) -> dict[str, str]:
     """From poor to good in a few steps, by rank: a start that is far worse than all others makes nobody alike."""
-    scored = [(node.score, id) for id in ids if (node := grown.nodes[id]).score is not None]
-    order = sorted(scored)
+    order = sorted((node.score, id) for id in ids if (node := grown.nodes[id]).score is not None)
     return {id: f"q{n * _SHADES // max(1, len(order))}" for n, (_, id) in enumerate(order)}
 
 
@@ -131,10 +128,8 @@ def said(grown: Tree, since: int = 0) -> str:
 
 
 def tree_rows(grown: Tree, most: int = 300) -> list[list[str]]:
-    nodes = sorted(grown.nodes.values(), key=lambda node: by_place(node.id))
-    line = {*line_of(grown).all}
-    found = []
-    for node in nodes[-most:]:
+    line, found = {*line_of(grown).all}, []
+    for node in sorted(grown.nodes.values(), key=lambda node: by_place(node.id))[-most:]:
         score = figure(grown.measured(node) if node.score is not None else None)
         mark = "winner" if node.id == grown.winner else "ancestor of the winner" if node.id in line else node.failed
         called = node.name if node.name != node.id else ""
@@ -185,27 +180,27 @@ def _gene(id: str, found: Genes, gene: GeneHistory) -> str:
     middle = [(x.scale(at), y(m)) for at, m, _ in there]
     drawn = stretched(band(upper, lower, _SMALL, "members") + line(middle, _SMALL, "best"), _SMALL)
     ends = word("-6", 9, f"{y.high:.3g}", "tick end") + word("-6", _SMALL, f"{y.low:.3g}", "tick end")
-    first, last = (there[0][1], there[-1][1]) if there else (None, None)
+    means = [figure(mean) for _, mean, _ in there] or ["–"]
     if len(there) == 1:
-        mean, spread = there[0][1:]
-        return _small(
-            gene.name, f"<p>{figure(mean)} in the only round, with a standard deviation of {figure(spread)}</p>"
-        )
-    about = f"The mean of {gene.name[:200]} goes from {figure(first)} to {figure(last)}."
-    return _small(gene.name, _picture(id, gene.name, about, frame(x, None, _SMALL) + drawn + ends))
+        spread = figure(there[0][2])
+        return _small(gene.name, f"<p>{means[0]} in the only round, with a standard deviation of {spread}</p>")
+    about = f"The mean of {gene.name[:200]} goes from {means[0]} to {means[-1]}."
+    picture = frame(x, None, _SMALL) + drawn + ends
+    return _small(gene.name, chart(id, gene.name[:200], about, _SMALL + 42, picture))
 
 
 def _trait(id: str, found: Genes, trait: Trait) -> str:
     """Shares of a round's members, the commonest at the bottom."""
     rounds = [float(number) for number in found.rounds]
-    x, parts = Axis(Scale.over(rounds), "round", True), list[str]()
-    bottom = [0.0] * len(rounds)
-    for n, shares in enumerate(trait.shares[:_VALUES]):
-        top = [a + b for a, b in zip(bottom, shares, strict=True)]
-        upper = [(x.scale(at), y) for at, y in zip(rounds, top, strict=True)]
-        lower = [(x.scale(at), y) for at, y in zip(rounds, bottom, strict=True)]
-        parts.append(f'<path class="share s{n}" d="{path([*upper, *reversed(lower)], _SMALL)}Z"/>')
-        bottom = top
+    x = Axis(Scale.over(rounds), "round", True)
+    bounds = [[0.0] * len(rounds)]  # the lower one of each share, and the upper one of the last
+    for shares in trait.shares[:_VALUES]:
+        bounds.append([a + b for a, b in zip(bounds[-1], shares, strict=True)])
+    tops = [[(x.scale(at), y) for at, y in zip(rounds, each, strict=True)] for each in bounds]
+    parts = [
+        f'<path class="share s{n}" d="{path([*upper, *reversed(lower)], _SMALL)}Z"/>'
+        for n, (lower, upper) in enumerate(pairwise(tops))
+    ]
     named = "; ".join(f"{value[:60]}: {100 * shares[-1]:.0f} % at last" for value, shares in _named(trait).items())
     if len(rounds) == 1:
         return _small(trait.name, f"<p>{name(named, 600)}</p>")
@@ -215,15 +210,12 @@ def _trait(id: str, found: Genes, trait: Trait) -> str:
         for n, value in enumerate(_named(trait))
     )
     drawn = frame(x, None, _SMALL) + stretched("".join(parts), _SMALL)
-    return _small(trait.name, _picture(id, trait.name, named, drawn) + f'<ul class="key">{items}</ul>')
+    picture = chart(id, trait.name[:200], named, _SMALL + 42, drawn)
+    return _small(trait.name, f'{picture}<ul class="key">{items}</ul>')
 
 
 def _named(trait: Trait) -> Mapping[str, Sequence[float]]:
     return dict(zip(trait.values[:_VALUES], trait.shares, strict=False))
-
-
-def _picture(id: str, title: str, about: str, inside: str) -> str:
-    return chart(id, title[:200], about, _SMALL + 42, inside)
 
 
 def _small(title: str, inside: str) -> str:

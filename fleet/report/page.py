@@ -1,13 +1,12 @@
 """The page: its parts one below the other, each with a heading, a picture and a table behind it. Pure."""
 
 import json
-from collections.abc import Mapping
 
 from fleet.plain import bytes_of
 from fleet.report import curves, family, timeline
-from fleet.report.curves import NAMES, Curve
+from fleet.report.curves import NAMES
 from fleet.report.facts import Facts, Failure
-from fleet.report.parts import Part, document, framed, lines_of, plain_table, pre, table, value_of
+from fleet.report.parts import Part, document, framed, heading, lines_of, plain_table, pre, table, value_of
 from fleet.report.words import count, figure, lasting, moment, name, share, text
 
 _MEANS = {
@@ -17,28 +16,24 @@ _MEANS = {
     "train_loss": "Lower is better: nats a token, the mean of a member's steps on the text that it learns from.",
 }
 
+_BAND = (
+    "The band reaches from the lowest to the highest member of a round; the averaged model is the mean of its members' "
+    "weights, evaluated by itself on text that selected nobody."
+)
 _FAILURES = 10  # that are shown in full
 
 
 def page(facts: Facts, live: bool = False) -> str:
-    return document(facts.name, body(facts, live), live)
-
-
-def body(facts: Facts, live: bool = False) -> str:
-    shown = [section for section in sections(facts) if section[2]]
-    head = (
-        f'<header><p class="over">Run report</p><h1>{name(facts.name, 200)}</h1>'
-        f'<p class="state" id="state" role="status">{name(facts.state, 500)}</p>'
-        f'<p class="where">{name(facts.folder, 500)} · {"as of" if live else "written"} '
-        f"{moment(facts.now)}</p></header>"
-    )
-    return framed(head, shown)
+    state = f'<p class="state" id="state" role="status">{name(facts.state, 500)}</p>'
+    when = f"{'as of' if live else 'written'} {moment(facts.now)}"
+    head = heading("Run report", facts.name, f'{state}<p class="where">{name(facts.folder, 500)} · {when}</p>')
+    return document(facts.name, framed(head, sections(facts)), live)
 
 
 def sections(facts: Facts) -> list[Part]:
     return [
         ("summary", "At a glance", _summary(facts)),
-        ("fitness", _title(facts), _fitness(facts)),
+        ("fitness", "Fitness" if facts.measure == "score" else "Loss", _fitness(facts)),
         ("workers", "Who did what when", _workers(facts)),
         ("family", "Family tree", _family(facts)),
         ("genome", "The genome's history", family.genome_part(facts.genomes)),
@@ -53,10 +48,11 @@ def sections(facts: Facts) -> list[Part]:
 def _summary(facts: Facts) -> str:
     best, averaged = facts.best, facts.averaged
     measure = NAMES.get(facts.measure, "").lower()
+    by = f" ({facts.questions})" if facts.questions else ""
     open = len(facts.rounds) - facts.finished
     going = f"{open} more planned or begun" if open else ""
     cards = [
-        ("Best member", figure(best[0]), f"{best[1]}, {measure}") if best else None,
+        ("Best member", figure(best[0]), f"{best[1]}, {measure}{by}") if best else None,
         ("Averaged model", figure(averaged), measure) if averaged is not None else None,
         ("Last finished round", count(facts.finished - 1), going or _asked(facts)) if facts.finished else None,
         ("Tokens", count(facts.tokens), "trained on") if facts.tokens else None,
@@ -65,6 +61,8 @@ def _summary(facts: Facts) -> str:
         ("Moved", bytes_of(facts.written + facts.read),
          f"{bytes_of(facts.written)} written, {bytes_of(facts.read)} read") if facts.rows else None,
         ("Goodput", share(facts.goodput), "of the workers' time made what counts") if facts.rows else None,
+        ("At work", share(facts.shares[0]),
+         "of their time; {:.0%} for the disk, {:.0%} for others".format(*facts.shares[1:])) if facts.shares else None,
     ]  # fmt: skip
     shown = "".join(
         f"<div><dt>{title}</dt><dd><b>{value}</b><span>{name(more, 80)}</span></dd></div>"
@@ -86,10 +84,6 @@ def _machines(facts: Facts) -> str:
     return f"{machines} machine{'s' * (machines != 1)}, {len(facts.rows)} workers' places"
 
 
-def _title(facts: Facts) -> str:
-    return {"score": "Fitness"}.get(facts.measure, "Loss")
-
-
 def _fitness(facts: Facts) -> str:
     parts, (size, unit) = [_unfinished(facts)], curves.in_time(facts.ended - facts.began)
     for measure in dict.fromkeys([facts.measure, "bits_per_byte", "train_loss"]):
@@ -101,20 +95,17 @@ def _fitness(facts: Facts) -> str:
         if len({*over_rounds.places}) == 1:
             parts.append(f'<h3>{title}</h3><p class="note">{_MEANS[measure]}</p>{curves.once(over_rounds, lines)}')
             continue
-        pair = [_picture(f"{measure}-rounds", f"{title} over rounds", over_rounds, "round", True, lines)]
+        pair = [curves.drawn(f"{measure}-rounds", f"{title} over rounds", over_rounds, "round", True, lines)]
         over_time = curves.curve_of(facts, measure, curves.by_time(facts, size))
         if len({*over_time.places}) > 1:
             axis = f"{unit} since the start"
-            pair.append(_picture(f"{measure}-time", f"{title} over time", over_time, axis, False, lines))
-        band = (
-            "The band reaches from the lowest to the highest member of a round; the averaged model is the mean of its "
-        )
-        note = f'<p class="note">{_MEANS[measure]} {band}members\' weights, evaluated by itself.</p>'
-        found = curves.rows(facts, measure)
+            pair.append(curves.drawn(f"{measure}-time", f"{title} over time", over_time, axis, False, lines))
+        pictures = "".join(f"<figure>{each}</figure>" for each in pair)
+        note = f'<p class="note">{_MEANS[measure]} {_BAND}</p>'
         columns = ["round", "averaged", "best", "mean", "lowest", "highest"]
         parts.append(
-            f'<h3>{title}</h3>{note}<div class="pair">{"".join(pair)}</div>'
-            + table(f"{measure}-table", f"{title} by round", columns, found)
+            f'<h3>{title}</h3>{note}<div class="pair">{pictures}</div>'
+            + table(f"{measure}-table", f"{title} by round", columns, curves.rows(facts, measure))
         )
     return "".join(parts) + _held(facts)
 
@@ -131,7 +122,7 @@ def _unfinished(facts: Facts) -> str:
 
 def donors(facts: Facts, measure: str) -> dict[str, float]:
     """Given models that were asked the same, the best few; by the ends of their paths, if these differ."""
-    asked = curves.questions_of(facts, measure)
+    asked = facts.asked(measure)
     there = {d.name: d.value for d in facts.donors if (d.measure, d.questions) == (measure, asked)}
     short = {each.rstrip("/").rpartition("/")[2]: value for each, value in there.items()}
     there = short if len(short) == len(there) else there
@@ -141,20 +132,16 @@ def donors(facts: Facts, measure: str) -> dict[str, float]:
 
 def _held(facts: Facts) -> str:
     """What members came to on other questions than those that chose them."""
-    found = []
-    for each in facts.rounds:
-        for (asked, measure), spread in each.members.items():
-            if asked and measure == facts.measure and asked != facts.questions:
-                row = [str(each.number), asked, each.leader[asked, measure], figure(spread.best(measure))]
-                found.append([*row, figure(spread.mean), str(spread.count)])
+    found = [
+        [str(each.number), asked, each.leader[asked, measure], figure(spread.best(measure)), figure(spread.mean),
+         str(spread.count)]
+        for each in facts.rounds for (asked, measure), spread in each.members.items()
+        if asked not in ("", facts.questions) and measure == facts.measure
+    ]  # fmt: skip
     found += [["", d.questions, f"{d.name} (given)", figure(d.value), "", ""] for d in facts.donors
               if d.measure == facts.measure and d.questions != facts.questions]  # fmt: skip
     columns = ["round", "questions", "best", "its value", "mean", "members"]
     return f"<h3>Other questions</h3>{plain_table('Other questions', columns, found[-50:])}" if found else ""
-
-
-def _picture(id: str, title: str, curve: Curve, axis: str, integers: bool, lines: Mapping[str, float]) -> str:
-    return f"<figure>{curves.drawn(id, title, curve, axis, integers, lines)}</figure>"
 
 
 def _workers(facts: Facts) -> str:

@@ -44,13 +44,18 @@ Part = tuple[str, str, str]  # id, title, what stands in it
 
 
 def framed(head: str, shown: Sequence[Part]) -> str:
-    """Below the head its parts, and a list of them to go to."""
+    """Below the head those of its parts in which something stands, and a list of them to go to."""
+    shown = [each for each in shown if each[2]]
     links = "".join(f'<li><a href="#{id}">{title}</a></li>' for id, title, _ in shown)
     main = "".join(section(*each) for each in shown)
     return (
         f'<a class="skip" href="#main">Skip to the content</a>{head}'
         f'<nav id="parts" aria-label="Parts of this page"><ul>{links}</ul></nav><main id="main">{main}</main>'
     )
+
+
+def heading(over: str, title: str, below: str) -> str:
+    return f'<header><p class="over">{over}</p><h1>{name(title, 200)}</h1>{below}</header>'
 
 
 def section(id: str, title: str, inside: str) -> str:

@@ -54,7 +54,7 @@ def sheet(store: Store, round: int, carried: Mapping[str, Member], before: Sheet
             try:
                 version, record = done.get(recipe.slot, (-1, {}))
                 if version != slot.version:
-                    record = quickly(store, known.done(id, slot.version))
+                    record = quickly(store, known.register(id, slot.version))
                 found.made[id] = known.outcome(id, recipe, record, slot.version)
             except (faults.Damaged, faults.Refused, faults.Unfit) as error:
                 gone = Member(id, id, recipe, {}, {}, "not readable")

@@ -8,25 +8,24 @@ from pathlib import Path
 from typing import Any
 
 from fleet import diary, faults, launches
-from fleet.ancestry.tree import Node, finite
+from fleet.ancestry.growth import alone
+from fleet.ancestry.tree import Node
 from fleet.attic import ENDED
 from fleet.claims import Watch, pulse_at
 from fleet.diary import Diaries, number
 from fleet.host import Host
 from fleet.recipe import Member, Recipe, folder, name, place
 from fleet.report.diaries import Story
-from fleet.report.facts import MEASURES, DonorScore, Facts, Failure, Round, Session, Span, WorkerRow
+from fleet.report.facts import DonorScore, Facts, Failure, Round, Span, WorkerRow
 from fleet.report.registers import Sheet, quickly, sheet
 from fleet.report.summing import (
-    command_of,
     dated,
+    donors_of,
     last_made,
     last_members,
     moved_by,
-    name_of,
     summed_up,
     tree_of,
-    with_genomes,
 )  # fmt: skip
 from fleet.run import open_run
 
@@ -35,7 +34,7 @@ _COARSE = 0.1  # seconds by which times of files may be behind a clock
 _TREE = 1500  # members that the tree shows; of longer runs those of the last rounds
 _GENOMES = 200  # rounds whose genomes are kept, evenly spaced
 _FAILURES, _TAIL = 100, 40
-_SEAT = re.compile(r"(.+)-[0-9a-f]{8}")  # a place's name, and which process sat there
+_PROCESS = re.compile(r"(?<=.)-[0-9a-f]{8}\Z")  # behind a place's name: which process sat there
 
 Claims = list[tuple[float, str]]  # when, and on whom
 Told = Callable[[str, int, int], None]  # what is being read, how much of it, and of how much
@@ -45,9 +44,6 @@ def _kind(recipe: Recipe) -> str:
     """What takes the time: whoever is told how many steps to take, or how to learn, trains."""
     trains = recipe.args.get("steps") or recipe.args.get("how")
     return "train" if trains else "evaluate" if recipe.questions else "merge"
-
-
-def _silently(what: str, done: int, of: int) -> None: ...
 
 
 class RunReader:
@@ -71,8 +67,8 @@ class RunReader:
         self._stride = 1
         self._kinds = dict[str, str]()  # of members by what was done for them
         self._summaries = set[str]()
-        self._seconds = dict[str, tuple[str, float]]()  # members that count -> by whom, how long it took
-        self._lost = list[tuple[str, Span]]()  # claims of complete rounds that came to nothing, by worker
+        self._makers = dict[str, str]()  # of members that count
+        self._lost = dict[str, Claims]()  # of complete rounds, by worker: what came to nothing
         self._identities = dict[str, dict[str, Any]]()
 
     def stamp(self) -> object:
@@ -80,7 +76,7 @@ class RunReader:
         workers = [(file, self.store.stamp(f"workers/{file}")) for file in sorted(self.store.names("workers"))]
         return self.store.stamp("bell"), workers, sorted(self.store.names("launches"))
 
-    def look(self, told: Told = _silently) -> Facts:
+    def look(self, told: Told = lambda what, done, of: None) -> Facts:
         self._read_rounds(told)
         self.notes = self.diaries.look(lambda done, of: told("notes of workers", done, of))
         return self._facts()
@@ -94,20 +90,16 @@ class RunReader:
         while not self.over:
             try:
                 found = sheet(self.store, round, self._ground | known, older.get(round))
-            except faults.Denied as error:
-                why = f"{error}: what comes after it cannot be shown as long as the disk refuses"
+            except (faults.Denied, faults.Damaged, faults.Refused, faults.Unfit) as error:
+                denied = isinstance(error, faults.Denied)
+                cure = " as long as the disk refuses" if denied else "; restore it from a backup"
+                why = f"{error}: what comes after it cannot be shown{cure}"
                 self._damage = [Failure(0.0, folder(round), "", "", why)]
                 return
             except (faults.Missing, faults.Passing):  # not visible yet; the next look sees it
                 return
-            except (faults.Damaged, faults.Refused, faults.Unfit) as error:
-                why = f"{error}: what comes after it cannot be shown; restore it from a backup"
-                self._damage = [Failure(0.0, folder(round), "", "", why)]
-                return
-            if found is None:
-                return
-            if not found.plan:
-                self.over = not self.open
+            if not (found and found.plan):
+                self.over = bool(found) and not self.open
                 return
             known = found.members
             if found.complete and not self.open:
@@ -128,11 +120,10 @@ class RunReader:
         self._recent.append(found)
         while len(self._recent) > 2 and sum(len(each.plan) for each in self._recent) > _TREE:
             self._recent.popleft()
-        for id, slot in found.slots.items():
-            self._read_claims(id, slot.claims.get(slot.version, 0) - 1, found)
-        self._read_failures(found)
+        self._read_claims(found, self._lost)
+        self.failures = [*self.failures, *self._failures_of(found)][-_FAILURES:]
         if found.round % self._stride == 0:
-            self._genomes[found.round] = with_genomes(found)
+            self._genomes[found.round] = [alone(member) for member in found.members.values() if not member.absent]
         if len(self._genomes) > 2 * _GENOMES:
             self._stride *= 2
             self._genomes = {n: nodes for n, nodes in self._genomes.items() if n % self._stride == 0}
@@ -145,36 +136,25 @@ class RunReader:
             if recipe.role == "summary":
                 self._summaries.add(id)
             if outcome := found.made.get(id):
-                self._seconds[id] = outcome.by, outcome.seconds
-            if id in found.members and recipe.role == "given":
-                self._take_donor(found.members[id])
+                self._makers[id] = outcome.by
+        self._donors = donors_of(found) | self._donors
 
-    def _take_donor(self, member: Member) -> None:
-        for measure in MEASURES[:2]:
-            if (value := finite(member.metrics.get(measure))) is not None:
-                donor = DonorScore(name_of(member), member.recipe.questions, measure, value)
-                self._donors.setdefault((member.id, measure), donor)
+    def _read_claims(self, found: Sheet, by: dict[str, Claims]) -> None:
+        """What workers have claimed in a round, and neither given up nor made; each moment as the disk tells it."""
+        for id, slot in found.slots.items():
+            there = slot.claims.get(slot.version, 0)
+            for n in range(max(0, there - 8), there - slot.finished):
+                if (slot.version, n) not in slot.left:
+                    begin, claim = self._claim(f"{folder(found.round)}/{place(id)[1]}.{slot.version}.claim.{n}")
+                    by.setdefault(str(claim.get("by", "")), []).append((begin, id))
 
-    def _read_claims(self, id: str, upto: int, found: Sheet) -> None:
-        """Claims on a slot that were neither given up nor came to anything."""
-        slot, (round, its) = found.slots[id], place(id)
-        for n in range(max(0, upto - 8), upto):
-            if (slot.version, n) not in slot.left:
-                begin, claim = self._claim(round, its, slot.version, n)
-                self._lost.append((str(claim.get("by", "")), Span(begin, begin, "lost", id)))
-
-    def _claim(self, round: int, slot: str, version: int, n: int) -> tuple[float, Mapping[str, Any]]:
+    def _claim(self, path: str) -> tuple[float, Mapping[str, Any]]:
         """When it was made, as the disk tells, and what it says."""
-        path = f"{folder(round)}/{slot}.{version}.claim.{n}"
         with contextlib.suppress(faults.Fault):
             claim = quickly(self.store, path)
             self._identities[str(claim.get("by", ""))] = claim
             return self.store.stamp(path)[2] / 1e9, claim
         return 0.0, {}
-
-    def _read_failures(self, found: Sheet) -> None:
-        self.failures += self._failures_of(found)
-        del self.failures[:-_FAILURES]
 
     def _failures_of(self, found: Sheet) -> list[Failure]:
         failures = [
@@ -210,88 +190,72 @@ class RunReader:
         at = last_made(self.notes, self._summaries)
         rounds = [dated(each, at) for each in (*self.done, *(summed_up(found) for found in self.open.values()))]
         sheets = [*self._recent, *self.open.values()]
-        moved, written, read = moved_by(self.notes)
-        hidden = sum(notes.hidden for notes in self.notes)
-        if hidden:
+        if hidden := sum(notes.hidden for notes in self.notes):
             troubled.append(Failure(0.0, "workers", "", "", f"notes of {hidden} workers cannot be read"))
         failures = (
             self._damage + self.failures + [each for found in self.open.values() for each in self._failures_of(found)]
         )
         return Facts(
             folder=str(self.store.disk.root), name=self.store.disk.root.name, config=self.run["config"],
-            operational=operational, command=command_of(started), state=self._state(launch, rows),
+            operational=operational, command=str(started.get("command", "")), state=self._state(launch, rows),
             over=self.over, now=now,
             began=min((n.begins[0] for n in self.notes if n.begins), default=0.0),
             rounds=rounds, rows=rows, failures=[*failures[-_FAILURES:], *troubled[-_FAILURES:]],
-            donors=[*self._donors.values()], moved=moved, written=written, read=read,
+            donors=[*self._donors.values()], moved=moved_by(self.notes),
+            written=sum(notes.written for notes in self.notes), read=sum(notes.read for notes in self.notes),
+            shares=diary.shares(self.notes),
             tree=tree_of(sheets), tree_from=min((each.round for each in sheets), default=0),
             genomes=[node for nodes in self._genomes.values() for node in nodes], last=last_members(sheets),
         )  # fmt: skip
 
     def _state(self, launch: int, rows: list[WorkerRow]) -> str:
-        at_work = sum(row.ending == "works" for row in rows)
         if self.over:
             return "finished"
         with contextlib.suppress(faults.Fault):
             if why := launches.ordered(self.store, launch):
                 return f"stopped: {why}"
-        if at_work:
+        if at_work := sum(row.ending == "works" for row in rows):
             return f"running, {at_work} worker{'s' * (at_work > 1)}"
         return "nobody works on it now; the same command goes on with it" if rows else "not begun yet"
 
     def _rows(self, now: float, dead: float) -> tuple[list[WorkerRow], list[Failure]]:
         """A row for each place; a place has several workers if one died and another took it."""
-        held, seats, troubled = self._held(), dict[tuple[str, str], list[Story]](), list[Failure]()
+        held, seats, troubled = dict[str, Claims](), dict[tuple[str, str], list[Story]](), list[Failure]()
+        for found in self.open.values():
+            self._read_claims(found, held)
         for notes in self.notes:
             if notes.begins:
-                seat = _SEAT.fullmatch(notes.name)
-                seats.setdefault((notes.machine, seat[1] if seat else notes.name), []).append(notes)
+                seats.setdefault((notes.machine, _PROCESS.sub("", notes.name)), []).append(notes)
         rows = []
         for (machine, title), there in sorted(seats.items()):
-            sessions, spans = list[Session](), list[Span]()
+            sessions, spans = list[Span](), list[Span]()
             for notes in sorted(there, key=lambda notes: notes.begins[0]):
-                claims = [(span.begin, span.id) for by, span in self._lost if by == notes.name]
-                claims += held.get(notes.name, [])
+                claims = self._lost.get(notes.name, []) + held.get(notes.name, [])
                 alive, seen = self._alive(notes, claims, now, dead)
-                mine = notes.sessions(alive, now if alive else seen)
-                sessions += mine
-                spans += self._spans(notes, mine[-1].end, claims, alive)
+                sessions += notes.sessions(alive, now if alive else seen)
+                spans += self._spans(notes, sessions[-1].end, claims, alive)
                 troubled += [Failure(at, id, notes.name, machine, f"{what}: {why}") for at, what, id, why
                              in notes.troubles if what != "failed"]  # fmt: skip
-            made = sum(len(notes.makes) for notes in there)
-            rows.append(WorkerRow(machine, title, sessions, sorted(spans, key=lambda s: s.begin), made))
+            spans.sort(key=lambda span: span.begin)
+            rows.append(WorkerRow(machine, title, sessions, spans, sum(len(notes.makes) for notes in there)))
         return rows, sorted(troubled, key=lambda each: each.at)
 
     def _alive(self, notes: Story, claims: Claims, now: float, dead: float) -> tuple[bool, float]:
         """Whether a worker lives, and its last sign of life: for people, who know that clocks differ."""
-        stamp = self.store.stamp(pulse_at(notes.name))
-        seen = max(notes.last, stamp[2] / 1e9 if stamp else 0.0, *(begin for begin, _ in claims))
         if notes.ends[-1]:
             return False, notes.ends[-1]
-        claim = self._identities.get(notes.name, {})
-        if Watch(self.store, self.host, dead).gone(claim):
-            return False, seen
+        stamp, claim = self.store.stamp(pulse_at(notes.name)), self._identities.get(notes.name, {})
+        seen = max(notes.last, stamp[2] / 1e9 if stamp else 0.0, *(begin for begin, _ in claims))
         identity = claim.get("identity")
         here = isinstance(identity, list) and identity[:2] == [*self.host.identity][:2]
-        return here or now - seen <= dead, seen
-
-    def _held(self) -> dict[str, Claims]:
-        """What workers have claimed in open rounds and not made yet, with the moment as the disk tells it."""
-        held = dict[str, Claims]()
-        for found in self.open.values():
-            for id, slot in found.slots.items():
-                for n in range(max(0, slot.claims.get(slot.version, 0) - 8), slot.claims.get(slot.version, 0)):
-                    last = n + 1 == slot.claims[slot.version]
-                    if (slot.version, n) not in slot.left and not (last and slot.finished):
-                        begin, claim = self._claim(found.round, place(id)[1], slot.version, n)
-                        held.setdefault(str(claim.get("by", "")), []).append((begin, id))
-        return held
+        gone = Watch(self.store, self.host, dead).gone(claim)
+        return not gone and (here or now - seen <= dead), seen
 
     def _spans(self, notes: Story, end: float, claims: Claims, alive: bool) -> list[Span]:
         """What was noted; and of claims that came to nothing, the time until the next thing that was noted."""
-        spans = [Span(at - seconds, at, "wait") for at, seconds in notes.waited]
+        spans = [Span(at - seconds, at, "wait") for at, seconds in notes.waits]
         for at, seconds, id, _ in notes.makes:
-            counts = self._seconds.get(id, (notes.name, 0.0))[0] == notes.name and id not in notes.late
+            counts = self._makers.get(id, notes.name) == notes.name and id not in notes.late
             spans.append(Span(at - seconds, at, self._kinds.get(id, "merge") if counts else "late", id))
         mine = {id for _, _, id, _ in notes.makes}
         noted = sorted(span.begin for span in spans)

@@ -17,12 +17,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from fleet import faults
-from fleet.config import UserError
 from fleet.plain import say
 from fleet.report.page import page
 from fleet.report.parts import document, policy
 from fleet.report.run_reader import RunReader
 from fleet.report.words import text
+from fleet.run_config import UserError
 
 _EVERY = 2.0  # seconds between two looks at the disk, however many ask
 _REST = 9.0  # so much longer than a look took: the page of a long run takes a tenth of one core at most
@@ -74,9 +74,7 @@ def server(live: LivePage, host: str, port: int) -> ThreadingHTTPServer:
     names = {"localhost", host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()}
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        kind = type("Kind", (_Server,), {"address_family": family})
-        made: ThreadingHTTPServer = kind((host, port), _handler(live.now, names))
-        return made
+        return _Server(family, (host, port), _handler(live.now, names))
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or str(error)
         other = "port" if getattr(error, "errno", 0) in (errno.EADDRINUSE, errno.EACCES) else "host"
@@ -88,7 +86,8 @@ class _Server(ThreadingHTTPServer):
 
     daemon_threads, request_queue_size = True, 128
 
-    def __init__(self, *words: Any) -> None:
+    def __init__(self, family: int, *words: Any) -> None:
+        self.address_family = family
         self.most = max(4, min(_CLIENTS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
         self._there: dict[socket.socket, None] = {}  # the longest first
         self._changing = threading.Lock()
@@ -110,8 +109,7 @@ class _Server(ThreadingHTTPServer):
 
     def _leave_room(self, most: int) -> None:
         with self._changing:
-            gone = [*self._there][: max(0, len(self._there) - max(0, most))]
-            for each in gone:
+            for each in [*self._there][: max(0, len(self._there) - max(0, most))]:
                 del self._there[each]
                 with contextlib.suppress(OSError):
                     each.shutdown(socket.SHUT_RDWR)  # its thread finds out, and closes it
@@ -168,8 +166,7 @@ def _handler(now: Callable[[], tuple[bytes, str]], names: set[str]) -> type[Base
             said = b"" if code == 304 else said
             self.send_header("Content-Length", str(len(said)))
             self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(said)
+            self.wfile.write(b"" if self.command == "HEAD" else said)
 
         def log_message(self, format: str, *args: object) -> None:
             pass

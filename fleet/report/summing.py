@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import Any
+from itertools import accumulate
 
-from fleet.ancestry.growth import alone, grown
-from fleet.ancestry.tree import Node, Tree, finite
+from fleet.ancestry.growth import grown
+from fleet.ancestry.tree import Tree, finite
 from fleet.recipe import Member, place
 from fleet.report.diaries import Story
-from fleet.report.facts import MEASURES, Moved, Round, Spread
+from fleet.report.facts import MEASURES, DonorScore, Round, Spread
 from fleet.report.registers import Sheet
 from fleet.status import metrics_text
 
@@ -30,10 +30,8 @@ def summed_up(found: Sheet) -> Round:
                 key = questions, measure
                 values.setdefault(key, []).append(value)
                 leader[key] = min(leader.get(key, (float("inf"), "")), (-value if measure == "score" else value, id))
-    absent = sum(bool(member.absent) for member in found.members.values())
-    spreads = {key: Spread.of(each) for key, each in values.items()}
-    who = {key: id for key, (_, id) in leader.items()}
-    return Round(found.round, len(found.plan), len(found.members), absent, tokens, spreads, averaged, who)
+    spreads, leaders = {key: Spread.of(each) for key, each in values.items()}, {k: id for k, (_, id) in leader.items()}
+    return Round(found.round, len(found.plan), len(found.members), tokens, spreads, averaged, leaders)
 
 
 def dated(each: Round, at: Mapping[str, Mapping[bool, float]]) -> Round:
@@ -51,40 +49,38 @@ def last_made(all: Iterable[Story], summaries: Set[str]) -> dict[str, dict[bool,
     return found
 
 
-def moved_by(all: Sequence[Story]) -> tuple[list[Moved], float, float]:
+def moved_by(all: Sequence[Story]) -> list[tuple[float, float]]:
+    """When, and how many bytes until then."""
     made = sorted((at, bytes) for notes in all for at, _, _, bytes in notes.makes)
-    total, points, every = 0.0, list[Moved](), max(1, len(made) // 1000)
-    for n, (at, bytes) in enumerate(made):
-        total += bytes
-        if n % every == 0 or n + 1 == len(made):
-            points.append(Moved(at, total))
-    return points, sum(n.written for n in all), sum(n.read for n in all)
-
-
-def command_of(started: Mapping[str, Any]) -> str:
-    """Of a launch: what was given by hand, or the launcher, which alone notes its code."""
-    return str(started.get("command", ""))
-
-
-def with_genomes(found: Sheet) -> list[Node]:
-    return [alone(member) for member in found.members.values() if not member.absent]
+    upto = accumulate(bytes for _, bytes in made)
+    points = [(at, total) for (at, _), total in zip(made, upto, strict=True)]
+    every = max(1, len(points) // 1000)
+    return [each for n, each in enumerate(points) if n % every == 0 or n + 1 == len(points)]
 
 
 def tree_of(sheets: list[Sheet]) -> Tree:
     members = [member for each in sheets for member in each.members.values()]
-    if not members:
-        return Tree({})
-    return grown(members, max(each.round for each in sheets if each.members) + 1)
+    return grown(members, max((each.round for each in sheets if each.members), default=-1) + 1)
 
 
 def last_members(sheets: list[Sheet]) -> list[tuple[str, str]]:
-    complete = [each for each in sheets if each.complete]
-    if not complete:
-        return []
-    return [(id, member.absent or metrics_text(member.metrics)) for id, member in complete[-1].members.items()][-50:]
+    complete = [each.members for each in sheets if each.complete]
+    last = complete[-1].items() if complete else ()
+    return [(id, member.absent or metrics_text(member.metrics)) for id, member in last][-50:]
 
 
-def name_of(member: Member) -> str:
+def donors_of(found: Sheet) -> dict[tuple[str, str], DonorScore]:
+    """Given models that are measured, by the measure."""
+    given = [member for member in found.members.values() if member.recipe.role == "given"]
+    known = [(member, measure, finite(member.metrics.get(measure))) for member in given for measure in MEASURES[:2]]
+    return {
+        (member.id, measure): DonorScore(_name(member), member.recipe.questions, measure, value)
+        for member, measure, value in known
+        if value is not None
+    }
+
+
+def _name(member: Member) -> str:
     """Of a given model: what its recipe calls it, or the model that it merges with nothing."""
     args = member.recipe.args
     recipe = args.get("recipe")

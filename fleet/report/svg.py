@@ -16,6 +16,7 @@ WIDE = 1000  # units of the stretched box
 _LABEL = 14  # pixels of a line of text
 
 Point = tuple[float, float]
+Line = tuple[str, Sequence[Point], str]  # its name, where it goes, its look
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,8 @@ class Scale:
         """Round numbers."""
         rough = (self.high - self.low) / most
         unit = 10.0 ** math.floor(math.log10(rough))
-        step = next(unit * n for n in (1, 2, 5, 10) if unit * n >= rough)
-        step = max(1.0, step) if integers else step
-        first = math.ceil(self.low / step - 1e-9)
-        return [n * step for n in range(first, math.floor(self.high / step + 1e-9) + 1)]
+        step = max(next(unit * n for n in (1, 2, 5, 10) if unit * n >= rough), 1.0 if integers else 0.0)
+        return [n * step for n in range(math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9) + 1)]
 
 
 @dataclass(frozen=True)
@@ -113,8 +112,7 @@ def frame(x: Axis, y: Axis | None, high: float) -> str:
             at = high * (1 - share)
             parts.append(f'<line class="grid" x1="0" x2="100%" y1="{at:.1f}" y2="{at:.1f}"/>')
             parts.append(word("-8", at + 4, label, "tick end"))
-    labels = x.labels(4)
-    for share, label in labels:
+    for share, label in x.labels(4):
         anchor = "start" if share < 0.03 else "end" if share > 0.97 else "middle"
         left = percent(share)
         parts.append(f'<line class="axis" x1="{left}" x2="{left}" y1="{high:g}" y2="{high + 4:g}"/>')
@@ -133,11 +131,21 @@ def beside(labels: Sequence[tuple[float, str, str]], high: float, cells: int = 1
     for n in reversed(range(len(places))):
         limit = places[n + 1] - _LABEL if n + 1 < len(places) else high + 4
         places[n] = min(places[n], limit) if over else places[n]
-    words = [
-        word("100%", y, name, f"name {look}", cells, ' dx="6"')
-        for y, (_, name, look) in zip(places, order, strict=True)
-    ]
-    return "".join(words)
+    named = zip(places, order, strict=True)
+    return "".join(word("100%", y, name, f"name {look}", cells, ' dx="6"') for y, (_, name, look) in named)
+
+
+def plot(
+    id: str, title: str, about: str, x: Axis, y: Axis, high: float, lines: Sequence[Line], behind: str = "",
+    labels: Sequence[tuple[float, str, str]] = (),
+) -> str:  # fmt: skip
+    """Lines with a dot and their names at their ends, over what lies behind them and has labels of its own."""
+    there = [(name, [(x.scale(at), y.scale(value)) for at, value in points], look) for name, points, look in lines]
+    drawn = "".join(line(points, high, look) for _, points, look in there)
+    dots = "".join(dot(points[-1], high, look) for _, points, look in there)
+    names = beside([*labels, *((points[-1][1], name, look) for name, points, look in there)], high)
+    inside = frame(x, y, high) + stretched(behind + drawn, high) + dots + names
+    return chart(id, title, about, high + 42, inside, look="lines")
 
 
 def chart(id: str, title: str, about: str, high: float, inside: str, width: str = "100%", look: str = "") -> str:

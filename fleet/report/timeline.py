@@ -22,7 +22,7 @@ def drawn(facts: Facts) -> str:
     bars, words = list[str](), list[str]()
     for n, row in enumerate(rows):
         middle = n * _ROW + 26.0
-        bars.append(_background(row, scale, middle))
+        bars.append(_path("there", [(scale(each.begin), scale(each.end)) for each in row.sessions], middle))
         bars.append(_one_by_one(row, scale, middle) if exact else _in_columns(row, scale, middle))
         words += _words(row, scale, middle)
     size, unit = in_time(facts.ended - facts.began)
@@ -43,7 +43,7 @@ def key(facts: Facts) -> str:
     unknown = 1.0 - sum(spent.values()) / total
     if unknown >= 0.005:
         shown.append(f'<li><span class="swatch there"></span>nothing was noted <b>{text(share(unknown))}</b></li>')
-    lost = any(session.ending == "lost" for row in facts.rows for session in row.sessions)
+    lost = any(session.kind == "lost" for row in facts.rows for session in row.sessions)
     mark = '<li><span class="swatch cross">✕</span>lost: no sign of life after this</li>' if lost else ""
     return f'<ul class="key">{"".join(shown)}{mark}</ul>'
 
@@ -52,7 +52,7 @@ def said(facts: Facts) -> str:
     if not facts.rows:
         return "Nobody has worked on it yet."
     slow = min(facts.rows, key=lambda row: row.useful)
-    lost = ", ".join(f"{row.machine} {row.name}" for row in facts.rows if any(s.ending == "lost" for s in row.sessions))
+    lost = ", ".join(f"{row.machine} {row.name}" for row in facts.rows if any(s.kind == "lost" for s in row.sessions))
     machines = len({row.machine for row in facts.rows})
     return (
         f"{len(facts.rows)} places of workers on {machines} machines; the least useful share of time is "
@@ -61,28 +61,23 @@ def said(facts: Facts) -> str:
 
 
 def rows(facts: Facts) -> list[list[str]]:
-    found = []
-    for row in [*facts.rows][:_ROWS]:
-        times = [lasting(row.spent(kind)) for kind in ("train", "evaluate", "merge", "wait")]
-        who = [row.machine, row.name, str(row.made), lasting(row.seconds)]
-        found.append([*who, *times, share(row.useful), row.ending])
-    return found
+    times = ("train", "evaluate", "merge", "wait")
+    return [
+        [row.machine, row.name, str(row.made), lasting(row.seconds), *(lasting(row.spent(kind)) for kind in times),
+         share(row.useful), row.ending]
+        for row in facts.rows[:_ROWS]
+    ]  # fmt: skip
 
 
 # -- bars --------------------------------------------------------------------------------------------------------------
 
 
-def _background(row: WorkerRow, scale: Scale, y: float) -> str:
-    """The time in which somebody was there at all."""
-    return _path("there", [(scale(each.begin), scale(each.end)) for each in row.sessions], y)
-
-
 def _one_by_one(row: WorkerRow, scale: Scale, y: float) -> str:
-    parts = []
-    for span in row.spans:
-        what = f"{KINDS[span.kind]} {span.id}, {lasting(span.end - span.begin)}"
-        parts.append(_path(span.kind, [(scale(span.begin), scale(span.end))], y, what))
-    return "".join(parts)
+    return "".join(
+        _path(each.kind, [(scale(each.begin), scale(each.end))], y,
+              f"{KINDS[each.kind]} {each.id}, {lasting(each.end - each.begin)}")
+        for each in row.spans
+    )  # fmt: skip
 
 
 def _in_columns(row: WorkerRow, scale: Scale, y: float) -> str:
@@ -112,10 +107,12 @@ def _words(row: WorkerRow, scale: Scale, y: float) -> list[str]:
     """Above its bar: who it is, and how well its time was used; on it, where somebody was lost."""
     machine = clipped(row.machine, 12).strip()
     who = f"{machine} / {row.name}" if machine else row.name
-    told = f"{share(row.useful)} useful, {row.made} made"
-    found = [word("0", y - 10, who, "who", 22), word("100%", y - 10, told, "who end")]
+    found = [
+        word("0", y - 10, who, "who", 22),
+        word("100%", y - 10, f"{share(row.useful)} useful, {row.made} made", "who end"),
+    ]
     for each in row.sessions:
-        if each.ending == "lost":
+        if each.kind == "lost":
             about = (
                 f"<title>{html.escape(clipped(f'{row.machine} {row.name}', 200))}: lost at {moment(each.end)}</title>"
             )

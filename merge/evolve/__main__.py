@@ -1,5 +1,7 @@
 """Search for the best merge: recipes that CMA-ES proposes, scored by lm-eval's tasks.
 
+For example:
+
     python -m merge.evolve genome.yml --storage-path searches/mine --task-search-path my-tasks
     python -m merge.evolve genome.yml --storage-path searches/mine --max-fevals 200 --holdout 0.3 --save-final-model
     python -m merge.evolve genome.yml --storage-path /nfs/search --machines machines.json
@@ -26,26 +28,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import App, Group, Parameter
+from cyclopts import Group, Parameter
 from cyclopts.validators import Number
 
-from fleet import gpus
-from fleet.config import UserError
-from fleet.errors import absolute
+from fleet import gpus, helping
+from fleet.errors import absolute, refuse
 from fleet.metrics import sinks
-from merge.evolve import search_config as configs
-from merge.evolve import search_running
-from merge.evolve.search_config import SearchConfig
+from fleet.run_config import UserError
+from merge.evolve import search_config, search_running
 from merge.evolve.search_method import ALGORITHM, METHOD
 from merge.search import search_command
-from merge.search.search_command import flags, folder_named, given
+from merge.search.search_command import flags, folder_named, given, make_parents
 
 _SEARCH, _WHERE = Group("Search", sort_key=1), Group("Where candidates are made", sort_key=2)
 _HOW, _AFTER = Group("How they are made and scored", sort_key=3), Group("Results", sort_key=4)
 _EVILS = ("--allow-benchmark-tasks", "--i-understand-the-depths-of-the-evils-i-am-unleashing")
 _QUANTIZED = ("load_in_8bit", "load_in_4bit")
 
-app = App(name="python -m merge.evolve", help=__doc__, help_format="plaintext", version_flags=[])
+app = helping.app("python -m merge.evolve", __doc__)
 
 if TYPE_CHECKING:
     Keys = Any
@@ -64,7 +64,7 @@ else:
             },
             _AFTER: dict.fromkeys(("metrics", "wandb_project", "wandb_entity")),
         },
-        SearchConfig,
+        search_config.SearchConfig,
     )
 
 
@@ -125,8 +125,9 @@ def main(
     known["metrics"] = (*known.get("metrics", ("csv",)), *(("wandb",) if wandb else ()))
     known["task_path"] = tuple(str(absolute(Path(each))) for each in known.get("task_path", ()))
     run = {"base_dir": str(where.parent), "project_name": where.name, "algorithm": ALGORITHM}
-    config = configs.read(genome_config_path, {**known, **run})
+    config = search_config.read(genome_config_path, {**known, **run})
     _check(config, strategy, placed)
+    make_parents(where, "--storage-path")
     search_running.make_way(config, where)
     code = _started(config, where, strategy, placed)
     return search_running.ended(where, save_final_model) if search_running.over(where) else code
@@ -135,7 +136,7 @@ def main(
 _LIVE = ("pool", "fleet")  # strategies whose candidates need no folder
 
 
-def _started(config: SearchConfig, where: Path, strategy: str, placed: Placed) -> int:
+def _started(config: search_config.SearchConfig, where: Path, strategy: str, placed: Placed) -> int:
     """How it ended."""
     if placed.machines:
         from fleet.remote.handed import hand_over
@@ -150,10 +151,10 @@ def _started(config: SearchConfig, where: Path, strategy: str, placed: Placed) -
     return search(config, where, strategy, count, placed.num_gpus, placed.ray_address)
 
 
-def _check(config: SearchConfig, strategy: str, placed: Placed) -> None:
+def _check(config: search_config.SearchConfig, strategy: str, placed: Placed) -> None:
     """Options that would have no effect, or need what is not here."""
     far, ray = bool(placed.machines), strategy != "fleet"
-    vain = {
+    vain: dict[str, object] = {
         "--machines": far and ray and f"it goes with --strategy fleet, not {strategy}",
         "--workers": far and placed.workers and "machines.json says how many each machine has",
         "--num-gpus": far and placed.num_gpus is not None and "machines.json names each machine's devices",
@@ -163,17 +164,23 @@ def _check(config: SearchConfig, strategy: str, placed: Placed) -> None:
         "--load-in-8bit": config.load_in_8bit and config.load_in_4bit and "with --load-in-4bit: one of them",
         "--vllm": config.vllm and config.quantized and "it reads no bitsandbytes models here",
     }
-    for option, why in vain.items():
-        if why:
-            raise UserError(f"{option}: {why}")
+    refuse((why, f"{option}: {why}") for option, why in vain.items())
     for module, wanted in (("vllm", config.vllm), ("bitsandbytes", config.quantized)):
         if wanted and not _has(module):
             raise UserError(f"this needs a package that is not here: {sys.executable} -m pip install {module}")
-    if (placed.num_gpus or 0) > (there := len(gpus.visible())) and not placed.ray_address:
-        raise UserError(f"--num-gpus is {placed.num_gpus}; here are {there}")
-    here = not (far or placed.ray_address)
-    if here and not gpus.visible() and (config.merge_cuda or config.vllm or config.quantized):
-        raise UserError("--merge-cuda, --vllm, --load-in-8bit and --load-in-4bit need a GPU, and here is none")
+    there, here = len(gpus.visible()), not (far or placed.ray_address)
+    refuse(
+        [
+            (
+                (placed.num_gpus or 0) > there and not placed.ray_address,
+                f"--num-gpus is {placed.num_gpus}; here are {there}",
+            ),
+            (
+                here and not there and (config.merge_cuda or config.vllm or config.quantized),
+                "--merge-cuda, --vllm, --load-in-8bit and --load-in-4bit need a GPU, and here is none",
+            ),
+        ]
+    )
     sinks.check(config.metrics)
 
 

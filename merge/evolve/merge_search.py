@@ -11,7 +11,9 @@ from fleet.tasks import Args
 from merge.evolve.cma_es import CmaState, Generation, Search
 from merge.evolve.search_config import SearchConfig
 from merge.evolve.search_space import Space
-from merge.search.search_strategy import CHECK, QuestionArgs, Questions, SearchStrategy
+from merge.merge_recipe import alone
+from merge.search.search_strategy import CHECK, QuestionArgs, SearchStrategy
+from train.splits import EvalSplit
 
 Points = Sequence[Sequence[float]]
 
@@ -51,7 +53,7 @@ class MergeSearch(SearchStrategy):
         args = [MergeArgs(recipe=alone(name)).plain() for name in names]
         return [Recipe(f"model-{n}", "merge", (), (CHECK,), "tool", each) for n, each in enumerate(args)]
 
-    def ended(self, round: int, history: Past) -> int | None:
+    def last_generation(self, round: int, history: Past) -> int | None:
         """What no candidate of the first generation can do, others cannot either."""
         if round > (last := self.generations(self.search(self.space(history)))):
             return last
@@ -70,12 +72,13 @@ class MergeSearch(SearchStrategy):
         given = self.given("validation", history) if round == 1 else []
         return [*self.candidates(round, points, space, past), *given]
 
-    def given(self, on: Questions, history: Past) -> list[Recipe]:
-        dtype = self.space(history).dtype
-        return [self._score(f"donor-{n}", "given", alone(name, dtype), on) for n, name in enumerate(self.c.models)]
+    def given(self, on: EvalSplit, history: Past) -> list[Recipe]:
+        dtype = self.space(history).dtype  # the numbers that candidates have
+        rounded = {"out_dtype": dtype} if dtype else {}
+        return [self._score(f"donor-{n}", "given", alone(name, **rounded), on) for n, name in enumerate(self.c.models)]
 
-    def winner(self, ended: int, history: Past) -> Recipe | None:
-        if not self.c.holdout or not (found := best(self.past(ended, history))):
+    def winner(self, last: int, history: Past) -> Recipe | None:
+        if not self.c.holdout or not (found := best(self.past(last, history))):
             return None
         return self._score("winner", "winner", self.space(history).recipe(found.point), "test")
 
@@ -125,15 +128,9 @@ class MergeSearch(SearchStrategy):
         names = self.c.models if self.c.reshard else []
         return CHECK, *(f"0/model-{n}" for n in range(len(names)))
 
-    def _score(self, slot: str, role: str, recipe: dict[str, Any], on: Questions) -> Recipe:
+    def _score(self, slot: str, role: str, recipe: dict[str, Any], on: EvalSplit) -> Recipe:
         args = ScoreArgs(recipe=recipe, on=on).plain()
         return Recipe(slot, "score", (), self.ground(), role, args, optional=True)
-
-
-def alone(model: str, dtype: str = "") -> dict[str, Any]:
-    """A model as it is; or in the numbers that candidates have."""
-    rounded = {"out_dtype": dtype} if dtype else {}
-    return {"merge_method": "passthrough", "models": [{"model": model}], **rounded}
 
 
 def candidates(space: Space, history: Past, round: int) -> list[Candidate]:

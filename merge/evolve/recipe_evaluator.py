@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from fleet.config import UserError
+from fleet.run_config import UserError
 from fleet.scratch import passing
 from fleet.store import REGISTER_LIMIT
-from merge.donor import Donor, Stored
+from merge.donor import Donor, LazyTensor
 from merge.donors import Donors
 from merge.engine import MergeOptions
 from merge.evolve import scoring
@@ -24,14 +24,14 @@ from merge.evolve.scoring import Metrics
 from merge.evolve.search_config import SearchConfig
 from merge.evolve.search_space import Space
 from merge.live import LiveModel, LiveModels
-from merge.merge_planning import Plan, plan
+from merge.merge_planning import Plan, plan_merge
 from merge.merge_recipe import Merge, merge_of, text_of
 from merge.merging import merge_into
-from merge.search.search_strategy import Questions
 from merge.search.search_worker import CandidateEvaluator
 from merge.tensor_group import in_memory
-from train import tasks
-from train.tasks import TaskEvaluation
+from train import lm_eval_tasks
+from train.lm_eval_tasks import TaskEvaluation
+from train.splits import EvalSplit
 
 _MEMORY = Path("/dev/shm")
 _GLANCE = 1 << 16  # bytes of a file at each end
@@ -57,9 +57,9 @@ class Resident(Donors):
             return donor
         return replace(donor, tensors={name: self._read(each) for name, each in donor.tensors.items()})
 
-    def _read(self, stored: Stored) -> Stored:
+    def _read(self, stored: LazyTensor) -> LazyTensor:
         tensor = stored.read().to(self.device)
-        return Stored(stored.shape, tensor.dtype, in_memory(tensor))
+        return LazyTensor(stored.shape, tensor.dtype, in_memory(tensor))
 
 
 class RecipeEvaluator(CandidateEvaluator[TaskEvaluation]):
@@ -74,15 +74,15 @@ class RecipeEvaluator(CandidateEvaluator[TaskEvaluation]):
         self._engine: Any = None  # vLLM
 
     def loaded(self) -> dict[str, Any]:
-        return tasks.load(scoring.asked(self.config), self.config.allow_benchmark_tasks)
+        return lm_eval_tasks.load(scoring.asked(self.config), self.config.allow_benchmark_tasks)
 
     def questions_for(self, live: LiveModel) -> TaskEvaluation:
         asked = scoring.asked(self.config)
-        return TaskEvaluation(asked, live.tokenizer, self.tasks, self.config.batch_size or None)
+        return TaskEvaluation(asked, live.tokenizer, self.eval_tasks, self.config.batch_size or None)
 
     def check(self) -> Metrics:
         """Tasks, metrics, and whether the donors fit together: before anything is merged."""
-        scoring.check(self.config, self.tasks)
+        scoring.check(self.config, self.eval_tasks)
         layers = self.donors[self.config.genome.models[0]].layers
         if layers is None:
             raise UserError(f"{self.config.genome.models[0]}: its config.json does not say how many layers it has")
@@ -90,18 +90,18 @@ class RecipeEvaluator(CandidateEvaluator[TaskEvaluation]):
         recipe = {key: value for key, value in space.recipe(space.start()).items() if key != "dtype"}
         self._check_plan(space)
         said = merge_of(recipe, text_of(recipe))
-        made = plan(said, self.donors)
+        plan = plan_merge(said, self.donors)
         for part in self.config.genome.filters:
-            if not any(part in job.name for job in made.jobs):
-                some = ", ".join(sorted({job.name.split(".")[-2] for job in made.jobs})[:12])
+            if not any(part in job.name for job in plan.jobs):
+                some = ", ".join(sorted({job.name.split(".")[-2] for job in plan.jobs})[:12])
                 raise UserError(f"genome.filters: {part!r} is in no tensor's name; parts of names are {some}")
-        evaluation = self.questions(self._shaped(said, made))
+        evaluation = self.questions(self._shaped(said, plan))
         if evaluation.chat and not evaluation.tokenizer.chat_template:
             raise UserError("apply_chat_template: the models' tokenizer has no chat template")
-        dtypes = {job.dtype for job in made.jobs if job.method}
+        dtypes = {job.dtype for job in plan.jobs if job.method}
         dtype = str(dtypes.pop()).removeprefix("torch.") if len(dtypes) == 1 else "float32"
-        known = {"layers": layers, "dtype": dtype, "coordinates": space.size, "tensors": len(made.jobs)}
-        return {**known, "notes": json.dumps(made.notes), "digest": self.digest}
+        known = {"layers": layers, "dtype": dtype, "coordinates": space.size, "tensors": len(plan.jobs)}
+        return {**known, "notes": json.dumps(plan.notes), "digest": self.digest}
 
     def _check_plan(self, space: Space) -> None:
         """A generation's recipes stand in one register."""
@@ -117,7 +117,7 @@ class RecipeEvaluator(CandidateEvaluator[TaskEvaluation]):
     @cached_property
     def digest(self) -> str:
         """Of what is asked, and of the models as far as a glance shows: with others a search does not go on."""
-        found = hashlib.sha256(tasks.digest(self.tasks).encode())
+        found = hashlib.sha256(lm_eval_tasks.digest(self.eval_tasks).encode())
         for name in self.config.models:
             for file in sorted(self.donors[name].folder.glob("*.safetensors")):
                 with file.open("rb") as opened:
@@ -128,26 +128,26 @@ class RecipeEvaluator(CandidateEvaluator[TaskEvaluation]):
 
     def merged(self, recipe: Mapping[str, Any], out: Path) -> int:
         """A candidate in a folder that is there."""
-        took = merge_into(out, merge_of(recipe, text_of(recipe)), self.donors, self.how)
-        if broken := [note for note in took.notes if "not finite" in note]:
+        stats = merge_into(out, merge_of(recipe, text_of(recipe)), self.donors, self.how)
+        if broken := [note for note in stats.notes if "not finite" in note]:
             raise UserError(broken[0])
-        return took.written
+        return stats.written
 
     def scored(
         self,
         recipe: Mapping[str, Any],
         rival: Metrics | None = None,
-        on: Questions = "validation",
+        on: EvalSplit = "validation",
         there: Path | None = None,
     ) -> Metrics:
         """What became of a candidate; with a rival, it is given up once it has no hope to beat it. It may be merged
         already."""
         said = merge_of(recipe, text_of(recipe))
-        made = plan(said, self.donors)
-        live = self._shaped(said, made)
+        plan = plan_merge(said, self.donors)
+        live = self._shaped(said, plan)
         evaluation = self.questions(live)
         if live.places is not None and not there:
-            live.fill(made, self.how)
+            live.fill(plan, self.how)
             return scoring.scored(self.config, evaluation, live.model, rival, on)
         with ExitStack() as stack:
             if not there:
@@ -157,10 +157,10 @@ class RecipeEvaluator(CandidateEvaluator[TaskEvaluation]):
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _shaped(self, said: Merge, made: Plan) -> LiveModel:
+    def _shaped(self, said: Merge, plan: Plan) -> LiveModel:
         c = self.config
         fills = c.in_memory and not (c.buffered or c.vllm or c.quantized)
-        return self.live.shaped(said, made, self.forget, fills)
+        return self.live.shaped(said, plan, self.forget, fills)
 
     def _scratch(self) -> Path | None:
         """Memory, for what only vLLM reads; else the usual place for temporary files."""

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 from fleet.history import History
-from fleet.recipe import place
 from merge.evolve.merge_search import MergeSearch
 from merge.evolve.search_config import SearchConfig
 from merge.evolve.search_space import Space
@@ -68,31 +67,26 @@ def read(history: History) -> SearchOutcome:
     return SearchOutcome(config, MergeSearch(config).space(history), rows, donors, tested)
 
 
-def _of_round(config: SearchConfig, history: History, round: int) -> Found:
+def _of_round(config: SearchConfig, history: History, generation: int) -> Found:
     rows, donors, tested = [], dict[str, float | None](), dict[str, Mapping[str, Any]]()
     names = dict(zip((f"donor-{n}" for n in range(99)), config.models, strict=False))
-    history.look_back(round)
-    for recipe in history.plan(round):
-        id = f"{round}/{recipe.slot}"
+    history.look_back(generation)
+    for recipe in history.plan(generation):
+        id = f"{generation}/{recipe.slot}"
         if not history.finished(id) or recipe.task in ("merge", "check"):
             continue
         outcome = history.outcome(id)
         metrics = outcome.member.metrics
         if "point" in recipe.genome:
-            rows.append(_row(*place(id), recipe.genome["point"], metrics, outcome.seconds, outcome.why))
+            scores, seconds = json.loads(metrics.get("scores", "{}")), round(outcome.seconds, 3)
+            told = (recipe.genome["point"], metrics.get("score"), scores, seconds, outcome.why)
+            more = (bool(metrics.get("given_up")), int(metrics.get("asked", 0)))
+            rows.append(CandidateRow(generation, int(recipe.slot[1:]), *told, *more))
         elif recipe.questions == "test":
             tested[names.get(recipe.slot, recipe.slot)] = metrics
         else:
             donors[names[recipe.slot]] = metrics.get("score")
     return rows, donors, tested
-
-
-def _row(
-    generation: int, slot: str, point: Sequence[float], metrics: Mapping[str, Any], took: float, why: str
-) -> CandidateRow:
-    scores = json.loads(metrics["scores"]) if "scores" in metrics else {}
-    more = (bool(metrics.get("given_up")), int(metrics.get("asked", 0)))
-    return CandidateRow(generation, int(slot[1:]), point, metrics.get("score"), scores, round(took, 3), why, *more)
 
 
 def files(found: SearchOutcome) -> dict[str, bytes]:

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from fleet.config import UserError
+from fleet.run_config import UserError
 from merge.evolve.search_config import SearchConfig
-from train import tasks
-from train.tasks import Asked, Marks, TaskEvaluation
+from train import lm_eval_tasks, splits
+from train.lm_eval_tasks import Asked, Marks, TaskEvaluation
 
 Metrics = Mapping[str, Any]
 Questions = dict[str, list[int]]
@@ -26,15 +26,14 @@ def asked(c: SearchConfig) -> Asked:
 
 
 def check(c: SearchConfig, loaded: Mapping[str, Any]) -> None:
-    tasks.check_metrics(loaded, [(task.name, task.metric) for task in c.tasks])
-    for name, task in loaded["tasks"].items():
-        tasks.validation_count(name, min(len(task.eval_docs), c.limit or len(task.eval_docs)), c.holdout)
+    lm_eval_tasks.check_metrics(loaded, [(task.name, task.metric) for task in c.tasks])
+    lm_eval_tasks.parted(asked(c), loaded, c.holdout)
     if c.race or c.holdout:
         option = "race" if c.race else "holdout"
         for task in c.tasks:
             if task.name in loaded["groups"]:
                 raise UserError(f"--{option}: {task.name} is a group; list its tasks instead")
-            if not tasks.is_mean(loaded, task.name, task.metric):
+            if not lm_eval_tasks.is_mean(loaded, task.name, task.metric):
                 raise UserError(
                     f"--{option}: {task.metric} of {task.name} is not a mean over single questions, so it cannot be "
                     "compared question by question"
@@ -42,10 +41,14 @@ def check(c: SearchConfig, loaded: Mapping[str, Any]) -> None:
 
 
 def scored(
-    c: SearchConfig, evaluation: TaskEvaluation, model: Any, rival: Metrics | None = None, on: str = "validation"
+    c: SearchConfig,
+    evaluation: TaskEvaluation,
+    model: Any,
+    rival: Metrics | None = None,
+    on: splits.EvalSplit = "validation",
 ) -> Metrics:
     """A model's score; of a race, perhaps only what it would probably have been."""
-    everything = tasks.parted(evaluation.questions(), c.holdout, c.seed, on == "test")
+    everything = evaluation.parted(c.holdout)[on]
     for share in _STAGES if rival else (1.0,):
         some = _subset(c, everything, share)
         if share < 1 and min(map(len, some.values())) < _FEW:

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from pydantic import model_validator
 
-from fleet.config import FleetConfig, Section, Text, UserError, bound, operational, validated, whole
+from fleet.errors import refuse
+from fleet.run_config import FleetConfig, Section, Text, UserError, bound, operational, validated, whole
 from merge import strictyaml
 from merge.merge_recipe import fields
 
@@ -42,28 +43,36 @@ class MergeGenome(Section):
     def _check(self) -> "MergeGenome":
         method, base, based = self.merge_method, self.base_model, self.merge_method in (*_BASED, "della_linear")
         no_filters = "it knows no smooth and no filters"
-        for why, broken in {
-            f"base_model is missing: {method} merges changes of a base": based and not base,
-            f"base_model is {base!r}, but {method} has no base; make it one of the models": base and method in _NO_BASE,
-            f"base_model {base!r} is one of the models: its change of itself is nothing": base in self.models,
-            "models: one of them stands there twice": len(set(self.models)) < len(self.models),
-            f"models: nuslerp merges two models, here are {len(self.models)}": method == "nuslerp"
-            and len(self.models) != 2,
-            f"slerp selects two models for each group of layers: {no_filters}": method == "slerp"
-            and (self.smooth or self.filters),
-            f"{method} knows no normalize": self.normalize is not None and method not in NORMALIZED,
-            f"{method} takes weights by their absolute value: allow_negative_weights has no sense": method
-            in ("slerp", "karcher")
-            and self.allow_negative_weights,
-            "filters: one of them stands there twice": len(set(self.filters)) < len(self.filters),
-            "smooth needs a layer_granularity": self.smooth and not self.layer_granularity,
-        }.items():
-            if broken:
-                raise ValueError(why)
+        refuse(
+            [
+                (based and not base, f"base_model is missing: {method} merges changes of a base"),
+                (
+                    base and method in _NO_BASE,
+                    f"base_model is {base!r}, but {method} has no base; make it one of the models",
+                ),
+                (base in self.models, f"base_model {base!r} is one of the models: its change of itself is nothing"),
+                (len(set(self.models)) < len(self.models), "models: one of them stands there twice"),
+                (
+                    method == "nuslerp" and len(self.models) != 2,
+                    f"models: nuslerp merges two models, here are {len(self.models)}",
+                ),
+                (
+                    method == "slerp" and (self.smooth or self.filters),
+                    f"slerp selects two models for each group of layers: {no_filters}",
+                ),
+                (self.normalize is not None and method not in NORMALIZED, f"{method} knows no normalize"),
+                (
+                    method in ("slerp", "karcher") and self.allow_negative_weights,
+                    f"{method} takes weights by their absolute value: allow_negative_weights has no sense",
+                ),
+                (len(set(self.filters)) < len(self.filters), "filters: one of them stands there twice"),
+                (self.smooth and not self.layer_granularity, "smooth needs a layer_granularity"),
+            ]
+        )
         return self
 
 
-class Task(Section):
+class EvalTask(Section):
     """What is scored."""
 
     name: Text = bound(..., "An lm-eval task or group.")
@@ -80,7 +89,7 @@ class SearchConfig(FleetConfig):
     """A search. Its storage path is the folder of a run."""
 
     genome: MergeGenome = bound(..., "What is searched.")
-    tasks: tuple[Task, ...] = bound(..., "What is scored.", min_length=1, max_length=64, strict=False)
+    tasks: tuple[EvalTask, ...] = bound(..., "What is scored.", min_length=1, max_length=64, strict=False)
     limit: int | None = bound(None, "Questions of each task.", ge=1, le=10**7)
     num_fewshot: int | None = bound(None, "Examples in each prompt.", ge=0, le=1000)
     shuffle: bool = bound(False, "Let the seed choose which questions the limit leaves, instead of the first ones.")
@@ -119,12 +128,14 @@ class SearchConfig(FleetConfig):
 
     @model_validator(mode="after")
     def _check(self) -> "SearchConfig":
-        if len({task.key for task in self.tasks}) < len(self.tasks):
-            raise ValueError("tasks: one of them stands there twice with the same metric")
-        if not any(task.weight for task in self.tasks):
-            raise ValueError("tasks: all weights are 0, so that every score would be 0")
-        if 0 < self.population_size < 3:
-            raise ValueError("population_size: CMA-ES needs at least 3 candidates of a generation")
+        keys, weights = {task.key for task in self.tasks}, [task.weight for task in self.tasks]
+        refuse(
+            [
+                (len(keys) < len(self.tasks), "tasks: one of them stands there twice with the same metric"),
+                (not any(weights), "tasks: all weights are 0, so that every score would be 0"),
+                (0 < self.population_size < 3, "population_size: CMA-ES needs at least 3 candidates of a generation"),
+            ]
+        )
         return self
 
     @property
@@ -155,12 +166,19 @@ def read(path: Path, options: Mapping[str, Any]) -> SearchConfig:
     tasks = [_task(each, f"{path}: tasks, number {n}") for n, each in enumerate(given["tasks"], 1)]
     models, base = tuple(whole(each, Path()) for each in genome.models), whole(genome.base_model, Path())
     known = genome.model_copy(update={"models": models, "base_model": base})
-    more = {"genome": known.model_dump(), "tasks": [task.model_dump() for task in tasks]}
-    return validated(SearchConfig, {**given, **options, **more}, str(path), str)
+    more = {**given, "genome": known.model_dump(), "tasks": [task.model_dump() for task in tasks]}
+    validated(SearchConfig, more, str(path), str)  # what is wrong by itself; the rest comes of the options
+    return validated(SearchConfig, {**more, **options}, "the command line", _option)
 
 
-def _task(value: Any, where: str) -> Task:
+def _option(key: str) -> str:
+    """What a key is called there."""
+    named = {"seed": "random-seed", "task_path": "task-search-path", "time_limit_hours": "timeout"}
+    return f"--{named.get(key, key.replace('_', '-'))}"
+
+
+def _task(value: Any, where: str) -> EvalTask:
     value = {"name": value} if isinstance(value, str) else value
     if not isinstance(value, dict):
         raise UserError(f"{where}: a name, or name, weight and metric, is expected")
-    return validated(Task, value, where, str)
+    return validated(EvalTask, value, where, str)

@@ -24,10 +24,10 @@ def maker(config: SearchConfig) -> Maker:
     from merge.evolve.recipe_evaluator import RecipeEvaluator
 
     advice = "a smaller --batch-size needs less, in a search of its own"
-    return search_worker.maker(TASKS, lambda: RecipeEvaluator(config), _serve, advice)
+    return search_worker.maker(TASKS, lambda: RecipeEvaluator(config), _check_can_serve, advice)
 
 
-def _serve(evaluator: Any, work: Work) -> None:
+def _check_can_serve(evaluator: Any, work: Work) -> None:
     name, task = work.draft.store.name, work.recipe.task
     if (task == "merge") != name.startswith(MERGER) and name.startswith((MERGER, SCORER)):
         raise NotOnThisMachine("this worker has another part")
@@ -40,8 +40,8 @@ def _serve(evaluator: Any, work: Work) -> None:
 def _merge(evaluator: Any, work: Work, args: MergeArgs) -> Mapping[str, Any]:
     _know_copies(evaluator, work)
     with work.folder() as out:
-        took = evaluator.merged(args.recipe, out)
-    return {"bytes": took}
+        written = evaluator.merged(args.recipe, out)
+    return {"bytes": written}
 
 
 def _twin(evaluator: Any, work: Work, args: TwinArgs) -> Mapping[str, Any]:
@@ -55,7 +55,7 @@ def _score(evaluator: Any, work: Work, args: ScoreArgs) -> Mapping[str, Any]:
     if any(place(id)[0] for id in work.absent):
         raise Failed("it could not be merged")
     _know_copies(evaluator, work)
-    merged = [input.folder for id, input in work.inputs.items() if place(id)[0] and input.files.files]
+    merged = [input.folder for id, input in work.inputs.items() if place(id)[0] and input.files]
     rival = work.history[args.rival].metrics if args.rival else None
     return dict(evaluator.scored(args.recipe, rival, args.on, *merged))
 
@@ -90,4 +90,6 @@ def points(history: History, begin: int) -> list[Point]:
 report = search_worker.keeping(
     records.TABLE, records.read, lambda found: len(found.rows), lambda table: table.count(b"\n"), records.files
 )
-METHOD = Method(ALGORITHM, "", SearchConfig, MergeSearch, maker, report=report, points=points, kept=(records.BEST,))
+METHOD = Method(
+    ALGORITHM, "", SearchConfig, MergeSearch, maker, report=report, points=points, artifacts=(records.BEST,)
+)

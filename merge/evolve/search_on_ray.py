@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fleet.config import UserError
 from fleet.local import Starter
 from fleet.processes import this_script, thread_counts
+from fleet.run_config import UserError
 from merge.evolve.search_config import SearchConfig
 from merge.evolve.search_method import MERGER, SCORER
 from merge.evolve.search_view import SearchView

@@ -5,13 +5,14 @@ import os
 import shutil
 from pathlib import Path
 
-from fleet import gpus, launches, results_version
+from fleet import evaluating, gpus, launches, results_version
 from fleet.console import console
 from fleet.history import opened
 from fleet.host import Host
 from fleet.local import Starter
 from fleet.metrics import claim
 from fleet.metrics.file_sinks import BOARD, TABLE
+from fleet.permissions import leaving
 from fleet.plain import say
 from fleet.recipe import NotYet
 from fleet.run import NoRun, open_run
@@ -19,14 +20,13 @@ from fleet.store import FOLDERS
 from merge.evolve import records, search_view
 from merge.evolve.search_config import SearchConfig
 from merge.evolve.search_method import ALGORITHM
-from merge.evolve.search_view import SearchView
 
 
 def local(config: SearchConfig, where: Path, workers: int, most: int | None) -> int:
     """Workers on this machine; how it ended."""
     if most is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus.visible()[:most])
-    return Starter(config, where.parent, workers, SearchView).run()
+    return Starter(config, where.parent, workers, search_view.SearchView).run()
 
 
 def make_way(config: SearchConfig, where: Path) -> None:
@@ -77,6 +77,7 @@ def ended(where: Path, save: bool) -> int:
     if save:
         from merge.merging import merge
 
-        merge(where / records.BEST, where / "final_model", overwrite=True)
-        say(f"The model: {where / 'final_model'}")
+        with leaving():
+            merge(where / records.BEST, where / "final_model", overwrite=True)
+        say(f"The model: {where / 'final_model'}", evaluating.told(where / "final_model"), sep="\n")
     return 0

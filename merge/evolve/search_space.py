@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fleet.config import UserError
+from fleet.run_config import UserError
 from merge.evolve.search_config import MergeGenome
 from merge.parameters import within
 

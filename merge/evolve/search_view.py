@@ -1,23 +1,27 @@
 """How a search gets on, for whoever started it; and what it came to."""
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from rich.table import Table
 
 from fleet.progress import duration
 from fleet.recipe import NotYet
-from merge.evolve import records, scoring
-from merge.evolve.records import SearchOutcome
+from merge.evolve import scoring
+from merge.evolve.records import SearchOutcome, read
 from merge.search.search_progress import SearchProgress, number, table
+from merge.search.search_strategy import CHECK
 
 
-class SearchView(SearchProgress[SearchOutcome]):
+class SearchView(SearchProgress):
     def found(self) -> SearchOutcome:
-        return records.read(self.history)
+        return read(self.history)
 
-    def checked(self, metrics: Mapping[str, Any]) -> str:
+    def line(self, round: int) -> str:
+        return self.generation(self.found(), round) if round else self.checked()
+
+    def checked(self) -> str:
+        metrics = self.history[CHECK].metrics
         notes = "".join(f"\nNote: {note}." for note in json.loads(metrics["notes"]))
         what = f"{metrics['coordinates']} coordinates, {metrics['tensors']} tensors of {metrics['dtype']}"
         return f"checked: {what}{notes}"
@@ -37,29 +41,29 @@ class SearchView(SearchProgress[SearchOutcome]):
             words.append(f"best so far {best.score:.4f}")
         return f"generation {number}: {', '.join(words)}"
 
+    def scored(self) -> tuple[int, int, int] | None:
+        """Candidates of this start, of all starts, at most; nothing before the check of tasks and models."""
+        try:
+            found = self.found()
+        except (NotYet, KeyError):
+            return None
+        done = sum(row.generation >= self._began_at for row in found.rows)
+        return done, len(found.rows), found.config.max_fevals
+
     def speed(self) -> str:
         """Candidates a minute."""
-        try:
-            found = self.found()
-        except (NotYet, KeyError):
+        if not (scored := self.scored()):
             return "checking tasks and models"
-        total, seconds = found.config.max_fevals, self.seconds()
-        done = sum(row.generation >= self._began_at for row in found.rows)
-        words = [f"{len(found.rows)} of {total} candidates", f"{60 * done / seconds:.1f} a minute"]
-        return ", ".join(words)
+        done, count, most = scored
+        return f"{count} of {most} candidates, {60 * done / self.seconds():.1f} a minute"
 
     def left(self) -> str:
-        try:
-            found = self.found()
-        except (NotYet, KeyError):
-            return ""
-        done = sum(row.generation >= self._began_at for row in found.rows)
-        more = found.config.max_fevals - len(found.rows)
-        more = 0 if self.history.ended else more  # the first generation may have failed
+        done, count, most = self.scored() or (0, 0, 0)
+        more = 0 if self.history.ended else most - count  # the first generation may have failed
         return f"about {duration(more * self.seconds() / done)} left of the whole search" if done and more > 0 else ""
 
-    def leaders(self, found: SearchOutcome) -> Table:
-        return table_of(found)
+    def table(self) -> Table:
+        return table_of(self.found())
 
 
 def _first_words(text: str) -> str:

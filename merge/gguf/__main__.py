@@ -1,5 +1,7 @@
 """GGUF files: a model in llama.cpp's format, and back into a Hugging Face folder.
 
+For example:
+
     python -m merge.gguf my-model my-model.gguf                  # as F16
     python -m merge.gguf my-model my-model.gguf --type Q8_0
     python -m merge.gguf my-model.gguf my-model --dtype bfloat16
@@ -9,16 +11,18 @@ A model is a folder, a hub id, or any of them + a PEFT adapter. Such files have 
 Qwen 3.
 """
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
-from fleet.errors import UserError
+from fleet import helping
+from fleet.errors import UserError, refuse
 from fleet.plain import say
 from merge.command import bar, keep_memory, open_many, run
 
-app = App(name="python -m merge.gguf", help=__doc__, help_format="plaintext", version_flags=[])
+app = helping.app("python -m merge.gguf", __doc__)
 
 
 @app.default
@@ -53,14 +57,27 @@ def main(
     """
     keep_memory()
     open_many()
+    if out is None and not (model.endswith(".gguf") or Path(model).is_file()):
+        made = Path(model.rstrip("/")).name
+        words = shlex.join(["python", "-m", "merge.gguf", model, f"{made}.gguf"])
+        raise UserError(f"{model} is no .gguf file to look at; one is made of it by: {words}")
     if out is None:
         show(model)
     elif out.suffix == ".gguf":
-        _refuse("--dtype", dtype, "a folder")
+        refuse(
+            [
+                (dtype, f"--dtype {dtype}: it is for making a folder"),
+            ]
+        )
         to_file(model, out, type or "F16", pre, overwrite, quiet)
     else:
-        _refuse("--type", type, "a file whose name ends in .gguf")
-        _refuse("--pre", pre, "a file whose name ends in .gguf")
+        goal = "it is for making a file whose name ends in .gguf"
+        refuse(
+            [
+                (type, f"--type {type}: {goal}"),
+                (pre, f"--pre {pre}: {goal}"),
+            ]
+        )
         to_folder(model, out, dtype or "float32", overwrite, quiet)
 
 
@@ -90,11 +107,6 @@ def to_folder(model: str, out: Path, dtype: str, overwrite: bool, quiet: bool) -
     with bar(quiet, "writing") as progress:
         gguf_to_hf(model, out, dtype, overwrite=overwrite, progress=progress)
     say(f"{out}: a folder that transformers loads")
-
-
-def _refuse(option: str, value: str, goal: str) -> None:
-    if value:
-        raise UserError(f"{option} {value}: it is for making {goal}")
 
 
 if __name__ == "__main__":

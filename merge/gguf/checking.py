@@ -11,7 +11,7 @@ import torch
 from gguf import GGMLQuantizationType, dequantize
 from torch import Tensor
 
-from merge.donor import Donor, Stored
+from merge.donor import Donor, LazyTensor
 from merge.donors import Donors
 from merge.files import CHUNK, UserError
 from merge.gguf import kinds
@@ -126,7 +126,7 @@ def _compared(file: Gguf, made: Donor, model: Donor) -> Iterator[str]:
             yield f"the tensor {name} differs from the model's in {far} numbers by more than rounding"
 
 
-def _differs(stored: Stored, theirs: Stored, kind: str) -> int:
+def _differs(stored: LazyTensor, theirs: LazyTensor, kind: str) -> int:
     """How many numbers are not what this type makes of the model's."""
     rows, step, count = math.prod(stored.shape[:-1]), max(1, CHUNK // stored.shape[-1]), 0
     for begin in range(0, rows, step):

@@ -173,10 +173,8 @@ def _laid(places: list[tuple[str, Tensor]], first: int, align: int, size: int) -
         if name in found:
             raise UserError(f"the tensor {name[:60]} is there twice")
         if tensor.begin % align or begin + tensor.bytes > size:
-            end = begin + tensor.bytes
-            raise UserError(
-                f"the tensor {name[:60]} would lie in bytes {begin} to {end} of {size}: cut off, or damaged"
-            )
+            where = f"bytes {begin} to {begin + tensor.bytes} of {size}"
+            raise UserError(f"the tensor {name[:60]} would lie in {where}: cut off, or damaged")
         found[name] = Tensor(tensor.shape, tensor.type, begin, tensor.bytes)
     end = 0
     for name, tensor in sorted(found.items(), key=lambda each: each[1].begin):

@@ -74,6 +74,7 @@ _SCALING = {
     **{"factor": "factor", "original_max_position_embeddings": "original_context_length"},
     **{"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow", "attention_factor": "yarn_attn_factor"},
 }
+_IDS = {"bos": "bos", "eos": "eos", "pad": "padding"}
 _LEAST = 7  # tensors of a layer
 
 
@@ -104,8 +105,7 @@ def add_settings(writer: Any, config: Any) -> list[str]:
 
 
 def head_size(config: Any) -> int:
-    found: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return found
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def window_of(config: Any) -> int | None:
@@ -135,8 +135,7 @@ def rope_factors(rope: Any, head: int) -> np.ndarray:
     low, high, context = rope["low_freq_factor"], rope["high_freq_factor"], rope["original_max_position_embeddings"]
     turns = context / (2 * math.pi) * _frequencies(rope["rope_theta"], head)  # of each wave within the old context
     smooth = np.clip((turns - low) / (high - low), 0, 1)
-    factors: np.ndarray = 1 / ((1 - smooth) / rope["factor"] + smooth)
-    return factors.astype(np.float32)
+    return np.asarray(1 / ((1 - smooth) / rope["factor"] + smooth), np.float32)
 
 
 def _frequencies(theta: float, head: int) -> np.ndarray:
@@ -168,7 +167,8 @@ def config_of(gguf: Gguf) -> Any:
             f"{gguf.path}: its {numbers['num_hidden_layers']} layers cannot be in {len(gguf.tensors)} tensors"
         )
     check_config(numbers, str(gguf.path))
-    config = AutoConfig.for_model(kind, **numbers, **_ids(gguf), vocab_size=gguf.tensors["token_embd.weight"].shape[0])
+    ids = {f"{here}_token_id": gguf.metadata.get(f"tokenizer.ggml.{there}_token_id") for here, there in _IDS.items()}
+    config = AutoConfig.for_model(kind, **numbers, **ids, vocab_size=gguf.tensors["token_embd.weight"].shape[0])
     config.tie_word_embeddings = "output.weight" not in gguf.tensors
     config.head_dim = gguf.get("attention.key_length") or config.hidden_size // config.num_attention_heads
     config.rms_norm_eps = _short(gguf.get("attention.layer_norm_rms_epsilon", 1e-5))
@@ -180,11 +180,6 @@ def config_of(gguf: Gguf) -> Any:
     if kind == "mistral":
         config.sliding_window = window
     return config
-
-
-def _ids(gguf: Gguf) -> dict[str, Any]:
-    keys = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
-    return {here: gguf.metadata.get(f"tokenizer.ggml.{there}") for here, there in keys.items()}
 
 
 def _short(number: float) -> float:

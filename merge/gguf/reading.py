@@ -10,7 +10,7 @@ import torch
 from gguf import GGMLQuantizationType, dequantize
 from torch import Tensor
 
-from merge.donor import Donor, Stored, read_config
+from merge.donor import Donor, LazyTensor, read_config
 from merge.files import UserError
 from merge.gguf import header, kinds, tokens
 from merge.gguf.header import Gguf
@@ -53,7 +53,7 @@ def _describe(gguf: Gguf, folder: Path) -> Mapping[str, tuple[str, tuple[int, ..
     return kinds.layout(config)
 
 
-def _stored(gguf: Gguf, there: str, name: str, config: Mapping[str, Any]) -> Stored:
+def _stored(gguf: Gguf, there: str, name: str, config: Mapping[str, Any]) -> LazyTensor:
     shape, kind, data = gguf.tensors[there].shape, GGMLQuantizationType(gguf.tensors[there].type), gguf.stored(there)
     heads = kinds.heads(name, config)
     order = None if heads is None else kinds.order(shape[0], heads)
@@ -65,4 +65,4 @@ def _stored(gguf: Gguf, there: str, name: str, config: Mapping[str, Any]) -> Sto
         made = made.copy() if order is None or len(shape) > 1 else made[:, order]
         return torch.from_numpy(made)
 
-    return Stored(shape, dtypes.get(kind, torch.float32), rows)
+    return LazyTensor(shape, dtypes.get(kind, torch.float32), rows)

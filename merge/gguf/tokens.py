@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fleet.plausible_words import check_words_in
+from fleet.plausible import check_words_in
 from merge.files import UserError, read_json, write_json
 from merge.gguf.header import Gguf
+from merge.vocabulary import PLAIN_TOKEN, pair_of
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 _NO_MERGE = -1e6  # the score of a piece that no merge makes
@@ -28,8 +29,7 @@ class Tokenizer:
 
     @property
     def merges(self) -> list[tuple[str, str]]:
-        pairs = (each.split(" ", 1) if isinstance(each, str) else each for each in self.file["model"]["merges"])
-        return [(left, right) for left, right in pairs]
+        return [pair_of(each) for each in self.file["model"]["merges"]]
 
 
 def add_tokens(writer: Any, folder: Path, config: Any, pre: str | None = None) -> list[str]:
@@ -98,7 +98,7 @@ def _add_byte_level(writer: Any, tokenizer: Tokenizer, pre: str | None) -> list[
     name = pre or _cut_of(tokenizer.file)
     writer.add_tokenizer_pre(name)
     writer.add_token_merges([" ".join(pair) for pair in tokenizer.merges])
-    if _same_merges(tokenizer.file, name):
+    if bool(tokenizer.file["model"].get("ignore_merges")) == (_SAME.get(name, name) in _WHOLE_WORDS_FIRST):
         return []
     return [f"llama.cpp treats words that are tokens otherwise: {name} does not go with its ignore_merges"]
 
@@ -110,7 +110,9 @@ def _add_pieces(writer: Any, tokenizer: Tokenizer, tokens: list[str]) -> list[st
         scores.setdefault(left + right, -float(n))
     writer.add_tokenizer_pre("default")
     writer.add_token_scores([scores.get(token, _NO_MERGE) for token in tokens])
-    writer.add_add_space_prefix(_begins_with_space(tokenizer.file))
+    steps = json.dumps([tokenizer.file.get("normalizer"), tokenizer.file.get("pre_tokenizer")])
+    spaces = ('"Prepend"', '"prepend_scheme": "first"', '"prepend_scheme": "always"')
+    writer.add_add_space_prefix(any(each in steps for each in spaces))
     notes = []
     if '"prepend_scheme": "first"' in json.dumps(tokenizer.file.get("pre_tokenizer")):
         notes.append("llama.cpp also puts a space before the text behind a special token")
@@ -121,11 +123,6 @@ def _add_pieces(writer: Any, tokenizer: Tokenizer, tokens: list[str]) -> list[st
         writer.add_token_merges([" ".join(pair) for pair in tokenizer.merges])  # for transformers alone
         notes.append(f"llama.cpp also joins {beside} pairs of pieces that are no merges of the tokenizer")
     return notes
-
-
-def _begins_with_space(file: Mapping[str, Any]) -> bool:
-    text = json.dumps([file.get("normalizer"), file.get("pre_tokenizer")])
-    return '"Prepend"' in text or '"prepend_scheme": "first"' in text or '"prepend_scheme": "always"' in text
 
 
 def _add_special(writer: Any, tokenizer: Tokenizer, config: Any) -> None:
@@ -178,11 +175,10 @@ def _set_pieces(file: dict[str, Any], space: bool) -> None:
 
 def _set_added(file: dict[str, Any], tokens: Sequence[str], types: Sequence[int]) -> None:
     """transformers passes over those with letters outside of the byte alphabet, and may add one of its own."""
-    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     there = {each["id"]: each for each in file["added_tokens"] if each["content"] in file["model"]["vocab"]}
     for id, (token, kind) in enumerate(zip(tokens, types, strict=True)):
         if kind in (CONTROL, USER_DEFINED):
-            there.setdefault(id, {"id": id, "content": token, **plain, "special": kind == CONTROL})
+            there.setdefault(id, {"id": id, "content": token, **PLAIN_TOKEN, "special": kind == CONTROL})
     file["added_tokens"] = [there[id] for id in sorted(there)]
 
 
@@ -226,8 +222,9 @@ def _cut_of(file: Mapping[str, Any]) -> str:
     steps, whole = _bare(_flat(file.get("pre_tokenizer"))), bool(file["model"].get("ignore_merges"))
     known = [name for name, each in _STEPS.items() if _bare(each) == steps]
     if not known:
-        seen = str(steps)[:300]
-        raise UserError(f"its pre_tokenizer is none of {', '.join(_STEPS)}; name llama.cpp's with pre=: {seen}")
+        raise UserError(
+            f"its pre_tokenizer is none of {', '.join(_STEPS)}; name llama.cpp's with pre=: {str(steps)[:300]}"
+        )
     return next((name for name in known if (name in _WHOLE_WORDS_FIRST) == whole), known[0])
 
 
@@ -238,11 +235,6 @@ def _set_cut(file: dict[str, Any], name: str) -> None:
         file["pre_tokenizer"] = steps[0] if len(steps) == 1 else {"type": "Sequence", "pretokenizers": steps}
         file["model"]["ignore_merges"] = name in _WHOLE_WORDS_FIRST
         file["normalizer"] = {"type": "NFC"} if name == "qwen2" else None
-
-
-def _same_merges(file: Mapping[str, Any], name: str) -> bool:
-    """Whether llama.cpp looks for whole words first exactly where the tokenizer does."""
-    return bool(file["model"].get("ignore_merges")) == (_SAME.get(name, name) in _WHOLE_WORDS_FIRST)
 
 
 def _flat(step: Any) -> list[dict[str, Any]]:

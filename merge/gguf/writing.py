@@ -13,11 +13,11 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, LlamaFileType, quantize
 
 from merge import names
-from merge.donor import Donor, Stored
+from merge.donor import Donor, LazyTensor
 from merge.donors import Donors
 from merge.files import CHUNK, UserError
 from merge.gguf import kinds, tokens
-from merge.merge_recipe import parse, text_of
+from merge.merge_recipe import alone, parse, text_of
 from merge.merging import merge
 from merge.output import atomic_file, file_free_for
 
@@ -39,7 +39,7 @@ class _Job:
     """A tensor to write, and in how many heads its rows are to be put in turns."""
 
     name: str
-    stored: Stored
+    stored: LazyTensor
     type: Any
     heads: int | None = None
 
@@ -88,8 +88,7 @@ def gguf_to_hf(
     """
     if not str(path).endswith(".gguf"):
         raise UserError(f"{path}: the name of a GGUF file ends in .gguf")
-    recipe = {"merge_method": "passthrough", "models": [{"model": str(path)}], "dtype": dtype}
-    merge(parse(text_of(recipe)), out, overwrite=overwrite, progress=progress)
+    merge(parse(text_of(alone(str(path), dtype=dtype))), out, overwrite=overwrite, progress=progress)
     return Path(out)
 
 
@@ -97,7 +96,8 @@ def _planned(donor: Donor, kind: str, pre: str | None) -> tuple[Any, list[_Job],
     config = _config(donor)
     writer = GGUFWriter(None, kinds.architecture(config.model_type))
     writer.add_type("model")
-    writer.add_name(_name(donor))
+    called = Path(donor.reference).stem or "model"
+    writer.add_name("Mistral" if called == "mistral" else called)  # transformers stumbles over a file of just that name
     notes = kinds.add_settings(writer, config)
     writer.add_file_type(LlamaFileType[TYPES[kind]])
     writer.add_quantization_version(2)
@@ -120,18 +120,11 @@ def _config(donor: Donor) -> Any:
         raise UserError(f"{donor.reference}: its config.json: {' '.join(str(error).split())[:200]}") from None
 
 
-def _name(donor: Donor) -> str:
-    """transformers stumbles over a file of just this name."""
-    name = Path(donor.reference).stem or "model"
-    return "Mistral" if name == "mistral" else name
-
-
 def _jobs(donor: Donor, config: Any, kind: str) -> tuple[list[_Job], list[str]]:
     wanted = kinds.layout(config)
-    tied = config.tie_word_embeddings
     beside = {name for name, each in donor.tensors.items() if names.is_buffer(name, len(each.shape))}
     others = donor.tensors.keys() - {name for name, _ in wanted.values()} - beside
-    if extra := [name for name in others if not (tied and names.is_head(name))]:
+    if extra := [name for name in others if not (config.tie_word_embeddings and names.is_head(name))]:
         raise UserError(f"{donor.reference}: its tensor {min(extra)} has no place in a GGUF file of its kind")
     jobs, notes = [], []
     for there, (name, shape) in wanted.items():
@@ -146,7 +139,7 @@ def _jobs(donor: Donor, config: Any, kind: str) -> tuple[list[_Job], list[str]]:
         jobs.append(_Job(there, stored, sort, kinds.heads(name, donor.config | config.to_dict())))
     if config.rope_parameters.get("rope_type") == "llama3":
         factors = torch.from_numpy(kinds.rope_factors(config.rope_parameters, kinds.head_size(config)))
-        rows = Stored((len(factors),), torch.float32, lambda begin, end: factors[None])
+        rows = LazyTensor((len(factors),), torch.float32, lambda begin, end: factors[None])
         jobs.insert(0, _Job("rope_freqs.weight", rows, GGMLQuantizationType.F32))
     return jobs, notes
 

@@ -9,12 +9,7 @@ from torch import Tensor
 from merge.methods import arcs, changes, fusion
 from merge.tensor_group import Group
 
-
-class _Required:
-    """A parameter without a default."""
-
-
-REQUIRED = _Required()
+REQUIRED = object()  # a parameter without a default
 
 
 @dataclass(frozen=True)
@@ -37,7 +32,7 @@ class MergeMethod:
     check: Callable[[Mapping[str, Any]], None] = lambda p: None
 
 
-def _task(thin: Any, vote: bool, normalize: bool, rescale: bool | None = None, **more: Param) -> MergeMethod:
+def _delta_method(thin: Any, vote: bool, normalize: bool, rescale: bool | None = None, **more: Param) -> MergeMethod:
     params = {"weight": Param(each=True), "lambda": Param(1.0), "normalize": Param(normalize, kind=bool), **more}
     if rescale is not None:
         params |= {"density": Param(1.0, each=True, low=0, high=1), "rescale": Param(rescale, kind=bool)}
@@ -80,14 +75,14 @@ METHODS: Mapping[str, MergeMethod] = {
         },
         check=arcs.check_shares,
     ),
-    "task_arithmetic": _task(None, vote=False, normalize=False),
-    "ties": _task(changes.by_magnitude, vote=True, normalize=True, rescale=False),
-    "dare_linear": _task(changes.at_random, vote=False, normalize=False, rescale=True),
-    "dare_ties": _task(changes.at_random, vote=True, normalize=False, rescale=True),
-    "breadcrumbs": _task(changes.without_outliers, vote=False, normalize=False, rescale=False, **_GAMMA),
-    "breadcrumbs_ties": _task(changes.without_outliers, vote=True, normalize=False, rescale=False, **_GAMMA),
-    "della": _task(changes.by_rank_at_random, vote=True, normalize=True, rescale=True, **_EPSILON),
-    "della_linear": _task(changes.by_rank_at_random, vote=False, normalize=False, rescale=True, **_EPSILON),
+    "task_arithmetic": _delta_method(None, vote=False, normalize=False),
+    "ties": _delta_method(changes.by_magnitude, vote=True, normalize=True, rescale=False),
+    "dare_linear": _delta_method(changes.at_random, vote=False, normalize=False, rescale=True),
+    "dare_ties": _delta_method(changes.at_random, vote=True, normalize=False, rescale=True),
+    "breadcrumbs": _delta_method(changes.without_outliers, vote=False, normalize=False, rescale=False, **_GAMMA),
+    "breadcrumbs_ties": _delta_method(changes.without_outliers, vote=True, normalize=False, rescale=False, **_GAMMA),
+    "della": _delta_method(changes.by_rank_at_random, vote=True, normalize=True, rescale=True, **_EPSILON),
+    "della_linear": _delta_method(changes.by_rank_at_random, vote=False, normalize=False, rescale=True, **_EPSILON),
     "model_stock": MergeMethod(arcs.model_stock, {"filter_wise": Param(False, kind=bool)}, "required", least=2),
     "sce": MergeMethod(fusion.sce, {"select_topk": Param(1.0, low=0, high=1)}, "required"),
     "nearswap": MergeMethod(fusion.nearswap, {"t": Param(low=0)}, "required", most=1),

@@ -1,6 +1,5 @@
 """The command line of every search: it starts one or goes on with it, and the same module is also its workers."""
 
-import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,21 +12,22 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fleet import faults
-from fleet.config import UserError
 from fleet.errors import absolute
 from fleet.method import Method
+from fleet.permissions import keep_private
 from fleet.plain import say
+from fleet.run_config import UserError
 from fleet.start import main as fleet_main
 
 Names = str | Sequence[str] | None
-_WORKER = ("--worker", "--make", "--sink")
+_WORKER = ("--worker", "--make", "--look", "--sink", "--follow")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 def run(app: App, method: Method[Any] | None = None, arguments: Sequence[str] | None = None) -> None:
     if method and any(word in _WORKER for word in sys.argv[1:]):
-        fleet_main(method)
-    os.umask(0o077)
+        return fleet_main(method)  # which ends this process
+    keep_private()
     try:
         sys.exit(app(arguments, result_action="return_value"))
     except (UserError, faults.Fault, OSError) as error:
@@ -46,17 +46,21 @@ def in_words(error: BaseException) -> str:
 
 
 def folder_named(path: Path | str, option: str) -> Path:
-    """Where a search is, or will be."""
+    """Where a search is, or will be. Nothing is made yet."""
     where = absolute(Path(path))
     if not _NAME.fullmatch(where.name) or where.is_file():
         raise UserError(
             f"{option} {where}: a folder is expected; the folder's name has up to 64 letters, digits, '.', '-', '_'"
         )
+    return where
+
+
+def make_parents(where: Path, option: str) -> None:
+    """Once all else is known to be right."""
     try:
         where.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{option} {where}: cannot be made: {error.strerror}") from None
-    return where
 
 
 # -- options that are keys of a configuration --------------------------------------------------------------------------

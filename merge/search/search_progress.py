@@ -1,41 +1,17 @@
 """How a search gets on, for whoever started it, and tables of what it came to."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterable, Sequence
 
 from rich.table import Table
 
 from fleet.progress import Progress
-from merge.search.search_strategy import CHECK
-
-F = TypeVar("F")
 
 
-class SearchProgress(Progress, ABC, Generic[F]):
+class SearchProgress(Progress):
     """Of what a search has come to so far, which its registers say."""
 
     names_members = False
-
-    @abstractmethod
-    def found(self) -> F: ...
-
-    @abstractmethod
-    def checked(self, metrics: Mapping[str, Any]) -> str:
-        """What is told once round 0 is finished,"""
-
-    @abstractmethod
-    def generation(self, found: F, number: int) -> str:
-        """and each round after it."""
-
-    @abstractmethod
-    def leaders(self, found: F) -> Table: ...
-
-    def line(self, round: int) -> str:
-        return self.generation(self.found(), round) if round else self.checked(self.history[CHECK].metrics)
-
-    def table(self) -> Table:
-        return self.leaders(self.found())
+    stops_at = "the next model"
 
     def seconds(self) -> float:
         """Since this start of the run."""

@@ -2,19 +2,18 @@
 winner and the given models on questions by which nothing was selected. Pure."""
 
 from abc import ABC, abstractmethod
-from typing import Literal
 
 from fleet.recipe import Past, Recipe
 from fleet.tasks import Args
+from train.splits import EvalSplit
 
 CHECK = "0/check"
-Questions = Literal["validation", "test"]  # those that select, and those that were held out of that
 
 
 class QuestionArgs(Args):
     """Of every task that scores."""
 
-    on: Questions
+    on: EvalSplit
 
 
 class SearchStrategy(ABC):
@@ -23,14 +22,14 @@ class SearchStrategy(ABC):
     def plan(self, round: int, history: Past) -> list[Recipe]:
         if round == 0:
             return [Recipe("check", "check", role="tool"), *self.copies()]
-        ended = self.ended(round, history)
-        if ended is None:
+        last = self.last_generation(round, history)
+        if last is None:
             return self.generation(round, history)
-        winner = self.winner(ended, history) if round == ended + 1 else None
+        winner = self.winner(last, history) if round == last + 1 else None
         return [winner, *self.given("test", history)] if winner else []
 
     @abstractmethod
-    def ended(self, round: int, history: Past) -> int | None:
+    def last_generation(self, round: int, history: Past) -> int | None:
         """The last generation, if it lies before this round."""
 
     @abstractmethod
@@ -38,11 +37,11 @@ class SearchStrategy(ABC):
         """What is proposed after all that was scored so far; in round 1 the given models, too."""
 
     @abstractmethod
-    def given(self, on: Questions, history: Past) -> list[Recipe]:
+    def given(self, on: EvalSplit, history: Past) -> list[Recipe]:
         """The models themselves, to compare with."""
 
     @abstractmethod
-    def winner(self, ended: int, history: Past) -> Recipe | None:
+    def winner(self, last: int, history: Past) -> Recipe | None:
         """The best candidate, to be tested; None: there is none, or no test."""
 
     def copies(self) -> list[Recipe]:

@@ -28,7 +28,7 @@ class CandidateEvaluator(ABC, Generic[Q]):
         self._questions: tuple[str, Q] | None = None
 
     @cached_property
-    def tasks(self) -> dict[str, Any]:
+    def eval_tasks(self) -> dict[str, Any]:
         """Of lm-eval."""
         return self.loaded()
 
@@ -55,19 +55,19 @@ class CandidateEvaluator(ABC, Generic[Q]):
 
 
 def maker(
-    tasks: Mapping[str, Task[Any]], evaluator: Callable[[], E], serve: Callable[[E, Work], None], advice: str
+    tasks: Mapping[str, Task[Any]], evaluator: Callable[[], E], check_can_serve: Callable[[E, Work], None], advice: str
 ) -> Maker:
-    """With an evaluator that stays; `serve` raises where this worker is not the one to make a recipe."""
-    from train.verdicts import judging
+    """With an evaluator that stays; `check_can_serve` raises where this worker is not the one to make a recipe."""
+    from train.verdicts import with_verdicts
 
     every: Mapping[str, Task[Any]] = {"check": Task(_check), **tasks}
     made = making(every)
 
     def make(known: E, work: Work) -> Mapping[str, Any]:
-        serve(known, work)
+        check_can_serve(known, work)
         return made(known, work)
 
-    return judging(evaluator, make, advice)
+    return with_verdicts(evaluator, make, advice)
 
 
 def _check(evaluator: CandidateEvaluator[Any], work: Work, args: Args) -> Mapping[str, Any]:

@@ -19,7 +19,9 @@ app = App(help=__doc__, version_flags=[])
 def main(seeds: int = 2000, first: int = 0, jobs: int = 2, crashes: bool = True, mutants: bool = True) -> int:
     """Run simulated storms over the real protocol code; any broken promise is printed with its seed.
 
-    For example: python -m tests.storm --seeds 100 --no-crashes
+    For example:
+
+        python -m tests.storm --seeds 100 --no-crashes
 
     Parameters
     ----------

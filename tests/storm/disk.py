@@ -118,7 +118,7 @@ class SimDisk:
     root = Path("/simulated")
 
     def __init__(self, server: Server, process: Process) -> None:
-        self.server, self.process, self.ops, self.bytes_read = server, process, 0, 0
+        self.server, self.process, self.ops, self.bytes_read, self.seconds = server, process, 0, 0, 0.0
 
     def reopen(self) -> "SimDisk":
         return self

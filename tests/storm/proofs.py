@@ -35,6 +35,7 @@ TINY = {
     "rank": CONFIGS["rank"].model_copy(update={"population_size": 2, "max_generations": 2, "inner_steps": 2}),
     "search": CONFIGS["search"].model_copy(update={"population_size": 2, "max_generations": 1}),
 }
+TINY["diloco, two lanes"] = TINY["diloco"].model_copy(update={"disk_lane": True})
 
 
 @lru_cache(None)

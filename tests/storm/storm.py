@@ -5,6 +5,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from fleet import faults
@@ -20,7 +21,7 @@ from fleet.worker import Worker
 from tests.storm.disk import Inode, Server, SimDisk, Weather, folder_of
 from tests.storm.world import Process, SimHost, World
 from tests.toy.config import ToyConfig
-from tests.toy.maker import make
+from tests.toy.maker import BESIDE, make
 from tests.toy.strategies import strategy
 
 OPTIONS = WorkerOptions(dead_seconds=20.0, poll_seconds=0.3, snapshot_seconds=1.0)
@@ -126,6 +127,7 @@ class Storm:
         kind: type[Watched] = Watched,
         naive: bool = False,
     ) -> None:
+        self.lanes = config.disk_lane or seed % 2 == 1  # whether workers have a second one
         self.world, self.config, self.bad, self.kind = World(seed), config, bad, kind
         self.hosts = ["host-a", "host-b", "host-c"][:workers]
         self.server = Server(self.world, self.hosts, Weather())
@@ -229,12 +231,13 @@ class Storm:
         self.world.start(host, self._worker)
 
     def _worker(self, host: SimHost) -> str:
-        store = self.kind(SimDisk(self.server, host.process), host, f"{host.name}-{host.process.pid}")  # type: ignore[arg-type]
-        store.acted = self.acted
+        store = self._store(host)
         quorum = {"quorum": self.config.quorum, "grace_seconds": self.config.grace_seconds}
         launch = self.launch + self.bad.apart * self.hosts.index(host.name)
-        options = replace(OPTIONS, launch=launch, makers=len(self.hosts), **quorum)
-        worker = Worker(store, strategy(self.config), lambda work: self._make(host, work), options, _scribe)
+        options = replace(OPTIONS, launch=launch, makers=len(self.hosts), beside=BESIDE, **quorum)
+        make = partial(self._make, host)
+        second = (self._store(host), make) if self.lanes else None
+        worker = Worker(store, strategy(self.config), make, options, _scribe, second)
         try:
             how = worker.run()
         except faults.Denied as fault:  # it could write when it began: an outage is waited for
@@ -253,6 +256,11 @@ class Storm:
         if how != "over":
             self.world.at(self.world.now + 1.0, self._nature, lambda: self._start(host.name))
         return how
+
+    def _store(self, host: SimHost) -> Watched:
+        store = self.kind(SimDisk(self.server, host.process), host, f"{host.name}-{host.process.pid}")  # type: ignore[arg-type]
+        store.acted = self.acted
+        return store
 
     def _make(self, host: SimHost, work: Work) -> Mapping[str, Any]:
         """What a broken machine does after a while at anything that it is given."""

@@ -3,6 +3,7 @@
 from fleet.method import Method
 from fleet.start import main
 from tests.toy.config import ToyConfig
+from tests.toy.maker import BESIDE
 
 ABOUT = "Train a population of vectors on a shared folder: the real run, with models that cost nothing."
 
@@ -20,4 +21,4 @@ def _maker(config: ToyConfig):  # type: ignore[no-untyped-def]
 
 
 if __name__ == "__main__":
-    main(Method("", ABOUT, ToyConfig, _strategy, _maker))
+    main(Method("", ABOUT, ToyConfig, _strategy, _maker, beside=BESIDE))

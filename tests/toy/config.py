@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fleet.config import FleetConfig, Section, bound, operational
+from fleet.run_config import FleetConfig, Section, bound, operational
 
 
-class ToyRoom(Section):
+class ToySection(Section):
     initial_population: tuple[Annotated[int, Field(ge=0)], ...] = bound(
         (), "Seeds of the first vectors; empty: one, from SEED.", max_length=64, strict=False
     )
@@ -25,5 +25,5 @@ class ToyRoom(Section):
     sleep: float = operational(0.0, "Seconds that a recipe takes besides its arithmetic.", ge=0)
 
 
-class ToyConfig(ToyRoom, FleetConfig):
+class ToyConfig(ToySection, FleetConfig):
     algorithm: Literal["diloco", "matching", "rank", "search", "tournament"] = bound("matching", "Which toy.")

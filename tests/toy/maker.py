@@ -9,6 +9,7 @@ import numpy as np
 from fleet.work import Failed, Input, Maker, Work
 from tests.toy.config import ToyConfig
 
+BESIDE = frozenset({"cut", "outer"})  # tasks of a second lane
 Vector = np.ndarray[Any, np.dtype[np.float64]]
 
 

@@ -41,7 +41,7 @@ class Toy:
 
     @property
     def held_out(self) -> dict[str, object]:
-        return {"on": "held-out", "batch": self.c.eval_batch_size}
+        return {"on": "validation", "batch": self.c.eval_batch_size}
 
     @property
     def elastic(self) -> bool:

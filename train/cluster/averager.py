@@ -32,8 +32,8 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils import MPFuture, get_dht_time
 from torch import Tensor
 
-from fleet.config import UserError
 from fleet.errors import first_line
+from fleet.run_config import UserError
 from train.cluster.options import HivemindOptions
 
 COMPRESSIONS: Mapping[str, type] = {

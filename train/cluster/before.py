@@ -1,13 +1,12 @@
 """What comes before the first step: text, model, checkpoint, and the other peers."""
 
-import contextlib
 import fcntl
 import hashlib
 import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,22 +16,21 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from fleet import plain
-from fleet.config import UserError
-from fleet.errors import first_line
+from fleet.run_config import UserError
 from fleet.scratch import sweep
 from train.cluster import token_data
 from train.cluster.checkpoints import CheckpointKeeper
 from train.cluster.options import TrainingOptions
 from train.cluster.ranks import Agreed, Ranks
 from train.cluster.shared import OuterState, Shared
-from train.cluster.stretches import Stretches, StretchMaker
 from train.cluster.token_data import Batches, RandomBatches
-from train.config import TrainConfig
-from train.model import built, described, has_vocabulary, skeleton, structure
+from train.cluster.token_shards import TokenShardMaker, TokenShards
+from train.model import built, described, has_vocabulary, in_a_line, skeleton, structure
 from train.optimizers import WEIGHTS
+from train.training_config import TrainConfig
 
 
-@contextlib.contextmanager
+@contextmanager
 def opened(folder: Path, option: str = "--ckpt.path") -> Iterator[None]:
     """For this training alone, as long as it goes on: two in one folder would destroy each other's checkpoints."""
     try:
@@ -65,23 +63,24 @@ class Material:
 
 def prepared(options: TrainingOptions, c: TrainConfig, ranks: Ranks, stack: ExitStack) -> Material:
     """The first rank of each machine makes tokens of the text while all train."""
+    fixed, bound = embeddings(c), options.bound()
     if options.fake_data:
-        words = embeddings(c) or c.vocab_size
-        known = {"tokenizer": "", "text": f"random, below {words}"}
-        return Material(words, None, RandomBatches(c, ranks, words), {**options.bound(), **known})
+        words = fixed or c.vocab_size
+        bound |= {"tokenizer": "", "text": f"random, below {words}"}
+        return Material(words, None, RandomBatches(c, ranks, words), bound)
     tokenizer = ranks.same(lambda: token_data.tokenizer_for(c))
     words = len(tokenizer)
-    if 0 < (fixed := embeddings(c)) < words:
+    if 0 < fixed < words:
         raise UserError(f"--path-model: {fixed} embeddings for a tokenizer of {words} words")
-    known = {"tokenizer": ranks.alike(token_data.words_of(tokenizer), "the tokenizer")}
+    bound["tokenizer"] = ranks.alike(token_data.words_of(tokenizer), "the tokenizer")
     name = ranks.same(lambda: token_data.name_of(c, tokenizer, words))
-    known["text"] = ranks.alike(name, "the text")
-    stretches = Stretches(c, options.ckpt.path / "data" / name, words)
-    say(ranks, f"the text as tokens: {stretches.place}")
-    maker = StretchMaker(stretches, tokenizer, options.num_workers) if ranks.leads_here else None
+    bound["text"] = ranks.alike(name, "the text")
+    shards = TokenShards(c, options.ckpt.path / "data" / name, words)
+    say(ranks, f"the text as tokens: {shards.place}")
+    maker = TokenShardMaker(shards, tokenizer, options.num_workers) if ranks.leads_here else None
     if maker:
         stack.callback(maker.close)
-    return Material(words, tokenizer, Batches(c, ranks, stretches, maker), {**options.bound(), **known})
+    return Material(words, tokenizer, Batches(c, ranks, shards, maker), bound)
 
 
 def embeddings(c: TrainConfig) -> int:
@@ -97,23 +96,17 @@ def model_of(options: TrainingOptions, c: TrainConfig, words: int, ranks: Ranks)
     if len({*ranks.each(structure(model))}) > 1:
         model = ranks.same(lambda: _model(options, c, words, True))
         ranks.alike(structure(model), "the model")
-    learning: PreTrainedModel = model.train()
-    return learning
+    model.train()
+    return model
 
 
 def _model(options: TrainingOptions, c: TrainConfig, words: int, weights: bool) -> PreTrainedModel:
     """Fresh weights follow from the seed."""
     entry = c.initial_population[0]
-    try:
+    with in_a_line(f"--path-model {options.path_model}: cannot be loaded"):
         model = built(entry, words, c.seed) if weights else skeleton(entry, words)
-    except UserError:
-        raise
-    except Exception as error:  # whatever a damaged file makes a library say
-        raise UserError(f"--path-model {options.path_model}: cannot be loaded: {first_line(error)}") from None
-    try:
+    with in_a_line(f"--attn-implementation {options.attn_implementation}"):
         model.set_attn_implementation(options.attn_implementation)
-    except (ValueError, ImportError) as error:
-        raise UserError(f"--attn-implementation {options.attn_implementation}: {first_line(error)}") from None
     return model
 
 
@@ -143,17 +136,33 @@ def resumed(options: TrainingOptions, keeper: CheckpointKeeper, learner: Shared,
                 "to begin anew, give another --ckpt.path"
             )
         return 0
+    return restored(keeper, place, learner, options.total_steps, outer)
+
+
+def restored(
+    keeper: CheckpointKeeper, place: Path, learner: Shared, steps: int, outer: OuterState | None = None
+) -> int:
+    """Of a checkpoint, all that it has; and its step."""
     tensors = tensors_of(learner, outer)
-    state = keeper.load(place, tensors, options.total_steps)
+    state = keeper.load(place, tensors, steps)
     if outer:
         outer.round = state.round
         for vector, kind in ((outer.start, "start"), (outer.momentum, "momentum")):
             vector.copy_(learner.joined({name: tensors[f"{kind}.{name}"] for name in learner.layout.shapes}))
-    learner.recall(state.optimizer.model_dump())
+    learner.load_optimizer_state(state.optimizer.model_dump())
     learner.loaded()
     keeper.begin(state.step)
     say(learner.ranks, f"going on from {place}")
     return state.step
+
+
+def save(
+    keeper: CheckpointKeeper, step: int, learner: Shared, last: bool, advice: str, outer: OuterState | None = None
+) -> None:
+    if not learner.finite():
+        raise Agreed(f"step {step}: weights are not finite any more, and are not saved; {advice}")
+    known = {"optimizer": learner.state(), **({"round": outer.round} if outer else {})}
+    keeper.save(step, tensors_of(learner, outer), known, last)
 
 
 # -- peers -------------------------------------------------------------------------------------------------------------
@@ -163,11 +172,14 @@ def met(
     options: TrainingOptions, learner: Shared, outer: OuterState, bound: Mapping[str, Any], stack: ExitStack
 ) -> Any:
     assert options.hv
-    spec = {"model": digest_of(learner), "tokenizer": bound["tokenizer"], "seq_length": options.seq_length}
-    spec |= {"strategy": options.sharding_strategy, "ranks": learner.ranks.count, "outer_lr": options.hv.outer_lr}
-    spec |= {"total_steps": options.total_steps, "max_steps": options.last_step, "seed": options.seed}
+    spec = {
+        **{key: getattr(options, key) for key in ("seq_length", "total_steps", "seed")},
+        **{"model": digest_of(learner), "tokenizer": bound["tokenizer"], "strategy": options.sharding_strategy},
+        **{"ranks": learner.ranks.count, "outer_lr": options.hv.outer_lr, "max_steps": options.last_step},
+        "galaxy_size": options.hv.galaxy_size,
+    }
     say(learner.ranks, f"waiting for {options.hv.galaxy_size} peers")
-    peer = peers().Peer(options.hv, {**spec, "galaxy_size": options.hv.galaxy_size}, learner, outer)
+    peer = peers().Peer(options.hv, spec, learner, outer)
     stack.callback(peer.close)
     return peer
 

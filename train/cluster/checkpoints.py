@@ -6,7 +6,6 @@ nothing of it is ever run. It gets its name when all of it is on the disk.
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -21,10 +20,10 @@ from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.api import CheckpointException
 
-from fleet.config import Section, UserError
 from fleet.errors import first_line
 from fleet.fsync import sync
 from fleet.plain import say
+from fleet.run_config import Section, UserError
 from train.cluster.ranks import Agreed, Ranks
 
 STATE = "state.json"
@@ -54,9 +53,7 @@ class CheckpointKeeper:
         self._group = dist.new_group(backend="gloo")  # its own: a thread works with it
         self._side = ThreadPoolExecutor(1)
         self._writing: Future[None] | None = None
-        if ranks.first:
-            for left in folder.glob(".step-*.unfinished"):
-                _removed(left)
+        self._sweep()
 
     def save(self, step: int, tensors: Tensors, known: Mapping[str, Any], last: bool = False) -> None:
         """Begin to write; what is in memory may change as soon as this returns."""
@@ -96,13 +93,12 @@ class CheckpointKeeper:
 
     def begin(self, step: int) -> None:
         """Checkpoints of a future that is given up get out of the way of the newest."""
-        if self.ranks.first:
-            for each in self.complete():
-                if int(each.name.removeprefix("step-")) > step:
-                    aside = each.with_name(f"left-{each.name}")
-                    _removed(aside)
-                    each.rename(aside)
-                    say(f"{each}: training goes on before it; it is kept as {aside.name}")
+        for each in self.complete() if self.ranks.first else ():
+            if step_of(each) > step:
+                aside = each.with_name(f"left-{each.name}")
+                _removed(aside)
+                each.rename(aside)
+                say(f"{each}: training goes on before it; it is kept as {aside.name}")
 
     def _failed(self, error: str, last: bool) -> bool:
         """Training goes on without one in between: the next may have room again. The last one has to be there."""
@@ -113,22 +109,23 @@ class CheckpointKeeper:
             raise Agreed(f"{why}; make room, and begin again with --ckpt.resume true")
         if self.ranks.first:
             say(f"{why}; training goes on, the next one may be")
-            for left in self.folder.glob(".step-*.unfinished"):
-                _removed(left)
+        self._sweep()
         return True
+
+    def _sweep(self) -> None:
+        """Of what was not completed."""
+        for left in self.folder.glob(".step-*.unfinished") if self.ranks.first else ():
+            _removed(left)
 
     def _finish(self, written: Any, draft: Path, name: str, state: Mapping[str, Any]) -> None:
         written.result()  # all ranks have written, or none has
         if not self.ranks.first:
             return
         files = {file.name: [file.stat().st_size, _sha256(file)] for file in sorted(draft.iterdir())}
-        with open(draft / STATE, "w") as file:
-            json.dump({**state, "files": files}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        sync(draft)
-        if (self.folder / name).exists():  # from before it was resumed at an older one
-            shutil.rmtree(self.folder / name)
+        (draft / STATE).write_text(json.dumps({**state, "files": files}))
+        for path in (draft / STATE, draft):
+            sync(path)
+        _removed(self.folder / name)  # from before it was resumed at an older one
         draft.rename(self.folder / name)
         sync(self.folder)
         for old in self.complete()[: -self.most] if self.most else []:
@@ -137,9 +134,7 @@ class CheckpointKeeper:
             _removed(gone)
 
     def complete(self) -> list[Path]:
-        """The oldest first."""
-        named = (each for each in self.folder.glob("step-*") if re.fullmatch(r"step-\d{8,}", each.name))
-        return sorted(each for each in named if (each / STATE).is_file())
+        return complete_in(self.folder)
 
     # -- going on -----------------------------------------------------------------------------------------------------
 
@@ -149,19 +144,12 @@ class CheckpointKeeper:
             return None
         if resume.lower() != "true":
             return Path(resume).expanduser().absolute()
-        there = self.complete()
-        found = self.ranks.from_first(str(there[-1]) if there else "")
-        return Path(found) if found else None
+        found: Path | None = self.ranks.from_first(next(reversed(self.complete()), None))
+        return found
 
     def load(self, place: Path, tensors: Tensors, steps: int) -> State:
         """Into these tensors; what was kept beside them."""
-        state, error = None, ""
-        try:
-            state = self._checked(place, tensors, steps)
-        except UserError as wrong:
-            error = str(wrong)
-        self.ranks.all_or_none(error)
-        assert state
+        state = self.ranks.same(lambda: self._checked(place, tensors, steps))
         try:
             reader = HuggingFaceStorageReader(str(place))
             dcp.load(dict(tensors), storage_reader=reader, process_group=self._group)
@@ -170,17 +158,11 @@ class CheckpointKeeper:
         return state
 
     def _checked(self, place: Path, tensors: Tensors, steps: int) -> State:
-        try:
-            state = State.model_validate_json((place / STATE).read_bytes())
-        except (OSError, ValueError) as error:
-            why = first_line(error) if isinstance(error, OSError) else f"{STATE} is damaged, or another program's"
-            raise UserError(f"{place}: no checkpoint of this program: {why}; {_OLDER}") from None
+        state = _state_in(place)
         if state.step > steps:
             raise UserError(f"{place}: it is said to be of step {state.step}, of {steps}; {_OLDER}")
-        shapes, bound = state.shapes, state.bound_to
-        if other := [key for key in {**bound, **self.bound} if bound.get(key) != self.bound.get(key)]:
-            said = ", ".join(f"{key} was {bound.get(key)!r}, is {self.bound.get(key)!r}" for key in sorted(other)[:4])
-            raise UserError(f"{place}: it was begun with other settings: {said}; give the same, or begin anew")
+        shapes, missing = state.shapes, dict.fromkeys(state.bound_to)
+        _same_settings(place, state, {**missing, **self.bound})
         if other := [name for name, shape in _shapes(tensors).items() if shapes.get(name) != shape]:
             was = shapes.get(other[0])
             raise UserError(
@@ -196,6 +178,37 @@ class CheckpointKeeper:
             if not file.is_file() or file.stat().st_size != size or _sha256(file) != digest:
                 raise UserError(f"{file}: missing or damaged; {_OLDER}")
         return state
+
+
+def complete_in(folder: Path) -> list[Path]:
+    """The oldest first."""
+    there = folder.glob("step-*")
+    return sorted(each for each in there if re.fullmatch(r"step-\d{8,}", each.name) and (each / STATE).is_file())
+
+
+def check_settings(folder: Path, known: Mapping[str, Any]) -> None:
+    """Complain before anything that takes long, if the newest checkpoint there was begun with others than these."""
+    for place in complete_in(folder)[-1:]:
+        _same_settings(place, _state_in(place), known)
+
+
+def _state_in(place: Path) -> State:
+    try:
+        return State.model_validate_json((place / STATE).read_bytes())
+    except (OSError, ValueError) as error:
+        why = first_line(error) if isinstance(error, OSError) else f"{STATE} is damaged, or another program's"
+        raise UserError(f"{place}: no checkpoint of this program: {why}; {_OLDER}") from None
+
+
+def _same_settings(place: Path, state: State, known: Mapping[str, Any]) -> None:
+    was = state.bound_to
+    if other := [key for key in known if was.get(key) != known[key]]:
+        said = ", ".join(f"{key} was {was.get(key)!r}, is {known[key]!r}" for key in sorted(other)[:4])
+        raise UserError(f"{place}: it was begun with other settings: {said}; give the same, or begin anew")
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))
 
 
 def _removed(path: Path) -> None:

@@ -2,17 +2,17 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from fleet.config import UserError, validated, whole
+from fleet.run_config import UserError, validated, whole
 from train import text
 from train.chat import Example
-from train.cluster.options import Strategy
+from train.cluster.options import Precision, Strategy, precision_of
 from train.posttrain.posttrain_config import PosttrainConfig
 
 LR = {("sft", True): 2e-4, ("sft", False): 1e-5, ("dpo", True): 1e-5, ("dpo", False): 1e-6}  # with an adapter, or not
@@ -22,77 +22,88 @@ _HELD = {"cpu": 4096, "cuda": 16_384}  # tokens that a device takes at a time
 _LOGITS = 1 << 28  # numbers that their logits may have
 
 
-def _help(about: str, **more: Any) -> Parameter:
-    return Parameter(help=about, **more)
-
-
-def _flag(about: str) -> Parameter:
-    return Parameter(help=about, negative="")
-
-
 @dataclass(frozen=True)
 class FinetuneOptions:
     """All of them; what results depend on is what a checkpoint goes on with."""
 
     objective: Annotated[
-        Literal["sft", "dpo"] | None, _help("sft: from answers; dpo: from preferences. By default what the rows are.")
+        Literal["sft", "dpo"] | None,
+        Parameter(help="sft: from answers; dpo: from preferences. By default what the rows are."),
     ] = None
-    held_out: Annotated[str, _help("Rows to measure by, as ROWS; by default a twentieth of ROWS is kept for it.")] = ""
-    full: Annotated[bool, _flag("All weights learn, instead of an adapter (LoRA).")] = False
-    merge: Annotated[bool, _flag("Write the whole model with the adapter in its weights, instead of the adapter.")] = (
-        False
-    )
-    rank: Annotated[int, _help("Of the adapter.")] = 16
-    alpha: Annotated[float, _help("Of the adapter: it counts alpha / rank times.")] = 32.0
+    held_out: Annotated[
+        str, Parameter(help="Rows to measure by, as ROWS; by default a twentieth of ROWS is kept for it.")
+    ] = ""
+    full: Annotated[bool, Parameter(help="All weights learn, instead of an adapter (LoRA).", negative="")] = False
+    merge: Annotated[
+        bool,
+        Parameter(help="Write the whole model with the adapter in its weights, instead of the adapter.", negative=""),
+    ] = False
+    rank: Annotated[int, Parameter(help="Of the adapter.")] = 16
+    alpha: Annotated[float, Parameter(help="Of the adapter: it counts alpha / rank times.")] = 32.0
     target: Annotated[
         list[str] | None,
-        _help("A part of the names of the layers that get an adapter; by default all linear ones.", negative=""),
+        Parameter(
+            help="A part of the names of the layers that get an adapter; by default all linear ones.", negative=""
+        ),
     ] = None
-    four_bits: Annotated[bool, _flag("Keep the model's own weights in 4 bits beside the adapter; CUDA only.")] = False
+    four_bits: Annotated[
+        bool, Parameter(help="Keep the model's own weights in 4 bits beside the adapter; CUDA only.", negative="")
+    ] = False
     lr: Annotated[
         float | None,
-        _help("The highest learning rate. By default 2e-4, with --full 1e-5; of dpo 1e-5, with --full 1e-6."),
+        Parameter(help="The highest learning rate. By default 2e-4, with --full 1e-5; of dpo 1e-5, with --full 1e-6."),
     ] = None
-    lr_schedule: Annotated[Literal["cosine", "constant", "linear"], _help("How it falls: to a tenth, or to 0.")] = (
-        "cosine"
-    )
-    warmup_steps: Annotated[int | None, _help("Steps in which it rises; by default a tenth of all.")] = None
-    epochs: Annotated[float, _help("How often each row is seen.")] = 1.0
+    lr_schedule: Annotated[
+        Literal["cosine", "constant", "linear"], Parameter(help="How it falls: to a tenth, or to 0.")
+    ] = "cosine"
+    warmup_steps: Annotated[int | None, Parameter(help="Steps in which it rises; by default a tenth of all.")] = None
+    epochs: Annotated[float, Parameter(help="How often each row is seen.")] = 1.0
     batch_tokens: Annotated[
-        int | None, _help("Tokens of a step, over all devices; by default 16,384, or fewer for 50 steps of few rows.")
+        int | None,
+        Parameter(help="Tokens of a step, over all devices; by default 16,384, or fewer for 50 steps of few rows."),
     ] = None
-    device_rows: Annotated[int | None, _help("Rows that a device takes at a time; fewer need less memory.")] = None
+    device_rows: Annotated[
+        int | None, Parameter(help="Rows that a device takes at a time; fewer need less memory.")
+    ] = None
     seq_length: Annotated[
         int | None,
-        _help("Tokens of a row, in which several examples may stand; longer ones are cut. By default up to 2,048."),
+        Parameter(
+            help="Tokens of a row, in which several examples may stand; longer ones are cut. By default up to 2,048."
+        ),
     ] = None
-    weight_decay: Annotated[float, _help("Weight decay of matrices.")] = 0.0
-    clip: Annotated[float, _help("The longest gradient; 0 does not clip.")] = 1.0
-    beta: Annotated[float, _help("Of dpo: how far it may go from where it began.")] = 0.1
+    weight_decay: Annotated[float, Parameter(help="Weight decay of matrices.")] = 0.0
+    clip: Annotated[float, Parameter(help="The longest gradient; 0 does not clip.")] = 1.0
+    beta: Annotated[float, Parameter(help="Of dpo: how far it may go from where it began.")] = 0.1
     precision: Annotated[
-        Literal["32-true", "bf16-mixed", "fp16-mixed"] | None,
-        _help("Of the arithmetic; by default bf16-mixed on a GPU, 32-true on a CPU."),
+        Precision | None,
+        Parameter(help="Of the arithmetic; by default bf16-mixed on a GPU, 32-true on a CPU."),
     ] = None
     dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"] | None, _help("Of a whole model's files; by default MODEL's own.")
+        Literal["float32", "bfloat16", "float16"] | None,
+        Parameter(help="Of a whole model's files; by default MODEL's own."),
     ] = None
     sharding_strategy: Annotated[
-        Strategy, _help("Several devices: NO_SHARD, each has the model; FULL_SHARD and others, parts, with --full.")
+        Strategy,
+        Parameter(help="Several devices: NO_SHARD, each has the model; FULL_SHARD and others, parts, with --full."),
     ] = "NO_SHARD"
-    seed: Annotated[int, _help("Of the adapter's first numbers, the order of rows, and dropout.")] = 1
-    dataset_config: Annotated[str, _help("Of a hub's data set: which configuration.")] = ""
-    split: Annotated[str, _help("Of a hub's data set: which split.")] = "train"
-    trust_remote_code: Annotated[bool, _flag("Let a model of the hub run code of its own.")] = False
-    save_minutes: Annotated[float, _help("How much a killed training may lose.")] = 5.0
+    seed: Annotated[int, Parameter(help="Of the adapter's first numbers, the order of rows, and dropout.")] = 1
+    dataset_config: Annotated[str, Parameter(help="Of a hub's data set: which configuration.")] = ""
+    split: Annotated[str, Parameter(help="Of a hub's data set: which split.")] = "train"
+    trust_remote_code: Annotated[bool, Parameter(help="Let a model of the hub run code of its own.", negative="")] = (
+        False
+    )
+    save_minutes: Annotated[float, Parameter(help="How much a killed training may lose.")] = 5.0
     metrics: Annotated[
-        Literal["csv", "tensorboard", "wandb", "trackio"], _help("Where the losses go besides the terminal.")
+        Literal["csv", "tensorboard", "wandb", "trackio"], Parameter(help="Where the losses go besides the terminal.")
     ] = "csv"
-    overwrite: Annotated[bool, _flag("Replace the model in --out, once another one is done.")] = False
+    overwrite: Annotated[bool, Parameter(help="Replace the model in --out, once another one is done.", negative="")] = (
+        False
+    )
 
     def bound(self) -> dict[str, Any]:
         """What decides which numbers come out."""
         free = ("save_minutes", "metrics", "overwrite", "merge", "dtype", "trust_remote_code")
-        return {key: value for key, value in asdict(self).items() if key not in free}
+        return {key: value for key, value in vars(self).items() if key not in free}
 
 
 @dataclass(frozen=True)
@@ -111,18 +122,22 @@ def settings(
 ) -> PosttrainConfig:
     """Those of a child of post-training, which learns in the same way."""
     adapter = {"r": o.rank, "alpha": o.alpha, "targets": o.target or "all-linear", "four_bits": o.four_bits}
-    keys: dict[str, Any] = {key: getattr(o, key) for key in ("seed", "lr_schedule", "weight_decay", "clip")}
     source = {"source": rows, **({} if rows.endswith(text.ROW_FILES) else {"name": o.dataset_config, "split": o.split})}
-    keys |= {"mutation": objective, "mutation_datasets": (source,), "initial_population": (model,)}
-    keys |= {"lr": o.lr if o.lr is not None else LR[objective, not o.full], "adapter": None if o.full else adapter}
-    keys |= {
-        "sft_epochs": o.epochs,
-        "dpo_beta": o.beta,
-        "dtype": o.dtype or "",
+    same = ("seed", "lr_schedule", "weight_decay", "clip", "trust_remote_code")
+    keys: dict[str, Any] = dict(
+        {key: getattr(o, key) for key in same},
+        mutation=objective,
+        mutation_datasets=(source,),
+        initial_population=(model,),
+        lr=LR[objective, not o.full] if o.lr is None else o.lr,
+        warmup_steps=o.warmup_steps or 0,
+        adapter=None if o.full else adapter,
+        sft_epochs=o.epochs,
+        dpo_beta=o.beta,
+        dtype=o.dtype or "",
+        precision=o.precision or precision_of(size.device),
         **_batches(o, examples, size),
-    }
-    keys |= {"precision": o.precision or ("bf16-mixed" if size.device == "cuda" else "32-true")}
-    keys |= {"trust_remote_code": o.trust_remote_code, "warmup_steps": o.warmup_steps or 0}
+    )
     return validated(PosttrainConfig, keys, "options", lambda key: _OPTIONS.get(key, "--" + key.replace("_", "-")))
 
 

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,19 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fleet.config import UserError
+from fleet.run_config import UserError
 from train import objectives
-from train.cluster.before import say, tensors_of
-from train.cluster.checkpoints import CheckpointKeeper
+from train.cluster.before import restored, save, say
+from train.cluster.checkpoints import CheckpointKeeper, step_of
 from train.cluster.finetune_options import FinetuneOptions
 from train.cluster.logs import Log
-from train.cluster.ranks import Agreed
 from train.cluster.shared import Shared
-from train.config import TrainConfig
-from train.loop import NotFinite, Objective, Part, rate
+from train.loop import MicroBatch, NotFinite, Objective, rate
 from train.packing import Batch
 from train.posttrain import finetune_rows
 from train.posttrain.posttrain_config import PosttrainConfig
+from train.training_config import TrainConfig
 
 _TELL = 5.0  # seconds between two lines of progress
 _LOOKS = 10  # at the held-out rows, besides the first
@@ -57,12 +56,10 @@ def shares(c: PosttrainConfig, learner: Shared, steps: Steps) -> list[list[Share
     """Of each step, this rank's, which is as many batches as any other's; with what the model says before it learns."""
     rank, count, found = learner.ranks.rank, learner.ranks.count, list[list[Share]]()
     for step in finetune_rows.told(steps, "what the model says before it learns, of", "steps"):
-        turns = math.ceil(len(step) / count)
-        mine = [*step[rank::count], *step[:1]][:turns]
-        (parts,) = objectives.begun(c, learner, [mine])
+        own, turns = step[rank::count], math.ceil(len(step) / count)
+        (parts,) = objectives.begun(c, learner, [[*own, *step[:1]][:turns]])
         whole = sum(batch.count if not objectives.objective_of(c).pairs else batch.examples // 2 for batch in step)
-        own = len(step[rank::count])
-        found.append([Share(part, whole / count, float(n < own)) for n, part in enumerate(parts)])
+        found.append([Share(part, whole / count, float(n < len(own))) for n, part in enumerate(parts)])
     return found
 
 
@@ -77,47 +74,45 @@ class Training:
     ) -> None:
         self.o, self.c, self.config, self.learner, self.keeper = o, c, config, learner, keeper
         self.first_held = self.last_held = math.nan
+        self._looked = dict[str, float]()
+        self._advice = f"the learning rate is {c.lr:g}: begin anew, in another --out, with a lower --lr"
 
     def prepare(self, steps: Steps, held: Sequence[Batch]) -> int:
         """The step from which on it goes. Preferences are compared with the model as it was given, so that comes
         before a checkpoint is loaded."""
         learner, place = self.learner, self.keeper.chosen("true")
-        begin = int(place.name.removeprefix("step-")) if place else 0
+        begin = step_of(place) if place else 0
         self._steps = len(steps)
         self._held = shares(self.c, learner, [held])[0]
         self._shares = dict(enumerate(shares(self.c, learner, steps[begin:]), begin))
-        self.first_held = self.last_held = self.held_loss()
-        say(learner.ranks, f"step 0 of {len(steps)}: held out {self.first_held:.4f}")
+        self.first_held = self.look()
+        say(learner.ranks, f"step 0 of {len(steps)}: {self._seen()}")
         if place:
-            tensors = tensors_of(learner)
-            state = self.keeper.load(place, tensors, len(steps))
-            learner.recall(state.optimizer.model_dump())
-            learner.loaded()
-            say(learner.ranks, f"going on from {place}")
-            self.last_held = self.held_loss()
+            restored(self.keeper, place, learner, len(steps))
+            self.look()
         return begin
 
     def run(self, begin: int, lines: Log) -> int:
         """The step after which it ended."""
         learner, ranks, steps = self.learner, self.learner.ranks, self._steps
         if begin == 0:
-            lines.write(0, {"held_out": self.first_held})
+            lines.write(0, self._looked)
         started = saved = told = time.monotonic()
-        every = max(1, math.ceil(steps / _LOOKS))
-        done = begin
+        every, done = max(1, math.ceil(steps / _LOOKS)), begin
         try:
             for count in learner.train(self._batches(begin), (rate(self.config, n) for n in range(begin, steps))):
                 done, looked = begin + count, {}
-                loss = self._loss(done)
+                loss = learner.step_loss(done, self._advice)
                 if done % every == 0 or done == steps:
-                    self.last_held = self.held_loss()
-                    looked = {"held_out": self.last_held}
+                    self.look()
+                    looked = self._looked
                 lines.write(done, {"loss": loss, "lr": rate(self.config, done - 1), **looked})
                 now = time.monotonic()
                 if looked or now - told > _TELL:
                     told, left = now, (now - started) / count * (steps - done)
-                    said = f", held out {self.last_held:.4f}" if looked else ""
-                    say(ranks, f"step {done} of {steps}: loss {loss:.4f}{said}; {_span(left)} left")
+                    span = f"{left:.0f} s" if left < 100 else f"{left / 60:.0f} min"
+                    said = f", {self._seen()}" if looked else ""
+                    say(ranks, f"step {done} of {steps}: loss {loss:.4f}{said}; {span} left")
                 stopped = ranks.told_to_stop()
                 if stopped or done == steps or ranks.any(ranks.first and now - saved > 60 * self.o.save_minutes):
                     saved = now
@@ -125,42 +120,39 @@ class Training:
                 if stopped:
                     break
         except NotFinite as error:
-            raise UserError(f"after step {done}: {error}; {_advice(self.c)}") from None
+            raise UserError(f"after step {done}: {error}; {self._advice}") from None
         self.keeper.wait(last=True)
         return done
 
-    def held_loss(self) -> float:
-        """On the held-out rows: nats a learned token, or the loss of a preference."""
+    def look(self) -> float:
+        """At the held-out rows, for their loss: nats a learned token; or that of a preference, and beside it how often
+        and by how much the better answer is ahead."""
         learner = self.learner
         learner.model.eval()
         with torch.no_grad():
-            total = torch.stack([learner.loss(share) for share in self._held]).double().sum()
+            each = [self._measured(share) for share in self._held]
         learner.model.train()
-        return float(learner.ranks.mean(total))
+        totals = {name: torch.stack([one[name] for one in each]).double().sum() for name in each[0]}
+        self._looked = {name: float(learner.ranks.mean(total)) for name, total in totals.items()}
+        self.last_held = self._looked["held_out"]
+        return self.last_held
 
-    def _batches(self, begin: int) -> Iterator[list[Part]]:
+    def _measured(self, share: Share) -> Mapping[str, Tensor]:
+        if not objectives.objective_of(self.c).pairs:
+            return {"held_out": self.learner.loss(share)}
+        part = share.part.to(self.learner.device)
+        sums = objectives.preference_measures(self.learner.answer, part, self.c.dpo_beta)
+        return {name: value / share.count * share.weight for name, value in sums.items()}
+
+    def _seen(self) -> str:
+        words = {"held_out": "held out", "reward_accuracy": "reward accuracy", "reward_margin": "margin"}
+        return ", ".join(f"{words[name]} {value:.4f}" for name, value in self._looked.items())
+
+    def _batches(self, begin: int) -> Iterator[list[MicroBatch]]:
         for step in range(begin, self._steps):
             numbers = [self.c.seed, step, self.learner.ranks.rank, 7]
             self.learner.seed(int(np.random.default_rng(numbers).integers(1 << 31)))
             yield self._shares.pop(step)
 
-    def _loss(self, step: int) -> float:
-        """Of the step that was just taken."""
-        loss = float(self.learner.ranks.mean(self.learner.total))
-        self.learner.total.zero_()
-        if not math.isfinite(loss):
-            raise Agreed(f"step {step}: the loss became {loss}; {_advice(self.c)}")
-        return loss
-
     def _save(self, step: int, last: bool) -> None:
-        if not self.learner.finite():
-            raise Agreed(f"step {step}: weights are not finite any more, and are not saved; {_advice(self.c)}")
-        self.keeper.save(step, tensors_of(self.learner), {"optimizer": self.learner.state()}, last)
-
-
-def _advice(c: PosttrainConfig) -> str:
-    return f"the learning rate is {c.lr:g}: begin anew, in another --out, with a lower --lr"
-
-
-def _span(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+        save(self.keeper, step, self.learner, last, self._advice)

@@ -10,20 +10,31 @@ from typing import Any
 import torch
 import yaml
 
+from fleet.evaluating import lm_eval
 from merge import live
 from merge.donors import Donors
 from merge.engine import MergeOptions
-from merge.engine import write as write_tensors
 from merge.files import read_json, write_json
-from merge.merge_planning import plan
-from merge.merging import RECIPE, SHARD, furnish
+from merge.merge_planning import plan_merge
+from merge.merging import RECIPE
 from merge.output import atomic_folder
-from train import report
 from train.adapters import merged
 from train.cluster.shared import Shared
 from train.member.first_members import dtype_of
-from train.member.posttraining_runtime import ChildModel, said_of
+from train.member.posttraining_runtime import ChildModel, said_of, write_model
 from train.posttrain.posttrain_config import PosttrainConfig
+
+_SHOWN = (
+    *("lr", "lr_schedule", "warmup_steps", "sft_epochs", "seq_length", "batch_size", "gradient_accumulation"),
+    *("precision", "seed"),
+)
+
+
+_OF_A_CHAT = (
+    'messages = [{"role": "user", "content": "What is the capital of France?"}]',
+    'more = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": True}',
+    "asked = tokenizer.apply_chat_template(messages, **more)",
+)
 
 
 class Opened:
@@ -33,18 +44,18 @@ class Opened:
         self._stack, self._trust = ExitStack(), trust
         recipe = {"merge_method": "passthrough", "models": [{"model": model}], "out_dtype": "float32"}
         self.said, self._donors = said_of(recipe), self._stack.enter_context(Donors())
-        self.made = plan(self.said, self._donors)
+        self.plan = plan_merge(self.said, self._donors)
         donor = self._donors[model]
         self.dtype, self.words = dtype_of(donor), donor.vocabulary_size or 1
         text = donor.config.get("text_config") or donor.config
         self.positions = int(text.get("max_position_embeddings") or text.get("n_positions") or 0)
-        self.tokenizer = live.furnished(self.said, self.made, "cpu", trust, with_model=False).tokenizer
+        self.tokenizer = live.furnished(self.said, self.plan, "cpu", trust, with_model=False).tokenizer
 
     def loaded(self, device: str) -> ChildModel:
         """In fp32."""
-        known = live.furnished(self.said, self.made, device, self._trust)
-        known.fill(self.made, MergeOptions(threads=torch.get_num_threads()))
-        return ChildModel(self.said, self.made, known)
+        known = live.furnished(self.said, self.plan, device, self._trust)
+        known.fill(self.plan, MergeOptions(threads=torch.get_num_threads()))
+        return ChildModel(self.said, self.plan, known)
 
 
 @dataclass(frozen=True)
@@ -70,7 +81,7 @@ class Finetuned:
         return [
             f"held-out loss {self.before:.4f} before, {self.after:.4f} after: {out}",
             f"python -m merge.gguf {model} {out}.gguf --type Q8_0",
-            report.lm_eval(out, self.model if self.is_adapter else ""),
+            lm_eval(out, self.model if self.is_adapter else ""),
         ]
 
 
@@ -79,15 +90,14 @@ def write(out: Path, donor: Opened, child: ChildModel, learner: Shared, about: F
     state = learner.state_dict()
 
     def written() -> None:
-        size = sum(each.nbytes for each in state.values())
-        with atomic_folder(out, size, overwrite) as draft:
+        with atomic_folder(out, sum(each.nbytes for each in state.values()), overwrite) as draft:
             if about.is_adapter:
                 _adapter(draft, donor, learner.model, about)
             else:
                 _model(draft, donor, child, learner.model, dict(state), about)
             (draft / "README.md").write_text(card(about, out))
 
-    learner.ranks.same(written, learner.ranks.first)
+    learner.ranks.some(learner.ranks.first, written)
 
 
 def _adapter(draft: Path, donor: Opened, model: Any, about: Finetuned) -> None:
@@ -110,8 +120,7 @@ def _model(
         merged(model, child.live.model if c.adapter.four_bits else None)
         state = child.live.model.state_dict()
     made = child.files(getattr(torch, c.dtype or donor.dtype), state)
-    write_tensors(made.jobs, draft, SHARD, MergeOptions(threads=torch.get_num_threads()), lambda bytes: None)
-    furnish(draft, replace(child.said, text=""), made, None)
+    write_model(draft, replace(child.said, text=""), made, MergeOptions(threads=torch.get_num_threads()))
     (draft / RECIPE).unlink()
 
 
@@ -120,12 +129,8 @@ def card(about: Finetuned, out: Path) -> str:
     c, hub = about.c, about.model.count("/") == 1 and not about.model.startswith(("/", ".", "~"))
     fields = {"library_name": "peft" if about.is_adapter else "transformers", "tags": [c.mutation]}
     fields |= {"base_model": about.model} if hub else {}
-    how = {
-        key: getattr(c, key) for key in ("lr", "lr_schedule", "warmup_steps", "sft_epochs", "seq_length", "batch_size")
-    }
-    how |= {"gradient_accumulation": c.gradient_accumulation, "precision": c.precision, "seed": c.seed}
-    how |= {"dpo_beta": c.dpo_beta} if c.mutation == "dpo" else {}
-    how |= {"adapter": c.adapter.model_dump(mode="json")} if c.adapter else {}
+    keys = (*_SHOWN, *(["dpo_beta"] if c.mutation == "dpo" else []), *(["adapter"] if c.adapter else []))
+    how = {key: c.model_dump(mode="json")[key] for key in keys}
     commands = about.next_commands(out)[1:]
     what = "an adapter (LoRA) of" if about.is_adapter else "a fine-tuned"
     return "\n".join(
@@ -149,18 +154,8 @@ def _program(about: Finetuned, out: Path) -> str:
             "",
             f'model = {kind}.from_pretrained("{out}")',
             f'tokenizer = AutoTokenizer.from_pretrained("{out}")',
-            *_asked(about),
+            *(_OF_A_CHAT if about.chats else ['asked = tokenizer("How a text begins", return_tensors="pt")']),
             "said = model.generate(**asked, max_new_tokens=100)",
             'print(tokenizer.decode(said[0][asked["input_ids"].shape[1]:], skip_special_tokens=True))',
         )
     )
-
-
-def _asked(about: Finetuned) -> list[str]:
-    if not about.chats:
-        return ['asked = tokenizer("How a text begins", return_tensors="pt")']
-    return [
-        'messages = [{"role": "user", "content": "What is the capital of France?"}]',
-        'more = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": True}',
-        "asked = tokenizer.apply_chat_template(messages, **more)",
-    ]

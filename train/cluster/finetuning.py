@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from fleet.config import UserError, whole
+from fleet.errors import refuse
+from fleet.run_config import UserError, whole
 from merge.output import free_for
 from train import objectives, packing, text
 from train.adapters import adapted
 from train.chat import Example
 from train.cluster.before import opened, say
-from train.cluster.checkpoints import CheckpointKeeper
+from train.cluster.checkpoints import CheckpointKeeper, check_settings
 from train.cluster.finetune_options import FinetuneOptions, Size, longest, model_named, settings
 from train.cluster.finetune_steps import Steps, Training, objective_of
 from train.cluster.finetuned_folder import Finetuned, Opened, write
@@ -26,7 +27,7 @@ from train.cluster.logs import log_of
 from train.cluster.ranks import Ranks
 from train.cluster.shared import learner_of
 from train.loop import in_fixed_order
-from train.member.posttrained import in_epochs, inner
+from train.member.posttraining_tasks import in_epochs, inner
 from train.posttrain import finetune_rows
 from train.posttrain.posttrain_config import PosttrainConfig
 
@@ -41,6 +42,8 @@ def finetune(model: str, rows: str, out: Path, o: FinetuneOptions, ranks: Ranks)
         disable_progress_bar()
         donor = ranks.same(lambda: Opened(model, o.trust_remote_code))
         data = ranks.same(lambda: data_of(donor, rows, o, ranks))
+        bound = {**o.bound(), "model": model, "rows": data.digest, "ranks": ranks.count, "objective": data.objective}
+        ranks.same(lambda: check_settings(state, bound))
         device = "cpu" if o.sharding_strategy != "NO_SHARD" else str(ranks.device)
         say(ranks, f"loading {model}")
         child = ranks.same(lambda: donor.loaded(device))
@@ -48,7 +51,6 @@ def finetune(model: str, rows: str, out: Path, o: FinetuneOptions, ranks: Ranks)
         learns = adapted(child.live.model, c.adapter, c.seed, ranks.device) if c.adapter else child.live.model
         config = inner(c, len(steps), 1.0)
         learner = learner_of(learns, config, ranks, o.sharding_strategy, objective_of(c))
-        bound = {**o.bound(), "model": model, "rows": data.digest, "ranks": ranks.count, "objective": data.objective}
         keeper = CheckpointKeeper(state, ranks, bound, 1)
         stack.callback(keeper.close)
         training = Training(o, c, config, learner, keeper)
@@ -61,11 +63,10 @@ def finetune(model: str, rows: str, out: Path, o: FinetuneOptions, ranks: Ranks)
             say(ranks, f"stopped after step {step} of {len(steps)}; the same command goes on from there")
             return 130
         say(ranks, f"writing {out}")
-        losses = training.first_held, training.last_held
-        chats = bool(donor.tokenizer.chat_template)
+        losses, chats = (training.first_held, training.last_held), bool(donor.tokenizer.chat_template)
         about = Finetuned(model, Path(rows).name, c, len(steps), *losses, o.merge, chats)
         write(out, donor, child, learner, about, o.overwrite)
-        ranks.same(lambda: _cleared(state, out), ranks.first)
+        ranks.some(ranks.first, lambda: _cleared(state, out))
         for line in about.next_commands(out):
             say(ranks, line)
     return 0
@@ -76,22 +77,35 @@ def checked(
 ) -> tuple[str, str, Path]:
     """What can be known before anything that takes long, and where checkpoints go. Nobody else writes there."""
     model, rows = model_named(model), whole(rows, Path(), text.ROW_FILES)
-    if o.full and (o.merge or o.four_bits or o.target):
-        raise UserError("--full: all weights learn; --merge, --four-bits and --target are for adapters")
-    if o.sharding_strategy != "NO_SHARD" and not o.full:
-        raise UserError(f"--sharding-strategy {o.sharding_strategy} is for --full; with an adapter each device has all")
-    if not o.full and not o.merge and ("+" in model or model.endswith(".gguf")):
-        raise UserError(
+    beside = not o.full and not o.merge and ("+" in model or model.endswith(".gguf"))
+    problems = (
+        (
+            o.full and (o.merge or o.four_bits or o.target),
+            "--full: all weights learn; --merge, --four-bits and --target are for adapters",
+        ),
+        (
+            o.sharding_strategy != "NO_SHARD" and not o.full,
+            f"--sharding-strategy {o.sharding_strategy} is for --full; with an adapter each device has all",
+        ),
+        (
+            beside,
             f"MODEL {model}: an adapter is loaded beside a folder or a hub's model, which this is not; give --merge, "
-            "or make a folder of it first: python -m merge.gguf (or python -m merge)"
-        )
-    if not (0 < o.epochs <= 1000 and o.save_minutes > 0):
-        raise UserError("--epochs (at most 1000) and --save-minutes are above 0")
+            "or make a folder of it first: python -m merge.gguf (or python -m merge)",
+        ),
+        (
+            not (0 < o.epochs <= 1000 and o.save_minutes > 0),
+            "--epochs (at most 1000) and --save-minutes are above 0",
+        ),
+    )
+    refuse(problems)
     state = out.with_name(out.name + ".training")
     if ranks.first:
         free_for(out, o.overwrite)
         stack.enter_context(opened(state, "--out"))
         stack.callback(_tidied, state)
+        known = {**o.bound(), "model": model, "ranks": ranks.count}
+        known.pop("" if o.objective else "objective", None)  # rows will say it
+        check_settings(state, known)
     return model, rows, state
 
 
@@ -119,9 +133,9 @@ def data_of(donor: Opened, rows: str, o: FinetuneOptions, ranks: Ranks) -> Finet
         there, kept = finetune_rows.held_apart(there)
     most = longest(o, donor.positions)
 
-    def examples(some: Sequence[text.Row], what: str) -> Sequence[Sequence[Example]]:
+    def examples(some: Sequence[text.PlacedRow], what: str) -> Sequence[Sequence[Example]]:
         told = finetune_rows.told(some, f"{what}: tokens of", "rows")
-        made = objectives.OBJECTIVES[objective].examples(told, donor.tokenizer, most, rows)
+        made = objectives.OBJECTIVES[objective].examples(told, donor.tokenizer, most)
         cut = f", {made.cut:,} cut at {most:,} tokens" if made.cut else ""
         lost = f", {made.empty:,} left out, with nothing to learn" if made.empty else ""
         say(ranks, f"{len(made.kept):,} examples {what}{cut}{lost}")
@@ -146,8 +160,8 @@ def planned(
     held_out = [*chain(*data.held)]  # one of them may be longer than all that is learned
     wide = c.model_copy(update={"seq_length": max(c.seq_length, *(len(each.tokens) for each in held_out))})
     held = [*chain(*objectives.steps_of(wide, plain, held_out))]
-    warmup = o.warmup_steps if o.warmup_steps is not None else round(len(steps) / 10)
-    c = c.model_copy(update={"warmup_steps": warmup})
+    if o.warmup_steps is None:
+        c = c.model_copy(update={"warmup_steps": round(len(steps) / 10)})
     tokens = sum(len(example.tokens) for example in chain(*data.learned)) * c.sft_epochs
     what = f"an adapter of rank {c.adapter.r}" if c.adapter else "all weights"
     say(ranks, f"{what}, {len(steps):,} steps of about {tokens / len(steps):,.0f} tokens, learning rate {c.lr:g}")
@@ -162,8 +176,6 @@ def _tidied(state: Path) -> None:
 
 def _cleared(state: Path, out: Path) -> None:
     """What was needed to go on, once there is nothing to go on with. The losses stay beside the model."""
-    if (table := state / "metrics.csv").is_file():
-        shutil.copyfile(table, out / table.name)
-    if (board := state / "tensorboard").is_dir():
-        shutil.copytree(board, out / board.name)
+    for kept in (each for each in state.iterdir() if each.name in ("metrics.csv", "tensorboard")):
+        (shutil.copytree if kept.is_dir() else shutil.copyfile)(kept, out / kept.name)
     shutil.rmtree(state, ignore_errors=True)

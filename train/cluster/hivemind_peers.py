@@ -3,6 +3,7 @@ Hivemind, and each peer takes the same outer step. Only changes travel, once."""
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,13 +14,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fleet.config import UserError
 from fleet.errors import first_line
 from fleet.plain import say
+from fleet.run_config import UserError
 from merge.outer import Outer
 from train.cluster.averager import Averager, HashTable, any_port, averager_at, table_at, unreachable
 from train.cluster.meeting import Meeting, Word, number_of
 from train.cluster.options import HivemindOptions
+from train.cluster.outer_steps import OuterStep
 from train.cluster.ranks import Agreed
 from train.cluster.shared import OuterState, Shared
 
@@ -55,23 +57,30 @@ class Peer:
 
     def exchange(self) -> dict[str, float]:
         """The outer step, with everybody who is there; or the state of those who have gone on without this one."""
-        begin = time.monotonic()
+        begin, self._waited = time.monotonic(), 0.0
         self.change.copy_(self.start - self.learner.vector.detach().cpu())
         averaged = self._met()
         if averaged is None:
             self.fetch()
-        else:
-            self.start, self.momentum = self.outer.step((self.start, self.momentum), averaged)
-            self.round += 1
-            self._settle(train_on=True)
-            every = self.hv.average_state_every
-            if every and (self.round % every == 0 or self.round == self._rounds):
-                self._level()
-        return {
-            "peers": float(self._size),
-            "outer_round": float(self.round),
-            "exchange_seconds": time.monotonic() - begin,
-        }
+            return {"outer_round": float(self.round), "exchange_seconds": time.monotonic() - begin}
+        drift = self._drift(averaged)
+        self.start, self.momentum = self.outer.step((self.start, self.momentum), averaged)
+        self.round += 1
+        self._go_on_from_here(train_on=True)
+        every = self.hv.average_state_every
+        if every and (self.round % every == 0 or self.round == self._rounds):
+            self._level()
+        step = OuterStep(self.round, self._others, drift, time.monotonic() - begin, self._waited)
+        self._say(step.told())
+        return step.metrics()
+
+    def _drift(self, averaged: Tensor) -> float:
+        """How far the weights that were learned here are from the average that came out, beside its size; of all ranks'
+        parts, and where ranks have copies, it cancels out."""
+        apart, size = averaged - self.change, self.start - averaged
+        squares = torch.stack([torch.linalg.vector_norm(each, dtype=torch.double).square() for each in (apart, size)])
+        of_apart, of_size = self.ranks.mean(squares).tolist()
+        return math.sqrt(of_apart / of_size) if of_size else 0.0
 
     def fetch(self) -> None:
         """Weights, momentum and round of the peer that is furthest."""
@@ -105,10 +114,12 @@ class Peer:
         """The mean change; nothing where the others are further already."""
         for attempt in range(_ATTEMPTS):
             number = self.round * _ATTEMPTS + attempt
+            arrived = time.monotonic()
             names, ahead = self._told(partial(self._gathered, number=number))
+            self._waited += time.monotonic() - arrived
             if ahead:
                 return None
-            self._size, self._names = len(names), names
+            self._names = names
             if len(names) == 1:
                 return self.change
             good, averaged = self._average(number_of(self.round, attempt, names), names)
@@ -215,12 +226,12 @@ class Peer:
             raise Agreed(f"peer {name} goes on faster than its state can be had")
         self.round = int(rounds.pop())
         self.start, self.momentum = (self.learner.from_leader(each) for each in got)
-        self._settle(train_on=True)
+        self._go_on_from_here(train_on=True)
 
-    def _settle(self, train_on: bool) -> None:
+    def _go_on_from_here(self, train_on: bool) -> None:
         """Train from here on, and let others have it."""
         if train_on:
-            self.learner.start(self.start.to(self.learner.device))
+            self.learner.load_weights(self.start.to(self.learner.device))
             self.learner.loaded()
         if self._averager:
             self._averager.state = {"round": self.round}, [self.start.clone(), self.momentum.clone()]
@@ -249,9 +260,9 @@ class Peer:
         ids: list[Any] = [None] * self.ranks.count
         dist.all_gather_object(ids, self._table.peer_id.to_base58() if self._table and self.meets else "")
         leaders = [each for each in ids if each]
-        self._part, self._size, self._names = self.learner.part_number, 1, tuple[str, ...]()
+        self._part, self._names, self._waited = self.learner.part_number, tuple[str, ...](), 0.0
         self.name = f"peer-{hv.world_rank}"
-        self._settle(train_on=False)
+        self._go_on_from_here(train_on=False)
         self._told_once(tuple(leaders))
         if not hv.skip_load_from_peers:
             self.fetch()
@@ -289,6 +300,11 @@ class Peer:
         """All are there, or others have begun already."""
         others = (word for name, word in there.items() if name != self.name)
         return len(there) >= self.hv.galaxy_size or any(word.round > 0 for word in others)
+
+    @property
+    def _others(self) -> tuple[str, ...]:
+        """Whom the last round had besides this one."""
+        return tuple(each for each in self._names if each != self.name)
 
     @property
     def _waits(self) -> bool:

@@ -11,8 +11,8 @@ from typing import Any
 from hivemind import DHT
 from hivemind.utils import get_dht_time
 
-from fleet.config import UserError
 from fleet.plain import say
+from fleet.run_config import UserError
 
 _LOOK = 0.1  # seconds between two looks at the table
 _LIFE = 10.0  # seconds after which a peer that says nothing is dead

@@ -22,10 +22,10 @@ from torch import Tensor
 from fleet.plain import say
 from train.cluster.ranks import Ranks, assembled
 from train.cluster.shared import learner_of
-from train.config import TrainConfig
 from train.loop import Learner, in_fixed_order
 from train.model import empty, layout_of, read_config, without_numbers
 from train.optimizers import WEIGHTS, layouts_of
+from train.training_config import TrainConfig
 
 _ROOT = Path(__file__).parents[2]
 
@@ -37,13 +37,13 @@ class Leader(Learner):
         count, self.config = config.devices_per_worker, config
         self._place = tempfile.TemporaryDirectory(prefix="group-")  # where they find each other; for its owner alone
         for rank in range(1, count):
-            _watched(_started(self._place.name, rank, count), rank)
+            _start(self._place.name, rank, count)
         ranks = assembled(Path(self._place.name), 0, count)
-        ranks.tell({"model": model.decode(), "config": config.model_dump(mode="json")})
+        ranks.heard({"model": model.decode(), "config": config.model_dump(mode="json")})
         self._mine = Voice(ranks, model, config)
         self.layout, self.layouts, self.device = self._mine.layout, self._mine.layouts, ranks.device
 
-    def whole(self, kind: str) -> Tensor:
+    def buffer(self, kind: str) -> Tensor:
         into, parts = self._room(kind)
         for name, part in parts.items():
             self._all("gather", name, data=part)
@@ -69,7 +69,7 @@ class Leader(Learner):
     def step(self, parts: Sequence[Tensor], lr: float) -> None:
         self._all("step", lr, len(parts), data=torch.stack(list(parts)))
 
-    def looked_at(self, windows: Tensor) -> float:
+    def eval_loss(self, windows: Tensor) -> float:
         return float(self._all("look", len(windows), data=windows))
 
     def finite(self) -> bool:
@@ -78,11 +78,11 @@ class Leader(Learner):
     def seed(self, value: int) -> None:
         self._all("seed", value)
 
-    def forget(self) -> None:
-        self._all("forget")
+    def reset_optimizer(self) -> None:
+        self._all("reset_optimizer")
 
-    def recall(self, state: Mapping[str, Any]) -> None:
-        self._all("recall", dict(state))
+    def load_optimizer_state(self, state: Mapping[str, Any]) -> None:
+        self._all("load_optimizer_state", dict(state))
 
     def state(self) -> dict[str, Any]:
         return self._mine.learner.state()
@@ -92,8 +92,8 @@ class Leader(Learner):
         return found
 
     def _all(self, name: str, *words: Any, data: Tensor | None = None) -> Any:
-        self._mine.ranks.tell([name, *words])
-        return getattr(self._mine, name)(*words, *(() if data is None else (data,)))
+        self._mine.ranks.heard([name, *words])
+        return self._mine.do(name, *words, *(() if data is None else (data,)))
 
 
 class Voice:
@@ -108,23 +108,22 @@ class Voice:
         self.layouts = layouts_of(self.layout, config)
         self.learner = learner_of(built, config, ranks, config.sharding_strategy)
 
+    def do(self, name: str, *words: Any) -> Any:
+        """What is said in a word, or what the learner does by itself."""
+        return getattr(self if hasattr(self, name) else self.learner, name)(*words)
+
     def gather(self, kind: str, into: Tensor | None = None) -> None:
-        layout = self.layouts[kind]
-        places = layout.views(into) if into is not None else {}
-        for name in layout.shapes:
+        places = {} if into is None else self.layouts[kind].views(into)
+        for name in self.layouts[kind].shapes:
             whole = self.learner.gathered(kind, name)
             if places:
                 places[name].copy_(whole)
 
     def scatter(self, kind: str, whole: Tensor | None = None) -> None:
-        layout = self.layouts[kind]
-        views = layout.views(whole) if whole is not None else {}
-        for name, shape in layout.shapes.items():
+        views = {} if whole is None else self.layouts[kind].views(whole)
+        for name, shape in self.layouts[kind].shapes.items():
             self.learner.take(kind, name, self.ranks.given(views.get(name), shape, torch.float32))
         self.learner.loaded()
-
-    def begin(self, total: float) -> None:
-        self.learner.begin(total)
 
     def step(self, lr: float, count: int, parts: Tensor | None = None) -> None:
         """Each has its own rows of each part."""
@@ -144,30 +143,18 @@ class Voice:
     def total(self) -> Tensor:
         return self.ranks.mean(self.learner.total)
 
-    def finite(self) -> bool:
-        return self.learner.finite()
-
     def seed(self, value: int) -> None:
         self.learner.seed(value + self.ranks.rank)
-
-    def forget(self) -> None:
-        self.learner.forget()
-
-    def recall(self, state: Mapping[str, Any]) -> None:
-        self.learner.recall(state)
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 
-def _started(place: str, rank: int, count: int) -> subprocess.Popen[bytes]:
-    """It ends when the pipe to it closes, which is when this process has ended, however that came."""
+def _start(place: str, rank: int, count: int) -> None:
+    """It ends when the pipe to it closes, which is when this process has ended, however that came. Without one of them
+    nothing goes on: the worker dies with it, and whoever watches workers starts it again."""
     words = [sys.executable, "-m", "train.cluster.process_group", place, str(rank), str(count)]
-    return subprocess.Popen(words, stdin=subprocess.PIPE, cwd=_ROOT)
-
-
-def _watched(process: subprocess.Popen[bytes], rank: int) -> None:
-    """Without one of them nothing goes on: the worker dies with it, and whoever watches workers starts it again."""
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, cwd=_ROOT)
 
     def wait() -> None:
         code = process.wait()
@@ -185,8 +172,7 @@ def follow(place: Path, rank: int, count: int) -> None:
     about = ranks.heard()
     voice = Voice(ranks, about["model"].encode(), TrainConfig.joined(about["config"], {}))
     while True:
-        name, *words = ranks.heard()
-        getattr(voice, name)(*words)
+        voice.do(*ranks.heard())
 
 
 def _leash() -> None:

@@ -12,26 +12,22 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fleet.config import UserError
 from fleet.errors import Lacking
+from fleet.run_config import UserError
+from train.command_line import Agreed as Agreed
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_Handler = signal.Handlers | Callable[[int, FrameType | None], Any]
 _PATIENCE = timedelta(minutes=10)  # for a rank that says nothing in the middle of a step; NCCL's own is as long
 _TALK = timedelta(days=1000)  # for words: one rank may work for long while the others wait to hear of it
 
 
 T = TypeVar("T")
-
-
-class Agreed(UserError):
-    """All ranks know of it, and raise it; one of them says it."""
 
 
 @dataclass
@@ -56,9 +52,8 @@ class Ranks:
 
     def deaf(self) -> None:
         """Signals mean what they always mean: the process ends."""
-        usual: tuple[_Handler, ...] = (signal.SIG_DFL, signal.default_int_handler)
-        for number, handler in zip(_SIGNALS, usual, strict=True):
-            signal.signal(number, handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
     @property
     def first(self) -> bool:
@@ -85,16 +80,12 @@ class Ranks:
         dist.broadcast_object_list(held, src=0, group=self.talk)
         return held[0]
 
-    def tell(self, words: Any) -> None:
-        """The first one says what all do next: plain words, as JSON."""
-        data = json.dumps(words).encode()
-        dist.broadcast(torch.tensor([len(data)]), src=0, group=self.talk)
-        dist.broadcast(torch.frombuffer(bytearray(data), dtype=torch.uint8), src=0, group=self.talk)
-
-    def heard(self) -> Any:
-        size = torch.zeros(1, dtype=torch.long)
+    def heard(self, words: Any = None) -> Any:
+        """What the first one says that all do next: plain words, as JSON."""
+        data = torch.frombuffer(bytearray(json.dumps(words).encode()), dtype=torch.uint8)
+        size = torch.tensor([len(data)])
         dist.broadcast(size, src=0, group=self.talk)
-        data = torch.empty(int(size), dtype=torch.uint8)
+        data = data if self.first else torch.empty(int(size), dtype=torch.uint8)
         dist.broadcast(data, src=0, group=self.talk)
         return json.loads(data.numpy().tobytes())
 
@@ -110,21 +101,19 @@ class Ranks:
         if said := [each for each in self.each(error) if each]:
             raise Agreed(said[0])
 
-    @overload
-    def same(self, work: Callable[[], T]) -> T: ...
-
-    @overload
-    def same(self, work: Callable[[], T], mine: bool) -> T | None: ...
-
-    def same(self, work: Callable[[], T], mine: bool = True) -> T | None:
-        """What each of them does, or only some; where one of them cannot, nobody goes on."""
-        found, error = None, ""
+    def same(self, work: Callable[[], T]) -> T:
+        """What each of them does; where one of them cannot, nobody goes on."""
+        error = ""
         try:
-            found = work() if mine else None
+            found = work()
         except (UserError, OSError) as wrong:
             error = str(wrong)
         self.all_or_none(error)
         return found
+
+    def some(self, mine: bool, work: Callable[[], object]) -> None:
+        """What only some of them do."""
+        self.same(work if mine else lambda: None)
 
     def each(self, value: str) -> list[str]:
         """What every one of them says."""
@@ -144,18 +133,12 @@ def joined() -> Iterator[Ranks]:
     """This process among the others; alone where torchrun did not start it."""
     rank, count = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     local, here = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    ranks = Ranks(rank, count, here, _device(local, here), local == 0)
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    device, before = _device(local, here), {number: signal.getsignal(number) for number in _SIGNALS}
     if "TORCHELASTIC_RUN_ID" in os.environ:
         _end_with(os.getppid())
-    backend = "cpu:gloo,cuda:nccl" if ranks.device.type == "cuda" else "gloo"
-    if "MASTER_ADDR" in os.environ:
-        dist.init_process_group(backend, timeout=_PATIENCE)
-    else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    ranks.talk = dist.new_group(backend="gloo", timeout=_TALK)
+    alone = {} if "MASTER_ADDR" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     try:
-        yield ranks
+        yield Ranks(rank, count, here, device, local == 0, talk=_met(device, **alone))
     finally:
         dist.destroy_process_group()
         for number, handler in before.items():
@@ -166,11 +149,14 @@ def assembled(place: Path, rank: int, count: int) -> Ranks:
     """Processes of one machine that meet in a folder. Nothing of theirs can be reached from outside."""
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ[name] = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-    device = _device(rank, count)
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    store = dist.FileStore(str(place / "store"), count)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=_PATIENCE)
-    return Ranks(rank, count, count, device, rank == 0, talk=dist.new_group(backend="gloo", timeout=_TALK))
+    device, store = _device(rank, count), dist.FileStore(str(place / "store"), count)
+    return Ranks(rank, count, count, device, rank == 0, talk=_met(device, store=store, rank=rank, world_size=count))
+
+
+def _met(device: torch.device, **where: Any) -> Any:
+    """All are there, with a group of its own for words."""
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=_PATIENCE, **where)
+    return dist.new_group(backend="gloo", timeout=_TALK)
 
 
 def _end_with(parent: int) -> None:

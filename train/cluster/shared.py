@@ -1,10 +1,11 @@
 """The inner loop's learner, where several ranks share one model: whole copies of it, or parts of each tensor."""
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -16,11 +17,11 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
-from train.cluster.ranks import Ranks
-from train.config import TrainConfig
+from train.cluster.ranks import Agreed, Ranks
 from train.loop import Learner, Objective
 from train.model import Stack, VectorLayout, layout_of
 from train.optimizers import orthogonal
+from train.training_config import TrainConfig
 
 
 def learner_of(
@@ -61,6 +62,14 @@ class Shared(Learner):
         """Of all ranks' parts."""
         return not self.ranks.any(not super().finite())
 
+    def step_loss(self, step: int, advice: str) -> float:
+        """Of the step that was just taken, over all ranks; each has the mean of its own."""
+        loss = float(self.ranks.mean(self.total))
+        self.total.zero_()
+        if not math.isfinite(loss):
+            raise Agreed(f"step {step}: the loss became {loss}; {advice}")
+        return loss
+
     def named(self, kind: str, vector: Tensor) -> dict[str, Tensor]:
         """Of a vector like one of the learner's: each tensor by its name, as a checkpoint keeps it."""
         return self.layouts[kind].views(vector)
@@ -90,14 +99,11 @@ class Shared(Learner):
 
     def _fill(self, module: torch.nn.Module) -> None:
         """Ranks that have built the model without its numbers get them from the first one, part by part."""
-        filled = dict[int, Tensor]()  # what is tied stays tied
+        given = cache(self._given)  # what is tied stays tied
         for each in module.modules():
             for name, there in (*each._parameters.items(), *each._buffers.items()):
-                if there is None or isinstance(there, DTensor):
-                    continue
-                if id(there) not in filled:
-                    filled[id(there)] = self._given(there)
-                setattr(each, name, filled[id(there)])
+                if there is not None and not isinstance(there, DTensor):
+                    setattr(each, name, given(there))
 
     def _given(self, there: Tensor) -> Tensor:
         given = self.ranks.given(None if there.is_meta else there.detach().cpu(), there.shape, there.dtype)
@@ -127,11 +133,11 @@ class Copies(Shared):
 
     def _runner(self, model: PreTrainedModel) -> Callable[..., Any]:
         found = DistributedDataParallel(model, forward_sync_buffers=False)
-        self._settle(found)
+        self._warm_up(found)
         self._compiled(model)  # afterwards, or its kernels would be made for any number of tokens
         return found
 
-    def _settle(self, found: Any) -> None:
+    def _warm_up(self, found: Any) -> None:
         """DDP puts gradients into other groups after its first step, and sums them in another order then. Before the
         first step of all, it is the same after every start."""
         tokens = torch.zeros((1, 2), dtype=torch.long, device=self.device)
@@ -180,11 +186,10 @@ class Parts(Shared):
         return vector
 
     def _bound(self, model: PreTrainedModel) -> tuple[VectorLayout, Tensor, Tensor]:
-        how: dict[str, Any] = {"mesh": self.mesh}
-        how["reshard_after_forward"] = self.strategy in ("FULL_SHARD", "HYBRID_SHARD")
+        gathered_again = self.strategy in ("FULL_SHARD", "HYBRID_SHARD")
         for part in [*layers_of(model), model]:
             self._fill(part)  # no rank but the first ever has more than a layer whole
-            fully_shard(part, **how)
+            fully_shard(part, mesh=self.mesh, reshard_after_forward=gathered_again)
         found = dict(model.named_parameters())
         layout = layout_of(model, lambda each: each.to_local())
         self._there: dict[str, DTensor] = {name: found[name] for name in layout.shapes}  # type: ignore[misc]
@@ -249,12 +254,9 @@ class Parts(Shared):
         return {name: _like(self._there[name], part) for name, part in super().named(kind, vector).items()}
 
     def state_dict(self) -> Mapping[str, Tensor]:
-        found = {}
-        for name, each in self.model.state_dict().items():
-            full = each.full_tensor() if isinstance(each, DTensor) else each
-            if self.ranks.first:
-                found[name] = full.detach().cpu()
-        return found
+        state = self.model.state_dict().items()
+        whole = ((name, each.full_tensor() if isinstance(each, DTensor) else each) for name, each in state)
+        return {name: each.detach().cpu() for name, each in whole if self.ranks.first}
 
 
 def _shared_out(things: int, count: int) -> list[int]:
@@ -269,8 +271,9 @@ def _rows(whole: int, count: int) -> list[int]:
 
 
 def _like(each: DTensor, part: Tensor) -> DTensor:
-    more: dict[str, Any] = {"run_check": False, "shape": each.shape, "stride": each.stride()}
-    return DTensor.from_local(part, each.device_mesh, each.placements, **more)
+    return DTensor.from_local(
+        part, each.device_mesh, each.placements, run_check=False, shape=each.shape, stride=each.stride()
+    )
 
 
 def layers_of(model: PreTrainedModel) -> list[torch.nn.Module]:

@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from fleet.config import UserError
 from fleet.plain import say
+from fleet.run_config import UserError
 from train import text
 from train.batches import Numbers, TokenFile, owned, shuffled, useful
 from train.cluster.ranks import Ranks
-from train.cluster.stretches import Stretches, StretchMaker, windows_of
-from train.config import TrainConfig
+from train.cluster.token_shards import TokenShardMaker, TokenShards, windows_of
 from train.member.prepare import named_tokenizer, own_tokenizer, tokenizer_name
+from train.model import in_a_line
+from train.training_config import TrainConfig
 
 _PIECE, _PIECES = 1 << 16, 64  # of a file that tell it from others
 _PATIENCE, _PAUSE = 60.0, 0.1  # seconds for a disk to show on one machine what another one has written
@@ -29,17 +30,14 @@ def tokenizer_for(c: TrainConfig) -> PreTrainedTokenizerBase:
     """The model's own, or one that is made of what it learns from."""
     if not (named := tokenizer_name(c)):
         return own_tokenizer(c)
-    try:
+    with in_a_line(f"--path-model {named}: its tokenizer cannot be loaded"):
         return named_tokenizer(named)
-    except (OSError, ValueError) as error:
-        raise UserError(f"--path-model {named}: its tokenizer cannot be loaded: {error}") from None
 
 
 def name_of(c: TrainConfig, tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> str:
     """Of the tokens that training sees, in their order: another text, or another tokenizer, has another name."""
     about = {"data": c.datasets[0].model_dump(), "vocabulary": vocabulary, "wanted": useful(c, 0), "seed": c.seed}
-    about["words"] = words_of(tokenizer)
-    about["text"] = _text_of(c.datasets[0].source)
+    about |= {"words": words_of(tokenizer), "text": _text_of(c.datasets[0].source)}
     if c.sequences > (windows := windows_of(c)):
         about["stretch"] = windows
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
@@ -67,8 +65,8 @@ def _text_of(source: str) -> str:
 class Batches:
     """Of all ranks, the same; each reads what it sees of them."""
 
-    def __init__(self, c: TrainConfig, ranks: Ranks, stretches: Stretches, maker: StretchMaker | None) -> None:
-        self.c, self.ranks, self.maker, self._stretches = c, ranks, maker, stretches
+    def __init__(self, c: TrainConfig, ranks: Ranks, shards: TokenShards, maker: TokenShardMaker | None) -> None:
+        self.c, self.ranks, self.maker, self._shards = c, ranks, maker, shards
         self._files, self._total = dict[int, TokenFile](), 0
 
     def of(self, slot: int, begin: int, end: int, size: int) -> Iterator[list[Tensor]]:
@@ -78,9 +76,9 @@ class Batches:
             yield [self._rows(part[self.ranks.rank]) for part in numbers.reshape(-1, self.ranks.count, size)]
 
     def _place(self, number: int) -> tuple[int, int, int]:
-        """Of a sequence: its stretch, where it is there, and in which pass over the text."""
+        """Of a sequence: its shard, where it is there, and in which pass over the text."""
         turn, place = divmod(number, self._total) if self._total else (0, number)
-        return *divmod(place, self._stretches.windows), turn
+        return *divmod(place, self._shards.windows), turn
 
     def reach(self, slot: int, step: int) -> Numbers:
         """A batch's sequences, once all ranks have what it is made of. All know as much, so all ask for the same."""
@@ -91,33 +89,28 @@ class Batches:
             if not (missing := [number for number in wanted if number not in self._files]):
                 return numbers
             for turn in (True, False):  # those who make it come first
-                self.ranks.same(lambda: self._open(missing[0]), self.ranks.leads_here == turn)
-            if not self._total and (total := self.ranks.from_first(self._stretches.total())):
-                self._total = total
-                self._say_how_often()
+                self.ranks.some(self.ranks.leads_here == turn, lambda: self._open(missing[0]))
+            if not self._total and (total := self.ranks.from_first(self._shards.total())):
+                self._total, seen = total, self.c.sequences / total
+                if self.ranks.first and seen > 1:
+                    say(f"{total * self.c.seq_length:,} tokens, of which each is to be seen {seen:.1f} times")
 
     def _open(self, number: int) -> None:
         if self.maker:
             self.maker.wait(number)
         until = time.monotonic() + _PATIENCE
-        while not (file := self._stretches.open(number)) and number <= self._stretches.last():
+        while not (file := self._shards.open(number)) and number <= self._shards.last():
             if time.monotonic() > until:
-                raise UserError(f"{self._stretches.place}: what another machine has made is not seen here")
+                raise UserError(f"{self._shards.place}: what another machine has made is not seen here")
             time.sleep(_PAUSE)
         if file:
             self._files[number] = file
 
-    def _say_how_often(self) -> None:
-        seen = self.c.sequences / self._total
-        if self.ranks.first and seen > 1:
-            say(f"{self._total * self.c.seq_length:,} tokens, of which each is to be seen {seen:.1f} times")
-
     def _rows(self, numbers: Numbers) -> Tensor:
         rows = np.empty((len(numbers), self.c.seq_length + 1), dtype=np.int64)
-        for row, number in enumerate(numbers):
-            stretch, place, turn = self._place(int(number))
-            file = self._files[stretch]
-            rows[row] = file.get(shuffled(place, file.windows, (self.c.seed, stretch, turn)))
+        for row, (shard, place, turn) in enumerate(self._place(int(number)) for number in numbers):
+            file = self._files[shard]
+            rows[row] = file.get(shuffled(place, file.windows, (self.c.seed, shard, turn)))
         return torch.from_numpy(rows)
 
 
@@ -131,6 +124,5 @@ class RandomBatches(Batches):
         return owned(self.c, slot, step // self.c.inner_steps + 1, step % self.c.inner_steps, 0)
 
     def _rows(self, numbers: Numbers) -> Tensor:
-        each = (np.random.default_rng([self.c.seed, int(number)]) for number in numbers)
-        rows = [dice.integers(0, self.vocabulary, self.c.seq_length + 1) for dice in each]
-        return torch.from_numpy(np.stack(rows))
+        dice = (np.random.default_rng([self.c.seed, int(number)]) for number in numbers)
+        return torch.from_numpy(np.stack([each.integers(0, self.vocabulary, self.c.seq_length + 1) for each in dice]))

@@ -1,12 +1,12 @@
 """One training from its first step to its last: what all ranks do together."""
 
 import json
-import math
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +16,28 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from fleet.config import UserError
+from fleet import evaluating
+from fleet.run_config import UserError
 from merge.output import atomic_folder, free_for
-from train.cluster.before import met, model_of, opened, outer_of, peers, prepared, resumed, say, tensors_of
+from train.cluster.before import met, model_of, opened, outer_of, peers, prepared, resumed, save, say
 from train.cluster.checkpoints import CheckpointKeeper
 from train.cluster.logs import Log, log_of
 from train.cluster.options import TrainingOptions
-from train.cluster.ranks import Agreed, Ranks
+from train.cluster.ranks import Ranks
 from train.cluster.shared import Shared, layers_of, learner_of
 from train.cluster.token_data import Batches
-from train.config import TrainConfig
 from train.loop import in_fixed_order, rate
 from train.made_here import ends_of
 from train.model import can_be_built
+from train.training_config import TrainConfig
 
+_ADVICE = "try a lower --lr, or --precision bf16-mixed"
 _TELL = 5.0  # seconds between two lines of progress
 
 
 def train(options: TrainingOptions, ranks: Ranks) -> int:
     """0: all steps are taken; 130: told to stop, with a checkpoint."""
+    options = options.on(ranks.device.type)
     with ExitStack() as stack:
         c = ranks.same(lambda: checked(options, ranks, stack))
         in_fixed_order(torch.get_num_threads())
@@ -49,8 +52,7 @@ def train(options: TrainingOptions, ranks: Ranks) -> int:
         held = f"{learner.layout.size:,} numbers on each of {ranks.count} ranks"
         say(ranks, f"{held}; step {begin} of {options.total_steps}")
         kind = options.metric_logger_type if ranks.first else "dummy"
-        lines = log_of(kind, options.ckpt.path, options.project, begin)
-        stack.callback(lines.close)
+        lines = stack.enter_context(closing(log_of(kind, options.ckpt.path, options.project, begin)))
         peer = met(options, learner, outer, material.bound, stack) if outer else None
         ranks.listen()
         step = Steps(options, c, learner, keeper, lines, peer).run(material.batches, begin)
@@ -59,8 +61,8 @@ def train(options: TrainingOptions, ranks: Ranks) -> int:
         say(ranks, f"stopped at step {step}" + ("; --ckpt.resume true goes on from there" if options.keeps else ""))
         return 130
     if material.tokenizer:
-        export(learner, material.tokenizer, options.ckpt.path / "model")
-        say(ranks, f"the model: {options.ckpt.path / 'model'}")
+        export(learner, material.tokenizer, options, options.ckpt.path / "model")
+        say(ranks, f"the model: {options.ckpt.path / 'model'}\n{evaluating.told(options.ckpt.path / 'model')}")
     return 0
 
 
@@ -94,20 +96,19 @@ class Steps:
         """The step at which it ended."""
         if self.options.hv and begin and self.peer.round < begin // self.options.hv.local_steps:
             self._exchange(begin)  # it ended before that meeting was over
-        done, stopped = self._later(begin), False
-        with Activations(self.learner.model) as activations:
-            while done < self.options.last_step and not stopped:
-                done, stopped = self._stretch(batches, done, activations)
+        done, stopped, activations = self._later(begin), False, Activations(self.learner.model)
+        while done < self.options.last_step and not stopped:
+            done, stopped = self._steps(batches, done, activations)
+        activations.watch(False)
         return done
 
-    def _stretch(self, batches: Batches, begin: int, activations: "Activations") -> tuple[int, bool]:
+    def _steps(self, batches: Batches, begin: int, activations: "Activations") -> tuple[int, bool]:
         """Until the end, or until it is told to stop, or has taken the state of others who are further."""
         o, learner, told, done = self.options, self.learner, 0.0, begin
         rates = (rate(self.c, step) for step in range(begin, o.last_step))
         seen, tokens = time.monotonic(), o.total_batch_size * o.seq_length
-        for count in learner.train(self._batches(batches, begin, activations), rates):
-            done = begin + count
-            loss, before, seen = self._loss(done), seen, time.monotonic()
+        for done, _ in enumerate(learner.train(self._batches(batches, begin, activations), rates), begin + 1):
+            loss, before, seen = learner.step_loss(done, _ADVICE), seen, time.monotonic()
             values = {"loss": loss, "lr": rate(self.c, done - 1), "tokens": float(done * tokens)}
             values["tokens_per_second"] = tokens / (seen - before)
             if seen - told > _TELL or done == o.last_step:
@@ -116,8 +117,7 @@ class Steps:
             if o.hv and done % o.hv.local_steps == 0:
                 values |= self._exchange(done)
             self.log.write(done, {**values, **activations.taken()})
-            stopped = learner.ranks.told_to_stop()
-            later = self._later(done)
+            stopped, later = learner.ranks.told_to_stop(), self._later(done)
             last = stopped or later >= o.last_step
             if last or (o.ckpt.interval and done % o.ckpt.interval == 0):
                 self._save(later, last)
@@ -129,21 +129,15 @@ class Steps:
     def _exchange(self, step: int) -> dict[str, float]:
         """With the other peers. Where they cannot be met, what was learned is kept, and the next start tries again."""
         try:
-            found: dict[str, float] = self.peer.exchange()
-            return found
+            return dict(self.peer.exchange())
         except UserError:
             self._save(step, True)
             raise
 
     def _save(self, step: int, last: bool) -> None:
-        if not self.options.keeps:
-            return
-        if not self.learner.finite():
-            why = "weights are not finite any more, and are not saved; go on from an older checkpoint with a lower --lr"
-            raise Agreed(f"step {step}: {why}")
-        state = self.peer.state if self.peer else None
-        known = {"optimizer": self.learner.state(), **({"round": state.round} if state else {})}
-        self.keeper.save(step, tensors_of(self.learner, state), known, last)
+        if self.options.keeps:
+            advice = "go on from an older checkpoint with a lower --lr"
+            save(self.keeper, step, self.learner, last, advice, self.peer.state if self.peer else None)
 
     def _later(self, done: int) -> int:
         """Where others are further, that is where this peer goes on."""
@@ -164,15 +158,6 @@ class Steps:
             activations.watch(bool(every) and (step + 1) % (every or 1) == 0)
             yield parts
 
-    def _loss(self, step: int) -> float:
-        """Of the step that was just taken, over all ranks; each has the mean of its own."""
-        total = self.learner.total
-        loss = float(self.learner.ranks.mean(total))
-        total.zero_()
-        if not math.isfinite(loss):
-            raise Agreed(f"step {step}: the loss became {loss}; try a lower --lr, or --precision bf16-mixed")
-        return loss
-
 
 class Activations:
     """How large the numbers are that each layer passes on, at the steps at which somebody asks."""
@@ -180,31 +165,23 @@ class Activations:
     def __init__(self, model: PreTrainedModel) -> None:
         self._layers, self._hooks, self._found = layers_of(model), list[Any](), dict[str, float]()
 
-    def __enter__(self) -> "Activations":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.watch(False)
-
     def watch(self, wanted: bool) -> None:
         while self._hooks:
             self._hooks.pop().remove()
         if wanted:
-            self._hooks = [each.register_forward_hook(self._note(n)) for n, each in enumerate(self._layers)]
+            hooks = (partial(self._note, number) for number in range(len(self._layers)))
+            self._hooks = [each.register_forward_hook(hook) for each, hook in zip(self._layers, hooks, strict=True)]
 
     def taken(self) -> dict[str, float]:
         found, self._found = self._found, {}
         return found
 
-    def _note(self, number: int) -> Any:
-        def note(layer: Any, given: Any, said: Any) -> None:
-            values = said[0] if isinstance(said, tuple) else said
-            self._found[f"activations/layer{number}"] = float(values.detach().float().square().mean().sqrt())
-
-        return note
+    def _note(self, number: int, layer: Any, given: Any, said: Any) -> None:
+        values = said[0] if isinstance(said, tuple) else said
+        self._found[f"activations/layer{number}"] = float(values.detach().float().square().mean().sqrt())
 
 
-def export(learner: Shared, tokenizer: PreTrainedTokenizerBase, out: Path) -> None:
+def export(learner: Shared, tokenizer: PreTrainedTokenizerBase, options: TrainingOptions, out: Path) -> None:
     """A folder that transformers loads, written by the first rank."""
     state, model = dict(learner.state_dict()), learner.model
 
@@ -216,7 +193,18 @@ def export(learner: Shared, tokenizer: PreTrainedTokenizerBase, out: Path) -> No
         with atomic_folder(out, sum(each.nbytes for each in kept.values()), overwrite=True) as draft:
             save_file(kept, draft / "model.safetensors", {"format": "pt"})
             tokenizer.save_pretrained(draft)
+            (draft / "README.md").write_text(card(options, out))
             (draft / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n")
             shutil.copymode(draft / "config.json", draft / "model.safetensors")  # which would be the user's alone
 
-    learner.ranks.same(write, learner.ranks.first)
+    learner.ranks.some(learner.ranks.first, write)
+
+
+def card(options: TrainingOptions, out: Path) -> str:
+    """README.md, with the fields that the hub reads."""
+    how = json.dumps(options.bound(), indent=2)
+    return (
+        f"---\nlibrary_name: transformers\n---\n# {out.parent.name}\n\nTrained by `train_fsdp` from "
+        f"`{options.path_model}` on `{options.dataset_name_or_path}`, for {options.last_step:,} steps.\n\n"
+        f"{evaluating.section(out)}\n\n## How it was made\n\n```json\n{how}\n```\n"
+    )

@@ -7,18 +7,20 @@ from typing import Any
 
 import torch
 
-from fleet.config import UserError
-from fleet.plausible_words import check_words_in
+from fleet.run_config import UserError
 from fleet.work import Work
 from merge.donor import Donor
 from merge.donors import Donors
-from merge.merge_planning import plan
+from merge.live import tokenizer_in
+from merge.merge_planning import plan_merge
 from merge.merging import template_of
 from merge.methods import METHODS
 from merge.vocabulary import different_words
-from train.member import dna
+from train.adapters import places_of
+from train.member import posttraining_genome
 from train.member.posttraining_runtime import PosttrainingRuntime, merged, said_of
-from train.posttrain.example_rows import parted, tokenised, written
+from train.model import described, without_numbers
+from train.posttrain.example_rows import check_first_rows, made_rows
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.training_recipes import FIRST, InitArgs, SourceArgs
 
@@ -34,9 +36,8 @@ def make_init(runtime: PosttrainingRuntime, work: Work, args: InitArgs) -> Metri
         rows, notes = widest(c.models, donors)
         dtype = c.dtype or dtype_of(donors[c.models[0]])
         template = common_template([donors[name] for name in c.models])
+        notes += check_alike(donors[c.models[0]], donors[reference]) if entry else []
         own = template_of(donors[reference].folder)
-        if entry:
-            notes += check_alike(donors[c.models[0]], donors[reference])
     recipe: dict[str, Any] = {"merge_method": "passthrough", "models": [{"model": reference}], "out_dtype": dtype}
     if template and not own:
         recipe["chat_template"] = template
@@ -49,10 +50,9 @@ def make_init(runtime: PosttrainingRuntime, work: Work, args: InitArgs) -> Metri
 
 def widest(references: tuple[str, ...], donors: Donors) -> tuple[int, list[str]]:
     """Rows of embeddings that all are given; 0 where all have equally many."""
-    sizes = {donors[reference].vocabulary_size for reference in references}
-    if len(sizes) < 2:
-        return 0, []
-    return max(sizes), [f"vocabularies of {', '.join(map(str, sorted(sizes)))} rows are all padded to {max(sizes)}"]
+    sizes = sorted({donors[reference].vocabulary_size for reference in references})
+    several = [f"vocabularies of {', '.join(map(str, sizes))} rows are all padded to {sizes[-1]}"]
+    return (sizes[-1], several) if len(sizes) > 1 else (0, [])
 
 
 def dtype_of(donor: Donor) -> str:
@@ -65,7 +65,7 @@ def check_alike(first: Donor, other: Donor) -> list[str]:
     inputs = [{"model": each.reference, "parameters": {"weight": 1}} for each in (first, other)]
     recipe = said_of({"merge_method": "linear", "models": inputs, "tokenizer": {"source": first.reference}})
     with Donors() as donors:
-        notes = plan(recipe, donors).notes
+        notes = plan_merge(recipe, donors).notes
     if different := different_words(first, other):
         some = ", ".join(map(repr, different[:3]))
         raise UserError(
@@ -77,41 +77,31 @@ def check_alike(first: Donor, other: Donor) -> list[str]:
 
 def common_template(models: Sequence[Donor]) -> str:
     """The one that all have who have one."""
-    there = {each.reference: found for each in models if (found := template_of(each.folder))}
-    for name, found in there.items():
-        first = next(iter(there))
-        if found != there[first]:
-            begin = next((n for n, (a, b) in enumerate(zip(there[first], found, strict=False)) if a != b), 0)
-            parts = " and ".join(repr(each[begin : begin + 40]) for each in (there[first], found))
+    there = [(each.reference, found) for each in models if (found := template_of(each.folder))]
+    first, wanted = next(iter(there), ("", ""))
+    for name, found in there:
+        if found != wanted:
+            begin = next((n for n, (a, b) in enumerate(zip(wanted, found, strict=False)) if a != b), 0)
+            parts = " and ".join(repr(each[begin : begin + 40]) for each in (wanted, found))
             raise UserError(
                 f"{name}: its chat template differs from that of {first}, first in {parts}; "
                 "members of one population share a template: give both folders the same one"
             )
-    return next(iter(there.values()), "")
+    return wanted
 
 
 def make_data(runtime: PosttrainingRuntime, work: Work, args: SourceArgs) -> Metrics:
     """All rows of a data set that the run can make use of, with their masks."""
-    from transformers import AutoTokenizer
-
     c, source = runtime.config, runtime.config.mutation_datasets[args.source]
-    tokenizer = AutoTokenizer.from_pretrained(work.inputs[FIRST].folder, trust_remote_code=c.trust_remote_code)
-    made = tokenised(c, source, tokenizer)
-    kept, held = parted(c, source, made.kept)
-    work.write(ROWS, written(kept, held))
-    return {"rows": len(kept), "held": held, "cut": made.cut, "left_out": made.empty}
+    tokenizer = tokenizer_in(work.inputs[FIRST].folder, FIRST, c.trust_remote_code)
+    made, parts, file = made_rows(c, source, tokenizer)
+    work.write(ROWS, file)
+    return {"rows": len(made.kept), "held": len(parts) - parts.count("train"), "cut": made.cut, "left_out": made.empty}
 
 
 def check_learning(c: PosttrainConfig, first: Donor, template: str) -> None:
     """Whether the first rows of all data can be written and learned, and the adapter has a place."""
-    from transformers import AutoTokenizer
-
-    from train.adapters import places_of
-    from train.model import described, without_numbers
-    from train.posttrain.example_rows import check_first_rows
-
-    check_words_in(first.folder)
-    tokenizer = AutoTokenizer.from_pretrained(first.folder, trust_remote_code=c.trust_remote_code)
+    tokenizer = tokenizer_in(first.folder, first.reference, c.trust_remote_code)
     tokenizer.chat_template = tokenizer.chat_template or template or None
     for source in c.mutation_datasets:
         check_first_rows(c, source, tokenizer)
@@ -128,6 +118,6 @@ def check_crossover(c: PosttrainConfig, donors: Donors) -> None:
     first = first if first.endswith(".gguf") else str(donors[first].folder)
     again = os.path.join(os.path.dirname(first), ".", os.path.basename(first))  # by another name
     try:
-        plan(said_of(dna.crossed(c, [first, again], dna.plain(c), first)), donors)
+        plan_merge(said_of(posttraining_genome.crossed(c, [first, again], posttraining_genome.plain(c), first)), donors)
     except UserError as error:
         raise UserError(f"CROSSOVER: {error}") from None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from fleet.work import Failed, Work
-from train.loop import Learner, NotFinite, Part
+from train.loop import Learner, MicroBatch, NotFinite
 from train.member import vectors
 from train.optimizers import MOMENTS, WEIGHTS
 
@@ -22,7 +22,7 @@ def train(
     learner: Learner,
     begin: Callable[[], None],
     steps: int,
-    batch: Callable[[int], list[Part]],
+    batch: Callable[[int], list[MicroBatch]],
     rate: Callable[[int], float],
     seed: Callable[[int], int],
 ) -> float:
@@ -34,17 +34,17 @@ def train(
         for kind in (WEIGHTS, MOMENTS):
             with learner.filling(kind) as room:
                 vectors.load(saved, kind, room)
-        learner.recall(saved.state["optimizer"])
+        learner.load_optimizer_state(saved.state["optimizer"])
     else:
         begin()
 
     def save(saver: Any) -> Mapping[str, Any]:
         total = learner.summed_loss()
         for kind in (WEIGHTS, MOMENTS):
-            vectors.save(saver, kind, learner.whole(kind))
+            vectors.save(saver, kind, learner.buffer(kind))
         return {"total": total, "optimizer": learner.state()}
 
-    def batches() -> Iterator[list[Part]]:
+    def batches() -> Iterator[list[MicroBatch]]:
         for step in range(done, steps):
             learner.seed(seed(step))
             yield batch(step)
@@ -55,7 +55,7 @@ def train(
     return learner.summed_loss()
 
 
-def tried(
+def learn_or_fall_back(
     work: Work, before: str, rate: float, learn: Callable[[], T], instead: Callable[[], T]
 ) -> tuple[T, dict[str, Any]]:
     """What learning came to, or what there is without it, and what is to be said of that. `before` is the slot's own

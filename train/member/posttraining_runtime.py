@@ -9,23 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fleet.config import UserError
+from fleet.run_config import UserError
 from fleet.work import NotOnThisMachine, Work
-from merge import engine, live
-from merge.donor import Stored
+from merge import engine
+from merge.donor import LazyTensor
 from merge.donors import Donors
 from merge.engine import MergeOptions
-from merge.live import LiveModel, places_in
-from merge.merge_planning import Job, Plan, plan
+from merge.live import LiveModel, LiveModels, places_in
+from merge.merge_planning import Job, Plan, plan_merge
 from merge.merge_recipe import Merge, merge_of, text_of
 from merge.merging import SHARD, furnish, merge_into
 from merge.tensor_group import in_memory
-from train import tasks
-from train.config import TrainConfig
+from train import lm_eval_tasks
+from train.lm_eval_tasks import TaskEvaluation
 from train.loop import Learner, best_device
 from train.posttrain import posttrain_fitness
 from train.posttrain.posttrain_config import PosttrainConfig
-from train.tasks import TaskEvaluation
+from train.training_config import TrainConfig
 
 Recipe = Mapping[str, Any]
 
@@ -34,7 +34,7 @@ class PosttrainingRuntime:
     def __init__(self, config: PosttrainConfig) -> None:
         self.config, self.device = config, best_device()
         self.how = MergeOptions(threads=config.threads, seed=config.seed % (1 << 31))
-        self._live: tuple[str, LiveModel] | None = None
+        self._models = LiveModels(str(self.device), config.trust_remote_code)
         self._learner: Learner | None = None
         self._evaluation: TaskEvaluation | None = None
 
@@ -44,20 +44,12 @@ class PosttrainingRuntime:
         """The recipe's model, in fp32 and in memory; the next one takes its place."""
         said = said_of({**recipe, "out_dtype": "float32"})
         with Donors(places) as donors:
-            made = plan(said, donors)
-            known = self._shaped(said, made)
-            known.fill(made, self.how)
-        return ChildModel(said, made, known)
-
-    def _shaped(self, said: Merge, made: Plan) -> LiveModel:
-        key = live.key_of(made)
-        if self._live is None or self._live[0] != key:
-            self.dismiss()  # first out, then in: there may be no room for both
-            self._live = key, live.furnished(said, made, str(self.device), self.config.trust_remote_code)
-        known = self._live[1]
-        if known.places is not None and self._learner is not None:
-            known = replace(known, places=places_in(known.model, made))  # its weights lie in the learner's vector now
-        return known
+            plan = plan_merge(said, donors)
+            known = self._models.shaped(said, plan, self.dismiss)
+            if known.places is not None and self._learner is not None:
+                known = replace(known, places=places_in(known.model, plan))  # its weights lie in the learner's vector
+            known.fill(plan, self.how)
+        return ChildModel(said, plan, known)
 
     def learner(self, known: LiveModel, config: TrainConfig, objective: Any) -> Learner:
         """For all of the model's weights; the same one for all children of a shape."""
@@ -73,7 +65,7 @@ class PosttrainingRuntime:
     def dismiss(self) -> None:
         """Let go of the model, and of the memory that it took."""
         self.forget()
-        self._live = self._learner = None
+        self._models.now = self._learner = None
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
@@ -82,7 +74,7 @@ class PosttrainingRuntime:
     @cached_property
     def loaded(self) -> dict[str, Any]:
         loaded = posttrain_fitness.load_tasks(self.config)
-        if loaded and tasks.digest(loaded) != self.config.tasks_digest:
+        if loaded and lm_eval_tasks.digest(loaded) != self.config.tasks_digest:
             raise NotOnThisMachine("the questions of FITNESS are others on this machine than where the run began")
         return loaded
 
@@ -98,7 +90,7 @@ class ChildModel:
     """A model in memory, and what it was made by."""
 
     said: Merge
-    made: Plan
+    plan: Plan
     live: LiveModel
 
     def fits(self, dtype: torch.dtype) -> bool:
@@ -108,14 +100,14 @@ class ChildModel:
     def files(self, dtype: torch.dtype, state: Mapping[str, Tensor] | None = None) -> Plan:
         """Its weights as they are now, or those of its parts, as a plan whose tensors are only to be written."""
         state, jobs = state or self.live.model.state_dict(), list[Job]()
-        for job in self.made.jobs:
+        for job in self.plan.jobs:
             tensor = state[job.name].detach().cpu()
             wanted = dtype if tensor.dtype.is_floating_point else tensor.dtype
             if not bool(tensor.to(wanted).isfinite().all()):
                 raise UserError(f"{job.name} has numbers that are not finite, or too large for {dtype}")
-            jobs.append(Job(job.name, job.shape, wanted, (Stored(job.shape, wanted, in_memory(tensor)),)))
-        key = "dtype" if "dtype" in self.made.config else "torch_dtype"
-        return replace(self.made, jobs=jobs, config={**self.made.config, key: str(dtype).removeprefix("torch.")})
+            jobs.append(Job(job.name, job.shape, wanted, (LazyTensor(job.shape, wanted, in_memory(tensor)),)))
+        key = "dtype" if "dtype" in self.plan.config else "torch_dtype"
+        return replace(self.plan, jobs=jobs, config={**self.plan.config, key: str(dtype).removeprefix("torch.")})
 
 
 # -- members' folders -------------------------------------------------------------------------------------------------
@@ -127,12 +119,10 @@ def merged(work: Work, recipe: Recipe, places: Mapping[str, Path], how: MergeOpt
         merge_into(place, said_of(recipe), donors, how)
 
 
-def saved(work: Work, child: ChildModel, dtype: torch.dtype, how: MergeOptions) -> None:
-    """A model in memory as the member's files."""
-    with work.folder() as place:
-        made = child.files(dtype)
-        engine.write(made.jobs, place, SHARD, how, lambda bytes: None)
-        furnish(place, child.said, made, None)
+def write_model(place: Path, said: Merge, plan: Plan, how: MergeOptions) -> None:
+    """A plan whose tensors are only to be written, as a model's folder."""
+    engine.write(plan.jobs, place, SHARD, how, lambda bytes: None)
+    furnish(place, said, plan, None)
 
 
 def said_of(recipe: Recipe) -> Merge:

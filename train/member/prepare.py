@@ -1,9 +1,8 @@
 """Round 0: what a run needs once. The tokenizer, each source's token files, the first weights."""
 
 import contextlib
-import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache, partial
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -12,30 +11,27 @@ import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
-from fleet.errors import UserError
 from fleet.hashed import HashedFile
-from fleet.plausible import check_config_in
-from fleet.plausible_words import check_words_in
+from fleet.plausible import check_config_in, check_words_in
 from fleet.scratch import passing
 from fleet.snapshots import Saver
 from fleet.tasks import Args
 from fleet.work import Failed, Input, NotOnThisMachine, Work
 from train import text
 from train.batches import needed, useful
-from train.config import Dataset, TrainConfig
 from train.made_here import byte_level_bpe, first_of
 from train.member.pretraining_runtime import CONFIG, PretrainingRuntime
 from train.member.vectors import save_weights
 from train.model import SHAPES, built, empty, flat, layout_of, read_config, same_settings, same_shapes
 from train.optimizers import layouts_of
+from train.splits import HELD_OUT, SPLITS, SplitName
+from train.training_config import Dataset, TrainConfig
 from train.training_recipes import FIRST, TOKENIZER, InitArgs, SourceArgs
 
 _SAMPLE = 4_000_000  # characters that the tokenizer is made from
 _BATCH = 256  # documents that are tokenised at a time
-_PER_MILLE = 1000
 _BLOCK = 1 << 20  # random tokens, or bytes, at a time
-_HELD_OUT = "raise HELD_OUT, or lower EVAL_SEQUENCES"
-_COUNTED, _MUCH = 100_000, 4_000_000  # documents and characters beyond which nobody waits for them to be counted
+_RAISE = "raise HELD_OUT, or lower EVAL_SEQUENCES"
 _EVALUATED = 16  # documents at least that held-out tokens come from, where there are so many
 
 
@@ -94,7 +90,7 @@ def open_tokenizer(parent: Input, config: TrainConfig) -> PreTrainedTokenizerBas
     if config.trust_remote_code and (named := tokenizer_name(config)):
         return AutoTokenizer.from_pretrained(named, trust_remote_code=True)
     with passing("tokenizer") as folder:
-        for name in parent.files.files:
+        for name in parent.files:
             (folder / name).write_bytes(parent.read(name))
         return AutoTokenizer.from_pretrained(folder)
 
@@ -103,31 +99,32 @@ def open_tokenizer(parent: Input, config: TrainConfig) -> PreTrainedTokenizerBas
 
 
 def make_tokens(runtime: PretrainingRuntime, work: Work, args: SourceArgs) -> Mapping[str, Any]:
-    """As many tokens of one source as the run needs, and those that are held out. Whoever goes on with it has the
-    tokens to learn from, most of all; the held-out ones are soon made again."""
+    """As many tokens of one source as the run needs, and those for validation and for the test. Whoever goes on with it
+    has the tokens to learn from, most of all; the held-out ones are soon made again."""
     config = runtime.config
     source, parent = config.datasets[args.source], work.inputs[TOKENIZER]
     vocabulary = parent.metrics["vocabulary"]
     dtype = np.dtype("<u2" if vocabulary <= 1 << 16 else "<u4")
     wanted, least = (count(config, args.source) for count in (useful, needed))
-    held = list[int]()
+    held = {part: list[int]() for part in HELD_OUT}
     with contextlib.ExitStack() as stack:
-        files = {part: stack.enter_context(work.create(part)) for part in ("train", "held")}
+        files = {part: stack.enter_context(work.create(part)) for part in least}
         begin = _tokens_so_far(work, files["train"])
-        got = {"train": files["train"].size // dtype.itemsize, "held": 0}
+        got = {**dict.fromkeys(least, 0), "train": files["train"].size // dtype.itemsize}
         tokenizer = partial(open_tokenizer, parent, config)
         for document, part, tokens in tokens_of(config, args.source, tokenizer, vocabulary, wanted, got, begin):
             files[part].write(np.asarray(tokens, dtype=dtype).tobytes())
             got[part] += len(tokens)
-            held += tokens if part == "held" and not text.kind_of(source).random else []
             if part == "train":
                 work.between_steps(document + 1, partial(_keep_tokens, work, document + 1))
+            elif not text.kind_of(source).random:
+                held[part] += tokens
             work.at = ("tokens", got["train"], wanted["train"])
     for part, count in got.items():
         if count < least[part]:
             raise Failed(f"{too_short(source, part, count, least[part])}, in a run with another PROJECT_NAME")
-    counted = {"held_bytes": _bytes(tokenizer(), held)} if held else {}
-    return {**got, "dtype": dtype.str, **counted}
+    counted = {f"{part}_bytes": _bytes(tokenizer(), tokens) for part, tokens in held.items() if tokens}
+    return {**{part: got[part] for part in SPLITS}, "dtype": dtype.str, **counted}
 
 
 def _keep_tokens(work: Work, begin: int, saver: Saver) -> int:
@@ -162,51 +159,50 @@ def tokens_of(
     number: int,
     open_one: Callable[[], PreTrainedTokenizerBase],
     vocabulary: int,
-    wanted: Mapping[str, int],
-    got: Mapping[str, int],
+    wanted: Mapping[SplitName, int],
+    got: Mapping[SplitName, int],
     begin: int = 0,
-) -> Iterator[tuple[int, str, Any]]:
-    """Of one source, to learn from or held out, until so many are wanted; the caller counts what it has got. What is to
-    be learned of the documents before `begin` is known already."""
+) -> Iterator[tuple[int, SplitName, Any]]:
+    """Of one source, each for its part, until so many are wanted; the caller counts what it has got. What is to be
+    learned of the documents before `begin` is known already."""
     source = config.datasets[number]
     if text.kind_of(source).random:
         yield from _random(config, number, vocabulary, wanted, begin)
         return
     if text.kind_of(source).of_python:
         check_stdlib(config)
-    tokenizer, spare = open_one(), list[list[int]]()
+    tokenizer, spare = open_one(), list[tuple[SplitName, list[int]]]()
     ends = tokenizer.eos_token_id is not None and not text.is_one_document(source)
     end = [tokenizer.eos_token_id] if ends else []
     most = max(1, config.eval_sequences // _EVALUATED) * config.seq_length
-    documents, at = enumerate(text.documents(source)), 0
+    documents, at = enumerate(text.divided(source, config.held_out)), 0
     while batch := [*islice(documents, _BATCH)]:
-        parts = ((at, part_of(each, config), each) for at, each in batch)
-        asked = [(at, part, each) for at, part, each in parts
-                 if got[part] < wanted[part] and (at >= begin or part == "held")]  # fmt: skip
+        asked = [(at, part, each) for at, (part, each) in batch
+                 if got[part] < wanted[part] and (at >= begin or part != "train")]  # fmt: skip
         for (at, part, _), tokens in zip(asked, _ids(tokenizer, [each for _, _, each in asked]), strict=True):
             found = tokens + end
-            if part == "held":
+            if part != "train":
                 first = max(0, len(found) - most) // 2  # how a document begins says little of the rest
-                spare.append(found[:first] + found[first + most :])
+                spare.append((part, found[:first] + found[first + most :]))
                 found = found[first : first + most]
             if got[part] < wanted[part]:
                 yield at, part, found
         if all(got[part] >= wanted[part] for part in wanted):
             return
-    for found in spare:  # there were few documents
-        if found and got["held"] < wanted["held"]:
-            yield at + 1, "held", found
+    for part, found in spare:  # there were few documents
+        if found and got[part] < wanted[part]:
+            yield at + 1, part, found
 
 
 def _random(
-    config: TrainConfig, number: int, vocabulary: int, wanted: Mapping[str, int], begin: int
-) -> Iterator[tuple[int, str, Any]]:
+    config: TrainConfig, number: int, vocabulary: int, wanted: Mapping[SplitName, int], begin: int
+) -> Iterator[tuple[int, SplitName, Any]]:
     """Each block is a document."""
     for stream, (part, count) in enumerate(wanted.items()):
         dice = np.random.default_rng([config.seed, number, stream])
         for at, done in enumerate(range(0, count, _BLOCK)):
             found = dice.integers(0, vocabulary, min(_BLOCK, count - done))
-            if at >= begin or part == "held":
+            if at >= begin or part != "train":
                 yield at, part, found
 
 
@@ -217,33 +213,12 @@ def _ids(tokenizer: PreTrainedTokenizerBase, documents: list[str]) -> list[list[
     return found
 
 
-def check_text(config: TrainConfig) -> None:
-    """Complain of a source that is too short before anything is made of it. One that is long is only counted as far as
-    takes no time."""
-    named = tokenizer_name(config)
-    open_one = cache(lambda: named_tokenizer(named, config.trust_remote_code) if named else own_tokenizer(config))
-    for number, source in enumerate(config.datasets):
-        if not source.source.endswith(text.FILES) or sum(map(len, islice(text.documents(source), _COUNTED))) > _MUCH:
-            continue
-        least, got = needed(config, number), {"train": 0, "held": 0}
-        for _, part, found in tokens_of(config, number, open_one, 0, least, got):
-            got[part] += len(found)
-        for part in got:
-            if got[part] < least[part]:
-                raise UserError(too_short(source, part, got[part], least[part]))
-
-
-def part_of(document: str, config: TrainConfig) -> str:
-    """By its content, so that two copies of a document lie on the same side."""
-    roll = int.from_bytes(hashlib.blake2b(document.encode(), digest_size=8).digest(), "little") % _PER_MILLE
-    return "held" if roll < max(1, config.held_out * _PER_MILLE) else "train"
-
-
 def too_short(source: Dataset, part: str, count: int, wanted: int) -> str:
-    what, help = ("training", "train less, or raise MAX_EPOCHS") if part == "train" else ("held-out", _HELD_OUT)
+    what, help = ("training", "train less, or raise MAX_EPOCHS") if part == "train" else (part, _RAISE)
+    more = "add another source" if text.kind_of(source).of_python else "give it more text"
     return (
         f"dataset {source.source}: {count:,} {what} tokens where the run needs {wanted:,}: {wanted - count:,} are "
-        f"missing; give it more text, {help}"
+        f"missing; {more}, {help}"
     )
 
 

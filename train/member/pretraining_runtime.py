@@ -4,7 +4,7 @@ has learned in messages."""
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,16 +12,17 @@ from torch import Tensor
 
 from fleet.work import Input, Work
 from merge.outer import Outer
-from merge.wire import WIRES
 from train.batches import TokenFile, batch, held_count, held_windows, origin_of, owned
-from train.config import TrainConfig
-from train.genome import Genome
-from train.loop import Learner, NotFinite, Part, rate
+from train.loop import Learner, MicroBatch, NotFinite, rate
 from train.member import inner_loop, vectors
+from train.member.global_model import GlobalModel
 from train.member.inner_loop import Metrics
-from train.member.vectors import Joining
+from train.member.vectors import Begun, Moment
 from train.model import empty, read_config
 from train.optimizers import MOMENTS, WEIGHTS
+from train.pretraining_genome import Genome
+from train.splits import EvalSplit
+from train.training_config import TrainConfig
 from train.training_recipes import FIRST, Turn, token_files
 
 CONFIG = "config.json"
@@ -43,7 +44,7 @@ class PretrainingRuntime:
     def __init__(self, config: TrainConfig) -> None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self.config = config
-        self.outer = outer_of(config)
+        self.outer, self.global_model = outer_of(config), GlobalModel()
         self._learner: Learner | None = None
 
     def learner(self, work: Work) -> Learner:
@@ -62,18 +63,18 @@ class PretrainingRuntime:
     # -- training -----------------------------------------------------------------------------------------------------
 
     def train(
-        self, work: Work, turn: Turn, start: Tensor, join: Joining, genome: Genome = Genome()
+        self, work: Work, turn: Turn, start: Tensor, begun: Begun, genome: Genome = Genome()
     ) -> tuple[Tensor, Metrics]:
-        """The inner loop on the slot's own batches: the weights that it ends with. `join` makes one optimizer of those
-        of the parents."""
+        """The inner loop on the slot's own batches: the weights that it ends with. `begun` tells what the
+        optimizer begins with."""
         c, learner = self.config, self.learner(work)
         sources, weights = self._sources(work, "train"), genome.weights([each.weight for each in c.datasets])
 
         def begin() -> None:
-            learner.start(start)
-            self.inherit(work, turn, join)
+            learner.load_weights(start)
+            self.inherit(work, turn, begun)
 
-        def batch_of(step: int) -> list[Part]:
+        def batch_of(step: int) -> list[MicroBatch]:
             numbers = (owned(c, turn.slot, turn.round, step, part) for part in range(c.gradient_accumulation))
             return [batch(sources, weights, each, c.seed) for each in numbers]
 
@@ -84,62 +85,59 @@ class PretrainingRuntime:
             begin,
             turn.steps,
             batch_of,
-            rate=lambda step: genome.rate * rate(c, before + step),
+            rate=lambda step: genome.rate_factor * rate(c, before + step),
             seed=lambda step: mixed(c.seed, turn.round, turn.slot, step) & 0x7FFFFFFF,
         )
         tokens = turn.steps * c.gradient_accumulation * c.batch_size * c.seq_length
-        return learner.whole(WEIGHTS).cpu(), {"train_loss": total / turn.steps, "tokens": tokens}
+        return learner.buffer(WEIGHTS).cpu(), {"train_loss": total / turn.steps, "tokens": tokens}
 
-    def inherit(self, work: Work, turn: Turn, join: Joining) -> None:
+    def inherit(self, work: Work, turn: Turn, begun: Begun) -> None:
         """The optimizer as a member finds it: moments that others have made, too, and the slot's own scaling."""
         learner = self.learner(work)
-        learner.forget()
+        learner.reset_optimizer()
         if turn.round > 1 and self.config.keeps_moments:
             with learner.filling(MOMENTS) as room:
-                join(vectors.parents_of(work), vectors.MOMENTS, room)
+                for moment, part in zip(self.moments_of(work), self._divided(work, room), strict=True):
+                    begun(moment.stem, part)
             scaling = json.loads(parent.read(SCALING)) if (parent := _before(work, turn, SCALING)) else {}
-            learner.recall({"steps": float(self.config.steps_before(turn.round)), "scaling": scaling})
+            learner.load_optimizer_state({"steps": float(self.config.steps_before(turn.round)), "scaling": scaling})
 
-    def moments(self, work: Work) -> Tensor:
-        """What a member has learned about its gradients; none, where nobody asks for it."""
-        if not self.config.keeps_moments:
-            return torch.empty(0)
-        learner = self.learner(work)
-        if scaling := learner.state()["scaling"]:
+    def moments(self, work: Work) -> Iterator[tuple[Moment, Tensor]]:
+        """What a member has learned about its gradients."""
+        if not (kinds := self.moments_of(work)):
+            return
+        if scaling := self.learner(work).state()["scaling"]:
             work.write(SCALING, json.dumps(scaling).encode())
-        return learner.whole(MOMENTS)
+        yield from zip(kinds, self._divided(work, self.learner(work).buffer(MOMENTS)), strict=True)
+
+    def moments_of(self, work: Work) -> tuple[Moment, ...]:
+        """As they travel."""
+        counts = work.inputs[FIRST].metrics
+        return vectors.moments_of(self.config, counts["parameters"], counts["moments"])
+
+    def _divided(self, work: Work, whole: Tensor) -> list[Tensor]:
+        return [*whole.split([moment.count for moment in self.moments_of(work)])]
 
     # -- evaluation ---------------------------------------------------------------------------------------------------
 
-    def evaluate(self, work: Work, weights: Tensor) -> Metrics:
+    def evaluate(self, work: Work, weights: Tensor, on: EvalSplit) -> Metrics:
+        """On text for validation, which selects, or for the test, which reports."""
         learner = self.learner(work)
-        learner.start(weights)
-        metrics = evaluated(learner, self._sources(work, "held"), self.config)
+        learner.load_weights(weights)
+        metrics = evaluated(learner.eval_loss, self._sources(work, on), self.config)
         sources = [work.inputs[id].metrics for id in token_files(self.config)]
-        return metrics | bits_per_byte(metrics["loss"], sources, self.config)
+        return metrics | bits_per_byte(metrics["loss"], sources, self.config, on)
 
     def _sources(self, work: Work, part: str) -> list[TokenFile]:
         return sources([work.inputs[id] for id in token_files(self.config)], part, self.config)
 
-    # -- messages -----------------------------------------------------------------------------------------------------
+    # -- the exchange -------------------------------------------------------------------------------------------------
 
-    def message(self, work: Work, turn: Turn, name: str, vector: Tensor) -> Tensor:
-        """Error feedback: what the wire lost of the slot's last message of this name is added to this one."""
-        if self.config.error_feedback and (parent := _before(work, turn, _residual(name))):
-            residual = torch.empty_like(vector)
-            vectors.load(parent, _residual(name), residual)
-            vector = vector + residual
-        return checked(vector)
-
-    def arrived(self, message: Tensor) -> Tensor:
-        """What there is of it at the other end of the wire."""
-        wire = WIRES[self.config.wire_dtype]
-        return wire.decode(wire.encode(message), len(message))
-
-    def keep_residual(self, work: Work, name: str, message: Tensor) -> None:
-        """What the wire will lose of this message."""
-        if self.config.error_feedback:
-            vectors.save(work, _residual(name), message - self.arrived(message))
+    def exchanged(self, work: Work) -> list[tuple[str, int, str]]:
+        """Of what a member goes on from: its stem, how many numbers, and the wire that they go through."""
+        count, wire = work.inputs[FIRST].metrics["parameters"], self.config.wire
+        state = [(stem, count, wire) for stem in vectors.kept(self.outer)]
+        return state + [(moment.stem, moment.count, moment.wire) for moment in self.moments_of(work)]
 
 
 def outer_of(config: TrainConfig) -> Outer:
@@ -147,34 +145,38 @@ def outer_of(config: TrainConfig) -> Outer:
 
 
 def sources(parents: list[Input], part: str, config: TrainConfig) -> list[TokenFile]:
-    """Of each source, the tokens to learn from or those that are held out."""
+    """Of each source, the tokens to learn from, for validation, or for the test."""
     return [
         TokenFile.open(each.path(part), each.metrics["dtype"], config.seq_length + 1, *origin_of(config, number))
         for number, each in enumerate(parents)
     ]
 
 
-def evaluated(learner: Learner, sources: list[TokenFile], config: TrainConfig) -> Metrics:
+def evaluated(loss_of: Callable[[Tensor], float], sources: list[TokenFile], config: TrainConfig) -> Metrics:
     """Loss a token, and perplexity, over the held-out windows of all sources: always the same windows."""
-    rows = [torch.tensor(row) for row in held_windows(sources, config)]
-    total = 0.0
-    for begin in range(0, len(rows), config.eval_batch_size):
-        batch = torch.stack(rows[begin : begin + config.eval_batch_size])
-        total += learner.looked_at(batch) * len(batch)
-    if not math.isfinite(total):
-        raise NotFinite(f"the loss on held-out text is {total}")
-    loss = total / len(rows)
+    loss = mean_loss(loss_of, held_windows(sources, config), config.eval_batch_size)
     return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
 
 
-def bits_per_byte(loss: float, sources: Sequence[Mapping[str, Any]], config: TrainConfig) -> Metrics:
+def mean_loss(loss_of: Callable[[Tensor], float], windows: Sequence[Sequence[int]], size: int) -> float:
+    """Over windows, so many at a time."""
+    rows, total = [torch.tensor(row) for row in windows], 0.0
+    for begin in range(0, len(rows), size):
+        batch = torch.stack(rows[begin : begin + size])
+        total += loss_of(batch) * len(batch)
+    if not math.isfinite(total):
+        raise NotFinite(f"the loss on held-out text is {total}")
+    return total / len(rows)
+
+
+def bits_per_byte(loss: float, sources: Sequence[Mapping[str, Any]], config: TrainConfig, on: str) -> Metrics:
     """The same in a unit in which models of other tokens can be compared, where it is known how many bytes the held-out
     tokens of each source stand for."""
     windows = [held_count(config, number) for number in range(len(sources))]
     there = [(count, each) for count, each in zip(windows, sources, strict=True) if count]
-    if not all("held_bytes" in each for _, each in there):
+    if not all(f"{on}_bytes" in each for _, each in there):
         return {}
-    bytes = math.fsum(count * each["held_bytes"] / each["held"] for count, each in there)
+    bytes = math.fsum(count * each[f"{on}_bytes"] / each[on] for count, each in there)
     return {"bits_per_byte": loss / math.log(2) * sum(windows) / bytes}
 
 
@@ -189,7 +191,3 @@ def _before(work: Work, turn: Turn, file: str) -> Input | None:
     """The slot's own last member, if it has such a file."""
     parent = work.inputs.get(turn.before)
     return parent if parent and file in parent.member.digests else None
-
-
-def _residual(name: str) -> str:
-    return f"residual-{name}"

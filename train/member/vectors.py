@@ -1,7 +1,8 @@
 """Flat vectors in members' files: whole ones in and out of memory, several as one, piece by piece."""
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,17 +11,36 @@ from torch import Tensor
 from fleet.work import Failed, Input, Work
 from merge.files import Header, TensorEntry, bytes_of, chunks, read_header, write_header
 from merge.outer import Outer, means, ranges
-from merge.wire import pieces, received, send
+from merge.wire import WIRES, pieces, received, send
 from train.model import VectorLayout
+from train.training_config import TrainConfig
 
-WEIGHTS = "weights.safetensors"  # the first ones: named tensors, laid out one after the other as the flat vector is
-MOMENTUM, MOMENTS = "momentum.safetensors", "moments.safetensors"
-MOMENTS_WIRE = "bf16"  # small ones count as much as large ones, in the square root that divides a step
+WEIGHTS, MOMENTUM = "weights", "momentum"  # the stems of files' names: a vector is in one file, or in parts
+# INNER_OPTIMIZER_STATE: what gradients' averages travel in, and those of their squares
+STATE_WIRES = {"average": ("int8", "root8"), "narrow": ("int4", "root8"), "exact": ("fp32", "fp32")}
 Joining = Callable[[list[Input], str, Tensor], None]  # the vectors of several members become one
+Begun = Callable[[str, Tensor], None]  # fills a vector with what a member begins with
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One of the inner optimizer's, as it travels."""
+
+    stem: str
+    count: int
+    wire: str
+
+
+def moments_of(config: TrainConfig, parameters: int, both: int) -> tuple[Moment, ...]:
+    """Gradients' averages, and their squares', of what has some; none, where nobody asks for them."""
+    if not config.keeps_moments:
+        return ()
+    average, square = STATE_WIRES[config.inner_optimizer_state]
+    return Moment("average", parameters, average), Moment("square", both - parameters, square)
 
 
 def kept(outer: Outer) -> tuple[str, ...]:
-    """The files of what the next outer step goes on from."""
+    """What the next outer step goes on from."""
     return (WEIGHTS, MOMENTUM) if outer.momentum else (WEIGHTS,)
 
 
@@ -34,29 +54,58 @@ def parents_of(work: Work) -> list[Input]:
 # -- one ---------------------------------------------------------------------------------------------------------------
 
 
+def file_of(stem: str, part: int | None = None) -> str:
+    return f"{stem}.safetensors" if part is None else f"{stem}-{part}.safetensors"
+
+
 def save(work: Any, name: str, vector: Tensor, wire: str = "fp32") -> None:
     """As one of the attempt's files, or of a snapshot's."""
     with work.create(name) as file:
         send(file, len(vector), (piece.cpu() for piece in pieces(vector)), wire)
 
 
+def save_parts(work: Work, stem: str, vector: Tensor, count: int, wire: str) -> None:
+    """For readers of a part each."""
+    for number, cut in enumerate(ranges(len(vector), count)):
+        save(work, file_of(stem, number), vector[cut.start : cut.stop], wire)
+
+
 def load(parent: Any, name: str, into: Tensor) -> None:
+    _fill(into, numbers(parent, name, len(into)))
+
+
+def numbers(parent: Any, name: str, count: int) -> Iterator[Tensor]:
+    """Of one file, piece by piece; they are right only if it is read to its end."""
     with parent.open(name) as file:
-        _fill(into, received(file, len(into)))
+        yield from received(file, count)
+
+
+def whole(parent: Input, stem: str, count: int) -> Iterator[Tensor]:
+    """The same of a vector that may be in parts."""
+    names = [file_of(stem)] if file_of(stem) in parent.files else _parts(parent, stem)
+    for name, cut in zip(names, ranges(count, len(names)), strict=True):
+        yield from numbers(parent, name, len(cut))
+
+
+def _parts(parent: Input, stem: str) -> list[str]:
+    names = (file_of(stem, number) for number in itertools.count())
+    return [*itertools.takewhile(lambda name: name in parent.files, names)]
 
 
 def save_weights(work: Work, vector: Tensor, layout: VectorLayout) -> None:
     """So that anybody's safetensors reads them."""
-    with work.create(WEIGHTS) as file:
+    with work.create(file_of(WEIGHTS)) as file:
         write_header(file, Header({name: TensorEntry(torch.float32, shape) for name, shape in layout.shapes.items()}))
         for piece in pieces(vector):
             file.write(bytes_of(piece.cpu()))
 
 
-def load_weights(parent: Input, into: Tensor) -> None:
-    with parent.open(WEIGHTS) as file:
+def load_weights(parent: Input, size: int) -> Tensor:
+    into = torch.empty(size)
+    with parent.open(file_of(WEIGHTS)) as file:
         read_header(file)
-        _fill(into, chunks(file, torch.float32, len(into)))
+        _fill(into, chunks(file, torch.float32, size))
+    return into
 
 
 def _fill(into: Tensor, numbers: Iterable[Tensor]) -> None:
@@ -69,37 +118,29 @@ def _fill(into: Tensor, numbers: Iterable[Tensor]) -> None:
 # -- several -----------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def opened(parents: Iterable[Input], name: str, count: int) -> Iterator[list[Iterator[Tensor]]]:
-    """The same vector of several parents, to be read side by side."""
-    with ExitStack() as stack:
-        yield [received(stack.enter_context(parent.open(name)), count) for parent in parents]
+def mean(members: list[Input], stem: str, into: Tensor, wire: str = "fp32") -> None:
+    """EDT: of all members; through a wire, as if somebody else had made it."""
+    several = means([whole(member, stem, len(into)) for member in members])
+    _fill(into, (arrived(piece, wire) for piece in several))
 
 
-def mean(parents: list[Input], name: str, into: Tensor) -> None:
-    """EDT: of all members."""
-    with opened(parents, name, len(into)) as several:
-        _fill(into, means(several))
+def arrived(vector: Tensor, wire: str) -> Tensor:
+    """What there is of it at the other end."""
+    return WIRES[wire].decode(WIRES[wire].encode(vector), len(vector))
 
 
-def joined(shards: list[Input], name: str, into: Tensor) -> None:
-    """DiLoCo: one shard after the other."""
+def joined(shards: list[Input], stem: str, into: Tensor) -> None:
+    """One shard after the other."""
     for cut, shard in zip(ranges(len(into), len(shards)), shards, strict=True):
-        load(shard, name, into[cut.start : cut.stop])
+        _fill(into[cut.start : cut.stop], whole(shard, stem, len(cut)))
+
+
+def read(join: Joining, members: list[Input], stem: str, size: int) -> Tensor:
+    """Of several members, as one vector in memory."""
+    join(members, stem, into := torch.empty(size))
+    return into
 
 
 def settled(outer: Outer, join: Joining, members: list[Input], size: int) -> Tensor:
     """The weights of several members together as they are worth: without the last step's look ahead."""
-    state = [torch.empty(size) for _ in kept(outer)]
-    for name, whole in zip(kept(outer), state, strict=True):
-        join(members, name, whole)
-    return outer.settled(state)
-
-
-def save_parts(work: Work, stem: str, vector: Tensor, count: int, wire: str) -> None:
-    for number, cut in enumerate(ranges(len(vector), count)):
-        save(work, part_of(stem, number), vector[cut.start : cut.stop], wire)
-
-
-def part_of(stem: str, number: int) -> str:
-    return f"{stem}-{number}.safetensors"
+    return outer.settled([read(join, members, stem, size) for stem in kept(outer)])

@@ -1,7 +1,7 @@
 """Rows to learn from as tokens in one file: written once, mapped by whoever learns from them."""
 
-import hashlib
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -11,19 +11,18 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save
 from transformers import PreTrainedTokenizerBase
 
-from fleet.config import UserError
+from fleet.run_config import UserError
 from train import text
 from train.chat import ChatExamples, Example
 from train.objectives import objective_of
 from train.posttrain.posttrain_config import DatasetSource, PosttrainConfig
 from train.skills import PREFIX
 from train.skills import rows as skill_rows
-from train.tasks import validation_count
+from train.splits import SPLITS, Split, SplitName, parts_of
 
-_HELD = 10  # about one row of so many is never learned from
+_HELD = 0.1  # the share of rows that is never learned from
 _BUFFER = 10_000  # rows of a hub's data set that are shuffled at a time
 _LOOK = 100  # rows
-_FEWEST = 2  # different rows that are held out, however few there are
 _MOST = 1_000_000  # rows of one data set that a run keeps
 
 
@@ -35,19 +34,16 @@ class ExampleRows:
     learned: NDArray[np.uint8]
     ends: NDArray[np.int64]  # where each example ends
     each: int  # examples of a row
-    held: int  # so many rows, the last ones, are never learned from
+    parts: Mapping[SplitName, range]  # the numbers of rows to learn from, for validation, for the test
 
     @classmethod
     def open(cls, path: Path) -> "ExampleRows":
         there = load_file(path)
-        return cls(there["tokens"], there["learned"], there["ends"], int(there["each"][0]), int(there["held"][0]))
+        begins = [0, *np.cumsum(there["parts"]).tolist()]
+        parts = {part: range(*begins[n : n + 2]) for n, part in enumerate(SPLITS)}
+        return cls(there["tokens"], there["learned"], there["ends"], int(there["each"][0]), parts)
 
-    @property
-    def train(self) -> int:
-        return len(self.ends) // self.each - self.held
-
-    def get(self, number: int, held: bool = False) -> list[Example]:
-        row = number + (self.train if held else 0)
+    def get(self, row: int) -> list[Example]:
         return [self._example(n) for n in range(row * self.each, (row + 1) * self.each)]
 
     def _example(self, n: int) -> Example:
@@ -55,29 +51,25 @@ class ExampleRows:
         return Example(self.tokens[begin:end], self.learned[begin:end].astype(bool))
 
 
-def written(made: Sequence[Sequence[Example]], held: int) -> bytes:
-    """Rows as a file, of which the last ones are held out."""
-    examples = [example for row in made for example in row]
+def written(made: Sequence[Sequence[Example]], parts: Sequence[SplitName]) -> bytes:
+    """Rows as a file, one part after the other."""
+    pairs = [*zip(made, parts, strict=True)]
+    examples = [example for part in SPLITS for row, its in pairs if its == part for example in row]
     return save(
         {
             "tokens": np.concatenate([example.tokens for example in examples]).astype(np.int32),
             "learned": np.concatenate([example.learned for example in examples]).astype(np.uint8),
             "ends": np.cumsum([len(example.tokens) for example in examples]).astype(np.int64),
             "each": np.array([len(made[0])], dtype=np.int64),
-            "held": np.array([held], dtype=np.int64),
+            "parts": np.array([parts.count(part) for part in SPLITS], dtype=np.int64),
         }
     )
 
 
-def tokenised(c: PosttrainConfig, source: DatasetSource, tokenizer: PreTrainedTokenizerBase) -> ChatExamples:
-    """As many rows as the run can make use of."""
-    return _learnable(c, source, _drawn(c, source), tokenizer)
-
-
 def _learnable(
-    c: PosttrainConfig, source: DatasetSource, there: list[text.Row], tokenizer: PreTrainedTokenizerBase
+    c: PosttrainConfig, source: DatasetSource, there: list[text.PlacedRow], tokenizer: PreTrainedTokenizerBase
 ) -> ChatExamples:
-    made = objective_of(c).examples(there, tokenizer, c.seq_length, source.source)
+    made = objective_of(c).examples(there, tokenizer, c.seq_length)
     if len(made.kept) < 2:
         lost = f" ({made.empty} were left out: no answer in them, or none in their first {c.seq_length} tokens)"
         few = f"{len(made.kept)} rows have something to learn{lost if made.empty else ''}"
@@ -85,26 +77,25 @@ def _learnable(
     return made
 
 
-def parted(
-    c: PosttrainConfig, source: DatasetSource, kept: Sequence[Sequence[Example]]
-) -> tuple[list[Sequence[Example]], int]:
-    """Rows to learn from, then those that are held out, and how many these are. What is in a row decides, so that
-    wherever the same row stands, be it in another data set, it is on one side; unless a set is so small that hardly any
-    would be held out."""
-    marks = [_mark(row) for row in kept]
-    limit = max((1 << 64) // _HELD, sorted({*marks})[min(_FEWEST, len({*marks})) - 1])
-    held = [row for row, mark in zip(kept, marks, strict=True) if mark <= limit]
-    learned = [row for row, mark in zip(kept, marks, strict=True) if mark > limit]
-    if not learned:
-        raise UserError(f"data set {source.source}: {len({*marks})} different rows are too few to hold some out")
-    if c.asks_loss:
-        validation_count(f"data set {source.source}, whose held-out rows are asked,", len(held), c.holdout)
-    return [*learned, *held], len(held)
+def made_rows(
+    c: PosttrainConfig, source: DatasetSource, tokenizer: PreTrainedTokenizerBase
+) -> tuple[ChatExamples, list[SplitName], bytes]:
+    """As many rows as the run can make use of, the parts that they belong to, and their file."""
+    there = _drawn(c, source)
+    made = _learnable(c, source, there, tokenizer)
+    parts = _parts(c, source, [there[n][1] for n in made.rows])
+    return made, parts, written(made.kept, parts)
 
 
-def _mark(row: Sequence[Example]) -> int:
-    digest = hashlib.sha256(b"".join(example.tokens.tobytes() + b"/" for example in row)).digest()
-    return int.from_bytes(digest[:8], "big")
+def _parts(c: PosttrainConfig, source: DatasetSource, rows: Sequence[text.Row]) -> list[SplitName]:
+    """How a conversation begins decides, so that all its turns and its copies, be they in another data set, lie on one
+    side. Where most begin alike, or few are there, all of a row decides."""
+    split, what = Split(_HELD, _HELD * c.holdout), f"data set {source.source}"
+    with contextlib.suppress(UserError):
+        found = parts_of(what, [text.opening(row) for row in rows], split)
+        if 2 * found.count("train") > len(rows):
+            return found
+    return parts_of(what, [text.all_of(row) for row in rows], split)
 
 
 def check_first_rows(c: PosttrainConfig, source: DatasetSource, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -112,18 +103,20 @@ def check_first_rows(c: PosttrainConfig, source: DatasetSource, tokenizer: PreTr
     there = [*islice(_checked(c, source), _LOOK)]
     if not there:
         raise UserError(f"data set {source.source}: no rows in it")
-    _learnable(c, source, there, tokenizer)
+    made = _learnable(c, source, there, tokenizer)
+    if len(there) < _LOOK:  # that is all
+        _parts(c, source, [there[n][1] for n in made.rows])
 
 
 def wanted(c: PosttrainConfig) -> int:
     """With so many rows no child sees one twice in an epoch."""
-    return min(_MOST, max(1000, 2 * c.sft_examples) + _HELD * c.questions)
+    return min(_MOST, max(1000, 2 * c.sft_examples) + round(c.questions / _HELD))
 
 
-def _drawn(c: PosttrainConfig, source: DatasetSource) -> list[text.Row]:
+def _drawn(c: PosttrainConfig, source: DatasetSource) -> list[text.PlacedRow]:
     """As many as are wanted, from anywhere in a file, in an order that the seed decides; of a hub's data set, which may
     be endless, from its beginning."""
-    dice, kept, most = np.random.default_rng([c.seed, 11]), list[text.Row](), wanted(c)
+    dice, kept, most = np.random.default_rng([c.seed, 11]), list[text.PlacedRow](), wanted(c)
     there = _checked(c, source)
     for n, row in enumerate(there if source.source.endswith(text.ROW_FILES) else islice(there, max(most, _BUFFER))):
         place = int(dice.integers(n + 1))  # each of those so far is as likely to be kept as any other
@@ -134,9 +127,8 @@ def _drawn(c: PosttrainConfig, source: DatasetSource) -> list[text.Row]:
     return [kept[int(n)] for n in dice.permutation(len(kept))]
 
 
-def _checked(c: PosttrainConfig, source: DatasetSource) -> Iterator[text.Row]:
+def _checked(c: PosttrainConfig, source: DatasetSource) -> Iterator[text.PlacedRow]:
     check = objective_of(c).check
     if source.source.startswith(PREFIX):
-        built_in = enumerate(skill_rows(source.source, c.seed, wanted(c)), 1)
-        return (text.located(check, row, f"{source.source}, row {number}") for number, row in built_in)
+        return text.checked(text.placed(skill_rows(source.source, c.seed, wanted(c)), source.source), check)
     return text.read(source.source, source.name, source.split, check)

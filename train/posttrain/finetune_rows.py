@@ -1,18 +1,18 @@
 """The rows of one fine-tuning: read, checked, and apart from those that only measure."""
 
-import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from fleet.config import UserError
 from fleet.plain import say
+from fleet.run_config import UserError
 from train import text
 from train.objectives import OBJECTIVES
-from train.text import Row
+from train.splits import normal
+from train.text import PlacedRow
 
 _HELD, _MOST = 20, 500  # one row of so many measures, and no more than so many
-_STRETCHES = 5  # that lie apart: a file may be sorted
+_BLOCKS = 5  # that lie apart: a file may be sorted
 T = TypeVar("T")
 _TELL = 5.0  # seconds between two lines of progress
 
@@ -23,7 +23,7 @@ def objective_for(rows: str, name: str, split: str) -> str:
     return "dpo" if isinstance(first, dict) and {"chosen", "rejected"} <= first.keys() else "sft"
 
 
-def read(rows: str, name: str, split: str, objective: str) -> list[Row]:
+def read(rows: str, name: str, split: str, objective: str) -> list[PlacedRow]:
     found = [*told(text.read(rows, name, split, OBJECTIVES[objective].check), f"{rows}: read", "rows")]
     if not found:
         raise UserError(f"{rows}: no rows in it")
@@ -40,16 +40,16 @@ def told(things: Iterable[T], what: str, called: str) -> Iterator[T]:
             say(f"{what} {number:,} {called}")
 
 
-def held_apart(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-    """Some stretches of the rows, and whatever else is of the same conversation as a row in them, wherever it stands:
+def held_apart(rows: Sequence[PlacedRow]) -> tuple[list[PlacedRow], list[PlacedRow]]:
+    """Some blocks of the rows, and whatever else is of the same conversation as a row in them, wherever it stands:
     what begins with the same question. Where that is the greater part of all, the same rows only."""
     if len(rows) < 2:
         raise UserError("one row is too little to hold some out; give more, or --held-out ROWS")
-    each = max(1, min(_MOST, len(rows) // _HELD) // _STRETCHES)
-    begins = {(2 * n + 1) * len(rows) // (2 * _STRETCHES) for n in range(_STRETCHES)} if len(rows) >= 20 else {1}
+    each = max(1, min(_MOST, len(rows) // _HELD) // _BLOCKS)
+    begins = {(2 * n + 1) * len(rows) // (2 * _BLOCKS) for n in range(_BLOCKS)} if len(rows) >= 20 else {1}
     within = {n for begin in begins for n in range(begin, min(len(rows), begin + each))}
-    for key in (_question, _all_of):
-        keys = [key(row) for row in rows]
+    for key in (text.opening, text.all_of):
+        keys = [normal(key(row)) for _, row in rows]
         kept = {keys[n] for n in within}
         learned = [row for row, its in zip(rows, keys, strict=True) if its not in kept]
         if len(learned) * 2 >= len(rows):
@@ -57,20 +57,7 @@ def held_apart(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
     raise UserError("the rows are too much alike to hold some out; give --held-out ROWS")
 
 
-def without(rows: Sequence[Row], held: Sequence[Row]) -> list[Row]:
+def without(rows: Sequence[PlacedRow], held: Sequence[PlacedRow]) -> list[PlacedRow]:
     """Those that are not among the held-out ones."""
-    known = {_all_of(row) for row in held}
-    return [row for row in rows if _all_of(row) not in known]
-
-
-def _question(row: Row) -> str:
-    """How it begins, up to the first thing that somebody is asked."""
-    begin: Any = row.get("messages", row.get("prompt", row.get("text")))
-    if not isinstance(begin, str):
-        asked = next((n for n, each in enumerate(begin, 1) if each["role"] == "user"), len(begin))
-        begin = begin[:asked]
-    return json.dumps(begin, sort_keys=True, default=str)
-
-
-def _all_of(row: Row) -> str:
-    return json.dumps(row, sort_keys=True, default=str)
+    known = {text.all_of(row) for _, row in held}
+    return [each for each in rows if text.all_of(each[1]) not in known]

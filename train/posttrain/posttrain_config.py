@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import field_validator, model_validator
 
-from fleet.config import FleetConfig, Section, Text, bound
+from fleet.run_config import FleetConfig, Section, Text, bound
 from train.parent_selection import RULES
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Adapter(Section):
         return tuple(value) if isinstance(value, list) else value
 
 
-class BreedRoom(Section):
+class BreedSection(Section):
     """Who competes, and who has children with whom."""
 
     initial_population: tuple[Text, ...] = bound(
@@ -88,7 +88,7 @@ class BreedRoom(Section):
     crossover_evolves: bool = bound(False, "Curves of CROSSOVER are genes, too.")
 
 
-class FitnessRoom(Section):
+class FitnessSection(Section):
     """By what members compete."""
 
     fitness: tuple[Objective, ...] = bound(
@@ -101,7 +101,7 @@ class FitnessRoom(Section):
     holdout: float = bound(0.5, "The share of questions that only the end asks.", gt=0, lt=1)
 
 
-class MutationRoom(Section):
+class MutationSection(Section):
     """What children learn, and how."""
 
     tasks_digest: str = bound("", "Of FITNESS's questions; found out by whoever starts the run.")
@@ -117,20 +117,22 @@ class MutationRoom(Section):
     dpo_beta: float = bound(0.1, "MUTATION dpo: how far it may go from where it began.", gt=0, le=100)
     adapter: Adapter | None = bound(None, "LoRA instead of all weights.")
     batch_size: int = bound(
-        8, "Rows of a step, each of SEQ_LENGTH tokens; of questions, as many tokens at a time.", ge=1, le=65536
+        8, "Rows of a micro-batch, each of SEQ_LENGTH tokens; of questions, as many tokens at a time.", ge=1, le=65536
     )
-    gradient_accumulation: int = bound(1, "Batches of one step.", ge=1, le=65536)
+    gradient_accumulation: int = bound(1, "Micro-batches of one step, BATCH_SIZE rows each.", ge=1, le=65536)
     seq_length: int = bound(512, "Tokens of a row, in which several examples may stand.", ge=8, le=10**6)
     lr: float = bound(1e-4, "The highest learning rate.", gt=0, le=10)
     lr_schedule: Literal["cosine", "constant", "linear"] = bound("cosine", "How it falls: to a tenth, or to nothing.")
-    warmup_steps: int = bound(10, "Steps in which it rises; half of them all at most.", ge=0, le=10**8)
+    warmup_steps: int = bound(10, "Steps of linear warm-up; half of all steps at most.", ge=0, le=10**8)
     weight_decay: float = bound(0.0, "Weight decay of matrices.", ge=0, le=10)
-    clip: float = bound(1.0, "The longest gradient; 0 does not clip.", ge=0, le=1e6)
-    precision: Literal["32-true", "bf16-mixed", "fp16-mixed"] = bound("32-true", "Of the arithmetic.")
+    clip: float = bound(1.0, "The largest norm of a step's gradient; 0 does not clip.", ge=0, le=1e6)
+    precision: Literal["32-true", "bf16-mixed", "fp16-mixed"] = bound(
+        "32-true", "Of the model's arithmetic; mixed: narrow in forward and backward, weights and optimizer in fp32."
+    )
     dtype: Literal["", "float32", "bfloat16", "float16"] = bound("", "Of members' files; empty: the first model's own.")
 
 
-class PosttrainConfig(MutationRoom, FitnessRoom, BreedRoom, FleetConfig):
+class PosttrainConfig(MutationSection, FitnessSection, BreedSection, FleetConfig):
     """All of them together."""
 
     @model_validator(mode="before")

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from fleet.config import UserError
-from train import tasks
+from fleet.run_config import UserError
+from train import lm_eval_tasks
+from train.lm_eval_tasks import Asked, TaskEvaluation
 from train.parent_selection import Rival
 from train.posttrain.posttrain_config import LOSS, Objective, PosttrainConfig
-from train.tasks import Asked, TaskEvaluation
 from train.training_recipes import EvaluationArgs
 
 Metrics = Mapping[str, Any]
@@ -82,11 +82,11 @@ def load_tasks(c: PosttrainConfig) -> dict[str, Any]:
     """Whatever is missing is said before anybody trains."""
     if not asked(c).tasks:
         return {}
-    loaded = tasks.load(asked(c), c.allow_benchmark_tasks)
-    tasks.check_metrics(loaded, [(each.task, each.metric) for each in c.fitness if each.task != LOSS])
+    loaded = lm_eval_tasks.load(asked(c), c.allow_benchmark_tasks)
+    lm_eval_tasks.check_metrics(loaded, [(each.task, each.metric) for each in c.fitness if each.task != LOSS])
+    lm_eval_tasks.parted(asked(c), loaded, c.holdout)
     for name, task in loaded["tasks"].items():
-        tasks.validation_count(f"task {name}", len(task.eval_docs), c.holdout)
-        if c.num_fewshot and not tasks.has_examples(task):
+        if c.num_fewshot and not lm_eval_tasks.has_examples(task):
             raise UserError(
                 f"task {name} has no examples besides its questions, and NUM_FEWSHOT would show those that only the "
                 "end may ask; give it a training_split, or leave NUM_FEWSHOT out"
@@ -98,22 +98,21 @@ def marks_of(
     c: PosttrainConfig, evaluation: TaskEvaluation, model: Any, asked: EvaluationArgs
 ) -> tuple[Single, Mapping[str, float]]:
     """The same questions for everybody: of a generation, or those at the end."""
-    marks = evaluation.marks(model, drawn(c, evaluation.questions(), asked))
+    marks = evaluation.marks(model, drawn(c, evaluation.parted(c.holdout)[asked.on], asked))
     single, values = dict[str, Sequence[float]](), dict[str, float]()
     for each in c.fitness:
         if each.task != LOSS:
             values[each.key] = float(marks.results[each.task][each.metric])
-            mean = tasks.is_mean(evaluation.loaded, each.task, each.metric)
+            mean = lm_eval_tasks.is_mean(evaluation.loaded, each.task, each.metric)
             answers = marks.single.get(each.task, {}).get(each.metric, []) if mean else []
             single[each.key] = [float(x) for x in answers if isinstance(x, (bool, int, float))]
     return single, values
 
 
-def drawn(c: PosttrainConfig, questions: Mapping[str, Sequence[int]], asked: EvaluationArgs) -> dict[str, list[int]]:
+def drawn(c: PosttrainConfig, there: Mapping[str, Sequence[int]], asked: EvaluationArgs) -> dict[str, list[int]]:
     """Of each task's questions: QUESTIONS of those for validation, others in each generation; or all of the test."""
-    there = tasks.parted(questions, c.holdout, c.seed, asked.on == "test")
     if asked.on == "test":
-        return there
+        return {name: list(numbers) for name, numbers in there.items()}
     dice = {name: np.random.default_rng([c.seed, 13, asked.generation, len(each)]) for name, each in there.items()}
     orders = {name: dice[name].permutation(len(each)) for name, each in there.items()}
     return {name: sorted(each[int(n)] for n in orders[name][: c.questions]) for name, each in there.items()}

@@ -10,21 +10,18 @@ import torch
 
 from fleet.tasks import Task, making
 from fleet.work import Maker, Work
-from train import objectives, packing
-from train.adapters import adapted
-from train.adapters import merged as with_adapter_merged
+from train import adapters, objectives, packing
 from train.batches import shuffled
 from train.chat import Example
-from train.config import TrainConfig, alone
 from train.loop import Learner, NotFinite, in_fixed_order, rate
-from train.member import dna, first_members, inner_loop
-from train.member.inner_loop import tried
-from train.member.posttraining_runtime import ChildModel, PosttrainingRuntime, merged, saved
+from train.member import first_members, inner_loop, posttraining_genome
+from train.member.posttraining_runtime import ChildModel, PosttrainingRuntime, merged, write_model
 from train.posttrain import posttrain_fitness
 from train.posttrain.example_rows import ExampleRows
 from train.posttrain.posttrain_config import LOSS, PosttrainConfig
+from train.training_config import TrainConfig, alone
 from train.training_recipes import FIRST, BredArgs, EvaluationArgs, InitArgs, SourceArgs, unique
-from train.verdicts import judging
+from train.verdicts import with_verdicts
 
 Metrics = Mapping[str, Any]
 Born = Callable[[], ChildModel]  # a child as its parents made it, before it has learned anything
@@ -38,7 +35,7 @@ _ADVICE = (
 def maker(config: PosttrainConfig) -> Maker:
     """What a worker makes members with."""
     in_fixed_order(config.threads)
-    return judging(lambda: PosttrainingRuntime(config), making(TASKS), _ADVICE)
+    return with_verdicts(lambda: PosttrainingRuntime(config), making(TASKS), _ADVICE)
 
 
 def make_child(runtime: PosttrainingRuntime, work: Work, args: BredArgs) -> Metrics:
@@ -46,7 +43,7 @@ def make_child(runtime: PosttrainingRuntime, work: Work, args: BredArgs) -> Metr
     made it."""
     c, parents = runtime.config, work.recipe.parents
     places = {id: work.inputs[id].folder for id in unique(*parents, args.base)}
-    recipe = dna.crossed(c, parents, work.recipe.genome, args.base)
+    recipe = posttraining_genome.crossed(c, parents, work.recipe.genome, args.base)
     born = partial(runtime.take_on, recipe, places)
     dtype = getattr(torch, c.dtype or str(work.inputs[FIRST].metrics["dtype"]))
     if not args.how:
@@ -54,7 +51,12 @@ def make_child(runtime: PosttrainingRuntime, work: Work, args: BredArgs) -> Metr
         return evaluated(runtime, work, args, born(), dtype)
 
     def learned() -> Finetuned:
-        child, metrics = finetuned(runtime, work, args, born)
+        try:
+            child, metrics = finetuned(runtime, work, args, born)
+        except BaseException:  # whatever breaks in there leaves a model that is half changed
+            runtime.dismiss()
+            raise
+        runtime.forget()
         if not child.fits(dtype):
             raise NotFinite(f"its weights are too large for {dtype}")
         return child, {**metrics, **evaluated(runtime, work, args, child, dtype)}
@@ -63,8 +65,11 @@ def make_child(runtime: PosttrainingRuntime, work: Work, args: BredArgs) -> Metr
         child = born()
         return child, {**evaluated(runtime, work, args, child, dtype)}
 
-    (child, metrics), diverged = tried(work, "", highest(c, work.recipe.genome["rate"]), learned, untrained)
-    saved(work, child, dtype, runtime.how)
+    (child, metrics), diverged = inner_loop.learn_or_fall_back(
+        work, "", highest(c, work.recipe.genome["rate"]), learned, untrained
+    )
+    with work.folder() as place:
+        write_model(place, child.said, child.files(dtype), runtime.how)
     return {**metrics, **diverged}
 
 
@@ -72,21 +77,11 @@ def make_child(runtime: PosttrainingRuntime, work: Work, args: BredArgs) -> Metr
 
 
 def finetuned(runtime: PosttrainingRuntime, work: Work, args: BredArgs, born: Born) -> Finetuned:
-    """The child learns. Whatever breaks in here leaves a model that is half changed, and that nobody may use again."""
-    try:
-        child, metrics = _finetuned(runtime, work, args, born)
-    except BaseException:
-        runtime.dismiss()
-        raise
-    runtime.forget()
-    return child, metrics
-
-
-def _finetuned(runtime: PosttrainingRuntime, work: Work, args: BredArgs, born: Born) -> Finetuned:
+    """The child learns."""
     c, examples, child = runtime.config, lessons(runtime.config, work, args), born()
     model = child.live.model
     if c.adapter:
-        model = adapted(model, c.adapter, c.seed + args.generation * 4096 + args.slot, runtime.device)
+        model = adapters.adapted(model, c.adapter, c.seed + args.generation * 4096 + args.slot, runtime.device)
     steps = objectives.steps_of(c, model, examples)
     config, loss = inner(c, len(steps), work.recipe.genome["rate"]), objectives.objective_of(c).loss(c)
     if c.adapter:
@@ -99,15 +94,20 @@ def _finetuned(runtime: PosttrainingRuntime, work: Work, args: BredArgs, born: B
         return int(np.random.default_rng([c.seed, args.generation, args.slot, step, 7]).integers(1 << 31))
 
     parts = objectives.begun(c, learner, steps)
-    total = inner_loop.train(work, learner, learner.forget, len(steps), parts.__getitem__, partial(rate, config), seed)
+    total = inner_loop.train(
+        work, learner, learner.reset_optimizer, len(steps), parts.__getitem__, partial(rate, config), seed
+    )
     if c.adapter and c.adapter.four_bits:  # the weights with all their bits have to come from the parents again
         runtime.dismiss()
         child = born()
-        with_adapter_merged(model, child.live.model)
+        adapters.merged(model, child.live.model)
     elif c.adapter:
-        with_adapter_merged(model)
-    tokens = sum(len(example.tokens) for example in examples)
-    return child, {"train_loss": total / len(steps), "tokens": tokens, "steps": len(steps)}
+        adapters.merged(model)
+    return child, {
+        "train_loss": total / len(steps),
+        "tokens": sum(len(example.tokens) for example in examples),
+        "steps": len(steps),
+    }
 
 
 def inner(c: PosttrainConfig, steps: int, factor: float) -> TrainConfig:
@@ -131,12 +131,13 @@ def highest(c: PosttrainConfig, factor: float) -> float:
 
 def lessons(c: PosttrainConfig, work: Work, args: BredArgs) -> list[Example]:
     """What a child learns from: of each data set its share, as often as it may see them, in an order of its own."""
-    wanted_of = dna.portions(dna.mixture(c, work.recipe.genome), c.sft_examples)
+    wanted_of = posttraining_genome.portions(posttraining_genome.mixture(c, work.recipe.genome), c.sft_examples)
     key, found = (c.seed, args.generation, args.slot), list[list[Example]]()
-    for n, name in enumerate(dna.names(c)):
+    for n, name in enumerate(posttraining_genome.names(c)):
         if wanted := wanted_of.get(name):
             rows = rows_of(work, n)
-            numbers = [shuffled(k % rows.train, rows.train, (*key, n, k // rows.train)) for k in range(wanted)]
+            there = len(rows.parts["train"])  # the first ones
+            numbers = [shuffled(k % there, there, (*key, n, k // there)) for k in range(wanted)]
             found += [rows.get(number) for number in numbers]
     return in_epochs(found, c.sft_epochs, key)
 
@@ -158,7 +159,7 @@ def rows_of(work: Work, number: int) -> ExampleRows:
 def evaluate(runtime: PosttrainingRuntime, work: Work, args: EvaluationArgs) -> Metrics:
     """A member that was made before answers."""
     (id,) = work.recipe.parents
-    child = runtime.take_on(dna.crossed(runtime.config, (id,), {}), {id: work.inputs[id].folder})
+    child = runtime.take_on(posttraining_genome.crossed(runtime.config, (id,), {}), {id: work.inputs[id].folder})
     return evaluated(runtime, work, args, child, None)
 
 
@@ -189,12 +190,11 @@ def evaluated(
 def losses(c: PosttrainConfig, work: Work, asked: EvaluationArgs, model: Any) -> list[float]:
     """Nats a learned token, row by row, of held-out rows of all data sets."""
     there = {str(n): rows_of(work, n) for n in range(len(c.mutation_datasets))}
-    numbers = {name: range(rows.held) for name, rows in there.items()}
+    numbers = {name: rows.parts[asked.on] for name, rows in there.items()}
     found: list[float] = []
     for name, drawn in posttrain_fitness.drawn(c, numbers, asked).items():
-        examples = [there[name].get(number, held=True)[0] for number in drawn]
-        for begin in range(0, len(examples), c.batch_size):
-            some = examples[begin : begin + c.batch_size]
+        for begin in range(0, len(drawn), c.batch_size):
+            some = [there[name].get(number)[0] for number in drawn[begin : begin + c.batch_size]]
             with torch.inference_mode():
                 nats = -objectives.answer_logprobs(model, packing.single(some).to(model.device))
             found += [float(x) / max(1, int(e.learned[1:].sum())) for x, e in zip(nats, some, strict=True)]

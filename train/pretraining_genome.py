@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from train.config import RATES, TrainConfig
+from train.training_config import RATES, TrainConfig
 
 _SHARES = (0.1, 10.0)  # how far a source's weight may go from what the configuration says
 
@@ -16,7 +16,7 @@ _SHARES = (0.1, 10.0)  # how far a source's weight may go from what the configur
 class Genome:
     """Factors on what the configuration says."""
 
-    rate: float = 1.0
+    rate_factor: float = 1.0  # on LR
     shares: tuple[float, ...] = ()  # a factor for each source; none: all 1
 
     def weights(self, nominal: Sequence[float]) -> list[float]:
@@ -25,7 +25,7 @@ class Genome:
     def metrics(self) -> dict[str, float]:
         """As it stands in a member's metrics, where its children find it."""
         shares = {f"genome_share_{number}": share for number, share in enumerate(self.shares)}
-        return {"genome_rate": self.rate, **shares}
+        return {"genome_rate": self.rate_factor, **shares}
 
 
 def read(metrics: Mapping[str, Any], sources: int) -> Genome:
@@ -38,7 +38,7 @@ def read(metrics: Mapping[str, Any], sources: int) -> Genome:
 def founder(config: TrainConfig, slot: int) -> Genome:
     """Of the first round's members: their rates lie evenly on a logarithmic line."""
     where = slot / (config.population_size - 1) - 0.5 if config.population_size > 1 else 0.0
-    return replace(read({}, len(config.datasets)), rate=config.lr_spread**where)
+    return replace(read({}, len(config.datasets)), rate_factor=config.lr_spread**where)
 
 
 def fittest(parents: Sequence[Mapping[str, Any]], sources: int) -> Genome:
@@ -58,6 +58,6 @@ def inherited(config: TrainConfig, slot: int, round: int, parents: Sequence[Mapp
         return min(high, max(low, value * math.exp(config.mutation_strength * far)))
 
     return Genome(
-        mutated(genome.rate, *RATES),
+        mutated(genome.rate_factor, *RATES),
         tuple(mutated(share, *_SHARES) for share in genome.shares),
     )

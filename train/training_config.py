@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from fleet.config import FleetConfig, Section, Text, bound
+from fleet.run_config import FleetConfig, Section, Text, bound
 from train.parent_selection import BY_LOSS, FAMILIES
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ else:
 PRESETS = ("tiny", "14m", "60m", "150m", "1b")
 READERS = 16  # shards that read at a time: more of them get no more out of one disk, and each replica writes more files
 RATES = (0.25, 4.0)  # how far a genome may scale the learning rate
+NARROW = ("int8", "int4", "int2")  # wires that changes are whole numbers in
 _GROWTH = 0.05  # of all steps before it, that a round has while rounds grow
 
 
@@ -44,7 +45,7 @@ class Forked(Section):
     )
 
 
-class TrainRoom(Section):
+class TrainSection(Section):
     """One model made better."""
 
     gone: ClassVar[Mapping[str, str]] = {
@@ -67,35 +68,41 @@ class TrainRoom(Section):
     datasets: tuple[Dataset, ...] = bound(
         (Dataset(source="stdlib"),), "Sources of text; each a name or an object.", min_length=1, strict=False
     )
-    held_out: float = bound(0.05, "The share of documents that is kept for evaluation.", gt=0, lt=1)
+    held_out: float = bound(0.05, "The share of text for validation, and for the test: half of it each.", gt=0, lt=1)
     eval_sequences: int = bound(64, "Held-out sequences that an evaluation looks at.", ge=1, le=10**6)
     eval_batch_size: int = bound(16, "Of them at a time.", ge=1, le=65536)
-    max_epochs: float = bound(1.0, "How often a text may be seen before it is too short for the run.", gt=0, le=1e6)
+    max_epochs: float = bound(1.0, "The most passes over a text; a run that needs more is refused.", gt=0, le=1e6)
     inner_steps: int = bound(16, "Steps of one round.", ge=1, le=10**7)
     first_inner_steps: int = bound(
-        1, "Of the first round; each is a twentieth longer than all before it, until INNER_STEPS.", ge=1, le=10**7
+        1,
+        "Of the first round; later ones grow to a twentieth of all steps before them, until they have INNER_STEPS.",
+        ge=1,
+        le=10**7,
     )
     inner_optimizer: Literal["muon", "adamw"] = bound(
         "muon", "Of the steps: AdamW, or Muon for the matrices within the model and AdamW for the rest."
     )
-    batch_size: int = bound(8, "Sequences of a batch.", ge=1, le=65536)
+    batch_size: int = bound(8, "Sequences of a micro-batch.", ge=1, le=65536)
     seq_length: int = bound(64, "Tokens of a sequence.", ge=2, le=10**6)
-    gradient_accumulation: int = bound(1, "Batches of one step.", ge=1, le=65536)
-    lr: float = bound(1e-2, "The highest learning rate; half of Muon's serves AdamW.", gt=0, le=10)
+    gradient_accumulation: int = bound(1, "Micro-batches of one step, BATCH_SIZE sequences each.", ge=1, le=65536)
+    lr: float = bound(1e-2, "The highest learning rate; AdamW's best is about half of Muon's.", gt=0, le=10)
     lr_schedule: Literal["linear", "trapezoid", "cosine", "constant"] = bound(
         "linear", "How it falls until the last round: to nothing, in the last two fifths only, or to a tenth."
     )
-    warmup_steps: int = bound(20, "Steps in which it rises.", ge=0, le=10**8)
+    warmup_steps: int = bound(20, "Steps of linear warm-up.", ge=0, le=10**8)
     weight_decay: float = bound(0.1, "Weight decay of matrices.", ge=0, le=10)
     z_loss: float = bound(
         0.0, "How much the squared logarithm of the logits' sum of exponentials counts in the loss; 1e-4 is usual.",
         ge=0, le=1,
     )  # fmt: skip
-    clip: float = bound(1.0, "The longest gradient; 0 does not clip.", ge=0, le=1e6)
-    precision: Literal["32-true", "bf16-mixed", "fp16-mixed"] = bound("32-true", "Of the arithmetic.")
+    clip: float = bound(1.0, "The largest norm of a step's gradient; 0 does not clip.", ge=0, le=1e6)
+    precision: Literal["32-true", "bf16-mixed", "fp16-mixed"] = bound(
+        "32-true", "Of the model's arithmetic; mixed: narrow in forward and backward, weights and optimizer in fp32."
+    )
     compile: bool = bound(False, "Use torch.compile.")
-    inner_optimizer_state: Literal["average", "reset"] = bound(
-        "average", "What becomes of its moments after a round: averaged as the weights are, or forgotten."
+    inner_optimizer_state: Literal["average", "narrow", "exact", "reset"] = bound(
+        "average",
+        "What becomes of its moments after a round: averaged (they travel in 8 bits; in 4; exactly), or forgotten.",
     )
 
     @model_validator(mode="before")
@@ -107,7 +114,7 @@ class TrainRoom(Section):
         return values
 
 
-class ExchangeRoom(Section):
+class ExchangeSection(Section):
     """How changes come together."""
 
     gone: ClassVar[Mapping[str, str]] = {"weights_wire_dtype": "WIRE_DTYPE is what weights travel in, too"}
@@ -123,14 +130,19 @@ class ExchangeRoom(Section):
     shards: int = bound(
         0, f"DiLoCo: ranges in which the outer step is done; 0: as many as replicas, up to {READERS}.", ge=0, le=4096
     )
-    wire_dtype: Literal["fp32", "bf16", "int8", "int4"] = bound(
-        "fp32", "What changes (DiLoCo), weights and momenta (EDT) travel in."
+    wire_dtype: Literal["", "fp32", "bf16", "int8", "int4", "int2"] = bound(
+        "",
+        "What changes (DiLoCo), or weights and momenta (EDT: fp32 or bf16), travel in. Empty: int4, or bf16.",
     )
-    error_feedback: bool = bound(False, "Add what the wire lost to the slot's next message.")
+    error_feedback: bool = bound(False, "DiLoCo: keep what whole numbers lost of a change, and add it to the next one.")
+    overlap: Literal[0, 1] = bound(
+        0,
+        "DiLoCo: 1: two halves of the replicas take turns: while one trains, the other's changes come together.",
+    )
     average_every: int = bound(4, "EDT: the averaged model is evaluated every so many rounds.", ge=1, le=10**5)
 
 
-class GroupRoom(Section):
+class GroupSection(Section):
     """A worker of several devices of one machine."""
 
     devices_per_worker: int = bound(
@@ -141,14 +153,18 @@ class GroupRoom(Section):
     )
 
 
-class EvolutionRoom(Section):
+class EvolutionSection(Section):
     """Who has children with whom, and what they inherit."""
 
     selection: Selection = bound(
         "", "Who the parents are. Empty: hypercube where POPULATION_SIZE is a power of two, else matching."
     )
     group_size: int = bound(
-        0, "Parents of a child, 0: 4, or what a larger POPULATION_SIZE is a multiple of: 2, 3, 5 or 7.", ge=0, le=4096
+        0,
+        "Parents of a child. 0: chosen: by fitness 4, or POPULATION_SIZE if that is less; else the first of 4, 2, 3, "
+        "5, 7 that divides POPULATION_SIZE and is smaller.",
+        ge=0,
+        le=4096,
     )
     previous_generation: bool = bound(False, f"{', '.join(BY_LOSS)}: also choose from the generation before.")
     crossover: Literal["outer", "linear", "slerp"] = bound(
@@ -163,11 +179,13 @@ class EvolutionRoom(Section):
     mutation_strength: float = bound(0.2, "How far: the deviation of a factor's logarithm.", ge=0, le=10)
 
 
-class TrainConfig(EvolutionRoom, ExchangeRoom, GroupRoom, TrainRoom, FleetConfig):
+class TrainConfig(EvolutionSection, ExchangeSection, GroupSection, TrainSection, FleetConfig):
     """All of them together: edt.py and diloco.py understand the same file."""
 
     population_size: int = bound(8, "Members, or replicas, of a round.", ge=1, le=4096)
-    max_generations: int = bound(120, "Rounds, short ones and long ones.", ge=1, le=90_000)
+    max_generations: int = bound(
+        120, "Rounds that train; round 0 prepares and one last round may sum up.", ge=1, le=90_000
+    )
     stdlib_digest: str = bound("", "Of the built-in text; found out by whoever starts the run.")
     forked: tuple[Forked, ...] = bound((), "Of a run that goes on from another; `fleet.fork` writes it.", strict=False)
 
@@ -200,7 +218,7 @@ class TrainConfig(EvolutionRoom, ExchangeRoom, GroupRoom, TrainRoom, FleetConfig
     @property
     def keeps_moments(self) -> bool:
         """Whether they outlive a round."""
-        return self.inner_optimizer_state == "average"
+        return self.inner_optimizer_state != "reset"
 
     @property
     def selects(self) -> str:
@@ -220,6 +238,23 @@ class TrainConfig(EvolutionRoom, ExchangeRoom, GroupRoom, TrainRoom, FleetConfig
             return min(4, self.population_size)
         fit = [size for size in (4, 2, 3, 5, 7) if self.population_size % size == 0]
         return next((size for size in fit if size < self.population_size), (*fit, 2)[0])  # one family for all is DiLoCo
+
+    @property
+    def mean_parts(self) -> int:
+        """EDT: in how many parts a group's mean is made for all of it; 1 where each reads its parents by itself, whom
+        chance or fitness chooses, or who are two."""
+        together = not self.selects_by_fitness and self.crossover == "outer" and self.parents_of_a_child > 2
+        return min(self.parents_of_a_child, READERS) if together else 1
+
+    @property
+    def wire(self) -> str:
+        """WIRE_DTYPE, or what a method loses nothing by."""
+        return self.wire_dtype or ("int4" if self.algorithm == "diloco" else "bf16")
+
+    @property
+    def feeds_back(self) -> bool:
+        """Whether what a message lost is kept for the next one."""
+        return self.error_feedback and self.algorithm == "diloco" and self.wire in NARROW
 
     @property
     def shard_count(self) -> int:

@@ -1,5 +1,5 @@
-"""Text as tokens, stretch by stretch: each is a file that is made once, a few of them ahead of training, and removed
-when training is well past it. What a stretch holds follows from the text alone, so it can be made again at any time."""
+"""Text as tokens, shard by shard: each is a file that is made once, a few of them ahead of training, and removed
+when training is well past it. What a shard holds follows from the text alone, so it can be made again at any time."""
 
 import json
 import os
@@ -14,15 +14,16 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from fleet.config import UserError
 from fleet.fsync import sync
+from fleet.run_config import UserError
 from fleet.scratch import scratch
 from fleet.work import NotOnThisMachine
 from train.batches import TokenFile, needed, useful
-from train.config import TrainConfig
 from train.member.prepare import tokens_of
+from train.splits import SplitName
+from train.training_config import TrainConfig
 
-_TOKENS = 1 << 22  # of a stretch: within it, sequences come in no order
+_TOKENS = 1 << 22  # of a shard: within it, sequences come in no order
 _AHEAD, _BEHIND = 2, 16  # of the one that training is at: made before they are needed, and kept for another pass
 _END = "end.json"
 _ENDLESS, _NONE = 1 << 62, -2
@@ -30,13 +31,13 @@ _PATIENCE = 2.0  # seconds in which a maker ends that is in the middle of someth
 
 
 def windows_of(c: TrainConfig) -> int:
-    """Of each stretch but the last; a training that sees no more than one of them has all of its text in one."""
+    """Of each shard but the last; a training that sees no more than one of them has all of its text in one."""
     most = max(1, _TOKENS // c.seq_length)
     return most if c.sequences > most else _ENDLESS
 
 
 @dataclass(frozen=True)
-class Stretches:
+class TokenShards:
     """Their files. Each has a record, which comes last and stays: it says where in the text the next one begins."""
 
     c: TrainConfig
@@ -56,15 +57,14 @@ class Stretches:
         file, about = self._file(number), self._record(f"{number:06d}.json")
         try:
             whole = file.stat().st_size == about["tokens"] * np.dtype(self.dtype).itemsize
-            whole = whole and bool(about["next"] or self.total())
-            return TokenFile.open(file, self.dtype, self.c.seq_length + 1) if whole else None
+            known = whole and (about["next"] or self.total())
+            return TokenFile.open(file, self.dtype, self.c.seq_length + 1) if known else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def total(self) -> int:
         """Windows of the whole text; 0 as long as nobody has come to its end."""
-        found = self._record(_END).get("windows")
-        return found if isinstance(found, int) else 0
+        return found if isinstance(found := self._record(_END).get("windows"), int) else 0
 
     def last(self) -> int:
         """Which is the last one, as far as anybody knows."""
@@ -77,8 +77,7 @@ class Stretches:
     def made(self, tokenizer: PreTrainedTokenizerBase, number: int, drafts: Path) -> Iterator[int]:
         """One after the other, from the last one before `number` of which it is known where it begins."""
         first = next(n for n in range(number, -1, -1) if n == 0 or self._start(n))
-        document, skip = self._start(first) or (0, 0)
-        for n, tokens, after in cut(self, tokenizer, first, document, skip):
+        for n, tokens, after in cut(self, tokenizer, first, *(self._start(first) or (0, 0))):
             if not after:
                 self._finish(drafts, n, len(tokens))  # before the last one: it is shorter, and who reads it has to know
             if len(tokens) <= self.c.seq_length:
@@ -110,10 +109,8 @@ class Stretches:
 
     def _start(self, number: int) -> tuple[int, int] | None:
         """The document that it begins in, and how many of its tokens belong to the one before."""
-        match self._record(f"{number - 1:06d}.json").get("next"):
-            case [int(document), int(skip)]:
-                return document, skip
-        return None
+        said = self._record(f"{number - 1:06d}.json").get("next")
+        return (said[0], said[1]) if isinstance(said, list) and [*map(type, said)] == [int, int] else None
 
     def _record(self, name: str) -> dict[str, Any]:
         try:
@@ -126,11 +123,12 @@ class Stretches:
 Cut = tuple[int, Any, tuple[int, int] | None]  # its number, its tokens, and where the next begins
 
 
-def cut(s: Stretches, tokenizer: PreTrainedTokenizerBase, number: int, document: int, skip: int) -> Iterator[Cut]:
-    """The text from a document on. Stretches overlap by one token, as windows do."""
+def cut(s: TokenShards, tokenizer: PreTrainedTokenizerBase, number: int, document: int, skip: int) -> Iterator[Cut]:
+    """The text from a document on. Shards overlap by one token, as windows do."""
     size = min(s.windows * s.c.seq_length, _ENDLESS)
     first = number * size - skip  # the number of the first token in `parts`
-    got, wanted = {"train": first, "held": 0}, {**useful(s.c, 0), "held": 0}
+    got: dict[SplitName, int] = {"train": first, "validation": 0, "test": 0}
+    wanted: dict[SplitName, int] = {**useful(s.c, 0), "validation": 0, "test": 0}
     parts, begins = list[Any](), list[tuple[int, int]]()  # of each document: its first token's number, and its own
     for at, _, found in tokens_of(s.c, 0, lambda: tokenizer, s.vocabulary, wanted, got, document):
         begins.append((got["train"], at))
@@ -146,19 +144,19 @@ def cut(s: Stretches, tokenizer: PreTrainedTokenizerBase, number: int, document:
     yield number, rest[number * size - first :], None
 
 
-class StretchMaker:
+class TokenShardMaker:
     """Makes them on the side, on one rank of each machine."""
 
-    def __init__(self, stretches: Stretches, tokenizer: PreTrainedTokenizerBase, threads: int) -> None:
+    def __init__(self, shards: TokenShards, tokenizer: PreTrainedTokenizerBase, threads: int) -> None:
         os.environ.update(TOKENIZERS_PARALLELISM="true", RAYON_NUM_THREADS=str(threads))
-        self._stretches, self._tokenizer = stretches, tokenizer
+        self._shards, self._tokenizer = shards, tokenizer
         self._changed, self._at, self._closing = threading.Condition(), -1, False
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._work, daemon=True)
 
     def wait(self, number: int) -> None:
         """Until it is there, or the text has ended before it."""
-        s = self._stretches
+        s = self._shards
         with self._changed:
             if self._at < 0:
                 self._thread.start()
@@ -170,14 +168,13 @@ class StretchMaker:
                 raise self._error
 
     def close(self) -> None:
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
+        self._closing = True
+        self._tell(self._error)
         if self._thread.ident:
             self._thread.join(_PATIENCE)
 
     def _work(self) -> None:
-        s = self._stretches
+        s = self._shards
         s.place.parent.mkdir(parents=True, exist_ok=True)
         try:
             with scratch(".draft", s.place.parent) as drafts:
@@ -196,13 +193,12 @@ class StretchMaker:
 
     def _next(self) -> int | None:
         """The nearest one that is missing, once there is one; None when nobody wants more."""
-        s = self._stretches
         with self._changed:
             while not self._closing:
-                span = range(self._at, self._at + _AHEAD + 1)
-                ahead = (n % (s.last() + 1) for n in span)  # after the last one comes the first, in another pass
-                if (missing := next((n for n in ahead if not s.open(n)), None)) is not None:
-                    return missing
+                passes = self._shards.last() + 1  # after the last one comes the first, in another pass
+                for number in range(self._at, self._at + _AHEAD + 1):
+                    if not self._shards.open(number % passes):
+                        return number % passes
                 self._changed.wait()
         return None
 

@@ -14,14 +14,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fleet.config import UserError
 from fleet.errors import Lacking, first_line
+from fleet.run_config import UserError
+from train.splits import EvalSplit, Split, SplitName, normal, parts_of
 
 K = TypeVar("K")
 V = TypeVar("V")
 SEED = 1234  # lm-eval's own, of examples in prompts
 
 
+_ALIKE = 10  # questions of the same words, on average, whose words do not say what is asked
 _KEPT = 8  # choices of questions whose requests are kept
 _HOW = ("doc_to_text", "doc_to_target", "doc_to_choice", "description", "target_delimiter", "num_fewshot")
 
@@ -79,7 +81,7 @@ def load(asked: Asked, public: bool = True) -> dict[str, Any]:
         if name not in loaded["tasks"] and name not in loaded["groups"]:
             raise UserError(f"{name} is a tag of several tasks; name them: {', '.join(loaded['tasks'])}")
     for name, task in loaded["tasks"].items():
-        _settle(task, asked)
+        _set_fewshot(task, asked)
         with _own_code(name, "its questions"), _quiet():
             len(task.eval_docs)
     return loaded
@@ -110,22 +112,40 @@ def is_mean(loaded: Mapping[str, Any], name: str, metric: str) -> bool:
     return task is not None and getattr(task.aggregation()[metric.split(",")[0]], "__name__", "") == "mean"
 
 
-def parted(questions: Mapping[str, Sequence[int]], share: float, seed: int, held: bool) -> dict[str, list[int]]:
-    """Those for validation, or the share that is held out for the test: drawn by the seed, never both."""
+def questions(asked: Asked, loaded: Mapping[str, Any]) -> dict[str, list[int]]:
+    """The numbers of those that are asked, of each task."""
     found = {}
-    for name, numbers in questions.items():
-        order = np.random.default_rng([seed, 7, len(numbers)]).permutation(len(numbers))
-        cut = validation_count(name, len(numbers), share)
-        found[name] = sorted(numbers[n] for n in (order[cut:] if held and share else order[:cut]))
+    for name, task in loaded["tasks"].items():
+        there = len(task.eval_docs)
+        order = np.random.default_rng([asked.seed, there]).permutation(there) if asked.shuffle else None
+        chosen = range(there) if order is None else order
+        found[name] = sorted(int(n) for n in chosen[: asked.limit])
     return found
 
 
-def validation_count(name: str, count: int, share: float) -> int:
-    """How many questions of a task are not held out for the test."""
-    cut = count - round(share * count)
-    if not 0 < cut or (share and cut == count):
-        raise UserError(f"{name} has {count} questions, too few to hold out {share:g} of them")
-    return cut
+def parted(asked: Asked, loaded: Mapping[str, Any], held_out: float) -> dict[EvalSplit, dict[str, list[int]]]:
+    """Questions for validation, and the share that is held out for the test; both are all, where nothing is held out.
+    What is asked decides, and the seed: no two questions of the same words lie on two sides, be it in two tasks."""
+    found: dict[EvalSplit, dict[str, list[int]]] = {"validation": {}, "test": {}}
+    for name, numbers in questions(asked, loaded).items():
+        sides: list[SplitName] = []
+        if held_out:
+            words = _words(name, loaded["tasks"][name])
+            said = [words[n] for n in numbers]
+            sides = parts_of(f"the questions of task {name}", said, Split(1.0, held_out), str(asked.seed))
+        for on, some in found.items():
+            some[name] = [n for n, side in zip(numbers, sides, strict=True) if side == on] if sides else numbers
+    return found
+
+
+def _words(name: str, task: Any) -> list[str]:
+    """What each question asks; where nearly all ask the same, or no text, all that is known of it."""
+    docs = [*task.eval_docs]
+    with _own_code(name, "what it asks (doc_to_text)"):
+        asked = [task.doc_to_text(doc) for doc in docs]
+    if all(isinstance(each, str) for each in asked) and len({*map(normal, asked)}) > max(1, len(docs) / _ALIKE):
+        return asked
+    return [json.dumps(doc, sort_keys=True, default=str) for doc in docs]
 
 
 class TaskEvaluation:
@@ -143,18 +163,19 @@ class TaskEvaluation:
         if isinstance(tokenizer.chat_template, str):
             tokenizer.chat_template = undated(tokenizer.chat_template)
         self._lm: Any = None
+        self._parted = dict[float, dict[EvalSplit, dict[str, list[int]]]]()
         self._cached: dict[str, CachedTask] = {name: CachedTask(task) for name, task in own.items()}
         self.chat = bool(tokenizer.chat_template) if asked.apply_chat_template is None else asked.apply_chat_template
 
     def questions(self) -> dict[str, list[int]]:
         """The numbers of those that are asked, of each task."""
-        found = {}
-        for name, task in self.loaded["tasks"].items():
-            there = len(task.eval_docs)
-            order = np.random.default_rng([self.asked.seed, there]).permutation(there) if self.asked.shuffle else None
-            chosen = range(there) if order is None else order
-            found[name] = sorted(int(n) for n in chosen[: self.asked.limit])
-        return found
+        return questions(self.asked, self.loaded)
+
+    def parted(self, held_out: float) -> dict[EvalSplit, dict[str, list[int]]]:
+        """The same for validation and for the test."""
+        if held_out not in self._parted:
+            self._parted[held_out] = parted(self.asked, self.loaded, held_out)
+        return self._parted[held_out]
 
     def forget(self) -> None:
         """Let go of the last model: the next one needs its room."""
@@ -296,7 +317,7 @@ def _remembered(of_question: Callable[..., Any]) -> Callable[..., Any]:
     return remembered
 
 
-def _settle(task: Any, asked: Asked) -> None:
+def _set_fewshot(task: Any, asked: Asked) -> None:
     """As lm-eval's simple_evaluate does: a task's own 0 examples stay 0."""
     own = task.get_config("num_fewshot")
     if asked.num_fewshot is not None and own != 0:

@@ -59,8 +59,7 @@ def mutated(c: PosttrainConfig, genome: Genome, dice: Dice) -> Genome:
         return found
     from merge.parameters import within  # which brings torch
 
-    bent = _bent(genome["crossover"], strength, dice)
-    return {**found, "crossover": within(c.crossover["method"], [bent])[0]}
+    return {**found, "crossover": within(c.crossover["method"], [_bent(genome["crossover"], strength, dice)])[0]}
 
 
 def crossed(c: PosttrainConfig, parents: Sequence[str], genome: Genome, base: str = "") -> dict[str, Any]:
@@ -94,11 +93,11 @@ def portions(shares: Mapping[str, float], count: int) -> dict[str, int]:
 
 
 def _crossed(parents: Sequence[Genome], dice: Dice) -> Genome:
-    first = parents[0]
-    data = {name: parents[int(dice.integers(len(parents)))]["data"][name] for name in first["data"]}
-    found = {"data": data, "rate": parents[int(dice.integers(len(parents)))]["rate"]}
-    curves = {"crossover": parents[int(dice.integers(len(parents)))]["crossover"]} if "crossover" in first else {}
-    return {**found, **curves}
+    def one() -> Genome:
+        return parents[int(dice.integers(len(parents)))]
+
+    data = {name: one()["data"][name] for name in parents[0]["data"]}
+    return {"data": data, **{key: one()[key] for key in ("rate", "crossover") if key in parents[0]}}
 
 
 def _bent(value: Any, strength: float, dice: Dice) -> Any:

@@ -1,6 +1,6 @@
 """The configuration that people edit: read strictly, checked with messages that say what to do, then frozen.
 
-Each section describes its keys in a class of its own below `Section`; a method's configuration inherits from the rooms
+Each section describes its keys in a class of its own below `Section`; a method's configuration inherits from those
 that it uses. A key is *bound* when changing it would change results, *operational* otherwise.
 """
 
@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, WithJsonSchema
 
@@ -46,14 +46,10 @@ class Section(BaseModel):
     gone: ClassVar[Mapping[str, str]] = {}  # keys that people may still have in their files, and what there is instead
 
     def bound(self) -> dict[str, Any]:
-        return self._keys(bound=True)
+        return {key: value for key, value in self.model_dump(mode="json").items() if is_bound(type(self), key)}
 
     def operational(self) -> dict[str, Any]:
-        return self._keys(bound=False)
-
-    def _keys(self, bound: bool) -> dict[str, Any]:
-        values = self.model_dump(mode="json")
-        return {key: values[key] for key in values if is_bound(type(self), key) == bound}
+        return {key: value for key, value in self.model_dump(mode="json").items() if not is_bound(type(self), key)}
 
     @classmethod
     def joined(cls, bound: Mapping[str, Any], operational: Mapping[str, Any]) -> Self:
@@ -82,7 +78,7 @@ def is_bound(section: type[BaseModel], key: str) -> bool:
 class FleetConfig(Section):
     """The run itself."""
 
-    algorithm: Name = bound("", "Which method the run uses. A script's own algorithm wins over it.")
+    algorithm: Name = bound("", "Which method the run uses. Empty: the script's own; one of another script is refused.")
     project_name: Name = bound("", "The run's folder below BASE_DIR. Empty: the algorithm's name.")
     seed: int = bound(1, "Where all randomness begins.", ge=0, le=2**63 - 1)
     population_size: int = bound(8, "Members, or replicas, of a round.", ge=1, le=4096)
@@ -118,6 +114,10 @@ class FleetConfig(Section):
         "The longest pause of a waiting worker between two looks, unless looking itself takes long.",
         ge=0.005,
         le=60,
+    )
+    disk_lane: bool = operational(
+        False,
+        "While a worker trains, it publishes what it made before, and makes averages; it waits less for a slow disk.",
     )
     backup_factor: float = operational(
         0.0,
@@ -161,7 +161,7 @@ def load(path: Path, section: type[T]) -> T:
     value = read_json(path)
     if not isinstance(value, dict):
         raise UserError(f"{path}: an object is expected, {{...}}, not {_short(value)}")
-    return validated(section, lowered(value, str(path)), str(path))
+    return validated(section, _all_lowered(section, lowered(value, str(path)), str(path)), str(path))
 
 
 def read_json(path: Path) -> Any:
@@ -196,6 +196,17 @@ def lowered(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     return found
 
 
+def _all_lowered(model: type[BaseModel], values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Within records of lists, too."""
+    found = dict(values)
+    for key, items in values.items():
+        if isinstance(items, list) and key in model.model_fields and _item(model, key):
+            begin = f"{where}: {key.upper()}, number"
+            found[key] = [lowered(each, f"{begin} {n}") if isinstance(each, dict) else each
+                          for n, each in enumerate(items, 1)]  # fmt: skip
+    return found
+
+
 def validated(model: type[M], values: Mapping[str, Any], where: str, spelled: Callable[[str], str] = str.upper) -> M:
     """A record of these values, or all that is wrong with them, a line each."""
     try:
@@ -216,14 +227,27 @@ def _problem(model: type[M], values: Mapping[str, Any], error: Mapping[str, Any]
         for section in model.__mro__:
             if issubclass(section, Section) and key in section.gone:
                 return f"{spelled(key)} is no key any more: {section.gone[key]}"
-        near = difflib.get_close_matches(key[:64], model.model_fields, n=1, cutoff=0.0)[0]
+        near = spelled(_nearest(key, model))
         listed = "docs/configuration.md lists all"
-        return f"unknown key {_short(spelled(key))}; the nearest known key is {spelled(near)}, {listed}"
+        return f"unknown key {_short(spelled(key))}; the nearest known key is {near}, {listed}"
     if len(error["loc"]) > 2 and isinstance(item := error["loc"][1], int):  # within a record of a list
-        what = "unknown" if error["type"] == "extra_forbidden" else f"{_short(error['input'])}: {why}"
+        what, record = f"{_short(error['input'])}: {why}", _item(model, key)
+        if error["type"] == "extra_forbidden":
+            near = f"; the nearest known key is {_nearest(str(error['loc'][-1]), record)}" if record else ""
+            what = f"unknown{near}"
         return f"{spelled(key)}, number {item + 1}, {'.'.join(map(str, error['loc'][2:]))}: {what}"
     seen = f"is {_short(values[key])}" if key in values else "is missing"
     return f"{spelled(key)} {seen}: {why if error['type'] == 'value_error' else allowed(model, key) + ' is expected'}"
+
+
+def _nearest(key: str, model: type[BaseModel]) -> str:
+    return difflib.get_close_matches(key[:64].lower(), model.model_fields, n=1, cutoff=0.0)[0]
+
+
+def _item(model: type[BaseModel], key: str) -> type[BaseModel] | None:
+    """The record that a list's items are, if they are of one kind."""
+    named = get_args(model.model_fields[key].annotation)
+    return next((each for each in named if isinstance(each, type) and issubclass(each, BaseModel)), None)
 
 
 def _shown(value: Any) -> str:

@@ -1,0 +1,133 @@
+"""How much of their time devices train, where the shared disk is slow.
+
+    python -m benchmarks.utilisation [--seconds 5] [--rounds 8] [--delay 0.05]
+
+Runs of a small model: four hosts, each with a worker, and a mount of the one disk through a pipe of so many bytes a
+second. A training takes the same time in all of them, in which the processor is mostly free, as a GPU leaves it. The
+pipe is so narrow that the whole exchange, all in fp32, would take as long as the training. Utilisation: of each
+worker's time from the beginning of its third round to the end of its last training, what it trained.
+"""
+
+import json
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from cyclopts import App
+from rich.console import Console
+
+from benchmarks.exchange import EXACT, config_of
+from benchmarks.figures import table
+from benchmarks.throttle import mounts, why_not
+from benchmarks.trials import strategy_of
+from fleet import launches
+from fleet.host import Host
+from fleet.processes import options
+from fleet.run import create_run, open_run
+from fleet.worker import Worker
+from train.training_config import TrainConfig
+from train.training_recipes import WITHOUT_DEVICE
+
+MODELS = 6.7  # that a slot writes and reads in a round, all in fp32: benchmarks.exchange
+PARAMETERS = 124e3
+LANE, LATE = {"disk_lane": True}, {"disk_lane": True, "overlap": 1}
+ROWS: list[tuple[str, Mapping[str, Any], int]] = [
+    ("all in fp32", EXACT, 2),
+    ("all in fp32, DISK_LANE, OVERLAP 1", {**EXACT, **LATE}, 2),
+    ("int4, moments in 8 bits", {}, 2),
+    ("DISK_LANE", LANE, 2),
+    ("DISK_LANE, OVERLAP 1", LATE, 2),
+    ("int4, moments in 8 bits", {}, 1),
+    ("DISK_LANE, OVERLAP 1", LATE, 1),
+]  # what it is called, its keys, slots of a host
+WARM = 3  # the first round that is counted
+app = App(name="python -m benchmarks.utilisation", help=__doc__, version_flags=[])
+
+
+@dataclass(frozen=True)
+class Paced:
+    """A host of the run: its worker, whose trainings all take so many seconds."""
+
+    run: Path
+    name: str
+    seconds: float
+    out: Path
+
+    def work(self) -> None:
+        from train.member.pretraining_runtime import PretrainingRuntime
+        from train.member.pretraining_tasks import _ADVICE, _make
+        from train.verdicts import with_verdicts
+
+        trained, seconds = list[tuple[int, float, float]](), self.seconds
+
+        class Device(PretrainingRuntime):
+            def train(self, work: Any, turn: Any, *more: Any, **keys: Any) -> Any:
+                began = time.monotonic()
+                found = super().train(work, turn, *more, **keys)
+                time.sleep(max(0.0, began + seconds - time.monotonic()))
+                trained.append((turn.round, began, time.monotonic()))
+                return found
+
+        store, run = open_run(self.run, Host(), self.name)
+        config = TrainConfig.joined(run["config"], launches.settings(store, launches.latest(store)))
+        make = [with_verdicts(lambda: Device(config), _make, _ADVICE) for _ in range(2)]
+        second = (open_run(self.run, store.host, self.name)[0], make[1]) if config.disk_lane else None
+        how = options(config, launches.latest(store), beside=WITHOUT_DEVICE)
+        Worker(store, strategy_of(config), make[0], how, second=second).run()
+        self.out.write_text(json.dumps(trained))
+
+
+def utilisation(
+    keys: Mapping[str, Any], hosts: int, slots: int, seconds: float, rounds: int, rate: float, delay: float
+) -> tuple[float, float]:
+    """And MB a second that went over the pipe, both ways."""
+    config = config_of({"algorithm": "diloco", **keys}, slots, rounds)
+    with ExitStack() as stack:
+        base = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        (base / "disk").mkdir()
+        create_run(base / "disk", "run", config.bound(), Host())
+        launches.begin(open_run(base / "disk" / "run", Host(), "w")[0], config.operational())
+        places = [base / f"host-{n}" for n in range(hosts)]
+        to, back = stack.enter_context(mounts(base / "disk", places, rate, delay))
+        began = time.monotonic()
+        all = [Paced(place / "run", f"host-{n}", seconds, base / f"{n}.json") for n, place in enumerate(places)]
+        processes = [get_context("spawn").Process(target=each.work) for each in all]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        moved = (to.sent + back.sent) / (time.monotonic() - began)
+        return _share([json.loads(each.out.read_text()) for each in all]), moved / 1e6
+
+
+def _share(hosts: list[list[tuple[int, float, float]]]) -> float:
+    counted = [[each for each in trained if each[0] >= WARM] for trained in hosts]
+    there = [trained for trained in counted if trained]
+    whole = sum(max(end for *_, end in each) - min(begin for _, begin, _ in each) for each in there)
+    return sum(end - begin for each in there for _, begin, end in each) / whole
+
+
+@app.default
+def main(slots: int = 8, seconds: float = 5.0, rounds: int = 8, delay: float = 0.0, only: str = "") -> None:
+    if why := why_not():
+        raise SystemExit(why)
+    shown = table("Utilisation of devices", "", "slots a host", "utilisation", "MB/s", note="")
+    for name, keys, each in ROWS:
+        if only and only != f"{name}, {each}":
+            continue
+        hosts = 4
+        there = hosts * each
+        rate = MODELS * there * PARAMETERS * 4 / 2 / (seconds * each)  # both ways at a time
+        share, moved = utilisation(keys, hosts, there, seconds, rounds, rate, delay)
+        shown.add_row(name, str(each), f"{share:.1%}", f"{moved:.2f} of {2 * rate / 1e6:.2f}")
+        print(f"{name}, {each} slots a host: {share:.1%}", flush=True)
+    Console(width=120).print(shown)
+
+
+if __name__ == "__main__":
+    app()

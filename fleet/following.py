@@ -1,0 +1,57 @@
+"""A run that others work on, followed: the lines that a start on this machine says, and at the end what it came to."""
+
+import signal
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fleet import faults, status
+from fleet.history import History
+from fleet.host import Host
+from fleet.method import Method
+from fleet.plain import say
+from fleet.processes import hold_leash, run_in
+from fleet.progress import Progress
+from fleet.recipe import NotYet
+
+_LOOK = 0.1  # seconds
+_SHOWN = 16  # members of the last round that are worth a line
+
+
+def follow(methods: Mapping[str, Method[Any]], folder: Path, finish: bool) -> int:
+    """A process of its own, on a leash: say how the run gets on until it is over; and then leave behind, if wanted,
+    what its method leaves behind."""
+    host = Host()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it decides
+    threading.Thread(target=hold_leash, args=(host,), daemon=True).start()
+    store, method, config, _ = run_in(folder, host, f"follower-{host.token()}", methods)
+    history = History(store)
+    progress = method.view(history, config.rounds, config.steps_in)
+    while not (host.stopping or history.over):
+        progress.show()
+        host.sleep(_LOOK)
+    if not history.over:
+        return 0
+    progress.show(last=True)
+    say_result(history, folder, method.view)
+    if finish:
+        method.finished(config, folder)
+    return 0
+
+
+def say_result(history: History, folder: Path, view: type[Progress], more: str = "") -> None:
+    """Of a run that is over."""
+    last = history.first - 1
+    members = history.round(last) if last >= 0 and view.names_members else []
+    say(f"The run is over after {max(0, last)} rounds.{' Its last round:' if members else ''}")
+    for member in members[-_SHOWN:]:
+        try:
+            where = f"files/{history.outcome(member.origin).attempt}" if member.digests else member.absent
+        except (NotYet, faults.Fault, KeyError):
+            where = ""
+        said = f"{status.metrics_text(member.metrics)}{member.recipe.asked}"
+        say(f"  {member.id}  {said}  {where}".rstrip())
+    if len(members) > _SHOWN:
+        say(f"  and {len(members) - _SHOWN} more before these")
+    say(f"Everything is in {folder}{more}")

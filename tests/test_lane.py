@@ -1,0 +1,152 @@
+"""A worker's second lane: it publishes what was made and makes what needs no device, while the first one goes on; the
+bytes are those of one lane, whoever is killed."""
+
+import random
+import threading
+from pathlib import Path
+
+import pytest
+
+from fleet import launches
+from fleet.digest import digest
+from fleet.history import History
+from fleet.host import Host
+from fleet.processes import options
+from fleet.run import create_run, open_run
+from fleet.run_config import UserError
+from fleet.store import Store
+from fleet.worker import Worker
+from tests import small
+from tests.helpers import LONG, kill, until
+from tests.small import run_digest
+from tests.toy.config import ToyConfig
+from tests.toy.maker import BESIDE, maker
+from tests.toy.strategies import strategy
+from train.training_commands import check_settings
+
+TOY = {"algorithm": "diloco", "population_size": 3, "shards": 2, "max_generations": 4, "inner_steps": 3, "size": 24}
+
+
+class Held(Store):
+    """No outcome of a member stands before somebody says so."""
+
+    go = threading.Event()
+
+    def settle(self, name, value, durable=True):
+        if name.endswith(".done") and "/m" in name and not name.startswith("rounds/00000"):
+            assert self.go.wait(LONG)
+        return super().settle(name, value, durable)
+
+
+def toy(place: Path, name: str = "w", make=None, kind=Store, **keys) -> Worker:
+    config = ToyConfig(**{"project_name": "run", **TOY, **keys})
+    create_run(place, "run", config.bound(), Host())
+    store, _ = open_run(place / "run", Host(), name)
+    launch = launches.latest(store) or launches.begin(store, config.operational())
+    second = open_run(place / "run", store.host, name)[0]
+    second.__class__ = kind
+    lanes = (second, make or maker(config)) if config.disk_lane else None
+    return Worker(
+        store, strategy(config), make or maker(config), options(config, launch, beside=BESIDE), None, lanes
+    )  # fmt: skip
+
+
+def seen(place: Path) -> History:
+    history = History(open_run(place / "run", Host(), "test")[0])
+    history.look()
+    return history
+
+
+@pytest.mark.parametrize("algorithm", ["diloco", "matching", "search", "tournament"])
+def test_the_bytes_are_those_of_one_lane(tmp_path, algorithm):
+    keys = {"algorithm": algorithm, "population_size": 4}
+    for lanes in (False, True):
+        assert toy(tmp_path / str(lanes), disk_lane=lanes, **keys).run() == "over"
+    one, two = (seen(tmp_path / str(lanes)) for lanes in (False, True))
+    assert digest(one) == digest(two)
+
+
+def test_a_child_is_made_before_its_parent_stands(tmp_path):
+    """And whatever the second lane has taken stands at the end."""
+    Held.go = threading.Event()
+    begun = list[str]()
+    config = ToyConfig(**{"project_name": "run", **TOY, "algorithm": "matching", "population_size": 1})
+    made = maker(config)
+
+    def make(work):
+        begun.append(work.id)
+        if work.id == "2/m0":
+            assert not (tmp_path / "run" / "rounds" / "00001" / "m0.0.done").exists()
+            Held.go.set()
+        return made(work)
+
+    one = toy(tmp_path, make=make, kind=Held, algorithm="matching", population_size=1, disk_lane=True)
+    assert one.run() == "over" and "2/m0" in begun
+    assert seen(tmp_path).over and len(begun) == len(set(begun)), "nothing was made twice"
+
+
+def test_what_ends_the_second_lane_ends_the_worker(tmp_path):
+    config = ToyConfig(**{"project_name": "run", **TOY})
+    made = maker(config)
+
+    def make(work):
+        if work.recipe.task == "outer":
+            raise KeyboardInterrupt
+        return made(work)
+
+    with pytest.raises(KeyboardInterrupt):
+        toy(tmp_path, make=make, disk_lane=True, dead_seconds=0.5).run()
+    assert toy(tmp_path, name="other", disk_lane=True, dead_seconds=0.5).run() == "over"
+
+
+# -- two halves take turns ---------------------------------------------------------------------------------------------
+
+TURNS = {"algorithm": "diloco", "population_size": 4, "max_generations": 3, "overlap": 1}
+
+
+def test_each_half_trains_from_a_model_without_what_the_other_learns_meanwhile(tmp_path):
+    history = small.finished(tmp_path, **TURNS)
+    recipes = {recipe.slot: recipe for recipe in history.plan(2)}
+    shards = range(sum(recipe.task == "half" for recipe in history.plan(2)))
+    assert recipes["replica-0"].parents == tuple(f"1/half-{s}" for s in shards)
+    assert recipes["replica-1"].parents == tuple(f"1/shard-{s}" for s in shards)
+    assert recipes["half-0"].parents == ("2/replica-0", "2/replica-2", "1/shard-0")
+    assert recipes["shard-0"].parents == ("2/replica-1", "2/replica-3", "2/half-0")
+
+
+def test_an_exact_round_brings_the_mean_of_all_changes(tmp_path):
+    """Of the first round, in which both halves begin at the first weights, and with numbers that lose nothing."""
+    keys = {**TURNS, "max_generations": 1, "first_inner_steps": 4, "wire_dtype": "fp32"}
+    both = [small.finished(tmp_path / str(n), **{**keys, "overlap": n}) for n in (0, 1)]
+    losses = [history["1/global"].metrics["loss"] for history in both]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("keys, why", [
+    ({"population_size": 1}, "two halves of the replicas take turns, and POPULATION_SIZE is 1"),
+    ({"outer_momentum": 0.5}, "set OUTER_MOMENTUM to 0"),
+    ({"quorum": 0.5}, "set QUORUM to 1"),
+])  # fmt: skip
+def test_what_goes_with_turns(keys, why):
+    check_settings(small.config(**TURNS))
+    with pytest.raises(UserError, match=why):
+        check_settings(small.config(**{**TURNS, **keys}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script, keys", [("diloco_sim.py", TURNS), ("edt_sim.py", {"population_size": 4})], ids=str)
+def test_kills_in_both_lanes(pretraining, script, keys):
+    """Real processes; SIGKILL whenever some more recipes were claimed."""
+    keys = {"max_generations": 3, **keys}
+    plain = pretraining(script, **keys)
+    plain.start(1).ends(0, LONG)
+    run, dice = pretraining(script, **keys, disk_lane=True), random.Random(3)
+    starter = run.start(2)
+    ended = lambda: starter.process.poll() is not None  # noqa: E731
+    for kills in range(4):
+        until(lambda n=kills: ended() or len(run.registers(r".*\.claim\..*")) > 6 * n, "it gets on", LONG)
+        until(lambda: ended() or run.alive(), "a worker lives", LONG)
+        for pid in dice.sample([*run.alive().values()], min(1, len(run.alive()))):
+            kill(pid)
+    starter.ends(0, LONG)
+    assert run_digest(run) == run_digest(plain)

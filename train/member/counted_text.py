@@ -1,0 +1,71 @@
+"""Whether there is text enough for a run, found out before anything is made."""
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from itertools import islice
+
+from fleet.errors import UserError
+from fleet.plain import say
+from train import text
+from train.batches import needed
+from train.member.prepare import named_tokenizer, own_tokenizer, tokenizer_name, tokens_of, too_short
+from train.splits import SplitName
+from train.training_config import Dataset, TrainConfig
+
+Counts = Mapping[SplitName, int]  # of tokens
+_COUNTED, _MUCH = 100_000, 4_000_000  # documents and characters beyond which nobody waits for them to be counted
+_TOKEN = 6  # characters, at most, that a token stands for on average
+_WHAT = {"train": "training"}
+
+
+def check_text(config: TrainConfig) -> None:
+    """Complain of all sources that are too short before anything is made of them."""
+    refuse_short(counted(config))
+
+
+def refuse_short(counts: Iterable[tuple[Dataset, Counts, Counts]]) -> None:
+    short = [too_short(source, part, got[part], least[part])
+             for source, got, least in counts for part in got if got[part] < least[part]]  # fmt: skip
+    if short:
+        raise UserError("\n".join(short))
+
+
+def counted(config: TrainConfig, whole: bool = False) -> Iterator[tuple[Dataset, Counts, Counts]]:
+    """Of each source: the tokens that are there, up to what is needed or all of them, and those that are needed. What
+    takes a while is not counted: a file that is long, or what is no file."""
+    named = tokenizer_name(config)
+    open_one = cache(lambda: named_tokenizer(named, config.trust_remote_code) if named else own_tokenizer(config))
+    for number, source in enumerate(config.datasets):
+        least, got = needed(config, number), dict[SplitName, int]()
+        if _is_counted(source, least, config.held_out):
+            got = dict.fromkeys(least, 0)
+            wanted = dict.fromkeys(least, sys.maxsize) if whole else least
+            for _, part, found in tokens_of(config, number, open_one, 0, wanted, got):
+                got[part] += len(found)
+        yield source, got, least
+
+
+def _is_counted(source: Dataset, least: Counts, held_out: float) -> bool:
+    """A file that is not long; of the built-in text, which takes some seconds, much must be needed."""
+    built_in = text.kind_of(source).of_python
+    if not built_in and not source.source.endswith(text.FILES):
+        return False
+    characters = sum(map(len, islice(text.documents(source), _COUNTED)))
+    if not built_in:
+        return characters <= _MUCH
+    shares = {part: 1 - held_out if part == "train" else held_out / 2 for part in least}
+    if much := any(_TOKEN * least[part] > shares[part] * characters for part in least):
+        say(f"The tokens of {source.source} are counted, since the run needs much of it.")
+    return much
+
+
+def in_words(counts: Iterable[tuple[Dataset, Counts, Counts]]) -> Iterator[str]:
+    """How many tokens each source has, and how many the run needs of it."""
+    for source, got, least in counts:
+        if text.kind_of(source).random:
+            continue
+        parts = [f"{got[part]:,} {_WHAT.get(part, part)} (needs {least[part]:,})" for part in got]
+        needs = ", ".join(f"{count:,} {_WHAT.get(part, part)}" for part, count in least.items())
+        said = ", ".join(parts) or f"not counted (a long text, or no file); the run needs {needs}"
+        yield f"{source.source}: tokens: {said}"
