@@ -1,16 +1,15 @@
 """Whether there is text enough for a run, found out before anything is made."""
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache, partial
 from itertools import islice
 
 from fleet.errors import UserError
 from fleet.plain import say
 from train import text
-from train.batches import needed
-from train.member.prepare import named_tokenizer, own_tokenizer, tokenizer_name, tokens_of, too_short
 from train.splits import SplitName
+from train.text_needs import needed, tokenizer_name, too_short
 from train.training_config import Dataset, TrainConfig
 
 Counts = Mapping[SplitName, int]  # of tokens
@@ -34,16 +33,28 @@ def refuse_short(counts: Iterable[tuple[Dataset, Counts, Counts]]) -> None:
 def counted(config: TrainConfig, whole: bool = False) -> Iterator[tuple[Dataset, Counts, Counts]]:
     """Of each source: the tokens that are there, up to what is needed or all of them, and those that are needed. What
     takes a while is not counted: a file that is long, or what is no file."""
-    named = tokenizer_name(config)
-    open_one = cache(lambda: named_tokenizer(named, config.trust_remote_code) if named else own_tokenizer(config))
+    count = cache(partial(_counter, config))
     for number, source in enumerate(config.datasets):
         least, got = needed(config, number), dict[SplitName, int]()
         if _is_counted(source, least, config.held_out):
-            got = dict.fromkeys(least, 0)
-            wanted = dict.fromkeys(least, sys.maxsize) if whole else least
-            for _, part, found in tokens_of(config, number, open_one, 0, wanted, got):
-                got[part] += len(found)
+            got = count()(number, dict.fromkeys(least, sys.maxsize) if whole else least)
         yield source, got, least
+
+
+def _counter(config: TrainConfig) -> Callable[[int, Counts], dict[SplitName, int]]:
+    """Of so many tokens of a source, at most. Whatever makes text tokens takes seconds to load."""
+    from train.member.prepare import named_tokenizer, own_tokenizer, tokens_of
+
+    named = tokenizer_name(config)
+    open_one = cache(lambda: named_tokenizer(named, config.trust_remote_code) if named else own_tokenizer(config))
+
+    def count(number: int, wanted: Counts) -> dict[SplitName, int]:
+        got = dict.fromkeys(wanted, 0)
+        for _, part, found in tokens_of(config, number, open_one, 0, wanted, got):
+            got[part] += len(found)
+        return got
+
+    return count
 
 
 def _is_counted(source: Dataset, least: Counts, held_out: float) -> bool:
