@@ -235,14 +235,13 @@ def test_the_tokenizer_and_the_models_own_tokenizer(tmp_path):
     assert tokenizer_name(config(tokenizer="", initial_population=("tiny",))) == ""
 
 
-def test_a_preset_and_the_built_in_text_are_checked_without_what_takes_seconds_to_load(tmp_path):
-    (tmp_path / "mine.json").write_text(json.dumps({"MAX_GENERATIONS": 60, "DATASETS": ["stdlib"]}))
+def test_a_preset_and_the_built_in_text_are_checked_without_what_takes_seconds_to_load():
     look = """
 import sys; from pathlib import Path; from fleet.run_config import load
 from train.training_commands import prepared; from train.training_config import TrainConfig
 prepared(load(Path(sys.argv[1]), TrainConfig), Path())
 assert not {"torch", "transformers", "tokenizers", "datasets"} & sys.modules.keys()"""
-    subprocess.run([sys.executable, "-c", look, tmp_path / "mine.json"], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-c", look, "evolution.json"], cwd=ROOT, check=True)
     for preset in PRESETS:
         assert described(preset).max_position_embeddings == PRESETS_REACH
         can_be_built(preset)
