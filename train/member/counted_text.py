@@ -36,7 +36,7 @@ def counted(config: TrainConfig, whole: bool = False) -> Iterator[tuple[Dataset,
     count = cache(partial(_counter, config))
     for number, source in enumerate(config.datasets):
         least, got = needed(config, number), dict[SplitName, int]()
-        if _is_counted(source, least, config.held_out):
+        if _is_counted(source, least, config.held_out, whole):
             got = count()(number, dict.fromkeys(least, sys.maxsize) if whole else least)
         yield source, got, least
 
@@ -57,16 +57,18 @@ def _counter(config: TrainConfig) -> Callable[[int, Counts], dict[SplitName, int
     return count
 
 
-def _is_counted(source: Dataset, least: Counts, held_out: float) -> bool:
-    """A file that is not long; of the built-in text, which takes some seconds, much must be needed."""
+def _is_counted(source: Dataset, least: Counts, held_out: float, whole: bool) -> bool:
+    """A file that is not long, and the built-in text; unless all is wanted, only where the run needs much of it."""
     built_in = text.kind_of(source).of_python
     if not built_in and not source.source.endswith(text.FILES):
         return False
-    characters = sum(map(len, islice(text.documents(source), _COUNTED)))
-    if not built_in:
-        return characters <= _MUCH
-    shares = {part: 1 - held_out if part == "train" else held_out / 2 for part in least}
-    if much := any(_TOKEN * least[part] > shares[part] * characters for part in least):
+    characters = dict.fromkeys(least, 0)
+    for part, document in islice(text.divided(source, held_out), _COUNTED):
+        characters[part] += len(document)
+    if not built_in and (whole or sum(characters.values()) > _MUCH):
+        return sum(characters.values()) <= _MUCH
+    much = any(_TOKEN * least[part] > characters[part] for part in least)
+    if much and built_in:
         say(f"The tokens of {source.source} are counted, since the run needs much of it.")
     return much
 
