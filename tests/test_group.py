@@ -118,10 +118,13 @@ def test_other_methods_have_no_groups(tmp_path):
 
 
 def test_local_groups_share_out_the_gpus(monkeypatch):
-    for worker, each, mine in (("local-0-ab", 2, "4,5"), ("local-1-ab", 2, "6,7"), ("local-2-ab", 2, "4,5")):
+    for number, mine in enumerate(("4,5", "6,7", "4,5")):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
-        gpus.choose(worker, each)
+        gpus.choose(f"local-{number}-0123abcd", 2)
         assert gpus.visible() == mine.split(",")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    gpus.choose("somebody")  # who was started by hand
+    assert gpus.visible() == ["4", "5"]
 
 
 @pytest.mark.slow
