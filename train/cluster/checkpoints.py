@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.staging import AsyncStager
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
 from fleet.errors import first_line
 from fleet.fsync import sync
@@ -48,10 +48,8 @@ class State(Section):
     round: int = Field(0, ge=0)
 
 
-class _AsTheyAre(AsyncStager):
+class _AsTheyAre(BlockingAsyncStager):
     """What is written is a copy already; torch would make another."""
-
-    _synchronize_after_execute = False
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         return state_dict
@@ -68,8 +66,8 @@ class CheckpointKeeper:
     def save(
         self, step: int, tensors: Tensors, known: Mapping[str, Any], last: bool = False, writes: bool = True
     ) -> None:
-        """Begin to write; what is in memory may change as soon as this returns. Of ranks that have the same tensors, one
-        `writes` them."""
+        """Begin to write; what is in memory may change as soon as this returns. Of ranks that have the same tensors,
+        one `writes` them."""
         self.wait()
         name, state = f"step-{step:08d}", {"step": step, "bound_to": self.bound, "shapes": _shapes(tensors), **known}
         draft = self.folder / f".{name}.unfinished"

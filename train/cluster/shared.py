@@ -206,8 +206,8 @@ class Parts(Shared):
 
     @property
     def _policy(self) -> MixedPrecisionPolicy:
-        """A layer's weights travel as narrow as they are multiplied, its gradients are added in fp32, and what goes from
-        layer to layer stays as it is by oneself. Embeddings, head and last norm are the model's own, and stay wide."""
+        """A layer's weights travel as narrow as they are multiplied, its gradients are added in fp32, and what goes
+        from layer to layer stays as it is by oneself. Embeddings, head and last norm are the model's own: wide."""
         return MixedPrecisionPolicy(_NARROW.get(self.config.precision), torch.float32, cast_forward_inputs=False)
 
     def _runner(self, model: PreTrainedModel) -> Callable[..., Any]:
