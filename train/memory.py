@@ -16,10 +16,12 @@ from fleet.reading import command
 from fleet.run_config import load
 from train.model import VectorLayout, described, has_vocabulary, layout_of, skeleton
 from train.optimizers import WEIGHTS, layouts_of
-from train.training_config import TrainConfig
+from train.training_config import PRESETS, TrainConfig
 
 _WIDE, _NARROW = 4, 2  # bytes of a number: of those that are kept, and of those that PRECISION multiplies
 _OWN = 1.0e9  # that CUDA, its libraries and its allocator's gaps take of a GPU
+
+ROOMS = (24, 48, 80)  # GB of the GPUs that people have
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,20 @@ def largest_batch(config: TrainConfig, room: float) -> int:
     """The most sequences at a time, a power of two, that a GPU with so many bytes has room for; 0: not one."""
     fit = [size for size in (2**n for n in range(10)) if memory_of(config, size).total + _OWN <= room]
     return max(fit, default=0)
+
+
+def table(configs: Path) -> str:
+    """Of each preset, as its file in configs/ trains it: what it takes, and what would fit."""
+    lines = ["| preset | T | BATCH_SIZE | it takes | kept | layers | logits |", "|---|---|---|---|---|---|---|"]
+    lines[0] += "".join(f" {room} GB has room for |" for room in ROOMS)
+    lines[1] += "---|" * len(ROOMS)
+    for name in PRESETS:
+        c = load(configs / f"{name}.json", TrainConfig)
+        m = memory_of(c)
+        sizes = (f"{each / 1e9:.2f} GB" for each in (m.total + _OWN, m.kept, m.layers, m.logits))
+        fits = (f"{batch or 'none'}" for batch in (largest_batch(c, room * 1e9) for room in ROOMS))
+        lines.append(f"| {' | '.join([name, str(c.seq_length), str(c.batch_size), *sizes, *fits])} |")
+    return "\n".join(lines) + "\n"
 
 
 # -- what is said ------------------------------------------------------------------------------------------------------
