@@ -13,6 +13,8 @@ from pathlib import Path
 from threading import Timer
 from typing import Any
 
+from fleet.results_version import begun_by
+
 ROOT = Path(__file__).parents[2]
 ROW = "ROW "  # how a line begins that is a result
 _LEAST = 10.0  # seconds that are worth to begin with
@@ -109,8 +111,7 @@ def machine() -> Row:
     import torch
 
     gpus = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
-    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    said = {"gpus": gpus, "torch": torch.__version__, "cuda": torch.version.cuda or "", "code": git.stdout.strip()}
+    said = {"gpus": gpus, "torch": torch.__version__, "cuda": torch.version.cuda or "", "code": begun_by()}
     return {**said, "python": platform.python_version(), "processors": os.cpu_count()}
 
 

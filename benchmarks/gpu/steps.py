@@ -121,17 +121,30 @@ def searching(dry: bool) -> None:
             say_row(what=what, **{"candidates a minute": rate, "first one, s": first})
 
 
+def several(dry: bool) -> None:
+    import torch
+
+    from benchmarks.train_fsdp import of_all_gpus
+
+    if (count := torch.cuda.device_count()) < 2:
+        return say_row(what=f"not measured: {count} GPUs here")
+    for name, tokens, _, share in of_all_gpus(count):
+        say_row(model=name, GPUs=count, **{"tokens/s": tokens, "MFU": share})
+
+
 _ABOUT = "bf16; tokens a second, beside a bare loop and transformers.Trainer; MFU of the largest product of matrices"
+_WAITS = "two workers on one GPU: what share of a round it waits"
 STEPS: list[Step] = [
-    Made("tests", "the tests that are skipped without a GPU", 120, tests),
+    Made("tests", "the tests that are skipped without a GPU", 150, tests),
     Made("digests", "the same bytes by one worker, warm, by two, and with one killed", 120, digests),
-    Made("speed 150m 1024", _ABOUT, 150, speed("150m", 1024)),
-    Made("waiting diloco", "two workers on one GPU: what share of a round it waits", 60, waiting("diloco")),
-    Made("waiting edt", "two workers on one GPU: what share of a round it waits", 60, waiting("edt")),
+    Made("speed 150m 1024", _ABOUT, 120, speed("150m", 1024)),
     Made("speed 1b 2048", _ABOUT, 150, speed("1b", 2048)),
-    Made("merging", "on the processor and on the GPU", 60, merging),
-    Made("searching", "merge-search candidates a minute", 90, searching),
     Made("speed 60m 1024", _ABOUT, 90, speed("60m", 1024)),
+    Made("merging", "on the processor and on the GPU", 60, merging),
+    Made("waiting diloco", _WAITS, 100, waiting("diloco")),
+    Made("waiting edt", _WAITS, 100, waiting("edt")),
+    Made("searching", "merge-search candidates a minute", 90, searching),
+    Made("several", "one model on all GPUs, FSDP2 (FULL_SHARD)", 120, several),
     Made("speed 150m 2048", _ABOUT, 120, speed("150m", 2048)),
     Made("speed 60m 2048", _ABOUT, 90, speed("60m", 2048)),
     Made("speed 1b 1024", _ABOUT, 150, speed("1b", 1024)),
@@ -139,8 +152,8 @@ STEPS: list[Step] = [
 
 
 def run(name: str, dry: bool) -> None:
-    """On the first GPU, but for tests: transformers.Trainer would take all that it sees."""
-    if name != "tests":
+    """Mostly on the first GPU: transformers.Trainer would take all that it sees."""
+    if name not in ("tests", "several"):
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus.visible()[:1])
     next(each for each in STEPS if isinstance(each, Made) and each.name == name).make(dry)
 
