@@ -170,8 +170,8 @@ def on_gpus() -> None:
     shown = table(
         f"Arithmetic used, {count} x {torch.cuda.get_device_name()}", "", "tokens/s", "TFLOP/s", "MFU", note=note
     )
-    for name, tokens, rate, share in of_all_gpus(count):
-        shown.add_row(name, f"{tokens:,.0f}", f"{rate / 1e12:.0f}", f"{share:.2f}")
+    for name, tokens, operations, share in of_all_gpus(count):
+        shown.add_row(name, f"{tokens:,.0f}", f"{operations / 1e12:.0f}", f"{share:.2f}")
     Console().print(shown)
 
 

@@ -77,29 +77,30 @@ def run(preset: str, length: int, dry: bool, compiles: bool = True) -> None:
     config = config.model_copy(update={"batch_size": batch})
     limit, each = fastest(device, 256 if dry else 8192), operations(config)
     trial = Trial(config, device, 1, 1) if dry else Trial(config, device)
-    for what, rate in measures(trial, compiles):
+    for what, rate, tried in measures(trial, compiles):
         used = rate * each / limit / (3 if "evaluation" in what else 1)  # nothing goes back
         taken = torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else 0.0
         say_row(
             **{"model": preset, "T": length, "batch": batch, "what": what, "tokens/s": rate, "MFU": used},
-            **{"limit, TFLOP/s": limit / 1e12, "GB": taken, "formula, GB": memory_of(config).total / 1e9},
+            **{"limit, TFLOP/s": limit / 1e12, "GB": taken, "formula, GB": memory_of(tried).total / 1e9},
         )
 
 
-def measures(trial: Trial, compiles: bool) -> Iterator[tuple[str, float]]:
+def measures(trial: Trial, compiles: bool) -> Iterator[tuple[str, float, TrainConfig]]:
     """What matters most first; each with the memory to itself."""
-    muon = replace(trial, config=trial.config.model_copy(update={"inner_optimizer": "muon"}))
-    ways: dict[str, Callable[[], float]] = {
-        "ours, compiled, deterministic": partial(ours, trial, True, True),
-        "bare loop": partial(bare, trial),
-        "ours, compiled, not deterministic": partial(ours, trial, True, False),
-        "ours, deterministic": partial(ours, trial, False, True),
-        "ours, not deterministic": partial(ours, trial, False, False),
-        "transformers.Trainer": partial(trainer, trial),
-        "ours, evaluation": partial(evaluation, trial),
-        "ours, deterministic, Muon": partial(ours, muon, False, True),
+    ways: dict[str, Callable[[Trial], float]] = {
+        "ours, compiled, deterministic": partial(ours, compiled=True, deterministic=True),
+        "bare loop": bare,
+        "ours, compiled, not deterministic": partial(ours, compiled=True, deterministic=False),
+        "ours, deterministic": partial(ours, compiled=False, deterministic=True),
+        "ours, not deterministic": partial(ours, compiled=False, deterministic=False),
+        "transformers.Trainer": trainer,
+        "ours, evaluation": evaluation,
+        "ours, deterministic, Muon": partial(ours, compiled=False, deterministic=True),
     }
     for what, rate in ways.items():
+        optimizer = {"inner_optimizer": "muon" if "Muon" in what else "adamw"}
+        each = replace(trial, config=trial.config.model_copy(update=optimizer))
         if "compiled" in what and not compiles:
             continue
         gc.collect()
@@ -108,11 +109,11 @@ def measures(trial: Trial, compiles: bool) -> Iterator[tuple[str, float]]:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         try:
-            found = rate()
+            found = rate(each)
         except torch.OutOfMemoryError as error:
             say_row(what=f"{what}: does not fit", why=str(error).splitlines()[0][:120])
             continue
-        yield what, found
+        yield what, found, each.config
 
 
 def ours(trial: Trial, compiled: bool, deterministic: bool) -> float:
