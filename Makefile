@@ -7,7 +7,7 @@ CONFIG ?= evolution.json
 # A test starts hundreds of processes, and none is to compile our modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run breed test test-short test-slow test-nfs storm screenshots pictures lint docs clean
+.PHONY: run breed test test-short test-slow test-nfs storm gpu screenshots pictures lint docs clean
 run: $(VENV)/.run
 	$(RUN) edt_sim.py --config $(CONFIG)
 
@@ -35,6 +35,19 @@ SEEDS ?= 2000
 storm: $(VENV)/.test
 	$(RUN) -m tests.storm --seeds $(SEEDS)
 
+# All that only a GPU can tell, in ten minutes, by the torch that PYTHON has: benchmark-gpu/gpu.md. The same command again goes
+# on. DRY=1 walks through it on the CPU, in .venv.
+ON_GPU := .venv-gpu
+DRY ?=
+gpu: $(if $(DRY),$(VENV)/.test,$(ON_GPU)/.ready)
+	$(if $(DRY),$(RUN),$(ON_GPU)/bin/python) -m benchmarks.gpu $(if $(DRY),--dry-run)
+
+$(ON_GPU)/.ready: requirements.txt requirements-dev.txt
+	test -x $(ON_GPU)/bin/python || $(PYTHON) -m venv --system-site-packages $(ON_GPU)
+	grep -hv ^torch== requirements.txt requirements-dev.txt > $(ON_GPU)/requirements.txt
+	$(ON_GPU)/bin/python -m pip install -q -r $(ON_GPU)/requirements.txt
+	touch $@
+
 # The report of real runs, light and dark, on a telephone and on a wall: screenshots/*.png. Needs chromium.
 screenshots: $(VENV)/.test
 	$(RUN) -m tests.screenshots screenshots
@@ -52,7 +65,7 @@ docs: $(VENV)/.run
 	$(RUN) -m tests.test_docs
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(ON_GPU) .mypy_cache .ruff_cache .pytest_cache
 
 # torch comes first: what needs it later is then content with it.
 $(VENV)/.run: requirements.txt

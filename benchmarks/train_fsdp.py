@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -169,15 +170,20 @@ def on_gpus() -> None:
     shown = table(
         f"Arithmetic used, {count} x {torch.cuda.get_device_name()}", "", "tokens/s", "TFLOP/s", "MFU", note=note
     )
+    for name, tokens, operations, share in of_all_gpus(count):
+        shown.add_row(name, f"{tokens:,.0f}", f"{operations / 1e12:.0f}", f"{share:.2f}")
+    Console().print(shown)
+
+
+def of_all_gpus(count: int) -> Iterator[tuple[str, float, float, float]]:
+    """Of each model: tokens a second of all GPUs, operations a second of one, and their share of the most."""
     for preset, batch, length, steps in _LARGE:
         with tempfile.TemporaryDirectory() as place:
             asked = {"preset": preset, "batch": batch, "length": length, "steps": steps}
             (Path(place) / "plan.json").write_text(json.dumps(asked))
             found = started(Path(place), count, "--gpus")
         tokens = batch * PARTS * length * count / found["step"]
-        cells = (f"{tokens:,.0f}", f"{found['rate'] / 1e12:.0f}", f"{found['rate'] / found['most']:.2f}")
-        shown.add_row(f"{preset}, {batch} x {length}", *cells)
-    Console().print(shown)
+        yield f"{preset}, {batch} x {length}", tokens, found["rate"], found["rate"] / found["most"]
 
 
 def speed(quick: bool) -> None:

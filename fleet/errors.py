@@ -2,8 +2,18 @@
 
 import contextlib
 import errno
+import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+# How errors begin, or what they hold, after which every call to the device fails in this process, and in no other: of
+# its driver and runtime (torch's, Triton's), of its libraries, of the network between devices.
+_SPOILED = (
+    *("AcceleratorError", "CUDA error", "CUDA driver error", "HIP error", "Triton Error [", "device-side assert"),
+    *("CUBLAS_STATUS", "CUDNN_STATUS", "cuDNN error", "CUSOLVER_STATUS", "CUSPARSE_STATUS", "CUFFT_", "NCCL error"),
+    *("cudaGetDeviceCount", "No CUDA GPUs are available"),
+)
+_NO_ROOM = ("out of memory", "ALLOC_FAILED")  # then nothing was begun, and all else is as it was
 
 
 class UserError(ValueError):
@@ -52,6 +62,14 @@ def first_line(error: BaseException) -> str:
 def cut(text: str, most: int = 20_000) -> str:
     """A text for people: of one that nobody could read to its end, the beginning, and how much there was."""
     return text if len(text) <= most else f"{text[:most]} ... and {len(text) - most:,} more characters"
+
+
+def spoils(error: BaseException) -> bool:
+    """Whether this process can use its device no more after such an error."""
+    if not isinstance(error, RuntimeError):
+        return False
+    said = "".join(traceback.format_exception_only(error))  # it may have no words
+    return any(sign in said for sign in _SPOILED) and not any(words in said for words in _NO_ROOM)
 
 
 def behind(error: BaseException) -> Iterator[BaseException]:

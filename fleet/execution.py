@@ -8,7 +8,7 @@ from typing import Any
 
 from fleet import faults, known, launches
 from fleet.context import Spent, Stopped, WorkerContext
-from fleet.errors import behind, cut
+from fleet.errors import behind, cut, spoils
 from fleet.events import Tail, log
 from fleet.lane import Lane, Pending
 from fleet.payload import Draft, Files
@@ -17,7 +17,6 @@ from fleet.repair import Repair
 from fleet.store import Unreadable, Value, proven
 from fleet.work import CannotServe, Failed, Interrupted, Maker, NotOnThisMachine, Superseded, Work, prefix_of
 
-_SPENT = ("CUDA error", "HIP error", "CUBLAS_STATUS", "CUDNN_STATUS", "cuDNN error", "device-side assert")
 _OFTEN = 8  # times in a row, with pauses that grow to half a minute
 _PANICS = "pyo3_runtime"  # what a library in Rust raises is no Exception, and yet no order to end; nor is SystemExit
 
@@ -214,7 +213,7 @@ class Execution:
                     return self._passes(id, named)
             if not self.repair.behind(id):
                 self._failure(id, error)
-            if _is_spent(error):
+            if any(map(spoils, behind(error))):
                 with contextlib.suppress(faults.Fault, NotYet):
                     self.judge()  # or a recipe that spoils every process would go from one to the next
                 raise Spent(f"{id}: this process can use its device no more: {_short(error)}") from error
@@ -241,11 +240,6 @@ class Execution:
 
 def _short(error: BaseException) -> str:
     return cut("".join(traceback.format_exception_only(error)).strip())
-
-
-def _is_spent(error: BaseException) -> bool:
-    """After such an error every call to the device fails, in this process and in no other."""
-    return any(sign in _short(each) for each in behind(error) for sign in _SPENT)
 
 
 def _checked(metrics: Mapping[str, Any]) -> dict[str, Any]:

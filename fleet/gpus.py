@@ -1,5 +1,6 @@
-"""The GPUs of this machine, found without torch, which takes seconds to load; local workers share them."""
+"""The GPUs of this machine, found without torch, which takes seconds to load; its workers take them in turn."""
 
+import math
 import os
 import re
 from pathlib import Path
@@ -12,12 +13,28 @@ def visible() -> list[str]:
 
 
 def choose(worker: str, each: int = 1) -> None:
-    """`local-3-...` has the fourth, or the fourth few of them, and sees no other."""
-    gpus, found = visible(), re.match(r"local-(\d+)-", worker)
+    """`MACHINE-3-0123abcd`, the fourth worker of its machine, has the fourth GPU, or the fourth few of them, and sees
+    no other. Where its starter has given it some of its own, these are all that there are."""
+    gpus, found = visible(), re.search(r"-(\d+)-[0-9a-f]{8}$", worker)
     if gpus and found:
         first = int(found[1]) * each
         mine = dict.fromkeys(gpus[number % len(gpus)] for number in range(first, first + each))
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
+
+
+def sharing(workers: int, there: int, each: int = 1) -> str:
+    """What is worth a word where workers take so many GPUs in turn; nothing where each has its own and none is idle."""
+    want, whose = workers * each, "1 worker" if workers == 1 else f"{workers} workers"
+    if want > there > 0:
+        most = min(workers, math.ceil(want / there))
+        return f"{whose} take {_gpus(there)} in turn, up to {most} on one, which share its memory and its speed"
+    if want < there:
+        return f"{whose} use{'s' * (workers == 1)} {want} of {_gpus(there)}; the others stay idle"
+    return ""
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"
 
 
 def workers(given: int | None, gpus: int | None, threads: int) -> int:

@@ -49,7 +49,7 @@ class Machine(BaseModel):
     user: User | None = Field(None, description="Who to log in as, if not as SSH would by itself.")
     key: Text | None = Field(None, description="The file of the private key, if not one that SSH finds by itself.")
     name: Host = Field("", description="What messages call it; the host by default.")
-    workers: int = Field(1, ge=1, le=1024, description="How many workers run there; not beside `devices`.")
+    workers: int = Field(1, ge=1, le=1024, description="How many run there, on its GPUs in turn; not beside `devices`.")
     devices: Devices = Field((), strict=False, min_length=1, description="One worker for each of these accelerators.")
     devices_per_worker: int | None = bound(
         None, "Or one worker for so many of them: the run's DEVICES_PER_WORKER, all machines' alike.", ge=1, le=1024

@@ -58,14 +58,18 @@ def work(methods: Mapping[str, Method[Any]], name: str, folder: Path, leash: boo
     second = (open_run(folder, host, name)[0], method.maker(config)) if config.disk_lane and method.beside else None
     worker = Worker(store, method.strategy(config), method.maker(config), how, method.report, second)
     keeper = keeper_of(folder, host, name, this_script(), config, worker.noted, launch)
+    spent = False
     keeper.start()
     try:
         return {"over": 0, "interrupted": 130}[worker.run()]
     except Stopped as why:
         say(f"{name}: {plain(why, 1000)}", file=sys.stderr)
-        return SPENT if isinstance(why, Spent) else 3
+        spent = isinstance(why, Spent)
+        return SPENT if spent else 3
     finally:
         keeper.end(worker.history.first, worker.history.over)
+        if spent:  # what Python does at its end asks the device, too, which may hang, or abort with another code
+            os._exit(SPENT)
 
 
 def log_to(methods: Mapping[str, Method[Any]], kind: str, claim: int, folder: Path) -> int:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from fleet import faults, helping
+from fleet import faults, gpus, helping
 from fleet.errors import absolute
 from fleet.fork import ForkOrder
 from fleet.fork import fork as fork_run
@@ -100,6 +100,8 @@ def main(method: Method[Any], arguments: list[str] | None = None, others: Sequen
         starter = Starter(chosen, where, workers, mine.view)
         if few := idle(starter.count, mine.slots(chosen)):
             say(f"Note: {few}.")
+        if shared := gpus.sharing(starter.count, len(gpus.visible()), devices_of_each(chosen)):
+            say(f"Note: {shared}.")
         if (code := starter.run()) == 0 and starter.over:
             mine.finished(chosen, starter.folder)
         return code

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from evomerge.config import Configuration, EvaluationSettings, EvolutionSettings, MergeSettings, TaskSettings
 from fleet import machines
 from fleet.run_config import FleetConfig, allowed, table
+from train import memory
 from train.cluster.options import CheckpointOptions, HivemindOptions, TrainingOptions
 from train.posttrain.posttrain_config import (
     Adapter,
@@ -56,9 +57,11 @@ FSDP = {
     "ckpt": lambda: options(CheckpointOptions, "ckpt."),
     "hv": lambda: options(HivemindOptions, "hv."),
 }
+GPUS = {"fits": lambda: memory.table(ROOT / "configs")}
 MAP = {"files": lambda: the_map()}
 PAGES = {
     DOCS / "map.md": MAP,
+    DOCS / "gpus.md": GPUS,
     DOCS / "train_fsdp.md": FSDP,
     DOC: TABLES,
     DOCS / "evomerge.md": EVOMERGE,

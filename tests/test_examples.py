@@ -43,6 +43,7 @@ NOT_RUN = [
     ("evomerge.md", "python -m evomerge.*", "tests/test_evomerge*.py run these, with tiny models and with none"),
     ("getting-started.md", ".*-m (venv|pip) .*", "it installs from the network, as `make run` does"),
     ("getting-started.md", "ssh-copy-id .*", "it asks for a password"),
+    ("gpus.md", "make gpu.*", "minutes; tests/test_gpu_benchmark.py takes steps of it, as a dry run does"),
     ("launching.md", ".*", "tests/test_launcher.py gives each of these to real machines"),
     ("exchange.md", "python -m train.advise .*", "getting-started.md has it, for another configuration"),
     ("exchange.md", "python -m benchmarks.*", "a minute; tests/test_advise.py compares bytes with what a run moves"),
@@ -55,6 +56,7 @@ NOT_RUN = [
 ]
 WRITTEN_ELSEWHERE = [
     ("evomerge.md", "In a program", "tests/test_evomerge_whole.py runs it as written"),
+    ("gpus.md", "Which worker has which", "tests/test_machines.py reads it of machines with GPUs"),
     ("post-training.md", "One model by itself", "tests/test_finetune.py learns from rows of each kind"),
     ("train_fsdp.md", "Between clusters, with Hivemind", "tests/test_peers.py reads what peers say of a step"),
 ]

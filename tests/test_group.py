@@ -72,6 +72,55 @@ def test_a_group_is_stopped_and_goes_on_and_loses_one_of_its_processes(pretraini
     assert run_digest(run) == wanted
 
 
+# A group in a process of its own, whose leader alone runs out of memory in the middle of a step.
+LEADER = """
+import json, sys, time
+import torch
+from tests.small import MODEL, config
+from train.cluster.process_group import Leader
+from train.loop import Learner
+from train.model import built, described, empty
+from train.optimizers import WEIGHTS
+
+def trained(learner):
+    learner.load_weights(start)
+    learner.reset_optimizer()
+    for _ in learner.train([[windows]] * 2, [1e-2] * 2):
+        pass
+    return learner.buffer(WEIGHTS).clone()
+
+c = config(devices_per_worker=2, batch_size=4, sharding_strategy="FULL_SHARD")
+shape = described(MODEL)
+shape.vocab_size = 258
+alone = Learner(empty(shape, 1), config(batch_size=4))
+start, windows = alone.vector.clone(), torch.randint(0, 258, (4, 17), generator=torch.Generator().manual_seed(1))
+group = Leader(shape.to_json_string(use_diff=False).encode(), c)
+others = [each._process for each in group._others]
+
+def hungry(*parts):
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+group._mine.learner.loss = hungry
+began, said = time.monotonic(), ""
+try:
+    trained(group)
+except torch.OutOfMemoryError as error:
+    said = str(error)
+seconds, ended = time.monotonic() - began, [each.poll() for each in others]
+away = float((trained(group) - trained(alone)).abs().max())
+print(json.dumps({"said": said, "seconds": seconds, "ended": ended, "away": away}))
+"""
+
+
+def test_where_the_leader_alone_runs_out_of_memory_nobody_waits_and_the_next_recipe_has_a_group():
+    words = [sys.executable, "-c", LEADER]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=LONG)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["said"].startswith("CUDA out of memory") and found["seconds"] < 20 and found["ended"] == [-9]
+    assert found["away"] < 1e-4
+
+
 def test_a_group_ends_with_its_first_process(pretraining):
     run = pretraining(**TWO, inner_steps=100_000, max_epochs=1e6)
     run.start(1)
@@ -118,10 +167,13 @@ def test_other_methods_have_no_groups(tmp_path):
 
 
 def test_local_groups_share_out_the_gpus(monkeypatch):
-    for worker, each, mine in (("local-0-ab", 2, "4,5"), ("local-1-ab", 2, "6,7"), ("local-2-ab", 2, "4,5")):
+    for number, mine in enumerate(("4,5", "6,7", "4,5")):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
-        gpus.choose(worker, each)
+        gpus.choose(f"local-{number}-0123abcd", 2)
         assert gpus.visible() == mine.split(",")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    gpus.choose("somebody")  # who was started by hand
+    assert gpus.visible() == ["4", "5"]
 
 
 @pytest.mark.slow

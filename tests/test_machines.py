@@ -200,6 +200,20 @@ def test_what_machines_have_fits_a_narrow_terminal():
     assert said.count("at work") == said.count("not heard of") == 1 and said.count("ended ") >= 2
 
 
+@pytest.mark.parametrize("about, each, note", [
+    ({"workers": 8}, 1, "8 workers take 4 GPUs in turn, up to 2 on one, which share its memory and its speed"),
+    ({"workers": 2, "env": {"CUDA_VISIBLE_DEVICES": "3"}}, 1,
+     "2 workers take 1 GPU in turn, up to 2 on one, which share its memory and its speed"),
+    ({"workers": 3}, 2, "3 workers take 4 GPUs in turn, up to 2 on one, which share its memory and its speed"),
+    ({}, 1, "1 worker uses 1 of 4 GPUs; the others stay idle"),
+    ({"workers": 4}, 1, ""), ({"workers": 2}, 2, ""), ({"devices": (0, 1)}, 1, ""),
+])  # fmt: skip
+def test_how_many_workers_share_a_gpu_is_said(about, each, note):
+    report = Report(Machine(host="a", name="a", **about), facts={**agent.facts([]), "devices": ["H200"] * 4})
+    preflight.judge([report], Report(Machine(host="localhost", name="here")), {}, False, each)
+    assert not report.why and [each for each in report.notes if "GPU" in each] == ([note] if note else [])
+
+
 def test_two_entries_that_are_one_box_are_named():
     box = agent.facts([])
     assert box["box"]

@@ -9,11 +9,16 @@ import pytest
 import torch
 
 from fleet import faults
+from fleet.context import Spent, WorkerOptions
 from fleet.digest import digest
 from fleet.errors import Lacking
+from fleet.host import Host
+from fleet.recipe import Recipe
+from fleet.run import create_run
 from fleet.run_config import UserError
 from fleet.scratch import passing
 from fleet.work import Failed, NotOnThisMachine
+from fleet.worker import Worker
 from tests.helpers import LONG, until
 from tests.small import config, finished, worker
 from train.verdicts import short_memory, with_verdicts
@@ -118,12 +123,54 @@ def chained(first: Exception, then: Exception) -> Exception:
         return error
 
 
+ACCESS = "CUDA error: an illegal memory access was encountered\nSearch for `cudaErrorIllegalAddress' in ..."
+SPOILING = [
+    torch.AcceleratorError(ACCESS),
+    torch.AcceleratorError("HIP error: unspecified launch failure"),
+    RuntimeError("CUDA driver error: device-side assert triggered"),
+    RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(...)`"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+    RuntimeError("cusolver error: CUSOLVER_STATUS_INTERNAL_ERROR, when calling `cusolverDnCreate(handle)`"),
+    RuntimeError("No CUDA GPUs are available"),
+    torch.distributed.DistBackendError("NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled cuda error"),
+]
 GPU = "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79.11 GiB."
+
+
+@pytest.mark.parametrize("error", SPOILING, ids=str)
+def test_after_an_error_of_the_device_its_process_makes_nothing_more(error, tmp_path):
+    """Whatever a task made of it; the worker says what it came of, and ends."""
+    store, _ = create_run(tmp_path, "run", {}, Host())
+
+    class One:
+        def plan(self, round, history):
+            return [] if round else [Recipe("bad", "x")]
+
+    def make(tools, work):
+        try:
+            raise error
+        except RuntimeError:
+            raise UserError("the model cannot be built") from None
+
+    worker = Worker(store, One(), with_verdicts(lambda: None, make, "advice"), WorkerOptions(launch=1))
+    with pytest.raises(Spent, match="0/bad: this process can use its device no more"):
+        worker.run()
+    (left,) = (store.standing(f"rounds/00000/{path.name}") for path in tmp_path.rglob("bad.0.left.*"))
+    assert left["why"] == "failed" and str(error)[:9] in left["error"]
 
 
 @pytest.mark.parametrize("error, meaning, words", [
     (torch.OutOfMemoryError(GPU), NotOnThisMachine, "21.47 GB more are needed"),
     (RuntimeError("CUDA error: out of memory"), NotOnThisMachine, "the memory of the GPU does not suffice"),
+    (torch.AcceleratorError("CUDA error: out of memory"), NotOnThisMachine, "the memory of the GPU does not suffice"),
+    (RuntimeError("Triton Error [CUDA]: out of memory"), NotOnThisMachine, "the memory of the GPU does not suffice"),
+    (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), NotOnThisMachine,
+     "the memory of the GPU does not suffice"),
+    (chained(torch.OutOfMemoryError(GPU), UserError("the model cannot be built")), NotOnThisMachine, "21.47 GB more"),
+    *((error, type(error), str(error)[:9]) for error in SPOILING),
+    *((chained(error, UserError("it cannot be built")), type(error), str(error)[:9]) for error in SPOILING),
+    (chained(torch.OutOfMemoryError(GPU), torch.AcceleratorError(ACCESS)), torch.AcceleratorError, "illegal memory"),
     (MemoryError(), NotOnThisMachine, "this process may use at most"),
     (OSError(errno.ENOMEM, "Cannot allocate memory"), NotOnThisMachine, "this process may use at most"),
     (chained(MemoryError(), UserError("the model cannot be built")), NotOnThisMachine, "this process may use at most"),

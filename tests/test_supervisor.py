@@ -1,18 +1,20 @@
 """Words for shells, and supervisors: nothing of a user's becomes a command, and no worker is left to itself."""
 
+import hashlib
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
 
 from fleet.host import Host
 from fleet.machines import Machine
-from fleet.remote import agent
+from fleet.remote import agent, engines
 from fleet.remote.link import command
 from fleet.run import create_run
 from tests.helpers import ROOT, until
@@ -108,7 +110,8 @@ def made_run(place: Path) -> tuple[Path, str]:
 
 def an_order(run: Path, run_id: str, words: list[str], **more: object) -> dict:
     usual: dict[str, object] = {
-        "launch": 1, "machine": "h", "digest": "d", "restarts": 2, "seats": [{}], "lock": run_id, "umask": 0o077,
+        "launch": 1, "machine": "h", "digest": "d", "restarts": 2, "seats": [{}], "first": 0, "lock": run_id,
+        "umask": 0o077,
     }  # fmt: skip
     return {"run": str(run), "run_id": run_id, "command": words, **usual, **more}
 
@@ -140,6 +143,45 @@ def test_a_worker_that_ended_well_is_not_started_again(tmp_path, monkeypatch):
     run, run_id = started(tmp_path, "raise SystemExit(0)", monkeypatch, seats=[{}, {"A": "1"}])
     until(lambda: [seat["code"] for seat in supervisor_of(run)["seats"]] == [0, 0], "both ended")
     until(lambda: not agent.running(run_id)["processes"], "the supervisor ends, too")
+
+
+# What a worker does first of all: it takes its GPUs, and here says which.
+TAKES = """
+import os, sys
+from pathlib import Path
+from fleet import gpus
+name, run = sys.argv[sys.argv.index("--worker") + 1:][:2]
+gpus.choose(name, 2)
+Path(run, f"saw-{name.split('-')[-2]}").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
+"""
+
+
+def test_workers_of_a_machine_take_its_gpus_in_turn(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    run, run_id = started(tmp_path, TAKES, monkeypatch, seats=[{}, {}, {}, {"CUDA_VISIBLE_DEVICES": "6"}])
+    until(lambda: [seat["code"] for seat in supervisor_of(run)["seats"]] == [0, 0, 0, 0], "all ended")
+    assert [(run / f"saw-{n}").read_text() for n in range(4)] == ["4,5", "6,7", "4,5", "6"]
+    until(lambda: not agent.running(run_id)["processes"], "the supervisor ends, too")
+
+
+@pytest.mark.parametrize("task, mine", [("0", "0,1"), ("3", "2,3")])
+def test_tasks_of_a_slurm_job_that_all_see_the_nodes_gpus_take_them_in_turn(tmp_path, monkeypatch, task, mine):
+    """The number of the task on its node counts, not that within the job."""
+    (tmp_path / "w.py").write_text(TAKES)
+    with tarfile.open(tmp_path / "code.tar", "w") as tar:
+        tar.add(tmp_path / "w.py", "w.py")
+        for file in (ROOT / "fleet").rglob("*.py"):
+            tar.add(file, str(file.relative_to(ROOT)), recursive=False)
+    digest = hashlib.sha256((tmp_path / "code.tar").read_bytes()).hexdigest()
+    run, run_id = made_run(tmp_path)
+    code = {"tar": str(tmp_path / "code.tar"), "digest": digest}
+    words = json.dumps({**code, "order": an_order(run, run_id, ["w.py"]), "env": {}})
+    slurm = {"SLURM_PROCID": "9", "SLURM_LOCALID": task, "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+    subprocess.run(
+        [sys.executable, "-P", "-c", engines._program(), words, "9"], check=True, timeout=60, capture_output=True,
+        env={**os.environ, **slurm, "XDG_CACHE_HOME": str(tmp_path / "cache")},
+    )  # fmt: skip
+    assert (run / f"saw-{task}").read_text() == mine
 
 
 def test_a_crew_passes_the_word_on_and_can_be_killed_with_all_its_own(tmp_path, monkeypatch):

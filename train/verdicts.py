@@ -14,13 +14,12 @@ from typing import Any, TypeVar
 import torch
 
 from fleet import faults
-from fleet.errors import Lacking, behind
+from fleet.errors import Lacking, behind, spoils
 from fleet.run_config import UserError
 from fleet.work import Failed, Maker, NotOnThisMachine, Work
 from train.loop import NotFinite
 
 T = TypeVar("T")
-DEVICE = "CUDA error"  # how torch's errors of a GPU begin, after which nothing works in this process
 _SAID = ("can't allocate memory", "out of memory", "Cannot allocate memory", "_ALLOC_FAILED", "bad_alloc")
 _ASKED = re.compile(r"allocate ([0-9.]+) ?(bytes|[KMGT]?i?B)\b")
 _UNITS = {"bytes": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -75,6 +74,8 @@ def short_memory(error: BaseException) -> str:
             device, found = "the GPU" if _on_gpu(each) else "this machine", _ASKED.search(str(each))
             asked = f"{shown(float(found[1]) * _UNITS.get(found[2], 1))} more are needed, " if found else ""
             return f"the memory of {device} does not suffice: {asked}of {_there(_on_gpu(each))}"
+        if spoils(each):  # memory ran out before that, but this is what matters now
+            break
     return ""
 
 
@@ -87,7 +88,7 @@ def ran_out(error: BaseException) -> bool:
 
 def of_this_machine(error: BaseException) -> bool:
     """Whether it says nothing about what was tried: memory has run out, or the GPU is not to be used any more."""
-    return ran_out(error) or (isinstance(error, RuntimeError) and DEVICE in str(error))
+    return ran_out(error) or spoils(error)
 
 
 def works(trial: Callable[[], bool]) -> bool:

@@ -285,6 +285,7 @@ def hold(place: str, tar: str, digest: str, order: dict[str, Any], env: dict[str
     os.umask(0o077)
     order["machine"] = re.sub(r"[^A-Za-z0-9_-]", "-", f"{socket.gethostname()}-{place}")[:40]
     order["lock"] += f"-{order['launch']}-{place}"
+    order["first"] = int(os.environ.get("SLURM_LOCALID", 0))  # of this machine's tasks, who may see all of its GPUs
     if "leash" in sys.argv:  # when the parent is gone, the supervisor is asked to end
         parent = os.getppid()
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)

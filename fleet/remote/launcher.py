@@ -146,7 +146,7 @@ class Launcher:
         if run_id:
             for name, found in links.ask("running", "looking for workers", lambda m: {"run_id": run_id}).items():
                 reports[name].running = found["processes"]
-        preflight.judge([*reports.values()], here, self.code.requirements, self.strict)
+        preflight.judge([*reports.values()], here, self.code.requirements, self.strict, self.devices_of_each())
         self.stranger = f"This machine: {here.why}. With --through MACHINE it need not see it." if here.why else ""
         return [*reports.values()]
 
@@ -217,12 +217,16 @@ class Launcher:
         values = self._values()
         known = {key: value for key, value in values.items() if key in FleetConfig.model_fields}
         config = validated(FleetConfig, known, str(self.place.file))
-        each = said_of_run(self.machines).get("devices_per_worker") or values.get("devices_per_worker", 1)
         return {
             "folder": self.place.folder, "run_id": "RUN-ID", "operational": config.operational(),
             "threads": config.threads, "restarts": config.restarts, "workers": config.num_machines,
-            "devices_per_worker": each,
+            "devices_per_worker": self.devices_of_each(),
         }  # fmt: skip
+
+    def devices_of_each(self) -> int:
+        """Of each worker, as the files say that the run is to be."""
+        said = said_of_run(self.machines).get("devices_per_worker") or self._values().get("devices_per_worker", 1)
+        return said if isinstance(said, int) and said > 0 else 1  # whoever makes the run says what is wrong
 
     def order(
         self, run: str, machine: str, made: Mapping[str, Any], launch: int, seats: list[dict[str, str]]
@@ -231,7 +235,7 @@ class Launcher:
         return {
             "run": run, "run_id": made["run_id"], "launch": launch, "machine": file_name(machine),
             "digest": self.code.digest, "command": list(self.scripts[self.place.algorithm]),
-            "restarts": made["restarts"], "seats": seats, "lock": made["run_id"],
+            "restarts": made["restarts"], "seats": seats, "first": 0, "lock": made["run_id"],
             "umask": 0o027 if made["operational"]["group_readable"] else 0o077,
         }  # fmt: skip
 

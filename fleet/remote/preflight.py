@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from fleet import gpus
 from fleet.console import in_full
 from fleet.machines import Machine
 from fleet.plain import bytes_of, plain
@@ -42,12 +43,15 @@ class Report:
         return sum(each["what"] == "worker" for each in self.running)
 
 
-def judge(reports: Sequence[Report], here: Report, requirements: Mapping[str, str], strict: bool) -> None:
-    """Fill in what is wrong with each machine and what is worth a word; `here` is the launching one."""
+def judge(
+    reports: Sequence[Report], here: Report, requirements: Mapping[str, str], strict: bool, each: int = 1
+) -> None:
+    """Fill in what is wrong with each machine and what is worth a word; `here` is the launching one. A worker has
+    `each` so many devices."""
     known = [report for report in reports if not report.why]
     for report in known:
         _packages(report, requirements)
-        _devices(report)
+        _devices(report, each)
         if abs(report.clock) > _CLOCKS:
             report.notes.append(
                 f"its clock is {duration(abs(report.clock))} {'ahead' if report.clock > 0 else 'behind'}"
@@ -86,10 +90,14 @@ def _packages(report: Report, requirements: Mapping[str, str]) -> None:
         report.why = f"its Python lacks {', '.join(lacking)}: {report.facts['executable']} -m pip install {words}"
 
 
-def _devices(report: Report) -> None:
-    there = report.facts["devices"]
-    if lacking := [device for device in report.machine.devices if device >= len(there)]:
+def _devices(report: Report, each: int) -> None:
+    machine, there = report.machine, report.facts["devices"]
+    if lacking := [device for device in machine.devices if device >= len(there)]:
         report.why = report.why or f"device {lacking[0]} is not there: it has {len(there)} accelerators"
+    seen = machine.env.get("CUDA_VISIBLE_DEVICES")
+    count = len(there) if seen is None else min(len(there), len([one for one in seen.split(",") if one.strip()]))
+    if not machine.devices and (words := gpus.sharing(machine.workers, count, each)):
+        report.notes.append(words)
 
 
 def _twins(reports: Sequence[Report]) -> None:

@@ -43,7 +43,7 @@ class Supervisor:
     def __init__(self, order: dict[str, Any]) -> None:
         os.umask(order["umask"])
         self.order = order
-        self.posts = [SupervisedSeat(number, env=env) for number, env in enumerate(order["seats"])]
+        self.posts = [SupervisedSeat(number, env=env) for number, env in enumerate(order["seats"], order["first"])]
         self.workers = _folder_of(order["run"], order["run_id"])
         self.signals = self.passed_on = 0
         self.memory = Memory()

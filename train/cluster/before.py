@@ -162,7 +162,7 @@ def save(
     if not learner.finite():
         raise Agreed(f"step {step}: weights are not finite any more, and are not saved; {advice}")
     known = {"optimizer": learner.state(), **({"round": outer.round} if outer else {})}
-    keeper.save(step, tensors_of(learner, outer), known, last)
+    keeper.save(step, tensors_of(learner, outer), known, last, writes=learner.leads_part)
 
 
 # -- peers -------------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
 from fleet.errors import first_line
 from fleet.fsync import sync
@@ -47,6 +48,13 @@ class State(Section):
     round: int = Field(0, ge=0)
 
 
+class _AsTheyAre(BlockingAsyncStager):
+    """What is written is a copy already; torch would make another."""
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        return state_dict
+
+
 class CheckpointKeeper:
     def __init__(self, folder: Path, ranks: Ranks, bound: Mapping[str, Any], most: int | None) -> None:
         self.folder, self.ranks, self.bound, self.most = folder, ranks, dict(bound), most
@@ -55,8 +63,11 @@ class CheckpointKeeper:
         self._writing: Future[None] | None = None
         self._sweep()
 
-    def save(self, step: int, tensors: Tensors, known: Mapping[str, Any], last: bool = False) -> None:
-        """Begin to write; what is in memory may change as soon as this returns."""
+    def save(
+        self, step: int, tensors: Tensors, known: Mapping[str, Any], last: bool = False, writes: bool = True
+    ) -> None:
+        """Begin to write; what is in memory may change as soon as this returns. Of ranks that have the same tensors,
+        one `writes` them."""
         self.wait()
         name, state = f"step-{step:08d}", {"step": step, "bound_to": self.bound, "shapes": _shapes(tensors), **known}
         draft = self.folder / f".{name}.unfinished"
@@ -70,8 +81,11 @@ class CheckpointKeeper:
         if self._failed(error, last):
             return
         writer = HuggingFaceStorageWriter(str(draft), save_distributed=True)
-        copies = {name: each.cpu() if each.is_cuda else each.clone() for name, each in tensors.items()}
-        written: Any = dcp.async_save(copies, storage_writer=writer, process_group=self._group)
+        mine = tensors if writes else {}
+        copies = {name: each.cpu() if each.is_cuda else each.clone() for name, each in mine.items()}
+        written: Any = dcp.async_save(
+            copies, storage_writer=writer, process_group=self._group, async_stager=_AsTheyAre()
+        )
         self._writing = self._side.submit(self._finish, written, draft, name, state)
         if last:
             self.wait(last)

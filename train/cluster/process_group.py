@@ -12,12 +12,16 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d
 
 from fleet.plain import say
 from train.cluster.ranks import Ranks, assembled
@@ -26,22 +30,30 @@ from train.loop import Learner, in_fixed_order
 from train.model import empty, layout_of, read_config, without_numbers
 from train.optimizers import WEIGHTS, layouts_of
 from train.training_config import TrainConfig
+from train.verdicts import ran_out
 
 _ROOT = Path(__file__).parents[2]
+_MOMENT = 1.0  # seconds in which it is seen that a process has ended
 
 
 class Leader(Learner):
     """What a runtime works with, as if it were one process."""
 
     def __init__(self, model: bytes, config: TrainConfig) -> None:
-        count, self.config = config.devices_per_worker, config
+        self.config, self._model = config, model
+        self._meet()
+        assert self._mine
+        self.layout, self.layouts, self.device = self._mine.layout, self._mine.layouts, self._mine.ranks.device
+
+    def _meet(self) -> None:
+        count = self.config.devices_per_worker
         self._place = tempfile.TemporaryDirectory(prefix="group-")  # where they find each other; for its owner alone
-        for rank in range(1, count):
-            _start(self._place.name, rank, count)
-        ranks = assembled(Path(self._place.name), 0, count)
-        ranks.heard({"model": model.decode(), "config": config.model_dump(mode="json")})
-        self._mine = Voice(ranks, model, config)
-        self.layout, self.layouts, self.device = self._mine.layout, self._mine.layouts, ranks.device
+        self._others = [Other(self._place.name, rank, count) for rank in range(1, count)]
+        self._mine: Voice | None = None
+        with self._together():
+            ranks = assembled(Path(self._place.name), 0, count)
+            ranks.heard({"model": self._model.decode(), "config": self.config.model_dump(mode="json")})
+            self._mine = Voice(ranks, self._model, self.config)
 
     def buffer(self, kind: str) -> Tensor:
         into, parts = self._room(kind)
@@ -85,15 +97,48 @@ class Leader(Learner):
         self._all("load_optimizer_state", dict(state))
 
     def state(self) -> dict[str, Any]:
-        return self._mine.learner.state()
+        return self._voice.learner.state()
 
     def _total(self) -> Tensor:
         found: Tensor = self._all("total")
         return found
 
+    @property
+    def _voice(self) -> "Voice":
+        """Its own, among others who are there: anew, where it has parted with them."""
+        if self._mine is None:
+            self._meet()
+        assert self._mine
+        return self._mine
+
     def _all(self, name: str, *words: Any, data: Tensor | None = None) -> Any:
-        self._mine.ranks.heard([name, *words])
-        return self._mine.do(name, *words, *(() if data is None else (data,)))
+        voice = self._voice
+        with self._together():
+            voice.ranks.heard([name, *words])
+            return voice.do(name, *words, *(() if data is None else (data,)))
+
+    @contextlib.contextmanager
+    def _together(self) -> Iterator[None]:
+        """All do the same in here."""
+        try:
+            yield
+        except BaseException as error:
+            self._leave(ran_out(error))
+            raise
+
+    def _leave(self, at_once: bool) -> None:
+        """The others are in the middle of what this one could not do, and would wait for it until they gave up: they
+        end now, and others take their places when there is something to do. Where one of them has ended first, this is
+        what came of it, and the worker ends."""
+        self._mine = None
+        end = time.monotonic() + (0.0 if at_once else _MOMENT)
+        while time.monotonic() < end:
+            time.sleep(0.01)  # for whoever watches them to see it
+        for other in self._others:
+            other.end()
+        if dist.is_initialized():
+            distributed_c10d._abort_process_group()
+        self._place.cleanup()
 
 
 class Voice:
@@ -150,29 +195,43 @@ class Voice:
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 
-def _start(place: str, rank: int, count: int) -> None:
-    """It ends when the pipe to it closes, which is when this process has ended, however that came. Without one of them
-    nothing goes on: the worker dies with it, and whoever watches workers starts it again."""
-    words = [sys.executable, "-m", "train.cluster.process_group", place, str(rank), str(count)]
-    process = subprocess.Popen(words, stdin=subprocess.PIPE, cwd=_ROOT)
+class Other:
+    """A process beside the first. It ends when the pipe to it closes, which is when this process has ended, however
+    that came. Without one of them nothing goes on: the worker dies with it, and whoever watches workers starts it
+    again."""
 
-    def wait() -> None:
-        code = process.wait()
-        say(f"rank {rank} of this worker ended with code {code}, and the worker with it", file=sys.stderr)
-        os._exit(1)
+    def __init__(self, place: str, rank: int, count: int) -> None:
+        words = [sys.executable, "-m", "train.cluster.process_group", place, str(rank), str(count)]
+        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, cwd=_ROOT)
+        self._rank, self._wanted = rank, True
+        threading.Thread(target=self._watch, daemon=True).start()
 
-    threading.Thread(target=wait, daemon=True).start()
+    def end(self) -> None:
+        self._wanted = False
+        self._process.kill()
+        self._process.wait()
+
+    def _watch(self) -> None:
+        code = self._process.wait()
+        if self._wanted:
+            say(f"rank {self._rank} of this worker ended with code {code}, and the worker with it", file=sys.stderr)
+            os._exit(1)
 
 
 def follow(place: Path, rank: int, count: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the leader hears them, and ends us when it is done
     threading.Thread(target=_leash, daemon=True).start()
-    ranks = assembled(place, rank, count)
-    about = ranks.heard()
-    voice = Voice(ranks, about["model"].encode(), TrainConfig.joined(about["config"], {}))
-    while True:
-        voice.do(*ranks.heard())
+    try:
+        ranks = assembled(place, rank, count)
+        about = ranks.heard()
+        voice = Voice(ranks, about["model"].encode(), TrainConfig.joined(about["config"], {}))
+        while True:
+            voice.do(*ranks.heard())
+    except BaseException:
+        time.sleep(2 * _MOMENT)  # who leads may be gone, or has met the same, and ends us when it has said so
+        traceback.print_exc()
+        os._exit(1)  # what Python does at its end may wait for the others
 
 
 def _leash() -> None:

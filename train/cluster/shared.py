@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
@@ -22,6 +22,9 @@ from train.loop import Learner, Objective
 from train.model import Stack, VectorLayout, layout_of
 from train.optimizers import orthogonal
 from train.training_config import TrainConfig
+
+_NARROW = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}  # what products of a layer's weights are in
+_PIECE = 1 << 24  # numbers that are squared at a time
 
 
 def learner_of(
@@ -189,32 +192,35 @@ class Parts(Shared):
         gathered_again = self.strategy in ("FULL_SHARD", "HYBRID_SHARD")
         for part in [*layers_of(model), model]:
             self._fill(part)  # no rank but the first ever has more than a layer whole
-            fully_shard(part, mesh=self.mesh, reshard_after_forward=gathered_again)
+            policy = MixedPrecisionPolicy() if part is model else self._policy
+            fully_shard(part, mesh=self.mesh, reshard_after_forward=gathered_again, mp_policy=policy)
+        model.set_reduce_scatter_unused_params(True)  # type: ignore[operator]  # an expert that one rank did not ask
         found = dict(model.named_parameters())
         layout = layout_of(model, lambda each: each.to_local())
         self._there: dict[str, DTensor] = {name: found[name] for name in layout.shapes}  # type: ignore[misc]
         vector = torch.cat([each.to_local().detach().flatten() for each in self._there.values()]).to(self.device)
-        return layout, vector, torch.zeros_like(vector)
+        gradient = torch.zeros_like(vector)
+        for each, slope in zip(self._there.values(), layout.views(gradient).values(), strict=True):
+            each.grad = _like(each, slope)  # every part of a batch is added here; what waits to be, waits whole
+        return layout, vector, gradient
+
+    @property
+    def _policy(self) -> MixedPrecisionPolicy:
+        """A layer's weights travel as narrow as they are multiplied, its gradients are added in fp32, and what goes
+        from layer to layer stays as it is by oneself. Embeddings, head and last norm are the model's own: wide."""
+        return MixedPrecisionPolicy(_NARROW.get(self.config.precision), torch.float32, cast_forward_inputs=False)
 
     def _runner(self, model: PreTrainedModel) -> Callable[..., Any]:
         self._compiled(model)
         return model
 
-    def _part(self, last: bool) -> AbstractContextManager[Any]:
-        self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
-        return contextlib.nullcontext()
-
     def _step(self, lr: float) -> None:
-        slopes = [each.grad.to_local() for each in self._there.values()]  # type: ignore[union-attr]
-        torch._foreach_copy_(list(self.layout.views(self.gradient).values()), slopes)
-        for each in self._there.values():
-            each.grad = None
         super()._step(lr)
         self.loaded()
 
     def _clip(self) -> None:
         """By the length of all parts together."""
-        total = self.gradient.double().square().sum()
+        total = torch.stack([piece.double().square().sum() for piece in self.gradient.split(_PIECE)]).sum()
         dist.all_reduce(total, group=self.mesh.get_group("part"))
         self.gradient.mul_((self.config.clip / (total.sqrt() + 1e-6)).clamp(max=1.0).float())
 

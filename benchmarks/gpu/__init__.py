@@ -1,0 +1,1 @@
+"""What a machine with a GPU can tell about this project, in one command."""
