@@ -239,7 +239,7 @@ def sizes_of(config: TrainConfig) -> Sizes:
 
 def timed(config: TrainConfig, vocabulary: int) -> float:
     """Seconds of a step on this machine's device, on tokens without a meaning."""
-    in_fixed_order(config.threads)
+    in_fixed_order(config.threads, config.deterministic, config.precision)
     learner = Learner(built(config.initial_population[0], vocabulary, 1, config.trust_remote_code), config)
     windows = torch.randint(vocabulary, (config.batch_size, config.seq_length + 1))
     batches, ends = repeat([windows] * config.gradient_accumulation, _FIRST + _TIMED), list[float]()

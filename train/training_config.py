@@ -96,8 +96,15 @@ class TrainSection(Section):
         ge=0, le=1,
     )  # fmt: skip
     clip: float = bound(1.0, "The largest norm of a step's gradient; 0 does not clip.", ge=0, le=1e6)
-    precision: Literal["32-true", "bf16-mixed", "fp16-mixed"] = bound(
-        "32-true", "Of the model's arithmetic; mixed: narrow in forward and backward, weights and optimizer in fp32."
+    precision: Literal["32-true", "tf32-true", "bf16-mixed", "fp16-mixed"] = bound(
+        "32-true",
+        "Of the model's arithmetic; mixed: narrow in forward and backward, weights and optimizer in fp32; tf32: fp32, "
+        "of whose digits CUDA multiplies the first.",
+    )
+    deterministic: bool = bound(
+        True,
+        "The same bytes each time, on one kind of device; without, kernels may sum in any order, which some do faster, "
+        "and two attempts on a GPU may differ.",
     )
     compile: bool = bound(False, "Use torch.compile.")
     inner_optimizer_state: Literal["average", "narrow", "exact", "reset"] = bound(

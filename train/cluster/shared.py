@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 from train.cluster.ranks import Agreed, Ranks
+from train.foretelling import try_out
 from train.loop import Learner, Objective
 from train.model import Stack, VectorLayout, layout_of
 from train.optimizers import orthogonal
@@ -113,7 +114,10 @@ class Shared(Learner):
         return torch.nn.Parameter(found, there.requires_grad) if isinstance(there, torch.nn.Parameter) else found
 
     def _compiled(self, model: PreTrainedModel) -> None:
-        """Layer by layer, in place: much sooner than the whole, and names stay what they are."""
+        """Layer by layer, in place: much sooner than the whole, and names stay what they are. Before, all ranks try the
+        model out."""
+        try_out(model)
+        self.loaded()
         if self.config.compile:
             for layer in layers_of(model):
                 layer.compile()
@@ -146,7 +150,7 @@ class Copies(Shared):
         self.gradient.zero_()
 
     def _part(self, last: bool) -> AbstractContextManager[Any]:
-        return contextlib.nullcontext() if last else self._run.no_sync()  # type: ignore[attr-defined]
+        return contextlib.nullcontext() if last else self.answer.run.no_sync()  # type: ignore[attr-defined]
 
     def _orthogonal(self, matrices: Tensor, stack: Stack) -> Tensor:
         """Each rank does its share of them."""

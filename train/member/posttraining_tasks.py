@@ -34,7 +34,7 @@ _ADVICE = (
 
 def maker(config: PosttrainConfig) -> Maker:
     """What a worker makes members with."""
-    in_fixed_order(config.threads)
+    in_fixed_order(config.threads, config.deterministic, config.precision)
     return with_verdicts(lambda: PosttrainingRuntime(config), making(TASKS), _ADVICE)
 
 
@@ -119,6 +119,7 @@ def inner(c: PosttrainConfig, steps: int, factor: float) -> TrainConfig:
         weight_decay=c.weight_decay,
         clip=c.clip,
         precision=c.precision,
+        deterministic=c.deterministic,
         threads=c.threads,
         **{**alone(steps), "lr_schedule": c.lr_schedule},
     )

@@ -1,0 +1,45 @@
+"""Which kernels a process computes with: sums in a fixed order while it learns, the fastest while it looks."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from fleet.errors import first_line
+from fleet.run_config import UserError
+
+_NONE = "does not have a deterministic implementation"  # in torch's words
+
+
+def in_fixed_order(threads: int, deterministic: bool = True, precision: str = "") -> None:
+    """The same sums in the same order, each time, on this kind of machine, unless nobody asks for it."""
+    torch.set_num_threads(threads)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it CUDA's sums have no fixed order
+    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+    settings: Any = torch.utils.deterministic
+    settings.fill_uninitialized_memory = False  # a debugging aid that costs a tenth of the speed
+    if torch.cuda.is_available():  # of the API's two spellings, the one that torch.compile reads, too
+        torch.set_float32_matmul_precision("high" if precision == "tf32-true" else "highest")
+
+
+@contextmanager
+def learning() -> Iterator[None]:
+    """Around forward and backward, where sums are in a fixed order. Only where nothing else is allowed, flash and
+    memory-efficient attention sum their gradients in one, and cuDNN's attention, which cannot, is not chosen. Nothing
+    that only looks is in here: without gradients all of them say the same each time."""
+    if not torch.are_deterministic_algorithms_enabled():
+        yield
+        return
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    except RuntimeError as error:
+        if _NONE not in str(error):
+            raise
+        advice = "DETERMINISTIC false lets it be, in a run with another PROJECT_NAME"
+        raise UserError(f"this model's gradient has no fixed order: {first_line(error)}; {advice}") from error
+    finally:
+        torch.use_deterministic_algorithms(True, warn_only=warns)
