@@ -36,6 +36,7 @@ from train.member.feedback import LOST_WIRE
 from train.member.vectors import moments_of
 from train.model import built, layout_of, skeleton
 from train.optimizers import WEIGHTS, layouts_of
+from train.settled import settled
 from train.training_commands import check_settings, found_from, slow_start
 from train.training_config import NARROW, TrainConfig
 
@@ -279,7 +280,7 @@ def advise(
     where = config.absolute().parent
     if (algorithm := named(config) or "edt") not in ("edt", "diloco"):
         raise UserError(f"{config}: advice is there for pre-training (edt, diloco), not for {algorithm}: {_INSTEAD}")
-    c = found_from(load(config, TrainConfig).model_copy(update={"algorithm": algorithm}), where)
+    c = settled(found_from(load(config, TrainConfig).model_copy(update={"algorithm": algorithm}), where), where)
     if machines_file and not workers:
         workers = sum(
             len(each.devices) // (each.devices_per_worker or c.devices_per_worker) or each.workers

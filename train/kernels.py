@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from fleet.errors import first_line
 from fleet.run_config import UserError
 
+MIXED = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 _NONE = "does not have a deterministic implementation"  # in torch's words
 
 
@@ -43,3 +44,11 @@ def learning() -> Iterator[None]:
         raise UserError(f"this model's gradient has no fixed order: {first_line(error)}; {advice}") from error
     finally:
         torch.use_deterministic_algorithms(True, warn_only=warns)
+
+
+def looking(device: torch.device, precision: str) -> AbstractContextManager[Any]:
+    """Around what only looks at a model of fp32 numbers: a GPU multiplies them as it does while it learns; a CPU, which
+    gains little by it, in full."""
+    if device.type == "cuda" and precision in MIXED:
+        return torch.autocast(device.type, MIXED[precision])
+    return nullcontext()

@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from train import foretelling
+from train.kernels import MIXED, learning
 from train.kernels import in_fixed_order as in_fixed_order
-from train.kernels import learning
 from train.model import Stack, VectorLayout, bound_to_vector, layout_of
 from train.optimizers import MOMENTS, OPTIMIZERS, WEIGHTS, layouts_of, orthogonal
 from train.training_config import TrainConfig
@@ -22,7 +22,6 @@ from train.verdicts import NotFinite as NotFinite
 _FLOOR = 0.1  # of the learning rate, at the last step of a cosine
 _FALL = 0.4  # of all steps, in which a trapezoid does so
 _LOOK = 20  # steps between two looks at whether the loss is finite: looking waits for the device
-_MIXED = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 
 MicroBatch = Any  # a part of a step's batch: a tensor of windows, or a record that can be moved to a device
 Objective = Callable[[Callable[..., Any], MicroBatch, Sequence[MicroBatch]], Tensor]  # its share in the step's loss
@@ -73,7 +72,7 @@ class Learner:
         self._objective = objective or partial(language_loss, z=config.z_loss)
         self.layout, self.vector, self.gradient = self._bound(model)
         self.model = model
-        self.answer = foretelling.Asked(model, self._runner(model), self.device, _MIXED.get(config.precision))
+        self.answer = foretelling.Asked(model, self._runner(model), self.device, MIXED.get(config.precision))
         self._scaling = config.precision == "fp16-mixed"
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=self._scaling)
         kind = OPTIMIZERS[config.inner_optimizer]

@@ -96,10 +96,11 @@ class TrainSection(Section):
         ge=0, le=1,
     )  # fmt: skip
     clip: float = bound(1.0, "The largest norm of a step's gradient; 0 does not clip.", ge=0, le=1e6)
-    precision: Literal["32-true", "tf32-true", "bf16-mixed", "fp16-mixed"] = bound(
-        "32-true",
+    precision: Literal["auto", "32-true", "tf32-true", "bf16-mixed", "fp16-mixed"] = bound(
+        "auto",
         "Of the model's arithmetic; mixed: narrow in forward and backward, weights and optimizer in fp32; tf32: fp32, "
-        "of whose digits CUDA multiplies the first.",
+        "of whose digits CUDA multiplies the first. auto: bf16-mixed where a run begins on GPUs that all know it, else "
+        "32-true; a run keeps what it began with.",
     )
     deterministic: bool = bound(
         True,
