@@ -1,16 +1,25 @@
 """Which kernels a learner may compute with: in a fixed order while it learns, all of them while it looks."""
 
+import warnings
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from torch.backends import cuda
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fleet.run_config import UserError
 from tests.small import MODEL, config
+from train import foretelling
 from train.chat import Example
-from train.kernels import in_fixed_order, learning
+from train.foretelling import Asked
+from train.kernels import in_fixed_order, learning, looking
 from train.loop import Learner
 from train.model import built
+from train.objectives import sft_loss
+from train.packing import single
 
 
 @pytest.fixture(autouse=True)
@@ -89,6 +98,85 @@ def test_options_reach_the_settings_and_leave_checkpoints_as_they_are():
     for each in (True, False):
         assert settings(FinetuneOptions(deterministic=each), *asked).deterministic is each
     assert FinetuneOptions().bound() == FinetuneOptions(deterministic=False).bound()
+
+
+class Waits(TorchDispatchMode):
+    """What a process would wait for a device for: each operation whose answer it has to know."""
+
+    NAMES = ("_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "_unique2")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if (name := function._schema.name.removeprefix("aten::")) in self.NAMES:
+            self.found.append(name)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("most", [1 << 28, 0])
+@pytest.mark.parametrize("rows", [False, True])
+def test_no_step_waits_for_the_device(monkeypatch, optimizer, most, rows):
+    """But every twentieth, which looks at the loss."""
+    from tests.test_finetuning import some_examples
+
+    monkeypatch.setattr(foretelling, "MOST", most)
+    given = config(inner_optimizer=optimizer, z_loss=1e-3)
+    learner = Learner(built(MODEL, 257, 3), given, objective=sft_loss if rows else None)
+    learner.answer = replace(learner.answer, device=torch.device("cuda"))  # is asked as one there is
+    part = single(some_examples((7, 9))) if rows else torch.randint(257, (2, 9))
+    learner.begin()
+    learner.step([part, part], 1e-3)  # what is found out once
+    with Waits() as waits:
+        learner.step([part, part], 1e-3)
+        assert len(waits.found) == (2 if rows else 0) * 2  # rows' words are counted before they are sent
+        waits.found.clear()
+        learner.summed_loss()
+        assert waits.found == ["_local_scalar_dense"]
+
+
+@pytest.mark.parametrize("there", ["cpu", "cuda"])
+def test_compiled_attention_of_windows_needs_no_mask_on_gpus(there):
+    """What a compiler is given to compile, as it is on such a device."""
+    graphs: list[torch.fx.GraphModule] = []
+    torch._dynamo.reset()
+    model = built(MODEL, 257, 3)
+    compiled = torch.compile(model, backend=lambda graph, given: graphs.append(graph) or graph.forward)
+    Asked(model, compiled, torch.device(there))(input_ids=torch.randint(257, (2, 8)), use_cache=False)
+    nodes = [node for graph in graphs for node in graph.graph.nodes]
+    (attention,) = (node for node in nodes if "scaled_dot_product_attention" in str(node.target))
+    assert (attention.kwargs["attn_mask"] is None) == attention.kwargs["is_causal"] == (there == "cuda")
+
+
+@pytest.mark.parametrize("most", [1 << 28, 0])
+def test_nothing_is_compiled_again_from_round_to_round(monkeypatch, most):
+    """Whatever compiles: what it is given, and how often."""
+    monkeypatch.setattr(foretelling, "MOST", most)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    plain, compiled = (Learner(built(MODEL, 257, 3), config(compile=each, z_loss=1e-3)) for each in (False, True))
+    found, made = [], list[int]()
+    for learner in (plain, compiled):
+        dice = torch.Generator().manual_seed(1)
+        for _ in range(3):
+            [*learner.train([[torch.randint(257, (2, 17), generator=dice)] for _ in range(3)], [1e-2] * 3)]
+            found.append((learner.eval_loss(torch.randint(257, (4, 17), generator=dice)), learner.summed_loss()))
+            made.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert found[:3] == found[3:]
+    assert made[:3] == [0] * 3 and made[3] and made[3:] == made[3:4] * 3
+
+
+def test_what_only_looks_is_narrow_on_gpus_alone():
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    with warnings.catch_warnings(), looking(cuda, "bf16-mixed") as found:
+        warnings.simplefilter("ignore")  # there is none here
+        assert found.device == "cuda" and found.fast_dtype == torch.bfloat16
+    for device, precision in ((cpu, "bf16-mixed"), (cuda, "32-true"), (cuda, "auto")):
+        with looking(device, precision) as found:
+            assert found is None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here: its kernels are not tested")

@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import cross_entropy, linear, log_softmax
 from transformers import PreTrainedModel
 
+from train import kernels
 from train.verdicts import works
 
 MOST = 1 << 28  # numbers that a batch's answers may have and be asked for whole: a gigabyte of fp32
@@ -33,10 +34,11 @@ class Asked:
     dtype: torch.dtype | None = None
 
     def __call__(self, **asked: Any) -> Any:
-        with self.precision():
+        plain = self.device.type == "cuda" and "position_ids" not in asked
+        with self._precision(), kernels.unpacked() if plain else contextlib.nullcontext():
             return self.run(**asked)
 
-    def precision(self) -> AbstractContextManager[Any]:
+    def _precision(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.device.type, self.dtype) if self.dtype else contextlib.nullcontext()
 
 
@@ -161,12 +163,15 @@ def _tried(model: PreTrainedModel, layer: torch.nn.Linear) -> _Head | None:
 # -- a few rows at a time ----------------------------------------------------------------------------------------------
 
 
+@torch.compiler.disable
 def compared(hidden: Tensor, weight: Tensor, wanted: Tensor, dtype: torch.dtype) -> Tensor:
-    """Nats of the word that each row wants, multiplied in this dtype; compared again on the way back."""
+    """Nats of the word that each row wants, multiplied in this dtype; compared again on the way back. No compiler may see
+    all rows at once, and give them back the memory that they are to save."""
     found: Tensor = _Compared.apply(hidden, weight, wanted, dtype)  # type: ignore[no-untyped-call]
     return found
 
 
+@torch.compiler.disable
 def summed(hidden: Tensor, weight: Tensor, wanted: Tensor, dtype: torch.dtype, z: float = 0.0) -> Tensor:
     """The sum over all rows; with `z` times their squared logarithmic sums of exponentials, compared once."""
     if not torch.is_grad_enabled():

@@ -6,6 +6,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch import Tensor
+from transformers import masking_utils
 
 from fleet.errors import first_line
 from fleet.run_config import UserError
@@ -52,3 +54,27 @@ def looking(device: torch.device, precision: str) -> AbstractContextManager[Any]
     if device.type == "cuda" and precision in MIXED:
         return torch.autocast(device.type, MIXED[precision])
     return nullcontext()
+
+
+@contextmanager
+def unpacked() -> Iterator[None]:
+    """Around a model that is asked about rows of one text each. By itself transformers looks at positions whether they
+    begin again, for which it waits for the device; and where it cannot look, within torch.compile, it takes a mask for
+    granted, with which there is no flash attention."""
+    looks = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = _nothing_packed
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = looks
+
+
+def _nothing_packed(position_ids: Tensor) -> Tensor | None:
+    return None
+
+
+def sent(numbers: Tensor, device: torch.device | str, non_blocking: bool = True) -> Tensor:
+    """To a device. A GPU fetches them from pinned memory when it gets there, so that who sends them need not wait for
+    what it does before."""
+    pinned = non_blocking and torch.device(device).type == "cuda" and numbers.device.type == "cpu"
+    return (numbers.pin_memory() if pinned else numbers).to(device, non_blocking=non_blocking)

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from train import foretelling
-from train.kernels import MIXED, learning
+from train.kernels import MIXED, learning, sent
 from train.kernels import in_fixed_order as in_fixed_order
 from train.model import Stack, VectorLayout, bound_to_vector, layout_of
 from train.optimizers import MOMENTS, OPTIMIZERS, WEIGHTS, layouts_of, orthogonal
@@ -129,7 +129,8 @@ class Learner:
 
     def loss(self, part: MicroBatch, step: Sequence[MicroBatch] = ()) -> Tensor:
         """Of a part of a step, its share; of a part by itself, all of it."""
-        return self._objective(self.answer, part.to(self.device, non_blocking=True), step or [part])
+        there = sent(part, self.device) if isinstance(part, Tensor) else part.to(self.device, non_blocking=True)
+        return self._objective(self.answer, there, step or [part])
 
     def seed(self, value: int) -> None:
         """Of dropout, where a model has it. torch.manual_seed would note a whole stack for each absent device."""

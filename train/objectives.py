@@ -12,6 +12,7 @@ from torch.nn.functional import logsigmoid
 from train import chat, packing, text
 from train.chat import ChatExamples, Example
 from train.foretelling import NOT_WANTED, Model, summed_nats, token_nats
+from train.kernels import sent
 from train.loop import Learner
 from train.packing import Batch
 from train.posttrain.posttrain_config import PosttrainConfig
@@ -29,7 +30,7 @@ class Comparison:
         return self.batch.examples // 2
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Comparison":
-        return Comparison(self.batch.to(device, non_blocking), self.reference.to(device, non_blocking=non_blocking))
+        return Comparison(self.batch.to(device, non_blocking), sent(self.reference, device, non_blocking))
 
 
 def sft_loss(model: Model, batch: Batch, step: Sequence[Batch] = ()) -> Tensor:
