@@ -159,6 +159,13 @@ def test_an_adapter_on_the_head_is_asked_whole(few):
     assert head_of(on_it) is None and not asked_in_parts(on_it.eval())
 
 
+def test_another_head_is_asked_whole(few):
+    each = model("llama").eval()
+    assert asked_in_parts(each)
+    each.resize_token_embeddings(67)
+    assert not asked_in_parts(each)
+
+
 def test_rows_of_several_examples(few, monkeypatch):
     from tests.test_finetuning import some_examples
 

@@ -1,4 +1,4 @@
-"""PRECISION auto: found out once by whoever begins a run, kept in its folder, and in force for everybody else."""
+"""PRECISION and COMPILE auto: found out by whoever begins a run, kept in its folder, and in force for all others."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def test_all_cards_of_the_machine_decide(cards, tmp_path, capsys, capabilities, 
     cards(*capabilities)
     for each in (config(base_dir=str(tmp_path)), breeding(tmp_path, 1)):
         assert each.precision == "auto" and settled(each, tmp_path).precision == precision
-    assert ("PRECISION is bf16-mixed" in capsys.readouterr().out) == (precision == "bf16-mixed")
+    assert (f'PRECISION "{precision}"' in capsys.readouterr().out) == bool(capabilities)
 
 
 def test_hidden_cards_and_a_machine_without_the_tool_do_not_count(cards, tmp_path, monkeypatch):
@@ -53,10 +53,28 @@ def test_a_run_keeps_what_it_began_with_and_what_is_said_counts(cards, tmp_path)
     given = config(algorithm="edt", project_name="run", base_dir=str(tmp_path))
     first = prepared(given, tmp_path)
     create_run(tmp_path, "run", first.bound(), Host(), type(first))
-    assert open_run(tmp_path / "run", Host(), "w")[1]["config"]["precision"] == "bf16-mixed"
+    begun = open_run(tmp_path / "run", Host(), "w")[1]["config"]
+    assert (begun["precision"], begun["compile"]) == ("bf16-mixed", False)
     cards()
     second = prepared(given, tmp_path)
     assert second.bound() == first.bound()
     create_run(tmp_path, "run", second.bound(), Host(), type(second))
     assert settled(config(precision="fp16-mixed"), tmp_path).precision == "fp16-mixed"
     assert prepared(given.model_copy(update={"project_name": "other"}), tmp_path).precision == "32-true"
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "steps", "tool", "compiles"),
+    [(("9.0",), 500, "cc", True), (("9.0",), 499, "cc", False), (("9.0",), 500, "", False), ((), 500, "cc", False)],
+)
+def test_long_runs_compile_on_gpus_where_that_can_be(cards, tmp_path, monkeypatch, capabilities, steps, tool, compiles):
+    cards(*capabilities)
+    if tool:
+        (tmp_path / "bin" / tool).symlink_to(tmp_path / "bin" / "nvidia-smi")
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "Python.h").touch()
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path / name))
+    given = config(max_generations=1, inner_steps=steps, first_inner_steps=steps, base_dir=str(tmp_path))
+    assert given.compile == "auto" and settled(given, tmp_path).compile is compiles
+    for said in (True, False):
+        assert settled(given.model_copy(update={"compile": said}), tmp_path).compile is said

@@ -86,6 +86,7 @@ class _Head:
     of its weight: here, where the weight is whole, however many ranks share it."""
 
     def __init__(self, head: torch.nn.Linear) -> None:
+        self.layer = head
         self._instead: Callable[[Tensor, Tensor], Tensor] | None = None
         self._hidden: Tensor | None = None
         head.register_forward_pre_hook(self._before)
@@ -140,7 +141,8 @@ def _bare_head(model: Model, wanted: Tensor) -> _Head | None:
     if head is None or wanted.numel() * head.out_features <= MOST:
         return None
     try_out(module)
-    return _KNOWN[_unwrapped(module)]
+    known = _KNOWN[_unwrapped(module)]
+    return known if known and known.layer is head else None  # a model may have been given another one
 
 
 def _tried(model: PreTrainedModel, layer: torch.nn.Linear) -> _Head | None:
@@ -163,20 +165,22 @@ def _tried(model: PreTrainedModel, layer: torch.nn.Linear) -> _Head | None:
 # -- a few rows at a time ----------------------------------------------------------------------------------------------
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def compared(hidden: Tensor, weight: Tensor, wanted: Tensor, dtype: torch.dtype) -> Tensor:
-    """Nats of the word that each row wants, multiplied in this dtype; compared again on the way back. No compiler may see
-    all rows at once, and give them back the memory that they are to save."""
+    """Nats of the word that each row wants, multiplied in this dtype; compared again on the way back. No compiler may
+    see all rows at once, and give them back the memory that they are to save."""
     found: Tensor = _Compared.apply(hidden, weight, wanted, dtype)  # type: ignore[no-untyped-call]
     return found
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def summed(hidden: Tensor, weight: Tensor, wanted: Tensor, dtype: torch.dtype, z: float = 0.0) -> Tensor:
     """The sum over all rows; with `z` times their squared logarithmic sums of exponentials, compared once."""
-    if not torch.is_grad_enabled():
-        return compared(hidden, weight, wanted, dtype).sum()
-    found: Tensor = _Summed.apply(hidden, weight, wanted, dtype, z)  # type: ignore[no-untyped-call]
+    found: Tensor
+    if torch.is_grad_enabled():
+        found = _Summed.apply(hidden, weight, wanted, dtype, z)  # type: ignore[no-untyped-call]
+    else:
+        found = compared(hidden, weight, wanted, dtype).sum()
     return found
 
 
@@ -201,7 +205,7 @@ class _Compared(torch.autograd.Function):
 class _Summed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, wanted: Tensor, dtype: torch.dtype, z: float) -> Tensor:
-        ctx.slopes = slopes = _Slopes(hidden, weight, weight.requires_grad)
+        ctx.slopes = slopes = _Slopes(hidden, weight, ctx.needs_input_grad[1])
         total, narrow = hidden.new_zeros((), dtype=_wide(dtype)), weight.to(dtype)
         for place in _places(hidden, weight):
             each = _beside(place, hidden, narrow, wanted)

@@ -175,7 +175,7 @@ class Learner:
         return layout, *bound_to_vector(model, layout, self.device)
 
     def _runner(self, model: PreTrainedModel) -> Callable[..., Any]:
-        if not self.config.compile:
+        if self.config.compile is not True:
             return model
         foretelling.try_out(model)  # afterwards it is what it is
         return torch.compile(model)

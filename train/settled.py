@@ -1,13 +1,16 @@
 """What follows from the GPUs of whoever begins a run: found out once, and kept in the run's folder. Nobody's results
 depend on what his machine happens to have."""
 
+import json
 import re
+import shutil
 import subprocess
-from collections.abc import Sequence
+import sysconfig
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from fleet import gpus
+from fleet import faults, gpus
 from fleet.host import Host
 from fleet.plain import say
 from fleet.run import NoRun, open_run
@@ -16,31 +19,42 @@ from train.training_config import TrainConfig
 
 C = TypeVar("C", TrainConfig, PosttrainConfig)
 _QUERY = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+_OPEN = "auto"
+_LONG = 500  # steps, of which the first may take minutes
 _BF16 = 8  # the first generation of NVIDIA's that multiplies it
 
 
 def settled(config: C, where: Path) -> C:
-    """With PRECISION as the run has it that is there, or as suits all GPUs here."""
-    if config.precision != "auto":
+    """With what is left to the machine as the run has it that is there, or as suits the GPUs here."""
+    if not (open_keys := [key for key in _CHOSEN if getattr(config, key, "") == _OPEN]):
         return config
-    return config.model_copy(update={"precision": _begun(where / config.base_dir / config.project_name) or _here()})
+    begun, cards = _begun(where / config.base_dir / config.project_name), generations()
+    found = {key: begun.get(key, _OPEN) if begun else _CHOSEN[key](config, cards) for key in open_keys}
+    if not begun and (told := [f"{key.upper()} {json.dumps(found[key])}" for key in open_keys if cards]):
+        say(f"Note: for the GPUs here, the run has {' and '.join(told)}, and keeps it.")
+    return config.model_copy(update=found)
 
 
-def _begun(folder: Path) -> str:
+def _begun(folder: Path) -> Mapping[str, Any]:
     """As the run says that is there; nothing where there is none."""
     try:
         _, run = open_run(folder, Host(), "reader")
-    except NoRun:
-        return ""
-    return str(run["config"].get("precision", ""))
+    except (NoRun, faults.Damaged):  # of which is told when the run is made, or joined
+        return {}
+    return dict(run["config"])
 
 
-def _here() -> str:
-    found = generations()
-    if not found or min(found) < _BF16:
-        return "32-true"
-    say("Note: PRECISION is bf16-mixed, which all GPUs here know; the run keeps it.")
-    return "bf16-mixed"
+def _precision(config: Any, cards: Sequence[int]) -> str:
+    return "bf16-mixed" if cards and min(cards) >= _BF16 else "32-true"
+
+
+def _compile(config: Any, cards: Sequence[int]) -> bool:
+    """Where it pays, and torch.compile finds what it needs."""
+    there = shutil.which("cc") and Path(sysconfig.get_path("include"), "Python.h").is_file()
+    return bool(cards and there and config.total_steps >= _LONG)
+
+
+_CHOSEN: Mapping[str, Callable[[Any, Sequence[int]], Any]] = {"precision": _precision, "compile": _compile}
 
 
 def generations() -> Sequence[int]:

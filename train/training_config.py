@@ -107,7 +107,11 @@ class TrainSection(Section):
         "The same bytes each time, on one kind of device; without, kernels may sum in any order, which some do faster, "
         "and two attempts on a GPU may differ.",
     )
-    compile: bool = bound(False, "Use torch.compile.")
+    compile: Literal["auto"] | bool = bound(
+        "auto",
+        "Use torch.compile. auto: where a run of 500 steps or more begins on GPUs and a C compiler is there; a run "
+        "keeps what it began with.",
+    )
     inner_optimizer_state: Literal["average", "narrow", "exact", "reset"] = bound(
         "average",
         "What becomes of its moments after a round: averaged (they travel in 8 bits; in 4; exactly), or forgotten.",

@@ -118,7 +118,7 @@ class Shared(Learner):
         model out."""
         try_out(model)
         self.loaded()
-        if self.config.compile:
+        if self.config.compile is True:
             for layer in layers_of(model):
                 layer.compile()
 
