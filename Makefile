@@ -23,7 +23,7 @@ test-short: $(VENV)/.test
 	$(RUN) -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test-slow: $(VENV)/.slow
-	$(MAKE) storm SEEDS=500
+	$(MAKE) storm SEEDS=250
 	$(RUN) -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m slow
 
 # On a real NFS disk that three machines mount, each with a kernel of its own.

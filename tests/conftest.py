@@ -4,6 +4,7 @@ import fcntl
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take minutes come first: of two processes that test, none is left alone with one at the end."""
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Whoever is cut off at some time says when by itself: machines differ by a factor of three."""
+    if time.time() > float(os.environ.get("SLOW_TESTS_UNTIL", "inf")) and item.get_closest_marker("slow"):
+        pytest.skip("NOT TESTED: the time for slow tests is over on this slow machine; `make test-slow` takes its own")
 
 
 @pytest.fixture(autouse=True, scope="session")

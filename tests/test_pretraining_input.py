@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from itertools import islice
 
 import pytest
@@ -18,8 +20,10 @@ from tests.helpers import ROOT
 from tests.small import KEYS, MODEL, config, finished, make_text, shared
 from train import text
 from train.member.counted_text import check_text
+from train.model import can_be_built, described
+from train.text_needs import tokenizer_name
 from train.training_commands import prepared
-from train.training_config import TrainConfig
+from train.training_config import PRESETS, PRESETS_REACH, TrainConfig
 
 
 @pytest.mark.parametrize("keys, why", [
@@ -227,11 +231,21 @@ def test_an_elastic_run_does_not_wait_for_a_late_member(tmp_path, algorithm, slo
 
 def test_the_tokenizer_and_the_models_own_tokenizer(tmp_path):
     """TOKENIZER names one; else it is the first model's own; else one is made of the built-in text."""
-    from train.member.prepare import tokenizer_name
-
     assert tokenizer_name(config(tokenizer="a")) == "a"
     assert tokenizer_name(config(tokenizer="", initial_population=("/models/b", "tiny"))) == "/models/b"
     assert tokenizer_name(config(tokenizer="", initial_population=("tiny",))) == ""
+
+
+def test_a_preset_and_the_built_in_text_are_checked_without_what_takes_seconds_to_load():
+    look = """
+import sys; from pathlib import Path; from fleet.run_config import load
+from train.training_commands import prepared; from train.training_config import TrainConfig
+prepared(load(Path(sys.argv[1]), TrainConfig), Path())
+assert not {"torch", "transformers", "tokenizers", "datasets"} & sys.modules.keys()"""
+    subprocess.run([sys.executable, "-c", look, "evolution.json"], cwd=ROOT, check=True)
+    for preset in PRESETS:
+        assert described(preset).max_position_embeddings == PRESETS_REACH
+        can_be_built(preset)
 
 
 @pytest.mark.parametrize("name, said", [

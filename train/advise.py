@@ -227,7 +227,8 @@ def _seconds(value: float) -> str:
 
 
 def sizes_of(config: TrainConfig) -> Sizes:
-    from train.member.prepare import named_tokenizer, tokenizer_name
+    from train.member.prepare import named_tokenizer
+    from train.text_needs import tokenizer_name
 
     name = tokenizer_name(config)
     vocabulary = len(named_tokenizer(name, config.trust_remote_code)) if name else config.vocab_size

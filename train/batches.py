@@ -4,7 +4,6 @@ Every sequence of the run has a number, and a slot owns the numbers of its own b
 takes from, and which window there: the source's windows in an order that is shuffled anew for every pass over them.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from train.splits import SplitName
+from train.text_needs import held_count
 from train.training_config import TrainConfig
 
 Numbers = np.ndarray[Any, np.dtype[np.uint64]]
@@ -61,33 +60,6 @@ class TokenFile:
         return self.get(shuffled(place, there, (*key, turn)))
 
 
-def origin_of(config: TrainConfig, number: int) -> tuple[int, tuple[tuple[int, int], ...]]:
-    """Of one source: `first` and `earlier` of its token file."""
-    first, earlier = 0, list[tuple[int, int]]()
-    for fork in config.forked:
-        if windows := fork.windows[number] if number < len(fork.windows) else 0:
-            earlier.append((fork.sequences - first, windows))
-        else:
-            first, earlier = fork.sequences, []
-    return first, tuple(earlier)
-
-
-def needed(config: TrainConfig, number: int) -> dict[SplitName, int]:
-    """Tokens that the run cannot do without, of one source."""
-    source = config.datasets[number]
-    share = source.weight / math.fsum(each.weight for each in config.datasets)
-    train = math.ceil((config.sequences - origin_of(config, number)[0]) * share / config.max_epochs)
-    windows = held_count(config, number)
-    held = windows * config.seq_length + 1 if windows else 0
-    return {"train": train * config.seq_length + 1, "validation": held, "test": held}
-
-
-def useful(config: TrainConfig, number: int) -> dict[SplitName, int]:
-    """Tokens that the run can make use of: with so many no sequence comes twice, whatever genomes draw from it."""
-    least, sequences = needed(config, number), config.sequences - origin_of(config, number)[0]
-    return {**least, "train": max(least["train"], sequences * config.seq_length + 1)}
-
-
 def held_windows(sources: Sequence[TokenFile], config: TrainConfig) -> list[list[int]]:
     """Each source's share of EVAL_SEQUENCES, from the beginning of what it has for validation, or for the test."""
     return [window for number, source in enumerate(sources) for window in held_of(source, config, number)]
@@ -96,12 +68,6 @@ def held_windows(sources: Sequence[TokenFile], config: TrainConfig) -> list[list
 def held_of(source: TokenFile, config: TrainConfig, number: int) -> list[list[int]]:
     """One source's share."""
     return [source.get(window).astype("int64").tolist() for window in range(held_count(config, number))]
-
-
-def held_count(config: TrainConfig, number: int) -> int:
-    """Windows of one source's share; none of one that is only learned from."""
-    source, evaluated = config.datasets[number], math.fsum(each.weight for each in config.datasets if each.evaluated)
-    return math.ceil(config.eval_sequences * source.weight / evaluated) if source.evaluated else 0
 
 
 def owned(config: TrainConfig, slot: int, round: int, step: int, part: int) -> Numbers:

@@ -30,7 +30,7 @@ from fleet.run_config import UserError
 from fleet.status import metrics_text
 from fleet.work import Input
 from train import report
-from train.batches import TokenFile, held_count, held_of
+from train.batches import TokenFile, held_of
 from train.kept_rounds import files_of
 from train.loop import NotFinite, best_device, language_loss
 from train.made_here import save
@@ -40,6 +40,7 @@ from train.member.pretraining_runtime import CONFIG, bits_per_byte, evaluated, m
 from train.member.vectors import Joining
 from train.model import empty, layout_of, read_config
 from train.posttrain_results import taken
+from train.text_needs import held_count
 from train.training_config import TrainConfig
 from train.training_recipes import FIRST, TOKENIZER, token_files
 from train.verdicts import ran_out

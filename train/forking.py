@@ -8,10 +8,9 @@ from fleet.fork import Carried
 from fleet.history import History
 from fleet.recipe import Recipe, kept_as
 from fleet.run_config import UserError
-from train.batches import needed, useful
 from train.loop import rate
-from train.member.prepare import too_short
 from train.splits import SPLITS
+from train.text_needs import needed, too_short, useful
 from train.training_config import Forked, TrainConfig
 from train.training_recipes import EvaluationArgs, ShardArgs, shards_in, token_files, training_inputs
 

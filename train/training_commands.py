@@ -14,13 +14,15 @@ from fleet.recipe import Strategy
 from fleet.run_config import UserError, whole
 from fleet.start import main
 from train import lm_eval_tasks, source_names, text
+from train.member.counted_text import check_text, counted, in_words, refuse_short
 from train.parent_selection import BY_LOSS
 from train.posttrain import posttrain_fitness
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.posttrain_results import BreedView, finished_breeding
 from train.settled import settled
 from train.skills import PREFIX, write_tasks
-from train.training_config import NARROW, TrainConfig
+from train.text_needs import tokenizer_name, tokenizer_sources
+from train.training_config import NARROW, PRESETS, PRESETS_REACH, TrainConfig
 from train.training_recipes import WITHOUT_DEVICE
 
 _MOST = 1 << 20  # files that DiLoCo writes in a round, names of parents in a plan of EDT: a plan is one register
@@ -60,9 +62,6 @@ def _located(sources: tuple[Any, ...], where: Path, endings: tuple[str, ...]) ->
 
 def prepared(config: TrainConfig, where: Path) -> TrainConfig:
     """Complain about what cannot work before anything is trained; find out what the run is to be bound to."""
-    from train.member.counted_text import check_text
-    from train.member.prepare import tokenizer_sources
-
     config = settled(found_from(config, where), where)
     check_settings(config)
     source_names.check([each.source for each in config.datasets], where)
@@ -81,8 +80,6 @@ def prepared(config: TrainConfig, where: Path) -> TrainConfig:
 
 def foretold(config: TrainConfig, where: Path) -> Iterator[str]:
     """How many tokens each source has, and how many the run needs; or why it would be refused."""
-    from train.member.counted_text import counted, in_words, refuse_short
-
     config = found_from(config, where)
     check_settings(config)
     for source in config.datasets:
@@ -181,10 +178,13 @@ def _many(what: str, each: int, population: int) -> str:
 
 
 def _check_models(config: TrainConfig) -> None:
-    from train.member.prepare import named_tokenizer, tokenizer_name
+    unknown = [each for each in config.initial_population if each not in PRESETS or config.seq_length > PRESETS_REACH]
+    if not (unknown or tokenizer_name(config)):
+        return  # at once: what reads models takes seconds to load
+    from train.member.prepare import named_tokenizer
     from train.model import can_be_built, described, in_a_line
 
-    for entry in config.initial_population:
+    for entry in unknown:
         can_be_built(entry, config.trust_remote_code)
         most = getattr(described(entry, config.trust_remote_code), "max_position_embeddings", None)
         if isinstance(most, int) and config.seq_length > most:

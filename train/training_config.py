@@ -15,6 +15,7 @@ else:
     Selection = Literal["", *FAMILIES, *BY_LOSS]
 
 PRESETS = ("tiny", "14m", "60m", "150m", "1b")
+PRESETS_REACH = 2048  # positions that each of them has
 READERS = 16  # shards that read at a time: more of them get no more out of one disk, and each replica writes more files
 RATES = (0.25, 4.0)  # how far a genome may scale the learning rate
 NARROW = ("int8", "int4", "int2")  # wires that changes are whole numbers in

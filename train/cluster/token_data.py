@@ -15,11 +15,12 @@ from transformers import PreTrainedTokenizerBase
 from fleet.plain import say
 from fleet.run_config import UserError
 from train import text
-from train.batches import Numbers, TokenFile, owned, shuffled, useful
+from train.batches import Numbers, TokenFile, owned, shuffled
 from train.cluster.ranks import Ranks
 from train.cluster.token_shards import TokenShardMaker, TokenShards, windows_of
-from train.member.prepare import named_tokenizer, own_tokenizer, tokenizer_name
+from train.member.prepare import named_tokenizer, own_tokenizer
 from train.model import in_a_line
+from train.text_needs import tokenizer_name, useful
 from train.training_config import TrainConfig
 
 _PIECE, _PIECES = 1 << 16, 64  # of a file that tell it from others

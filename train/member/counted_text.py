@@ -1,16 +1,15 @@
 """Whether there is text enough for a run, found out before anything is made."""
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache, partial
 from itertools import islice
 
 from fleet.errors import UserError
 from fleet.plain import say
 from train import text
-from train.batches import needed
-from train.member.prepare import named_tokenizer, own_tokenizer, tokenizer_name, tokens_of, too_short
 from train.splits import SplitName
+from train.text_needs import needed, tokenizer_name, too_short
 from train.training_config import Dataset, TrainConfig
 
 Counts = Mapping[SplitName, int]  # of tokens
@@ -34,28 +33,42 @@ def refuse_short(counts: Iterable[tuple[Dataset, Counts, Counts]]) -> None:
 def counted(config: TrainConfig, whole: bool = False) -> Iterator[tuple[Dataset, Counts, Counts]]:
     """Of each source: the tokens that are there, up to what is needed or all of them, and those that are needed. What
     takes a while is not counted: a file that is long, or what is no file."""
-    named = tokenizer_name(config)
-    open_one = cache(lambda: named_tokenizer(named, config.trust_remote_code) if named else own_tokenizer(config))
+    count = cache(partial(_counter, config))
     for number, source in enumerate(config.datasets):
         least, got = needed(config, number), dict[SplitName, int]()
-        if _is_counted(source, least, config.held_out):
-            got = dict.fromkeys(least, 0)
-            wanted = dict.fromkeys(least, sys.maxsize) if whole else least
-            for _, part, found in tokens_of(config, number, open_one, 0, wanted, got):
-                got[part] += len(found)
+        if _is_counted(source, least, config.held_out, whole):
+            got = count()(number, dict.fromkeys(least, sys.maxsize) if whole else least)
         yield source, got, least
 
 
-def _is_counted(source: Dataset, least: Counts, held_out: float) -> bool:
-    """A file that is not long; of the built-in text, which takes some seconds, much must be needed."""
+def _counter(config: TrainConfig) -> Callable[[int, Counts], dict[SplitName, int]]:
+    """Of so many tokens of a source, at most. Whatever makes text tokens takes seconds to load."""
+    from train.member.prepare import named_tokenizer, own_tokenizer, tokens_of
+
+    named = tokenizer_name(config)
+    open_one = cache(lambda: named_tokenizer(named, config.trust_remote_code) if named else own_tokenizer(config))
+
+    def count(number: int, wanted: Counts) -> dict[SplitName, int]:
+        got = dict.fromkeys(wanted, 0)
+        for _, part, found in tokens_of(config, number, open_one, 0, wanted, got):
+            got[part] += len(found)
+        return got
+
+    return count
+
+
+def _is_counted(source: Dataset, least: Counts, held_out: float, whole: bool) -> bool:
+    """A file that is not long, and the built-in text; unless all is wanted, only where the run needs much of it."""
     built_in = text.kind_of(source).of_python
     if not built_in and not source.source.endswith(text.FILES):
         return False
-    characters = sum(map(len, islice(text.documents(source), _COUNTED)))
-    if not built_in:
-        return characters <= _MUCH
-    shares = {part: 1 - held_out if part == "train" else held_out / 2 for part in least}
-    if much := any(_TOKEN * least[part] > shares[part] * characters for part in least):
+    characters = dict.fromkeys(least, 0)
+    for part, document in islice(text.divided(source, held_out), _COUNTED):
+        characters[part] += len(document)
+    if not built_in and (whole or sum(characters.values()) > _MUCH):
+        return sum(characters.values()) <= _MUCH
+    much = any(_TOKEN * least[part] > characters[part] for part in least)
+    if much and built_in:
         say(f"The tokens of {source.source} are counted, since the run needs much of it.")
     return much
 

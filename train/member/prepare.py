@@ -18,20 +18,19 @@ from fleet.snapshots import Saver
 from fleet.tasks import Args
 from fleet.work import Failed, Input, NotOnThisMachine, Work
 from train import text
-from train.batches import needed, useful
 from train.made_here import byte_level_bpe, first_of
 from train.member.pretraining_runtime import CONFIG, PretrainingRuntime
 from train.member.vectors import save_weights
-from train.model import SHAPES, built, empty, flat, layout_of, read_config, same_settings, same_shapes
+from train.model import built, empty, flat, layout_of, read_config, same_settings, same_shapes
 from train.optimizers import layouts_of
 from train.splits import HELD_OUT, SPLITS, SplitName
-from train.training_config import Dataset, TrainConfig
+from train.text_needs import needed, tokenizer_name, tokenizer_sources, too_short, useful
+from train.training_config import TrainConfig
 from train.training_recipes import FIRST, TOKENIZER, InitArgs, SourceArgs
 
 _SAMPLE = 4_000_000  # characters that the tokenizer is made from
 _BATCH = 256  # documents that are tokenised at a time
 _BLOCK = 1 << 20  # random tokens, or bytes, at a time
-_RAISE = "raise HELD_OUT, or lower EVAL_SEQUENCES"
 _EVALUATED = 16  # documents at least that held-out tokens come from, where there are so many
 
 
@@ -60,21 +59,6 @@ def own_tokenizer(config: TrainConfig) -> PreTrainedTokenizerBase:
     part = _SAMPLE / sum(each.weight for each in sources)
     shares = (first_of(text.documents(each), round(each.weight * part)) for each in sources)
     return byte_level_bpe(config.vocab_size, chain.from_iterable(shares))
-
-
-def tokenizer_sources(config: TrainConfig) -> list[Dataset]:
-    """What a tokenizer is made of, where none is named; the built-in text, where all else is random."""
-    if tokenizer_name(config):
-        return []
-    return [each for each in config.datasets if not text.kind_of(each).random] or [Dataset(source="stdlib")]
-
-
-def tokenizer_name(config: TrainConfig) -> str:
-    """Empty: one is made here."""
-    first = config.initial_population[0]
-    if config.tokenizer:
-        return config.tokenizer
-    return first if isinstance(first, str) and first not in SHAPES and not first.endswith(".json") else ""
 
 
 def named_tokenizer(named: str, trust: bool = False) -> PreTrainedTokenizerBase:
@@ -211,15 +195,6 @@ def _ids(tokenizer: PreTrainedTokenizerBase, documents: list[str]) -> list[list[
         return []
     found: list[list[int]] = tokenizer(documents, add_special_tokens=False, return_attention_mask=False)["input_ids"]
     return found
-
-
-def too_short(source: Dataset, part: str, count: int, wanted: int) -> str:
-    what, help = ("training", "train less, or raise MAX_EPOCHS") if part == "train" else (part, _RAISE)
-    more = "add another source" if text.kind_of(source).of_python else "give it more text"
-    return (
-        f"dataset {source.source}: {count:,} {what} tokens where the run needs {wanted:,}: {wanted - count:,} are "
-        f"missing; {more}, {help}"
-    )
 
 
 # -- the first weights -------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fleet.work import Input, Work
 from merge.outer import Outer
-from train.batches import TokenFile, batch, held_count, held_windows, origin_of, owned
+from train.batches import TokenFile, batch, held_windows, owned
 from train.loop import Learner, MicroBatch, NotFinite, rate
 from train.member import inner_loop, vectors
 from train.member.global_model import GlobalModel
@@ -22,6 +22,7 @@ from train.model import empty, read_config
 from train.optimizers import MOMENTS, WEIGHTS
 from train.pretraining_genome import Genome
 from train.splits import EvalSplit
+from train.text_needs import held_count, origin_of
 from train.training_config import TrainConfig
 from train.training_recipes import FIRST, Turn, token_files
 
