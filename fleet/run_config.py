@@ -293,6 +293,8 @@ def _words(schema: Mapping[str, Any]) -> str:
         return " or ".join(_words(each) for each in schema["anyOf"] if each.get("type") != "null")
     if "$ref" in schema:
         return "an object, {...},"
+    if "const" in schema:
+        return json.dumps(schema["const"])
     if "enum" in schema:
         return " or ".join(map(json.dumps, schema["enum"]))
     if schema.get("type") == "array":

@@ -42,12 +42,11 @@ def given(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def as_before():
-    threads, sdp = torch.get_num_threads(), torch.backends.cuda.mem_efficient_sdp_enabled()
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(False)
-    torch.backends.cuda.enable_mem_efficient_sdp(sdp)
 
 
 def made(given, out, rows=1, stop=0, **keys):

@@ -147,6 +147,7 @@ RANK = {"selection": "rank", "group_size": 2}
 TURNS = {
     "algorithm": ("diloco", {}), "project_name": None, "stdlib_digest": None, "threads": None, "grace_seconds": None,
     "quorum": None, "trust_remote_code": None, "compile": None, "tokenizer": None,
+    "deterministic": None,  # tests/test_kernels.py
     "forked": None,  # tests/test_fork.py
     "seed": (2, {}), "population_size": (2, {}), "max_generations": (2, {}),
     "initial_population": (({"config": {**MODEL["config"], "num_hidden_layers": 2}},), {}),

@@ -36,6 +36,7 @@ from train.member.feedback import LOST_WIRE
 from train.member.vectors import moments_of
 from train.model import built, layout_of, skeleton
 from train.optimizers import WEIGHTS, layouts_of
+from train.settled import settled
 from train.training_commands import check_settings, found_from, slow_start
 from train.training_config import NARROW, TrainConfig
 
@@ -240,7 +241,7 @@ def sizes_of(config: TrainConfig) -> Sizes:
 
 def timed(config: TrainConfig, vocabulary: int) -> float:
     """Seconds of a step on this machine's device, on tokens without a meaning."""
-    in_fixed_order(config.threads)
+    in_fixed_order(config.threads, config.deterministic, config.precision)
     learner = Learner(built(config.initial_population[0], vocabulary, 1, config.trust_remote_code), config)
     windows = torch.randint(vocabulary, (config.batch_size, config.seq_length + 1))
     batches, ends = repeat([windows] * config.gradient_accumulation, _FIRST + _TIMED), list[float]()
@@ -280,7 +281,7 @@ def advise(
     where = config.absolute().parent
     if (algorithm := named(config) or "edt") not in ("edt", "diloco"):
         raise UserError(f"{config}: advice is there for pre-training (edt, diloco), not for {algorithm}: {_INSTEAD}")
-    c = found_from(load(config, TrainConfig).model_copy(update={"algorithm": algorithm}), where)
+    c = settled(found_from(load(config, TrainConfig).model_copy(update={"algorithm": algorithm}), where), where)
     if machines_file and not workers:
         workers = sum(
             len(each.devices) // (each.devices_per_worker or c.devices_per_worker) or each.workers

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from lm_eval.models.huggingface import HFLM
 from torch import Tensor
 
+from train.foretelling import MOST
 from train.verdicts import works
 
 _WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "local_attention")
@@ -79,6 +80,7 @@ class PackedHFLM(HFLM):  # type: ignore[misc]
     def _batches(self, rows: Sequence[PackedRow]) -> Iterator[list[PackedRow]]:
         """Rows of about the same length, the longest first: if memory does not suffice, it is known at once."""
         most = self._tokens or _TOKENS.get(self.device.type, _TOKENS["cuda"])
+        most = min(most, MOST // int(self.model.config.get_text_config().vocab_size))
         batch: list[PackedRow] = []
         for row in sorted(rows, key=lambda row: (row.packed, -len(row.tokens), row.tokens)):
             if self._most:
@@ -118,7 +120,8 @@ class PackedHFLM(HFLM):  # type: ignore[misc]
         longest = max(rows, key=lambda row: len(row.tokens))
         alone = [PackedRow(longest.context, [each], [n]) for n, each in enumerate(longest.continuations)]
         wanted = [answer for (answer,) in self._answers(alone)]
-        close = 1e-3 if self.model.dtype == torch.float32 else 0.05
+        wide = self.model.dtype == torch.float32 and not torch.is_autocast_enabled(self.device.type)
+        close = 1e-3 if wide else 0.05
 
         def alike() -> bool:
             pairs = zip(self._answers([longest])[0], wanted, strict=True)
@@ -156,7 +159,7 @@ def _of_row(row: PackedRow, logits: Tensor, cut: int) -> Iterator[tuple[float, b
     for (begin, end), tokens in zip(row.ends(), row.continuations, strict=True):
         said = torch.cat([logits[last - cut : last + 1 - cut], logits[begin - cut : end - cut]])
         wanted = torch.tensor(tokens, device=logits.device)[:, None]
-        chosen = F.log_softmax(said, dim=-1).gather(1, wanted)
+        chosen = F.log_softmax(said, dim=-1, dtype=torch.float32).gather(1, wanted)
         likely = bool((said.gather(1, wanted) >= said.amax(-1, keepdim=True)).all())  # quicker than to look where
         yield float(chosen.sum()), likely and bool((said.argmax(-1, keepdim=True) == wanted).all())
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -10,40 +9,28 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
+from train import foretelling
+from train.kernels import MIXED, learning, sent
+from train.kernels import in_fixed_order as in_fixed_order
 from train.model import Stack, VectorLayout, bound_to_vector, layout_of
 from train.optimizers import MOMENTS, OPTIMIZERS, WEIGHTS, layouts_of, orthogonal
 from train.training_config import TrainConfig
+from train.verdicts import NotFinite as NotFinite
 
 _FLOOR = 0.1  # of the learning rate, at the last step of a cosine
 _FALL = 0.4  # of all steps, in which a trapezoid does so
 _LOOK = 20  # steps between two looks at whether the loss is finite: looking waits for the device
-_MIXED = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 
 MicroBatch = Any  # a part of a step's batch: a tensor of windows, or a record that can be moved to a device
 Objective = Callable[[Callable[..., Any], MicroBatch, Sequence[MicroBatch]], Tensor]  # its share in the step's loss
-
-
-class NotFinite(ValueError):
-    """The loss, the weights or the moments are not finite any more."""
 
 
 def best_device() -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-
-
-def in_fixed_order(threads: int) -> None:
-    """The same sums in the same order, each time, on this kind of machine."""
-    torch.set_num_threads(threads)
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it CUDA's sums have no fixed order
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    settings: Any = torch.utils.deterministic
-    settings.fill_uninitialized_memory = False  # a debugging aid that costs a tenth of the speed
-    torch.backends.cuda.enable_mem_efficient_sdp(False)  # its gradients are summed in no fixed order
 
 
 def rate(config: TrainConfig, step: int) -> float:
@@ -64,10 +51,8 @@ def rate(config: TrainConfig, step: int) -> float:
 def language_loss(model: Callable[..., Any], windows: Tensor, step: Sequence[Tensor] = (), z: float = 0.0) -> Tensor:
     """Of windows of text: each token but the first is to be foretold. While it learns, `z` keeps the logits' sums of
     exponentials near one: large ones lose their digits in narrow numbers."""
-    logits = model(input_ids=windows[:, :-1], use_cache=False).logits.float().flatten(0, 1)
-    loss = cross_entropy(logits, windows[:, 1:].flatten())
-    if z and torch.is_grad_enabled():
-        loss = loss + z * logits.logsumexp(-1).square().mean()
+    z = z if torch.is_grad_enabled() else 0.0
+    loss = foretelling.mean_nats(model, windows[:, 1:], z, input_ids=windows[:, :-1], use_cache=False)
     return loss / max(1, len(step))
 
 
@@ -87,8 +72,7 @@ class Learner:
         self._objective = objective or partial(language_loss, z=config.z_loss)
         self.layout, self.vector, self.gradient = self._bound(model)
         self.model = model
-        self._run = self._runner(model)
-        self._dtype = _MIXED.get(config.precision)
+        self.answer = foretelling.Asked(model, self._runner(model), self.device, MIXED.get(config.precision))
         self._scaling = config.precision == "fp16-mixed"
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=self._scaling)
         kind = OPTIMIZERS[config.inner_optimizer]
@@ -117,7 +101,7 @@ class Learner:
     def step(self, parts: Sequence[MicroBatch], lr: float) -> None:
         self.gradient.zero_()
         for number, part in enumerate(parts, 1):
-            with self._part(number == len(parts)):
+            with learning(), self._part(number == len(parts)):
                 loss = self.loss(part, parts)
                 self._scaler.scale(loss).backward()
             self.total += loss.detach()
@@ -143,14 +127,10 @@ class Learner:
         with torch.inference_mode():
             return float(self.loss(windows))
 
-    def answer(self, **asked: Any) -> Any:
-        """What the model says, in the precision in which it learns."""
-        with torch.autocast(self.device.type, self._dtype) if self._dtype else contextlib.nullcontext():
-            return self._run(**asked)
-
     def loss(self, part: MicroBatch, step: Sequence[MicroBatch] = ()) -> Tensor:
         """Of a part of a step, its share; of a part by itself, all of it."""
-        return self._objective(self.answer, part.to(self.device, non_blocking=True), step or [part])
+        there = sent(part, self.device) if isinstance(part, Tensor) else part.to(self.device, non_blocking=True)
+        return self._objective(self.answer, there, step or [part])
 
     def seed(self, value: int) -> None:
         """Of dropout, where a model has it. torch.manual_seed would note a whole stack for each absent device."""
@@ -195,7 +175,10 @@ class Learner:
         return layout, *bound_to_vector(model, layout, self.device)
 
     def _runner(self, model: PreTrainedModel) -> Callable[..., Any]:
-        return torch.compile(model) if self.config.compile else model
+        if self.config.compile is not True:
+            return model
+        foretelling.try_out(model)  # afterwards it is what it is
+        return torch.compile(model)
 
     def _part(self, last: bool) -> AbstractContextManager[Any]:
         """Around each part of a step."""

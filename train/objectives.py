@@ -7,16 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, logsigmoid
+from torch.nn.functional import logsigmoid
 
 from train import chat, packing, text
 from train.chat import ChatExamples, Example
+from train.foretelling import NOT_WANTED, Model, summed_nats, token_nats
+from train.kernels import sent
 from train.loop import Learner
 from train.packing import Batch
 from train.posttrain.posttrain_config import PosttrainConfig
-
-Model = Callable[..., Any]  # answers with logits
-_NOT_LEARNED = -100
 
 
 @dataclass(frozen=True)
@@ -31,18 +30,20 @@ class Comparison:
         return self.batch.examples // 2
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Comparison":
-        return Comparison(self.batch.to(device, non_blocking), self.reference.to(device, non_blocking=non_blocking))
+        return Comparison(self.batch.to(device, non_blocking), sent(self.reference, device, non_blocking))
 
 
 def sft_loss(model: Model, batch: Batch, step: Sequence[Batch] = ()) -> Tensor:
     """The mean over learned tokens of the whole step, of which this part is the share that its own tokens have: a token
     counts the same in whichever part of a step it stands. Without a step, of the part."""
-    return _nats(model, batch).sum() / sum(part.count for part in step or [batch])
+    count = sum(part.count for part in step or [batch])
+    return summed_nats(model, _wanted(batch), **batch.inputs, use_cache=False) / count
 
 
 def answer_logprobs(model: Model, batch: Batch) -> Tensor:
     """Of each example, by its number: the sum over its learned tokens."""
-    nats, owner = _nats(model, batch), batch.example[:, 1:].flatten().clamp(min=0)  # nothing is learned of the filling
+    nats = token_nats(model, _wanted(batch), **batch.inputs, use_cache=False)
+    owner = batch.example[:, 1:].flatten().clamp(min=0)  # nothing is learned of the filling
     return -nats.new_zeros(batch.examples).index_add(0, owner, nats)
 
 
@@ -77,11 +78,9 @@ def preference_measures(model: Model, part: Comparison, beta: float) -> Mapping[
     return {"held_out": dpo_loss(found).sum(), "reward_accuracy": right, "reward_margin": found.sum()}
 
 
-def _nats(model: Model, batch: Batch) -> Tensor:
-    """Of each token but a row's first; zero where it is not learned."""
-    logits = model(**batch.inputs, use_cache=False).logits[:, :-1]
-    wanted = batch.tokens.masked_fill(~batch.learned, _NOT_LEARNED)[:, 1:]
-    return cross_entropy(logits.float().flatten(0, 1), wanted.flatten(), ignore_index=_NOT_LEARNED, reduction="none")
+def _wanted(batch: Batch) -> Tensor:
+    """Of each row, what comes behind its tokens but the last, where it is learned."""
+    return batch.tokens.masked_fill(~batch.learned, NOT_WANTED)[:, 1:]
 
 
 # -- the ways to learn ------------------------------------------------------------------------------------------------

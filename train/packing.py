@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fleet.run_config import UserError
 from train.chat import Example
+from train.kernels import sent
 from train.verdicts import works
 
 _OPEN = 32  # rows that an example is tried in
@@ -45,7 +46,8 @@ class Batch:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
         names = ("tokens", "positions", "learned", "example")
-        return replace(self, **{name: getattr(self, name).to(device, non_blocking=non_blocking) for name in names})
+        there: dict[str, Any] = {name: sent(getattr(self, name), device, non_blocking) for name in names}
+        return replace(self, **there)
 
 
 def plan(lengths: Sequence[int], length: int, packed: bool = True) -> list[tuple[int, ...]]:

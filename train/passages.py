@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from fleet.run_config import UserError
+from train.foretelling import MOST, token_nats
 
 _TOKENS = {"cpu": 2048, "cuda": 32768}  # of a batch
-_MOST_LOGITS = 1 << 28  # numbers that a batch's logits may have
 _LONGEST = 4096  # tokens that are read at a time where a model says nothing about it
 
 
@@ -75,7 +73,7 @@ class PassageReader:
 
     def _batches(self, model: Any) -> list[list[tuple[int, list[int]]]]:
         most = self.batch or _TOKENS.get(model.device.type, _TOKENS["cpu"])
-        most = min(most, _MOST_LOGITS // max(1, int(getattr(model.config, "vocab_size", 1) or 1)))
+        most = min(most, MOST // max(1, int(getattr(model.config, "vocab_size", 1) or 1)))
         found: list[list[tuple[int, list[int]]]] = []
         for piece in self._pieces:
             if not found or (len(found[-1]) + 1) * len(found[-1][0][1]) > most:
@@ -88,8 +86,7 @@ def _losses(model: Any, rows: Sequence[list[int]]) -> list[float]:
     """What stands behind a row's end has no effect on it: nobody looks ahead."""
     wide = max(map(len, rows))
     tokens = torch.tensor([[*row, *[row[-1]] * (wide - len(row))] for row in rows], device=model.device)
-    logits: Tensor = model(input_ids=tokens[:, :-1], use_cache=False).logits
-    nats = F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten(), reduction="none").view(len(rows), -1)
+    nats = token_nats(model, tokens[:, 1:], input_ids=tokens[:, :-1], use_cache=False).view(len(rows), -1)
     return [float(each[: len(row) - 1].double().sum()) for each, row in zip(nats, rows, strict=True)]
 
 

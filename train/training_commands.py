@@ -19,6 +19,7 @@ from train.parent_selection import BY_LOSS
 from train.posttrain import posttrain_fitness
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.posttrain_results import BreedView, finished_breeding
+from train.settled import settled
 from train.skills import PREFIX, write_tasks
 from train.text_needs import tokenizer_name, tokenizer_sources
 from train.training_config import NARROW, PRESETS, PRESETS_REACH, TrainConfig
@@ -61,7 +62,7 @@ def _located(sources: tuple[Any, ...], where: Path, endings: tuple[str, ...]) ->
 
 def prepared(config: TrainConfig, where: Path) -> TrainConfig:
     """Complain about what cannot work before anything is trained; find out what the run is to be bound to."""
-    config = found_from(config, where)
+    config = settled(found_from(config, where), where)
     check_settings(config)
     source_names.check([each.source for each in config.datasets], where)
     for source in config.datasets:
@@ -202,7 +203,7 @@ def prepared_breeding(config: PosttrainConfig, where: Path) -> PosttrainConfig:
     from train.member import first_members
     from train.model import described
 
-    c = _absolute(config, where)
+    c = settled(_absolute(config, where), where)
     source_names.check([each.source for each in c.mutation_datasets], where, kinds=(f"{PREFIX}*",))
     loaded = posttrain_fitness.load_tasks(c)
     with Donors() as donors:

@@ -17,13 +17,16 @@ from fleet import faults
 from fleet.errors import Lacking, behind, spoils
 from fleet.run_config import UserError
 from fleet.work import Failed, Maker, NotOnThisMachine, Work
-from train.loop import NotFinite
 
 T = TypeVar("T")
 _SAID = ("can't allocate memory", "out of memory", "Cannot allocate memory", "_ALLOC_FAILED", "bad_alloc")
 _ASKED = re.compile(r"allocate ([0-9.]+) ?(bytes|[KMGT]?i?B)\b")
 _UNITS = {"bytes": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+class NotFinite(ValueError):
+    """The loss, the weights or the moments are not finite any more."""
 
 
 def with_verdicts(tools: Callable[[], T], make: Callable[[T, Work], Mapping[str, Any]], advice: str) -> Maker:

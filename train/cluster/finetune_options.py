@@ -78,6 +78,9 @@ class FinetuneOptions:
         Precision | None,
         Parameter(help="Of the arithmetic; by default bf16-mixed on a GPU, 32-true on a CPU."),
     ] = None
+    deterministic: Annotated[
+        bool, Parameter(help="Sums in a fixed order on a GPU, too; without, kernels may be faster.")
+    ] = True
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
         Parameter(help="Of a whole model's files; by default MODEL's own."),
@@ -102,7 +105,7 @@ class FinetuneOptions:
 
     def bound(self) -> dict[str, Any]:
         """What decides which numbers come out."""
-        free = ("save_minutes", "metrics", "overwrite", "merge", "dtype", "trust_remote_code")
+        free = ("save_minutes", "metrics", "overwrite", "merge", "dtype", "trust_remote_code", "deterministic")
         return {key: value for key, value in vars(self).items() if key not in free}
 
 
@@ -123,7 +126,7 @@ def settings(
     """Those of a child of post-training, which learns in the same way."""
     adapter = {"r": o.rank, "alpha": o.alpha, "targets": o.target or "all-linear", "four_bits": o.four_bits}
     source = {"source": rows, **({} if rows.endswith(text.ROW_FILES) else {"name": o.dataset_config, "split": o.split})}
-    same = ("seed", "lr_schedule", "weight_decay", "clip", "trust_remote_code")
+    same = ("seed", "lr_schedule", "weight_decay", "clip", "trust_remote_code", "deterministic")
     keys: dict[str, Any] = dict(
         {key: getattr(o, key) for key in same},
         mutation=objective,

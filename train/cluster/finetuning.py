@@ -38,7 +38,7 @@ def finetune(model: str, rows: str, out: Path, o: FinetuneOptions, ranks: Ranks)
     """0: the model is written; 130: told to stop, with a checkpoint."""
     with ExitStack() as stack:
         model, rows, state = ranks.same(lambda: checked(model, rows, out, o, ranks, stack))
-        in_fixed_order(torch.get_num_threads())
+        in_fixed_order(torch.get_num_threads(), o.deterministic, o.precision or "")
         disable_progress_bar()
         donor = ranks.same(lambda: Opened(model, o.trust_remote_code))
         data = ranks.same(lambda: data_of(donor, rows, o, ranks))

@@ -15,7 +15,7 @@ from train import text
 from train.training_config import TrainConfig, alone
 
 Strategy = Literal["NO_SHARD", "FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"]
-Precision = Literal["32-true", "bf16-mixed", "fp16-mixed"]
+Precision = Literal["32-true", "tf32-true", "bf16-mixed", "fp16-mixed"]
 Resume = bool | Path
 
 _WARMUP, _TENTH = 1000, 10  # steps, and the part of all that they are at most
@@ -134,6 +134,9 @@ class TrainingOptions:
     precision: Annotated[
         Precision | None, Parameter(help="Of the model's arithmetic; by default bf16-mixed on a GPU, 32-true on a CPU.")
     ] = None
+    deterministic: Annotated[
+        bool, Parameter(help="Sums in a fixed order on a GPU, too; without, kernels may be faster.")
+    ] = True
     project: Annotated[str, Parameter(help="What wandb and trackio call it.")] = "train_fsdp"
     metric_logger_type: Annotated[
         Literal["wandb", "dummy", "csv", "tensorboard", "trackio"], Parameter(help="Where metrics go; dummy: nowhere.")
@@ -224,6 +227,7 @@ class TrainingOptions:
             lr=self.lr,
             warmup_steps=self.warmup,
             precision=self.precision,
+            deterministic=self.deterministic,
             compile=self.torch_compile,
             max_epochs=1e6,
             outer_lr=self.hv.outer_lr if self.hv else 0.7,
@@ -249,7 +253,7 @@ _LEAST = {  # that a number may be
 _FREE = (  # what decides no numbers, or is bound as what it came to
     *("torch_compile", "num_workers", "max_steps", "project", "metric_logger_type", "log_activations_steps"),
     *("tokenizer", "path_model", "ckpt", "hv", "sharding_strategy", "per_device_train_batch_size"),
-    "attn_implementation",
+    *("attn_implementation", "deterministic"),
 )
 _SHARED = ("galaxy_size", "world_rank", "local_steps", "outer_lr", "hivemind_compression")
 

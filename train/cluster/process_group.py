@@ -145,7 +145,7 @@ class Voice:
     """What each of them does when the leader says so. Data, where there are any, are the leader's alone."""
 
     def __init__(self, ranks: Ranks, model: bytes, config: TrainConfig) -> None:
-        in_fixed_order(config.threads)
+        in_fixed_order(config.threads, config.deterministic, config.precision)
         known, trust = read_config(model, config), config.trust_remote_code
         whole = ranks.first or trust  # a stranger's code may have numbers where nobody looks for them
         built = empty(known, 0, trust) if whole else without_numbers(known, trust)

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 from train.cluster.ranks import Agreed, Ranks
+from train.foretelling import try_out
 from train.loop import Learner, Objective
 from train.model import Stack, VectorLayout, layout_of
 from train.optimizers import orthogonal
@@ -116,8 +117,11 @@ class Shared(Learner):
         return torch.nn.Parameter(found, there.requires_grad) if isinstance(there, torch.nn.Parameter) else found
 
     def _compiled(self, model: PreTrainedModel) -> None:
-        """Layer by layer, in place: much sooner than the whole, and names stay what they are."""
-        if self.config.compile:
+        """Layer by layer, in place: much sooner than the whole, and names stay what they are. Before, all ranks try the
+        model out."""
+        try_out(model)
+        self.loaded()
+        if self.config.compile is True:
             for layer in layers_of(model):
                 layer.compile()
 
@@ -149,7 +153,7 @@ class Copies(Shared):
         self.gradient.zero_()
 
     def _part(self, last: bool) -> AbstractContextManager[Any]:
-        return contextlib.nullcontext() if last else self._run.no_sync()  # type: ignore[attr-defined]
+        return contextlib.nullcontext() if last else self.answer.run.no_sync()  # type: ignore[attr-defined]
 
     def _orthogonal(self, matrices: Tensor, stack: Stack) -> Tensor:
         """Each rank does its share of them."""

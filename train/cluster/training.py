@@ -40,7 +40,7 @@ def train(options: TrainingOptions, ranks: Ranks) -> int:
     options = options.on(ranks.device.type)
     with ExitStack() as stack:
         c = ranks.same(lambda: checked(options, ranks, stack))
-        in_fixed_order(torch.get_num_threads())
+        in_fixed_order(torch.get_num_threads(), c.deterministic, c.precision)
         material = prepared(options, c, ranks, stack)
         learner = learner_of(model_of(options, c, material.words, ranks), c, ranks, options.sharding_strategy)
         keeper = CheckpointKeeper(options.ckpt.path, ranks, material.bound, options.ckpt.topk)

@@ -13,6 +13,7 @@ from fleet.work import Maker, Work
 from train import adapters, objectives, packing
 from train.batches import shuffled
 from train.chat import Example
+from train.kernels import looking
 from train.loop import Learner, NotFinite, in_fixed_order, rate
 from train.member import first_members, inner_loop, posttraining_genome
 from train.member.posttraining_runtime import ChildModel, PosttrainingRuntime, merged, write_model
@@ -34,7 +35,7 @@ _ADVICE = (
 
 def maker(config: PosttrainConfig) -> Maker:
     """What a worker makes members with."""
-    in_fixed_order(config.threads)
+    in_fixed_order(config.threads, config.deterministic, config.precision)
     return with_verdicts(lambda: PosttrainingRuntime(config), making(TASKS), _ADVICE)
 
 
@@ -119,6 +120,7 @@ def inner(c: PosttrainConfig, steps: int, factor: float) -> TrainConfig:
         weight_decay=c.weight_decay,
         clip=c.clip,
         precision=c.precision,
+        deterministic=c.deterministic,
         threads=c.threads,
         **{**alone(steps), "lr_schedule": c.lr_schedule},
     )
@@ -174,12 +176,13 @@ def evaluated(
                 parameter.copy_(parameter.to(dtype).float())
     model.eval()
     single, values = dict[str, Sequence[float]](), dict[str, float]()
-    if evaluation := runtime.evaluation(child.live.tokenizer):
-        marks, means = posttrain_fitness.marks_of(c, evaluation, model, asked)
-        single, values = {**marks}, {**means}
-    if c.asks_loss:
-        single[LOSS] = losses(c, work, asked, model)
-        values[LOSS] = math.fsum(single[LOSS]) / len(single[LOSS])
+    with looking(runtime.device, c.precision):
+        if evaluation := runtime.evaluation(child.live.tokenizer):
+            marks, means = posttrain_fitness.marks_of(c, evaluation, model, asked)
+            single, values = {**marks}, {**means}
+        if c.asks_loss:
+            single[LOSS] = losses(c, work, asked, model)
+            values[LOSS] = math.fsum(single[LOSS]) / len(single[LOSS])
     if not all(map(math.isfinite, values.values())):
         raise NotFinite(f"what it answers comes to {values}")
     found = posttrain_fitness.fitness_of(c, single, values)

@@ -36,7 +36,7 @@ _ADVICE = (
 
 def maker(config: TrainConfig) -> Maker:
     """What a worker makes members with; it keeps its model in memory from one recipe to the next."""
-    in_fixed_order(config.threads)
+    in_fixed_order(config.threads, config.deterministic, config.precision)
     return with_verdicts(lambda: PretrainingRuntime(config), _make, _ADVICE)
 
 

@@ -1,0 +1,80 @@
+"""Which kernels a process computes with: sums in a fixed order while it learns, the fastest while it looks."""
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import masking_utils
+
+from fleet.errors import first_line
+from fleet.run_config import UserError
+
+MIXED = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
+_NONE = "does not have a deterministic implementation"  # in torch's words
+
+
+def in_fixed_order(threads: int, deterministic: bool = True, precision: str = "") -> None:
+    """The same sums in the same order, each time, on this kind of machine, unless nobody asks for it."""
+    torch.set_num_threads(threads)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it CUDA's sums have no fixed order
+    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+    settings: Any = torch.utils.deterministic
+    settings.fill_uninitialized_memory = False  # a debugging aid that costs a tenth of the speed
+    if torch.cuda.is_available():  # of the API's two spellings, the one that torch.compile reads, too
+        torch.set_float32_matmul_precision("high" if precision == "tf32-true" else "highest")
+
+
+@contextmanager
+def learning() -> Iterator[None]:
+    """Around forward and backward, where sums are in a fixed order. Only where nothing else is allowed, flash and
+    memory-efficient attention sum their gradients in one, and cuDNN's attention, which cannot, is not chosen. Nothing
+    that only looks is in here: without gradients all of them say the same each time."""
+    if not torch.are_deterministic_algorithms_enabled():
+        yield
+        return
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    except RuntimeError as error:
+        if _NONE not in str(error):
+            raise
+        advice = "DETERMINISTIC false lets it be, in a run with another PROJECT_NAME"
+        raise UserError(f"this model's gradient has no fixed order: {first_line(error)}; {advice}") from error
+    finally:
+        torch.use_deterministic_algorithms(True, warn_only=warns)
+
+
+def looking(device: torch.device, precision: str) -> AbstractContextManager[Any]:
+    """Around what only looks at a model of fp32 numbers: a GPU multiplies them as it does while it learns; a CPU, which
+    gains little by it, in full."""
+    if device.type == "cuda" and precision in MIXED:
+        return torch.autocast(device.type, MIXED[precision])
+    return nullcontext()
+
+
+@contextmanager
+def unpacked() -> Iterator[None]:
+    """Around a model that is asked about rows of one text each. By itself transformers looks at positions whether they
+    begin again, for which it waits for the device; and where it cannot look, within torch.compile, it takes a mask for
+    granted, with which there is no flash attention."""
+    looks = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = _nothing_packed
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = looks
+
+
+def _nothing_packed(position_ids: Tensor) -> Tensor | None:
+    return None
+
+
+def sent(numbers: Tensor, device: torch.device | str, non_blocking: bool = True) -> Tensor:
+    """To a device. A GPU fetches them from pinned memory when it gets there, so that who sends them need not wait for
+    what it does before."""
+    pinned = non_blocking and torch.device(device).type == "cuda" and numbers.device.type == "cpu"
+    return (numbers.pin_memory() if pinned else numbers).to(device, non_blocking=non_blocking)
