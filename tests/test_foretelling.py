@@ -31,7 +31,7 @@ def model(kind: str, **more: object) -> torch.nn.Module:
 def few(monkeypatch):
     """Three rows of such a model at a time, however small a batch is."""
     monkeypatch.setattr(foretelling, "MOST", 0)
-    monkeypatch.setattr(foretelling, "_AT_ONCE", 3 * SMALL["vocab_size"])
+    monkeypatch.setattr(foretelling, "PART", 3 * SMALL["vocab_size"])
 
 
 def given() -> tuple[Tensor, Tensor, Tensor]:
@@ -77,7 +77,7 @@ def test_a_frozen_head_has_no_gradient(few):
 
 @pytest.mark.parametrize("learns", [True, False])
 def test_memory_is_bounded_by_what_is_compared_at_once(monkeypatch, learns):
-    monkeypatch.setattr(foretelling, "_AT_ONCE", 1 << 16)
+    monkeypatch.setattr(foretelling, "PART", 1 << 16)
     hidden, weight, wanted = torch.randn(512, 8), torch.randn(2048, 8), torch.randint(2048, (512,))
     asked = (hidden.requires_grad_(), weight.requires_grad_(learns), wanted)
     kept = sum(each.nbytes for each in asked)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from train import foretelling
 from train.loop import Learner
 from train.memory import largest_batch, memory_of
 from train.model import built
@@ -55,8 +56,11 @@ def config(shape: str, **keys: Any) -> TrainConfig:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_the_formula_is_what_is_alive(shape, precision, optimizer):
+@pytest.mark.parametrize("optimizer, whole", [("adamw", True), ("muon", True), ("muon", False)])
+def test_the_formula_is_what_is_alive(shape, precision, optimizer, whole, monkeypatch):
+    if not whole:  # words are looked at in parts
+        monkeypatch.setattr(foretelling, "MOST", 0)
+        monkeypatch.setattr(foretelling, "PART", 64 * WORDS)
     c = config(shape, precision=precision, inner_optimizer=optimizer)
     learner = Learner(built(c.initial_population[0], WORDS, 1), c, torch.device("cpu"))
     windows = torch.randint(WORDS, (c.batch_size, c.seq_length + 1))
@@ -68,7 +72,7 @@ def test_the_formula_is_what_is_alive(shape, precision, optimizer):
         learner.loss(windows, [windows]).backward()
         learning, alive.most = alive.most, alive.now
         learner._step(1e-3)
-    assert learning == pytest.approx(wanted.narrow + wanted.layers + wanted.logits, rel=0.02)
+    assert learning == pytest.approx(wanted.narrow + wanted.layers + wanted.logits, rel=0.02 if whole else 0.05)
     if optimizer == "muon":  # of which a CPU multiplies what it makes orthogonal in fp32
         ahead = 4 * learner.layout.hidden
         assert alive.most == pytest.approx(ahead + 2 * (wanted.step - ahead), rel=0.05)

@@ -19,7 +19,7 @@ from train.verdicts import works
 
 MOST = 1 << 28  # numbers that a batch's answers may have and be asked for whole: a gigabyte of fp32
 NOT_WANTED = -100  # in a token's place, where nothing counts
-_AT_ONCE = 1 << 27  # numbers beyond that: few enough for memory, enough to keep a device busy
+PART = 1 << 27  # numbers beyond that: few enough for memory, enough to keep a device busy
 
 Model = Callable[..., Any]  # answers with logits
 
@@ -237,7 +237,7 @@ class _Rows:
 
 
 def _places(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
-    size = max(1, _AT_ONCE // len(weight))
+    size = max(1, PART // len(weight))
     return (slice(begin, begin + size) for begin in range(0, len(hidden), size))
 
 

@@ -14,6 +14,8 @@ from transformers import PretrainedConfig
 from fleet.console import console
 from fleet.reading import command
 from fleet.run_config import load
+from train import foretelling
+from train.kernels import MIXED
 from train.model import VectorLayout, described, has_vocabulary, layout_of, skeleton
 from train.optimizers import WEIGHTS, layouts_of
 from train.training_config import PRESETS, TrainConfig
@@ -54,14 +56,14 @@ def memory_of(config: TrainConfig, batch: int = 0) -> Memory:
     moments = sum(each.size for kind, each in layouts_of(layout, config).items() if kind != WEIGHTS)
     tokens = (batch or config.batch_size // ranks) * config.seq_length
     vocabulary = shape.vocab_size if has_vocabulary(entry) else config.vocab_size
-    mixed = config.precision != "32-true"
+    mixed = config.precision in (*MIXED, "auto")  # as it is settled on GPUs of today
     return Memory(
         weights=_WIDE * layout.size / shares,
         gradients=_WIDE * layout.size / shares,
         optimizer=_WIDE * moments / shares,
         narrow=_NARROW * (layout.hidden + vocabulary * _sizes(shape)["hidden"]) / shares if mixed else 0.0,
         layers=float(tokens * remembered(shape, mixed)),
-        logits=3.0 * _WIDE * tokens * vocabulary,  # their logarithms, and two gradients
+        logits=_of_words(tokens, vocabulary, _sizes(shape)["hidden"]),
         step=_of_muon(layout) / shares if config.inner_optimizer == "muon" else 0.0,
     )
 
@@ -77,6 +79,14 @@ def remembered(shape: PretrainedConfig, mixed: bool) -> int:
         layer = _WIDE * 4 * hidden + _NARROW * (5 * hidden + attention + 4 * inner)
         return s["layers"] * layer + _WIDE * 2 * hidden + _NARROW * hidden
     return s["layers"] * _WIDE * (6 * hidden + attention + 4 * inner) + _WIDE * 3 * hidden
+
+
+def _of_words(tokens: int, vocabulary: int, hidden: int) -> float:
+    """Where logits are there whole, their logarithms, and two gradients; where they are looked at in parts, a part and
+    its logarithms, and until backward the gradients of the head and of what it is given."""
+    if tokens * vocabulary <= foretelling.MOST:
+        return 3.0 * _WIDE * tokens * vocabulary
+    return 2.0 * _WIDE * foretelling.PART + _WIDE * hidden * (vocabulary + tokens)
 
 
 def _sizes(shape: Any) -> dict[str, int]:
