@@ -230,7 +230,7 @@ def follow(place: Path, rank: int, count: int) -> None:
             voice.do(*ranks.heard())
     except BaseException:
         time.sleep(2 * _MOMENT)  # who leads may be gone, or has met the same, and ends us when it has said so
-        traceback.print_exc()
+        say(traceback.format_exc().rstrip(), file=sys.stderr)
         os._exit(1)  # what Python does at its end may wait for the others
 
 
