@@ -109,19 +109,19 @@ def draw(rows: Rows, file: Path) -> None:
     """Loss over tokens, with more and more slots; and over what a slot moves, with longer rounds and narrower wires."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure = Figure(figsize=(11, 4), layout="constrained")
     tokens, moved = figure.subplots(1, 2, sharey=True)
     for name in (SERIAL, DILOCO, HYPERCUBE):
         runs = [row for row in rows if row == name or row.startswith(f"{name}, K = ")]
-        points = sorted((rows[row][0].trial.tokens, fmean(r.averaged for r in rows[row])) for row in runs)
-        tokens.plot(*zip(*points, strict=True), "o-", label=name)
+        curve = sorted((rows[row][0].trial.tokens, fmean(r.averaged for r in rows[row])) for row in runs)
+        tokens.plot(*zip(*curve, strict=True), "o-", label=name)
     apart = {row: found for row, found in rows.items() if METHODS[found[0].trial.name].how == "apart"}
-    for row, found in apart.items():
-        if found[0].trial.slots != 8:
-            continue
-        at = fmean(r.moved for r in found), fmean(r.averaged for r in found)
-        moved.plot(*([each] for each in at), "o", color="black", markersize=4)
-        moved.annotate(row, at, textcoords="offset points", xytext=(5, 2), fontsize=7)
+    points = sorted((fmean(r.moved for r in each), fmean(r.averaged for r in each), row)
+                    for row, each in apart.items() if each[0].trial.slots == 8)  # fmt: skip
+    for number, (x, y, row) in enumerate(points, 1):
+        moved.plot(x, y, "o", color="black", markersize=3, label=f"{number:2}  {row}")
+        moved.annotate(str(number), (x, y), textcoords="offset points", xytext=(3, 3), fontsize=7)
+    figure.legend(*moved.get_legend_handles_labels(), loc="outside right center", fontsize=7, handlelength=0)
     tokens.set(xscale="log", xlabel="tokens of all slots", ylabel="loss on held-out text, nats a token")
     moved.set(xscale="log", xlabel="MB that a slot of 8 reads and writes")
     tokens.legend()
