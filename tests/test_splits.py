@@ -121,7 +121,7 @@ def test_where_there_are_several_sources_the_loss_of_each_is_told(tmp_path, caps
     assert one.startswith(base.source) and two.startswith(other.source) and found[0] != found[1]
     assert (found[0] + 3 * found[1]) / 4 == pytest.approx(tested["loss"], abs=1e-4)
     show(exporter, "1-m0", tmp_path / "out")
-    assert f"Its loss by source: {one}, {two}\n" in capsys.readouterr().out
+    assert f"The exported model's loss by source: {one}, {two}\n" in capsys.readouterr().out
 
 
 def test_a_model_with_few_positions_gets_a_shorter_beginning(tmp_path):

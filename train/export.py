@@ -236,7 +236,7 @@ def show(exporter: Exporter, what: str, out: Path) -> None:
     if best:
         say(f"The best member, {best}, on the same text: {metrics_text(beside)}")
     if parts := exporter.by_source():
-        say(f"Its loss by source: {', '.join(parts)}")
+        say(f"The exported model's loss by source: {', '.join(parts)}")
     with contextlib.suppress(faults.Fault):
         if report.picture(exporter.history):
             root = exporter.store.disk.root

@@ -141,8 +141,10 @@ def _notes(old: TrainConfig, new: TrainConfig, round: int, anew: Sequence[str]) 
     if new.lr_schedule != "constant" or new.lr != old.lr:
         yield f"the learning rate was {last:.3g} at the end of round {round} and is {following:.3g} from the next on"
     for id in anew:
-        source = new.datasets[int(id.rpartition("-")[2])].source
-        yield f"more of {source} becomes tokens, the same text first; what was seen does not come again before the rest"
+        number = int(id.rpartition("-")[2])
+        source, known = new.datasets[number].source, _same_text(old, new, number)
+        goes_on = "the same text first; what was seen does not come again before the rest"
+        yield f"more of {source} becomes tokens, {goes_on}" if known else f"{source} is another source: it begins anew"
     for number, windows in enumerate(new.forked[-1].windows):
         if not windows and number < len(old.datasets) and _same_text(old, new, number):
             key = "SEQ_LENGTH" if old.seq_length != new.seq_length else "SEED"

@@ -123,7 +123,8 @@ def _problems(config: TrainConfig) -> Iterator[tuple[object, str]]:
         yield (
             True,
             f"MAX_GENERATIONS is {last}: rounds grow from FIRST_INNER_STEPS {first} to INNER_STEPS {wanted}, which "
-            f"round {need} is the first to have; raise MAX_GENERATIONS or FIRST_INNER_STEPS, or lower INNER_STEPS",
+            f"round {need} is the first to have; set MAX_GENERATIONS {need} or FIRST_INNER_STEPS {wanted}, or lower "
+            "INNER_STEPS",
         )
     devices, rows = config.devices_per_worker, config.batch_size
     near = max(devices, round(rows / devices) * devices)
