@@ -123,6 +123,12 @@ def try_out(module: Any) -> None:
         _KNOWN[model] = _tried(model, head) if head else None
 
 
+def may_be_large(module: Any, tokens: int) -> bool:
+    """Whether so many tokens' logits are more than a batch may be asked for whole."""
+    head = head_of(module)
+    return head is not None and tokens * head.out_features > MOST
+
+
 def head_of(module: Any) -> torch.nn.Linear | None:
     """What compares hidden states with the vocabulary, if that is all that it does."""
     model = _unwrapped(module)

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 from train.cluster.ranks import Agreed, Ranks
-from train.foretelling import try_out
+from train.foretelling import may_be_large, try_out
 from train.loop import Learner, Objective
 from train.model import Stack, VectorLayout, layout_of
 from train.optimizers import orthogonal
@@ -118,9 +118,11 @@ class Shared(Learner):
 
     def _compiled(self, model: PreTrainedModel) -> None:
         """Layer by layer, in place: much sooner than the whole, and names stay what they are. Before, all ranks try the
-        model out."""
-        try_out(model)
-        self.loaded()
+        model out, where a batch of pairs might be too large to be asked whole."""
+        rows = max(self.config.batch_size // self.ranks.count, self.config.eval_batch_size)
+        if may_be_large(model, 2 * self.config.seq_length * rows):
+            try_out(model)
+            self.loaded()
         if self.config.compile is True:
             for layer in layers_of(model):
                 layer.compile()
