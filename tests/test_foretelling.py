@@ -123,7 +123,7 @@ def test_ranks_that_share_a_model_take_the_same_steps(few, monkeypatch, strategy
             learner = learner_of(model("llama"), TrainConfig(gradient_accumulation=2), ranks, strategy)
             steps = [*learner.train([windows[:2], windows[2:]], [1e-2, 1e-2])]
             found.append((learner.eval_loss(windows[0]), learner.vector.clone(), learner.summed_loss()))
-            assert steps == [1, 2] and foretelling._KNOWN[learner.model]
+            assert steps == [1, 2] and bool(foretelling._KNOWN.get(learner.model)) == (most == 0)
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
