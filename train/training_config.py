@@ -16,6 +16,16 @@ else:
 
 PRESETS = ("tiny", "14m", "60m", "150m", "1b")
 PRESETS_REACH = 2048  # positions that each of them has
+Precision = Literal["auto", "32-true", "tf32-true", "bf16-mixed", "fp16-mixed"]
+OF_PRECISION = (
+    "Of the model's arithmetic; mixed: narrow in forward and backward, weights and optimizer in fp32; tf32: fp32, "
+    "of whose digits CUDA multiplies the first. auto: bf16-mixed where a run begins on GPUs that all know it, else "
+    "32-true; a run keeps what it began with."
+)
+OF_DETERMINISTIC = (
+    "The same bytes each time, on one kind of device; without, kernels may sum in any order, which some do faster, "
+    "and two attempts on a GPU may differ."
+)
 READERS = 16  # shards that read at a time: more of them get no more out of one disk, and each replica writes more files
 RATES = (0.25, 4.0)  # how far a genome may scale the learning rate
 NARROW = ("int8", "int4", "int2")  # wires that changes are whole numbers in
@@ -97,17 +107,8 @@ class TrainSection(Section):
         ge=0, le=1,
     )  # fmt: skip
     clip: float = bound(1.0, "The largest norm of a step's gradient; 0 does not clip.", ge=0, le=1e6)
-    precision: Literal["auto", "32-true", "tf32-true", "bf16-mixed", "fp16-mixed"] = bound(
-        "auto",
-        "Of the model's arithmetic; mixed: narrow in forward and backward, weights and optimizer in fp32; tf32: fp32, "
-        "of whose digits CUDA multiplies the first. auto: bf16-mixed where a run begins on GPUs that all know it, else "
-        "32-true; a run keeps what it began with.",
-    )
-    deterministic: bool = bound(
-        True,
-        "The same bytes each time, on one kind of device; without, kernels may sum in any order, which some do faster, "
-        "and two attempts on a GPU may differ.",
-    )
+    precision: Precision = bound("auto", OF_PRECISION)
+    deterministic: bool = bound(True, OF_DETERMINISTIC)
     compile: Literal["auto"] | bool = bound(
         "auto",
         "Use torch.compile. auto: where a run of 500 steps or more begins on GPUs and a C compiler is there; a run "

@@ -7,6 +7,7 @@ from pydantic import field_validator, model_validator
 
 from fleet.run_config import FleetConfig, Section, Text, bound
 from train.parent_selection import RULES
+from train.training_config import OF_DETERMINISTIC, OF_PRECISION, Precision
 
 if TYPE_CHECKING:
     Selection = str
@@ -126,17 +127,8 @@ class MutationSection(Section):
     warmup_steps: int = bound(10, "Steps of linear warm-up; half of all steps at most.", ge=0, le=10**8)
     weight_decay: float = bound(0.0, "Weight decay of matrices.", ge=0, le=10)
     clip: float = bound(1.0, "The largest norm of a step's gradient; 0 does not clip.", ge=0, le=1e6)
-    precision: Literal["auto", "32-true", "tf32-true", "bf16-mixed", "fp16-mixed"] = bound(
-        "auto",
-        "Of the model's arithmetic; mixed: narrow in forward and backward, weights and optimizer in fp32; tf32: fp32, "
-        "of whose digits CUDA multiplies the first. auto: bf16-mixed where a run begins on GPUs that all know it, else "
-        "32-true; a run keeps what it began with.",
-    )
-    deterministic: bool = bound(
-        True,
-        "The same bytes each time, on one kind of device; without, kernels may sum in any order, which some do faster, "
-        "and two attempts on a GPU may differ.",
-    )
+    precision: Precision = bound("auto", OF_PRECISION)
+    deterministic: bool = bound(True, OF_DETERMINISTIC)
     dtype: Literal["", "float32", "bfloat16", "float16"] = bound("", "Of members' files; empty: the first model's own.")
 
 
