@@ -14,9 +14,10 @@ from fleet.status import View
 from fleet.work import Interrupted
 from merge.outer import Outer
 from tests.small import config, finished, worker
-from train.loop import Learner, NotFinite
+from train.loop import Learner
 from train.member import vectors
 from train.member.pretraining_tasks import maker
+from train.verdicts import NotFinite
 
 # Decay makes the weights -7 times as large with each step where the rate is 4 times LR, and leaves them where it is 1.
 WILD = {

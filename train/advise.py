@@ -30,7 +30,8 @@ from fleet.run_config import UserError, load
 from fleet.sharing_out import idle
 from fleet.start import named
 from merge.wire import WIRES
-from train.loop import Learner, best_device, in_fixed_order
+from train.kernels import in_fixed_order
+from train.loop import Learner, best_device
 from train.member.counted_text import check_text, counted, in_words
 from train.member.feedback import LOST_WIRE
 from train.member.vectors import moments_of

@@ -32,7 +32,7 @@ from fleet.work import Input
 from train import report
 from train.batches import TokenFile, held_of
 from train.kept_rounds import files_of
-from train.loop import NotFinite, best_device, language_loss
+from train.loop import best_device, language_loss
 from train.made_here import save
 from train.member import vectors
 from train.member.prepare import open_tokenizer
@@ -43,7 +43,7 @@ from train.posttrain_results import taken
 from train.text_needs import held_count
 from train.training_config import TrainConfig
 from train.training_recipes import FIRST, TOKENIZER, token_files
-from train.verdicts import ran_out
+from train.verdicts import NotFinite, ran_out
 
 T = TypeVar("T")
 _SHARDS = ("shard", "gathered")  # the tasks whose members are parts of the model; others' that have weights are whole

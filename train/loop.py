@@ -13,11 +13,10 @@ from transformers import PreTrainedModel
 
 from train import foretelling
 from train.kernels import MIXED, learning, sent
-from train.kernels import in_fixed_order as in_fixed_order
 from train.model import Stack, VectorLayout, bound_to_vector, layout_of
 from train.optimizers import MOMENTS, OPTIMIZERS, WEIGHTS, layouts_of, orthogonal
 from train.training_config import TrainConfig
-from train.verdicts import NotFinite as NotFinite
+from train.verdicts import NotFinite
 
 _FLOOR = 0.1  # of the learning rate, at the last step of a cosine
 _FALL = 0.4  # of all steps, in which a trapezoid does so

@@ -17,11 +17,12 @@ from train.cluster.checkpoints import CheckpointKeeper, step_of
 from train.cluster.finetune_options import FinetuneOptions
 from train.cluster.logs import Log
 from train.cluster.shared import Shared
-from train.loop import MicroBatch, NotFinite, Objective, rate
+from train.loop import MicroBatch, Objective, rate
 from train.packing import Batch
 from train.posttrain import finetune_rows
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.training_config import TrainConfig
+from train.verdicts import NotFinite
 
 _TELL = 5.0  # seconds between two lines of progress
 _LOOKS = 10  # at the held-out rows, besides the first

@@ -26,7 +26,7 @@ from train.cluster.finetuned_folder import Finetuned, Opened, write
 from train.cluster.logs import log_of
 from train.cluster.ranks import Ranks
 from train.cluster.shared import learner_of
-from train.loop import in_fixed_order
+from train.kernels import in_fixed_order
 from train.member.posttraining_tasks import in_epochs, inner
 from train.posttrain import finetune_rows
 from train.posttrain.posttrain_config import PosttrainConfig

@@ -19,12 +19,12 @@ from transformers import PreTrainedModel
 
 from train.cluster.ranks import Agreed, Ranks
 from train.foretelling import may_be_large, try_out
+from train.kernels import MIXED
 from train.loop import Learner, Objective
 from train.model import Stack, VectorLayout, layout_of
 from train.optimizers import orthogonal
 from train.training_config import TrainConfig
 
-_NARROW = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}  # what products of a layer's weights are in
 _PIECE = 1 << 24  # numbers that are squared at a time
 
 
@@ -214,7 +214,7 @@ class Parts(Shared):
     def _policy(self) -> MixedPrecisionPolicy:
         """A layer's weights travel as narrow as they are multiplied, its gradients are added in fp32, and what goes
         from layer to layer stays as it is by oneself. Embeddings, head and last norm are the model's own: wide."""
-        return MixedPrecisionPolicy(_NARROW.get(self.config.precision), torch.float32, cast_forward_inputs=False)
+        return MixedPrecisionPolicy(MIXED.get(self.config.precision), torch.float32, cast_forward_inputs=False)
 
     def _runner(self, model: PreTrainedModel) -> Callable[..., Any]:
         self._compiled(model)

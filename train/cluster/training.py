@@ -26,7 +26,8 @@ from train.cluster.options import TrainingOptions
 from train.cluster.ranks import Ranks
 from train.cluster.shared import Shared, layers_of, learner_of
 from train.cluster.token_data import Batches
-from train.loop import in_fixed_order, rate
+from train.kernels import in_fixed_order
+from train.loop import rate
 from train.made_here import ends_of
 from train.model import can_be_built
 from train.training_config import TrainConfig

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from fleet.work import Failed, Work
-from train.loop import Learner, MicroBatch, NotFinite
+from train.loop import Learner, MicroBatch
 from train.member import vectors
 from train.optimizers import MOMENTS, WEIGHTS
+from train.verdicts import NotFinite
 
 T = TypeVar("T")
 Metrics = dict[str, Any]

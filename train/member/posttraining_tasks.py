@@ -13,8 +13,8 @@ from fleet.work import Maker, Work
 from train import adapters, objectives, packing
 from train.batches import shuffled
 from train.chat import Example
-from train.kernels import looking
-from train.loop import Learner, NotFinite, in_fixed_order, rate
+from train.kernels import in_fixed_order, looking
+from train.loop import Learner, rate
 from train.member import first_members, inner_loop, posttraining_genome
 from train.member.posttraining_runtime import ChildModel, PosttrainingRuntime, merged, write_model
 from train.posttrain import posttrain_fitness
@@ -22,7 +22,7 @@ from train.posttrain.example_rows import ExampleRows
 from train.posttrain.posttrain_config import LOSS, PosttrainConfig
 from train.training_config import TrainConfig, alone
 from train.training_recipes import FIRST, BredArgs, EvaluationArgs, InitArgs, SourceArgs, unique
-from train.verdicts import with_verdicts
+from train.verdicts import NotFinite, with_verdicts
 
 Metrics = Mapping[str, Any]
 Born = Callable[[], ChildModel]  # a child as its parents made it, before it has learned anything

@@ -13,7 +13,7 @@ from torch import Tensor
 from fleet.work import Input, Work
 from merge.outer import Outer
 from train.batches import TokenFile, batch, held_windows, owned
-from train.loop import Learner, MicroBatch, NotFinite, rate
+from train.loop import Learner, MicroBatch, rate
 from train.member import inner_loop, vectors
 from train.member.global_model import GlobalModel
 from train.member.inner_loop import Metrics
@@ -25,6 +25,7 @@ from train.splits import EvalSplit
 from train.text_needs import held_count, origin_of
 from train.training_config import TrainConfig
 from train.training_recipes import FIRST, Turn, token_files
+from train.verdicts import NotFinite
 
 CONFIG = "config.json"
 _WORD, _PRIME = (1 << 64) - 1, (1 << 61) - 1

@@ -15,7 +15,7 @@ from merge.methods.arcs import slerp_all
 from merge.outer import State, means, ranges
 from merge.tensor_group import weighted
 from merge.wire import pieces, send, sender
-from train.loop import in_fixed_order
+from train.kernels import in_fixed_order
 from train.member import prepare, vectors
 from train.member.feedback import Feedback
 from train.member.global_model import STEPPED_FROM, UPDATE, identity
