@@ -160,7 +160,7 @@ class Execution:
             self.working = None
 
     def _record(self, metrics: Mapping[str, Any], files: Files, attempt: str, seconds: float) -> Value:
-        listed = {name: [size, sha] for name, (size, sha) in files.items()}
+        listed = {name: [*each] for name, each in files.items()}
         made = {"metrics": dict(metrics), "files": listed, "attempt": attempt, "absent": "", "why": ""}
         return {**made, "by": self.context.store.name, "machine": self.context.host.name, "seconds": seconds}
 

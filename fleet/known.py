@@ -109,7 +109,7 @@ def outcome(id: str, recipe: Recipe, record: dict[str, Any], version: int) -> Ou
     """What a done register says; refuses any other shape."""
     try:
         files = payload.files_of(record["files"])
-        digests = {name: sha for name, (_, sha) in files.items()}
+        digests = {name: known for name, (_, known) in files.items()}
         if not isinstance(record["metrics"], dict) or not isinstance(record["attempt"], str):
             raise ValueError("metrics or attempt have another shape")
         if record["attempt"] and not payload.NAME.fullmatch(record["attempt"]):

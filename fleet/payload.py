@@ -1,7 +1,6 @@
 """Payloads: the files of one attempt, in a folder that nobody else ever writes in, sealed by sizes and checksums."""
 
 import contextlib
-import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from fleet import faults
+from fleet.checksum import checksum, is_checksum
 from fleet.hashed import HashedFile, HashedReader
 from fleet.recipe import Member
 from fleet.store import Store
 
-Files = dict[str, tuple[int, str]]  # name -> size, sha256
+Files = dict[str, tuple[int, str]]  # name -> size, checksum
 
 _VERIFIED = 4096  # files that a process remembers to be right
 SNAPSHOT = "snapshot."  # so begin the names of the files that are not the member's own
@@ -142,26 +142,27 @@ class Payload:
     prefix: str = ""
 
     def read(self, name: str) -> bytes:
-        place, (size, sha) = self._place(name), self.files[name]
-        data = self.store.patiently(lambda: self.store.disk.read(place, size))
-        _compare(place, (len(data), hashlib.sha256(data).hexdigest()), (size, sha))
+        place, (size, known) = self._place(name), self.files[name]
+        data, seen = self.store.patiently(lambda: self.store.disk.read(place, size)), checksum(known)
+        seen.update(data)
+        _compare(place, (len(data), seen.hexdigest()), (size, known))
         return data
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator["HashedReader"]:
         """To read a file piece by piece, `with parent.open("weights") as file: file.readinto(buffer)`; the block ends
         well only if all that it was given was right."""
-        place, (size, sha) = self._place(name), self.files[name]
+        place, (size, known) = self._place(name), self.files[name]
         with contextlib.closing(self.store.patiently(lambda: self.store.disk.open(place))) as file:
-            reader = HashedReader(file, size)
+            reader = HashedReader(file, size, known)
             yield reader
-            _compare(place, reader.finish(), (size, sha))
+            _compare(place, reader.finish(), (size, known))
 
     def path(self, name: str) -> Path:
         place = self._place(name)
         verified = self.store.verified
         if place not in verified:
-            _compare(place, hash_of(self.store, place), self.files[name])
+            self._check(name)
         verified.pop(place, None)
         verified[place] = True  # the last one that was used
         if len(verified) > _VERIFIED:
@@ -173,7 +174,11 @@ class Payload:
         for name in self.files:
             if fresh:
                 self.store.patiently(partial(self.store.disk.forget, self._place(name)))
-            _compare(self._place(name), hash_of(self.store, self._place(name)), self.files[name])
+            self._check(name)
+
+    def _check(self, name: str) -> None:
+        place, known = self._place(name), self.files[name]
+        _compare(place, hash_of(self.store, place, known[1]), known)
 
     def _place(self, name: str) -> str:
         return f"files/{self.attempt}/{self.prefix}{name}"
@@ -211,19 +216,21 @@ def files_of(value: Any) -> Files:
     if not isinstance(value, dict):
         raise ValueError("files: not an object")
     for name, entry in value.items():
-        size, sha = entry
-        if not (NAME.fullmatch(name) and isinstance(size, int) and size >= 0 and re.fullmatch("[0-9a-f]{64}", sha)):
+        size, known = entry
+        if not (NAME.fullmatch(name) and isinstance(size, int) and size >= 0 and is_checksum(known)):
             raise ValueError(f"files: {name!r}: {entry!r}")
-    return {name: (size, sha) for name, (size, sha) in value.items()}
+    return {name: (size, known) for name, (size, known) in value.items()}
 
 
-def hash_of(store: Store, place: str) -> tuple[int, str]:
+def hash_of(store: Store, place: str, like: str = "") -> tuple[int, str]:
+    """Size and checksum of a file, as it is on the disk now."""
+
     def once() -> tuple[int, str]:
-        digest, size = hashlib.sha256(), 0
+        seen, size = checksum(like), 0
         for block in store.disk.blocks(place):
-            digest.update(block)
+            seen.update(block)
             size += len(block)
-        return size, digest.hexdigest()
+        return size, seen.hexdigest()
 
     return store.patiently(once)
 

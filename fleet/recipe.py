@@ -73,7 +73,7 @@ class Member:
     origin: str  # where it was made: another place if it was carried over
     recipe: Recipe  # the one it was made by
     metrics: Mapping[str, Any]
-    digests: Mapping[str, str]  # file name -> sha256
+    digests: Mapping[str, str]  # file name -> checksum
     absent: str = ""  # "failed" or "closed": there are no files and no metrics
 
     def __bool__(self) -> bool:

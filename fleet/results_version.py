@@ -16,25 +16,27 @@ LAST: Mapping[str, Sequence[str]] = {
     # Then tasks' questions came in batches of BATCH_SIZE times SEQ_LENGTH tokens; then matrices lay by their shapes;
     # then plain answers to prompts began with the tokenizer's first token, and preferences were compared in PRECISION.
     # Then rows and questions were held out by what they say, all turns of a conversation on one side.
-    "edt-evomerge": ["commit 4b76bd2", "commit 9612bcf", "commit 5fc2cdb", "commit 780815b"],
+    # Then files' checksums, which are in a run's digest, were XXH3.
+    "edt-evomerge": ["commit 4b76bd2", "commit 9612bcf", "commit 5fc2cdb", "commit 780815b", "commit 880d80a"],
     # Then rounds grow instead of a warm start, Muon is the default, and moments are averaged; then the built-in text
     # came in another order, and genomes had no length any more; then the outer step was a plain mean; then tokenizers
     # were made of the run's own text, and a .txt file was one document; then members' metrics had bits per byte, and
     # four members of EDT were two families unless GROUP_SIZE said otherwise; then held-out text was for validation or
-    # for the test, by what it says, and moments, changes and weights travelled in fewer bits.
+    # for the test, by what it says, and moments, changes and weights travelled in fewer bits; then checksums were XXH3.
     **dict.fromkeys(
         ("diloco", "edt"),
         [
             *("commit 9612bcf", "commit 4b76bd2", "commit aaa6f7d", "commit acf0c07", "commit 5fc2cdb"),
-            "commit 780815b",
+            *("commit 780815b", "commit 880d80a"),
         ],
     ),
     # Then no candidate was scored beyond those that were asked for; then questions were called validation and test;
-    # then a question's words decided which it is for.
-    "merge-search": ["commit acf0c07", "commit 5fc2cdb", "commit 780815b"],
+    # then a question's words decided which it is for; then checksums were XXH3.
+    "merge-search": ["commit acf0c07", "commit 5fc2cdb", "commit 780815b", "commit 880d80a"],
     # Then questions were for validation and test, and bits per byte left out a first token, which nothing foretells;
-    # then their words decided which they are for, and passages of the two were no neighbours any more.
-    "evomerge": ["commit 5fc2cdb", "commit 780815b"],
+    # then their words decided which they are for, and passages of the two were no neighbours any more; then checksums
+    # were XXH3.
+    "evomerge": ["commit 5fc2cdb", "commit 780815b", "commit 880d80a"],
 }
 FIRST = 1  # also of runs that were made before they said it
 

@@ -44,7 +44,9 @@ BESIDE = {
         *("benchmarks.chunked_loss", "benchmarks.gpu*"),
     ),
 }
-THIRD_PARTY = {"fleet": {"pydantic", "cyclopts", "rich", "paramiko", "ray", "tensorboard", "wandb", "trackio"}}
+THIRD_PARTY = {
+    "fleet": {"pydantic", "cyclopts", "rich", "paramiko", "xxhash", "ray", "tensorboard", "wandb", "trackio"}
+}
 CONFIGURATION = {"pydantic"}  # and a room's configuration: whoever only reads the configuration waits for no torch
 
 

@@ -1,12 +1,13 @@
 """One simulated run: workers, misfortunes, and what must hold whatever happens."""
 
 import contextlib
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+
+from xxhash import xxh3_128
 
 from fleet import faults
 from fleet.context import Spent, Stopped, WorkerOptions
@@ -106,7 +107,7 @@ class Watched(Store):
         outcome = _opened(names[done].data, done) if done in names else {"files": {}}
         found = {file: names.get(f"files/{outcome['attempt']}/{file}") for file in outcome["files"]}
         return bool(found) and all(
-            inode is not None and [len(inode.data), hashlib.sha256(inode.data).hexdigest()] == outcome["files"][file]
+            inode is not None and [len(inode.data), xxh3_128(inode.data).hexdigest()] == outcome["files"][file]
             for file, inode in found.items()
         )
 
@@ -182,11 +183,11 @@ class Storm:
                 raise Violation(f"{name} was acted on and is lost or changed")
         for member in truth.round(truth.first - 1) + truth.round(0):
             outcome = truth.outcome(member.origin)
-            for file, (size, sha) in outcome.files.items():
+            for file, known in outcome.files.items():
                 inode = self.server.names.get(f"files/{outcome.attempt}/{file}")
                 if inode is None:
                     raise Violation(f"{member.id}: its file {file} is lost")
-                whole = (len(inode.data), hashlib.sha256(inode.data).hexdigest()) == (size, sha)
+                whole = (len(inode.data), xxh3_128(inode.data).hexdigest()) == known
                 if not whole and member.origin.startswith(f"{truth.first - 1}/"):  # the flips spare the last round
                     raise Violation(f"{member.id}: its file {file} is damaged")
         return digest(truth)
