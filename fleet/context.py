@@ -8,6 +8,7 @@ from fleet import launches
 from fleet.blame import Blame
 from fleet.claims import Claims
 from fleet.events import Events
+from fleet.foresight import Habits
 from fleet.history import History
 from fleet.host import Host
 from fleet.lane import Pendings
@@ -53,9 +54,14 @@ class WorkerContext:
     pace: Pace
     events: Events
     options: WorkerOptions
-    own: dict[str, bool]  # members made here: their files are likely in this machine's memory
+    own: dict[str, bool]  # members made in this lane: their files are likely in this machine's memory
+    habits: Habits  # of both lanes
     takes: Callable[[Recipe], bool] = lambda recipe: True  # which recipes are for this lane of the worker
     pending: Pendings = field(default_factory=Pendings)  # made here, and on their way to the disk
+
+    def has(self, id: str) -> bool:
+        """It was made here."""
+        return id in self.own or id in self.pending
 
     def stopped(self, why: str, again: bool = True) -> Stopped:
         """The end of this launch, and of those before it: for all of its workers, and for this one to raise."""

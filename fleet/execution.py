@@ -10,6 +10,7 @@ from fleet import faults, known, launches
 from fleet.context import Spent, Stopped, WorkerContext
 from fleet.errors import behind, cut, spoils
 from fleet.events import Tail, log
+from fleet.foresight import habit
 from fleet.lane import Lane, Pending
 from fleet.payload import Draft, Files
 from fleet.recipe import NotYet, place
@@ -52,6 +53,7 @@ class Execution:
             outcome.append(proven(record, f"the record of {id}")[1])  # or it is a verdict: nobody could read it
             parents = work.pending
             context.pace.took(place(id)[1], seconds)
+            context.habits[place(id)[1]] = habit(work)
             read = context.store.disk.bytes_read - read
             disk = round(max(0.0, context.store.disk.seconds - waited), 3)
             context.events.note("made", id, seconds=round(seconds, 3), disk=disk, written=draft.written, read=read)

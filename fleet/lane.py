@@ -101,8 +101,12 @@ class Lane:
     def rest(self, seconds: float) -> None:
         """In the second lane, which has nothing to make: until there is something to publish."""
         until = self._host.now() + seconds
-        while not (self._next or self._ending or self._host.stopping) and (left := until - self._host.now()) > 0:
+        while not self.hurry() and (left := until - self._host.now()) > 0:
             self._host.sleep(min(left, _GLANCE))
+
+    def hurry(self) -> bool:
+        """There is something to publish, or to end."""
+        return bool(self._next or self._ending or self._host.stopping)
 
     def _wait(self, until: Callable[[], bool]) -> None:
         while not (self._ended or until()):

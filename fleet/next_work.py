@@ -1,11 +1,11 @@
 """What to make next: whatever can be made, what others wait for first, then what continues this worker's own work."""
 
-import zlib
 from collections.abc import Iterator
 
 from fleet import pace
 from fleet.claims import pulse_of
 from fleet.context import WorkerContext
+from fleet.foresight import inclination
 from fleet.recipe import Recipe, alike, place, reads
 
 _PULSES = 3  # so many are looked at in one slow tick
@@ -68,17 +68,10 @@ class Chooser:
         return id in self.context.pending or self.context.history.finished(id)
 
     def _rank(self, id: str, recipe: Recipe, wanted: set[str]) -> tuple[bool, bool, int, int, int]:
-        """What failed here comes last, before it evaluations that nothing waits for; ties are broken by the worker's
-        name, so that all differ."""
-        only_looked_at = id not in wanted and recipe.role != "member"
-        own = sum(self.context.history.origin(input) in self.context.own for input in recipe.inputs)
-        return (
-            self.context.blame.wary(id),
-            only_looked_at,
-            place(id)[0],
-            -own,
-            zlib.crc32((self.context.store.name + id).encode()),
-        )
+        """What failed here comes last, before it evaluations that nothing waits for."""
+        context, only_looked_at = self.context, id not in wanted and recipe.role != "member"
+        likes = inclination(context.history, context.store.name, context.has, id, recipe)
+        return context.blame.wary(id), only_looked_at, *likes
 
     def _take(self, id: str) -> bool:
         self._check_losses(id)

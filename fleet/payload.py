@@ -1,6 +1,7 @@
 """Payloads: the files of one attempt, in a folder that nobody else ever writes in, sealed by sizes and checksums."""
 
 import contextlib
+import io
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -140,26 +141,32 @@ class Payload:
     attempt: str
     files: Mapping[str, tuple[int, str]]
     prefix: str = ""
+    used: set[str] = field(default_factory=set, compare=False)  # what was read, by name
 
     def read(self, name: str) -> bytes:
-        place, (size, known) = self._place(name), self.files[name]
+        place, (size, known) = self.place(name), self.files[name]
+        if (there := self._at_hand(name)) is not None:
+            return there
         data, seen = self.store.patiently(lambda: self.store.disk.read(place, size)), checksum(known)
         seen.update(data)
         _compare(place, (len(data), seen.hexdigest()), (size, known))
         return data
 
     @contextlib.contextmanager
-    def open(self, name: str) -> Iterator["HashedReader"]:
+    def open(self, name: str) -> Iterator["HashedReader | io.BytesIO"]:
         """To read a file piece by piece, `with parent.open("weights") as file: file.readinto(buffer)`; the block ends
         well only if all that it was given was right."""
-        place, (size, known) = self._place(name), self.files[name]
+        place, (size, known) = self.place(name), self.files[name]
+        if (there := self._at_hand(name)) is not None:
+            yield io.BytesIO(there)
+            return
         with contextlib.closing(self.store.patiently(lambda: self.store.disk.open(place))) as file:
             reader = HashedReader(file, size, known)
             yield reader
             _compare(place, reader.finish(), (size, known))
 
     def path(self, name: str) -> Path:
-        place = self._place(name)
+        place = self.place(name)
         verified = self.store.verified
         if place not in verified:
             self._check(name)
@@ -173,14 +180,21 @@ class Payload:
         """Read everything; `fresh` past the page cache."""
         for name in self.files:
             if fresh:
-                self.store.patiently(partial(self.store.disk.forget, self._place(name)))
+                self.store.patiently(partial(self.store.disk.forget, self.place(name)))
             self._check(name)
 
+    def _at_hand(self, name: str) -> bytes | None:
+        """If it was read ahead: then it was found right."""
+        self.used.add(name)
+        if (there := self.store.at_hand.take(self.place(name), self.store.host)) is not None:
+            self.store.disk.bytes_read += len(there)  # for whoever has it
+        return there
+
     def _check(self, name: str) -> None:
-        place, known = self._place(name), self.files[name]
+        place, known = self.place(name), self.files[name]
         _compare(place, hash_of(self.store, place, known[1]), known)
 
-    def _place(self, name: str) -> str:
+    def place(self, name: str) -> str:
         return f"files/{self.attempt}/{self.prefix}{name}"
 
 

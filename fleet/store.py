@@ -11,6 +11,7 @@ from posixpath import basename, dirname
 from typing import Any, TypeVar
 
 from fleet import faults, strictjson
+from fleet.at_hand import AtHand
 from fleet.disk import Disk
 from fleet.host import Host
 
@@ -34,6 +35,7 @@ class Store:
         self.disk, self.host, self.name = disk, host, name
         self._last: tuple[str, bytes, Value] = ("", b"", {})
         self.verified = dict[str, bool]()  # payload files that this process has read whole and found right
+        self.at_hand = AtHand()
         self.run_id = ""  # of the run that this store was opened for
 
     # -- registers --------------------------------------------------------------------------------------------------

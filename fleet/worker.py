@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fleet import blame, claims, elastic, faults, launches, pace, planning
+from fleet.ahead import ReadAhead
 from fleet.attic import Attic
 from fleet.bell import Bell
 from fleet.context import Stopped, WorkerContext, WorkerOptions
@@ -53,6 +54,7 @@ class Worker:
         speed = first.context.pace if first else pace.Pace()
         self.context: WorkerContext = WorkerContext(
             store, self.host, self.history, held, self.blame, speed, self.events, options, own,
+            first.context.habits if first else {},
             lambda recipe: not (first or second) or bool(first) == (recipe.task in options.beside),
         )  # fmt: skip
         self.chooser = Chooser(self.context)
@@ -64,6 +66,7 @@ class Worker:
         self._began = self.host.now()
         self.bell, self.report = Bell(store), report
         self._first = first
+        self._ahead = ReadAhead(self.context, first.context, first.making) if first else None
         self._trouble = 0  # so often in a row the disk did not answer
         self._fresh = True  # something changed by my own doing: look without waiting for the bell
         self._waits_since = self._ticked = self._looked = self._heard = _NEVER
@@ -99,6 +102,7 @@ class Worker:
             log.removeHandler(self.tail)
 
     def _lane(self, store: Store, make: Maker, strategy: Strategy) -> Lane:
+        store.at_hand = self.store.at_hand
         other = Worker(store, strategy, make, self.options, first=self)
 
         def publish(made: Pending) -> None:
@@ -186,6 +190,10 @@ class Worker:
         if self.execution.judge():
             self.bell.ring()
 
+    def making(self) -> str:
+        work = self.execution.working
+        return work.id if work else ""
+
     def noted(self, why: str) -> None:
         """What goes wrong beside the work, for the status."""
         self.events.note("waits", why=why)
@@ -201,8 +209,9 @@ class Worker:
             self.events.flush()
         waited = now - self._waits_since
         pause = max(min(self.options.poll_seconds, max(0.005, 0.05 * waited)), min(1.0, 5 * self._looking))
-        if self._first and self._first.lane:
-            self._first.lane.rest(pause)
+        if self._first and self._first.lane and self._ahead:
+            if not self._ahead.go_on(self._looked, self._first.lane.hurry):
+                self._first.lane.rest(pause)
         else:
             self.host.sleep(pause)
 

@@ -3,11 +3,13 @@ bytes are those of one lane, whoever is killed."""
 
 import random
 import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from fleet import launches
+from fleet.at_hand import AtHand
 from fleet.digest import digest
 from fleet.history import History
 from fleet.host import Host
@@ -97,6 +99,45 @@ def test_what_ends_the_second_lane_ends_the_worker(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         toy(tmp_path, make=make, disk_lane=True, dead_seconds=0.5).run()
     assert toy(tmp_path, name="other", disk_lane=True, dead_seconds=0.5).run() == "over"
+
+
+# -- reading ahead -----------------------------------------------------------------------------------------------------
+
+
+class Noted(AtHand):
+    """Which files were read ahead, and which of them somebody took."""
+
+    def __init__(self):
+        super().__init__()
+        self.brought, self.taken = set[str](), set[str]()
+
+    def take(self, place, host):
+        if (found := super().take(place, host)) is not None:
+            self.taken.add(place)
+        return found
+
+    @contextmanager
+    def coming(self, place):
+        with super().coming(place) as bring:
+            yield lambda data: (bring(data), self.brought.add(place))
+
+
+@pytest.mark.parametrize("algorithm", ["diloco", "matching"])
+def test_while_one_trains_the_next_ones_files_are_read(tmp_path, monkeypatch, algorithm):
+    keys = {"algorithm": algorithm, "population_size": 2}
+    assert toy(tmp_path / "plain", **keys).run() == "over"
+    monkeypatch.setattr("fleet.store.AtHand", Noted)
+    made = maker(ToyConfig(**{"project_name": "run", **TOY, **keys}))
+
+    def make(work):
+        if work.id.startswith("3/") and work.recipe.args.get("steps") and not here.taken:
+            until(lambda: here.brought, "something is read ahead")
+        return made(work)
+
+    worker = toy(tmp_path / "ahead", make=make, disk_lane=True, **keys)
+    here = worker.store.at_hand
+    assert worker.run() == "over" and here.taken
+    assert digest(seen(tmp_path / "ahead")) == digest(seen(tmp_path / "plain"))
 
 
 # -- two halves take turns ---------------------------------------------------------------------------------------------

@@ -1,0 +1,77 @@
+"""Reading ahead: while the first lane trains, the second one reads and checks what either of them will want next."""
+
+from collections.abc import Callable
+
+from fleet import faults
+from fleet.checksum import checksum
+from fleet.context import WorkerContext
+from fleet.foresight import awaited, before, inclination
+from fleet.payload import Input
+
+
+class ReadAhead:
+    """Of one worker, in its second lane. Memory: at most as much as the largest model that the run was given."""
+
+    def __init__(self, context: WorkerContext, first: WorkerContext, making: Callable[[], str]) -> None:
+        """`making` is what the first lane is at."""
+        self.context, self._first, self._making = context, first, making
+        self._files, self._seen = list[tuple[Input, str]](), ("", -1.0)
+        self._most = 0
+
+    def go_on(self, looked: float, hurry: Callable[[], bool]) -> bool:
+        """Read one more file, unless there is a `hurry`; false if there is none. `looked` tells when the run was
+        looked at last."""
+        here = self.context.store.at_hand
+        if (seen := (self._making(), looked)) != self._seen:
+            self._seen, self._files = seen, self._foreseen(seen[0])
+            here.keep({input.place(name) for input, name in self._files})
+        while self._files:
+            input, name = self._files.pop(0)
+            if not here.holds(input.place(name)):
+                self._read(input, name, hurry)
+                return True
+        return False
+
+    def _foreseen(self, making: str) -> list[tuple[Input, str]]:
+        """What is at hand for what is being made; and of what comes then, as much as there is room for."""
+        context, history, found = self.context, self.context.history, dict[str, tuple[Input, str]]()
+        free = [
+            (id, recipe) for id, recipe in history.open()
+            if self._has(before(id)) and id not in self._first.pending and not context.claims.held(id)
+        ]  # fmt: skip
+        free.sort(key=lambda job: inclination(history, context.store.name, self._has, *job))
+        room = self._room() if free else 0
+        for id, recipe in [job for job in history.open() if job[0] == making] + free:
+            for input, name in awaited(history, id, recipe, context.habits):
+                file, at_hand = input.place(name), context.store.at_hand.holds(input.place(name))
+                if file not in found and (at_hand or id != making):
+                    if (room := room - input.files[name][0]) < 0:
+                        return [*found.values()]
+                    found[file] = input, name
+        return [*found.values()]
+
+    def _has(self, id: str) -> bool:
+        return self.context.has(id) or self._first.has(id) or id == self._seen[0]
+
+    def _room(self) -> int:
+        history = self.context.history
+        if not self._most:
+            given = [f"0/{recipe.slot}" for recipe in history.plan(0) if recipe.role == "given"]
+            models = [history.outcome(id).files.values() for id in given if history.finished(id)]
+            self._most = max((sum(size for size, _ in files) for files in models), default=0)
+        return self._most
+
+    def _read(self, input: Input, name: str, hurry: Callable[[], bool]) -> None:
+        """What is wrong with it, whoever asks for it will see."""
+        file, data, seen = input.place(name), bytearray(), checksum(input.files[name][1])
+        with self.context.store.at_hand.coming(file) as bring:
+            try:
+                for block in self.context.store.disk.blocks(file):
+                    if hurry():
+                        return
+                    data += block
+                    seen.update(block)
+            except faults.Fault:
+                return
+            if (len(data), seen.hexdigest()) == input.files[name]:
+                bring(bytes(data))

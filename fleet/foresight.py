@@ -1,0 +1,51 @@
+"""What a worker is likely to make next, and which files it will read then: those that the last one of the same slot
+has read. Whoever is wrong here has read something in vain, nothing else."""
+
+from collections.abc import Callable, Iterator
+from zlib import crc32
+
+from fleet import faults
+from fleet.history import History
+from fleet.payload import Input
+from fleet.recipe import NotYet, Recipe, place
+from fleet.work import Work
+
+Habits = dict[str, dict[str, set[str]]]  # of a slot: what was read of an input, by the task that had made that
+Has = Callable[[str], bool]
+
+
+def habit(work: Work) -> dict[str, set[str]]:
+    """What a recipe has read while it was made."""
+    read = dict[str, set[str]]()
+    for id, input in work.inputs.items():
+        read.setdefault(work.history.recipe(id).task, set()).update(input.used)
+    return read
+
+
+def inclination(history: History, worker: str, has: Has, id: str, recipe: Recipe) -> tuple[int, int, int]:
+    """The least first: old rounds, then what goes on from what this worker has; ties are broken by the worker's name,
+    so that all differ."""
+    own = has(before(id)) + sum(has(history.origin(input)) for input in recipe.inputs)
+    return place(id)[0], -own, crc32((worker + id).encode())
+
+
+def before(id: str) -> str:
+    """The one before it in its slot."""
+    round, slot = place(id)
+    return f"{round - 1}/{slot}"
+
+
+def awaited(history: History, id: str, recipe: Recipe, habits: Habits) -> Iterator[tuple[Input, str]]:
+    """Files of what it is made of, as far as they are there."""
+    known = habits.get(place(id)[1], {})
+    for parent in recipe.inputs if known else ():
+        names = known.get(history.recipe(parent).task)
+        if names and (input := _present(history, parent)):
+            yield from ((input, name) for name in sorted(names) if name in input.files)
+
+
+def _present(history: History, id: str) -> Input | None:
+    try:
+        return history.files(id) if history.finished(id) and history[id] else None
+    except (faults.Fault, NotYet):
+        return None
