@@ -1,10 +1,13 @@
 """Elastic rounds: after a quorum and a grace time, the slots that are still out may be closed."""
 
 import math
+from statistics import median
 
 from fleet.history import History
 from fleet.host import Host
 from fleet.recipe import Recipe, alike, name, place
+
+_USUAL = 1.5  # so many times what the others have taken are waited by themselves
 
 
 class Elastic:
@@ -27,10 +30,13 @@ class Elastic:
         if not out or len(good) < math.ceil(self.quorum * len(optional)):
             self._since.pop(round, None)
             return []
-        if self.host.now() - self._since.setdefault(round, self.host.now()) < self.grace:
+        if self.host.now() - self._since.setdefault(round, self.host.now()) < self._patience(good):
             return []
         needed = self._needed(round)  # and only what could have been made by now can be late
         return [id for id in out if id not in needed and all(map(self.history.finished, out[id].inputs))]
+
+    def _patience(self, good: list[str]) -> float:
+        return self.grace or _USUAL * median(self.history.outcome(id).seconds for id in good)
 
     def _needed(self, round: int) -> set[str]:
         """What a planned recipe has to have: of its inputs in this round, none is there or must be made."""

@@ -94,7 +94,12 @@ class FleetConfig(Section):
         gt=0,
         le=1,
     )
-    grace_seconds: float = bound(60.0, "Elastic rounds: how long a quorum waits for the others.", ge=0, le=1e6)
+    grace_seconds: float = bound(
+        0.0,
+        "Elastic rounds: how long a quorum waits for the others. 0: one and a half times what its own have taken.",
+        ge=0,
+        le=1e6,
+    )
     base_dir: Text = operational(
         "runs", "The folder on the shared disk that holds the runs; relative to the configuration file."
     )

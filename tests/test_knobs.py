@@ -370,6 +370,8 @@ def grace_seconds(tmp_path, turn):
         clock, history = beside_a_silent_worker(tmp_path / str(seconds), **turn.given, grace_seconds=seconds)
         assert history["1/m3"].absent == "closed"
         assert seconds < clock.time < seconds + 100
+    clock, history = beside_a_silent_worker(tmp_path / "learned", **turn.given, sleep=40.0)
+    assert history["1/m3"].absent == "closed" and 60 < clock.time < 1000, "one and a half of 40 s"
 
 
 def dead_seconds(tmp_path, turn):

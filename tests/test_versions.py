@@ -59,7 +59,7 @@ def test_a_key_that_the_run_lacks_has_its_default_and_no_other_value(toys):
     run: Toys = toys().prepare()
     rewritten(run, lambda value: value["config"].pop("grace_seconds"))
     run.keys["grace_seconds"] = 5.0
-    with pytest.raises(UserError, match="GRACE_SECONDS: the run has 60.0, now it says 5.0"):
+    with pytest.raises(UserError, match="GRACE_SECONDS: the run has 0.0, now it says 5.0"):
         join(run)
 
 
