@@ -39,7 +39,7 @@ ROWS: Mapping[str, Mapping[str, Any]] = {
     "DiLoCo": DILOCO,
     "DiLoCo, narrow moments": {**DILOCO, "inner_optimizer_state": "narrow"},
     "DiLoCo, ERROR_FEEDBACK": {**DILOCO, "error_feedback": True},
-    "DiLoCo, int2, ERROR_FEEDBACK": {**DILOCO, "wire_dtype": "int2", "error_feedback": True},
+    "DiLoCo, normal2, ERROR_FEEDBACK": {**DILOCO, "wire_dtype": "normal2", "error_feedback": True},
     "DiLoCo, moments forgotten": {**DILOCO, "inner_optimizer_state": "reset"},
     "EDT, groups of four, all exact": {**GROUPS, **EXACT},
     "EDT, groups of four": GROUPS,

@@ -77,9 +77,7 @@ def test_ranges_cover_everything_in_whole_blocks(size, shards):
 
 
 @pytest.mark.parametrize("count", SIZES)
-@pytest.mark.parametrize(
-    "how, share", [("fp32", 0.0), ("bf16", 2**-8), ("int8", 0.51 / 127), ("int4", 0.51 / 7), ("int2", 0.51)]
-)
+@pytest.mark.parametrize("how, share", [("fp32", 0.0), ("bf16", 2**-8), ("int8", 0.51 / 127), ("int4", 0.51 / 7)])
 def test_a_vector_arrives(count, how, share):
     vector = random(count) * 1e-6  # as small as changes are
     arrived = through(vector, how)
@@ -91,7 +89,7 @@ def test_a_vector_arrives(count, how, share):
 
 
 @pytest.mark.parametrize(
-    "how, bytes", [("fp32", 4.01), ("bf16", 2.01), ("int8", 1.04), ("int4", 0.54), ("int2", 0.29), ("root8", 1.04)]
+    "how, bytes", [("fp32", 4.01), ("bf16", 2.01), ("int8", 1.04), ("int4", 0.54), ("normal2", 0.29), ("root8", 1.04)]
 )
 def test_the_wire_is_as_narrow_as_it_says(how, bytes):
     file = io.BytesIO()
@@ -113,6 +111,14 @@ def test_squares_keep_their_size_and_small_ones_never_become_nothing():
     largest = squares.sqrt().view(-1, wire.BLOCK).amax(1, keepdim=True).expand(-1, wire.BLOCK).flatten()
     assert bool(((arrived.sqrt() - squares.sqrt()).abs() <= largest / 255 * 1.02).all())
     assert arrived[6] == 0 and bool((arrived[squares > 0] > 0).all())
+
+
+def test_two_bits_lose_as_little_of_a_normal_distribution_as_two_bits_can():
+    """Max (1960): with four levels 0.1175 of the variance is lost."""
+    vector = random(1 << 18) * 1e-6
+    lost = (through(vector, "normal2") - vector).square().mean() / vector.square().mean()
+    assert 0.10 < float(lost) < 0.12
+    assert not through(torch.zeros(100), "normal2").any()
 
 
 def test_zeros_and_the_largest_number_of_a_block_survive_scaling():

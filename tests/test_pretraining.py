@@ -41,7 +41,7 @@ SETTINGS = [
     {"algorithm": "diloco", "inner_optimizer_state": "reset", "home_every": 1, "fragments": 2, "overlap": 1,
      "max_generations": 5},
     {"algorithm": "edt", "selection": "rank", "elitism": 1, "previous_generation": True, "mutation_probability": 0.5},
-    {"algorithm": "diloco", "wire_dtype": "int2", "error_feedback": True, "inner_optimizer": "adamw",
+    {"algorithm": "diloco", "wire_dtype": "normal2", "error_feedback": True, "inner_optimizer": "adamw",
      "inner_optimizer_state": "narrow",
      "outer_momentum": 0.6},
 ]  # fmt: skip

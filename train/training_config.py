@@ -28,7 +28,7 @@ OF_DETERMINISTIC = (
 )
 READERS = 16  # shards that read at a time: more of them get no more out of one disk, and each replica writes more files
 RATES = (0.25, 4.0)  # how far a genome may scale the learning rate
-NARROW = ("int8", "int4", "int2")  # wires that changes are whole numbers in
+NARROW = ("int8", "int4", "normal2")  # wires of blocks with a scale each, which changes travel in
 _GROWTH = 0.05  # of all steps before it, that a round has while rounds grow
 
 
@@ -145,7 +145,7 @@ class ExchangeSection(Section):
     shards: int = bound(
         0, f"DiLoCo: ranges in which the outer step is done; 0: as many as replicas, up to {READERS}.", ge=0, le=4096
     )
-    wire_dtype: Literal["", "fp32", "bf16", "int8", "int4", "int2"] = bound(
+    wire_dtype: Literal["", "fp32", "bf16", "int8", "int4", "normal2"] = bound(
         "",
         "What changes (DiLoCo), or weights and momenta (EDT: fp32 or bf16), travel in. Empty: int4, or bf16.",
     )
