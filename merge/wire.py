@@ -83,8 +83,8 @@ class Scaled:
 
 @dataclass(frozen=True)
 class Normal:
-    """Blocks of 2 bits, for one of the four numbers that are nearest to what is normally distributed (Lloyd, Max), times
-    the block's deviation."""
+    """Blocks of 2 bits, for one of the four numbers that are nearest to what is normally distributed (Lloyd, Max),
+    times the block's deviation."""
 
     near: float = 0.4528
     far: float = 1.5104
