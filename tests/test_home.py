@@ -93,6 +93,21 @@ PUBLISHED = [
 ]
 
 
+@pytest.mark.parametrize("keys, workers", [*zip(PUBLISHED, (2, 4, 2), strict=True)], ids=str)
+def test_workers_that_take_turns(tmp_path, keys, workers):
+    """Slots go from one to the next: whoever takes one over makes of it what the last one would have made."""
+    c, place = config(**keys), tmp_path / "several"
+    place.mkdir()
+    several, dice, over = [worker(place, c, f"w{n}") for n in range(workers)], random.Random(5), False
+    while not over:
+        history = (one := dice.choice(several)).history
+        over = one.turn()
+    slots = [f"replica-{k}" for k in range(c.population_size)]
+    makers = [{history.outcome(f"{n}/{slot}").by for n in range(1, c.max_generations + 1)} for slot in slots]
+    assert any(len(names) > 1 for names in makers)
+    assert digest(history) == digest(finished(tmp_path / "one", **keys))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("keys", PUBLISHED, ids=str)
 def test_one_two_and_four_workers_and_kills_in_both_lanes(pretraining, keys):
