@@ -1,6 +1,6 @@
 """What a slot writes and reads in a round, counted in models (all parameters in fp32), and what for.
 
-    python -m benchmarks.exchange [--quick] [--slots 8]
+    python -m benchmarks.exchange [--quick] [--slots 8] [--only "DiLoCo, home"]
 
 Real runs of a small model, in which each slot has a worker of its own that goes on from round to round (warm), or one
 that has just come (cold). The last columns are the bytes of all slots of a model as large as 150m, on one disk of 1
@@ -31,6 +31,7 @@ from fleet.worker import Worker
 from train.training_config import TrainConfig
 
 DILOCO, GROUPS = {"algorithm": "diloco"}, {"algorithm": "edt", "selection": "hypercube"}
+HOME = {"inner_optimizer_state": "home", "home_every": 4}  # as many rounds as are counted
 EXACT = {"wire_dtype": "fp32", "inner_optimizer_state": "exact"}
 ROWS: Mapping[str, Mapping[str, Any]] = {
     "DiLoCo, all exact": {**DILOCO, **EXACT},
@@ -41,6 +42,10 @@ ROWS: Mapping[str, Mapping[str, Any]] = {
     "DiLoCo, ERROR_FEEDBACK": {**DILOCO, "error_feedback": True},
     "DiLoCo, normal2, ERROR_FEEDBACK": {**DILOCO, "wire_dtype": "normal2", "error_feedback": True},
     "DiLoCo, moments forgotten": {**DILOCO, "inner_optimizer_state": "reset"},
+    "DiLoCo, home": {**DILOCO, **HOME},
+    "DiLoCo, home, normal2": {**DILOCO, **HOME, "wire_dtype": "normal2"},
+    "DiLoCo, home, FRAGMENTS 4": {**DILOCO, **HOME, "fragments": 4},
+    "DiLoCo, home, normal2, FRAGMENTS 4": {**DILOCO, **HOME, "wire_dtype": "normal2", "fragments": 4},
     "EDT, groups of four, all exact": {**GROUPS, **EXACT},
     "EDT, groups of four": GROUPS,
     "EDT, groups of four, narrow": {**GROUPS, "inner_optimizer_state": "narrow"},
@@ -99,8 +104,8 @@ def _makers(config: TrainConfig, warm: bool) -> Maker:
 
 
 @app.default
-def main(quick: bool = False, slots: int = 8) -> None:
-    rounds, names = 4 if quick else 6, [*GOALS] if quick else [*ROWS]
+def main(quick: bool = False, slots: int = 8, only: str = "") -> None:
+    rounds, names = 4 if quick else 6, [*GOALS] if quick else [name for name in ROWS if name.startswith(only)]
     columns = ("written", "read, warm", "read, cold", "by trainers", "by shards, means", "by evaluations", "s on disk")
     note = (
         f"{slots} slots; models of fp32 that a slot writes and reads in a round. Who reads (written/read): warm.\n"
