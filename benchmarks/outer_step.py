@@ -20,7 +20,7 @@ from fleet.disk import Disk
 from fleet.host import Host
 from fleet.payload import Draft, Files, Payload
 from fleet.store import FOLDERS, Store
-from merge.outer import Outer, means, ranges
+from merge.outer_step import Outer, means, ranges
 from merge.wire import pieces, received, send, sender
 
 SIZE, QUICK_SIZE = 60_000_000, 6_000_000

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from evomerge.breeding import Pool, Scored, can_mutate, crossed, first, mutated, next_generation, ranked
 from evomerge.config import Configuration, ModelReference
 from evomerge.formula import Formula, in_words
 from evomerge.given_models import resolved
 from evomerge.merger import AdvancedModelMerger, known
 from evomerge.tournament import last_generation
 from evomerge.utils import EvoMergeException, expected, log
+from evomerge.variation import Pool, Scored, can_mutate, crossed, first, mutated, next_generation, ranked
 from fleet.run_config import UserError
 
 

@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from evomerge.building import builder
 from evomerge.config import Configuration, EvaluationSettings, ModelReference, TournamentConfig
 from evomerge.formula import Blend, Formula
 from evomerge.given_models import check_alike, check_causal
+from evomerge.model_builder import builder
 from evomerge.texts import KINDS, unseen
 from fleet.run_config import UserError
-from merge.live import LiveModel
+from merge.live_models import LiveModel
 from merge.search.search_worker import CandidateEvaluator
-from train import lm_eval_tasks, text
+from train import lm_eval_tasks, text_sources
 from train.lm_eval_tasks import Asked, TaskEvaluation
 from train.passages import Losses, PassageReader, as_metrics
 from train.splits import HELD_OUT, EvalSplit, Split, normal, parts_of
@@ -179,11 +179,11 @@ def texts(e: EvaluationSettings) -> dict[EvalSplit, Passages]:
 
 def cut(e: EvaluationSettings) -> list[list[str]]:
     """A file's passage groups: what is long is cut, and between two of its groups a passage is left out."""
-    if not e.text.endswith(text.FILES):
-        raise UserError(f"{e.text}: a text file ends in {', '.join(text.FILES)}")
+    if not e.text.endswith(text_sources.FILES):
+        raise UserError(f"{e.text}: a text file ends in {', '.join(text_sources.FILES)}")
     source = Dataset(source=str(Path(e.text).expanduser()), text_field=e.text_field)
-    documents, found = text.documents(source), list[list[str]]()
-    if text.is_one_document(source):
+    documents, found = text_sources.documents(source), list[list[str]]()
+    if text_sources.is_one_document(source):
         documents = iter(["".join(islice(documents, e.passages))])  # of which each has several passages
     for document in documents:
         passages = _passages(document)

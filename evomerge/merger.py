@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from evomerge.breeding import Pool, combined
-from evomerge.building import ModelBuilder
 from evomerge.config import STAGES, TECHNIQUES, Configuration, ModelReference, Technique
 from evomerge.formula import Formula, Step, in_words, read
 from evomerge.given_models import check_alike, resolved
+from evomerge.model_builder import ModelBuilder
 from evomerge.utils import EvoMergeException, expected, log
+from evomerge.variation import Pool, combined
 
 
 class AdvancedModelMerger:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from fleet.history import History, opened
 from fleet.plain import say
-from fleet.reading import command
 from fleet.recipe import to_json
+from fleet.single_command import command
 from fleet.strictjson import text
 
 

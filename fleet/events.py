@@ -8,10 +8,10 @@ from collections import deque
 from typing import Any
 
 from fleet import faults, strictjson
-from fleet.diary import END, TAIL, Diary, read
 from fleet.disk import Disk, FileWriter
 from fleet.errors import cut
 from fleet.store import Store
+from fleet.worker_notes import END, TAIL, Diary, read
 
 _EVERY = 0.5  # seconds between two writes
 _KEPT = 1000  # lines that wait for a disk that takes no more

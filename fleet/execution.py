@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from fleet import faults, known, launches
+from fleet import faults, launches, round_state
 from fleet.context import Spent, Stopped, WorkerContext
 from fleet.errors import behind, cut, spoils
 from fleet.events import Tail, log
@@ -57,7 +57,7 @@ class Execution:
             context.events.note("made", id, seconds=round(seconds, 3), disk=disk, written=draft.written, read=read)
         for record in outcome:
             if later:
-                self._hand_over(Pending(known.outcome(id, work.recipe, record, version), draft, parents))
+                self._hand_over(Pending(round_state.outcome(id, work.recipe, record, version), draft, parents))
             else:
                 self.publish(id, version, record, draft)
                 self._made(id)
@@ -85,7 +85,7 @@ class Execution:
         trouble = 0
         while True:
             try:
-                return self.context.store.settle(known.register(id, version), record)
+                return self.context.store.settle(round_state.register(id, version), record)
             except (faults.Full, faults.Passing) as fault:
                 if self.context.host.stopping:
                     raise

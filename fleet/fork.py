@@ -22,13 +22,13 @@ from fleet import faults, launches, payload, results_version, summary
 from fleet.disk import Disk
 from fleet.history import History
 from fleet.host import Host
-from fleet.known import parse
 from fleet.plain import say
 from fleet.plans import record_of
-from fleet.reading import command
 from fleet.recipe import NotYet, Recipe, check, folder, name, place
+from fleet.round_state import parse
 from fleet.run import create_run, open_run
 from fleet.run_config import UserError, is_bound
+from fleet.single_command import command
 from fleet.store import Store
 
 _PATIENCE = 5.0  # seconds between two lines about how far it is

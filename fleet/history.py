@@ -15,10 +15,10 @@ from pathlib import Path
 from posixpath import basename
 from typing import Any, TypeVar, cast
 
-from fleet import faults, known, payload, summary
+from fleet import faults, payload, round_state, summary
 from fleet.host import Host
-from fleet.known import KnownRound, Outcome, Slot, parse
 from fleet.recipe import AHEAD, Member, NotYet, Recipe, alike, folder, name, place
+from fleet.round_state import KnownRound, Outcome, Slot, parse
 from fleet.run import open_run
 from fleet.store import Store
 
@@ -81,7 +81,7 @@ class History:
     def adopt(self, round: int, record: dict[str, Any]) -> None:
         """Take in a plan."""
         if round not in self._rounds:
-            self._rounds[round] = known.planned(round, record)
+            self._rounds[round] = round_state.planned(round, record)
             self.last = max(self.last, round)
         if round >= self.first:
             self._reconsider(round)
@@ -217,8 +217,8 @@ class History:
         """A register that this worker has offered itself; perhaps of a version that is void by now."""
         there = self._round_of(id)
         if version == self.slot(id).version:
-            there.outcomes[id] = known.outcome(id, self.recipe(id), record, version)
-        register = basename(known.register(id, version))
+            there.outcomes[id] = round_state.outcome(id, self.recipe(id), record, version)
+        register = basename(round_state.register(id, version))
         there.safe.update((there.names or ()) if just_now else (), [register])  # it was synced with them
         self.saw(place(id)[0], register)
 
@@ -286,13 +286,13 @@ class History:
         if not (self._round_finished(round) or self.finished(id)):
             raise NotYet(id)
         if self._round_finished(round) and (told := (there.told or {}).get(id)) and told[0] == version:
-            return known.outcome(id, self.recipe(id), told[1], version)
-        path = known.register(id, version)
+            return round_state.outcome(id, self.recipe(id), told[1], version)
+        path = round_state.register(id, version)
         try:  # what was seen before the folder was synced is there to stay; only then is it read to be acted on
             if not self._round_finished(round) and basename(path) not in there.safe:
                 self.store.sync(folder(round))
                 there.safe.update(there.names or (), [basename(path)])
-            return known.outcome(id, self.recipe(id), self.store.standing(path), version)
+            return round_state.outcome(id, self.recipe(id), self.store.standing(path), version)
         except faults.Missing:  # void, or taken back by a crash of the server, or not visible here yet
             self.reopen(id)
             raise NotYet(id) from None
@@ -378,7 +378,7 @@ class History:
         """Some disks list late what they would open at once: try a few names, in turn."""
         awaited = [id for id in self._open if self._startable(id)] if count else []
         for id in (awaited[(self._probe + i) % len(awaited)] for i in range(min(count, len(awaited)))):
-            path = known.register(id, self.slot(id).version)
+            path = round_state.register(id, self.slot(id).version)
             with contextlib.suppress(faults.Missing):
                 self.store.read(path)
                 self.saw(place(id)[0], basename(path))
@@ -388,6 +388,6 @@ class History:
         """A complete round leads to planning and pruning: make sure that no crash can take an outcome back."""
         self.store.sync(folder(round))
         listed, made = self.scan(round), self._known(round).made
-        if not listed >= {basename(known.register(id, self.slot(id).version)) for id in made}:
+        if not listed >= {basename(round_state.register(id, self.slot(id).version)) for id in made}:
             self.forget(round)
         return not any(id in self._open for id in made)

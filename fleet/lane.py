@@ -12,8 +12,8 @@ from typing import Any
 from fleet import faults
 from fleet.events import Events
 from fleet.host import Host
-from fleet.known import Outcome
 from fleet.payload import Draft, Input
+from fleet.round_state import Outcome
 from fleet.store import Value
 
 _PAUSE, _GLANCE = 0.005, 0.02  # seconds between two looks at the other lane: by the first, by the second

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet import faults
-from fleet.hashed import HashedFile, HashedReader
+from fleet.hashed_files import HashedFile, HashedReader
 from fleet.recipe import Member
 from fleet.store import Store
 

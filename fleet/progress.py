@@ -12,11 +12,11 @@ from rich.text import Text
 
 from fleet import faults, launches
 from fleet.console import console
-from fleet.diary import Diaries, Diary
 from fleet.history import History
 from fleet.plain import bytes_of, plain, say
 from fleet.recipe import Member, NotYet, Recipe, name
-from fleet.underway import TimeLeft, Underway, underway
+from fleet.time_left import TimeLeft, Underway, underway
+from fleet.worker_notes import Diaries, Diary
 
 _LOOK = 1.0  # seconds between two looks,
 _SHARE = 0.05  # of which looking takes no more: thousands of members take a while

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet import faults, strictjson
-from fleet.hashed import HashedFile
+from fleet.hashed_files import HashedFile
 from fleet.payload import SNAPSHOT, Draft, Files, Payload, files_of
 from fleet.store import Store
 

@@ -15,19 +15,19 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fleet import diary, faults, launches
+from fleet import faults, launches, worker_notes
 from fleet.claims import Claims, Watch, pulse_of
 from fleet.console import console, in_full
-from fleet.diary import Diaries, Diary
 from fleet.history import History
 from fleet.host import Host
 from fleet.plain import bytes_of, heard, plain
 from fleet.progress import duration
-from fleet.reading import command
 from fleet.recipe import Member, NotYet, name, place
 from fleet.run import open_run
-from fleet.silence import last_heard, silent
-from fleet.underway import Underway, underway
+from fleet.silent_workers import last_heard, silent
+from fleet.single_command import command
+from fleet.time_left import Underway, underway
+from fleet.worker_notes import Diaries, Diary
 
 _WORKERS, _ERRORS, _MEMBERS = 24, 5, 8  # so many lines of each at most
 _ROUNDS = 4  # in a terminal
@@ -119,7 +119,7 @@ class View:
                 state += f"; {len(benched)} benched: {_some(benched)}"
         written, read = (sum(getattr(d, what) for d in diaries) for what in ("written", "read"))
         moved = f"{sum(d.made for d in diaries)} made, {bytes_of(written)} written, {bytes_of(read)} read"
-        if found := diary.shares(diaries):
+        if found := worker_notes.shares(diaries):
             moved += "\nof their time {:.0%} at work, {:.0%} for the disk, {:.0%} for others".format(*found)
         return "\n".join([f"{at}; {state}", moved, *self.silent])
 
@@ -172,7 +172,7 @@ class View:
 
     def _workers(self, diaries: list[Diary], most: int) -> Table:
         columns = ("worker", "made", "does", "ago") if self.narrow else _COLUMNS
-        table, now = table_of("Workers", *columns, fit=bool(self.lines)), diary.now(self.store)
+        table, now = table_of("Workers", *columns, fit=bool(self.lines)), worker_notes.now(self.store)
         making = self._making()
         for d in diaries[:most]:
             lost = d.name in self._lost and not self.over
@@ -205,7 +205,7 @@ class View:
 
     def _errors(self, diaries: list[Diary]) -> list[Text]:
         """The last ones, each on a line of its own: there may be commands in it to be copied."""
-        most, now = _ERRORS // 2 if self.lines else _ERRORS, diary.now(self.store)
+        most, now = _ERRORS // 2 if self.lines else _ERRORS, worker_notes.now(self.store)
         errors = sorted((error, d.name) for d in diaries for error in d.errors)[-most:]
         words = (f"{duration(max(0.0, now - at))} ago, {who}: {what}: {why}" for (at, what, why), who in errors)
         return [*[Text("Last errors", "italic")] * bool(errors), *(Text(plain(each, 1000)) for each in words)]

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fleet import faults, known, snapshots
+from fleet import faults, round_state, snapshots
 from fleet.history import History
 from fleet.lane import Pendings
 from fleet.payload import Draft
@@ -68,8 +68,8 @@ class Work:
         """What was made is, byte for byte, the version before it, whose files are damaged; or it is the first."""
         if not self._version:
             return True
-        record = self.history.store.standing(known.register(self.id, self._version - 1))
-        return known.outcome(self.id, self.recipe, record, self._version - 1).files == self.draft.seal()
+        record = self.history.store.standing(round_state.register(self.id, self._version - 1))
+        return round_state.outcome(self.id, self.recipe, record, self._version - 1).files == self.draft.seal()
 
     # -- long recipes -------------------------------------------------------------------------------------------------
 

@@ -10,16 +10,16 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-from fleet import blame, claims, elastic, faults, launches, pace, planning
-from fleet.attic import Attic
+from fleet import blame, claims, elastic_rounds, faults, launches, pace, planning
+from fleet.archive import Attic
 from fleet.bell import Bell
 from fleet.context import Stopped, WorkerContext, WorkerOptions
 from fleet.events import Events, Tail, log
 from fleet.execution import Execution
 from fleet.history import History
 from fleet.lane import Beside, Lane, Pending
-from fleet.next_work import Chooser
 from fleet.recipe import NotYet, Strategy, Unplannable
+from fleet.scheduler import Chooser
 from fleet.store import Store
 from fleet.work import Maker
 
@@ -58,7 +58,7 @@ class Worker:
         self.chooser = Chooser(self.context)
         self.lane = self._lane(*second, strategy) if second else None
         self.execution = Execution(self.context, make, self.tail, self._wait, self.lane)
-        self.elastic = elastic.Elastic(self.history, self.host, options.quorum, options.grace_seconds)
+        self.elastic = elastic_rounds.Elastic(self.history, self.host, options.quorum, options.grace_seconds)
         self.pulse = claims.Pulse(store, min(_PULSE, options.dead_seconds / 5), self._say)
         self._attic = Attic(store, self.events, blame.PATIENCE * options.dead_seconds)
         self._began = self.host.now()

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fleet.plausible import check_config
-from merge.files import DTYPES, TensorEntry, UserError, bytes_of, read_header, read_json
+from fleet.untrusted_model import check_config
+from merge.tensor_files import DTYPES, TensorEntry, UserError, bytes_of, read_header, read_json
 from merge.tensor_group import RowReader, in_memory
 
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")

@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from merge import output
-from merge.files import UserError, bytes_of
+from merge import atomic_output
 from merge.merge_planning import Job
 from merge.methods import METHODS
+from merge.tensor_files import UserError, bytes_of
 from merge.tensor_group import Group
 
 _FLUSH = 64 << 20  # bytes after which the disk is asked to begin writing
@@ -60,7 +60,7 @@ def write(jobs: list[Job], folder: Path, shard_size: int, how: MergeOptions, pro
     """
     stop, broken = threading.Event(), set[str]()
     with (
-        output.laid_out(folder, output.shards(jobs, shard_size)) as places,
+        atomic_output.laid_out(folder, atomic_output.shards(jobs, shard_size)) as places,
         flushed({file for file, _ in places.values()}) as written,
         one_thread_each(),
     ):

@@ -7,14 +7,23 @@ from typing import Any
 
 import torch
 
-from merge.configs import TOKEN_IDS, check_kinds, differences, stacked
 from merge.donor import Donor, LazyTensor, changed
 from merge.donors import Donors
-from merge.files import UserError
 from merge.merge_recipe import Input, Merge, Settings
 from merge.methods import MergeMethod
-from merge.names import comes_first, is_buffer, is_embedding, is_head, is_vocabulary, layer_of, named_alike, stacks
+from merge.model_configs import TOKEN_IDS, check_kinds, differences, stacked
 from merge.parameters import check_names, method_of, resolved
+from merge.tensor_files import UserError
+from merge.tensor_names import (
+    comes_first,
+    is_buffer,
+    is_embedding,
+    is_head,
+    is_vocabulary,
+    layer_of,
+    named_alike,
+    stacks,
+)
 from merge.vocabulary import Vocabulary, different_words
 
 Config = dict[str, Any]

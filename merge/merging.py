@@ -11,13 +11,13 @@ from pathlib import Path
 
 import yaml
 
-from fleet import evaluating
-from merge import engine, output
+from fleet import lm_eval_command
+from merge import atomic_output, engine
 from merge.donor import Donor
 from merge.donors import Donors
-from merge.files import UserError, read_json, write_json
 from merge.merge_planning import Plan, plan_merge
 from merge.merge_recipe import Merge, load, nearest
+from merge.tensor_files import UserError, read_json, write_json
 
 SHARD = 5 * 10**9  # bytes of a weight file
 RECIPE = "mergekit_config.yml"  # the name by which others look for it
@@ -55,13 +55,13 @@ def merge(
     >>> merge("recipe.yml", "merged")
     """
     engine.check_device(how.device)
-    output.free_for(Path(out), overwrite, [] if isinstance(recipe, Merge) else [Path(recipe)])
+    atomic_output.free_for(Path(out), overwrite, [] if isinstance(recipe, Merge) else [Path(recipe)])
     recipe = recipe if isinstance(recipe, Merge) else load(Path(recipe))
     with contextlib.nullcontext(donors) if donors else Donors() as donors:
         plan = plan_merge(recipe, donors)
         folders = [donors[name].folder for name in recipe.models]
-        with output.atomic_folder(Path(out), plan.bytes, overwrite, folders) as draft:
-            known = {"README.md": f"{card(recipe)}\n{evaluating.section(Path(out))}\n", **(beside or {})}
+        with atomic_output.atomic_folder(Path(out), plan.bytes, overwrite, folders) as draft:
+            known = {"README.md": f"{card(recipe)}\n{lm_eval_command.section(Path(out))}\n", **(beside or {})}
             return _write_model(recipe, plan, draft, donors, shard_size, how, progress, known)
 
 

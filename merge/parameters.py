@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from merge.files import UserError
 from merge.merge_recipe import Input, Merge, Setting, Settings, nearest, scalar_of, setting_of
 from merge.methods import IGNORED, LACKING, METHODS, REQUIRED, MergeMethod, Param
-from merge.methods.arcs import check_shares
-from merge.methods.changes import check_della
+from merge.methods.task_vectors import check_della
+from merge.methods.weighted_sums import check_shares
+from merge.tensor_files import UserError
 
 Told = Mapping[str, Any]  # a value, a curve of values or filters for each parameter
 _LEAST = 1e-6  # less is nothing

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fleet.plausible import check_words
+from fleet.untrusted_model import check_words
 from merge.donor import Donor, LazyTensor
-from merge.files import UserError, read_json
 from merge.merge_recipe import Token, TokenizerSettings
+from merge.tensor_files import UserError, read_json
 
 _MOST = 1 << 24  # tokens
 PLAIN_TOKEN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}

@@ -15,8 +15,8 @@ from fleet.processes import options
 from fleet.run import create_run, open_run
 from fleet.worker import Worker
 from tests.helpers import LONG, Toys
-from train.made_here import END
 from train.member.pretraining_tasks import maker
+from train.models_on_demand import END
 from train.training_config import TrainConfig
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}

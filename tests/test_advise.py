@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from fleet.idle_workers import idle
 from fleet.machines import Machine
 from fleet.remote.launcher import Launcher, place
-from fleet.sharing_out import idle
 from launch_to_machines import SCRIPTS
 from tests.commands import answer
 from tests.small import KEYS, config, finished, shared

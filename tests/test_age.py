@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from fleet.attic import KEPT, Attic
-from fleet.diary import TAIL, Diaries, Diary
+from fleet.archive import KEPT, Attic
 from fleet.digest import digest
 from fleet.events import Events
 from fleet.history import History, opened
@@ -19,6 +18,7 @@ from fleet.processes import options
 from fleet.report.run_reader import RunReader
 from fleet.run import open_run
 from fleet.worker import Worker
+from fleet.worker_notes import TAIL, Diaries, Diary
 from tests.helpers import Toys, until
 from tests.toy.maker import maker
 from tests.toy.strategies import strategy

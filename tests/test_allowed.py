@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from evomerge.breeding import Pool, Scored, first, next_generation
 from evomerge.config import EvolutionSettings, MergeSettings
 from evomerge.techniques import recipes
+from evomerge.variation import Pool, Scored, first, next_generation
 from merge.evolve.search_config import MergeGenome
 from merge.evolve.search_space import GENES, Space
 from merge.merge_recipe import merge_of
 from merge.methods import METHODS
-from merge.methods.arcs import check_shares, slerp_all
+from merge.methods.weighted_sums import check_shares, slerp_all
 from merge.parameters import MENDERS, check_names, resolved, within
 from merge.tensor_group import Group, in_memory
 from train import pretraining_genome as pretraining

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fleet.diary import Diaries, Diary
 from fleet.report.run_reader import RunReader
+from fleet.worker_notes import Diaries, Diary
 from tests.helpers import Toys, until
 
 pytestmark = pytest.mark.skipif(not shutil.which("faketime"), reason="NOT TESTED: no faketime here")

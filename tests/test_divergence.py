@@ -12,7 +12,7 @@ from fleet.progress import Progress
 from fleet.report.run_reader import RunReader
 from fleet.status import View
 from fleet.work import Interrupted
-from merge.outer import Outer
+from merge.outer_step import Outer
 from tests.small import config, finished, worker
 from train.loop import Learner
 from train.member import vectors

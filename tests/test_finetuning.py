@@ -31,7 +31,7 @@ from train.objectives import (
 )
 from train.packing import batch, can_pack, plan
 from train.posttrain.posttrain_config import PosttrainConfig
-from train.text import placed, preference, read
+from train.text_sources import placed, preference, read
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|begin|>", "<|head|>", "<|/head|>", "<|eot|>", "</s>"]
 ASK = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"

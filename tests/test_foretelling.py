@@ -8,8 +8,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.chunked_loss import most_bytes
 from benchmarks.chunked_loss import plain as plain_loss
-from train import foretelling
-from train.foretelling import NOT_WANTED, compared, head_of, mean_nats, summed, token_nats
+from train import chunked_loss
+from train.chunked_loss import NOT_WANTED, compared, head_of, mean_nats, summed, token_nats
 from train.loop import Learner
 from train.objectives import answer_logprobs, sft_loss
 from train.packing import batch
@@ -30,8 +30,8 @@ def model(kind: str, **more: object) -> torch.nn.Module:
 @pytest.fixture
 def few(monkeypatch):
     """Three rows of such a model at a time, however small a batch is."""
-    monkeypatch.setattr(foretelling, "MOST", 0)
-    monkeypatch.setattr(foretelling, "PART", 3 * SMALL["vocab_size"])
+    monkeypatch.setattr(chunked_loss, "MOST", 0)
+    monkeypatch.setattr(chunked_loss, "PART", 3 * SMALL["vocab_size"])
 
 
 def given() -> tuple[Tensor, Tensor, Tensor]:
@@ -77,7 +77,7 @@ def test_a_frozen_head_has_no_gradient(few):
 
 @pytest.mark.parametrize("learns", [True, False])
 def test_memory_is_bounded_by_what_is_compared_at_once(monkeypatch, learns):
-    monkeypatch.setattr(foretelling, "PART", 1 << 16)
+    monkeypatch.setattr(chunked_loss, "PART", 1 << 16)
     hidden, weight, wanted = torch.randn(512, 8), torch.randn(2048, 8), torch.randint(2048, (512,))
     asked = (hidden.requires_grad_(), weight.requires_grad_(learns), wanted)
     kept = sum(each.nbytes for each in asked)
@@ -95,7 +95,7 @@ def test_memory_is_bounded_by_what_is_compared_at_once(monkeypatch, learns):
 def test_a_learner_takes_the_same_step(few, monkeypatch, kind, precision):
     found = []
     for most in (1 << 28, 0):
-        monkeypatch.setattr(foretelling, "MOST", most)
+        monkeypatch.setattr(chunked_loss, "MOST", most)
         shape = {"n_embd": 16, "n_layer": 2, "n_head": 2, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}
         learner = Learner(
             model(kind, **(shape if kind == "gpt2" else {})), TrainConfig(z_loss=1e-2, precision=precision)
@@ -105,7 +105,7 @@ def test_a_learner_takes_the_same_step(few, monkeypatch, kind, precision):
         loss = learner.loss(windows)
         loss.backward()
         found.append((loss.detach(), learner.gradient.clone(), learner.eval_loss(windows)))
-        assert (learner.model in foretelling._KNOWN) == (most == 0)
+        assert (learner.model in chunked_loss._KNOWN) == (most == 0)
     close = {"rtol": 1e-5, "atol": 1e-6} if precision == "32-true" else {"rtol": 2e-2, "atol": 2e-3}
     torch.testing.assert_close(*found, **close)
 
@@ -113,17 +113,17 @@ def test_a_learner_takes_the_same_step(few, monkeypatch, kind, precision):
 @pytest.mark.parametrize("strategy", ["NO_SHARD", "FULL_SHARD"])
 def test_ranks_that_share_a_model_take_the_same_steps(few, monkeypatch, strategy):
     from train.cluster.ranks import joined
-    from train.cluster.shared import learner_of
+    from train.cluster.shared_learner import learner_of
 
     found, dice = [], torch.Generator().manual_seed(3)
     windows = [torch.randint(61, (2, 9), generator=dice) for _ in range(4)]
     for most in (1 << 28, 0):
-        monkeypatch.setattr(foretelling, "MOST", most)
+        monkeypatch.setattr(chunked_loss, "MOST", most)
         with joined() as ranks:
             learner = learner_of(model("llama"), TrainConfig(gradient_accumulation=2), ranks, strategy)
             steps = [*learner.train([windows[:2], windows[2:]], [1e-2, 1e-2])]
             found.append((learner.eval_loss(windows[0]), learner.vector.clone(), learner.summed_loss()))
-            assert steps == [1, 2] and bool(foretelling._KNOWN.get(learner.model)) == (most == 0)
+            assert steps == [1, 2] and bool(chunked_loss._KNOWN.get(learner.model)) == (most == 0)
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
@@ -171,7 +171,7 @@ def test_rows_of_several_examples(few, monkeypatch):
 
     made, each = batch(some_examples((7, 5, 6)), [[0, 1], [2]]), model("llama", vocab_size=257).eval()
     found = [answer_logprobs(each, made), sft_loss(each, made)]
-    monkeypatch.setattr(foretelling, "MOST", 1 << 28)
+    monkeypatch.setattr(chunked_loss, "MOST", 1 << 28)
     torch.testing.assert_close(found, [answer_logprobs(each, made), sft_loss(each, made)])
 
 
@@ -181,4 +181,4 @@ def test_small_batches_are_asked_whole():
     asked = {"input_ids": windows[:, :-1], "use_cache": False}
     assert torch.equal(mean_nats(each, windows[:, 1:], 0.0, **asked), cross_entropy(logits, windows[:, 1:].flatten()))
     same = cross_entropy(logits, windows[:, 1:].flatten(), reduction="none")
-    assert torch.equal(token_nats(each, windows[:, 1:], **asked), same) and each not in foretelling._KNOWN
+    assert torch.equal(token_nats(each, windows[:, 1:], **asked), same) and each not in chunked_loss._KNOWN

@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fleet.run_config import UserError
 from tests.small import MODEL, config
-from train import foretelling
+from train import chunked_loss
 from train.chat import Example
-from train.foretelling import Asked
+from train.chunked_loss import Asked
 from train.kernels import in_fixed_order, learning, looking
 from train.loop import Learner
 from train.model import built
@@ -122,7 +122,7 @@ def test_no_step_waits_for_the_device(monkeypatch, optimizer, most, rows):
     """But every twentieth, which looks at the loss."""
     from tests.test_finetuning import some_examples
 
-    monkeypatch.setattr(foretelling, "MOST", most)
+    monkeypatch.setattr(chunked_loss, "MOST", most)
     given = config(inner_optimizer=optimizer, z_loss=1e-3)
     learner = Learner(built(MODEL, 257, 3), given, objective=sft_loss if rows else None)
     learner.answer = replace(learner.answer, device=torch.device("cuda"))  # is asked as one there is
@@ -153,7 +153,7 @@ def test_compiled_attention_of_windows_needs_no_mask_on_gpus(there):
 @pytest.mark.parametrize("most", [1 << 28, 0])
 def test_nothing_is_compiled_again_from_round_to_round(monkeypatch, most):
     """Whatever compiles: what it is given, and how often."""
-    monkeypatch.setattr(foretelling, "MOST", most)
+    monkeypatch.setattr(chunked_loss, "MOST", most)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from merge import tensor_group as group_module
-from merge.files import UserError
 from merge.methods import METHODS
 from merge.methods.magnitude_ranks import Largest, cuts
+from merge.tensor_files import UserError
 from merge.tensor_group import Group, in_memory
 from tests import formulas
 

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from merge.outer import Outer
+from merge.outer_step import Outer
 from tests.helpers import until
 from tests.small import finished, shared
 from tests.test_fsdp import KEYS, ROOT, model

@@ -16,7 +16,7 @@ from fleet.metrics.points import points
 from fleet.run_config import UserError
 from fleet.scratch import passing
 from fleet.work import Interrupted
-from merge.outer import Outer
+from merge.outer_step import Outer
 from tests.commands import answer
 from tests.helpers import LONG, kill, until
 from tests.small import config, finished, run_digest, whole, worker

@@ -18,10 +18,10 @@ from fleet.run_config import UserError, is_bound
 from tests.commands import answer, refused
 from tests.helpers import ROOT
 from tests.small import KEYS, MODEL, config, finished, make_text, shared
-from train import text
+from train import text_sources
 from train.member.counted_text import check_text
 from train.model import can_be_built, described
-from train.text_needs import tokenizer_name
+from train.token_budget import tokenizer_name
 from train.training_commands import prepared
 from train.training_config import PRESETS, PRESETS_REACH, TrainConfig
 
@@ -89,8 +89,8 @@ def test_too_little_text_is_known_before_there_is_a_run(tmp_path):
 
 def test_too_little_built_in_text_is_known_before_there_is_a_run(monkeypatch, capsys):
     """Counted where the run needs much of it; here it is the text of a small Python."""
-    few = [*islice(text._stdlib_files(), 40)]
-    monkeypatch.setattr(text, "_stdlib_files", lambda: few)
+    few = [*islice(text_sources._stdlib_files(), 40)]
+    monkeypatch.setattr(text_sources, "_stdlib_files", lambda: few)
     keys = {"tokenizer": "", "vocab_size": 300, "datasets": ("stdlib",)}
     check_text(config(**keys))
     assert not capsys.readouterr().out

@@ -6,7 +6,7 @@ from fleet.host import Host
 from fleet.run import create_run, open_run
 from tests.posttraining import config as breeding
 from tests.small import config
-from train.settled import generations, settled
+from train.auto_settings import generations, settled
 from train.training_commands import prepared
 
 

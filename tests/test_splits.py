@@ -16,7 +16,7 @@ from evomerge.config import EvaluationSettings
 from fleet.run_config import UserError
 from tests import posttraining, searching
 from tests.small import config, finished
-from train import lm_eval_tasks, text
+from train import lm_eval_tasks, text_sources
 from train.batches import TokenFile
 from train.export import Exporter, sample, show
 from train.lm_eval_tasks import Asked
@@ -69,7 +69,7 @@ def test_beside_held_out_text_nothing_is_learned(tmp_path):
     """Of one long document: between what is learned from and what is asked lies a gap, on both sides."""
     whole = "".join(f"line {n} of one long document\n" for n in range(40_000))
     (tmp_path / "a.txt").write_text(whole)
-    found = [*text.divided(Dataset(source=str(tmp_path / "a.txt")), 0.1)]
+    found = [*text_sources.divided(Dataset(source=str(tmp_path / "a.txt")), 0.1)]
     assert {part for part, _ in found} == {*SPLITS}
     learned = [part == "train" for part, each in found for _ in range(whole.count(each))]
     assert len(learned) == len(found)  # each stands there once

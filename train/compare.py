@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from fleet.helping import app
+from fleet.help_pages import app
 from fleet.history import History, opened
 from fleet.host import Host
 from fleet.plain import say

@@ -16,9 +16,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from fleet import evaluating, faults, launches
+from fleet import faults, launches, lm_eval_command
 from fleet.errors import absolute
-from fleet.helping import app
+from fleet.help_pages import app
 from fleet.history import History
 from fleet.host import Host
 from fleet.metrics.file_sinks import TABLE
@@ -29,18 +29,18 @@ from fleet.run import open_run
 from fleet.run_config import UserError
 from fleet.status import metrics_text
 from fleet.work import Input
-from train import report
+from train import loss_picture
 from train.batches import TokenFile, held_of
 from train.kept_rounds import files_of
 from train.loop import best_device, language_loss
-from train.made_here import save
 from train.member import vectors
 from train.member.prepare import open_tokenizer
 from train.member.pretraining_runtime import CONFIG, bits_per_byte, evaluated, mean_loss, outer_of, sources
 from train.member.vectors import Joining
 from train.model import empty, layout_of, read_config
+from train.models_on_demand import save
 from train.posttrain_results import taken
-from train.text_needs import held_count
+from train.token_budget import held_count
 from train.training_config import TrainConfig
 from train.training_recipes import FIRST, TOKENIZER, token_files
 from train.verdicts import NotFinite, ran_out
@@ -214,7 +214,7 @@ class Exporter:
             f"# {self.config.project_name}: {what}",
             f"Made by {self.config.algorithm} in {round} rounds.",
             f"## Metrics\n\n{self.told_on}: {metrics_text(tested)}",
-            evaluating.section(out),
+            lm_eval_command.section(out),
             f"## Lineage\n\nThe members that it was made of, with their loss on {selected} text:",
             "\n".join(lines),
             f"## Configuration\n\n```json\n{json.dumps(self.config.bound(), indent=2)}\n```",
@@ -238,10 +238,10 @@ def show(exporter: Exporter, what: str, out: Path) -> None:
     if parts := exporter.by_source():
         say(f"The exported model's loss by source: {', '.join(parts)}")
     with contextlib.suppress(faults.Fault):
-        if report.picture(exporter.history):
+        if loss_picture.picture(exporter.history):
             root = exporter.store.disk.root
-            say(f"Every member's metrics: {root / TABLE}\nThe loss over the rounds: {root / report.PICTURE}")
-    say(evaluating.told(out))
+            say(f"Every member's metrics: {root / TABLE}\nThe loss over the rounds: {root / loss_picture.PICTURE}")
+    say(lm_eval_command.told(out))
     say(f"Held-out text, and after | how the model goes on:\n{sample(exporter)}")
 
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from lm_eval.models.huggingface import HFLM
 from torch import Tensor
 
-from train.foretelling import MOST
+from train.chunked_loss import MOST
 from train.verdicts import works
 
 _WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "local_attention")

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from train import chat, packing, text
+from train import chat, packing, text_sources
 from train.chat import ChatExamples, Example
-from train.foretelling import NOT_WANTED, Model, summed_nats, token_nats
+from train.chunked_loss import NOT_WANTED, Model, summed_nats, token_nats
 from train.kernels import sent
 from train.loop import Learner
 from train.packing import Batch
@@ -90,7 +90,7 @@ def _wanted(batch: Batch) -> Tensor:
 class TrainingObjective:
     """Of one value of MUTATION."""
 
-    check: text.Check  # of a row of its data sets
+    check: text_sources.Check  # of a row of its data sets
     examples: Callable[..., ChatExamples]  # of such rows
     loss: Callable[[PosttrainConfig], Callable[..., Tensor]]
     part: Callable[[Learner, Batch], Any] = lambda learner, batch: batch  # of a step, before anything is learned
@@ -105,9 +105,9 @@ def _compared(learner: Learner, batch: Batch) -> Comparison:
 
 
 OBJECTIVES: Mapping[str, TrainingObjective] = {  # the names stand in train.posttrain.posttrain_config, too
-    "sft": TrainingObjective(text.conversation, chat.examples, lambda c: sft_loss),
+    "sft": TrainingObjective(text_sources.conversation, chat.examples, lambda c: sft_loss),
     "dpo": TrainingObjective(
-        text.preference, chat.pairs, lambda c: partial(preference_loss, beta=c.dpo_beta), _compared, pairs=True
+        text_sources.preference, chat.pairs, lambda c: partial(preference_loss, beta=c.dpo_beta), _compared, pairs=True
     ),
 }
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fleet.run_config import UserError
-from train.foretelling import MOST, token_nats
+from train.chunked_loss import MOST, token_nats
 
 _TOKENS = {"cpu": 2048, "cuda": 32768}  # of a batch
 _LONGEST = 4096  # tokens that are read at a time where a model says nothing about it

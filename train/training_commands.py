@@ -13,15 +13,15 @@ from fleet.plain import say
 from fleet.recipe import Strategy
 from fleet.run_config import UserError, whole
 from fleet.start import main
-from train import lm_eval_tasks, source_names, text
+from train import lm_eval_tasks, source_names, text_sources
+from train.auto_settings import settled
 from train.member.counted_text import check_text, counted, in_words, refuse_short
 from train.parent_selection import BY_LOSS
 from train.posttrain import posttrain_fitness
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.posttrain_results import BreedView, finished_breeding
-from train.settled import settled
 from train.skills import PREFIX, write_tasks
-from train.text_needs import tokenizer_name, tokenizer_sources
+from train.token_budget import tokenizer_name, tokenizer_sources
 from train.training_config import NARROW, PRESETS, PRESETS_REACH, TrainConfig
 from train.training_recipes import WITHOUT_DEVICE
 
@@ -66,16 +66,16 @@ def prepared(config: TrainConfig, where: Path) -> TrainConfig:
     check_settings(config)
     source_names.check([each.source for each in config.datasets], where)
     for source in config.datasets:
-        text.check(source)
+        text_sources.check(source)
     _check_models(config)
     if not (where / config.base_dir / config.project_name / "run.json").is_file():
         for source in config.datasets:
-            text.check_keys(source)
+            text_sources.check_keys(source)
         check_text(config)
     if slow := slow_start(config):
         say(f"Note: {slow}.")
-    of_python = any(text.kind_of(each).of_python for each in (*config.datasets, *tokenizer_sources(config)))
-    return config.model_copy(update={"stdlib_digest": text.stdlib_digest() if of_python else ""})
+    of_python = any(text_sources.kind_of(each).of_python for each in (*config.datasets, *tokenizer_sources(config)))
+    return config.model_copy(update={"stdlib_digest": text_sources.stdlib_digest() if of_python else ""})
 
 
 def foretold(config: TrainConfig, where: Path) -> Iterator[str]:
@@ -83,8 +83,8 @@ def foretold(config: TrainConfig, where: Path) -> Iterator[str]:
     config = found_from(config, where)
     check_settings(config)
     for source in config.datasets:
-        text.check(source)
-        text.check_keys(source)
+        text_sources.check(source)
+        text_sources.check_keys(source)
     counts = [*counted(config, whole=True)]
     refuse_short(counts)
     return in_words(counts)
@@ -106,7 +106,10 @@ def slow_start(config: TrainConfig) -> str:
 def found_from(config: TrainConfig, where: Path) -> TrainConfig:
     """With local models, tokenizers and texts by their whole paths."""
     models = tuple(whole(each, where) if isinstance(each, str) else each for each in config.initial_population)
-    named = {"tokenizer": whole(config.tokenizer, where), "datasets": _located(config.datasets, where, text.FILES)}
+    named = {
+        "tokenizer": whole(config.tokenizer, where),
+        "datasets": _located(config.datasets, where, text_sources.FILES),
+    }
     return config.model_copy(update={"initial_population": models, **named})
 
 
@@ -232,7 +235,7 @@ def _few(c: PosttrainConfig, loaded: Mapping[str, Any]) -> list[str]:
 
 def _absolute(c: PosttrainConfig, where: Path) -> PosttrainConfig:
     """Local files as they are found from anywhere. Built-in models and questions are made beside the run."""
-    endings, beside = (*text.ROW_FILES, ".gguf"), absolute(where / c.base_dir)
+    endings, beside = (*text_sources.ROW_FILES, ".gguf"), absolute(where / c.base_dir)
     models = [whole(name, where, endings) for name in _started(c.initial_population, beside)]
     base = {"base_model": whole(c.base_model, where, endings)} if c.base_model else {}
     found = {

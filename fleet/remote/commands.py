@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 from rich.text import Text
 
-from fleet import faults, helping
+from fleet import faults, help_pages
 from fleet import machines as machines_file
 from fleet.console import in_full
 from fleet.machines import Machine, file_name
@@ -77,7 +77,7 @@ Strict = Annotated[bool, Parameter(negative="", help="Refuse machines whose torc
 def main(scripts: Scripts, root: Path, about: str, arguments: list[str] | None = None) -> None:
     os.umask(0o077)
     name = f"python {Path(sys.argv[0]).name}"
-    app = helping.app(name, about, _EXAMPLES.format(name=name), suppress_keyboard_interrupt=False)
+    app = help_pages.app(name, about, _EXAMPLES.format(name=name), suppress_keyboard_interrupt=False)
     commands = Commands(scripts, root)
     app.default(commands.launch)
     for command in ("launch", "check", "status", "logs", "stop", "restart", "clean"):

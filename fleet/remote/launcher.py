@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.console import console
+from fleet.idle_workers import idle
 from fleet.machines import Machine, file_name, said_of_run
 from fleet.processes import thread_counts
 from fleet.remote import agent, preflight
@@ -20,7 +21,6 @@ from fleet.remote.code import Code, pack, requirements
 from fleet.remote.preflight import Report
 from fleet.remote.run_proxy import RemoteRunProxy, RunProxy
 from fleet.run_config import FleetConfig, UserError, lowered, read_json, validated
-from fleet.sharing_out import idle
 
 Scripts = Mapping[str, Sequence[str]]  # method: its script, as Python's words
 

@@ -14,9 +14,8 @@ from typing import Any
 
 from rich.console import Group
 
-from fleet import diary, faults, launches
+from fleet import faults, launches, worker_notes
 from fleet.console import console
-from fleet.diary import plain_file
 from fleet.history import History
 from fleet.host import Host
 from fleet.plain import plain
@@ -26,6 +25,7 @@ from fleet.remote.link import Link
 from fleet.run import NoRun, make_base, open_run
 from fleet.run_config import UserError
 from fleet.status import View, printed
+from fleet.worker_notes import plain_file
 
 _LOG = 1 << 16  # so much of a log's end is shown at first
 
@@ -113,7 +113,7 @@ class RunProxy:
                     known = json.loads(self.store.news(f"workers/{name}"))
                     seats = [{**seat, "code": seat["code"] and int(seat["code"])} for seat in known["seats"][:64]]
                     # machines' own clocks may be anything
-                    ago = max(0.0, diary.now(self.store) - self.store.stamp(f"workers/{name}")[2] / 1e9)
+                    ago = max(0.0, worker_notes.now(self.store) - self.store.stamp(f"workers/{name}")[2] / 1e9)
                     found.append({**known, "seats": seats, "ago": ago, "launch": int(known["launch"])})
         return found
 

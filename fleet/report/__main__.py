@@ -10,7 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from fleet import faults, helping
+from fleet import faults, help_pages
 from fleet.errors import absolute
 from fleet.plain import say
 from fleet.report import comparing, serving
@@ -37,7 +37,7 @@ Several runs on one page:
 
     python -m fleet.report compare runs/edt runs/diloco --out compared.html"""
 
-app = helping.app("python -m fleet.report", None, _EXAMPLES)
+app = help_pages.app("python -m fleet.report", None, _EXAMPLES)
 Port = Annotated[
     int | None, Parameter(name="--serve", help=f"[PORT]: serve it live, on port {PORT} unless you name one; 0 takes a "
                           "free one.", validator=Number(gte=0, lte=65535))

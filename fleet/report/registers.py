@@ -5,9 +5,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from fleet import faults, known, summary
-from fleet.known import Outcome, Slot, parse
+from fleet import faults, round_state, summary
 from fleet.recipe import Member, Recipe, folder, name
+from fleet.round_state import Outcome, Slot, parse
 from fleet.store import REGISTER_LIMIT, Store, Value
 
 
@@ -36,7 +36,7 @@ def sheet(store: Store, round: int, carried: Mapping[str, Member], before: Sheet
     listed = store.names(folder(round))
     if before is None and "plan" not in listed:
         return None
-    plan = before.plan if before else known.planned(round, quickly(store, f"{folder(round)}/plan")).plan
+    plan = before.plan if before else round_state.planned(round, quickly(store, f"{folder(round)}/plan")).plan
     found = Sheet(round, plan)
     slots = {recipe.slot for recipe in found.plan}
     done = summary.read(store, round, quickly)[0] if summary.NAME in listed else {}
@@ -54,8 +54,8 @@ def sheet(store: Store, round: int, carried: Mapping[str, Member], before: Sheet
             try:
                 version, record = done.get(recipe.slot, (-1, {}))
                 if version != slot.version:
-                    record = quickly(store, known.register(id, slot.version))
-                found.made[id] = known.outcome(id, recipe, record, slot.version)
+                    record = quickly(store, round_state.register(id, slot.version))
+                found.made[id] = round_state.outcome(id, recipe, record, slot.version)
             except (faults.Damaged, faults.Refused, faults.Unfit) as error:
                 gone = Member(id, id, recipe, {}, {}, "not readable")
                 found.made[id] = Outcome(gone, -1, "", {}, f"{error}; restore it from a backup", "", 0.0, {})

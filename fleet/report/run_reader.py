@@ -7,15 +7,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fleet import diary, faults, launches
+from fleet import faults, launches, worker_notes
 from fleet.ancestry.growth import alone
 from fleet.ancestry.tree import Node
-from fleet.attic import ENDED
+from fleet.archive import ENDED
 from fleet.claims import Watch, pulse_at
-from fleet.diary import Diaries, number
 from fleet.host import Host
 from fleet.recipe import Member, Recipe, folder, name, place
-from fleet.report.diaries import Story
 from fleet.report.facts import DonorScore, Facts, Failure, Round, Span, WorkerRow
 from fleet.report.registers import Sheet, quickly, sheet
 from fleet.report.summing import (
@@ -27,7 +25,9 @@ from fleet.report.summing import (
     summed_up,
     tree_of,
 )  # fmt: skip
+from fleet.report.worker_stories import Story
 from fleet.run import open_run
+from fleet.worker_notes import Diaries, number
 
 _MOST = 1 << 26  # bytes of one worker's notes; of longer ones the last
 _COARSE = 0.1  # seconds by which times of files may be behind a clock
@@ -180,7 +180,7 @@ class RunReader:
     # -- everything ---------------------------------------------------------------------------------------------------
 
     def _facts(self) -> Facts:
-        now, launch, started = diary.now(self.store), launches.latest(self.store), dict[str, Any]()
+        now, launch, started = worker_notes.now(self.store), launches.latest(self.store), dict[str, Any]()
         with contextlib.suppress(faults.Fault):
             started = quickly(self.store, launches.path(launch, "start")) if launch else {}
         operational = known if isinstance(known := started.get("operational"), dict) else {}
@@ -203,7 +203,7 @@ class RunReader:
             rounds=rounds, rows=rows, failures=[*failures[-_FAILURES:], *troubled[-_FAILURES:]],
             donors=[*self._donors.values()], moved=moved_by(self.notes),
             written=sum(notes.written for notes in self.notes), read=sum(notes.read for notes in self.notes),
-            shares=diary.shares(self.notes),
+            shares=worker_notes.shares(self.notes),
             tree=tree_of(sheets), tree_from=min((each.round for each in sheets), default=0),
             genomes=[node for nodes in self._genomes.values() for node in nodes], last=last_members(sheets),
         )  # fmt: skip

@@ -7,9 +7,9 @@ from itertools import accumulate
 from fleet.ancestry.growth import grown
 from fleet.ancestry.tree import Tree, finite
 from fleet.recipe import Member, place
-from fleet.report.diaries import Story
 from fleet.report.facts import MEASURES, DonorScore, Round, Spread
 from fleet.report.registers import Sheet
+from fleet.report.worker_stories import Story
 from fleet.status import metrics_text
 
 

@@ -23,7 +23,7 @@ from merge.evolve.cma_es import Search
 from merge.evolve.scoring import Metrics
 from merge.evolve.search_config import SearchConfig
 from merge.evolve.search_space import Space
-from merge.live import LiveModel, LiveModels
+from merge.live_models import LiveModel, LiveModels
 from merge.merge_planning import Plan, plan_merge
 from merge.merge_recipe import Merge, merge_of, text_of
 from merge.merging import merge_into

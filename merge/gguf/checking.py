@@ -13,9 +13,9 @@ from torch import Tensor
 
 from merge.donor import Donor, LazyTensor
 from merge.donors import Donors
-from merge.files import CHUNK, UserError
 from merge.gguf import kinds
 from merge.gguf.header import Gguf, read_gguf
+from merge.tensor_files import CHUNK, UserError
 
 _EXACT = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _LEVELS = {"Q8_0": 127, "Q4_0": 8}  # steps from zero to a block's largest number

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from gguf import MODEL_ARCH_NAMES, RopeScalingType, get_tensor_name_map
 
-from fleet.plausible import check_config
-from merge.files import UserError
+from fleet.untrusted_model import check_config
 from merge.gguf.header import Gguf
+from merge.tensor_files import UserError
 
 # llama.cpp's converter interleaves the rotary halves of the first kinds, and only renames the tensors of the others.
 _INTERLEAVED, _PLAIN = ("llama", "mistral"), ("qwen2", "qwen3")

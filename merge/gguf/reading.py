@@ -11,9 +11,9 @@ from gguf import GGMLQuantizationType, dequantize
 from torch import Tensor
 
 from merge.donor import Donor, LazyTensor, read_config
-from merge.files import UserError
 from merge.gguf import header, kinds, tokens
 from merge.gguf.header import Gguf
+from merge.tensor_files import UserError
 
 
 def open_gguf(path: Path, stack: ExitStack) -> Donor:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fleet.plausible import check_words_in
-from merge.files import UserError, read_json, write_json
+from fleet.untrusted_model import check_words_in
 from merge.gguf.header import Gguf
+from merge.tensor_files import UserError, read_json, write_json
 from merge.vocabulary import PLAIN_TOKEN, pair_of
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, LlamaFileType, quantize
 
-from merge import names
+from merge import tensor_names
+from merge.atomic_output import atomic_file, file_free_for
 from merge.donor import Donor, LazyTensor
 from merge.donors import Donors
-from merge.files import CHUNK, UserError
 from merge.gguf import kinds, tokens
 from merge.merge_recipe import alone, parse, text_of
 from merge.merging import merge
-from merge.output import atomic_file, file_free_for
+from merge.tensor_files import CHUNK, UserError
 
 TYPES = {"F32": "ALL_F32", "F16": "MOSTLY_F16", "BF16": "MOSTLY_BF16", "Q8_0": "MOSTLY_Q8_0", "Q4_0": "MOSTLY_Q4_0"}
 _LARGEST = {"F16": 65504.0, "Q8_0": 127 * 65504.0, "Q4_0": 8 * 65504.0}  # a block's scale is a half, too
@@ -122,9 +122,9 @@ def _config(donor: Donor) -> Any:
 
 def _jobs(donor: Donor, config: Any, kind: str) -> tuple[list[_Job], list[str]]:
     wanted = kinds.layout(config)
-    beside = {name for name, each in donor.tensors.items() if names.is_buffer(name, len(each.shape))}
+    beside = {name for name, each in donor.tensors.items() if tensor_names.is_buffer(name, len(each.shape))}
     others = donor.tensors.keys() - {name for name, _ in wanted.values()} - beside
-    if extra := [name for name in others if not (config.tie_word_embeddings and names.is_head(name))]:
+    if extra := [name for name in others if not (config.tie_word_embeddings and tensor_names.is_head(name))]:
         raise UserError(f"{donor.reference}: its tensor {min(extra)} has no place in a GGUF file of its kind")
     jobs, notes = [], []
     for there, (name, shape) in wanted.items():

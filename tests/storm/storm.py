@@ -12,9 +12,9 @@ from fleet import faults
 from fleet.context import Spent, Stopped, WorkerOptions
 from fleet.digest import digest
 from fleet.history import History
-from fleet.known import Slot, parse
 from fleet.planning import ATTEMPT
 from fleet.recipe import NotYet, folder, from_json
+from fleet.round_state import Slot, parse
 from fleet.store import FOLDERS, Store, _opened
 from fleet.work import Failed, NotOnThisMachine, Work
 from fleet.worker import Worker

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from fleet.run_config import UserError
 from train import objectives
-from train.cluster.before import restored, save, say
 from train.cluster.checkpoints import CheckpointKeeper, step_of
 from train.cluster.finetune_options import FinetuneOptions
 from train.cluster.logs import Log
-from train.cluster.shared import Shared
+from train.cluster.shared_learner import Shared
+from train.cluster.startup import restored, save, say
 from train.loop import MicroBatch, Objective, rate
 from train.packing import Batch
 from train.posttrain import finetune_rows

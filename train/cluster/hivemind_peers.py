@@ -17,13 +17,13 @@ from torch import Tensor
 from fleet.errors import first_line
 from fleet.plain import say
 from fleet.run_config import UserError
-from merge.outer import Outer
+from merge.outer_step import Outer
 from train.cluster.averager import Averager, HashTable, any_port, averager_at, table_at, unreachable
-from train.cluster.meeting import Meeting, Word, number_of
 from train.cluster.options import HivemindOptions
 from train.cluster.outer_steps import OuterStep
 from train.cluster.ranks import Agreed
-from train.cluster.shared import OuterState, Shared
+from train.cluster.rendezvous import Meeting, Word, number_of
+from train.cluster.shared_learner import OuterState, Shared
 
 _ATTEMPTS = 5  # at one round, before it is said that it cannot be
 _ALONE = 2  # peers that a round needs, unless told otherwise

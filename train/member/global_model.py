@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fleet.work import Input
-from merge.outer import ranges
+from merge.outer_step import ranges
 from merge.wire import pieces
 from train.member import vectors
 from train.member.vectors import WEIGHTS, file_of

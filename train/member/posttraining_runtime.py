@@ -15,7 +15,7 @@ from merge import engine
 from merge.donor import LazyTensor
 from merge.donors import Donors
 from merge.engine import MergeOptions
-from merge.live import LiveModel, LiveModels, places_in
+from merge.live_models import LiveModel, LiveModels, places_in
 from merge.merge_planning import Job, Plan, plan_merge
 from merge.merge_recipe import Merge, merge_of, text_of
 from merge.merging import SHARD, furnish, merge_into

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fleet.work import Input, Work
-from merge.outer import Outer
+from merge.outer_step import Outer
 from train.batches import TokenFile, batch, held_windows, owned
 from train.loop import Learner, MicroBatch, rate
 from train.member import inner_loop, vectors
@@ -22,7 +22,7 @@ from train.model import empty, read_config
 from train.optimizers import MOMENTS, WEIGHTS
 from train.pretraining_genome import Genome
 from train.splits import EvalSplit
-from train.text_needs import held_count, origin_of
+from train.token_budget import held_count, origin_of
 from train.training_config import TrainConfig
 from train.training_recipes import FIRST, Turn, token_files
 from train.verdicts import NotFinite

@@ -11,8 +11,8 @@ from torch import Tensor
 from fleet.recipe import place
 from fleet.tasks import Task, making
 from fleet.work import Failed, Input, Maker, Work
-from merge.methods.arcs import slerp_all
-from merge.outer import State, means, ranges
+from merge.methods.weighted_sums import slerp_all
+from merge.outer_step import State, means, ranges
 from merge.tensor_group import weighted
 from merge.wire import pieces, send, sender
 from train.kernels import in_fixed_order

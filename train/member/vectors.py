@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fleet.work import Failed, Input, Work
-from merge.files import Header, TensorEntry, bytes_of, chunks, read_header, write_header
-from merge.outer import Outer, means, ranges
+from merge.outer_step import Outer, means, ranges
+from merge.tensor_files import Header, TensorEntry, bytes_of, chunks, read_header, write_header
 from merge.wire import WIRES, pieces, received, send
 from train.model import VectorLayout
 from train.training_config import TrainConfig

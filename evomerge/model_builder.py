@@ -13,13 +13,13 @@ from evomerge import formula as formulas
 from evomerge.config import TournamentConfig
 from evomerge.formula import Formula, in_words, makeup
 from evomerge.techniques import MERGED, Recipes, recipes
-from fleet import evaluating
+from fleet import lm_eval_command
 from fleet.run_config import UserError
 from fleet.scratch import passing
 from merge.donor import Donor
 from merge.donors import Donors
 from merge.engine import MergeOptions
-from merge.live import LiveModel, LiveModels, Staged, over_all
+from merge.live_models import LiveModel, LiveModels, Staged, over_all
 from merge.merge_planning import Plan, plan_merge
 from merge.merge_recipe import Merge, alone, merge_of, text_of
 from merge.merging import merge
@@ -101,7 +101,7 @@ def card(formula: Formula, models: Mapping[str, str], recipe: str, out: Path) ->
     front = "---\nlibrary_name: transformers\ntags:\n- merge\n---\n"
     title = f"# A merge of {len(shares)} models\n\nBy {in_words(formula)}. How much of each is in it:\n\n"
     stages = f"\n\nStage by stage:\n\n```yaml\n{recipe.rstrip()}\n```\n\n"
-    return front + title + "\n".join(shares) + stages + evaluating.section(out) + "\n"
+    return front + title + "\n".join(shares) + stages + lm_eval_command.section(out) + "\n"
 
 
 def builder(c: TournamentConfig) -> ModelBuilder:

@@ -22,7 +22,7 @@ from train.cluster import token_data
 from train.cluster.checkpoints import CheckpointKeeper
 from train.cluster.options import TrainingOptions
 from train.cluster.ranks import Agreed, Ranks
-from train.cluster.shared import OuterState, Shared
+from train.cluster.shared_learner import OuterState, Shared
 from train.cluster.token_data import Batches, RandomBatches
 from train.cluster.token_shards import TokenShardMaker, TokenShards
 from train.model import built, described, has_vocabulary, in_a_line, skeleton, structure

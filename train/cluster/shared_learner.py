@@ -17,8 +17,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
+from train.chunked_loss import may_be_large, try_out
 from train.cluster.ranks import Agreed, Ranks
-from train.foretelling import may_be_large, try_out
 from train.kernels import MIXED
 from train.loop import Learner, Objective
 from train.model import Stack, VectorLayout, layout_of

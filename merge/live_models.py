@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from fleet.errors import first_line
-from fleet.plausible import check_words_in
 from fleet.scratch import passing
+from fleet.untrusted_model import check_words_in
 from merge import engine
 from merge.donor import Donor, LazyTensor
 from merge.donors import Donors
-from merge.files import UserError
 from merge.merge_planning import Job, Plan, plan_merge
 from merge.merge_recipe import Merge
 from merge.merging import TOKENIZER_FILES, furnish
+from merge.tensor_files import UserError
 from merge.tensor_group import in_memory
 
 

@@ -2,7 +2,7 @@
 
 import math
 
-from train import text
+from train import text_sources
 from train.splits import SplitName
 from train.training_config import PRESETS, Dataset, TrainConfig
 
@@ -21,7 +21,7 @@ def tokenizer_sources(config: TrainConfig) -> list[Dataset]:
     """What a tokenizer is made of, where none is named; the built-in text, where all else is random."""
     if tokenizer_name(config):
         return []
-    return [each for each in config.datasets if not text.kind_of(each).random] or [Dataset(source="stdlib")]
+    return [each for each in config.datasets if not text_sources.kind_of(each).random] or [Dataset(source="stdlib")]
 
 
 def needed(config: TrainConfig, number: int) -> dict[SplitName, int]:
@@ -36,7 +36,7 @@ def needed(config: TrainConfig, number: int) -> dict[SplitName, int]:
 
 def too_short(source: Dataset, part: str, count: int, wanted: int) -> str:
     what, help = ("training", "train less, or raise MAX_EPOCHS") if part == "train" else (part, _RAISE)
-    more = "add another source" if text.kind_of(source).of_python else "give it more text"
+    more = "add another source" if text_sources.kind_of(source).of_python else "give it more text"
     return (
         f"dataset {source.source}: {count:,} {what} tokens where the run needs {wanted:,}: {wanted - count:,} are "
         f"missing; {more}, {help}"

@@ -7,10 +7,10 @@ on with their sums; so what a run has made in all stands in the notes of few wor
 import contextlib
 from functools import partial
 
-from fleet import diary, faults
-from fleet.diary import END
+from fleet import faults, worker_notes
 from fleet.events import Events
 from fleet.store import Store
+from fleet.worker_notes import END
 
 ENDED = "workers/ended"
 KEPT = 32  # workers that are gone and still shown
@@ -78,4 +78,4 @@ class Attic:
         there = f"{ENDED}/{name.removesuffix(END)}.{self.store.host.token()}{END}"
         with contextlib.suppress(faults.Missing):
             self.store.disk.rename(f"workers/{name}", there)
-            self.events.inherit(diary.read(self.store.disk.root / there))
+            self.events.inherit(worker_notes.read(self.store.disk.root / there))

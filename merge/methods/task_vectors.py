@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from merge.files import UserError
 from merge.methods.magnitude_ranks import Cut, Largest, cuts, equal, masked_
+from merge.tensor_files import UserError
 from merge.tensor_group import Group, Params, summed, weighted
 
 Thin = Callable[[Group, Params], list[Callable[[Tensor], Tensor]]]  # one for each model, to be fed block after block

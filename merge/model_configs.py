@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from merge.donor import LAYER_COUNTS, Donor
-from merge.files import UserError
+from merge.tensor_files import UserError
 
 _SAME = ("num_attention_heads", "num_key_value_heads", "head_dim", "n_head", "hidden_size", "num_experts_per_tok")
 # What says nothing about a tensor's meaning, or is settled by the recipe.

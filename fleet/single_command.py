@@ -6,7 +6,7 @@ from typing import Any
 
 from fleet import faults
 from fleet.errors import UserError
-from fleet.helping import app
+from fleet.help_pages import app
 from fleet.plain import say
 
 

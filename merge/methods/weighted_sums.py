@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from merge.files import UserError
-from merge.names import writes_to_residual
+from merge.tensor_files import UserError
 from merge.tensor_group import Group, Params, weighted
+from merge.tensor_names import writes_to_residual
 
 _PARALLEL = 1e-6  # sines below this mean that two directions are the same, or opposite
 

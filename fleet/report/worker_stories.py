@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from fleet.diary import SO_FAR, Diary, number
 from fleet.report.facts import Span
+from fleet.worker_notes import SO_FAR, Diary, number
 
 _EARLIEST = 1e9  # seconds: a moment of 2001
 _TROUBLE = {"waits": "waited for the disk", "failed": "failed", "stopped": "stopped", "suspects": "suspects",

@@ -13,8 +13,8 @@ from fleet.errors import absolute
 from fleet.fsync import sync
 from fleet.plain import bytes_of
 from fleet.scratch import scratch
-from merge.files import Header, TensorEntry, UserError, write_header, write_json
 from merge.merge_planning import Job
+from merge.tensor_files import Header, TensorEntry, UserError, write_header, write_json
 
 
 class Busy(UserError):

@@ -3,7 +3,7 @@
 import contextlib
 from collections import defaultdict
 
-from fleet import diary, faults
+from fleet import faults, worker_notes
 from fleet.claims import pulse_at, pulse_of, pulsing
 from fleet.plain import plain
 from fleet.progress import duration
@@ -27,7 +27,7 @@ def silent(store: Store, launch: int, dead_seconds: float) -> list[str]:
             if pulse.get("launch") == launch and moment:
                 machines[plain(pulse.get("machine"), 64)][plain(worker, 64)] = moment
     newest = max((moment for workers in machines.values() for moment in workers.values()), default=0.0)
-    if machines and (ago := diary.now(store) - newest) > limit:
+    if machines and (ago := worker_notes.now(store) - newest) > limit:
         return [f"nobody has been heard of for {duration(ago)}, if this machine's clock is right"]
     return [line for name in sorted(machines) for line in _of(name, machines[name], newest, limit)]
 
