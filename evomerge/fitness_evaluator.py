@@ -36,7 +36,7 @@ _READ = 4  # times as many passages as are asked, of which some are taken from e
 Metrics = Mapping[str, Any]
 
 
-class FitnessEvaluator:
+class FitnessQuestions:
     """All that models of one tokenizer are asked."""
 
     def __init__(
@@ -76,7 +76,7 @@ class FitnessEvaluator:
         return {**found, name: score, "objectives": json.dumps(objectives)}
 
 
-class FormulaEvaluator(CandidateEvaluator[FitnessEvaluator]):
+class FormulaEvaluator(CandidateEvaluator[FitnessQuestions]):
     def __init__(self, config: TournamentConfig) -> None:
         super().__init__()
         torch.set_num_threads(config.threads)
@@ -87,8 +87,8 @@ class FormulaEvaluator(CandidateEvaluator[FitnessEvaluator]):
     def loaded(self) -> dict[str, Any]:
         return load_tasks(self.e, self.seed)
 
-    def questions_for(self, live: LiveModel) -> FitnessEvaluator:
-        return FitnessEvaluator(self.e, self.seed, live.tokenizer, self.builder.context(), self.eval_tasks)
+    def questions_for(self, live: LiveModel) -> FitnessQuestions:
+        return FitnessQuestions(self.e, self.seed, live.tokenizer, self.builder.context(), self.eval_tasks)
 
     def check(self) -> Mapping[str, Any]:
         references = [*self.models, *([self.m.base_model] if self.m.base_model else [])]

@@ -21,7 +21,7 @@ from merge.donors import Donors
 from merge.engine import MergeOptions
 from merge.live_models import LiveModel, LiveModels, Staged, over_all
 from merge.merge_planning import Plan, plan_merge
-from merge.merge_recipe import Merge, alone, merge_of, text_of
+from merge.merge_recipe import MergeRecipe, alone, merge_of, text_of
 from merge.merging import merge
 
 _CLEAN, _NOISY, BASE = "without-noise", "with-noise", "(base)"
@@ -55,7 +55,7 @@ class ModelBuilder:
         sizes = [self.donors[name].config.get("max_position_embeddings") for name in self.models]
         return min((size for size in sizes if isinstance(size, int)), default=None)
 
-    def planned(self, formula: Formula) -> tuple[Merge, Plan, Donors]:
+    def planned(self, formula: Formula) -> tuple[MergeRecipe, Plan, Donors]:
         """What the merge engine is to do; or why these models cannot be merged."""
         if unknown := [name for name in formula.models if name not in self.models]:
             raise UserError(f"there is no model {unknown[0]!r} here; there are {', '.join(self.models)}")
@@ -114,7 +114,7 @@ def builder(c: TournamentConfig) -> ModelBuilder:
 class _Noisy(Staged):
     """Stages, and the last of them with noise."""
 
-    def __init__(self, said: Mapping[str, Merge], models: Donors, how: MergeOptions, formula: Formula) -> None:
+    def __init__(self, said: Mapping[str, MergeRecipe], models: Donors, how: MergeOptions, formula: Formula) -> None:
         super().__init__(said, models, how)
         self.formula = formula
 

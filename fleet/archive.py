@@ -20,7 +20,7 @@ _PULSE = ".pulse"
 Stamp = tuple[int, ...]
 
 
-class Attic:
+class WorkerArchive:
     """A worker's part in that."""
 
     def __init__(self, store: Store, events: Events, patience: float) -> None:

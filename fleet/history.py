@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 from fleet import faults, payload, round_state, summary
 from fleet.host import Host
 from fleet.recipe import AHEAD, Member, NotYet, Recipe, alike, folder, name, place
-from fleet.round_state import KnownRound, Outcome, Slot, parse
+from fleet.round_state import Outcome, RoundState, SlotState, parse
 from fleet.run import open_run
 from fleet.store import Store
 
@@ -43,7 +43,7 @@ class History:
         self.store = store
         self.first = 0  # the first round that is not finished, as far as known
         self.last = -1  # the last one that is planned
-        self._rounds: dict[int, KnownRound] = {}  # old ones in the order in which they were used
+        self._rounds: dict[int, RoundState] = {}  # old ones in the order in which they were used
         self._again: set[int] = set()  # finished rounds of which something was voided since
         self._open: dict[str, Recipe] = {}  # planned, to be made, not finished
         self._recent: list[dict[str, Any]] = []
@@ -86,7 +86,7 @@ class History:
         if round >= self.first:
             self._reconsider(round)
 
-    def slot(self, id: str) -> Slot:
+    def slot(self, id: str) -> SlotState:
         return self._round_of(id).slots[id]
 
     def origin(self, id: str) -> str:
@@ -110,10 +110,10 @@ class History:
             outcomes[id] = self._outcome(id)
         return outcomes[id]
 
-    def files(self, id: str) -> payload.Input:
+    def files(self, id: str) -> payload.InputMember:
         """A present member with its files, wherever it was made."""
         outcome = self.outcome((member := self[id]).origin)
-        return payload.Input(self.store, outcome.attempt, outcome.files, member=member)
+        return payload.InputMember(self.store, outcome.attempt, outcome.files, member=member)
 
     def recent(self) -> dict[str, Any]:
         """A dictionary by members' names, from which those disappear that nothing planned can reach any more."""
@@ -240,10 +240,10 @@ class History:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _round_of(self, id: str) -> KnownRound:
+    def _round_of(self, id: str) -> RoundState:
         return self._known(place(id)[0])
 
-    def _known(self, round: int) -> KnownRound:
+    def _known(self, round: int) -> RoundState:
         if round not in self._rounds:
             self._load(round)
         elif round < self.first - BEHIND:

@@ -95,7 +95,7 @@ class Starter:
         if why := launches.ordered(store, sys.maxsize):
             say(f"{why[0].upper()}{plain(why[1:], 1000)}.")
             return 0
-        self._launch = launches.begin(store, self.config.operational(), command=this_command(), makers=self.count)
+        self._launch = launches.begin(store, self.config.operational(), command=this_command(), seats=self.count)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._signal)
         log = self.folder / "workers" / f"local-{self._launch}.log"

@@ -16,7 +16,7 @@ from fleet.history import History
 from fleet.plain import bytes_of, plain, say
 from fleet.recipe import Member, NotYet, Recipe, name
 from fleet.time_left import TimeLeft, Underway, underway
-from fleet.worker_notes import Diaries, Diary
+from fleet.worker_notes import NotesReader, WorkerNotes
 
 _LOOK = 1.0  # seconds between two looks,
 _SHARE = 0.05  # of which looking takes no more: thousands of members take a while
@@ -36,7 +36,7 @@ class Progress:
         self.history, self.rounds = history, rounds
         self._now = history.store.host.now
         self._told = self._began_at = history.first
-        self._diaries, self._left = Diaries(history.store, Diary), TimeLeft(history, rounds, steps_in)
+        self._notes, self._left = NotesReader(history.store, WorkerNotes), TimeLeft(history, rounds, steps_in)
         self._launch = launches.latest(history.store)
         self._began, self._looked, self._every = self._now(), 0.0, _LOOK
         self._spoke = self._began
@@ -84,7 +84,7 @@ class Progress:
         open = [self._underway[id] for id, _ in self.history.open() if id in self._underway]
         words = [f"{plain(each.id, 64)} {plain(each.at, 64)}".rstrip() for each in open]
         more = f" and {len(words) - _FEW} more" if len(words) > _FEW else ""
-        begins = "" if any(d.made for d in self._diaries.look()) else "the workers are starting"
+        begins = "" if any(d.made for d in self._notes.look()) else "the workers are starting"
         return f"making {', '.join(words[:_FEW])}{more}" if words else begins
 
     def ends(self) -> Iterator[str]:
@@ -135,7 +135,7 @@ class Progress:
         """Tokens a second, and bytes moved, of this start of the run."""
         seconds = max(1e-3, self._now() - self._began)
         words = [f"{self._left.tokens / seconds:,.0f} tokens/s"] if self._left.tokens else []
-        moved = sum(d.written + d.read for d in self._diaries.look())
+        moved = sum(d.written + d.read for d in self._notes.look())
         return ", ".join([*words, *[f"{bytes_of(moved)} moved"] * bool(moved)])
 
     def table(self) -> Table:

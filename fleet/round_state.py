@@ -31,7 +31,7 @@ def parse(name: str) -> Register | None:
 
 
 @dataclass
-class Slot:
+class SlotState:
     """What the listings have shown of one slot. A version is void when its files turned out to be damaged."""
 
     version: int = 0
@@ -74,14 +74,14 @@ class Outcome:
 
 
 @dataclass
-class KnownRound:
+class RoundState:
     """Registers never change, so it only grows; it is forgotten as a whole."""
 
     plan: tuple[Recipe, ...]
     recipes: dict[str, Recipe]
     made: list[str]  # the members that are really made there, not carried over
     origins: dict[str, str] = field(default_factory=dict)  # of those that are carried over
-    slots: dict[str, Slot] = field(default_factory=lambda: defaultdict(Slot))
+    slots: dict[str, SlotState] = field(default_factory=lambda: defaultdict(SlotState))
     names: set[str] | None = None  # nothing was listed yet
     safe: set[str] = field(default_factory=set)  # names that no crash of the server can take back
     outcomes: dict[str, Outcome] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class KnownRound:
         self.slots.clear()
 
 
-def planned(round: int, record: dict[str, Any]) -> KnownRound:
+def planned(round: int, record: dict[str, Any]) -> RoundState:
     """A round whose plan says so."""
     try:
         recipes = recipes_in(record)
@@ -102,7 +102,7 @@ def planned(round: int, record: dict[str, Any]) -> KnownRound:
     except (KeyError, TypeError, ValueError) as error:
         raise faults.Damaged(f"{folder(round)}/plan: {error}") from None
     by_name = {name(round, recipe.slot): recipe for recipe in recipes}
-    return KnownRound(recipes, by_name, [id for id, recipe in by_name.items() if not recipe.carried])
+    return RoundState(recipes, by_name, [id for id, recipe in by_name.items() if not recipe.carried])
 
 
 def outcome(id: str, recipe: Recipe, record: dict[str, Any], version: int) -> Outcome:

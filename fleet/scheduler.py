@@ -11,7 +11,7 @@ from fleet.recipe import Recipe, alike, place, reads
 _PULSES = 3  # so many are looked at in one slow tick
 
 
-class Chooser:
+class Scheduler:
     def __init__(self, context: WorkerContext) -> None:
         self.context = context
         self.yielding = False  # free work was left to faster workers for a moment
@@ -19,7 +19,7 @@ class Chooser:
         self._free = list[str]()  # at the last look, the best one last
         self._since: dict[str, dict[str, float]] = context.history.recent()
 
-    def quickly(self) -> str | None:
+    def claim_again(self) -> str | None:
         """Claim the best of what was free at the last look; if somebody else has it by now, look again."""
         while self._free:
             id, context = self._free.pop(), self.context

@@ -31,7 +31,7 @@ Error = tuple[float, str, str]  # when, what and where, why
 
 
 @dataclass
-class Diary:
+class WorkerNotes:
     """One worker: its past in sums, and what it did last."""
 
     name: str
@@ -80,7 +80,7 @@ class Diary:
         if what in _BAD:
             self.errors = [*self.errors, (self.last, self.doing, str(event.get("why", "")))][-_ERRORS:]
 
-    def add(self, other: "Diary") -> None:
+    def add(self, other: "WorkerNotes") -> None:
         """Of a worker that is gone, whose sums are found here from now on."""
         for sum in _SUMS:
             setattr(self, sum, getattr(self, sum) + getattr(other, sum))
@@ -97,25 +97,25 @@ class Diary:
             setattr(self, sum, number(event, sum))
 
 
-def shares(diaries: Sequence[Diary]) -> tuple[float, float, float] | None:
+def shares(notes: Sequence[WorkerNotes]) -> tuple[float, float, float] | None:
     """Of the workers' time, as far as they have noted it: at work, for the disk, for what others make."""
-    busy, disk, waited = (math.fsum(getattr(d, sum) for d in diaries) for sum in ("busy", "disk", "waited"))
+    busy, disk, waited = (math.fsum(getattr(d, sum) for d in notes) for sum in ("busy", "disk", "waited"))
     return ((busy - disk) / whole, disk / whole, waited / whole) if (whole := busy + waited) > 0 else None
 
 
-D = TypeVar("D", bound=Diary)
+D = TypeVar("D", bound=WorkerNotes)
 
 
 @dataclass
 class _Page(Generic[D]):
     """How far a file was read."""
 
-    diary: D
+    notes: D
     offset: int = 0
     rest: bytes = b""  # a line that was not whole yet
 
 
-class Diaries(Generic[D]):
+class NotesReader(Generic[D]):
     """Of all workers whose notes lie in some folders. A look reads what is new, the first one the end of each file: so
     much of it."""
 
@@ -137,7 +137,7 @@ class Diaries(Generic[D]):
             if file == its or file not in old:  # else whoever wrote it is gone
                 self._read_on(page, self.store.disk.root / file, moment)
             told(done, len(files))
-        return [page.diary for page in self._pages.values()]
+        return [page.notes for page in self._pages.values()]
 
     def _read_on(self, page: _Page[D], path: Path, moment: float) -> None:
         data, written = b"", 0.0
@@ -145,35 +145,35 @@ class Diaries(Generic[D]):
             with plain_file(path) as handle:
                 size, written = (seen := os.fstat(handle)).st_size, seen.st_mtime
                 if size < page.offset:  # another file of that name
-                    page.diary, page.offset, page.rest = self._make(page.diary.name), 0, b""
+                    page.notes, page.offset, page.rest = self._make(page.notes.name), 0, b""
                 begin = max(page.offset, size - self._most)
                 data = (page.rest if begin == page.offset else b"") + os.pread(handle, size - begin, begin)
                 self.bytes_read, page.offset = self.bytes_read + size - begin, size
-            page.diary.hidden = False
+            page.notes.hidden = False
         except PermissionError:
-            page.diary.hidden = True
+            page.notes.hidden = True
         except OSError:  # gone, or not to be had just now
             pass
         whole, _, page.rest = data.rpartition(b"\n") if data else (b"", b"", page.rest)
         page.rest = page.rest[-self._most :]
-        events = [*events_in(whole, page.diary.dull)]
+        events = [*events_in(whole, page.notes.dull)]
         if events:
             off = ahead(self.store.disk.root, number(events[0], "at"), number(events[-1], "at"), written)
         for event in events:
             by_disk: dict[str, Any] = {
                 key: min(number(event, key) - off, moment) for key in ("at", "first") if key in event
             }
-            page.diary.take({**event, **by_disk})
+            page.notes.take({**event, **by_disk})
 
 
-def read(path: Path) -> Diary:
+def read(path: Path) -> WorkerNotes:
     """One worker's, from the end of its file."""
-    diary, data = Diary(path.name.partition(".")[0]), b""
+    notes, data = WorkerNotes(path.name.partition(".")[0]), b""
     with contextlib.suppress(OSError), plain_file(path) as handle:
         data = os.pread(handle, TAIL, max(0, os.fstat(handle).st_size - TAIL))
     for event in events_in(data):
-        diary.take(event)
-    return diary
+        notes.take(event)
+    return notes
 
 
 def events_in(data: bytes, dull: bytes = b"\n") -> Iterator[dict[str, Any]]:

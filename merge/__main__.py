@@ -32,7 +32,7 @@ from fleet.plain import bytes_of, say
 from merge.merge_command import bar, keep_memory, open_many, run
 
 if TYPE_CHECKING:
-    from merge.merge_recipe import Merge
+    from merge.merge_recipe import MergeRecipe
 
 app = help_pages.app("python -m merge", __doc__)
 
@@ -90,7 +90,7 @@ def main(
     say(lm_eval_command.told(out))
 
 
-def told(recipe: Path) -> "Path | Merge":
+def told(recipe: Path) -> "Path | MergeRecipe":
     """A recipe's file; or of a model and its adapter, what a recipe of these alone would say."""
     from merge.merge_recipe import alone, merge_of, text_of
 

@@ -27,7 +27,7 @@ class LazyTensor:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    rows: RowReader
+    read_rows: RowReader
     done: Callable[[], None] = lambda: None  # said by whoever has read all that he needs
 
     @property
@@ -35,12 +35,12 @@ class LazyTensor:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def read(self) -> Tensor:
-        return self.rows(0, math.prod(self.shape[:-1])).reshape(self.shape)
+        return self.read_rows(0, math.prod(self.shape[:-1])).reshape(self.shape)
 
 
 def changed(stored: LazyTensor, change: Callable[[int, int, Tensor], Tensor]) -> LazyTensor:
     """The same tensor, seen through a function of its rows."""
-    return replace(stored, rows=lambda begin, end: change(begin, end, stored.rows(begin, end)))
+    return replace(stored, read_rows=lambda begin, end: change(begin, end, stored.read_rows(begin, end)))
 
 
 @dataclass(frozen=True)

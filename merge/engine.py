@@ -44,7 +44,7 @@ def check_device(name: str) -> None:
 def merged(job: Job, how: MergeOptions) -> Iterator[Tensor]:
     """The blocks of a tensor, one after the other, in fp32. A method that looks twice reads twice: the second time the
     system still has it in its memory."""
-    base, others = job.base.rows if job.base else None, [each.rows for each in job.others]
+    base, others = job.base.read_rows if job.base else None, [each.read_rows for each in job.others]
     group = Group(job.shape, others, base, job.name, job.models, how.seed, how.device)
     try:
         yield from METHODS[job.method].merge(group, job.params or {})

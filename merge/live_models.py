@@ -19,7 +19,7 @@ from merge import engine
 from merge.donor import Donor, LazyTensor
 from merge.donors import Donors
 from merge.merge_planning import Job, Plan, plan_merge
-from merge.merge_recipe import Merge
+from merge.merge_recipe import MergeRecipe
 from merge.merging import TOKENIZER_FILES, furnish
 from merge.tensor_files import UserError
 from merge.tensor_group import in_memory
@@ -50,7 +50,7 @@ class LiveModels:
         self.now: LiveModel | None = None
         self._key = ""
 
-    def shaped(self, said: Merge, plan: Plan, leave: Callable[[], None], with_model: bool = True) -> LiveModel:
+    def shaped(self, said: MergeRecipe, plan: Plan, leave: Callable[[], None], with_model: bool = True) -> LiveModel:
         """A model for a plan, without its weights; whoever else holds the last one is asked to leave it."""
         if self.now is None or self._key != key_of(plan):
             self.now = None  # first out, then in: there may be no room for both
@@ -66,7 +66,7 @@ class LiveModels:
         return model.eval() if more else model.to(self.device).eval()
 
 
-def furnished(said: Merge, plan: Plan, device: str, trust: bool = False, with_model: bool = True) -> LiveModel:
+def furnished(said: MergeRecipe, plan: Plan, device: str, trust: bool = False, with_model: bool = True) -> LiveModel:
     """A model of a plan's shape, without its weights."""
     with passing("live") as place:
         furnish(place, said, plan, None)
@@ -137,7 +137,7 @@ class Staged(Donors):
     """Models by their references; some of these are names of recipes, which may name one another."""
 
     def __init__(
-        self, recipes: Mapping[str, Merge], models: Donors, how: engine.MergeOptions = engine.MergeOptions()
+        self, recipes: Mapping[str, MergeRecipe], models: Donors, how: engine.MergeOptions = engine.MergeOptions()
     ) -> None:
         super().__init__()
         self.recipes, self.models, self.how = recipes, models, how

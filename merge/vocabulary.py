@@ -138,7 +138,7 @@ def _read(tensors: Mapping[str, LazyTensor], run: tuple[Place, int], rest: tuple
 
 
 def _some(stored: LazyTensor, begin: int, end: int) -> Tensor:
-    return stored.rows(begin, end) if len(stored.shape) > 1 else stored.rows(0, 1).view(-1)[begin:end]
+    return stored.read_rows(begin, end) if len(stored.shape) > 1 else stored.read_rows(0, 1).view(-1)[begin:end]
 
 
 # -- tokenizer.json ----------------------------------------------------------------------------------------------------

@@ -484,7 +484,7 @@ def choices_of(part: ast.AST) -> list[str]:
     """What may stand in this part of a text; an empty one where that cannot be known."""
     match part:
         case ast.Constant(value=str(text)):
-            return [text_sources]
+            return [text]
         case ast.FormattedValue(value=ast.IfExp(body=ast.Constant(str(one)), orelse=ast.Constant(str(other)))):
             return [one, other]
         case _:

@@ -28,7 +28,7 @@ from fleet.recipe import Member, NotYet, name, place
 from fleet.run import open_run
 from fleet.run_config import UserError
 from fleet.status import metrics_text
-from fleet.work import Input
+from fleet.work import InputMember
 from train import loss_picture
 from train.batches import TokenFile, held_of
 from train.kept_rounds import files_of
@@ -66,7 +66,7 @@ class Exporter:
         while self.last > 0 and not self._members(self.last):  # nobody came of it
             self.last -= 1
 
-    def parent(self, id: str) -> Input:
+    def parent(self, id: str) -> InputMember:
         return files_of(self.history, id)
 
     @leaving()
@@ -203,7 +203,7 @@ class Exporter:
             return self._settled(vectors.mean, [parent])
         raise UserError(f"{id} has no weights of its own; it has: {', '.join(parent.member.digests) or 'no files'}")
 
-    def _settled(self, join: Joining, parents: list[Input]) -> tuple[list[Member], Tensor]:
+    def _settled(self, join: Joining, parents: list[InputMember]) -> tuple[list[Member], Tensor]:
         together = vectors.settled(outer_of(self.config), join, parents, self.layout.size)
         return [parent.member for parent in parents], together
 

@@ -86,7 +86,7 @@ def begun(folder: Path, config: TrainConfig) -> None:
     create_run(folder, "run", config.bound(), Host())
     store, _ = open_run(folder / "run", Host(), "starter")
     if not launches.latest(store):
-        launches.begin(store, config.operational() | {"dead_seconds": 5.0}, makers=1)
+        launches.begin(store, config.operational() | {"dead_seconds": 5.0}, seats=1)
 
 
 def _started(folder: Path, config: TrainConfig, name: str) -> "subprocess.Popen[bytes]":

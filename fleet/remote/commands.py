@@ -20,7 +20,7 @@ from fleet.machines import Machine, file_name
 from fleet.plain import plain, say
 from fleet.remote import engines, preflight, shown
 from fleet.remote.engines import Via
-from fleet.remote.launcher import Launcher, Scripts, again, place
+from fleet.remote.launcher import Launcher, MethodScripts, again, place
 from fleet.remote.link import Trouble
 from fleet.remote.ssh import Unreachable
 from fleet.remote.starting import start
@@ -74,7 +74,7 @@ class Common:
 Strict = Annotated[bool, Parameter(negative="", help="Refuse machines whose torch or Python differ.")]
 
 
-def main(scripts: Scripts, root: Path, about: str, arguments: list[str] | None = None) -> None:
+def main(scripts: MethodScripts, root: Path, about: str, arguments: list[str] | None = None) -> None:
     os.umask(0o077)
     name = f"python {Path(sys.argv[0]).name}"
     app = help_pages.app(name, about, _EXAMPLES.format(name=name), suppress_keyboard_interrupt=False)
@@ -94,7 +94,7 @@ def main(scripts: Scripts, root: Path, about: str, arguments: list[str] | None =
 
 
 class Commands:
-    def __init__(self, scripts: Scripts, root: Path) -> None:
+    def __init__(self, scripts: MethodScripts, root: Path) -> None:
         self._scripts, self._root, self.options = scripts, root, list[str]()
 
     def _launcher(self, common: Common, machines: Sequence[Machine] | None = None, strict: bool = False) -> Launcher:

@@ -56,7 +56,7 @@ def handed_over(launcher: Launcher, via: Via, dry_run: bool) -> bool:
     made, proxy = launcher.create(None), launcher.proxy(None)
     if not may_start(state := proxy.ask("state"), made):
         return bool(state["over"])
-    engine = engine_of(launcher, via, made, begun(launcher, proxy, made, joining=False, makers=1))
+    engine = engine_of(launcher, via, made, begun(launcher, proxy, made, joining=False, seats=1))
     say(engine.start(made["workers"], _threads(made), made["run_id"], launcher.place.folder))
     return True
 

@@ -22,9 +22,9 @@ from fleet.remote.preflight import Report
 from fleet.remote.run_proxy import RemoteRunProxy, RunProxy
 from fleet.run_config import FleetConfig, UserError, lowered, read_json, validated
 
-Scripts = Mapping[str, Sequence[str]]  # method: its script, as Python's words
+MethodScripts = Mapping[str, Sequence[str]]  # method: its script, as Python's words
 
-_SCRIPT = "launch_to_machines.py"
+_LAUNCH_SCRIPT = "launch_to_machines.py"
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class RunLocation:
         return machine.base_dir.rstrip("/") if machine.base_dir else self.base
 
 
-def place(file: Path, algorithm: str, scripts: Scripts) -> RunLocation:
+def place(file: Path, algorithm: str, scripts: MethodScripts) -> RunLocation:
     value = read_json(file)
     if not isinstance(value, dict):
         raise UserError(f"{file}: an object is expected, {{...}}")
@@ -62,13 +62,13 @@ def place(file: Path, algorithm: str, scripts: Scripts) -> RunLocation:
 
 def again(*words: str) -> str:
     """Another command about the same run, to be copied."""
-    given = sys.argv[0] if Path(sys.argv[0]).name == _SCRIPT else _SCRIPT
+    given = sys.argv[0] if Path(sys.argv[0]).name == _LAUNCH_SCRIPT else _LAUNCH_SCRIPT
     return shlex.join(["python", given, *words])
 
 
 class Launcher:
     def __init__(
-        self, place: RunLocation, machines: Sequence[Machine], scripts: Scripts, root: Path, seconds: float = 15.0,
+        self, place: RunLocation, machines: Sequence[Machine], scripts: MethodScripts, root: Path, seconds: float = 15.0,
         through: str = "", ssh_config: Path | None = None, strict: bool = False, apart: Sequence[Path] = (),
         options: Sequence[str] = (),
     ) -> None:  # fmt: skip

@@ -79,7 +79,7 @@ class RunProxy:
             return ""
 
     def begin(
-        self, operational: dict[str, Any], digest: str, data: str, joining: bool, command: str, makers: int
+        self, operational: dict[str, Any], digest: str, data: str, joining: bool, command: str, seats: int
     ) -> dict[str, Any]:
         """Where somebody works already, theirs is the launch; or a new one. The code is put where all find it."""
         now = self.state()
@@ -91,7 +91,7 @@ class RunProxy:
                 )
             return {"launch": now["launch"], "new": False}
         code.keep(self.store, code.Code(digest, base64.b64decode(data), {}))
-        return {"launch": launches.begin(self.store, operational, digest, command, makers), "new": True}
+        return {"launch": launches.begin(self.store, operational, digest, command, seats), "new": True}
 
     def state(self) -> dict[str, Any]:
         history = History(self.store)

@@ -22,14 +22,12 @@ def may_start(state: dict[str, Any], made: dict[str, Any]) -> bool:
     return not (state["over"] or state["ended"])
 
 
-def begun(
-    launcher: Launcher, proxy: RunProxy | RemoteRunProxy, made: dict[str, Any], joining: bool, makers: int
-) -> int:
+def begun(launcher: Launcher, proxy: RunProxy | RemoteRunProxy, made: dict[str, Any], joining: bool, seats: int) -> int:
     """The number of the launch that the workers belong to; their code lies in the run then."""
     code = launcher.code
     found = proxy.ask(
         "begin", operational=made["operational"], digest=code.digest, data=code.text, command=this_command(),
-        makers=makers, joining=joining,
+        seats=seats, joining=joining,
     )  # fmt: skip
     say(f"{'Launch' if found['new'] else 'Joining launch'} {found['launch']}")
     return int(found["launch"])

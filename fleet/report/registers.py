@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from fleet import faults, round_state, summary
 from fleet.recipe import Member, Recipe, folder, name
-from fleet.round_state import Outcome, Slot, parse
+from fleet.round_state import Outcome, SlotState, parse
 from fleet.store import REGISTER_LIMIT, Store, Value
 
 
@@ -19,7 +19,7 @@ class Sheet:
     plan: tuple[Recipe, ...]
     members: dict[str, Member] = field(default_factory=dict)  # finished ones, by their place in this round
     made: dict[str, Outcome] = field(default_factory=dict)  # those that were made here
-    slots: dict[str, Slot] = field(default_factory=dict)
+    slots: dict[str, SlotState] = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
@@ -42,10 +42,10 @@ def sheet(store: Store, round: int, carried: Mapping[str, Member], before: Sheet
     done = summary.read(store, round, quickly)[0] if summary.NAME in listed else {}
     for register in map(parse, listed):
         if register and register.slot in slots:  # people leave other files there, too
-            found.slots.setdefault(name(round, register.slot), Slot()).take(register)
+            found.slots.setdefault(name(round, register.slot), SlotState()).take(register)
     for recipe in found.plan:
         id = name(round, recipe.slot)
-        slot = found.slots.setdefault(id, Slot())
+        slot = found.slots.setdefault(id, SlotState())
         if recipe.carried:
             parent = carried.get(recipe.parents[0], found.members.get(recipe.parents[0]))
             if parent is not None:  # an absent one counts as false

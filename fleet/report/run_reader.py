@@ -25,9 +25,9 @@ from fleet.report.summing import (
     summed_up,
     tree_of,
 )  # fmt: skip
-from fleet.report.worker_stories import Story
+from fleet.report.worker_stories import WorkerStory
 from fleet.run import open_run
-from fleet.worker_notes import Diaries, number
+from fleet.worker_notes import NotesReader, number
 
 _MOST = 1 << 26  # bytes of one worker's notes; of longer ones the last
 _COARSE = 0.1  # seconds by which times of files may be behind a clock
@@ -52,8 +52,8 @@ class RunReader:
     def __init__(self, run_dir: Path) -> None:
         self.host = Host()
         self.store, self.run = open_run(run_dir, self.host, "report")
-        self.diaries = Diaries(self.store, Story, _MOST, ("workers", ENDED))
-        self.notes = list[Story]()
+        self.reader = NotesReader(self.store, WorkerStory, _MOST, ("workers", ENDED))
+        self.notes = list[WorkerStory]()
         self.done = list[Round]()  # complete rounds
         self.open = dict[int, Sheet]()
         self.over = False
@@ -78,7 +78,7 @@ class RunReader:
 
     def look(self, told: Told = lambda what, done, of: None) -> Facts:
         self._read_rounds(told)
-        self.notes = self.diaries.look(lambda done, of: told("notes of workers", done, of))
+        self.notes = self.reader.look(lambda done, of: told("notes of workers", done, of))
         return self._facts()
 
     # -- rounds -------------------------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ class RunReader:
 
     def _rows(self, now: float, dead: float) -> tuple[list[WorkerRow], list[Failure]]:
         """A row for each place; a place has several workers if one died and another took it."""
-        held, seats, troubled = dict[str, Claims](), dict[tuple[str, str], list[Story]](), list[Failure]()
+        held, seats, troubled = dict[str, Claims](), dict[tuple[str, str], list[WorkerStory]](), list[Failure]()
         for found in self.open.values():
             self._read_claims(found, held)
         for notes in self.notes:
@@ -240,7 +240,7 @@ class RunReader:
             rows.append(WorkerRow(machine, title, sessions, spans, sum(len(notes.makes) for notes in there)))
         return rows, sorted(troubled, key=lambda each: each.at)
 
-    def _alive(self, notes: Story, claims: Claims, now: float, dead: float) -> tuple[bool, float]:
+    def _alive(self, notes: WorkerStory, claims: Claims, now: float, dead: float) -> tuple[bool, float]:
         """Whether a worker lives, and its last sign of life: for people, who know that clocks differ."""
         if notes.ends[-1]:
             return False, notes.ends[-1]
@@ -251,7 +251,7 @@ class RunReader:
         gone = Watch(self.store, self.host, dead).gone(claim)
         return not gone and (here or now - seen <= dead), seen
 
-    def _spans(self, notes: Story, end: float, claims: Claims, alive: bool) -> list[Span]:
+    def _spans(self, notes: WorkerStory, end: float, claims: Claims, alive: bool) -> list[Span]:
         """What was noted; and of claims that came to nothing, the time until the next thing that was noted."""
         spans = [Span(at - seconds, at, "wait") for at, seconds in notes.waits]
         for at, seconds, id, _ in notes.makes:

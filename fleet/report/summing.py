@@ -9,7 +9,7 @@ from fleet.ancestry.tree import Tree, finite
 from fleet.recipe import Member, place
 from fleet.report.facts import MEASURES, DonorScore, Round, Spread
 from fleet.report.registers import Sheet
-from fleet.report.worker_stories import Story
+from fleet.report.worker_stories import WorkerStory
 from fleet.status import metrics_text
 
 
@@ -39,7 +39,7 @@ def dated(each: Round, at: Mapping[str, Mapping[bool, float]]) -> Round:
     return replace(each, at=there.get(False, 0.0), averaged_at=there.get(True, 0.0))
 
 
-def last_made(all: Iterable[Story], summaries: Set[str]) -> dict[str, dict[bool, float]]:
+def last_made(all: Iterable[WorkerStory], summaries: Set[str]) -> dict[str, dict[bool, float]]:
     """By round: when the last of its members was made, and when the averaged model was evaluated."""
     found = dict[str, dict[bool, float]]()
     for notes in all:
@@ -49,7 +49,7 @@ def last_made(all: Iterable[Story], summaries: Set[str]) -> dict[str, dict[bool,
     return found
 
 
-def moved_by(all: Sequence[Story]) -> list[tuple[float, float]]:
+def moved_by(all: Sequence[WorkerStory]) -> list[tuple[float, float]]:
     """When, and how many bytes until then."""
     made = sorted((at, bytes) for notes in all for at, _, _, bytes in notes.makes)
     upto = accumulate(bytes for _, bytes in made)

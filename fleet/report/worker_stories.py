@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from fleet.report.facts import Span
-from fleet.worker_notes import SO_FAR, Diary, number
+from fleet.worker_notes import SO_FAR, WorkerNotes, number
 
 _EARLIEST = 1e9  # seconds: a moment of 2001
 _TROUBLE = {"waits": "waited for the disk", "failed": "failed", "stopped": "stopped", "suspects": "suspects",
@@ -12,7 +12,7 @@ _TROUBLE = {"waits": "waited for the disk", "failed": "failed", "stopped": "stop
 
 
 @dataclass
-class Story(Diary):
+class WorkerStory(WorkerNotes):
     """One process, with all that it did."""
 
     begins: list[float] = field(default_factory=list)

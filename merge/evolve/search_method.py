@@ -28,7 +28,7 @@ def maker(config: SearchConfig) -> Maker:
 
 
 def _check_can_serve(evaluator: Any, work: Work) -> None:
-    name, task = work.draft.store.name, work.recipe.task
+    name, task = work.writer.store.name, work.recipe.task
     if (task == "merge") != name.startswith(MERGER) and name.startswith((MERGER, SCORER)):
         raise NotOnThisMachine("this worker has another part")
     if task in ("score", "twin") and evaluator.digest != work.history[CHECK].metrics["digest"]:

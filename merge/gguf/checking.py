@@ -131,7 +131,7 @@ def _differs(stored: LazyTensor, theirs: LazyTensor, kind: str) -> int:
     rows, step, count = math.prod(stored.shape[:-1]), max(1, CHUNK // stored.shape[-1]), 0
     for begin in range(0, rows, step):
         end = min(rows, begin + step)
-        seen, wanted = stored.rows(begin, end).float(), theirs.rows(begin, end).float()
+        seen, wanted = stored.read_rows(begin, end).float(), theirs.read_rows(begin, end).float()
         if kind in _EXACT:
             count += int((seen != wanted.to(_EXACT[kind]).float()).sum())
         elif kind in _LEVELS:

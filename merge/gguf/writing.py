@@ -185,7 +185,7 @@ def _pieces(job: _Job) -> Iterator[np.ndarray]:
 
 
 def _floats(job: _Job, begin: int, end: int) -> np.ndarray:
-    rows = np.ascontiguousarray(job.stored.rows(begin, end).float().numpy())
+    rows = np.ascontiguousarray(job.stored.read_rows(begin, end).float().numpy())
     if not (np.abs(rows) <= _LARGEST.get(job.type.name, np.finfo(np.float32).max)).all():
         raise UserError(f"the tensor {job.name} has numbers that are not finite, or too large for {job.type.name}")
     return rows

@@ -14,7 +14,7 @@ from fleet.digest import digest
 from fleet.history import History
 from fleet.planning import ATTEMPT
 from fleet.recipe import NotYet, folder, from_json
-from fleet.round_state import Slot, parse
+from fleet.round_state import SlotState, parse
 from fleet.store import FOLDERS, Store, _opened
 from fleet.work import Failed, NotOnThisMachine, Work
 from fleet.worker import Worker
@@ -209,7 +209,7 @@ class Storm:
         """Files that the register which counts names go only with a round so old that nothing can need them."""
         if not (found := ATTEMPT.fullmatch(attempt := path.split("/")[1])):
             return
-        round, slot, state = int(found[1]), found[2], Slot()
+        round, slot, state = int(found[1]), found[2], SlotState()
         for register in filter(None, map(parse, self._truth.names(folder(round)))):
             if register.slot == slot:
                 state.take(register)
@@ -234,7 +234,7 @@ class Storm:
         store = self._store(host)
         quorum = {"quorum": self.config.quorum, "grace_seconds": self.config.grace_seconds}
         launch = self.launch + self.bad.apart * self.hosts.index(host.name)
-        options = replace(OPTIONS, launch=launch, makers=len(self.hosts), beside=BESIDE, **quorum)
+        options = replace(OPTIONS, launch=launch, seats=len(self.hosts), beside=BESIDE, **quorum)
         make = partial(self._make, host)
         second = (self._store(host), make) if self.lanes else None
         worker = Worker(store, strategy(self.config), make, options, _scribe, second)

@@ -19,7 +19,7 @@ from merge.merge_planning import plan_merge
 from merge.merging import RECIPE
 from merge.tensor_files import read_json, write_json
 from train.adapters import merged
-from train.cluster.shared_learner import Shared
+from train.cluster.shared_learner import SharedLearner
 from train.member.first_members import dtype_of
 from train.member.posttraining_runtime import ChildModel, said_of, write_model
 from train.posttrain.posttrain_config import PosttrainConfig
@@ -85,7 +85,9 @@ class Finetuned:
         ]
 
 
-def write(out: Path, donor: Opened, child: ChildModel, learner: Shared, about: Finetuned, overwrite: bool) -> None:
+def write(
+    out: Path, donor: Opened, child: ChildModel, learner: SharedLearner, about: Finetuned, overwrite: bool
+) -> None:
     """All ranks come here; the first one writes."""
     state = learner.state_dict()
 

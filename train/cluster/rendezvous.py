@@ -32,7 +32,7 @@ class Word:
     first: str = ""  # a digest of the numbers it began with, before the first round
 
 
-class Meeting:
+class Rendezvous:
     """Of one peer, whose first rank speaks for it."""
 
     def __init__(self, dht: DHT, run: str, name: str, word: Word, stopping: Callable[[], bool]) -> None:

@@ -30,11 +30,11 @@ _PIECE = 1 << 24  # numbers that are squared at a time
 
 def learner_of(
     model: PreTrainedModel, config: TrainConfig, ranks: Ranks, strategy: str, objective: Objective | None = None
-) -> "Shared":
+) -> "SharedLearner":
     return (Copies if strategy == "NO_SHARD" else Parts)(model, config, ranks, strategy, objective)
 
 
-class Shared(Learner):
+class SharedLearner(Learner):
     """All ranks take the same step; each has seen a part of its batch."""
 
     def __init__(
@@ -133,7 +133,7 @@ class Shared(Learner):
         super()._step(lr)
 
 
-class Copies(Shared):
+class Copies(SharedLearner):
     """DDP: gradients are averaged while they are computed."""
 
     def _bound(self, model: PreTrainedModel) -> tuple[VectorLayout, Tensor, Tensor]:
@@ -168,7 +168,7 @@ class Copies(Shared):
         return found
 
 
-class Parts(Shared):
+class Parts(SharedLearner):
     """FSDP2: each rank has a part of each tensor, its gradients and its optimizer. These parts lie in one vector of our
     own, on which the optimizer works as it does for a whole model."""
 

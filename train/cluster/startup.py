@@ -22,7 +22,7 @@ from train.cluster import token_data
 from train.cluster.checkpoints import CheckpointKeeper
 from train.cluster.options import TrainingOptions
 from train.cluster.ranks import Agreed, Ranks
-from train.cluster.shared_learner import OuterState, Shared
+from train.cluster.shared_learner import OuterState, SharedLearner
 from train.cluster.token_data import Batches, RandomBatches
 from train.cluster.token_shards import TokenShardMaker, TokenShards
 from train.model import built, described, has_vocabulary, in_a_line, skeleton, structure
@@ -113,13 +113,13 @@ def _model(options: TrainingOptions, c: TrainConfig, words: int, weights: bool) 
 # -- going on ----------------------------------------------------------------------------------------------------------
 
 
-def outer_of(learner: Shared) -> OuterState:
+def outer_of(learner: SharedLearner) -> OuterState:
     """Before the first round: it begins where the model is."""
     start = learner.vector.detach().cpu().clone()
     return OuterState(0, start, torch.zeros_like(start))
 
 
-def tensors_of(learner: Shared, outer: OuterState | None = None) -> dict[str, Tensor]:
+def tensors_of(learner: SharedLearner, outer: OuterState | None = None) -> dict[str, Tensor]:
     kinds = {kind: learner.named(kind, vector) for kind, vector in learner.vectors.items()}
     if outer:  # on the model's device for this moment
         there = {"start": outer.start.to(learner.device), "momentum": outer.momentum.to(learner.device)}
@@ -127,7 +127,9 @@ def tensors_of(learner: Shared, outer: OuterState | None = None) -> dict[str, Te
     return {f"{kind}.{name}": each for kind, named in kinds.items() for name, each in named.items()}
 
 
-def resumed(options: TrainingOptions, keeper: CheckpointKeeper, learner: Shared, outer: OuterState | None) -> int:
+def resumed(
+    options: TrainingOptions, keeper: CheckpointKeeper, learner: SharedLearner, outer: OuterState | None
+) -> int:
     """The step from which on it goes."""
     if not (place := keeper.chosen(options.ckpt.resume)):
         if there := keeper.complete():
@@ -140,7 +142,7 @@ def resumed(options: TrainingOptions, keeper: CheckpointKeeper, learner: Shared,
 
 
 def restored(
-    keeper: CheckpointKeeper, place: Path, learner: Shared, steps: int, outer: OuterState | None = None
+    keeper: CheckpointKeeper, place: Path, learner: SharedLearner, steps: int, outer: OuterState | None = None
 ) -> int:
     """Of a checkpoint, all that it has; and its step."""
     tensors = tensors_of(learner, outer)
@@ -157,7 +159,12 @@ def restored(
 
 
 def save(
-    keeper: CheckpointKeeper, step: int, learner: Shared, last: bool, advice: str, outer: OuterState | None = None
+    keeper: CheckpointKeeper,
+    step: int,
+    learner: SharedLearner,
+    last: bool,
+    advice: str,
+    outer: OuterState | None = None,
 ) -> None:
     if not learner.finite():
         raise Agreed(f"step {step}: weights are not finite any more, and are not saved; {advice}")
@@ -169,7 +176,7 @@ def save(
 
 
 def met(
-    options: TrainingOptions, learner: Shared, outer: OuterState, bound: Mapping[str, Any], stack: ExitStack
+    options: TrainingOptions, learner: SharedLearner, outer: OuterState, bound: Mapping[str, Any], stack: ExitStack
 ) -> Any:
     assert options.hv
     spec = {
@@ -193,7 +200,7 @@ def peers() -> Any:
     return hivemind_peers
 
 
-def digest_of(learner: Shared) -> str:
+def digest_of(learner: SharedLearner) -> str:
     """Of the shapes of all tensors: those who meet have the same."""
     shapes = {name: list(each.shape) for name, each in learner.named(WEIGHTS, learner.vector).items()}
     return hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:12]

@@ -23,7 +23,7 @@ from train.cluster.checkpoints import CheckpointKeeper
 from train.cluster.logs import Log, log_of
 from train.cluster.options import TrainingOptions
 from train.cluster.ranks import Ranks
-from train.cluster.shared_learner import Shared, layers_of, learner_of
+from train.cluster.shared_learner import SharedLearner, layers_of, learner_of
 from train.cluster.startup import met, model_of, opened, outer_of, peers, prepared, resumed, save, say
 from train.cluster.token_data import Batches
 from train.kernels import in_fixed_order
@@ -88,7 +88,7 @@ class Steps:
 
     options: TrainingOptions
     c: TrainConfig
-    learner: Shared
+    learner: SharedLearner
     keeper: CheckpointKeeper
     log: Log
     peer: Any = None  # among others, where there are any
@@ -182,7 +182,7 @@ class Activations:
         self._found[f"activations/layer{number}"] = float(values.detach().float().square().mean().sqrt())
 
 
-def export(learner: Shared, tokenizer: PreTrainedTokenizerBase, options: TrainingOptions, out: Path) -> None:
+def export(learner: SharedLearner, tokenizer: PreTrainedTokenizerBase, options: TrainingOptions, out: Path) -> None:
     """A folder that transformers loads, written by the first rank."""
     state, model = dict(learner.state_dict()), learner.model
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fleet.work import Input, Work
+from fleet.work import InputMember, Work
 from merge.wire import WIRES, received, sender
 from train.training_config import TrainConfig
 
@@ -18,7 +18,7 @@ class Feedback:
     """Sends piece by piece."""
 
     def __init__(
-        self, config: TrainConfig, work: Work, before: Input | None, file: str, count: int, stack: ExitStack
+        self, config: TrainConfig, work: Work, before: InputMember | None, file: str, count: int, stack: ExitStack
     ) -> None:
         """`before` is the member that sent the last one, if it is there."""
         self._wire, lost = WIRES[config.wire], f"lost-{file}"

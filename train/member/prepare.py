@@ -16,7 +16,7 @@ from fleet.scratch import passing
 from fleet.snapshots import Saver
 from fleet.tasks import Args
 from fleet.untrusted_model import check_config_in, check_words_in
-from fleet.work import Failed, Input, NotOnThisMachine, Work
+from fleet.work import Failed, InputMember, NotOnThisMachine, Work
 from train import text_sources
 from train.member.pretraining_runtime import CONFIG, PretrainingRuntime
 from train.member.vectors import save_weights
@@ -69,7 +69,7 @@ def named_tokenizer(named: str, trust: bool = False) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(named, trust_remote_code=trust)
 
 
-def open_tokenizer(parent: Input, config: TrainConfig) -> PreTrainedTokenizerBase:
+def open_tokenizer(parent: InputMember, config: TrainConfig) -> PreTrainedTokenizerBase:
     """From a member's files, which are data; one that needs code of its own, from where that came from."""
     if config.trust_remote_code and (named := tokenizer_name(config)):
         return AutoTokenizer.from_pretrained(named, trust_remote_code=True)
@@ -113,7 +113,7 @@ def make_tokens(runtime: PretrainingRuntime, work: Work, args: SourceArgs) -> Ma
 
 def _keep_tokens(work: Work, begin: int, saver: Saver) -> int:
     with saver.create("train") as copy:
-        for block in work.draft.written_so_far("train"):
+        for block in work.writer.written_so_far("train"):
             copy.write(block)
     return begin
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fleet.work import Input, Work
+from fleet.work import InputMember, Work
 from merge.outer_step import Outer
 from train.batches import TokenFile, batch, held_windows, owned
 from train.loop import Learner, MicroBatch, rate
@@ -146,7 +146,7 @@ def outer_of(config: TrainConfig) -> Outer:
     return Outer(config.outer_lr, config.outer_momentum, config.outer_nesterov)
 
 
-def sources(parents: list[Input], part: str, config: TrainConfig) -> list[TokenFile]:
+def sources(parents: list[InputMember], part: str, config: TrainConfig) -> list[TokenFile]:
     """Of each source, the tokens to learn from, for validation, or for the test."""
     return [
         TokenFile.open(each.path(part), each.metrics["dtype"], config.seq_length + 1, *origin_of(config, number))
@@ -189,7 +189,7 @@ def checked(vector: Tensor) -> Tensor:
     return vector
 
 
-def _before(work: Work, turn: Turn, file: str) -> Input | None:
+def _before(work: Work, turn: Turn, file: str) -> InputMember | None:
     """The slot's own last member, if it has such a file."""
     parent = work.inputs.get(turn.before)
     return parent if parent and file in parent.member.digests else None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fleet.recipe import place
 from fleet.tasks import Task, making
-from fleet.work import Failed, Input, Maker, Work
+from fleet.work import Failed, InputMember, Maker, Work
 from merge.methods.weighted_sums import slerp_all
 from merge.outer_step import State, means, ranges
 from merge.tensor_group import weighted
@@ -215,7 +215,7 @@ def make_shard(runtime: PretrainingRuntime, work: Work, args: ShardArgs) -> Metr
     return {**counts, STEPPED_FROM: identity(old)}
 
 
-def _counts(member: Input) -> dict[str, int]:
+def _counts(member: InputMember) -> dict[str, int]:
     return {name: member.metrics[name] for name in ("parameters", "moments")}
 
 
