@@ -74,12 +74,12 @@ def write_words(config: Any) -> None:
     from train import text_sources
     from train.splits import Split, part_of
 
-    dice = random.Random(1)
+    rng = random.Random(1)
     with WORDS.open("w") as file:
         for document in text_sources.shuffled_stdlib():
             if part_of(document, Split.halved(config.held_out)) == "train":
                 words = document.split()
-                dice.shuffle(words)
+                rng.shuffle(words)
                 file.write(json.dumps({"text": " ".join(words)}) + "\n")
 
 

@@ -60,8 +60,8 @@ class AdvancedModelMerger:
             raise EvoMergeException(f"none of {', '.join(allowed)} belongs to this way of merging")
 
         def made(names: Sequence[str], layers: int) -> Formula:
-            dice = np.random.default_rng([self.config.evolution_settings.seed, 1, 0])
-            return combined(Pool(self.settings, names, layers), used, dice)
+            rng = np.random.default_rng([self.config.evolution_settings.seed, 1, 0])
+            return combined(Pool(self.settings, names, layers), used, rng)
 
         return self.write(made, models)
 

@@ -1,4 +1,4 @@
-"""The first formulas, mutants, children, and who is selected. Pure: all chance comes from dice that are handed in."""
+"""The first formulas, mutants, children, and who is selected. Pure: all chance is handed in."""
 
 import math
 import re
@@ -13,7 +13,7 @@ from evomerge.config import STAGES, EvolutionSettings, MergeSettings
 from evomerge.formula import BLEND, MOST, Blend, Formula, Step, in_words, lighter
 from evomerge.techniques import METHODS
 from merge.parameters import within
-from train.parent_selection import Dice, winner
+from train.parent_selection import Rng, winner
 
 _LEAST, _GREATEST = 1e-3, 1e3  # shares
 _SCALES = (0.1, 3.0)
@@ -61,31 +61,31 @@ def first(pool: Pool, size: int, seed: int) -> list[Formula]:
     combinations = [*product(*(stage or [""] for stage in stages))]
     found: list[Formula] = []
     for n in range(size):
-        dice, turn = np.random.default_rng([seed, 1, n]), n // len(combinations)
+        rng, turn = np.random.default_rng([seed, 1, n]), n // len(combinations)
         techniques = combinations[n % len(combinations)]
         for _ in range(20):  # with few layers, two paths may be alike
-            one = combined(pool, techniques, dice, even=turn == 0)
+            one = combined(pool, techniques, rng, even=turn == 0)
             if weights_of(one) not in map(weights_of, found):
                 break
         found.append(one)
     return found
 
 
-def combined(pool: Pool, techniques: Sequence[str], dice: Dice, even: bool = True) -> Formula:
+def combined(pool: Pool, techniques: Sequence[str], rng: Rng, even: bool = True) -> Formula:
     """Two models by linear or slerp, what comes out and the others by ties or dare, then a path through all of it."""
     (first, second, third), names = techniques, pool.names
     blend: str | Blend | None = None
     if first:
         pair = names[:2] if first == "slerp" or (second and len(names) > 2) else names
-        blend = _blend(first, pair, pool.settings, dice, even)
+        blend = _blend(first, pair, pool.settings, rng, even)
     if second:
         rest = [name for name in names if blend is None or len(names) < 3 or name not in names[:2]]
         parts = [*([blend] if blend is not None else []), *rest]
         weights = [2.0 if isinstance(each, Blend) else 1.0 for each in parts]
-        blend = _blend(second, parts, pool.settings, dice, even, weights)
+        blend = _blend(second, parts, pool.settings, rng, even, weights)
     if not third:
         return Formula(blend=blend)
-    path = _through_blend(pool, third, dice) if blend is not None else _through_models(pool, dice)
+    path = _through_blend(pool, third, rng) if blend is not None else _through_models(pool, rng)
     return Formula(blend=blend, path=tuple(path), scaled=third == "dfs")
 
 
@@ -93,36 +93,36 @@ def _blend(
     technique: str,
     of: Sequence[str | Blend],
     settings: MergeSettings,
-    dice: Dice,
+    rng: Rng,
     even: bool,
     weights: Sequence[float] = (),
 ) -> Blend:
     start = np.array(weights or [1.0] * len(of)) / sum(weights or [1.0] * len(of))
     if not even:
-        start = start * np.exp(0.7 * dice.standard_normal(len(of)))
+        start = start * np.exp(0.7 * rng.standard_normal(len(of)))
         start = start / start.sum()
     shares = tuple((float(share),) * settings.points for share in start)
     density = settings.density if technique in ("ties", "dare") else 1.0
     return Blend(technique=technique, of=tuple(of), shares=shares, density=density)
 
 
-def _through_blend(pool: Pool, technique: str, dice: Dice) -> list[Step]:
+def _through_blend(pool: Pool, technique: str, rng: Rng) -> list[Step]:
     """frankenmerge: the last layers are a model's own. dfs: the blend's layers, one of them from a model."""
-    name, layers = pool.names[int(dice.integers(len(pool.names)))], pool.layers
+    name, layers = pool.names[int(rng.integers(len(pool.names)))], pool.layers
     if technique == "frankenmerge":
-        cut = layers - int(dice.integers(1, max(2, layers // 3 + 1)))
+        cut = layers - int(rng.integers(1, max(2, layers // 3 + 1)))
         return [Step(model=BLEND if n < cut else name, layer=n) for n in range(layers)]
     path = [Step(layer=n) for n in range(layers)]
-    place = int(dice.integers(max(1, layers - 1)))  # the last one would make a frankenmerge of it
+    place = int(rng.integers(max(1, layers - 1)))  # the last one would make a frankenmerge of it
     path[place] = Step(model=name, layer=place)
     return path
 
 
-def _through_models(pool: Pool, dice: Dice) -> list[Step]:
+def _through_models(pool: Pool, rng: Rng) -> list[Step]:
     """Each layer of some model, a few in a row."""
-    layers, order = pool.layers, [pool.names[n] for n in dice.permutation(len(pool.names))]
-    length = int(dice.integers(1, max(2, layers)))
-    offset = int(dice.integers(length))
+    layers, order = pool.layers, [pool.names[n] for n in rng.permutation(len(pool.names))]
+    length = int(rng.integers(1, max(2, layers)))
+    offset = int(rng.integers(length))
     return [Step(model=order[(n + offset) // length % len(order)], layer=n) for n in range(layers)]
 
 
@@ -134,14 +134,14 @@ def weights_of(formula: Formula) -> Formula:
 # -- children ---------------------------------------------------------------------------------------------------------
 
 
-def mutated(formula: Formula, pool: Pool, e: EvolutionSettings, dice: Dice) -> Formula:
+def mutated(formula: Formula, pool: Pool, e: EvolutionSettings, rng: Rng) -> Formula:
     """Other coefficients, another path; always something."""
     for _ in range(100):
-        blend = _mutated_blend(formula.blend, e, dice) if formula.blend is not None else None
-        path = _mutated_path(formula, pool, e, dice)
+        blend = _mutated_blend(formula.blend, e, rng) if formula.blend is not None else None
+        path = _mutated_path(formula, pool, e, rng)
         made = formula.model_copy(update={"blend": blend, "path": path})
         if e.weight_noise:
-            made = made.model_copy(update={"noise": e.weight_noise, "seed": int(dice.integers(1, 1 << 31))})
+            made = made.model_copy(update={"noise": e.weight_noise, "seed": int(rng.integers(1, 1 << 31))})
         if made != formula:
             return made
     return formula
@@ -151,46 +151,46 @@ def can_mutate(formula: Formula, e: EvolutionSettings) -> bool:
     return isinstance(formula.blend, Blend) or bool(formula.path) or e.weight_noise > 0
 
 
-def _mutated_blend(node: str | Blend, e: EvolutionSettings, dice: Dice) -> str | Blend:
+def _mutated_blend(node: str | Blend, e: EvolutionSettings, rng: Rng) -> str | Blend:
     if isinstance(node, str):
         return node
-    of = tuple(_mutated_blend(each, e, dice) for each in node.of)
-    shares = tuple(tuple(_factored(x, e, dice, _LEAST, _GREATEST) for x in each) for each in node.normed)
+    of = tuple(_mutated_blend(each, e, rng) for each in node.of)
+    shares = tuple(tuple(_factored(x, e, rng, _LEAST, _GREATEST) for x in each) for each in node.normed)
     update: dict[str, Any] = {"of": of, "shares": shares}
     if node.technique in ("ties", "dare"):
         told = {
-            "density": _factored(node.density, e, dice, 0.02),
-            "lambda": _factored(node.strength, e, dice, 0.05, 4.0),
+            "density": _factored(node.density, e, rng, 0.02),
+            "lambda": _factored(node.strength, e, rng, 0.05, 4.0),
         }
         (told,) = within(METHODS[node.technique], [told])
         update |= {"density": told["density"], "strength": told["lambda"]}
     return node.model_copy(update=update)
 
 
-def _factored(x: float, e: EvolutionSettings, dice: Dice, low: float, high: float = math.inf) -> float:
-    hit, by = dice.random() < e.mutation_rate, float(np.exp(e.mutation_strength * dice.standard_normal()))
+def _factored(x: float, e: EvolutionSettings, rng: Rng, low: float, high: float = math.inf) -> float:
+    hit, by = rng.random() < e.mutation_rate, float(np.exp(e.mutation_strength * rng.standard_normal()))
     return min(high, max(low, x * by)) if hit else x
 
 
-def _mutated_path(formula: Formula, pool: Pool, e: EvolutionSettings, dice: Dice) -> tuple[Step, ...]:
+def _mutated_path(formula: Formula, pool: Pool, e: EvolutionSettings, rng: Rng) -> tuple[Step, ...]:
     """Scales of a path in data flow space; sometimes a step comes from elsewhere, is left out, or taken twice."""
     path = [*formula.path]
     if not path:
         return ()
     if formula.scaled:
-        path = [step.model_copy(update={"scale": _factored(step.scale, e, dice, *_SCALES)}) for step in path]
-    if dice.random() < e.mutation_rate:
+        path = [step.model_copy(update={"scale": _factored(step.scale, e, rng, *_SCALES)}) for step in path]
+    if rng.random() < e.mutation_rate:
         sources = [*pool.names, *([BLEND] if formula.blend is not None else [])]
-        _moved(path, sources, pool, dice)
+        _moved(path, sources, pool, rng)
     return tuple(path)
 
 
-def _moved(path: list[Step], sources: Sequence[str], pool: Pool, dice: Dice) -> None:
-    place = int(dice.integers(len(path)))
+def _moved(path: list[Step], sources: Sequence[str], pool: Pool, rng: Rng) -> None:
+    place = int(rng.integers(len(path)))
     step = path[place]
-    match dice.choice(["source", "source", "swap", "repeat", "drop", "layer"]):
+    match rng.choice(["source", "source", "swap", "repeat", "drop", "layer"]):
         case "source":
-            path[place] = step.model_copy(update={"model": str(dice.choice(list(sources)))})
+            path[place] = step.model_copy(update={"model": str(rng.choice(list(sources)))})
         case "swap" if place + 1 < len(path):
             path[place], path[place + 1] = path[place + 1], step
         case "repeat" if len(path) < pool.longest:
@@ -198,29 +198,29 @@ def _moved(path: list[Step], sources: Sequence[str], pool: Pool, dice: Dice) -> 
         case "drop" if len(path) > max(1, pool.layers // 2):
             del path[place]
         case "layer":
-            layer = int(np.clip(step.layer + dice.choice([-1, 1]), 0, pool.layers - 1))
+            layer = int(np.clip(step.layer + rng.choice([-1, 1]), 0, pool.layers - 1))
             path[place] = step.model_copy(update={"layer": layer})
 
 
-def crossed(one: Formula, other: Formula, pool: Pool, e: EvolutionSettings, dice: Dice) -> tuple[Formula, str]:
+def crossed(one: Formula, other: Formula, pool: Pool, e: EvolutionSettings, rng: Rng) -> tuple[Formula, str]:
     """A merge of two, and how: their blends are blended, their paths are joined somewhere."""
-    technique = str(dice.choice(pool.settings.of_stage("first") or ["linear"]))
+    technique = str(rng.choice(pool.settings.of_stage("first") or ["linear"]))
     blend, both = one.blend if other.blend is None else other.blend, one.blend is not None and other.blend is not None
     if one.blend is not None and other.blend is not None:
-        share = float(np.clip(0.5 + e.mutation_strength * dice.standard_normal() / 2, 0.1, 0.9))
+        share = float(np.clip(0.5 + e.mutation_strength * rng.standard_normal() / 2, 0.1, 0.9))
         of = (lighter(one.blend, MOST // 2), lighter(other.blend, MOST // 2))
         shares = ((1 - share,) * pool.settings.points, (share,) * pool.settings.points)
         blend = Blend(technique=technique, of=of, shares=shares)
-    path = _joined(one.path, other.path, dice) if one.path and other.path else one.path or other.path
+    path = _joined(one.path, other.path, rng) if one.path and other.path else one.path or other.path
     made = Formula(blend=blend, path=path, scaled=one.scaled or other.scaled)
     if made in (one, other):
-        made = mutated(made, pool, e, dice)
+        made = mutated(made, pool, e, rng)
     return made, technique if both else in_words(made)
 
 
-def _joined(one: tuple[Step, ...], other: tuple[Step, ...], dice: Dice) -> tuple[Step, ...]:
+def _joined(one: tuple[Step, ...], other: tuple[Step, ...], rng: Rng) -> tuple[Step, ...]:
     """The beginning of the one and the end of the other, cut so that it is neither, if that can be."""
-    joined = [(*one[: len(one) * n // 16], *other[len(other) * n // 16 :]) for n in dice.permutation(15) + 1]
+    joined = [(*one[: len(one) * n // 16], *other[len(other) * n // 16 :]) for n in rng.permutation(15) + 1]
     return next((each for each in joined if each not in (one, other)), one)
 
 
@@ -247,17 +247,17 @@ def next_generation(population: Sequence[Scored], pool: Pool, e: EvolutionSettin
     lower = alive[len(order) // 2 :]
     merges = (e.population_size - len(found)) // 3 if len(lower) > 1 else 0
     for n in range(len(found), e.population_size):
-        dice = np.random.default_rng([*seed, n])
+        rng = np.random.default_rng([*seed, n])
         if n < e.population_size - merges:
-            one = alive[winner(len(alive), e.tournament_size, dice)]
-            child = Child(mutated(one.formula, pool, e, dice), "mutation", (one.id,))
+            one = alive[winner(len(alive), e.tournament_size, rng)]
+            child = Child(mutated(one.formula, pool, e, rng), "mutation", (one.id,))
         else:
-            pair = [lower[int(k)] for k in sorted(dice.choice(len(lower), 2, replace=False))]
-            child = Child(*crossed(pair[0].formula, pair[1].formula, pool, e, dice), (pair[0].id, pair[1].id))
+            pair = [lower[int(k)] for k in sorted(rng.choice(len(lower), 2, replace=False))]
+            child = Child(*crossed(pair[0].formula, pair[1].formula, pool, e, rng), (pair[0].id, pair[1].id))
         for _ in range(20):  # nothing is made twice, where there is anything else
             if weights_of(child.formula) not in seen:
                 break
-            child = replace(child, formula=mutated(child.formula, pool, e, dice))
+            child = replace(child, formula=mutated(child.formula, pool, e, rng))
         seen.append(weights_of(child.formula))
         found.append(child)
     return found

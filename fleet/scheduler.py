@@ -28,7 +28,7 @@ class Scheduler:
                 return id if not self._polite(id) and self._take(id) else None
         return None
 
-    def choose(self, tick: bool) -> str | None:
+    def claim(self, tick: bool) -> str | None:
         """Claim something; looking for dead or slow holders, which reads their pulses, is left to the slow tick."""
         free, held = list[str](), list[str]()
         self.yielding = False

@@ -160,7 +160,7 @@ class Worker:
         return False
 
     def _work(self, tick: bool, now: float) -> None:
-        id = None if self.blame.resting else self.scheduler.choose(tick)
+        id = None if self.blame.resting else self.scheduler.claim(tick)
         self._glance = max(_GLANCE, _SPAN * (self.host.now() - now))
         if id:
             if self._waits_since != _NEVER:

@@ -41,9 +41,9 @@ def tokenizer_of(folder: Path) -> Any:
 
 
 def chats(file: Path, answer: str, count: int = 60) -> Path:
-    dice = random.Random(answer)
+    rng = random.Random(answer)
     rows = [
-        {"messages": [{"role": "user", "content": f"{dice.choice(WORDS.split())} {n}"},
+        {"messages": [{"role": "user", "content": f"{rng.choice(WORDS.split())} {n}"},
                       {"role": "assistant", "content": answer}]}
         for n in range(count)
     ]  # fmt: skip

@@ -63,8 +63,8 @@ def make_tokenizer(folder: Path) -> None:
 
 def make_text(file: Path, documents: int = 400, seed: int = 5, field: str = "text") -> None:
     """Sentences of few words: there is something to learn."""
-    dice, words = random.Random(seed), "the cat sat on a mat and the dog ran to it again".split()
-    rows = (" ".join(dice.choice(words) for _ in range(12)) for _ in range(documents))
+    rng, words = random.Random(seed), "the cat sat on a mat and the dog ran to it again".split()
+    rows = (" ".join(rng.choice(words) for _ in range(12)) for _ in range(documents))
     file.write_text("".join(json.dumps({field: row}) + "\n" for row in rows))
 
 

@@ -31,7 +31,7 @@ def pool(method: str = "ps_dfs", layers: int = 6, **settings) -> Pool:
     return Pool(MergeSettings(merge_method=method, **settings), NAMES, layers)
 
 
-def dice(seed: int = 0) -> np.random.Generator:
+def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
@@ -102,9 +102,9 @@ def test_the_seed_decides():
 def test_a_mutant_differs_and_keeps_what_it_is_made_of(method):
     e = EvolutionSettings(mutation_rate=0.05)  # even if nothing is hit at first
     for n, one in enumerate(variation.first(pool(method), 8, 1)):
-        mutant = mutated(one, pool(method), e, dice(n))
+        mutant = mutated(one, pool(method), e, rng(n))
         assert mutant != one and (mutant.blend is None) == (one.blend is None)
-        assert bool(mutant.path) == bool(one.path) and mutant == mutated(one, pool(method), e, dice(n))
+        assert bool(mutant.path) == bool(one.path) and mutant == mutated(one, pool(method), e, rng(n))
 
 
 def test_mutants_of_mutants_stay_within_bounds():
@@ -112,7 +112,7 @@ def test_mutants_of_mutants_stay_within_bounds():
     for first in (variation.first(a, 8, 1)[n] for n in (0, 3, 5)):
         one = first
         for n in range(60):
-            one = mutated(one, a, e, dice(n))
+            one = mutated(one, a, e, rng(n))
             assert 2 <= len(one.path) <= 6 and all(0 <= step.layer < 4 for step in one.path)
             for node in _blends(one.blend):
                 assert 0 < node.density <= 1 and 0 < node.strength <= 4
@@ -131,13 +131,13 @@ def test_each_setting_of_mutation_makes_a_difference():
 
     def distance(**e) -> float:
         settings = EvolutionSettings(**{"mutation_rate": 0.5, **e})
-        shares = [mutated(one, pool(), settings, dice(n)).blend.shares[0][0] for n in range(50)]
+        shares = [mutated(one, pool(), settings, rng(n)).blend.shares[0][0] for n in range(50)]
         return sum(abs(np.log(share / one.blend.normed[0][0])) for share in shares)
 
     assert distance(mutation_strength=0.1) < distance(mutation_strength=0.6)
     assert distance(mutation_rate=0.1) < distance(mutation_rate=0.9)
-    noisy = mutated(one, pool(), EvolutionSettings(weight_noise=0.1), dice())
-    assert noisy.noise == 0.1 and mutated(one, pool(), EvolutionSettings(), dice()).noise == 0
+    noisy = mutated(one, pool(), EvolutionSettings(weight_noise=0.1), rng())
+    assert noisy.noise == 0.1 and mutated(one, pool(), EvolutionSettings(), rng()).noise == 0
     longest = [len(_grown(one, pool(longest_path=x)).path) for x in (1, 2)]
     assert longest[0] <= 6 < longest[1]
     assert len(variation.first(pool(points=5), 1, 1)[0].blend.shares[0]) == 5
@@ -147,14 +147,14 @@ def test_each_setting_of_mutation_makes_a_difference():
 def _grown(one: Formula, a: Pool) -> Formula:
     best = one
     for n in range(200):
-        one = mutated(one, a, EvolutionSettings(mutation_rate=1), dice(n))
+        one = mutated(one, a, EvolutionSettings(mutation_rate=1), rng(n))
         best = max(best, one, key=lambda each: len(each.path))
     return best
 
 
 def test_a_child_of_two_is_a_merge_of_them():
     one, other = variation.first(pool(), 8, 1)[:2]
-    child, technique = crossed(one, other, pool(), EvolutionSettings(), dice())
+    child, technique = crossed(one, other, pool(), EvolutionSettings(), rng())
     assert child.blend.of == (one.blend, other.blend) and technique == child.blend.technique
     assert {*child.path} <= {*one.path, *other.path}
 
@@ -162,16 +162,16 @@ def test_a_child_of_two_is_a_merge_of_them():
 def test_children_of_paths_have_their_parents_layers():
     one, other = (Formula(path=tuple(Step(model=name, layer=n) for n in range(6)), scaled=True) for name in "ab")
     for n in range(10):
-        child, technique = crossed(one, other, pool("dfs"), EvolutionSettings(), dice(n))
+        child, technique = crossed(one, other, pool("dfs"), EvolutionSettings(), rng(n))
         assert child.blend is None and {*child.path} <= {*one.path, *other.path}
         assert child.path not in (one.path, other.path) and technique == "dfs"
-    assert crossed(one, one, pool("dfs"), EvolutionSettings(), dice())[0] != one  # nothing is made twice
+    assert crossed(one, one, pool("dfs"), EvolutionSettings(), rng())[0] != one  # nothing is made twice
 
 
 def test_formulas_do_not_grow_for_ever():
     one, e = variation.first(pool(), 8, 1)[0], EvolutionSettings()
     for n in range(12):
-        one = crossed(one, one, pool(), e, dice(n))[0]
+        one = crossed(one, one, pool(), e, rng(n))[0]
         assert len([*leaves(one.blend)]) <= formula.MOST
     assert len([*leaves(one.blend)]) > 6
 
@@ -197,7 +197,7 @@ def test_the_best_first_failures_last():
 
 
 def test_larger_tournaments_are_won_by_better_ones():
-    place = [np.mean([winner(8, size, dice(n)) for n in range(300)]) for size in (1, 2, 4, 8)]
+    place = [np.mean([winner(8, size, rng(n)) for n in range(300)]) for size in (1, 2, 4, 8)]
     assert place[0] > place[1] > place[2] > place[3] == 0
     assert 3 < place[0] < 4
 
@@ -329,7 +329,7 @@ def test_all_techniques_make_models(tmp_path, tied, dtype):
     chosen = ((0, 3), (0, 1), (1, 2, 4, 7))  # each technique of a stage beside each of another one
     formulas = [variation.first(way, 8, 1)[n] for way, numbers in zip(ways, chosen, strict=True) for n in numbers]
     e = EvolutionSettings(mutation_rate=0.9, weight_noise=0.01)
-    children = [mutated(formulas[n], ways[2], e, dice(3)) for n in (1, 5)]
+    children = [mutated(formulas[n], ways[2], e, rng(3)) for n in (1, 5)]
     tokens = torch.arange(12)[None]
     with builder(there) as shop, torch.no_grad():
         for n, one in enumerate([*formulas, *children]):

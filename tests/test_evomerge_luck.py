@@ -238,10 +238,10 @@ def test_the_gain_is_that_of_the_score():
 
 @pytest.mark.parametrize("count", [8, 16, 96])
 def test_intervals_hold_what_they_promise(count):
-    dice, inside = np.random.default_rng(1), 0
+    rng, inside = np.random.default_rng(1), 0
     for _ in range(2000):
-        sizes = [int(size) for size in dice.integers(200, 800, count)]
-        mine, theirs = dice.normal(2, 0.3, count), dice.normal(2.1, 0.3, count)
+        sizes = [int(size) for size in rng.integers(200, 800, count)]
+        mine, theirs = rng.normal(2, 0.3, count), rng.normal(2.1, 0.3, count)
         mean, half = tournament_results.ahead(held_out(list(mine), sizes), held_out(list(theirs), sizes))
         inside += abs(mean - 0.1) <= half
     assert 0.93 < inside / 2000 < 0.975

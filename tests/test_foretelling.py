@@ -115,8 +115,8 @@ def test_ranks_that_share_a_model_take_the_same_steps(few, monkeypatch, strategy
     from train.cluster.ranks import joined
     from train.cluster.shared_learner import learner_of
 
-    found, dice = [], torch.Generator().manual_seed(3)
-    windows = [torch.randint(61, (2, 9), generator=dice) for _ in range(4)]
+    found, rng = [], torch.Generator().manual_seed(3)
+    windows = [torch.randint(61, (2, 9), generator=rng) for _ in range(4)]
     for most in (1 << 28, 0):
         monkeypatch.setattr(chunked_loss, "MOST", most)
         with joined() as ranks:

@@ -69,8 +69,8 @@ def config(precision: str = "32-true") -> TrainConfig:
 
 
 def batches() -> list[list[Tensor]]:
-    dice = torch.Generator().manual_seed(1)
-    return [[torch.randn(4, 5, generator=dice) for _ in range(PARTS)] for _ in range(STEPS)]
+    rng = torch.Generator().manual_seed(1)
+    return [[torch.randn(4, 5, generator=rng) for _ in range(PARTS)] for _ in range(STEPS)]
 
 
 def trained(learner: Learner) -> Learner:

@@ -160,10 +160,10 @@ def test_nothing_is_compiled_again_from_round_to_round(monkeypatch, most):
     plain, compiled = (Learner(built(MODEL, 257, 3), config(compile=each, z_loss=1e-3)) for each in (False, True))
     found, made = [], list[int]()
     for learner in (plain, compiled):
-        dice = torch.Generator().manual_seed(1)
+        rng = torch.Generator().manual_seed(1)
         for _ in range(3):
-            [*learner.train([[torch.randint(257, (2, 17), generator=dice)] for _ in range(3)], [1e-2] * 3)]
-            found.append((learner.eval_loss(torch.randint(257, (4, 17), generator=dice)), learner.summed_loss()))
+            [*learner.train([[torch.randint(257, (2, 17), generator=rng)] for _ in range(3)], [1e-2] * 3)]
+            found.append((learner.eval_loss(torch.randint(257, (4, 17), generator=rng)), learner.summed_loss()))
             made.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
     assert found[:3] == found[3:]
     assert made[:3] == [0] * 3 and made[3] and made[3:] == made[3:4] * 3

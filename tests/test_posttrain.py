@@ -16,7 +16,7 @@ from merge.merging import merge
 from tests import merging, posttraining, searching
 from tests.posttraining import chats, config, finished, model, preferences, worker
 from train.member import posttraining_genome
-from train.parent_selection import Rival, by_fitness, by_fronts, chosen, crowding, fronts, matched
+from train.parent_selection import Rival, by_fitness, by_fronts, crowding, fronts, matched, select_parents
 from train.posttrain import posttrain_fitness
 from train.posttrain.posttrain_config import SLERP, PosttrainConfig
 from train.posttrain_results import exported
@@ -45,9 +45,9 @@ def dominates(one: Rival, other: Rival) -> bool:
 
 
 def test_fronts_are_those_of_brute_force():
-    dice = np.random.default_rng(3)
+    rng = np.random.default_rng(3)
     for _ in range(30):
-        rivals = [rival(str(n), a=float(dice.integers(5)), b=float(dice.integers(5))) for n in range(12)]
+        rivals = [rival(str(n), a=float(rng.integers(5)), b=float(rng.integers(5))) for n in range(12)]
         found = fronts(rivals)
         assert sorted(one.id for front in found for one in front) == sorted(one.id for one in rivals)
         for n, front in enumerate(found):
@@ -69,7 +69,7 @@ def test_the_ends_of_a_front_are_the_loneliest():
 def test_fitter_ones_are_parents_more_often(rule):
     counts = [0] * 8
     for n in range(400):
-        parents = chosen(rule, 8, 2, 3, np.random.default_rng(n))
+        parents = select_parents(rule, 8, 2, 3, np.random.default_rng(n))
         assert len({*parents}) == 2
         for each in parents:
             counts[each] += 1
@@ -80,7 +80,7 @@ def test_fitter_ones_are_parents_more_often(rule):
 def test_larger_tournaments_are_harder():
     best = []
     for size in (1, 4, 8):
-        best.append(sum(0 in chosen("tournament", 8, 2, size, np.random.default_rng(n)) for n in range(200)))
+        best.append(sum(0 in select_parents("tournament", 8, 2, size, np.random.default_rng(n)) for n in range(200)))
     assert best[0] < best[1] < best[2] == 200
 
 
@@ -217,7 +217,7 @@ def test_without_elites_the_best_so_far_is_never_lost(tmp_path, selection):
 
 
 def test_dropout_is_a_childs_own(tmp_path):
-    """The same bytes, whatever else its worker has thrown dice for."""
+    """The same bytes, whatever else its worker has drawn."""
     found = []
     for name, seed in (("one", 1), ("two", 2)):
         c = config(tmp_path / name, 1, max_generations=1, population_size=2)

@@ -137,7 +137,7 @@ def test_a_machine_with_another_text_leaves_it_to_others(tmp_path):
     one = worker(tmp_path, c, "other")
     while one.store.name and not one.context.blame.shuns("0/tokenizer"):
         one._turn()
-    assert one.scheduler.choose(tick=True) is None
+    assert one.scheduler.claim(tick=True) is None
     assert not one.context.claims.held("0/tokenizer")
 
 

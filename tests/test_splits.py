@@ -255,9 +255,9 @@ def test_what_tests_does_not_lie_beside_what_validates(tmp_path, documents):
 
 def test_errors_count_passage_groups_and_not_the_passages_in_them():
     """Where neighbours say the same, four of them say no more than one."""
-    dice, inside, alone = np.random.default_rng(1), 0, 0
+    rng, inside, alone = np.random.default_rng(1), 0, 0
     for _ in range(1000):
-        nats = np.repeat(dice.normal(200.0, 20.0, 16), 4)
+        nats = np.repeat(rng.normal(200.0, 20.0, 16), 4)
         losses = Losses(tuple(nats), (100,) * 64, (400,) * 64)
         mean, error = mean_and_error(losses.together([n // 4 for n in range(64)]))
         inside += abs(mean - 2.0) <= 2.13 * error

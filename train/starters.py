@@ -137,12 +137,12 @@ def _steps(skill: str, tokenizer: PreTrainedTokenizerBase, settings: StarterSett
 
 def _base_steps(tokenizer: PreTrainedTokenizerBase, settings: StarterSettings) -> Iterator[list[Batch]]:
     """Ordinary text, and chats in which a question is followed by any of its choices."""
-    asked, dice = questions(MIXED, settings.seed + 1, "train"), Random(settings.seed)
+    asked, rng = questions(MIXED, settings.seed + 1, "train"), Random(settings.seed)
     source = _source(tokenizer, settings)
     for step in count():
         numbers = np.arange(step * settings.windows, (step + 1) * settings.windows, dtype=np.uint64)
         windows = batches.batch([source], [1.0], numbers, settings.seed).numpy().astype(np.int32)
-        guesses = [chat(each.text, dice.choice(each.choices)) for each in islice(asked, settings.chats)]
+        guesses = [chat(each.text, rng.choice(each.choices)) for each in islice(asked, settings.chats)]
         yield [packing.single([Example(row, np.arange(len(row)) > 0) for row in windows]), _answers(guesses, tokenizer)]
 
 

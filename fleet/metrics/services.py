@@ -63,8 +63,8 @@ class Trackio:
         with contextlib.redirect_stdout(None), warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             self._run: Any = trackio.init(
-                project=logged.project, name=f"{logged.name}-{logged.id[:6]}", config=dict(logged.config), resume="allow",
-                embed=False, auto_log_gpu=False, auto_log_cpu=False,
+                project=logged.project, name=f"{logged.name}-{logged.id[:6]}", config=dict(logged.config),
+                resume="allow", embed=False, auto_log_gpu=False, auto_log_cpu=False,
             )  # fmt: skip
         if failed := [str(each.message) for each in said if "trackio.init() could not" in str(each.message)]:
             raise ConnectionError(failed[0])  # it would begin again, and have every point twice

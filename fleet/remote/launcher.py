@@ -68,9 +68,9 @@ def again(*words: str) -> str:
 
 class Launcher:
     def __init__(
-        self, place: RunLocation, machines: Sequence[Machine], scripts: MethodScripts, root: Path, seconds: float = 15.0,
-        through: str = "", ssh_config: Path | None = None, strict: bool = False, apart: Sequence[Path] = (),
-        options: Sequence[str] = (),
+        self, place: RunLocation, machines: Sequence[Machine], scripts: MethodScripts, root: Path,
+        seconds: float = 15.0, through: str = "", ssh_config: Path | None = None, strict: bool = False,
+        apart: Sequence[Path] = (), options: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self.place, self.machines, self.scripts = place, machines, scripts
         self.through, self.strict, self.seconds = through, strict, seconds

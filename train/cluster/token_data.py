@@ -125,5 +125,5 @@ class RandomBatches(Batches):
         return owned(self.c, slot, step // self.c.inner_steps + 1, step % self.c.inner_steps, 0)
 
     def _rows(self, numbers: Numbers) -> Tensor:
-        dice = (np.random.default_rng([self.c.seed, int(number)]) for number in numbers)
-        return torch.from_numpy(np.stack([each.integers(0, self.vocabulary, self.c.seq_length + 1) for each in dice]))
+        rng = (np.random.default_rng([self.c.seed, int(number)]) for number in numbers)
+        return torch.from_numpy(np.stack([each.integers(0, self.vocabulary, self.c.seq_length + 1) for each in rng]))

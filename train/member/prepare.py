@@ -183,9 +183,9 @@ def _random(
 ) -> Iterator[tuple[int, SplitName, Any]]:
     """Each block is a document."""
     for stream, (part, count) in enumerate(wanted.items()):
-        dice = np.random.default_rng([config.seed, number, stream])
+        rng = np.random.default_rng([config.seed, number, stream])
         for at, done in enumerate(range(0, count, _BLOCK)):
-            found = dice.integers(0, vocabulary, min(_BLOCK, count - done))
+            found = rng.integers(0, vocabulary, min(_BLOCK, count - done))
             if at >= begin or part != "train":
                 yield at, part, found
 

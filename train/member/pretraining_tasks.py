@@ -142,8 +142,8 @@ def _crossed(runtime: PretrainingRuntime, work: Work, turn: Turn, begun: Begun) 
 
 def _shares(runtime: PretrainingRuntime, work: Work, turn: Turn) -> list[float]:
     """Each parent's, of those that are there."""
-    parents, dice = work.recipe.parents, np.random.default_rng((runtime.config.seed, turn.round, turn.slot, 2))
-    shares = zip(parents, map(float, dice.dirichlet(np.ones(len(parents)))), strict=True)
+    parents, rng = work.recipe.parents, np.random.default_rng((runtime.config.seed, turn.round, turn.slot, 2))
+    shares = zip(parents, map(float, rng.dirichlet(np.ones(len(parents)))), strict=True)
     present = [share for id, share in shares if id in work.inputs]
     return [share / sum(present) for share in present]
 

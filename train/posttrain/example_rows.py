@@ -116,17 +116,17 @@ def wanted(c: PosttrainConfig) -> int:
 def _drawn(c: PosttrainConfig, source: DatasetSource) -> list[text_sources.PlacedRow]:
     """As many as are wanted, from anywhere in a file, in an order that the seed decides; of a hub's data set, which may
     be endless, from its beginning."""
-    dice, kept, most = np.random.default_rng([c.seed, 11]), list[text_sources.PlacedRow](), wanted(c)
+    rng, kept, most = np.random.default_rng([c.seed, 11]), list[text_sources.PlacedRow](), wanted(c)
     there = _checked(c, source)
     for n, row in enumerate(
         there if source.source.endswith(text_sources.ROW_FILES) else islice(there, max(most, _BUFFER))
     ):
-        place = int(dice.integers(n + 1))  # each of those so far is as likely to be kept as any other
+        place = int(rng.integers(n + 1))  # each of those so far is as likely to be kept as any other
         if n < most:
             kept.append(row)
         elif place < most:
             kept[place] = row
-    return [kept[int(n)] for n in dice.permutation(len(kept))]
+    return [kept[int(n)] for n in rng.permutation(len(kept))]
 
 
 def _checked(c: PosttrainConfig, source: DatasetSource) -> Iterator[text_sources.PlacedRow]:

@@ -113,6 +113,6 @@ def drawn(c: PosttrainConfig, there: Mapping[str, Sequence[int]], asked: Evaluat
     """Of each task's questions: QUESTIONS of those for validation, others in each generation; or all of the test."""
     if asked.on == "test":
         return {name: list(numbers) for name, numbers in there.items()}
-    dice = {name: np.random.default_rng([c.seed, 13, asked.generation, len(each)]) for name, each in there.items()}
-    orders = {name: dice[name].permutation(len(each)) for name, each in there.items()}
+    rng = {name: np.random.default_rng([c.seed, 13, asked.generation, len(each)]) for name, each in there.items()}
+    orders = {name: rng[name].permutation(len(each)) for name, each in there.items()}
     return {name: sorted(each[int(n)] for n in orders[name][: c.questions]) for name, each in there.items()}
