@@ -20,7 +20,7 @@ from fleet.disk import Disk
 from fleet.host import Host
 from fleet.payload import Files, Payload, PayloadWriter
 from fleet.store import FOLDERS, Store
-from merge.outer_step import Outer, means, ranges
+from merge.outer_step import OuterOptimizer, means, ranges
 from merge.wire import pieces, received, send, sender
 
 SIZE, QUICK_SIZE = 60_000_000, 6_000_000
@@ -59,7 +59,7 @@ class Exchange:
             several = [self._payload(f"replica-{k}") for k in range(self.replicas)]
             changes = [received(stack.enter_context(each.open(f"change-{s}")), count) for each in several]
             both = [sender(stack.enter_context(writer.create(n)), count) for n in ("weights", "momentum")]
-            for stepped in Outer().stream(state, means(changes)):
+            for stepped in OuterOptimizer().stream(state, means(changes)):
                 for put, piece in zip(both, stepped, strict=True):
                     put(piece)
         self.files[name] = writer.seal()

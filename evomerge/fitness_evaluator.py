@@ -22,7 +22,7 @@ from fleet.run_config import UserError
 from merge.live_models import LiveModel
 from merge.search.search_worker import CandidateEvaluator
 from train import lm_eval_tasks, text_sources
-from train.lm_eval_tasks import Asked, TaskEvaluation
+from train.lm_eval_tasks import TaskEvaluation, TaskRequest
 from train.passages import Losses, PassageReader, as_metrics
 from train.splits import HELD_OUT, EvalSplit, Split, normal, parts_of
 from train.training_config import Dataset
@@ -129,9 +129,9 @@ def gains(e: EvaluationSettings, objectives: Mapping[str, float]) -> dict[str, f
     return {name: signs[name] * value for name, value in objectives.items() if name in signs}
 
 
-def asked(e: EvaluationSettings, seed: int) -> Asked:
+def asked(e: EvaluationSettings, seed: int) -> TaskRequest:
     names = tuple(dict.fromkeys(task.name for task in e.tasks))
-    return Asked(names, e.limit, e.num_fewshot, shuffle=True, task_path=tuple(e.task_path), seed=seed)
+    return TaskRequest(names, e.limit, e.num_fewshot, shuffle=True, task_path=tuple(e.task_path), seed=seed)
 
 
 def load_tasks(e: EvaluationSettings, seed: int) -> dict[str, Any]:

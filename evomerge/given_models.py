@@ -63,7 +63,7 @@ def check_alike(models: Sequence[ModelReference]) -> None:
 
 
 def check_causal(models: Sequence[ModelReference], trust: bool = False) -> None:
-    """What has to foretell text, or to answer, must be made for it."""
+    """What has to predict text, or to answer, must be made for it."""
     from train.model import described
 
     for model in models:

@@ -32,7 +32,7 @@ class WorkerOptions:
     grace_seconds: float = 0.0
     backup: float = 0.0  # 0 is off
     time_limit: float = math.inf
-    beside: frozenset[str] = frozenset()  # tasks that the second lane makes, where there is one
+    off_device: frozenset[str] = frozenset()  # tasks that the second lane makes, where there is one
 
 
 class Stopped(Exception):

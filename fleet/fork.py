@@ -141,7 +141,7 @@ def fork(method: Any, order: ForkOrder) -> int:
 
 def _round(history: History, order: ForkOrder) -> int:
     """The round to go on from, if all that the next one may need is there."""
-    last = history.first - 1
+    last = history.first_open - 1
     round = last if order.round is None else order.round
     if last < 1:
         raise UserError(f"{order.run}: no round that trains is finished yet: wait for round 1, or start a new run")
@@ -185,10 +185,10 @@ def _carried(
         )
     # where a run is, text is not counted: what it has to suffice for is known only with the fork
     there = {"base_dir": str(order.run.parent), "project_name": order.run.name}
-    ready = method.prepared(new.model_copy(update=there), Path.cwd())
+    ready = method.prepare(new.model_copy(update=there), Path.cwd())
     new = ready.model_copy(update={key: getattr(new, key) for key in there})
     found: Carried = method.forked(old, new, history, round, method.strategy(new).plan(0, history))
-    method.prepared(found.config, Path.cwd())  # text and rounds are counted from where it goes on
+    method.prepare(found.config, Path.cwd())  # text and rounds are counted from where it goes on
     for each, plan in found.plans.items():
         check(each, plan)
     return found

@@ -41,7 +41,7 @@ def opened(folder: Path) -> "History":
 class History:
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.first = 0  # the first round that is not finished, as far as known
+        self.first_open = 0  # the first round that is not finished, as far as known
         self.last = -1  # the last one that is planned
         self._rounds: dict[int, RoundState] = {}  # old ones in the order in which they were used
         self._again: set[int] = set()  # finished rounds of which something was voided since
@@ -83,7 +83,7 @@ class History:
         if round not in self._rounds:
             self._rounds[round] = round_state.planned(round, record)
             self.last = max(self.last, round)
-        if round >= self.first:
+        if round >= self.first_open:
             self._reconsider(round)
 
     def slot(self, id: str) -> SlotState:
@@ -140,7 +140,7 @@ class History:
     def look_far(self) -> None:
         """For whoever looks seldom: one look goes no further than the plans that it begins with."""
         known = None
-        while known != (known := (self.first, self.last)):
+        while known != (known := (self.first_open, self.last)):
             self.look(probe=4)
 
     def look_back(self, round: int) -> None:
@@ -162,12 +162,12 @@ class History:
 
     def open_rounds(self) -> list[int]:
         """Those that something may be made in: also old ones, if something of them was voided."""
-        return [*sorted(self._again), *range(self.first, self.last + 1)]
+        return [*sorted(self._again), *range(self.first_open, self.last + 1)]
 
     @property
     def reach(self) -> int:
         """The first of them."""
-        return min([self.first, *self._again])
+        return min([self.first_open, *self._again])
 
     def open(self) -> list[tuple[str, Recipe]]:
         """Everything planned and not finished."""
@@ -185,7 +185,7 @@ class History:
 
     @property
     def over(self) -> bool:
-        return self.ended and self.first == self.last and not self._again
+        return self.ended and self.first_open == self.last and not self._again
 
     def round_0_is_whole(self) -> bool:
         """It is kept for good: what was voided there when nobody waited for it any more is to be made again."""
@@ -227,7 +227,7 @@ class History:
         round = place(id)[0]
         self._known(round).outcomes.pop(id, None)
         self._once.clear()
-        if round < self.first:
+        if round < self.first_open:
             self._again.add(round)
         self.forget(round)
 
@@ -246,7 +246,7 @@ class History:
     def _known(self, round: int) -> RoundState:
         if round not in self._rounds:
             self._load(round)
-        elif round < self.first - BEHIND:
+        elif round < self.first_open - BEHIND:
             self._rounds[round] = self._rounds.pop(round)  # now it is the last one that was used
         return self._rounds[round]
 
@@ -257,21 +257,21 @@ class History:
             self.adopt(round, look(f"{folder(round)}/plan"))
         except faults.Missing:
             raise NotYet(f"the plan of round {round}") from None
-        if round < self.first:
+        if round < self.first_open:
             self._take(round, set(listed))
             self._let_go(round)
 
     def _let_go(self, wanted: int = -1) -> None:
         """Of old rounds only those are remembered in which carried members were made, and the last ones used."""
-        near = [each for round, each in self._rounds.items() if round >= self.first - BEHIND]
+        near = [each for round, each in self._rounds.items() if round >= self.first_open - BEHIND]
         kept = {0, wanted, *self._again, *(place(id)[0] for each in near for id in each.origins.values())}
-        old = [round for round in self._rounds if round < self.first - BEHIND and round not in kept]
+        old = [round for round in self._rounds if round < self.first_open - BEHIND and round not in kept]
         for round in old[:-_BACK]:
             del self._rounds[round]
 
     def _round_finished(self, round: int) -> bool:
         """All of it is finished, and can be relied on."""
-        return round < self.first and round not in self._again
+        return round < self.first_open and round not in self._again
 
     def _origin(self, id: str) -> str:
         """Step by step: a member may have been carried over for thousands of rounds."""
@@ -309,8 +309,12 @@ class History:
         for round in sorted(self._again):
             if self._complete(round):
                 self._again.discard(round)
-        if moved := self.first <= self.last and bool(self.plan(self.first)) and self._complete(self.first):
-            self.first += 1
+        if (
+            moved := self.first_open <= self.last
+            and bool(self.plan(self.first_open))
+            and self._complete(self.first_open)
+        ):
+            self.first_open += 1
             self._let_go()
             limit = self.reach - BEHIND
             for each in self._recent:
@@ -342,9 +346,9 @@ class History:
                 self.plan(round)
             except NotYet:
                 continue
-            self.first = max(0, round - AHEAD)
+            self.first_open = max(0, round - AHEAD)
             try:
-                for earlier in range(self.first, round):
+                for earlier in range(self.first_open, round):
                     self.plan(earlier)
             except (NotYet, faults.Fault):  # begin again rather than know a later plan without an earlier one
                 self.last = -1
@@ -356,7 +360,7 @@ class History:
     def _adopt_plans(self, always: bool) -> None:
         """The folder of the next round is made with the plan before it, so that a listing of it shows the plan."""
         with contextlib.suppress(NotYet):
-            while not self.ended and self.last < self.first + AHEAD:
+            while not self.ended and self.last < self.first_open + AHEAD:
                 if "plan" not in self.store.names(folder(self.last + 1)) and not always:
                     return
                 self.plan(self.last + 1)

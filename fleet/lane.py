@@ -123,7 +123,7 @@ class Lane:
             self._ended = True
 
 
-class Beside(Events):
+class LaneEvents(Events):
     """What the second lane notes in the first one's notes: work that nobody waited for."""
 
     def __init__(self, events: Events) -> None:

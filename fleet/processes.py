@@ -54,8 +54,8 @@ def work(methods: Mapping[str, Method[Any]], name: str, folder: Path, leash: boo
     if leash:
         threading.Thread(target=hold_leash, args=(host,), daemon=True).start()
     store, method, config, launch = run_in(folder, host, name, methods, launch)
-    how = options(config, launch, launches.seats(store, launch), method.beside)
-    second = (open_run(folder, host, name)[0], method.maker(config)) if config.disk_lane and method.beside else None
+    how = options(config, launch, launches.seats(store, launch), method.off_device)
+    second = (open_run(folder, host, name)[0], method.maker(config)) if config.disk_lane and method.off_device else None
     worker = Worker(store, method.strategy(config), method.maker(config), how, method.report, second)
     keeper = keeper_of(folder, host, name, this_script(), config, worker.noted, launch)
     spent = False
@@ -67,7 +67,7 @@ def work(methods: Mapping[str, Method[Any]], name: str, folder: Path, leash: boo
         spent = isinstance(why, Spent)
         return SPENT if spent else 3
     finally:
-        keeper.end(worker.history.first, worker.history.over)
+        keeper.end(worker.history.first_open, worker.history.over)
         if spent:  # what Python does at its end asks the device, too, which may hang, or abort with another code
             os._exit(SPENT)
 
@@ -126,7 +126,9 @@ def let_group_read(config: FleetConfig) -> None:
         os.umask(0o027)
 
 
-def options(config: FleetConfig, launch: int, seats: int = 0, beside: frozenset[str] = frozenset()) -> WorkerOptions:
+def options(
+    config: FleetConfig, launch: int, seats: int = 0, off_device: frozenset[str] = frozenset()
+) -> WorkerOptions:
     return WorkerOptions(
         launch=launch,
         seats=seats,
@@ -139,7 +141,7 @@ def options(config: FleetConfig, launch: int, seats: int = 0, beside: frozenset[
         grace_seconds=config.grace_seconds,
         backup=config.backup_factor,
         time_limit=config.time_limit_hours * 3600 or float("inf"),
-        beside=beside,
+        off_device=off_device,
     )
 
 

@@ -35,7 +35,7 @@ class Progress:
     def __init__(self, history: History, rounds: int, steps_in: Callable[[int], int] = lambda round: 1) -> None:
         self.history, self.rounds = history, rounds
         self._now = history.store.host.now
-        self._told = self._began_at = history.first
+        self._told = self._began_at = history.first_open
         self._notes, self._left = NotesReader(history.store, WorkerNotes), TimeLeft(history, rounds, steps_in)
         self._launch = launches.latest(history.store)
         self._began, self._looked, self._every = self._now(), 0.0, _LOOK
@@ -56,7 +56,7 @@ class Progress:
             self._live.stop()
 
     def _tell(self, last: bool) -> None:
-        for round in range(self._told, self.history.first):
+        for round in range(self._told, self.history.first_open):
             line = self.line(round)
             self._live.console.print(line, highlight=False, soft_wrap=True) if self._live else say(line)
             self._told = round + 1
@@ -94,7 +94,7 @@ class Progress:
             yield left
 
     def left(self) -> str:
-        if self.history.over or not self.history.first:
+        if self.history.over or not self.history.first_open:
             return ""
         seconds = self._left.seconds([*self._underway.values()])
         return _UNKNOWN if seconds is None else f"about {duration(seconds)} left of the whole run"
@@ -140,7 +140,7 @@ class Progress:
 
     def table(self) -> Table:
         """The rounds that are being made, and the last one that was finished, with what each member came to."""
-        table = Table(title=f"Round {min(self.history.first, self.rounds)} of {self.rounds}", title_justify="left")
+        table = Table(title=f"Round {min(self.history.first_open, self.rounds)} of {self.rounds}", title_justify="left")
         table.add_column("round")
         table.add_column(f"{self.measure} of each member", overflow="fold")
         planned = range(self.history.last + 1 - self.history.ended)

@@ -89,10 +89,10 @@ def main(method: Method[Any], arguments: list[str] | None = None, others: Sequen
         absolute(where / found.base_dir)  # before anybody looks for a run there
         named_so = completed(mine, found, algorithm, json.loads(also))
         if look:
-            for line in mine.foretold(named_so, where):
+            for line in mine.preview(named_so, where):
                 say(line)
             return 0
-        chosen = mine.prepared(named_so, where)
+        chosen = mine.prepare(named_so, where)
         let_group_read(chosen)
         sinks.check(chosen.metrics)
         if make:
@@ -103,7 +103,7 @@ def main(method: Method[Any], arguments: list[str] | None = None, others: Sequen
         if shared := gpus.sharing(starter.count, len(gpus.visible()), devices_of_each(chosen)):
             say(f"Note: {shared}.")
         if (code := starter.run()) == 0 and starter.over:
-            mine.finished(chosen, starter.folder)
+            mine.show_result(chosen, starter.folder)
         return code
 
     try:

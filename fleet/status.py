@@ -106,7 +106,7 @@ class View:
         launch = launches.latest(self.store)
         why, recent = launches.ordered(self.store, launch), [d for d in notes if d.launch == launch]
         at_work = [d for d in recent if not d.ended and d.name not in self._lost]
-        at = f"{self.store.disk.root}\nlaunch {launch}, {max(0, self.history.first - 1)} rounds finished"
+        at = f"{self.store.disk.root}\nlaunch {launch}, {max(0, self.history.first_open - 1)} rounds finished"
         if self.over:
             state = "the run is over"
         elif why:
@@ -164,7 +164,7 @@ class View:
         return [Text(f"diverged: {', '.join(named)}")] if named else []
 
     def _last_round(self) -> Text:
-        last = self.history.first - 1
+        last = self.history.first_open - 1
         members = self.history.round(last)[-_MEMBERS:] if last >= 0 else []
         return Text("\n".join(map(_told, members)))
 

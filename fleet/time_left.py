@@ -54,13 +54,13 @@ class TimeLeft:
         self._counted = set[str]()
         self._first = True  # what was finished before this start tells what recipes take, not how many at a time
         self._looked = self._began = self._last = self._work = 0.0
-        self._from = history.first  # the rounds before it are counted
+        self._from = history.first_open  # the rounds before it are counted
         self._made = 0  # recipes since this start
         self.tokens = 0  # of what was finished since this start
 
     def learn(self) -> None:
         """Take in what was finished since the last time."""
-        now, upto = self.history.store.host.now(), self.history.first
+        now, upto = self.history.store.host.now(), self.history.first_open
         for round in range(max(0, self._from - self._first), self.history.last + 1):
             for recipe in self.history.plan(round):
                 id = name(round, recipe.slot)

@@ -17,7 +17,7 @@ from fleet.context import Stopped, WorkerContext, WorkerOptions
 from fleet.events import Events, Tail, log
 from fleet.execution import Execution
 from fleet.history import History
-from fleet.lane import Beside, Lane, Pending
+from fleet.lane import Lane, LaneEvents, Pending
 from fleet.recipe import NotYet, Strategy, Unplannable
 from fleet.scheduler import Scheduler
 from fleet.store import Store
@@ -47,13 +47,13 @@ class Worker:
         self.history, self.tail = History(store), Tail()
         watch = claims.Watch(store, self.host, options.dead_seconds)
         held = claims.Claims(store, self.history, watch, options.launch)
-        self.events: Events = Beside(first.events) if first else Events(store)
+        self.events: Events = LaneEvents(first.events) if first else Events(store)
         own = self.history.recent()
         self.blame = blame.Blame(held, self.history, self.events, options.dead_seconds, options.seats)
         speed = first.context.pace if first else pace.Pace()
         self.context: WorkerContext = WorkerContext(
             store, self.host, self.history, held, self.blame, speed, self.events, options, own,
-            lambda recipe: not (first or second) or bool(first) == (recipe.task in options.beside),
+            lambda recipe: not (first or second) or bool(first) == (recipe.task in options.off_device),
         )  # fmt: skip
         self.scheduler = Scheduler(self.context)
         self.lane = self._lane(*second, strategy) if second else None
@@ -152,7 +152,7 @@ class Worker:
             self.report(self.history)
         if self.history.over and self.history.round_0_is_whole():
             planning.prune(self.store, self.history, self.options.keep_every)
-            self.events.note("over", rounds=self.history.first)
+            self.events.note("over", rounds=self.history.first_open)
             return True
         if tick and self.execution.judge():
             self.bell.ring()

@@ -11,7 +11,7 @@ State = tuple[Tensor, ...]  # weights, and their momentum if there is one
 
 
 @dataclass(frozen=True)
-class Outer:
+class OuterOptimizer:
     """Nesterov momentum on changes, as torch.optim.SGD has it on gradients."""
 
     lr: float = 0.7
@@ -27,7 +27,7 @@ class Outer:
         step = change.add(momentum, alpha=self.momentum) if self.nesterov else momentum
         return start.sub(step, alpha=self.lr), momentum
 
-    def settled(self, state: Sequence[Tensor]) -> Tensor:
+    def without_lookahead(self, state: Sequence[Tensor]) -> Tensor:
         """Where the weights are without the step that they are ahead by, which a next one would correct."""
         weights, *remembered = state
         ahead = self.nesterov and remembered

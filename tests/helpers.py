@@ -178,7 +178,7 @@ class Toys:
     def digest(self) -> str:
         """Of the run, which must be over."""
         history = self.history()
-        assert history.over, f"not over: {history.first} rounds are finished"
+        assert history.over, f"not over: {history.first_open} rounds are finished"
         return digest(history)
 
     def refuses(self, path: str) -> None:

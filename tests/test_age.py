@@ -46,11 +46,11 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> tuple[Toys, dict[int, tuple
     store, _ = open_run(run.folder, host, "here")
 
     def report(history: History) -> None:
-        for round in range(max(0, history.first - 3), history.first):
+        for round in range(max(0, history.first_open - 3), history.first_open):
             history.sum_up(round)  # as a logger does
         worker.events.flush()
         parts = (worker.context, worker.scheduler, worker.execution, worker.elastic)
-        seen.setdefault(history.first, (held(*parts), store.disk.ops))
+        seen.setdefault(history.first_open, (held(*parts), store.disk.ops))
 
     how = replace(options(run.config, latest(store)), tick_seconds=0.0)
     worker = Worker(store, strategy(run.config), maker(run.config), how, report)

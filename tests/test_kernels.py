@@ -14,7 +14,7 @@ from fleet.run_config import UserError
 from tests.small import MODEL, config
 from train import chunked_loss
 from train.chat import Example
-from train.chunked_loss import Asked
+from train.chunked_loss import ModelForward
 from train.kernels import in_fixed_order, learning, looking
 from train.loop import Learner
 from train.model import built
@@ -144,7 +144,7 @@ def test_compiled_attention_of_windows_needs_no_mask_on_gpus(there):
     torch._dynamo.reset()
     model = built(MODEL, 257, 3)
     compiled = torch.compile(model, backend=lambda graph, given: graphs.append(graph) or graph.forward)
-    Asked(model, compiled, torch.device(there))(input_ids=torch.randint(257, (2, 8)), use_cache=False)
+    ModelForward(model, compiled, torch.device(there))(input_ids=torch.randint(257, (2, 8)), use_cache=False)
     nodes = [node for graph in graphs for node in graph.graph.nodes]
     (attention,) = (node for node in nodes if "scaled_dot_product_attention" in str(node.target))
     assert (attention.kwargs["attn_mask"] is None) == attention.kwargs["is_causal"] == (there == "cuda")

@@ -47,7 +47,7 @@ def toy(place: Path, name: str = "w", make=None, kind=Store, **keys) -> Worker:
     second.__class__ = kind
     lanes = (second, make or maker(config)) if config.disk_lane else None
     return Worker(
-        store, strategy(config), make or maker(config), options(config, launch, beside=BESIDE), None, lanes
+        store, strategy(config), make or maker(config), options(config, launch, off_device=BESIDE), None, lanes
     )  # fmt: skip
 
 

@@ -32,7 +32,7 @@ def test_the_outer_step_is_that_of_torch(nesterov):
     start, momentum = random(1000), torch.zeros(1000)
     parameter = torch.nn.Parameter(start.clone())
     theirs = torch.optim.SGD([parameter], lr=0.7, momentum=0.9, nesterov=nesterov)
-    ours = outer_step.Outer(0.7, 0.9, nesterov)
+    ours = outer_step.OuterOptimizer(0.7, 0.9, nesterov)
     for round in range(5):
         change = random(1000, round + 1)
         parameter.grad = change.clone()
@@ -44,18 +44,18 @@ def test_the_outer_step_is_that_of_torch(nesterov):
 def test_pieces_make_the_same_step_as_the_whole():
     count = tensor_files.CHUNK * 2 + 77
     start, momentum, change = (random(count, seed) for seed in range(3))
-    whole = outer_step.Outer().step((start, momentum), change)
-    pieces = [*outer_step.Outer().stream([wire.pieces(start), wire.pieces(momentum)], wire.pieces(change))]
+    whole = outer_step.OuterOptimizer().step((start, momentum), change)
+    pieces = [*outer_step.OuterOptimizer().stream([wire.pieces(start), wire.pieces(momentum)], wire.pieces(change))]
     for n in range(2):
         assert torch.equal(torch.cat([piece[n] for piece in pieces]), whole[n])
 
 
 def test_without_momentum_the_step_is_the_plain_mean():
     start, change = random(1000), random(1000, 1)
-    plain = outer_step.Outer(1.0, 0.0)
+    plain = outer_step.OuterOptimizer(1.0, 0.0)
     (weights,) = plain.step([start], change)
-    assert torch.equal(weights, start - change) and torch.equal(plain.settled([weights]), weights)
-    with_zeros = outer_step.Outer(1.0, 0.0).step([start, torch.zeros(1000)], change)
+    assert torch.equal(weights, start - change) and torch.equal(plain.without_lookahead([weights]), weights)
+    with_zeros = outer_step.OuterOptimizer(1.0, 0.0).step([start, torch.zeros(1000)], change)
     assert torch.equal(with_zeros[0], weights)
 
 

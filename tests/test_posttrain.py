@@ -19,9 +19,8 @@ from train.member import posttraining_genome
 from train.parent_selection import Rival, by_fitness, by_fronts, crowding, fronts, matched, select_parents
 from train.posttrain import posttrain_fitness
 from train.posttrain.posttrain_config import SLERP, PosttrainConfig
-from train.posttrain_results import exported
-from train.posttrain_results import finished_breeding as concluded
-from train.training_commands import prepared_breeding as prepared
+from train.posttrain_results import exported, show_winner
+from train.training_commands import prepare_breeding as prepare
 from train.training_recipes import EvaluationArgs
 
 ROOT = Path(__file__).parent.parent
@@ -168,12 +167,12 @@ def test_children_learn_and_the_winner_beats_all_that_it_began_with(tmp_path, ca
     c = config(tmp_path, lr=3e-3, sft_examples=48)
     history = finished(c)
     folder = tmp_path / "run"
-    last = history.first - 1
+    last = history.first_open - 1
     winner = history[f"{last}/winner"]
     for n in range(3):
         ahead, error = posttrain_fitness.ahead(c, winner.metrics, history[f"{last}/start-{n}"].metrics)
         assert ahead > 2 * error > 0
-    concluded(prepared(c, tmp_path), folder)
+    show_winner(prepare(c, tmp_path), folder)
     assert f"lm_eval --model hf --model_args pretrained={folder}/winner " in capsys.readouterr().out
     tokenizer = AutoTokenizer.from_pretrained(folder / "winner")
     model = AutoModelForCausalLM.from_pretrained(folder / "winner")
@@ -268,7 +267,7 @@ def test_every_way_gets_to_its_end(tmp_path, keys):
         more["mutation_datasets"] = ({"source": str(preferences(tmp_path / "pairs.jsonl"))},)
     more = json.loads(json.dumps(more).replace("HERE", str(tmp_path)))
     history = finished(config(tmp_path, models, max_generations=2, **more))
-    last = history.first - 1
+    last = history.first_open - 1
     assert history[f"{last}/winner"].metrics["fitness"] < 0
     out = exported(history, history[f"{last}/winner"].recipe.parents[0], tmp_path / "out")
     loaded = AutoModelForCausalLM.from_pretrained(out, dtype="auto")
@@ -347,7 +346,7 @@ def test_tasks_and_losses_are_weighted_together(tmp_path):
 
 def refused(c: PosttrainConfig, where: Path) -> str:
     with pytest.raises(UserError) as error:
-        prepared(c, where)
+        prepare(c, where)
     assert "\n" not in str(error.value)
     return str(error.value)
 

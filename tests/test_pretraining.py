@@ -16,7 +16,7 @@ from fleet.metrics.points import points
 from fleet.run_config import UserError
 from fleet.scratch import passing
 from fleet.work import Interrupted
-from merge.outer_step import Outer
+from merge.outer_step import OuterOptimizer
 from tests.commands import answer
 from tests.helpers import LONG, kill, until
 from tests.small import config, finished, run_digest, whole, worker
@@ -138,7 +138,7 @@ def test_edt_with_one_group_of_all_is_diloco_for_given_changes():
     """u' and m' of a group are the means of its members' own steps: the step of the mean change, within rounding."""
     rng = torch.Generator().manual_seed(1)
     changes = [torch.randn(1000, generator=rng) for _ in range(4)]
-    start, momentum, outer = torch.randn(1000, generator=rng), torch.randn(1000, generator=rng), Outer()
+    start, momentum, outer = torch.randn(1000, generator=rng), torch.randn(1000, generator=rng), OuterOptimizer()
     own = [outer.step((start, momentum), change) for change in changes]
     u, v = (torch.stack(each).mean(0) for each in zip(*own, strict=True))
     weights, moved = outer.step((start, momentum), torch.stack(changes).mean(0))
@@ -152,7 +152,7 @@ def test_the_populations_means_follow_diloco(selection):
 
     edt, rng = EDT(config(population_size=8, selection=selection)), torch.Generator().manual_seed(1)
     start = torch.randn(50, dtype=torch.float64, generator=rng)
-    members, outer = [(start.clone(), torch.zeros_like(start)) for _ in range(8)], Outer()
+    members, outer = [(start.clone(), torch.zeros_like(start)) for _ in range(8)], OuterOptimizer()
     whole, momentum = start.clone(), torch.zeros_like(start)
     for generation in range(2, 30):
         changes = [torch.randn(50, dtype=torch.float64, generator=rng) for _ in range(8)]
@@ -238,7 +238,7 @@ def test_a_run_ends_with_a_model_that_others_load(pretraining, algorithm):
     table = (run.folder / "metrics.csv").read_text().splitlines()
     assert table[0].startswith("round,slot,loss") and len(table) == 1 + sum(
         "loss" in m.metrics or "train_loss" in m.metrics
-        for round in range(exporter.history.first)
+        for round in range(exporter.history.first_open)
         for m in exporter.history.round(round)
     )
     assert (run.folder / "loss.png").read_bytes()[1:4] == b"PNG"

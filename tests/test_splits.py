@@ -19,7 +19,7 @@ from tests.small import config, finished
 from train import lm_eval_tasks, text_sources
 from train.batches import TokenFile
 from train.export import Exporter, sample, show
-from train.lm_eval_tasks import Asked
+from train.lm_eval_tasks import TaskRequest
 from train.loop import Learner
 from train.member.pretraining_runtime import evaluated
 from train.passages import Losses, mean_and_error
@@ -223,7 +223,7 @@ def test_questions_of_the_same_words_lie_on_one_side(tmp_path):
     other = [json.dumps({**json.loads(each), "id": n}) for n, each in enumerate([*lines[20:], *lines[20:]])]
     (folder / "twice.json").write_text("\n".join(other))
     (folder / "twice.yaml").write_text((folder / "facts.yaml").read_text().replace("facts", "twice"))
-    asked = Asked(("facts", "twice"), task_path=(str(folder),), seed=3)
+    asked = TaskRequest(("facts", "twice"), task_path=(str(folder),), seed=3)
     loaded = lm_eval_tasks.load(asked)
     found = lm_eval_tasks.parted(asked, loaded, 0.4)
     words = {

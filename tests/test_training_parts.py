@@ -19,7 +19,7 @@ from train.member.pretraining_runtime import mixed
 from train.model import built, described, flat, layout_of, same_shapes
 from train.parent_selection import hypercube
 from train.pretraining_genome import Genome, inherited, read
-from train.training_commands import prepared
+from train.training_commands import prepare
 from train.training_config import alone
 from train.verdicts import NotFinite
 
@@ -53,7 +53,7 @@ def test_whatever_the_population_somebody_is_met(tmp_path, size):
     assert c.parents_of_a_child > 1
     if size % c.parents_of_a_child:
         with pytest.raises(UserError, match=f"POPULATION_SIZE is {size}, not a multiple of GROUP_SIZE 2 .chosen."):
-            prepared(c, tmp_path)
+            prepare(c, tmp_path)
     else:
         assert all(len(group) > 1 for group in EDT(c).group_slots(2).values())
     assert config(population_size=size, selection="rank").parents_of_a_child == min(4, size)

@@ -30,7 +30,7 @@ from fleet.run_config import UserError, load
 from fleet.single_command import command
 from fleet.start import named
 from merge.wire import WIRES
-from train.auto_settings import settled
+from train.auto_settings import resolve_auto
 from train.kernels import in_fixed_order
 from train.loop import Learner, best_device
 from train.member.counted_text import check_text, counted, in_words
@@ -282,7 +282,7 @@ def advise(
     where = config.absolute().parent
     if (algorithm := named(config) or "edt") not in ("edt", "diloco"):
         raise UserError(f"{config}: advice is there for pre-training (edt, diloco), not for {algorithm}: {_INSTEAD}")
-    c = settled(found_from(load(config, TrainConfig).model_copy(update={"algorithm": algorithm}), where), where)
+    c = resolve_auto(found_from(load(config, TrainConfig).model_copy(update={"algorithm": algorithm}), where), where)
     if machines_file and not workers:
         workers = sum(
             len(each.devices) // (each.devices_per_worker or c.devices_per_worker) or each.workers

@@ -24,7 +24,7 @@ _LONG = 500  # steps, of which the first may take minutes
 _BF16 = 8  # the first generation of NVIDIA's that multiplies it
 
 
-def settled(config: C, where: Path) -> C:
+def resolve_auto(config: C, where: Path) -> C:
     """With what is left to the machine as the run has it that is there, or as suits the GPUs here."""
     if not (open_keys := [key for key in _CHOSEN if getattr(config, key, "") == _OPEN]):
         return config

@@ -1,5 +1,5 @@
-"""How badly a model foretells tokens. Where tokens times words would be large, its logits are never there all at once:
-its last hidden states are compared with the vocabulary a few rows at a time."""
+"""The cross entropy of next tokens. Where tokens times words would be large, the logits are never there all at once:
+the last hidden states are compared with the vocabulary a few rows at a time."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -18,15 +18,15 @@ from train import kernels
 from train.verdicts import works
 
 MOST = 1 << 28  # numbers that a batch's answers may have and be asked for whole: a gigabyte of fp32
-NOT_WANTED = -100  # in a token's place, where nothing counts
+IGNORE_INDEX = -100  # in a token's place, where nothing counts
 PART = 1 << 27  # numbers beyond that: few enough for memory, enough to keep a device busy
 
 Model = Callable[..., Any]  # answers with logits
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A model asked in a certain way: in a precision, compiled, or by several ranks together."""
+class ModelForward:
+    """The forward pass of a model: in a precision, compiled, or shared by several ranks."""
 
     module: Any
     run: Model
@@ -42,25 +42,25 @@ class Asked:
         return torch.autocast(self.device.type, self.dtype) if self.dtype else contextlib.nullcontext()
 
 
-def token_nats(model: Model, wanted: Tensor, **asked: Any) -> Tensor:
+def token_nll(model: Model, wanted: Tensor, **asked: Any) -> Tensor:
     """Of each token that is wanted behind one of those that are asked; zero where none is."""
     if head := _bare_head(model, wanted):
         return head.said(model, asked, lambda *pair: compared(*_flat(pair, wanted)))
-    return cross_entropy(_whole(model, wanted, asked), wanted.flatten(), ignore_index=NOT_WANTED, reduction="none")
+    return cross_entropy(_whole(model, wanted, asked), wanted.flatten(), ignore_index=IGNORE_INDEX, reduction="none")
 
 
-def summed_nats(model: Model, wanted: Tensor, z: float = 0.0, **asked: Any) -> Tensor:
+def summed_nll(model: Model, wanted: Tensor, z: float = 0.0, **asked: Any) -> Tensor:
     """Their sum, and `z` times the sum of their logits' squared logarithmic sums of exponentials. Whatever it is made
     to count, its gradient counts as much: it is there as soon as the sum is."""
     if head := _bare_head(model, wanted):
         return head.said(model, asked, lambda *pair: summed(*_flat(pair, wanted), z))
-    return token_nats(model, wanted, **asked).sum()
+    return token_nll(model, wanted, **asked).sum()
 
 
-def mean_nats(model: Model, wanted: Tensor, z: float = 0.0, **asked: Any) -> Tensor:
+def mean_nll(model: Model, wanted: Tensor, z: float = 0.0, **asked: Any) -> Tensor:
     """Of all tokens, each wanted."""
     if _bare_head(model, wanted):
-        return summed_nats(model, wanted, z, **asked) / wanted.numel()
+        return summed_nll(model, wanted, z, **asked) / wanted.numel()
     logits = _whole(model, wanted, asked)
     loss = cross_entropy(logits, wanted.flatten())
     return loss + z * logits.logsumexp(-1).square().mean() if z else loss
@@ -142,7 +142,7 @@ def _unwrapped(module: Any) -> Any:
 
 def _bare_head(model: Model, wanted: Tensor) -> _Head | None:
     """Where a batch is too large to be asked whole, and the model need not be."""
-    module = model.module if isinstance(model, Asked) else model
+    module = model.module if isinstance(model, ModelForward) else model
     head = head_of(module)
     if head is None or wanted.numel() * head.out_features <= MOST:
         return None
@@ -251,7 +251,7 @@ def _beside(place: slice, hidden: Tensor, weight: Tensor, wanted: Tensor) -> _Ro
     part, words, there = (
         hidden[place].to(weight.dtype),
         wanted[place].clamp(min=0)[:, None],
-        wanted[place] != NOT_WANTED,
+        wanted[place] != IGNORE_INDEX,
     )
     with torch.autocast(hidden.device.type, enabled=False):
         logits = linear(part, weight).to(_wide(weight.dtype))

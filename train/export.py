@@ -58,7 +58,7 @@ class Exporter:
         self.config = TrainConfig.joined(run["config"], launches.settings(self.store, launches.latest(self.store)))
         self.history = History(self.store)
         self.history.look_far()
-        self.last = self.history.first - 1  # the last finished round
+        self.last = self.history.first_open - 1  # the last finished round
         shape = read_config(self.parent(FIRST).read(CONFIG), self.config)
         self.model: PreTrainedModel = empty(shape, 0, self.config.trust_remote_code)
         self.layout = layout_of(self.model)
@@ -193,18 +193,18 @@ class Exporter:
     def _average(self, round: int) -> tuple[list[Member], Tensor]:
         if not (parents := [self.parent(member.id) for member in self._members(round)]):
             raise UserError(f"round {round} has no members whose average could be exported")
-        return self._settled(vectors.joined if self._in_shards(round) else vectors.mean, parents)
+        return self._without_lookahead(vectors.joined if self._in_shards(round) else vectors.mean, parents)
 
     def _one(self, id: str) -> tuple[list[Member], Tensor]:
         parent = self.parent(id)
         if id.startswith("0/") and vectors.file_of(vectors.WEIGHTS) in parent.member.digests:
             return [parent.member], vectors.load_weights(parent, self.layout.size)
         if has_weights(parent.member) and parent.member.recipe.task not in _SHARDS:
-            return self._settled(vectors.mean, [parent])
+            return self._without_lookahead(vectors.mean, [parent])
         raise UserError(f"{id} has no weights of its own; it has: {', '.join(parent.member.digests) or 'no files'}")
 
-    def _settled(self, join: Joining, parents: list[InputMember]) -> tuple[list[Member], Tensor]:
-        together = vectors.settled(outer_of(self.config), join, parents, self.layout.size)
+    def _without_lookahead(self, join: Joining, parents: list[InputMember]) -> tuple[list[Member], Tensor]:
+        together = vectors.without_lookahead(outer_of(self.config), join, parents, self.layout.size)
         return [parent.member for parent in parents], together
 
     def _readme(self, what: str, members: list[Member], tested: Mapping[str, Any], out: Path) -> str:

@@ -14,7 +14,7 @@ def files_of(history: History, id: str) -> InputMember:
     if _has_files(history, id):
         return history.files(id)
     begun = {int(match[1]) for each in history.store.names("files") if (match := ATTEMPT.fullmatch(each))}
-    rounds = [round for round in sorted(begun) if 0 < round < history.first and _is_whole(history, round)]
+    rounds = [round for round in sorted(begun) if 0 < round < history.first_open and _is_whole(history, round)]
     some = ", ".join(map(str, rounds[-_SHOWN:])) or "none"
     raise UserError(
         f"{id}: its files were removed, as those of old rounds are; rounds that can be exported: {some}. "

@@ -48,10 +48,10 @@ def rate(config: TrainConfig, step: int) -> float:
 
 
 def language_loss(model: Callable[..., Any], windows: Tensor, step: Sequence[Tensor] = (), z: float = 0.0) -> Tensor:
-    """Of windows of text: each token but the first is to be foretold. While it learns, `z` keeps the logits' sums of
+    """Of windows of text: each token but the first is to be predicted. While it learns, `z` keeps the logits' sums of
     exponentials near one: large ones lose their digits in narrow numbers."""
     z = z if torch.is_grad_enabled() else 0.0
-    loss = chunked_loss.mean_nats(model, windows[:, 1:], z, input_ids=windows[:, :-1], use_cache=False)
+    loss = chunked_loss.mean_nll(model, windows[:, 1:], z, input_ids=windows[:, :-1], use_cache=False)
     return loss / max(1, len(step))
 
 
@@ -71,7 +71,7 @@ class Learner:
         self._objective = objective or partial(language_loss, z=config.z_loss)
         self.layout, self.vector, self.gradient = self._bound(model)
         self.model = model
-        self.answer = chunked_loss.Asked(model, self._runner(model), self.device, MIXED.get(config.precision))
+        self.answer = chunked_loss.ModelForward(model, self._runner(model), self.device, MIXED.get(config.precision))
         self._scaling = config.precision == "fp16-mixed"
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=self._scaling)
         kind = OPTIMIZERS[config.inner_optimizer]

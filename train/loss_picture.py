@@ -15,7 +15,7 @@ def picture(history: History) -> bool:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")
-    axes, rounds = figure.add_subplot(), range(history.first)
+    axes, rounds = figure.add_subplot(), range(history.first_open)
     found = [(n, each) for n in rounds for each in history.round(n) if "loss" in each.metrics]
     single = [(n, each.metrics["loss"]) for n, each in found if each.recipe.role != "summary"]
     whole = [(n, each.metrics["loss"]) for n, each in found if each.recipe.role == "summary"]

@@ -1,4 +1,4 @@
-"""What fine-tuning makes smaller: how badly answers are foretold, or how little the better answer is preferred."""
+"""What fine-tuning makes smaller: the loss of answers (SFT), or of preferences (DPO)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch.nn.functional import logsigmoid
 
 from train import chat, packing, text_sources
 from train.chat import ChatExamples, Example
-from train.chunked_loss import NOT_WANTED, Model, summed_nats, token_nats
+from train.chunked_loss import IGNORE_INDEX, Model, summed_nll, token_nll
 from train.kernels import sent
 from train.loop import Learner
 from train.packing import Batch
@@ -37,12 +37,12 @@ def sft_loss(model: Model, batch: Batch, step: Sequence[Batch] = ()) -> Tensor:
     """The mean over learned tokens of the whole step, of which this part is the share that its own tokens have: a token
     counts the same in whichever part of a step it stands. Without a step, of the part."""
     count = sum(part.count for part in step or [batch])
-    return summed_nats(model, _wanted(batch), **batch.inputs, use_cache=False) / count
+    return summed_nll(model, _wanted(batch), **batch.inputs, use_cache=False) / count
 
 
 def answer_logprobs(model: Model, batch: Batch) -> Tensor:
     """Of each example, by its number: the sum over its learned tokens."""
-    nats = token_nats(model, _wanted(batch), **batch.inputs, use_cache=False)
+    nats = token_nll(model, _wanted(batch), **batch.inputs, use_cache=False)
     owner = batch.example[:, 1:].flatten().clamp(min=0)  # nothing is learned of the filling
     return -nats.new_zeros(batch.examples).index_add(0, owner, nats)
 
@@ -80,7 +80,7 @@ def preference_measures(model: Model, part: Comparison, beta: float) -> Mapping[
 
 def _wanted(batch: Batch) -> Tensor:
     """Of each row, what comes behind its tokens but the last, where it is learned."""
-    return batch.tokens.masked_fill(~batch.learned, NOT_WANTED)[:, 1:]
+    return batch.tokens.masked_fill(~batch.learned, IGNORE_INDEX)[:, 1:]
 
 
 # -- the ways to learn ------------------------------------------------------------------------------------------------

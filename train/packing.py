@@ -29,7 +29,7 @@ class Batch:
 
     tokens: Tensor
     positions: Tensor  # within the example
-    learned: Tensor  # where a token counts that is to be foretold
+    learned: Tensor  # where a token counts that is to be predicted
     example: Tensor  # the number of the example that it belongs to, or -1
     examples: int  # how many were given numbers
     packed: bool  # whether a row may hold several

@@ -59,12 +59,12 @@ def data_text(member: Member) -> str:
 # -- after -------------------------------------------------------------------------------------------------------------
 
 
-def finished_breeding(c: PosttrainConfig, folder: Path) -> None:
+def show_winner(c: PosttrainConfig, folder: Path) -> None:
     """The winner's folder, its rivals beside it, the family tree."""
     from fleet.ancestry.ancestry_files import keep
 
     history = opened(folder)
-    last = history.first - 1
+    last = history.first_open - 1
     (id,) = history[f"{last}/winner"].recipe.parents
     out = exported(history, id, folder / "winner")
     console().print(table(c, history, last))
@@ -77,7 +77,7 @@ def finished_breeding(c: PosttrainConfig, folder: Path) -> None:
 def taken(run_dir: Path, what: str, out: Path) -> None:
     """A member as a folder, at the end or before it."""
     history = opened(run_dir)
-    last = history.first - 1
+    last = history.first_open - 1
     if last < 1:
         raise UserError("no generation is finished yet; there is nothing to export")
     id = what.replace("-", "/", 1)

@@ -114,7 +114,7 @@ class _Seat:
     def work(self) -> None:
         from train.member.pretraining_runtime import PretrainingRuntime
         from train.member.pretraining_tasks import _ADVICE, _make
-        from train.training_recipes import WITHOUT_DEVICE
+        from train.training_recipes import OFF_DEVICE
         from train.verdicts import with_verdicts
 
         used = list[tuple[int, float, float]]()
@@ -137,7 +137,7 @@ class _Seat:
         config = TrainConfig.joined(bound["config"], launches.settings(store, launches.latest(store)))
         make = [with_verdicts(lambda: Device(config), _make, _ADVICE) for _ in range(2)]
         second = (open_run(run, store.host, self.name)[0], make[1]) if config.disk_lane else None
-        how = options(config, launches.latest(store), beside=WITHOUT_DEVICE)
+        how = options(config, launches.latest(store), off_device=OFF_DEVICE)
         Worker(store, strategy_of(config), make[0], how, second=second).run()
         (self.folder / f"{self.name}.used").write_text(json.dumps(used))
 

@@ -19,7 +19,7 @@ _GENE = "genome_"  # what a maker says of a genome that was drawn while making
 
 def tree(history: History) -> Tree:
     """Of what is finished; the history must have looked."""
-    return grown(finished_members(history), history.first)
+    return grown(finished_members(history), history.first_open)
 
 
 def finished_members(history: History) -> list[Member]:

@@ -91,8 +91,8 @@ class Logger:
             if not (self.bell.rung() or at_once or self._looks % _PROBE == 1):
                 return True
             self.history.look_far()
-            if self.history.first > self.done:
-                new, first = self.points(self.history, self.done), self.history.first
+            if self.history.first_open > self.done:
+                new, first = self.points(self.history, self.done), self.history.first_open
                 if claims(self.history.store, self.kind) != self.number + 1:
                     return False
                 if new := [point for point in new if point.step > self.sink.upto]:

@@ -148,7 +148,7 @@ class Commands:
                 say(launcher.stranger)
             wrong = any(report.why for report in reports) or bool(launcher.stranger)
             try:
-                if said := launcher.foretell(links):
+                if said := launcher.preview(links):
                     say(said)
             except (UserError, Trouble) as error:
                 say(f"The configuration: NO: {error}")

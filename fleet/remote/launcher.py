@@ -191,9 +191,9 @@ class Launcher:
         few = idle(count or made["workers"], made["slots"])
         return {**made, "notes": [*made["notes"], *([f"Note: {few}."] if few else [])]}
 
-    def foretell(self, links: Links | None) -> str:
+    def preview(self, links: Links | None) -> str:
         """What the method says of the configuration, and what its text has of what the run needs."""
-        return str(self._ask_script("foretell", links))
+        return str(self._ask_script("preview", links))
 
     def _ask_script(self, verb: str, links: Links | None) -> Any:
         proxy, also = self.proxy(links), said_of_run(self.machines)

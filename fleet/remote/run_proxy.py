@@ -49,7 +49,7 @@ class RunProxy:
         self.open(made["folder"])
         return {**made, "notes": [line for line in said if line.startswith("Note: ")]}
 
-    def foretell(self, command: list[str], file: str, text: str) -> str:
+    def preview(self, command: list[str], file: str, text: str) -> str:
         """What the method's script says of the configuration; nothing is made."""
         return self._script([*command, "--look"], file, text).strip()
 
@@ -189,7 +189,7 @@ class RemoteRunProxy:
         link.ask("become", code=found["code"], module="fleet.remote.run_proxy", words=[link.prefix])
 
     def ask(self, verb: str, **words: Any) -> Any:
-        return self._link.ask(verb, wait=600.0 if verb in ("create", "foretell") else 15.0, **words)["answer"]
+        return self._link.ask(verb, wait=600.0 if verb in ("create", "preview") else 15.0, **words)["answer"]
 
 
 def main(prefix: str) -> None:

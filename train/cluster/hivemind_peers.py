@@ -17,7 +17,7 @@ from torch import Tensor
 from fleet.errors import first_line
 from fleet.plain import say
 from fleet.run_config import UserError
-from merge.outer_step import Outer
+from merge.outer_step import OuterOptimizer
 from train.cluster.averager import Averager, HashTable, any_port, averager_at, table_at, unreachable
 from train.cluster.options import HivemindOptions
 from train.cluster.outer_steps import OuterStep
@@ -34,7 +34,7 @@ class Peer:
 
     def __init__(self, hv: HivemindOptions, spec: dict[str, Any], learner: SharedLearner, state: OuterState) -> None:
         self.hv, self.learner, self.ranks, self.round = hv, learner, learner.ranks, state.round
-        self.outer = Outer(lr=hv.outer_lr)
+        self.outer = OuterOptimizer(lr=hv.outer_lr)
         self.start, self.momentum = state.start, state.momentum
         self.change = torch.zeros_like(self.start)
         self.meets = learner.leads_part  # this rank stands for its part of the tensors

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fleet.work import InputMember, Work
-from merge.outer_step import Outer
+from merge.outer_step import OuterOptimizer
 from train.batches import TokenFile, batch, held_windows, owned
 from train.loop import Learner, MicroBatch, rate
 from train.member import inner_loop, vectors
@@ -142,8 +142,8 @@ class PretrainingRuntime:
         return state + [(moment.stem, moment.count, moment.wire) for moment in self.moments_of(work)]
 
 
-def outer_of(config: TrainConfig) -> Outer:
-    return Outer(config.outer_lr, config.outer_momentum, config.outer_nesterov)
+def outer_of(config: TrainConfig) -> OuterOptimizer:
+    return OuterOptimizer(config.outer_lr, config.outer_momentum, config.outer_nesterov)
 
 
 def sources(parents: list[InputMember], part: str, config: TrainConfig) -> list[TokenFile]:

@@ -56,7 +56,7 @@ def _make(runtime: PretrainingRuntime, work: Work) -> Metrics:
 def evaluate_mean(runtime: PretrainingRuntime, work: Work, args: EvaluationArgs) -> Metrics:
     """The averaged model of a generation."""
     members, size = parents_of(work), runtime.learner(work).layout.size
-    return runtime.evaluate(work, vectors.settled(runtime.outer, vectors.mean, members, size), args.on)
+    return runtime.evaluate(work, vectors.without_lookahead(runtime.outer, vectors.mean, members, size), args.on)
 
 
 def evaluate_global(runtime: PretrainingRuntime, work: Work, args: EvaluationArgs) -> Metrics:
@@ -64,7 +64,7 @@ def evaluate_global(runtime: PretrainingRuntime, work: Work, args: EvaluationArg
     shards, size = parents_of(work), runtime.learner(work).layout.size
     state = [runtime.global_model.read(shards, size)]
     state += [vectors.read(vectors.joined, shards, stem, size) for stem in kept(runtime.outer)[1:]]
-    return runtime.evaluate(work, runtime.outer.settled(state), args.on)
+    return runtime.evaluate(work, runtime.outer.without_lookahead(state), args.on)
 
 
 # -- EDT: each member has an outer step of its own --------------------------------------------------------------------
@@ -87,7 +87,7 @@ def make_child(runtime: PretrainingRuntime, work: Work, turn: ChildArgs) -> Metr
 
     def evaluated(state: State, metrics: Metrics) -> tuple[State, Metrics]:
         """By what arrives, without the last step's look ahead."""
-        arrived = outer.settled([vectors.arrived(checked(each), c.wire) for each in state])
+        arrived = outer.without_lookahead([vectors.arrived(checked(each), c.wire) for each in state])
         return state, {**metrics, **runtime.evaluate(work, arrived, turn.on)}
 
     (state, metrics), diverged = learn_or_fall_back(work, turn.before, genome.rate_factor * c.lr, learned, untrained)
@@ -251,7 +251,7 @@ def join_whole(runtime: PretrainingRuntime, work: Work, args: EvaluationArgs) ->
         vectors.save(work, file_of(stem), whole, wire)
         if stem in kept(runtime.outer):
             state.append(vectors.arrived(whole, wire))
-    return {**runtime.evaluate(work, runtime.outer.settled(state), args.on), **Genome().metrics()}
+    return {**runtime.evaluate(work, runtime.outer.without_lookahead(state), args.on), **Genome().metrics()}
 
 
 TASKS: Mapping[str, Task[PretrainingRuntime]] = {

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fleet.work import Failed, InputMember, Work
-from merge.outer_step import Outer, means, ranges
+from merge.outer_step import OuterOptimizer, means, ranges
 from merge.tensor_files import Header, TensorEntry, bytes_of, chunks, read_header, write_header
 from merge.wire import WIRES, pieces, received, send
 from train.model import VectorLayout
@@ -39,7 +39,7 @@ def moments_of(config: TrainConfig, parameters: int, both: int) -> tuple[Moment,
     return Moment("average", parameters, average), Moment("square", both - parameters, square)
 
 
-def kept(outer: Outer) -> tuple[str, ...]:
+def kept(outer: OuterOptimizer) -> tuple[str, ...]:
     """What the next outer step goes on from."""
     return (WEIGHTS, MOMENTUM) if outer.momentum else (WEIGHTS,)
 
@@ -141,6 +141,6 @@ def read(join: Joining, members: list[InputMember], stem: str, size: int) -> Ten
     return into
 
 
-def settled(outer: Outer, join: Joining, members: list[InputMember], size: int) -> Tensor:
+def without_lookahead(outer: OuterOptimizer, join: Joining, members: list[InputMember], size: int) -> Tensor:
     """The weights of several members together as they are worth: without the last step's look ahead."""
-    return outer.settled([read(join, members, stem, size) for stem in kept(outer)])
+    return outer.without_lookahead([read(join, members, stem, size) for stem in kept(outer)])

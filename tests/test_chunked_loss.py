@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from benchmarks.chunked_loss import most_bytes
 from benchmarks.chunked_loss import plain as plain_loss
 from train import chunked_loss
-from train.chunked_loss import NOT_WANTED, compared, head_of, mean_nats, summed, token_nats
+from train.chunked_loss import IGNORE_INDEX, compared, head_of, mean_nll, summed, token_nll
 from train.loop import Learner
 from train.objectives import answer_logprobs, sft_loss
 from train.packing import batch
@@ -38,7 +38,7 @@ def given() -> tuple[Tensor, Tensor, Tensor]:
     torch.manual_seed(2)
     hidden, weight = torch.randn(10, 16, dtype=torch.float64), torch.randn(61, 16, dtype=torch.float64)
     wanted = torch.randint(61, (10,))
-    wanted[[2, 7]] = NOT_WANTED
+    wanted[[2, 7]] = IGNORE_INDEX
     return hidden.requires_grad_(), weight.requires_grad_(), wanted
 
 
@@ -49,8 +49,8 @@ def slopes(loss: Tensor, *learn: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("z", [0.0, 0.3])
 def test_a_sums_gradient_is_the_plain_one(few, z):
     hidden, weight, wanted = given()
-    logits, there = hidden @ weight.T, wanted != NOT_WANTED
-    plain = cross_entropy(logits, wanted, ignore_index=NOT_WANTED, reduction="sum")
+    logits, there = hidden @ weight.T, wanted != IGNORE_INDEX
+    plain = cross_entropy(logits, wanted, ignore_index=IGNORE_INDEX, reduction="sum")
     plain = plain + z * logits.logsumexp(-1)[there].square().sum()
     found = summed(hidden[there] if z else hidden, weight, wanted[there] if z else wanted, torch.float64, z)
     torch.testing.assert_close(found, plain, rtol=1e-13, atol=0)
@@ -60,7 +60,7 @@ def test_a_sums_gradient_is_the_plain_one(few, z):
 
 def test_each_rows_gradient_is_the_plain_one(few):
     hidden, weight, wanted = given()
-    plain = cross_entropy(hidden @ weight.T, wanted, ignore_index=NOT_WANTED, reduction="none")
+    plain = cross_entropy(hidden @ weight.T, wanted, ignore_index=IGNORE_INDEX, reduction="none")
     found, counts = compared(hidden, weight, wanted, torch.float64), torch.linspace(-2, 3, 10, dtype=torch.float64)
     torch.testing.assert_close(found, plain, rtol=1e-13, atol=0)
     its, mine = (slopes((counts * nats.tanh()).sum(), hidden, weight) for nats in (plain, found))
@@ -130,7 +130,7 @@ def test_ranks_that_share_a_model_take_the_same_steps(few, monkeypatch, strategy
 def asked_in_parts(each: torch.nn.Module) -> bool:
     windows = torch.arange(12).view(2, 6)
     whole = cross_entropy(each(input_ids=windows[:, :-1]).logits.flatten(0, 1), windows[:, 1:].flatten())
-    found = mean_nats(each, windows[:, 1:], 0.0, input_ids=windows[:, :-1], use_cache=False)
+    found = mean_nll(each, windows[:, 1:], 0.0, input_ids=windows[:, :-1], use_cache=False)
     torch.testing.assert_close(found, whole)
     return "_Summed" in str(found.grad_fn.next_functions)
 
@@ -179,6 +179,6 @@ def test_small_batches_are_asked_whole():
     each, windows = model("llama").eval(), torch.arange(12).view(2, 6)
     logits = each(input_ids=windows[:, :-1], use_cache=False).logits.float().flatten(0, 1)
     asked = {"input_ids": windows[:, :-1], "use_cache": False}
-    assert torch.equal(mean_nats(each, windows[:, 1:], 0.0, **asked), cross_entropy(logits, windows[:, 1:].flatten()))
+    assert torch.equal(mean_nll(each, windows[:, 1:], 0.0, **asked), cross_entropy(logits, windows[:, 1:].flatten()))
     same = cross_entropy(logits, windows[:, 1:].flatten(), reduction="none")
-    assert torch.equal(token_nats(each, windows[:, 1:], **asked), same) and each not in chunked_loss._KNOWN
+    assert torch.equal(token_nll(each, windows[:, 1:], **asked), same) and each not in chunked_loss._KNOWN

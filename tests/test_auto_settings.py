@@ -6,8 +6,8 @@ from fleet.host import Host
 from fleet.run import create_run, open_run
 from tests.posttraining import config as breeding
 from tests.small import config
-from train.auto_settings import generations, settled
-from train.training_commands import prepared
+from train.auto_settings import generations, resolve_auto
+from train.training_commands import prepare
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def cards(tmp_path, monkeypatch):
 def test_all_cards_of_the_machine_decide(cards, tmp_path, capsys, capabilities, precision):
     cards(*capabilities)
     for each in (config(base_dir=str(tmp_path)), breeding(tmp_path, 1)):
-        assert each.precision == "auto" and settled(each, tmp_path).precision == precision
+        assert each.precision == "auto" and resolve_auto(each, tmp_path).precision == precision
     assert (f'PRECISION "{precision}"' in capsys.readouterr().out) == bool(capabilities)
 
 
@@ -51,16 +51,16 @@ def test_a_run_keeps_what_it_began_with_and_what_is_said_counts(cards, tmp_path)
     """The second starter has no GPU, and goes on in what the first one decided."""
     cards("9.0")
     given = config(algorithm="edt", project_name="run", base_dir=str(tmp_path))
-    first = prepared(given, tmp_path)
+    first = prepare(given, tmp_path)
     create_run(tmp_path, "run", first.bound(), Host(), type(first))
     begun = open_run(tmp_path / "run", Host(), "w")[1]["config"]
     assert (begun["precision"], begun["compile"]) == ("bf16-mixed", False)
     cards()
-    second = prepared(given, tmp_path)
+    second = prepare(given, tmp_path)
     assert second.bound() == first.bound()
     create_run(tmp_path, "run", second.bound(), Host(), type(second))
-    assert settled(config(precision="fp16-mixed"), tmp_path).precision == "fp16-mixed"
-    assert prepared(given.model_copy(update={"project_name": "other"}), tmp_path).precision == "32-true"
+    assert resolve_auto(config(precision="fp16-mixed"), tmp_path).precision == "fp16-mixed"
+    assert prepare(given.model_copy(update={"project_name": "other"}), tmp_path).precision == "32-true"
 
 
 @pytest.mark.parametrize(
@@ -75,6 +75,6 @@ def test_long_runs_compile_on_gpus_where_that_can_be(cards, tmp_path, monkeypatc
     (tmp_path / "include" / "Python.h").touch()
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path / name))
     given = config(max_generations=1, inner_steps=steps, first_inner_steps=steps, base_dir=str(tmp_path))
-    assert given.compile == "auto" and settled(given, tmp_path).compile is compiles
+    assert given.compile == "auto" and resolve_auto(given, tmp_path).compile is compiles
     for said in (True, False):
-        assert settled(given.model_copy(update={"compile": said}), tmp_path).compile is said
+        assert resolve_auto(given.model_copy(update={"compile": said}), tmp_path).compile is said
