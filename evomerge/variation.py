@@ -11,7 +11,7 @@ import numpy as np
 
 from evomerge.config import STAGES, EvolutionSettings, MergeSettings
 from evomerge.formula import BLEND, MOST, Blend, Formula, Step, in_words, lighter
-from evomerge.techniques import METHODS
+from evomerge.techniques import ENGINE_METHODS
 from merge.parameters import within
 from train.parent_selection import Rng, winner
 
@@ -162,7 +162,7 @@ def _mutated_blend(node: str | Blend, e: EvolutionSettings, rng: Rng) -> str | B
             "density": _factored(node.density, e, rng, 0.02),
             "lambda": _factored(node.strength, e, rng, 0.05, 4.0),
         }
-        (told,) = within(METHODS[node.technique], [told])
+        (told,) = within(ENGINE_METHODS[node.technique], [told])
         update |= {"density": told["density"], "strength": told["lambda"]}
     return node.model_copy(update=update)
 
