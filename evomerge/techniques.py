@@ -34,7 +34,7 @@ def _add_blend(blend: Blend, models: Mapping[str, str], base: str, found: Recipe
         case "linear":
             recipe: dict[str, Any] = {"merge_method": "linear", "models": _inputs(inputs, weight=blend.normed)}
         case "slerp":
-            t = _scalar_or_list(blend.normed[1])
+            t = _scalar(blend.normed[1])
             listed = {"models": [{"model": name} for name in inputs], "parameters": {"t": t}}
             recipe = {"merge_method": "slerp", "base_model": inputs[0], **listed}
         case _:
@@ -74,10 +74,10 @@ def _slices(path: Sequence[Step], models: Mapping[str, str]) -> Sequence[dict[st
 
 
 def _inputs(names: Sequence[str], weight: Sequence[Sequence[float]]) -> list[dict[str, Any]]:
-    return [{"model": name, "parameters": {"weight": _scalar_or_list(each)}} for name, each in zip(names, weight, strict=True)]
+    return [{"model": name, "parameters": {"weight": _scalar(each)}} for name, each in zip(names, weight, strict=True)]
 
 
-def _scalar_or_list(values: Sequence[float]) -> float | list[float]:
+def _scalar(values: Sequence[float]) -> float | list[float]:
     return values[0] if len(set(values)) == 1 else list(values)
 
 

@@ -35,7 +35,7 @@ def winner_of(config: Configuration) -> str:
     """The winner's folder. The same call goes on where it stopped."""
     completed = prepared(config)
     if config.machines:
-        from fleet.remote.handed import hand_over
+        from fleet.remote.hand_over import hand_over
 
         ssh = Path(config.ssh_config) if config.ssh_config else None
         code = hand_over(completed, ("-m", "evomerge.cli"), Path(config.machines), ssh)

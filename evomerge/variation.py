@@ -1,4 +1,4 @@
-"""The first formulas, mutants, children, and who is selected. Pure: all chance is handed in."""
+"""Formulas of the first generation, mutation, crossover, selection. Pure: all chance is handed in."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""Workers come and go: what is left of those that are gone is put where nobody has to look each time.
+"""What gone workers left, put away: their pulses and notes would otherwise be read each time.
 
 Their pulses and drafts are removed, and their notes, but for the last ones, move to workers/ended/. Who moves them goes
 on with their sums; so what a run has made in all stands in the notes of few workers, however many there were.

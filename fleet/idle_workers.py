@@ -1,4 +1,4 @@
-"""How the members of a round share out among the workers."""
+"""How many workers would have nothing to do in a round, and which POPULATION_SIZE would keep all of them busy."""
 
 import math
 

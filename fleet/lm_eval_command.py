@@ -1,4 +1,4 @@
-"""The command that evaluates a finished model as everybody else's is: for the end of a command, and for README.md."""
+"""The lm_eval command line for a finished model: shown when a command ends, and in the model's README.md."""
 
 import json
 import shlex

@@ -1,4 +1,4 @@
-"""What to make next: whatever can be made, what others wait for first, then what continues this worker's own work."""
+"""Which recipe a worker claims next: of all that can be made what others wait for, then what continues its own work."""
 
 import zlib
 from collections.abc import Iterator

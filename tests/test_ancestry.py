@@ -15,9 +15,9 @@ import pytest
 from fleet import launches
 from fleet.ancestry.ancestry_files import files, keep, page
 from fleet.ancestry.genes import genes_of
-from fleet.ancestry.growth import finished_members, grown, tree
 from fleet.ancestry.layout import MOST, laid_out
 from fleet.ancestry.tree import Line, Tree, as_json, line_of
+from fleet.ancestry.tree_builder import finished_members, grown, tree
 from fleet.history import History, opened
 from fleet.host import Host
 from fleet.recipe import Member, Recipe, place

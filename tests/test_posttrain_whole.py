@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fleet.ancestry.growth import tree
 from fleet.ancestry.tree import as_json
+from fleet.ancestry.tree_builder import tree
 from fleet.digest import digest
 from fleet.history import History, opened
 from tests.helpers import pids

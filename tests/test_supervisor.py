@@ -15,7 +15,7 @@ import pytest
 from fleet.host import Host
 from fleet.machines import Machine
 from fleet.remote import agent, engines
-from fleet.remote.link import command
+from fleet.remote.agent_link import command
 from fleet.run import create_run
 from tests.helpers import ROOT, until
 from tests.lab import disks

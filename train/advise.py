@@ -34,7 +34,7 @@ from train.auto_settings import resolve_auto
 from train.kernels import in_fixed_order
 from train.loop import Learner, best_device
 from train.member.counted_text import check_text, counted, in_words
-from train.member.feedback import LOST_WIRE
+from train.member.error_feedback import LOST_WIRE
 from train.member.vectors import moments_of
 from train.model import built, layout_of, skeleton
 from train.optimizers import WEIGHTS, layouts_of

@@ -1,5 +1,5 @@
-"""What follows from the GPUs of whoever begins a run: found out once, and kept in the run's folder. Nobody's results
-depend on what his machine happens to have."""
+"""Keys that are "auto": PRECISION and COMPILE as suits the GPUs of whoever begins a run; kept in the run's folder, so
+that nobody's results depend on what his machine happens to have."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Models that are made on the spot: trained once, there as a whole or not at all, and kept."""
+"""Small models for whoever has none at hand: trained once, there as a whole or not at all, and kept."""
 
 import contextlib
 import os

@@ -9,8 +9,8 @@ import yaml
 from rich.table import Table
 
 from fleet import lm_eval_command
-from fleet.ancestry.growth import tree
 from fleet.ancestry.tree import Tree, line_of
+from fleet.ancestry.tree_builder import tree
 from fleet.console import console
 from fleet.history import History, opened
 from fleet.permissions import leaving

@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from fleet.ancestry.ancestry_files import files, keep
-from fleet.ancestry.growth import tree
+from fleet.ancestry.tree_builder import tree
 from fleet.history import opened
 from fleet.plain import say
 from fleet.run_config import UserError

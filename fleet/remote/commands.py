@@ -18,10 +18,10 @@ from fleet import machines as machines_file
 from fleet.console import in_full
 from fleet.machines import Machine, file_name
 from fleet.plain import plain, say
-from fleet.remote import engines, preflight, shown
+from fleet.remote import engines, launch_tables, preflight
+from fleet.remote.agent_link import Trouble
 from fleet.remote.engines import Via
 from fleet.remote.launcher import Launcher, MethodScripts, again, place
-from fleet.remote.link import Trouble
 from fleet.remote.ssh import Unreachable
 from fleet.remote.starting import start
 from fleet.remote.watching import killed, waited, watched
@@ -126,7 +126,7 @@ class Commands:
             return watched(launcher) if engines.handed_over(launcher, via, dry_run) and not detach else 0
         launcher = self._launcher(common, strict=strict)
         if dry_run:
-            shown.plan(launcher)
+            launch_tables.plan(launcher)
             return 0
         with ThreadPoolExecutor(1) as aside:
             made = aside.submit(launcher.create, None) if launcher.sees_disk() else None
@@ -168,7 +168,7 @@ class Commands:
             return watched(launcher, finish=False)
         picture = proxy.ask("picture", width=launcher.console.width, color=launcher.console.is_terminal)
         in_full(launcher.console, [Text.from_ansi(picture["text"])])
-        launcher.console.print(shown.supervisors(proxy.ask("supervisors")))
+        launcher.console.print(launch_tables.supervisors(proxy.ask("supervisors")))
         return 0
 
     def logs(
@@ -208,7 +208,7 @@ class Commands:
                 say("Asked the workers to end at their next step. Ctrl-C stops waiting; to kill them:")
                 say(f"  {launcher.command('stop', '--now')}")
             left = (killed if now else waited)(links, launcher.machines, run_id)
-        shown.ended(launcher.console, launcher.machines, left, links.bad)
+        launch_tables.ended(launcher.console, launcher.machines, left, links.bad)
         return int(any(m.name not in left or left[m.name]["left"] for m in launcher.machines))
 
     def restart(

@@ -11,8 +11,8 @@ from cyclopts import Parameter
 
 from fleet.plain import say
 from fleet.processes import thread_counts
+from fleet.remote.agent_link import AGENT
 from fleet.remote.launcher import Launcher
-from fleet.remote.link import AGENT
 from fleet.remote.on_ray import Ray
 from fleet.remote.on_slurm import Slurm
 from fleet.remote.starting import begun, may_start

@@ -21,7 +21,7 @@ from fleet.host import Host
 from fleet.plain import plain
 from fleet.recipe import NotYet
 from fleet.remote import code
-from fleet.remote.link import Link
+from fleet.remote.agent_link import Link
 from fleet.run import NoRun, make_base, open_run
 from fleet.run_config import UserError
 from fleet.status import View, printed

@@ -12,7 +12,7 @@ from fleet.store import REGISTER_LIMIT, Store, Value
 
 
 @dataclass
-class Sheet:
+class RoundRegisters:
     """One round, as far as it is seen."""
 
     round: int
@@ -31,13 +31,15 @@ class Sheet:
         return (outcome.by, str(outcome.record.get("machine", ""))) if outcome else ("", "")
 
 
-def sheet(store: Store, round: int, carried: Mapping[str, Member], before: Sheet | None = None) -> Sheet | None:
+def registers_of(
+    store: Store, round: int, carried: Mapping[str, Member], before: RoundRegisters | None = None
+) -> RoundRegisters | None:
     """A round, or nothing if it is not planned; `carried` are members that may be, `before` is an older look."""
     listed = store.names(folder(round))
     if before is None and "plan" not in listed:
         return None
     plan = before.plan if before else round_state.planned(round, quickly(store, f"{folder(round)}/plan")).plan
-    found = Sheet(round, plan)
+    found = RoundRegisters(round, plan)
     slots = {recipe.slot for recipe in found.plan}
     done = summary.read(store, round, quickly)[0] if summary.NAME in listed else {}
     for register in map(parse, listed):

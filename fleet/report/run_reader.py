@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from fleet import faults, launches, worker_notes
-from fleet.ancestry.growth import alone
 from fleet.ancestry.tree import Node
+from fleet.ancestry.tree_builder import alone
 from fleet.archive import ENDED
 from fleet.claims import Watch, pulse_at
 from fleet.host import Host
 from fleet.recipe import Member, Recipe, folder, name, place
-from fleet.report.facts import DonorScore, Facts, Failure, Round, Span, WorkerRow
-from fleet.report.registers import Sheet, quickly, sheet
-from fleet.report.summing import (
+from fleet.report.aggregation import (
     dated,
     donors_of,
     last_made,
@@ -25,6 +23,8 @@ from fleet.report.summing import (
     summed_up,
     tree_of,
 )  # fmt: skip
+from fleet.report.facts import DonorScore, Facts, Failure, Round, Span, WorkerRow
+from fleet.report.registers import RoundRegisters, quickly, registers_of
 from fleet.report.worker_stories import WorkerStory
 from fleet.run import open_run
 from fleet.worker_notes import NotesReader, number
@@ -55,13 +55,13 @@ class RunReader:
         self.reader = NotesReader(self.store, WorkerStory, _MOST, ("workers", ENDED))
         self.notes = list[WorkerStory]()
         self.done = list[Round]()  # complete rounds
-        self.open = dict[int, Sheet]()
+        self.open = dict[int, RoundRegisters]()
         self.over = False
         self.failures = list[Failure]()
         self._damage = list[Failure]()  # of what the run itself is written in
         self._ground = dict[str, Member]()  # round 0
         self._before = dict[str, Member]()  # the last complete round
-        self._recent = deque[Sheet]()
+        self._recent = deque[RoundRegisters]()
         self._donors = dict[tuple[str, str], DonorScore]()
         self._genomes = dict[int, list[Node]]()
         self._stride = 1
@@ -85,11 +85,11 @@ class RunReader:
 
     def _read_rounds(self, told: Told) -> None:
         all = len([each for each in self.store.names("rounds") if each.isdigit()])
-        known, self.open, older, self._damage = dict(self._before), dict[int, Sheet](), self.open, []
+        known, self.open, older, self._damage = dict(self._before), dict[int, RoundRegisters](), self.open, []
         round = len(self.done)
         while not self.over:
             try:
-                found = sheet(self.store, round, self._ground | known, older.get(round))
+                found = registers_of(self.store, round, self._ground | known, older.get(round))
             except (faults.Denied, faults.Damaged, faults.Refused, faults.Unfit) as error:
                 denied = isinstance(error, faults.Denied)
                 cure = " as long as the disk refuses" if denied else "; restore it from a backup"
@@ -110,7 +110,7 @@ class RunReader:
             if round % 20 == 0:
                 told("rounds", round, all)
 
-    def _finish(self, found: Sheet) -> None:
+    def _finish(self, found: RoundRegisters) -> None:
         """A round that is complete is summed up, and most of it forgotten."""
         self.done.append(summed_up(found))
         self._remember(found)
@@ -128,7 +128,7 @@ class RunReader:
             self._stride *= 2
             self._genomes = {n: nodes for n, nodes in self._genomes.items() if n % self._stride == 0}
 
-    def _remember(self, found: Sheet) -> None:
+    def _remember(self, found: RoundRegisters) -> None:
         for recipe in found.plan:
             id = name(found.round, recipe.slot)
             if not recipe.carried:
@@ -139,7 +139,7 @@ class RunReader:
                 self._makers[id] = outcome.by
         self._donors = donors_of(found) | self._donors
 
-    def _read_claims(self, found: Sheet, by: dict[str, Claims]) -> None:
+    def _read_claims(self, found: RoundRegisters, by: dict[str, Claims]) -> None:
         """What workers have claimed in a round, and neither given up nor made; each moment as the disk tells it."""
         for id, slot in found.slots.items():
             there = slot.claims.get(slot.version, 0)
@@ -156,7 +156,7 @@ class RunReader:
             return self.store.stamp(path)[2] / 1e9, claim
         return 0.0, {}
 
-    def _failures_of(self, found: Sheet) -> list[Failure]:
+    def _failures_of(self, found: RoundRegisters) -> list[Failure]:
         failures = [
             Failure(0.0, id, *found.maker(id), "its training diverged: it counts as untrained")
             for id, member in found.members.items()

@@ -139,7 +139,7 @@ _LIVE = ("pool", "fleet")  # strategies whose candidates need no folder
 def _started(config: search_config.SearchConfig, where: Path, strategy: str, placed: Placed) -> int:
     """How it ended."""
     if placed.machines:
-        from fleet.remote.handed import hand_over
+        from fleet.remote.hand_over import hand_over
 
         return hand_over(config, ("-m", "merge.evolve"), placed.machines, placed.ssh_config)
     if strategy == "fleet":

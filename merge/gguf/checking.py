@@ -13,7 +13,7 @@ from torch import Tensor
 
 from merge.donor import Donor, LazyTensor
 from merge.donors import Donors
-from merge.gguf import kinds
+from merge.gguf import architectures
 from merge.gguf.header import Gguf, read_gguf
 from merge.tensor_files import CHUNK, UserError
 
@@ -67,15 +67,15 @@ def verify_gguf(path: Path | str, model_dir: Path | str | None = None) -> list[s
 
 
 def _shapes(file: Gguf) -> Iterator[str]:
-    if file.architecture not in {kinds.architecture(kind) for kind in kinds.KINDS}:
-        yield f"its architecture is {file.architecture!r}; {', '.join(kinds.KINDS)} can be checked"
+    if file.architecture not in {architectures.architecture(kind) for kind in architectures.KINDS}:
+        yield f"its architecture is {file.architecture!r}; {', '.join(architectures.KINDS)} can be checked"
         return
     try:
-        wanted = kinds.layout(kinds.config_of(file))
+        wanted = architectures.layout(architectures.config_of(file))
     except Exception as error:  # whatever transformers makes of such settings
         yield f"its settings describe no model: {' '.join(str(error).split())[:200]}"
         return
-    yield from kinds.misfits(wanted, file)
+    yield from architectures.misfits(wanted, file)
 
 
 def _tokenizer(file: Gguf) -> Iterator[str]:
@@ -113,11 +113,11 @@ def _numbers(file: Gguf) -> Iterator[str]:
 def _compared(file: Gguf, made: Donor, model: Donor) -> Iterator[str]:
     from transformers import AutoConfig
 
-    one, other = kinds.config_of(file), AutoConfig.from_pretrained(model.folder, local_files_only=True)
+    one, other = architectures.config_of(file), AutoConfig.from_pretrained(model.folder, local_files_only=True)
     for key in _SAME:
         if getattr(one, key, None) != getattr(other, key, None):
             yield f"its {key} is {getattr(one, key, None)}, the model's {getattr(other, key, None)}"
-    names = {name: there for there, (name, _) in kinds.layout(one).items()}
+    names = {name: there for there, (name, _) in architectures.layout(one).items()}
     for name, stored in made.tensors.items():
         theirs = model.tensors.get(name)
         if theirs is None or theirs.shape != stored.shape:

@@ -17,7 +17,7 @@ from merge.tensor_group import weighted
 from merge.wire import pieces, send, sender
 from train.kernels import in_fixed_order
 from train.member import prepare, vectors
-from train.member.feedback import Feedback
+from train.member.error_feedback import Feedback
 from train.member.global_model import STEPPED_FROM, UPDATE, identity
 from train.member.inner_loop import Metrics, learn_or_fall_back
 from train.member.pretraining_runtime import PretrainingRuntime, checked

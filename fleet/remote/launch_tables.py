@@ -13,8 +13,8 @@ from fleet.machines import Machine
 from fleet.plain import plain, say
 from fleet.processes import thread_counts
 from fleet.progress import duration
+from fleet.remote.agent_link import command
 from fleet.remote.launcher import Launcher, seats
-from fleet.remote.link import command
 from fleet.remote.route import route_to
 from fleet.status import table_of
 

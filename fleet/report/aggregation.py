@@ -1,19 +1,19 @@
-"""From registers and notes to the numbers of the page. Pure."""
+"""From registers and notes to the numbers of the page: totals, spreads, the best. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import accumulate
 
-from fleet.ancestry.growth import grown
 from fleet.ancestry.tree import Tree, finite
+from fleet.ancestry.tree_builder import grown
 from fleet.recipe import Member, place
 from fleet.report.facts import MEASURES, DonorScore, Round, Spread
-from fleet.report.registers import Sheet
+from fleet.report.registers import RoundRegisters
 from fleet.report.worker_stories import WorkerStory
 from fleet.status import metrics_text
 
 
-def summed_up(found: Sheet) -> Round:
+def summed_up(found: RoundRegisters) -> Round:
     values, leader = dict[tuple[str, str], list[float]](), dict[tuple[str, str], tuple[float, str]]()
     averaged, tokens = dict[str, float](), 0.0
     for id, member in found.members.items():
@@ -58,18 +58,18 @@ def moved_by(all: Sequence[WorkerStory]) -> list[tuple[float, float]]:
     return [each for n, each in enumerate(points) if n % every == 0 or n + 1 == len(points)]
 
 
-def tree_of(sheets: list[Sheet]) -> Tree:
+def tree_of(sheets: list[RoundRegisters]) -> Tree:
     members = [member for each in sheets for member in each.members.values()]
     return grown(members, max((each.round for each in sheets if each.members), default=-1) + 1)
 
 
-def last_members(sheets: list[Sheet]) -> list[tuple[str, str]]:
+def last_members(sheets: list[RoundRegisters]) -> list[tuple[str, str]]:
     complete = [each.members for each in sheets if each.complete]
     last = complete[-1].items() if complete else ()
     return [(id, member.absent or metrics_text(member.metrics)) for id, member in last][-50:]
 
 
-def donors_of(found: Sheet) -> dict[tuple[str, str], DonorScore]:
+def donors_of(found: RoundRegisters) -> dict[tuple[str, str], DonorScore]:
     """Given models that are measured, by the measure."""
     given = [member for member in found.members.values() if member.recipe.role == "given"]
     known = [(member, measure, finite(member.metrics.get(measure))) for member in given for measure in MEASURES[:2]]

@@ -1,4 +1,4 @@
-"""What long work says of itself: a line that changes in a terminal, nothing elsewhere or for short work."""
+"""How far long reading has come: a line that changes in a terminal, nothing elsewhere or for short work."""
 
 import sys
 import time
@@ -10,7 +10,7 @@ from fleet.plain import utter
 _QUIET = 1.0  # seconds: shorter work needs no words
 
 
-class Telling:
+class ProgressLine:
     def __init__(self) -> None:
         self._began, self._said = time.monotonic(), 0.0
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fleet.report.words import name, text
+from fleet.report.formatting import name, text
 
 HERE = Path(__file__).parent
 STYLE, SCRIPT = (HERE / "page.css").read_text(encoding="utf-8"), (HERE / "page.js").read_text(encoding="utf-8")
