@@ -29,7 +29,7 @@ class Batch:
 
     tokens: Tensor
     positions: Tensor  # within the example
-    learned: Tensor  # where a token counts that is to be foretold
+    learned: Tensor  # where a token counts that is to be predicted
     example: Tensor  # the number of the example that it belongs to, or -1
     examples: int  # how many were given numbers
     packed: bool  # whether a row may hold several
@@ -109,9 +109,9 @@ def can_pack(model: Any, length: int) -> bool:
 
 def _alike(model: Any, length: int) -> bool:
     """Of two rows of two examples; the fifth is another one in the place of the first."""
-    words, dice, first = int(model.config.get_text_config().vocab_size), np.random.default_rng(1), length // 3
+    words, rng, first = int(model.config.get_text_config().vocab_size), np.random.default_rng(1), length // 3
     sizes = (first, length - first, length - first, first, first)
-    tokens = (dice.integers(0, words, size).astype(np.int32) for size in sizes)
+    tokens = (rng.integers(0, words, size).astype(np.int32) for size in sizes)
     examples = [Example(each, np.ones(len(each), dtype=np.bool_)) for each in tokens]
     rows: Rows = [(0, 1), (2, 3)]
 
