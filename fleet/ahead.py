@@ -6,7 +6,7 @@ from fleet import faults
 from fleet.checksum import checksum
 from fleet.context import WorkerContext
 from fleet.foresight import awaited, before, inclination
-from fleet.payload import Input
+from fleet.payload import InputMember
 
 
 class ReadAhead:
@@ -15,7 +15,7 @@ class ReadAhead:
     def __init__(self, context: WorkerContext, first: WorkerContext, making: Callable[[], str]) -> None:
         """`making` is what the first lane is at."""
         self.context, self._first, self._making = context, first, making
-        self._files, self._seen = list[tuple[Input, str]](), ("", -1.0)
+        self._files, self._seen = list[tuple[InputMember, str]](), ("", -1.0)
         self._most = 0
 
     def go_on(self, looked: float, hurry: Callable[[], bool]) -> bool:
@@ -32,9 +32,9 @@ class ReadAhead:
                 return True
         return False
 
-    def _foreseen(self, making: str) -> list[tuple[Input, str]]:
+    def _foreseen(self, making: str) -> list[tuple[InputMember, str]]:
         """What is at hand for what is being made; and of what comes then, as much as there is room for."""
-        context, history, found = self.context, self.context.history, dict[str, tuple[Input, str]]()
+        context, history, found = self.context, self.context.history, dict[str, tuple[InputMember, str]]()
         free = [
             (id, recipe) for id, recipe in history.open()
             if self._has(before(id)) and id not in self._first.pending and not context.claims.held(id)
@@ -61,7 +61,7 @@ class ReadAhead:
             self._most = max((sum(size for size, _ in files) for files in models), default=0)
         return self._most
 
-    def _read(self, input: Input, name: str, hurry: Callable[[], bool]) -> None:
+    def _read(self, input: InputMember, name: str, hurry: Callable[[], bool]) -> None:
         """What is wrong with it, whoever asks for it will see."""
         file, data, seen = input.place(name), bytearray(), checksum(input.files[name][1])
         with self.context.store.at_hand.coming(file) as bring:

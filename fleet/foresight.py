@@ -6,7 +6,7 @@ from zlib import crc32
 
 from fleet import faults
 from fleet.history import History
-from fleet.payload import Input
+from fleet.payload import InputMember
 from fleet.recipe import NotYet, Recipe, place
 from fleet.work import Work
 
@@ -35,7 +35,7 @@ def before(id: str) -> str:
     return f"{round - 1}/{slot}"
 
 
-def awaited(history: History, id: str, recipe: Recipe, habits: Habits) -> Iterator[tuple[Input, str]]:
+def awaited(history: History, id: str, recipe: Recipe, habits: Habits) -> Iterator[tuple[InputMember, str]]:
     """Files of what it is made of, as far as they are there."""
     known = habits.get(place(id)[1], {})
     for parent in recipe.inputs if known else ():
@@ -44,7 +44,7 @@ def awaited(history: History, id: str, recipe: Recipe, habits: Habits) -> Iterat
             yield from ((input, name) for name in sorted(names) if name in input.files)
 
 
-def _present(history: History, id: str) -> Input | None:
+def _present(history: History, id: str) -> InputMember | None:
     try:
         return history.files(id) if history.finished(id) and history[id] else None
     except (faults.Fault, NotYet):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fleet.payload import Files
 from fleet.recipe import place
-from fleet.work import Input, Work
+from fleet.work import InputMember, Work
 from train.member import vectors
 from train.member.vectors import file_of
 from train.training_recipes import ReplicaArgs
@@ -25,7 +25,7 @@ class Found:
     """A slot's state as its next replica finds it."""
 
     kept: Kept = field(default_factory=dict)
-    source: Input | None = None  # where the rest stands
+    source: InputMember | None = None  # where the rest stands
     lost: int = 0  # rounds of which nothing is left
 
     def learned(self, size: int) -> Tensor | None:
@@ -70,4 +70,4 @@ class Home:
             if turn.publishes:
                 vectors.save(work, file_of(stem), vector, wire)
             kept[stem] = vectors.arrived(vector, wire) if turn.publishes else vector.clone()
-        self._kept[turn.slot] = work.draft.known, kept
+        self._kept[turn.slot] = work.writer.known, kept

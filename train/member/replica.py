@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from fleet.work import Work
-from merge.outer import ranges
+from merge.outer_step import ranges
 from merge.wire import pieces
 from train.member import vectors
-from train.member.feedback import Feedback
+from train.member.error_feedback import Feedback
 from train.member.home import LEARNED, LEARNED_WIRE, Found
 from train.member.inner_loop import Metrics, learn_or_fall_back
 from train.member.pretraining_runtime import PretrainingRuntime, checked
