@@ -32,12 +32,12 @@ _SKILL, _SEED, _QUESTIONS = "skill_", 1, 1200  # of each task that is built in
 def run(algorithm: str, about: str | None, strategy: Callable[[TrainConfig], Strategy], *others: Method[Any]) -> None:
     make, forked = (partial(_late, *each) for each in (("member.pretraining_tasks", "maker"), ("forking", "forked")))
     more: dict[str, Any] = {"forked": forked, "slots": lambda config: config.population_size, "beside": WITHOUT_DEVICE}
-    steps = (prepared, finished, foretold)
+    steps = (prepared, settled, finished, foretold)
     main(Method(algorithm, about or "", TrainConfig, strategy, make, *steps, **more), others=others)
 
 
 def breeding(algorithm: str, about: str | None, strategy: Any) -> Method[PosttrainConfig]:
-    make, more = partial(_late, "member.posttraining_tasks", "maker"), (prepared_breeding, finished_breeding)
+    make, more = partial(_late, "member.posttraining_tasks", "maker"), (prepared_breeding, settled, finished_breeding)
     return Method(algorithm, about or "", PosttrainConfig, strategy, make, *more, view=BreedView)
 
 
