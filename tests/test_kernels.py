@@ -19,7 +19,7 @@ from train.chat import Example
 from train.foretelling import Asked
 from train.kernels import in_fixed_order, learning, looking
 from train.loop import Learner
-from train.model import built
+from train.model import built, skeleton
 from train.objectives import begun, sft_loss
 from train.packing import Batch, batch, one_of_few, plan, single
 
@@ -144,6 +144,19 @@ def test_no_step_waits_for_the_device(monkeypatch, optimizer, most, rows):
         waits.found.clear()
         learner.summed_loss()
         assert waits.found == ["_local_scalar_dense"]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("rows", [False, True])
+def test_a_step_takes_place_where_the_model_is(optimizer, rows):
+    """On a device without any numbers: nothing is made elsewhere, and nobody has to know what a number is."""
+    model, given = skeleton(MODEL, 257), config(inner_optimizer=optimizer, z_loss=1e-3)
+    learner = Learner(model, given, torch.device("meta"), sft_loss if rows else None)
+    learner.answer = replace(learner.answer, device=torch.device("cuda"))  # is asked as one there is
+    learner.begin()
+    learner.step([two_rows() if rows else torch.zeros(2, 9, dtype=torch.long)] * 2, 1e-3)
+    kept = (learner.vector, learner.gradient, learner.moments, learner.total)
+    assert {each.device.type for each in kept} == {"meta"}
 
 
 @pytest.mark.parametrize("sizes", [(7, 9, 5, 12), (20, 20)])

@@ -104,7 +104,8 @@ def widened(batch: Batch, most: int, device: torch.device) -> Batch:
     """With as much more filling."""
     more = one_of_few(width := batch.tokens.shape[1], most, device) - width
     filling = {"tokens": 0, "positions": 0, "learned": False, "example": _FILLING}
-    return replace(batch, **{name: pad(getattr(batch, name), (0, more), value=it) for name, it in filling.items()})
+    wide: dict[str, Any] = {name: pad(getattr(batch, name), (0, more), value=it) for name, it in filling.items()}
+    return replace(batch, **wide)
 
 
 def single(examples: Sequence[Example]) -> Batch:
