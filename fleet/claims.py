@@ -7,8 +7,8 @@ from typing import Any
 from fleet import faults, strictjson
 from fleet.history import History
 from fleet.host import Host
-from fleet.known import register
 from fleet.recipe import place
+from fleet.round_state import register
 from fleet.store import Store, Value
 
 _PULSE = ".pulse"

@@ -10,8 +10,8 @@ from fleet.digest import digest
 from tests import posttraining
 from tests.small import MODEL, config, finished
 from tests.test_finetuning import PACKABLE, of, some_examples
-from train import foretelling
-from train.foretelling import compared, summed
+from train import chunked_loss
+from train.chunked_loss import compared, summed
 from train.kernels import in_fixed_order, looking
 from train.loop import Learner
 from train.model import built
@@ -92,7 +92,7 @@ def test_breeding_repeats_itself(tmp_path, mutation):
 @pytest.mark.parametrize("most", [1 << 28, 0])
 @pytest.mark.parametrize("rows", [False, True])
 def test_no_step_is_waited_for(monkeypatch, optimizer, most, rows):
-    monkeypatch.setattr(foretelling, "MOST", most)
+    monkeypatch.setattr(chunked_loss, "MOST", most)
     given = config(inner_optimizer=optimizer, z_loss=1e-3, precision="bf16-mixed")
     learner = Learner(built(MODEL, 257, 3), given, objective=sft_loss if rows else None)
     part = single(some_examples((7, 9))) if rows else WINDOWS
@@ -107,7 +107,7 @@ def test_no_step_is_waited_for(monkeypatch, optimizer, most, rows):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_words_in_parts_have_the_gradients_of_all_at_once(monkeypatch, dtype):
-    monkeypatch.setattr(foretelling, "PART", 1 << 16)
+    monkeypatch.setattr(chunked_loss, "PART", 1 << 16)
     dice = torch.Generator().manual_seed(1)
     hidden, weight = (torch.randn(n, 64, generator=dice).mul_(0.3).cuda().requires_grad_() for n in (512, 1000))
     words = torch.randint(1000, (512,), generator=dice).cuda()

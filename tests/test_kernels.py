@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fleet.run_config import UserError
 from tests.small import MODEL, config
-from train import foretelling
+from train import chunked_loss
 from train.chat import Example
-from train.foretelling import Asked
+from train.chunked_loss import ModelForward
 from train.kernels import in_fixed_order, learning, looking
 from train.loop import Learner
 from train.model import built, skeleton
@@ -131,7 +131,7 @@ class Waits(TorchDispatchMode):
 @pytest.mark.parametrize("rows", ["", "single", "packed"])
 def test_no_step_waits_for_the_device(monkeypatch, optimizer, most, rows):
     """But every twentieth, which looks at the loss."""
-    monkeypatch.setattr(foretelling, "MOST", most)
+    monkeypatch.setattr(chunked_loss, "MOST", most)
     given = config(inner_optimizer=optimizer, z_loss=1e-3)
     learner = Learner(built(MODEL, 257, 3), given, objective=sft_loss if rows else None)
     learner.answer = replace(learner.answer, device=torch.device("cuda"))  # is asked as one there is
@@ -184,7 +184,7 @@ def test_rows_on_gpus_have_few_widths_and_count_the_same(tmp_path):
     model, steps = built(MODEL, 257, 3), [[single(some_examples((n, n // 2)))] for n in (33, 40, 61, 65, 90)]
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    compiled = Asked(model, torch.compile(model, backend="eager", dynamic=False), cpu)
+    compiled = ModelForward(model, torch.compile(model, backend="eager", dynamic=False), cpu)
     c, losses = breeding(tmp_path, 1, seq_length=128), list[torch.Tensor]()
     with torch.no_grad():
         for asked, device in ((model, cpu), (compiled, gpu)):
@@ -201,7 +201,7 @@ def test_compiled_attention_of_windows_needs_no_mask_on_gpus(there):
     torch._dynamo.reset()
     model = built(MODEL, 257, 3)
     compiled = torch.compile(model, backend=lambda graph, given: graphs.append(graph) or graph.forward)
-    Asked(model, compiled, torch.device(there))(input_ids=torch.randint(257, (2, 8)), use_cache=False)
+    ModelForward(model, compiled, torch.device(there))(input_ids=torch.randint(257, (2, 8)), use_cache=False)
     nodes = [node for graph in graphs for node in graph.graph.nodes]
     (attention,) = (node for node in nodes if "scaled_dot_product_attention" in str(node.target))
     assert (attention.kwargs["attn_mask"] is None) == attention.kwargs["is_causal"] == (there == "cuda")
@@ -210,17 +210,17 @@ def test_compiled_attention_of_windows_needs_no_mask_on_gpus(there):
 @pytest.mark.parametrize("most", [1 << 28, 0])
 def test_nothing_is_compiled_again_from_round_to_round(monkeypatch, most):
     """Whatever compiles: what it is given, and how often."""
-    monkeypatch.setattr(foretelling, "MOST", most)
+    monkeypatch.setattr(chunked_loss, "MOST", most)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     plain, compiled = (Learner(built(MODEL, 257, 3), config(compile=each, z_loss=1e-3)) for each in (False, True))
     found, made = [], list[int]()
     for learner in (plain, compiled):
-        dice = torch.Generator().manual_seed(1)
+        rng = torch.Generator().manual_seed(1)
         for _ in range(3):
-            [*learner.train([[torch.randint(257, (2, 17), generator=dice)] for _ in range(3)], [1e-2] * 3)]
-            found.append((learner.eval_loss(torch.randint(257, (4, 17), generator=dice)), learner.summed_loss()))
+            [*learner.train([[torch.randint(257, (2, 17), generator=rng)] for _ in range(3)], [1e-2] * 3)]
+            found.append((learner.eval_loss(torch.randint(257, (4, 17), generator=rng)), learner.summed_loss()))
             made.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
     assert found[:3] == found[3:]
     assert made[:3] == [0] * 3 and made[3] and made[3:] == made[3:4] * 3

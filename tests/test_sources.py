@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from fleet.run_config import UserError
 from tests.small import config, finished, shared
-from train import source_names, text
+from train import source_names, text_sources
 from train.export import Exporter
 from train.member.prepare import own_tokenizer, tokens_of
 from train.splits import SPLITS
@@ -29,11 +29,13 @@ def test_text_jsonl_and_parquet_give_the_same_documents(tmp_path):
     (tmp_path / "a.txt").write_text("\n\n".join(DOCUMENTS))
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"body": each}) for each in DOCUMENTS))
     pyarrow.parquet.write_table(pyarrow.table({"body": DOCUMENTS}), tmp_path / "a.parquet")
-    assert [*text.documents(source(tmp_path / "a.txt", separator="\n\n"))] == [*("\n\n".join(DOCUMENTS).split("\n\n"))]
+    assert [*text_sources.documents(source(tmp_path / "a.txt", separator="\n\n"))] == [
+        *("\n\n".join(DOCUMENTS).split("\n\n"))
+    ]
     for kind in ("jsonl", "parquet"):
-        assert [*text.documents(source(tmp_path / f"a.{kind}", text_field="body"))] == DOCUMENTS
+        assert [*text_sources.documents(source(tmp_path / f"a.{kind}", text_field="body"))] == DOCUMENTS
         with pytest.raises(UserError, match="no text in the field 'text'; it has: body"):
-            text.check(source(tmp_path / f"a.{kind}"))
+            text_sources.check(source(tmp_path / f"a.{kind}"))
 
 
 def test_before_the_hub_is_asked_names_are_looked_at(tmp_path, capsys):
@@ -58,7 +60,7 @@ def test_a_plain_file_is_one_document(tmp_path):
     """Given in chunks that end at lines, so that some can be held out; only a separator makes documents of it."""
     whole = "".join(f"{'word ' * (n % 30)}\n\n" for n in range(20_000)) + "x" * 10_000
     (tmp_path / "a.txt").write_text(whole)
-    found = [*text.documents(source(tmp_path / "a.txt"))]
+    found = [*text_sources.documents(source(tmp_path / "a.txt"))]
     assert "".join(found) == whole and max(map(len, found)) <= 8193
     assert all(each.endswith("\n") for each in found if "x" not in each) and len(found) < 2 * len(whole) / 8192
     got, ends, wanted = dict.fromkeys(SPLITS, 0), [], {"train": 9000, "validation": 250, "test": 250}
@@ -88,22 +90,22 @@ def test_a_dataset_as_the_hub_has_them(tmp_path, monkeypatch, streaming):
     folder = tmp_path / "fishes"
     folder.mkdir()
     (folder / "train.jsonl").write_text("\n".join(json.dumps({"text": each}) for each in DOCUMENTS))
-    assert [*text.documents(source(folder, streaming=streaming))] == DOCUMENTS
+    assert [*text_sources.documents(source(folder, streaming=streaming))] == DOCUMENTS
 
 
 @pytest.mark.parametrize("data, why", [("{", "gone|Expecting|line"), ("", "no documents"), ("[1]", "no text in")])
 def test_a_damaged_file_is_explained(tmp_path, data, why):
     (tmp_path / "a.jsonl").write_text(data)
     with pytest.raises(UserError, match=why):
-        text.check(source(tmp_path / "a.jsonl"))
+        text_sources.check(source(tmp_path / "a.jsonl"))
 
 
 def test_the_built_in_text_is_real_and_always_the_same():
-    documents = [*text.stdlib()]
-    assert sum(map(len, documents)) > 5_000_000 and documents == [*text.stdlib()]
+    documents = [*text_sources.stdlib()]
+    assert sum(map(len, documents)) > 5_000_000 and documents == [*text_sources.stdlib()]
     assert any("class Thread" in each for each in documents)
-    assert text.stdlib_digest() == text.stdlib_digest()
-    shuffled = [*text.shuffled_stdlib()]
+    assert text_sources.stdlib_digest() == text_sources.stdlib_digest()
+    shuffled = [*text_sources.shuffled_stdlib()]
     assert {*shuffled} < {*documents} and sum(map(len, shuffled)) > 5_000_000 and shuffled[:9] != documents[:9]
 
 

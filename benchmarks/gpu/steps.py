@@ -30,7 +30,7 @@ class Made(Step):
 def tests(dry: bool) -> None:
     """One line for each, and what it came to."""
     words = [sys.executable, "-m", "pytest", *TESTS, "-k", WHICH, "-rA", "--show-capture=no", "-p", "no:cacheprovider"]
-    how = ["--collect-only"] if dry else ["-n", "4"]  # most of their time is a processor's
+    how = ["--collect-only"] if dry else ["-n", "8"]  # most of their time is a processor's
     done = subprocess.run([*words, *how], cwd=ROOT, capture_output=True, text=True)
     print(done.stdout, done.stderr, file=sys.stderr)
     for outcome, name in re.findall(r"^(PASSED|FAILED|ERROR) (tests/\S+::\S+)", done.stdout, re.M):
