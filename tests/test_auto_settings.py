@@ -4,7 +4,7 @@ import pytest
 
 from fleet.host import Host
 from fleet.run import create_run, open_run
-from tests.posttraining import config as breeding
+from tests.posttraining import config as posttrain_config
 from tests.small import config
 from train.auto_settings import generations, resolve_auto
 from train.training_commands import prepare
@@ -32,7 +32,7 @@ def cards(tmp_path, monkeypatch):
 )
 def test_all_cards_of_the_machine_decide(cards, tmp_path, capsys, capabilities, precision):
     cards(*capabilities)
-    for each in (config(base_dir=str(tmp_path)), breeding(tmp_path, 1)):
+    for each in (config(base_dir=str(tmp_path)), posttrain_config(tmp_path, 1)):
         assert each.precision == "auto" and resolve_auto(each, tmp_path).precision == precision
     assert (f'PRECISION "{precision}"' in capsys.readouterr().out) == bool(capabilities)
 
