@@ -1,8 +1,10 @@
 """GGUF files that mean harm, or were damaged: refused at once, within bounds."""
 
+import itertools
 import resource
 import struct
-import time
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -92,14 +94,26 @@ HOSTILE = {
 }
 
 
+def read(path: Path) -> tuple[str, int]:
+    """What is said against a file, and how many calls that took, whatever else the machine does meanwhile."""
+    calls, said = itertools.count(), ""
+    sys.setprofile(lambda frame, event, arg: next(calls))
+    try:
+        read_gguf(path)
+    except UserError as error:
+        said = str(error)
+    finally:
+        sys.setprofile(None)
+    return said, next(calls)
+
+
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_hostile_headers_are_refused_at_once(kind, tmp_path):
     path = tmp_path / "m.gguf"
     path.write_bytes(HOSTILE[kind])
-    before, begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.thread_time()
-    with pytest.raises(UserError, match=r"m\.gguf: not a GGUF file"):
-        read_gguf(path)
-    assert time.thread_time() - begin < 1
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    said, calls = read(path)
+    assert "m.gguf: not a GGUF file" in said and calls < 1000
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10
     assert len(verify_gguf(path)) == 1 and len(verify_gguf(path)[0]) < 500
     with pytest.raises(UserError, match=r"m\.gguf: not a GGUF file"):
@@ -128,9 +142,5 @@ def test_damage_anywhere_is_an_error_or_harmless(seed, words, tmp_path):
         for place in generator.integers(0, head, 3):
             data[place] = generator.integers(256)
         path.write_bytes(data[: generator.integers(head) if generator.random() < 0.2 else None])
-        begin = time.thread_time()
-        try:
-            read_gguf(path)
-        except UserError as error:
-            assert "m.gguf: not a GGUF file" in str(error)
-        assert time.thread_time() - begin < 1
+        said, calls = read(path)
+        assert (not said or "m.gguf: not a GGUF file" in said) and calls < 100_000

@@ -134,7 +134,7 @@ def test_a_long_run(rounds, browser, tmp_path, capsys):
     with capsys.disabled():
         print(f"\n64 slots, {rounds} rounds: written in {seconds:.1f} s, {file.stat().st_size / 1e6:.2f} MB, "
               f"page ready in {ready:.2f} s")  # fmt: skip
-    assert file.stat().st_size < 5e6 and seconds < 60 and ready < 10
+    assert file.stat().st_size < 5e6 and seconds < 60 and ready < 60
     looks_right(browser, f"file://{file}", "fitness", "workers", "family", "genome")
     assert f"Last finished round{rounds:,}" in text_of(browser, ".cards")
     assert RunReader(run).look().tokens == 4096 * 64 * rounds
