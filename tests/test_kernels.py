@@ -180,16 +180,3 @@ def test_what_only_looks_is_narrow_on_gpus_alone():
     for device, precision in ((cpu, "bf16-mixed"), (cuda, "32-true"), (cuda, "auto")):
         with looking(device, precision) as found:
             assert found is None
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here: its kernels are not tested")
-@pytest.mark.parametrize("precision", ["32-true", "tf32-true", "bf16-mixed"])
-def test_a_step_on_cuda_is_the_same_each_time(precision):
-    in_fixed_order(1, precision=precision)
-    windows = torch.randint(257, (8, 513), generator=torch.Generator().manual_seed(1))
-    found = []
-    for _ in range(3):
-        learner = Learner(built(MODEL, 257, 3), config(precision=precision))
-        [*learner.train([[windows]] * 3, [1e-2] * 3)]
-        found.append(learner.vector.clone())
-    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])

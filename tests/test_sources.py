@@ -7,14 +7,11 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from fleet.digest import digest
 from fleet.run_config import UserError
-from tests.small import MODEL, config, finished, shared
+from tests.small import config, finished, shared
 from train import source_names, text_sources
 from train.export import Exporter
-from train.loop import Learner
 from train.member.prepare import own_tokenizer, tokens_of
-from train.model import built
 from train.splits import SPLITS
 from train.training_config import Dataset
 
@@ -144,18 +141,6 @@ def test_a_source_that_is_not_evaluated_is_learned_from_and_does_not_count(tmp_p
         assert bool(found["validation"]) == bool(found["test"]) == evaluated and found["train"] > 1
         losses[evaluated] = history["3/m0"].metrics["loss"]
     assert losses[False] < losses[True]
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here: training on one is not tested")
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "fp16-mixed"])
-def test_an_accelerator_learns_and_repeats_itself(tmp_path, precision):
-    tokens = torch.randint(0, 257, (4, 17), generator=torch.Generator().manual_seed(1))
-    learner = Learner(built(MODEL, 257, 3), config(precision=precision))
-    before = float(learner.loss(tokens).detach())
-    [*learner.train([[tokens]] * 30, [1e-2] * 30)]
-    assert learner.device.type == "cuda" and float(learner.loss(tokens).detach()) < before - 0.5
-    runs = [digest(finished(tmp_path / str(n), precision=precision)) for n in range(2)]
-    assert runs[0] == runs[1]
 
 
 @pytest.mark.parametrize("documents, most", [(2000, 64), (40, 2000)])

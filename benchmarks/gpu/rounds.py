@@ -22,6 +22,7 @@ from fleet.host import Host
 from fleet.processes import options
 from fleet.run import create_run, open_run
 from fleet.worker import Worker
+from train.kernels import in_fixed_order
 from train.training_config import TrainConfig
 
 WORDS = 1024  # as a tokenizer of random text has
@@ -135,6 +136,7 @@ class _Seat:
         run = self.folder / "run"
         store, bound = open_run(run, Host(), self.name)
         config = TrainConfig.joined(bound["config"], launches.settings(store, launches.latest(store)))
+        in_fixed_order(config.threads, config.deterministic, config.precision)
         make = [with_verdicts(lambda: Device(config), _make, _ADVICE) for _ in range(2)]
         second = (open_run(run, store.host, self.name)[0], make[1]) if config.disk_lane else None
         how = options(config, launches.latest(store), off_device=OFF_DEVICE)
