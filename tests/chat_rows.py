@@ -18,6 +18,11 @@ OUTSIDE = ANSWER + "{{ m['content'] }}{% endgeneration %}{% else %}{{ m['content
 OUTSIDE += "{% endfor %}" + ASK
 INSIDE = ANSWER + "{{ m['content'] + '<|im_end|>' }}{% endgeneration %}{% else %}{{ m['content'] + '<|im_end|>' }}"
 INSIDE += "{% endif %}{{ '\n' }}{% endfor %}" + ASK
+HEADS, WINDOW = {"num_key_value_heads": 1, "head_dim": 16}, {"sliding_window": 4}
+PACKABLE = [
+    ("llama", {}), ("gpt2", {}), ("qwen2", {"num_key_value_heads": 1}), ("mistral", HEADS | WINDOW),
+    ("gemma", HEADS), ("gemma2", HEADS | WINDOW), ("mixtral", HEADS | {"num_local_experts": 4}),
+]  # fmt: skip
 
 
 def tokenizer(template=None, merges=(), trim=True):

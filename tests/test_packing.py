@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fleet.run_config import UserError
-from tests.chat_rows import SMALL, of, some_examples
+from tests.chat_rows import PACKABLE, SMALL, of, some_examples
 from train.adapters import adapted
 from train.objectives import (
     answer_logprobs,
@@ -33,13 +33,6 @@ def test_examples_stand_in_the_first_row_with_room():
     assert sum(sizes) / (100 * len(rows)) > 0.9
     with pytest.raises(UserError, match="example 1 has 9 tokens, and a row 8"):
         plan([1, 9], 8)
-
-
-HEADS, WINDOW = {"num_key_value_heads": 1, "head_dim": 16}, {"sliding_window": 4}
-PACKABLE = [
-    ("llama", {}), ("gpt2", {}), ("qwen2", {"num_key_value_heads": 1}), ("mistral", HEADS | WINDOW),
-    ("gemma", HEADS), ("gemma2", HEADS | WINDOW), ("mixtral", HEADS | {"num_local_experts": 4}),
-]  # fmt: skip
 
 
 @torch.no_grad()
