@@ -16,7 +16,7 @@ from fleet.remote.preflight import accelerators
 from fleet.run import create_run, open_run
 from tests.helpers import ROOT
 from tests.lab.loopback import loopback
-from tests.posttraining import config as breeding
+from tests.posttraining import config as posttrain_config
 from tests.small import config
 from train.auto_settings import here, resolve_auto
 from train.training_commands import prepare
@@ -46,7 +46,7 @@ def cards(tmp_path, monkeypatch):
 )
 def test_all_cards_of_the_machine_decide(cards, tmp_path, capsys, capabilities, precision):
     cards(*capabilities)
-    for each in (config(base_dir=str(tmp_path)), breeding(tmp_path, 1)):
+    for each in (config(base_dir=str(tmp_path)), posttrain_config(tmp_path, 1)):
         assert each.precision == "auto" and resolve_auto(each, tmp_path).precision == precision
     assert (f'PRECISION "{precision}"' in capsys.readouterr().out) == bool(capabilities)
 
@@ -112,7 +112,7 @@ def told(**capabilities: str) -> list[Accelerators]:
 def test_the_cards_of_all_machines_decide(cards, tmp_path, capsys, machines, precision, old):
     """And not those of whoever makes the run."""
     cards("7.5" if precision == "bf16-mixed" else "9.0")
-    for each in (config(base_dir=str(tmp_path)), breeding(tmp_path, 1)):
+    for each in (config(base_dir=str(tmp_path)), posttrain_config(tmp_path, 1)):
         assert resolve_auto(each, tmp_path, machines).precision == precision
     said = capsys.readouterr().out
     assert ("for the GPUs of its machines" in said) == any(each.compute for each in machines) and old in said

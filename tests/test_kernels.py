@@ -78,14 +78,17 @@ def test_a_gradient_without_a_fixed_order_is_a_verdict():
 
 
 def test_both_methods_of_training_hand_the_key_on(tmp_path):
-    from tests.posttraining import config as breeding
+    from tests.posttraining import config as posttrain_config
     from train.member import posttraining_tasks, pretraining_tasks
 
-    for make, settings in ((pretraining_tasks.maker, config()), (posttraining_tasks.maker, breeding(tmp_path, 1))):
+    for make, settings in (
+        (pretraining_tasks.maker, config()),
+        (posttraining_tasks.maker, posttrain_config(tmp_path, 1)),
+    ):
         for deterministic in (False, True):
             make(settings.model_copy(update={"deterministic": deterministic}))
             assert torch.are_deterministic_algorithms_enabled() == deterministic
-    assert posttraining_tasks.inner(breeding(tmp_path, 1, deterministic=False), 4, 1.0).deterministic is False
+    assert posttraining_tasks.inner(posttrain_config(tmp_path, 1, deterministic=False), 4, 1.0).deterministic is False
 
 
 def test_options_reach_the_settings_and_leave_checkpoints_as_they_are():
