@@ -90,12 +90,12 @@ def test_breeding_repeats_itself(tmp_path, mutation):
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("most", [1 << 28, 0])
-@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("rows", ["", "single", "packed"])
 def test_no_step_is_waited_for(monkeypatch, optimizer, most, rows):
     monkeypatch.setattr(chunked_loss, "MOST", most)
     given = config(inner_optimizer=optimizer, z_loss=1e-3, precision="bf16-mixed")
     learner = Learner(built(MODEL, 257, 3), given, objective=sft_loss if rows else None)
-    part = single(some_examples((7, 9))) if rows else WINDOWS
+    part = {"": WINDOWS, "single": single(some_examples((7, 9))), "packed": packed_rows()}[rows]
     learner.begin()
     learner.step([part, part], 1e-3)  # what is found out once
     torch.cuda.set_sync_debug_mode("error")
