@@ -60,13 +60,14 @@ def test_a_round_brings_one_fragment_together(tmp_path):
 
 
 def test_what_had_no_turn_is_not_lost_to_the_slot(tmp_path):
-    """With one replica, exact wires and a plain outer step fragments are plain training, as they are without them."""
+    """With one replica, exact wires and a plain outer step fragments are plain training, as home is without them."""
     keys = {"population_size": 1, "wire_dtype": "fp32", "max_generations": 4, "shards": 2}
     whole = finished(tmp_path / "whole", **HOME, **keys)
     parts = finished(tmp_path / "parts", **HOME, **keys, fragments=2)
+    shared = finished(tmp_path / "shared", **{**HOME, **keys, "inner_optimizer_state": "exact"})
     for round in (1, 4):
-        one, two = (history[f"{round}/replica-0"].metrics["train_loss"] for history in (whole, parts))
-        assert two == pytest.approx(one, rel=1e-5)
+        one, *others = (history[f"{round}/replica-0"].metrics["train_loss"] for history in (shared, whole, parts))
+        assert others == pytest.approx([one, one], rel=1e-5)
 
 
 @pytest.mark.parametrize("keys, why", [
