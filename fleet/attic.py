@@ -47,7 +47,7 @@ class Attic:
         drafts = set(self.store.names("tmp"))
         for name in drafts & self._drafts:
             with contextlib.suppress(faults.Fault):
-                self.store.disk.remove(f"tmp/{name}")
+                self.store.remove(f"tmp/{name}")
         self._drafts = drafts
 
     def _remove_pulses(self, names: set[str], now: float) -> None:
@@ -59,7 +59,7 @@ class Attic:
             before, since = self._seen.get(name, ((), now))
             self._seen[name] = stamp, since if stamp == before else now
             if now - self._seen[name][1] > self.patience:
-                self.store.disk.remove(f"workers/{name}")
+                self.store.remove(f"workers/{name}")
         self._turn += _PULSES
 
     def _move_notes(self, names: set[str]) -> None:
@@ -77,5 +77,5 @@ class Attic:
         """A rename has one winner, who alone goes on with the sums."""
         there = f"{ENDED}/{name.removesuffix(END)}.{self.store.host.token()}{END}"
         with contextlib.suppress(faults.Missing):
-            self.store.disk.rename(f"workers/{name}", there)
-            self.events.inherit(diary.read(self.store.disk.root / there))
+            self.store.put_away(f"workers/{name}", there)
+            self.events.inherit(diary.read(self.store, there))

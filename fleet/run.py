@@ -7,15 +7,18 @@ import pwd
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fleet import faults, results_version
+from fleet.bucket import Bucket
 from fleet.disk import Disk
+from fleet.disk_store import DiskStore
 from fleet.host import Host
+from fleet.objects import Objects
+from fleet.places import address, in_bucket
 from fleet.run_config import Section, UserError
-from fleet.store import FOLDERS, Store
+from fleet.store import FOLDERS, Store, Value
 
 FORMAT = 2  # 1: recipes had merge, train, evaluate and publish
 
@@ -36,31 +39,41 @@ class NoRun(UserError):
     """A folder that is not a run's, or not there at all."""
 
 
+def at(place: Path, host: Host, name: str) -> Store:
+    """What is kept at a place, whatever that is."""
+    if in_bucket(place):
+        return Bucket(Objects(address(place)), place, host, name)
+    return DiskStore(Disk(place.absolute()), host, name)
+
+
 def open_run(folder: Path, host: Host, name: str) -> tuple[Store, Mapping[str, Any]]:
     """A run that exists, for a worker or a reader; never makes anything."""
+    where = address(folder)
     try:
-        store = Store(Disk(folder), host, name)
+        store = at(folder, host, name)
         run = store.read("run.json")
     except (faults.Missing, faults.Refused):
-        raise NoRun(f"{folder}: not the folder of a run; {_instead(folder)}") from None
+        raise NoRun(f"{where}: not the folder of a run; {_instead(folder)}") from None
     except (faults.Denied, faults.Unfit) as error:
-        raise UserError(f"{folder}: cannot be read: {error}") from None
+        raise UserError(f"{where}: cannot be read: {error}") from None
     if run.get("format") != FORMAT:
         its = f"format {run.get('format')}, not {FORMAT}; begun by {run.get('code') or 'an earlier one'}"
-        raise UserError(f"{folder}: made by another version of this project ({its}): use that one")
+        raise UserError(f"{where}: made by another version of this project ({its}): use that one")
     if not (isinstance(run.get("id"), str) and isinstance(run.get("config"), dict)):
-        raise UserError(f"{folder}/run.json: has another shape than this project writes")
+        raise UserError(f"{where}/run.json: has another shape than this project writes")
     for inner in FOLDERS:
         try:  # a link would lead the run's files to somewhere else
-            store.patiently(partial(store.disk.list, inner))
+            store.expect(inner)
         except (faults.Missing, faults.Refused) as error:
-            raise UserError(f"{folder}/{inner}: a folder of the run is expected here: {error}") from None
+            raise UserError(f"{where}/{inner}: a folder of the run is expected here: {error}") from None
     store.run_id = run["id"]
     return store, run
 
 
 def _instead(folder: Path) -> str:
     """What whoever named it may have meant."""
+    if in_bucket(folder):
+        return "nothing of that name is in the bucket"
     with contextlib.suppress(OSError):
         if there := sorted(file.parent.name for file in folder.glob("*/run.json"))[:8]:
             return f"runs that lie in it: {', '.join(there)}"
@@ -72,15 +85,17 @@ def create_run(
 ) -> tuple[Store, bool]:
     """Make the run's folder, or join the one that is there; says whether it is new. `section` knows what keys stand for
     that an older run lacks."""
-    make_base(base, host)
     folder = base / project
+    if not in_bucket(base):
+        make_base(base, host)
     name, new = f"starter-{host.token()}", False
     try:
         store, run = open_run(folder, host, name)
     except NoRun:
-        _make_folder(base, project, bound, host)
+        (_begin_in_bucket if in_bucket(base) else _make_folder)(base, project, bound, host)
         (store, run), new = open_run(folder, host, name), True
-    _check_writable(folder, str(folder))
+    if not in_bucket(base):
+        _check_writable(folder, str(folder))
     _check_binding(folder, run, bound, section)
     return store, new
 
@@ -104,17 +119,42 @@ def _make_folder(base: Path, project: str, bound: Mapping[str, Any], host: Host)
                 disk.mkdir(name)
         disk.sync("")
         disk.sync(project)
-        store = Store(Disk(folder), host, f"starter-{host.token()}")
+        store = at(folder, host, f"starter-{host.token()}")
         store.prove()
-        kind = results_version.kind(str(bound.get("algorithm")))
-        about = {"format": FORMAT, "results": kind, "code": results_version.begun_by()}
-        store.settle("run.json", {**about, "id": host.token(), "config": dict(bound)})
+        store.settle("run.json", _about(bound, host))
     except (faults.Denied, faults.Unfit) as error:
         raise UserError(
             f"{base}: the disk refuses what a run needs (new folders, hard links, renames that replace, fsync): {error}"
         ) from None
     except faults.Full as error:
         raise UserError(f"{base}: no room to start a run: {error}") from None
+
+
+def _about(bound: Mapping[str, Any], host: Host) -> Value:
+    kind = results_version.kind(str(bound.get("algorithm")))
+    return {
+        "format": FORMAT,
+        "results": kind,
+        "code": results_version.begun_by(),
+        "id": host.token(),
+        "config": dict(bound),
+    }
+
+
+def _begin_in_bucket(base: Path, project: str, bound: Mapping[str, Any], host: Host) -> None:
+    """The same where there are only names. No run lies within another one, whose names its own would be among."""
+    store, name = at(base / project, host, f"starter-{host.token()}"), address(base / project)
+    try:
+        for outer in [base, *base.parents][: len(base.parts) - 1]:
+            if at(outer, host, store.name).stamp("run.json"):
+                raise UserError(f"{name}: lies within the run {address(outer)}; choose another BASE_DIR")
+        if strangers := {*store.listing("")} - {*FOLDERS}:
+            some = ", ".join(sorted(strangers)[:3])
+            raise UserError(f"{name}: holds something but is not a run ({some}); choose another PROJECT_NAME (--out)")
+        store.prove()
+        store.settle("run.json", _about(bound, host))
+    except (faults.Denied, faults.Unfit, faults.Passing) as error:
+        raise UserError(f"BASE_DIR {address(base)}: cannot be used: {error}") from None
 
 
 def _check_binding(

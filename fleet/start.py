@@ -13,13 +13,13 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from fleet import faults, gpus, helping
-from fleet.errors import absolute
 from fleet.fork import ForkOrder
 from fleet.fork import fork as fork_run
 from fleet.host import Host
 from fleet.method import Method
 from fleet.metrics import sinks
 from fleet.permissions import keep_private
+from fleet.places import here
 from fleet.plain import say
 from fleet.processes import devices_of_each, let_group_read, log_to, this_script, work
 from fleet.run import create_run
@@ -86,7 +86,7 @@ def main(method: Method[Any], arguments: list[str] | None = None, others: Sequen
         where = config.absolute().parent
         mine = methods.get(algorithm or named(config), method)
         found = read(config, mine, methods, algorithm)
-        absolute(where / found.base_dir)  # before anybody looks for a run there
+        here(Path(found.base_dir), where)  # before anybody looks for a run there
         named_so = completed(mine, found, algorithm, json.loads(also))
         if look:
             for line in mine.foretold(named_so, where):
@@ -144,7 +144,7 @@ def _check_worker(words: Sequence[str]) -> None:
 
 def made(config: FleetConfig, where: Path, slots: int) -> int:
     """Make the run's folder, or join it, and start nothing; what the launcher wants to know is one line of JSON."""
-    base = absolute(where / config.base_dir)
+    base = here(Path(config.base_dir), where)
     store, new = create_run(base, config.project_name, config.bound(), Host(), type(config))
     known = {"folder": str(base / config.project_name), "run_id": store.run_id, "new": new}
     more = {"operational": config.operational(), "threads": config.threads, "restarts": config.restarts}

@@ -239,7 +239,7 @@ def show(exporter: Exporter, what: str, out: Path) -> None:
         say(f"The exported model's loss by source: {', '.join(parts)}")
     with contextlib.suppress(faults.Fault):
         if report.picture(exporter.history):
-            root = exporter.store.disk.root
+            root = exporter.store.root
             say(f"Every member's metrics: {root / TABLE}\nThe loss over the rounds: {root / report.PICTURE}")
     say(evaluating.told(out))
     say(f"Held-out text, and after | how the model goes on:\n{sample(exporter)}")

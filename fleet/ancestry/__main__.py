@@ -24,10 +24,10 @@ def draw(
 
         python -m fleet.ancestry runs/edt --out family
     """
-    history = opened(run_dir.absolute())
+    history = opened(run_dir)
     if not (grown := tree(history)).nodes:
         raise UserError(f"{run_dir}: no model is finished yet, so there is no family tree to draw")
-    written = _elsewhere(out, files(grown, run_dir.absolute().name)) if out else keep(history)
+    written = _elsewhere(out, files(grown, history.store.root.name)) if out else keep(history)
     say(*written, sep="\n")
 
 

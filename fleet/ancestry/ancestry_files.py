@@ -15,7 +15,7 @@ TEXT, PAGE = "ancestry.json", "ancestry.html"
 
 def keep(history: History) -> list[Path]:
     """Into the run's own folder, as it is now; nothing while nobody is finished."""
-    grown, root = tree(history), history.store.disk.root
+    grown, root = tree(history), history.store.root
     made = files(grown, root.name) if grown.nodes else {}
     for file, data in made.items():
         history.store.replace(file, data)

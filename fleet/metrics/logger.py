@@ -72,7 +72,7 @@ class Logger:
         self.host, self.bell = history.store.host, Bell(history.store)
 
     def run(self, artifacts: Sequence[Path]) -> int:
-        while not self.leash.told.wait(_LOOK if self._looks else 0.0):
+        while not self.leash.told.wait(max(_LOOK, self.history.store.breath) if self._looks else 0.0):
             if not self._look():
                 return LOST
         end = self.host.now() + _VISIBLE

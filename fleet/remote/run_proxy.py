@@ -16,7 +16,6 @@ from rich.console import Group
 
 from fleet import diary, faults, launches
 from fleet.console import console
-from fleet.diary import plain_file
 from fleet.history import History
 from fleet.host import Host
 from fleet.plain import plain
@@ -158,12 +157,10 @@ class RunProxy:
         for name in sorted(self.store.names("workers")):
             if not name.endswith(".log") or wanted not in ("", name.rpartition("-")[0]):
                 continue
-            with contextlib.suppress(OSError), plain_file(self.store.disk.path(f"workers/{name}")) as file:
-                end = os.fstat(file).st_size
-                begin = seen.get(name, max(0, end - _LOG))
-                if data := os.pread(file, min(_LOG, end - begin), begin):
-                    end = begin + len(data)
-                    found.append((name.removesuffix(".log"), end, data.decode(errors="replace")))
+            with contextlib.suppress(faults.Fault):
+                new = self.store.tail(f"workers/{name}", seen.get(name, 0), _LOG if name not in seen else 1 << 30)
+                if new.data:
+                    found.append((name.removesuffix(".log"), new.size, new.data.decode(errors="replace")))
         return found
 
     def clean(self) -> dict[str, int]:
@@ -173,7 +170,7 @@ class RunProxy:
         drafts = [f"tmp/{name}" for name in self.store.names("tmp")]
         for name in [*old, *drafts]:
             with contextlib.suppress(faults.Fault):
-                self.store.disk.remove(name)
+                self.store.remove(name)
         return {"code": len(old), "drafts": len(drafts)}
 
     def ask(self, verb: str, **words: Any) -> Any:

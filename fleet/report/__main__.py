@@ -58,7 +58,7 @@ def report(
     """
     if serve is not None and out:
         raise UserError("--out writes a file, --serve writes none: give one of them")
-    reader = RunReader(run_dir.absolute())
+    reader = RunReader(run_dir)
     if serve is not None:
         return _serve(reader, host, serve)
     with Telling() as told:
@@ -86,7 +86,7 @@ def compare(
 
 def _looked(run_dir: Path, told: Telling) -> Facts:
     try:
-        return RunReader(run_dir.absolute()).look(told)
+        return RunReader(run_dir).look(told)
     except faults.Fault as error:
         raise UserError(f"{run_dir}: {error}") from None
 

@@ -11,11 +11,12 @@ from typing import Any
 from fleet import faults
 from fleet.context import Spent, Stopped, WorkerOptions
 from fleet.digest import digest
+from fleet.disk_store import DiskStore
 from fleet.history import History
 from fleet.known import Slot, parse
 from fleet.planning import ATTEMPT
 from fleet.recipe import NotYet, folder, from_json
-from fleet.store import FOLDERS, Store, _opened
+from fleet.store import FOLDERS, _opened
 from fleet.work import Failed, NotOnThisMachine, Work
 from fleet.worker import Worker
 from tests.storm.disk import Inode, Server, SimDisk, Weather, folder_of
@@ -83,7 +84,7 @@ class Violation(AssertionError):
     """A promise of the protocol was broken."""
 
 
-class Watched(Store):
+class Watched(DiskStore):
     """The real store, each of whose answers that somebody acts on is noted."""
 
     acted: dict[str, str]
@@ -359,7 +360,7 @@ def _scribe(history: History) -> None:
             history.sum_up(round)
 
 
-class Truth(Store):
+class Truth(DiskStore):
     """A store that reads the server itself."""
 
     def __init__(self, server: Server) -> None:
