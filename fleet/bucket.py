@@ -32,6 +32,7 @@ class Bucket(Store):
     def __init__(self, objects: Objects, root: Path, host: Host, name: str) -> None:
         super().__init__(root, host, name)
         self.objects, self.copies = objects, LocalCopies(objects.address)
+        self._shared = dict[Path, tuple[int, int]]()
 
     # -- registers --------------------------------------------------------------------------------------------------
 
@@ -91,6 +92,25 @@ class Bucket(Store):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         shipped = ShippedLog(path, Pieces(self, name), _SHIPPED)
         return Log(shipped.file, f"{path}, and {self.objects.address}/{name}", shipped.close)
+
+    def home(self) -> Path:
+        """Of this process alone: others may write the same files."""
+        place = self.copies.place / "home" / self.name
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return place
+
+    def share(self) -> None:
+        home = self.home()
+        for file in sorted(home.rglob("[!.]*")):
+            if file.is_file() and self._shared.get(file) != (now := (file.stat().st_size, file.stat().st_mtime_ns)):
+                self.objects.put(str(file.relative_to(home)), file.read_bytes())
+                self._shared[file] = now
+
+    def copy_of(self, name: str) -> Path:
+        file = self.home() / name
+        with contextlib.suppress(faults.Missing):
+            file.write_bytes(self.load(name, 1 << 30))
+        return file
 
     def tail(self, name: str, after: int = 0, most: int = 1 << 30) -> FileEnd:
         pieces = self.patiently(lambda: self.objects.below(name))

@@ -95,6 +95,15 @@ class DiskStore(Store):
         file = builtins.open(path, "a+b", 0, opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o640))
         return Log(file, str(path), file.close)
 
+    def home(self) -> Path:
+        return self.root
+
+    def share(self) -> None:
+        """They lie there."""
+
+    def copy_of(self, name: str) -> Path:
+        return self.root / name
+
     def tail(self, name: str, after: int = 0, most: int = 1 << 30) -> FileEnd:
         return self.disk.tail(name, after, most)
 

@@ -82,11 +82,10 @@ class Starter:
 
     def run(self) -> int:
         """Start or go on, until the run is over; the exit code says how it went."""
-        bound, section = self.config.bound(), type(self.config)
-        store, new = create_run(self.base, self.config.project_name, bound, self.host, section)
+        store, how = self.entered()
         history = History(store)
         history.look_far()
-        say(f"{'New run' if new else 'Going on with the run'} {address(self.folder)}")
+        say(f"{how} {address(self.folder)}")
         if history.over:
             more = "python -m fleet.fork trains it on"
             say(f"The run is over already. Another one needs another folder: another PROJECT_NAME, or --out; {more}.")
@@ -95,10 +94,10 @@ class Starter:
         if why := launches.ordered(store, sys.maxsize):
             say(f"{why[0].upper()}{plain(why[1:], 1000)}.")
             return 0
-        self._launch = launches.begin(store, self.config.operational(), command=this_command(), makers=self.count)
+        self._launch = self.launched(store)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._signal)
-        self._log = store.log(f"workers/local-{self._launch}.log")
+        self._log = store.log(f"workers/{self.log_name()}.log")
         say(f"{self.count} worker{'s' * (self.count > 1)}; what they say: {self._log.where}")
         seats = [LocalSeat(n) for n in range(self.count)]
         try:
@@ -106,6 +105,19 @@ class Starter:
             return self._report(store, history, seats)
         finally:
             self._log.close()
+
+    def entered(self) -> tuple[Store, str]:
+        """The run, and in words how it was found."""
+        bound, section = self.config.bound(), type(self.config)
+        store, new = create_run(self.base, self.config.project_name, bound, self.host, section)
+        return store, "New run" if new else "Going on with the run"
+
+    def launched(self, store: Store) -> int:
+        """The number of the launch that its workers are of."""
+        return launches.begin(store, self.config.operational(), command=this_command(), makers=self.count)
+
+    def log_name(self) -> str:
+        return f"local-{self._launch}"
 
     def _work(self, seats: list[LocalSeat], history: History) -> None:
         progress = self.view(history, self.config.rounds, self.config.steps_in)
@@ -133,9 +145,8 @@ class Starter:
         return "local"
 
     def hired(self, name: str) -> Process:
-        return Local(
-            process(self.script(), name, self.folder, self._launch, self.config.threads, self._log and self._log.file)
-        )
+        assert self._log
+        return Local(process(self.script(), name, self.folder, self._launch, self.config.threads, self._log.file))
 
     def script(self) -> list[str]:
         return this_script()

@@ -17,6 +17,11 @@ def address(place: Path) -> str:
     return f"{place.parts[0]}//{'/'.join(place.parts[1:])}" if in_bucket(place) else str(place)
 
 
+def beside(place: Path) -> Path:
+    """Where on this machine goes what a run comes to: into its folder; of a bucket's, into one of that name."""
+    return Path.cwd() / place.name if in_bucket(place) else place
+
+
 def here(place: Path, where: Path = Path()) -> Path:
     """What was written in a file of that folder, as this machine finds it."""
     return place if in_bucket(place) else absolute(where / place)

@@ -80,6 +80,13 @@ def _instead(folder: Path) -> str:
     return "is the shared disk mounted?"
 
 
+def begun(folder: Path) -> bool:
+    """Whether there is a run already, or something that says it is one."""
+    if in_bucket(folder):
+        return bool(at(folder, Host(), "reader").stamp("run.json"))
+    return (folder / "run.json").is_file()
+
+
 def create_run(
     base: Path, project: str, bound: Mapping[str, Any], host: Host, section: type[Section] | None = None
 ) -> tuple[Store, bool]:

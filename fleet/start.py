@@ -60,6 +60,10 @@ def main(method: Method[Any], arguments: list[str] | None = None, others: Sequen
         algorithm: Annotated[
             str, Parameter(help="Which method, instead of ALGORITHM.", show=not method.algorithm)
         ] = "",
+        join: Annotated[
+            Path | None,
+            Parameter(help="Work on a run that is under way, by its folder or address; no configuration is needed."),
+        ] = None,
         worker: Annotated[tuple[str, Path] | None, Parameter(show=False)] = None,
         leash: Annotated[bool, Parameter(show=False)] = False,
         launch: Annotated[int, Parameter(show=False)] = 0,
@@ -79,8 +83,11 @@ def main(method: Method[Any], arguments: list[str] | None = None, others: Sequen
             order = ForkOrder.model_validate_json(fork)
             return fork_run(methods.get(order.settings.get("algorithm", ""), method), order)
         from fleet import following
+        from fleet.joining import join as join_run
         from fleet.local import Starter
 
+        if join:
+            return join_run(methods, join, workers)
         if follow:
             return following.follow(methods, follow, finish)
         where = config.absolute().parent

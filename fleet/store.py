@@ -168,6 +168,17 @@ class Store(ABC):
         """A new one, or one that goes on."""
 
     @abstractmethod
+    def home(self) -> Path:
+        """A folder of this machine where programs write files for people by themselves; `share` shows them to all."""
+
+    @abstractmethod
+    def share(self) -> None: ...
+
+    @abstractmethod
+    def copy_of(self, name: str) -> Path:
+        """Where on this machine a file for people is, if there is one."""
+
+    @abstractmethod
     def tail(self, name: str, after: int = 0, most: int = 1 << 30) -> FileEnd:
         """What a file has beyond so many bytes, but no more than its last ones; of one that has become shorter, all."""
 

@@ -197,8 +197,8 @@ class Worker:
     # -- waiting ------------------------------------------------------------------------------------------------------
 
     def _nap(self, now: float) -> None:
-        """Short naps at first, then in proportion to the wait so far: 5% of it are added at most, or 20% where each look
-        costs. And long beside what a look takes, which is a crowded machine's or a slow disk's way to ask for fewer."""
+        """Short naps at first, then in proportion to the wait so far: 5% of it are added at most, or 20% where each
+        look costs. And long beside what a look takes: so a crowded machine or a slow disk asks for fewer."""
         if self._waits_since == _NEVER:
             self._waits_since = now
             self.events.flush()

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from fleet import faults, gpus
 from fleet.host import Host
+from fleet.places import here
 from fleet.plain import say
 from fleet.run import NoRun, open_run
 from train.posttrain.posttrain_config import PosttrainConfig
@@ -28,7 +29,7 @@ def settled(config: C, where: Path) -> C:
     """With what is left to the machine as the run has it that is there, or as suits the GPUs here."""
     if not (open_keys := [key for key in _CHOSEN if getattr(config, key, "") == _OPEN]):
         return config
-    begun, cards = _begun(where / config.base_dir / config.project_name), generations()
+    begun, cards = _begun(here(Path(config.base_dir), where) / config.project_name), generations()
     found = {key: begun.get(key, _OPEN) if begun else _CHOSEN[key](config, cards) for key in open_keys}
     if not begun and (told := [f"{key.upper()} {json.dumps(found[key])}" for key in open_keys if cards]):
         say(f"Note: for the GPUs here, the run has {' and '.join(told)}, and keeps it.")
