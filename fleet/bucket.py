@@ -144,6 +144,15 @@ class Bucket(Store):
     def listing(self, folder: str) -> list[str]:
         return self.objects.list(folder)
 
+    def everything(self) -> list[tuple[str, int]]:
+        sizes = dict[str, int]()
+        for name, size, _ in self.objects.below(""):
+            folder, _, last = name.rpartition("/")
+            grows = last.isdigit() and folder.startswith("workers/")
+            whole = folder if grows else name
+            sizes[whole] = sizes.get(whole, 0) + size
+        return sorted(sizes.items())
+
     def state(self, name: str) -> tuple[int, ...]:
         about = self.objects.about(name)
         return zlib.crc32(about.tag.encode()), about.size, int(about.written * 1e9)

@@ -116,6 +116,14 @@ class DiskStore(Store):
     def listing(self, folder: str) -> list[str]:
         return self.disk.list(folder)
 
+    def everything(self) -> list[tuple[str, int]]:
+        found = []
+        for folder, _, files in os.walk(self.root):
+            for path in (Path(folder, file) for file in files):
+                if path.is_file() and not path.is_symlink():
+                    found.append((str(path.relative_to(self.root)), path.stat().st_size))
+        return sorted(found)
+
     def state(self, name: str) -> tuple[int, ...]:
         return self.disk.stamp(name)
 

@@ -5,7 +5,7 @@ import json
 import os
 import pwd
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,7 @@ def create_run(
     try:
         store, run = open_run(folder, host, name)
     except NoRun:
-        (_begin_in_bucket if in_bucket(base) else _make_folder)(base, project, bound, host)
+        _make_folder(base, project, bound, host)
         (store, run), new = open_run(folder, host, name), True
     if not in_bucket(base):
         _check_writable(folder, str(folder))
@@ -108,33 +108,62 @@ def create_run(
 
 
 def _make_folder(base: Path, project: str, bound: Mapping[str, Any], host: Host) -> None:
-    """run.json comes last: a folder without it is not a run yet, and making it again does no harm. Another starter may
-    be at it, too: whose run.json stands, and whether it is ours, the caller sees."""
-    folder = base / project
-    found = set(os.listdir(folder)) if folder.is_dir() else set()
-    if "run.json" in found:
-        return
-    if strangers := found - {*FOLDERS}:
-        raise UserError(
-            f"{folder}: holds files but is not a run ({', '.join(sorted(strangers)[:3])}); "
-            "name another PROJECT_NAME (--out, --storage-path)"
-        )
-    disk = Disk(base)
-    try:
-        for name in (project, *(f"{project}/{inner}" for inner in FOLDERS)):
-            with contextlib.suppress(faults.Exists):
-                disk.mkdir(name)
-        disk.sync("")
-        disk.sync(project)
-        store = at(folder, host, f"starter-{host.token()}")
+    """run.json comes last: without it nothing is a run yet, and making it again does no harm. Another starter may be at
+    it, too: whose run.json stands, and whether it is ours, the caller sees."""
+    if not begun(base / project):
+        store = ready(base / project, host, f"starter-{host.token()}")
+        with _refusing(base):
+            store.settle("run.json", _about(bound, host))
+
+
+def ready(place: Path, host: Host, name: str, may_hold: str = "") -> Store:
+    """A place for a run, where nothing else is: this process may write there, and all works there that runs need."""
+    with _refusing(place.parent):
+        if in_bucket(place):
+            store = _names_below(place, host, name)
+        else:
+            _make_folders(place)
+            store = at(place, host, name)
+        if strangers := {*store.listing("")} - {*FOLDERS, may_hold, "run.json"}:
+            some = ", ".join(sorted(strangers)[:3])
+            raise UserError(
+                f"{address(place)}: holds files but is not a run ({some}); name another PROJECT_NAME (--out, "
+                "--storage-path)"
+            )
         store.prove()
-        store.settle("run.json", _about(bound, host))
+    return store
+
+
+def _names_below(place: Path, host: Host, name: str) -> Store:
+    """In a bucket no run lies within another one, whose names its own would be among."""
+    for outer in [*place.parents][: len(place.parts) - 2]:
+        if begun(outer):
+            raise UserError(f"{address(place)}: lies within the run {address(outer)}; choose another BASE_DIR")
+    return at(place, host, name)
+
+
+def _make_folders(place: Path) -> None:
+    if place.is_dir() and {*os.listdir(place)} - {*FOLDERS}:
+        return  # nothing is made among strangers
+    disk = Disk(place.parent)
+    for name in (place.name, *(f"{place.name}/{inner}" for inner in FOLDERS)):
+        with contextlib.suppress(faults.Exists):
+            disk.mkdir(name)
+    disk.sync("")
+    disk.sync(place.name)
+
+
+@contextlib.contextmanager
+def _refusing(base: Path) -> Iterator[None]:
+    where = address(base)
+    try:
+        yield
     except (faults.Denied, faults.Unfit) as error:
-        raise UserError(
-            f"{base}: the disk refuses what a run needs (new folders, hard links, renames that replace, fsync): {error}"
-        ) from None
+        needs = "new folders, hard links, renames that replace, fsync"
+        what = "the bucket cannot be used" if in_bucket(base) else f"the disk refuses what a run needs ({needs})"
+        raise UserError(f"{where}: {what}: {error}") from None
     except faults.Full as error:
-        raise UserError(f"{base}: no room to start a run: {error}") from None
+        raise UserError(f"{where}: no room to start a run: {error}") from None
 
 
 def _about(bound: Mapping[str, Any], host: Host) -> Value:
@@ -146,22 +175,6 @@ def _about(bound: Mapping[str, Any], host: Host) -> Value:
         "id": host.token(),
         "config": dict(bound),
     }
-
-
-def _begin_in_bucket(base: Path, project: str, bound: Mapping[str, Any], host: Host) -> None:
-    """The same where there are only names. No run lies within another one, whose names its own would be among."""
-    store, name = at(base / project, host, f"starter-{host.token()}"), address(base / project)
-    try:
-        for outer in [base, *base.parents][: len(base.parts) - 1]:
-            if at(outer, host, store.name).stamp("run.json"):
-                raise UserError(f"{name}: lies within the run {address(outer)}; choose another BASE_DIR")
-        if strangers := {*store.listing("")} - {*FOLDERS}:
-            some = ", ".join(sorted(strangers)[:3])
-            raise UserError(f"{name}: holds something but is not a run ({some}); choose another PROJECT_NAME (--out)")
-        store.prove()
-        store.settle("run.json", _about(bound, host))
-    except (faults.Denied, faults.Unfit, faults.Passing) as error:
-        raise UserError(f"BASE_DIR {address(base)}: cannot be used: {error}") from None
 
 
 def _check_binding(

@@ -196,6 +196,10 @@ class Store(ABC):
     def listing(self, folder: str) -> list[str]: ...
 
     @abstractmethod
+    def everything(self) -> list[tuple[str, int]]:
+        """All files, and how long they are; one that grows once."""
+
+    @abstractmethod
     def state(self, name: str) -> tuple[int, ...]: ...
 
     @abstractmethod

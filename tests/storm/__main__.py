@@ -17,7 +17,7 @@ app = App(help=__doc__, version_flags=[])
 
 @app.default
 def main(seeds: int = 2000, first: int = 0, jobs: int = 2, crashes: bool = True, mutants: bool = True) -> int:
-    """Run simulated storms over the real protocol code, every fourth over a bucket; any broken promise is printed with its seed.
+    """Run simulated storms over the real protocol code, every fourth in a bucket; a broken promise comes with its seed.
 
     For example:
 
