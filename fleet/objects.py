@@ -197,7 +197,7 @@ def named(error: Exception, where: str) -> faults.Fault:
         return faults.Missing(said)
     if kind in ("AlreadyExistsError", "PreconditionError"):
         return faults.Exists(said)
-    if "169.254.169.254" in text or "redential" in text and not code:
+    if "/latest/api/token" in text or "redential" in text and not code:
         return faults.Denied(f"{where}: no credentials are found for it: neither in the environment, nor in a profile")
     if code == "RequestTimeTooSkewed":
         return faults.Denied(f"{said} Set this machine's clock.")
