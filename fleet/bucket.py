@@ -131,7 +131,9 @@ class Bucket(Store):
             self.objects.put(mark, b"", new=True)
         except faults.Exists:
             raise faults.Missing(old) from None
-        pieces = [piece for piece, *_ in self.objects.below(old)]
+        if not (pieces := [piece for piece, *_ in self.objects.below(old)]):
+            self.objects.remove(mark)
+            raise faults.Missing(old)
         for piece in pieces:
             self.objects.put(new + piece.removeprefix(old), self.load(piece, 1 << 30))
         self.objects.remove(*pieces, mark)

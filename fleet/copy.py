@@ -57,7 +57,8 @@ def copy(run_a: Path, run_b: Path, /) -> None:
         else:
             target.replace(name, source.load(name, _WHOLE))
     target.settle("run.json", source.read("run.json"))
-    target.remove(_MARK)
+    with contextlib.suppress(faults.Missing):
+        target.remove(_MARK)
     say(f"{address(target.root)}: the whole run, {bytes_of(total)} of files checked. {address(source.root)} is left as")
     say("it was: go on with one of the two, as BASE_DIR says which.")
 

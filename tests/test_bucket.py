@@ -383,7 +383,8 @@ def test_a_run_moves_to_a_bucket_and_back_and_goes_on(
     assert digest(opened(back / "toy")) == digest(opened(there.folder))
     assert there.work() == "over"
     there.same()
-    assert copied(address(there.folder), back / "toy")[0] == 0, "what is new is brought there, too"
+    code, said = copied(address(there.folder), back / "toy")
+    assert code == 0, said  # what is new is brought there, too
     assert digest(opened(back / "toy")) == there.digest()
 
 
