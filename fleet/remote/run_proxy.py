@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from fleet import diary, faults, launches
 from fleet.console import console
 from fleet.history import History
 from fleet.host import Host
+from fleet.places import in_bucket
 from fleet.plain import plain
 from fleet.recipe import NotYet
 from fleet.remote import code
@@ -39,7 +41,8 @@ class RunProxy:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # what was read may end within a letter
 
     def base(self, base: str) -> None:
-        make_base(Path(base), Host())
+        if not in_bucket(Path(base)):  # there are only names
+            make_base(Path(base), Host())
 
     def create(self, command: list[str], file: str, text: str) -> dict[str, Any]:
         """Make the run, or join it: the method's own script does that, since it knows what the run is bound to."""
@@ -180,10 +183,10 @@ class RunProxy:
 class RemoteRunProxy:
     """The same proxy, on another machine: answers come over the wire."""
 
-    def __init__(self, link: Link, digest: str, data: str) -> None:
+    def __init__(self, link: Link, digest: str, data: str, env: Mapping[str, str]) -> None:
         self._link = link
         found = link.ask("receive", digest=digest, data="") or link.ask("receive", wait=60, digest=digest, data=data)
-        link.ask("become", code=found["code"], module="fleet.remote.run_proxy", words=[link.prefix])
+        link.ask("become", code=found["code"], module="fleet.remote.run_proxy", words=[link.prefix], env=dict(env))
 
     def ask(self, verb: str, **words: Any) -> Any:
         return self._link.ask(verb, wait=600.0 if verb in ("create", "foretell") else 15.0, **words)["answer"]
