@@ -16,6 +16,7 @@ ENDED = "workers/ended"
 KEPT = 32  # workers that are gone and still shown
 _PULSES, _MOST = 8, 64  # pulses that are looked at in one go, and notes that are moved
 _PULSE = ".pulse"
+_SELDOM = 60  # breaths between two times
 
 Stamp = tuple[int, ...]
 
@@ -32,7 +33,7 @@ class Attic:
     def tidy(self) -> None:
         """Now and then; what does not succeed is left to the next time, or to somebody else."""
         now = self.store.host.now()
-        if now - self._tidied < self.patience / 10:
+        if now - self._tidied < max(self.patience / 10, _SELDOM * self.store.breath):
             return
         self._tidied = now
         names = set(self.store.names("workers"))

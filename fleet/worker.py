@@ -28,6 +28,7 @@ _GLANCE, _SPAN = 0.25, 4  # short recipes come several to a look: so many second
 _PLAN_PATIENCE = 1.0  # whoever published last plans first; others only if no plan has come after so long
 _PULSE = 5.0  # seconds between two pulses, at most: people want to see how far each is
 _PROBES = 4  # so many awaited names are opened in one slow tick, whatever the listings say
+_SELDOM = 30  # breaths between two looks at others' pulses
 _FIRST_NAP = 0.25  # seconds, where each look costs
 _PEERS = 4  # so many others' pulses are looked at now and then
 
@@ -245,7 +246,7 @@ class Worker:
         return {"seconds": self.context.pace.mine(), **about}
 
     def _hear_of_peers(self, now: float) -> None:
-        if now - self._heard < self.pulse.every:
+        if now - self._heard < max(self.pulse.every, _SELDOM * self._breath):
             return
         self._heard = now
         names = [name for name in claims.pulsing(self.store) if name != self.store.name]

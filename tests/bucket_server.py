@@ -12,21 +12,34 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 WEED = Path(sys.executable).with_name("weed")
 _PORTS = ("master", "volume", "filer", "s3")
-_SECONDS = 60.0
+_BEGUN = """
+import time, obstore
+from obstore.store import from_url
+bucket, end = from_url("s3://runs", retry_config={"max_retries": 0}), time.monotonic() + 60
+while True:
+    try:
+        obstore.put(bucket, ".begun", b"")
+        break
+    except Exception:
+        if time.monotonic() > end:
+            raise
+        time.sleep(0.2)
+"""
 
 
 @dataclass
 class Seaweed:
-    """A server; it can be killed and started again on the same files."""
+    """A server; it can be killed and started again on the same files. On another machine where a command leads there."""
 
     place: Path
+    host: str = "127.0.0.1"
+    before: tuple[str, ...] = ()
     keys: dict[str, tuple[str, str]] = field(default_factory=dict)  # who: access key, secret
     ports: dict[str, int] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
@@ -45,7 +58,7 @@ class Seaweed:
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.ports['s3']}"
+        return f"http://{self.host}:{self.ports['s3']}"
 
     def env(self, who: str = "owner", endpoint: str = "") -> dict[str, str]:
         key, secret = self.keys[who]
@@ -62,7 +75,8 @@ class Seaweed:
         with (self.place / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 [
-                    *(str(WEED), "server", f"-dir={self.place / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
+                    *self.before, *(str(WEED), "server", f"-dir={self.place / 'data'}"),
+                    *(f"-ip={self.host}", f"-ip.bind={self.host}"),
                     *("-filer", "-s3", f"-s3.config={self.place / 's3.json'}", *ports, "-master.telemetry=false"),
                     *("-s3.port.iceberg=0", "-s3.port.lance=0", f"-metricsPort={self.ports['metrics']}"),
                     *("-volume.max=100", "-master.volumeSizeLimitMB=1024"),
@@ -78,24 +92,11 @@ class Seaweed:
             self.process = None
 
     def _wait(self) -> None:
-        """Until a bucket can be made: that is a put, which asks for keys and for all parts of the server."""
-        import obstore
-        from obstore.store import S3Store
-
-        key, secret = self.keys["owner"]
-        bucket = S3Store(
-            "runs", endpoint=self.endpoint, access_key_id=key, secret_access_key=secret, region="us-east-1",
-            client_options={"allow_http": True}, retry_config={"max_retries": 0},
-        )  # fmt: skip
-        end = time.monotonic() + _SECONDS
-        while True:
-            assert self.process and self.process.poll() is None, (self.place / "log").read_text()[-2000:]
-            try:
-                obstore.put(bucket, ".begun", b"")
-                return
-            except Exception:
-                assert time.monotonic() < end, (self.place / "log").read_text()[-2000:]
-                time.sleep(0.2)
+        """Until a bucket is made: that is a put, which asks for keys and for all parts of the server."""
+        env = {**os.environ, **self.env(), "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true"}
+        words = [f"{name}={value}" for name, value in env.items() if name.startswith("AWS_")]
+        done = subprocess.run([*(self.before or ("env",)), *words, sys.executable, "-c", _BEGUN], capture_output=True)
+        assert done.returncode == 0, (self.place / "log").read_text()[-2000:] + done.stderr.decode()
 
 
 @contextlib.contextmanager
