@@ -1,18 +1,31 @@
-"""What a run in a bucket costs: requests and their price per round, of the real code on a simulated bucket; and how fast
-payloads go to a real one and back, beside plain puts and gets of obstore.
+"""What a run in a bucket costs: requests and their price per round, of the real code on a simulated bucket; and how
+fast payloads go to a real one and back, beside plain puts and gets of obstore.
 
     python -m benchmarks.bucket
 """
 
+import os
+import resource
+import statistics
+import tempfile
+import time
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
+import obstore
 from cyclopts import App
+from obstore.store import from_url
 
 from fleet.bucket import Bucket
 from fleet.context import WorkerOptions
+from fleet.host import Host
+from fleet.payload import Draft, Payload
+from fleet.run import at
 from fleet.worker import Worker
+from tests.bucket_server import seaweed
 from tests.storm.bucket import BucketServer, SimObjects
 from tests.storm.disk import Inode, Weather
 from tests.storm.world import SimHost, World
@@ -31,9 +44,6 @@ class Counting(SimObjects):
     """Each request by its kind."""
 
     seen: Counter[str]
-
-    def _do(self, name, act, changes=False):  # type: ignore[no-untyped-def]
-        return super()._do(name, act, changes)
 
 
 for _kind in (*_WRITES, *_READS, "remove"):
@@ -79,9 +89,52 @@ def priced(seen: Counter[str], rounds: int) -> str:
 def counts() -> None:
     """Requests per round."""
     print(" slots workers   writes    reads   price of a round")
-    for slots, workers in ((8, 4), (8, 8), (64, 8), (64, 64), (512, 64)):
-        seen, seconds = requests(slots, workers, 300.0)
-        print(f"{slots:6} {workers:7} {priced(seen, 4)}   {seconds / 4:6.0f} s; {dict(seen)}", flush=True)
+    for slots, workers, rounds in ((8, 4, 4), (8, 8, 4), (64, 8, 2), (64, 32, 2), (512, 32, 1)):
+        seen, seconds = requests(slots, workers, 300.0, rounds)
+        print(f"{slots:6} {workers:7} {priced(seen, rounds)}   {seconds / rounds:6.0f} s; {dict(seen)}", flush=True)
+
+
+@app.command
+def speed(megabytes: int = 512) -> None:
+    """Payloads to SeaweedFS on this machine and back, each beside obstore alone, in turn; and the memory it takes."""
+    with seaweed() as server, tempfile.TemporaryDirectory() as cache:
+        with mock.patch.dict(os.environ, {**server.env(), "FLEET_CACHE": cache}):
+            _speed(megabytes)
+
+
+def _speed(megabytes: int, times: int = 3) -> None:
+    store, data = at(Path("s3://runs/speed"), Host(), "w"), os.urandom(64 << 20)
+    plain = from_url("s3://runs/plain", client_options={"allow_http": True}, region="us-east-1")
+    count, took = megabytes // 64, dict[str, list[float]]()
+    for n in range(times):
+        draft = Draft(store, f"00001.m{n}.0.token")
+
+        def ours(draft: Draft = draft) -> None:
+            with draft.create("weights") as file:
+                for _ in range(count):
+                    file.write(data)
+
+        def read(draft: Draft = draft) -> None:
+            with Payload(store, draft.attempt, draft.seal()).open("weights") as file:
+                room = memoryview(bytearray(1 << 20))
+                while file.readinto(room):
+                    pass
+
+        ways: dict[str, Callable[[], object]] = {
+            "put, obstore": lambda: obstore.put(plain, "weights", (data for _ in range(count))),
+            "put, ours": ours,
+            "get, obstore": lambda: sum(len(each) for each in obstore.get(plain, "weights").stream()),
+            "get, ours": read,
+        }
+        for name, way in ways.items():
+            began = time.perf_counter()
+            way()
+            print(n, name, flush=True) if os.environ.get("BK") else None
+            took.setdefault(name, []).append(time.perf_counter() - began)
+    for name, seconds in took.items():
+        print(f"{name}: {megabytes / statistics.median(seconds):.0f} MB/s")
+    base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"the most memory of this process, which holds 64 MB of data: {base:.0f} MB")
 
 
 if __name__ == "__main__":

@@ -63,8 +63,9 @@ class Objects:
         found = self._call(folder, self._obstore.list_with_delimiter, self._bucket, f"{folder}/" if folder else None)
         names = [*found["common_prefixes"], *(each["path"] for each in found["objects"])]
         self.ops += len(names) // 1000  # so many are told at a time
-        inner = (name.rstrip("/").removeprefix(f"{folder}/" if folder else "") for name in names)
-        return [name for name in inner if name and "/" not in name]  # some stores tell of the folder itself
+        prefix = f"{folder}/" if folder else ""
+        inner = (name.removeprefix(prefix).rstrip("/") for name in names if name.startswith(prefix))
+        return [name for name in inner if name]  # some stores tell of the folder itself
 
     def below(self, folder: str) -> builtins.list[tuple[str, int, float]]:
         """Every object below a name, wherever: its name, its size, and when it was written."""

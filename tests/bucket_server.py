@@ -35,7 +35,7 @@ while True:
 
 @dataclass
 class Seaweed:
-    """A server; it can be killed and started again on the same files. On another machine where a command leads there."""
+    """A server; it can be killed and started again on the same files. On another machine, where a command leads."""
 
     place: Path
     host: str = "127.0.0.1"

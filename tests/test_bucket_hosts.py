@@ -1,5 +1,5 @@
-"""A run in a bucket on machines with networks of their own, which share nothing else: launched over SSH by a machine that
-does not reach the bucket, or joined one after the other without SSH; with kills, a cut cable, and a store that dies."""
+"""A run in a bucket on machines with networks of their own, which share nothing else: launched over SSH by a machine
+that does not reach the bucket, or joined one after the other without SSH; with kills, a cut cable, a dying store."""
 
 import json
 import os

@@ -15,6 +15,7 @@ from fleet import faults
 from fleet.credentials import source_of
 from fleet.errors import UserError
 from fleet.objects import Objects
+from fleet.plain import say
 
 _TRIES, _SIZE = 5, 8 << 20
 _FOLDER = ".check"
@@ -58,7 +59,7 @@ def main(verb: str, *words: str) -> None:
         answer = reached(*words) if verb == "reached" else left(*words)
     except (UserError, faults.Fault) as error:
         answer = {"problem": str(error)}
-    print(json.dumps(answer))
+    say(json.dumps(answer))
 
 
 if __name__ == "__main__":
