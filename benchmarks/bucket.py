@@ -22,7 +22,7 @@ from obstore.store import from_url
 from fleet.bucket import Bucket
 from fleet.context import WorkerOptions
 from fleet.host import Host
-from fleet.payload import Draft, Payload
+from fleet.payload import Payload, PayloadWriter
 from fleet.run import at
 from fleet.worker import Worker
 from tests.bucket_server import seaweed
@@ -68,7 +68,7 @@ def requests(slots: int, workers: int, seconds: float, rounds: int = 4) -> tuple
         objects = Counting(server, host.process)
         objects.seen = seen
         store = Bucket(objects, Path("s3:/simulated/run"), host, f"{host.name}-{host.process.pid}")  # type: ignore[arg-type]
-        how = WorkerOptions(launch=1, makers=workers, dead_seconds=60.0)
+        how = WorkerOptions(launch=1, seats=workers, dead_seconds=60.0)
         worker = Worker(store, strategy(config), partial(make, size=8, sleep=seconds), how)  # type: ignore[arg-type]
         over.append(worker.run())
         return "over"
@@ -107,14 +107,14 @@ def _speed(megabytes: int, times: int = 3) -> None:
     plain = from_url("s3://runs/plain", client_options={"allow_http": True}, region="us-east-1")
     count, took = megabytes // 64, dict[str, list[float]]()
     for n in range(times):
-        draft = Draft(store, f"00001.m{n}.0.token")
+        draft = PayloadWriter(store, f"00001.m{n}.0.token")
 
-        def ours(draft: Draft = draft) -> None:
+        def ours(draft: PayloadWriter = draft) -> None:
             with draft.create("weights") as file:
                 for _ in range(count):
                     file.write(data)
 
-        def read(draft: Draft = draft) -> None:
+        def read(draft: PayloadWriter = draft) -> None:
             with Payload(store, draft.attempt, draft.seal()).open("weights") as file:
                 room = memoryview(bytearray(1 << 20))
                 while file.readinto(room):

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fleet import faults
-from fleet.hashed import HashedFile, HashedReader
+from fleet.hashed_files import HashedFile, HashedReader
 from fleet.host import Host
 from fleet.local_copies import LocalCopies
 from fleet.objects import Objects
-from fleet.store import SETTLE, Appender, FileEnd, Log, PayloadReader, PayloadWriter, Store, Value, compare, proven
+from fleet.store import SETTLE, Appender, FileEnd, Log, ReadableFile, Store, Value, WritableFile, compare, proven
 
 _FULL = 1 << 16  # bytes of a piece; then the next one begins
 _BLOCK = 1 << 22
@@ -159,13 +159,13 @@ class Bucket(Store):
         about = self.objects.about(name)
         return zlib.crc32(about.tag.encode()), about.size, int(about.written * 1e9)
 
-    def open(self, name: str) -> PayloadReader:
+    def open(self, name: str) -> ReadableFile:
         return ObjectReader(self.objects.pieces(name))
 
     def blocks(self, name: str) -> Iterator[bytes]:
         return self.objects.pieces(name)
 
-    def create(self, name: str, again: bool = False) -> PayloadWriter:
+    def create(self, name: str, again: bool = False) -> WritableFile:
         if again:
             return Doubled(self.objects.writer(name), self.copies.path(name))
         return self.objects.writer(name)
@@ -325,7 +325,7 @@ class ObjectReader:
 class Doubled:
     """Written to the bucket and to this machine's own disk, where it can be read before it is complete."""
 
-    def __init__(self, writer: PayloadWriter, copy: Path) -> None:
+    def __init__(self, writer: WritableFile, copy: Path) -> None:
         self._writer, self._copy = writer, copy.open("wb", buffering=0)
 
     def write(self, data: bytes | memoryview) -> None:

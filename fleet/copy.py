@@ -13,12 +13,12 @@ from posixpath import dirname
 from fleet import faults, payload
 from fleet.claims import pulse_at, pulsing
 from fleet.host import Host
-from fleet.known import Slot, parse
 from fleet.places import address, here
 from fleet.plain import bytes_of, say
-from fleet.reading import command
+from fleet.round_state import SlotState, parse
 from fleet.run import NoRun, open_run, ready
 from fleet.run_config import UserError
+from fleet.single_command import command
 from fleet.store import Store, Unreadable, compare
 
 _MARK = "copying"  # a register: whose copy this will be
@@ -93,10 +93,10 @@ def _attempts(source: Store) -> tuple[Mapping[str, tuple[int, str]], set[str]]:
     """What registers say of files; and the attempts of void versions, which nobody reads any more."""
     sums, useless = dict[str, tuple[int, str]](), set[str]()
     for round in source.names("rounds"):
-        slots = dict[str, Slot]()
+        slots = dict[str, SlotState]()
         registers = [*filter(None, map(parse, source.names(f"rounds/{round}")))]
         for each in registers:
-            slots.setdefault(each.slot, Slot()).take(each)
+            slots.setdefault(each.slot, SlotState()).take(each)
         for each in registers:
             if each.kind == "done":
                 record = source.read(f"rounds/{round}/{each.slot}.{each.version}.done")

@@ -114,7 +114,7 @@ class Starter:
 
     def launched(self, store: Store) -> int:
         """The number of the launch that its workers are of."""
-        return launches.begin(store, self.config.operational(), command=this_command(), makers=self.count)
+        return launches.begin(store, self.config.operational(), command=this_command(), seats=self.count)
 
     def log_name(self) -> str:
         return f"local-{self._launch}"
@@ -194,7 +194,7 @@ class Starter:
         if history.over:
             return self._result(history)
         if self._signals:
-            say(f"Stopped in round {max(0, history.first)}. The same command goes on from here.")
+            say(f"Stopped in round {max(0, history.first_open)}. The same command goes on from here.")
             return 130
         log = f"Their log: {self._log.where if self._log else ''}"
         if why := launches.ordered(store, self._launch):
@@ -212,7 +212,7 @@ class Starter:
         """What a sink did not take when the run ended."""
         keeper = keeper_of(self.folder, self.host, f"starter-{self.host.token()}", self.script(), self.config, say)
         keeper.start()
-        keeper.end(history.first, over=True, patience=_REST)
+        keeper.end(history.first_open, over=True, patience=_REST)
 
     def _last_words(self, most: int = 8) -> list[str]:
         """What the log says besides the usual; through its handle, since the disk may not be mounted here any more."""

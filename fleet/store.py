@@ -39,14 +39,14 @@ class FileEnd(NamedTuple):
     written: float
 
 
-class PayloadReader(Protocol):
+class ReadableFile(Protocol):
     """A file that is read from its beginning, piece by piece."""
 
     def readinto(self, room: memoryview) -> int: ...
     def close(self) -> None: ...
 
 
-class PayloadWriter(Protocol):
+class WritableFile(Protocol):
     """A private file while it is being written. It can be told to get on with what it has; and it is there for good
     once `sync` has returned."""
 
@@ -204,14 +204,14 @@ class Store(ABC):
     def state(self, name: str) -> tuple[int, ...]: ...
 
     @abstractmethod
-    def open(self, name: str) -> PayloadReader: ...
+    def open(self, name: str) -> ReadableFile: ...
 
     @abstractmethod
     def blocks(self, name: str) -> Iterator[bytes]:
         """A large file, block by block."""
 
     @abstractmethod
-    def create(self, name: str, again: bool = False) -> PayloadWriter:
+    def create(self, name: str, again: bool = False) -> WritableFile:
         """A new file; of one that is to be read `again`, by `written_so_far`, a copy is kept where that is needed."""
 
     @abstractmethod

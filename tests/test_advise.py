@@ -1,20 +1,21 @@
 """What is said of a run before it is begun, beside what it then does."""
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from fleet.idle_workers import idle
 from fleet.machines import Machine
+from fleet.plain import bytes_of
 from fleet.remote.launcher import Launcher, place
-from fleet.sharing_out import idle
-from launch_to_machines import SCRIPTS
+from launch_to_machines import METHOD_SCRIPTS
 from tests.commands import answer
 from tests.small import KEYS, config, finished, shared
 from train.advise import Circumstances, Forecast, advice, facts, sizes_of
 from train.loop import best_device
+from train.memory import memory_of
 
 ROOT = Path(__file__).parent.parent
 HERE = Circumstances(workers=2, step=0.1, disk=1e8)
@@ -57,7 +58,7 @@ def test_a_run_says_at_its_start_who_will_wait_and_that_the_rate_rises_for_long(
     data = {"tokenizer": str(shared() / "tokenizer"), "datasets": [{"source": str(shared() / "text.jsonl")}]}
     file.write_text(json.dumps({**KEYS, **data}))
     machines = [Machine(host="a", workers=1), Machine(host="b", workers=2)]
-    made = Launcher(place(file, "", SCRIPTS), machines, SCRIPTS, ROOT).create(None)
+    made = Launcher(place(file, "", METHOD_SCRIPTS), machines, METHOD_SCRIPTS, ROOT).create(None)
     notes = ["Note: the rate rises for 2 of 12 steps: WARMUP_STEPS 0.", f"Note: {waiting}."]
     assert made["new"] and made["notes"] == notes
     file.write_text(json.dumps({**KEYS, **data, "lr": 0.5}))
@@ -101,6 +102,16 @@ def test_it_says_what_the_estimate_rests_on_and_how_to_have_a_better_one(tmp_pat
     assert "For other machines" not in told
 
 
+def test_memory_is_of_the_words_that_the_tokenizer_has_and_of_models_in_other_words():
+    c = config(tokenizer=str(shared() / "tokenizer"), vocab_size=999)
+    f = Forecast(c, sizes_of(c), HERE)
+    assert f.memory == memory_of(c.model_copy(update={"vocab_size": 257})) != memory_of(c)
+    gpt2 = {"config": {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 257}}
+    other = forecast(initial_population=(gpt2,)).memory
+    assert other.kept == 16 * sizes_of(config(initial_population=(gpt2,))).parameters - 4 * 24 * 32**2 and other.layers
+    assert dict(facts(f))["memory"].startswith(f"{bytes_of(f.memory.total)} of a worker's device")
+
+
 def test_of_post_training_it_says_what_helps_instead():
     code, _, errors = answer("-m", "train.advise", str(ROOT / "configs" / "posttrain.json"))
     assert code == 2 and "not for edt-evomerge: try it with MAX_GENERATIONS 1 and another PROJECT_NAME" in errors
@@ -123,4 +134,4 @@ def test_settings_that_are_checked_in_need_no_advice(size, speed):
     step = 6 * sizes.parameters * tokens / speed
     f = Forecast(c, sizes, Circumstances(workers=c.population_size, step=step, disk=1.2e9))  # 10 Gbit/s
     assert c.initial_population == (size,) and not [*advice(f)]
-    assert 15 < f.per_parameter < 30 and math.isfinite(f.memory) and len({*dict(facts(f))}) == 9
+    assert 15 < f.per_parameter < 30 and f.memory == memory_of(c) and len({*dict(facts(f))}) == 9

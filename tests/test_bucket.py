@@ -25,7 +25,7 @@ from fleet.disk_store import DiskStore
 from fleet.history import opened
 from fleet.host import Host
 from fleet.local_copies import LocalCopies
-from fleet.payload import Draft, Payload
+from fleet.payload import Payload, PayloadWriter
 from fleet.places import address, beside, here, in_bucket
 from fleet.remote.code import pack
 from fleet.remote.run_proxy import RunProxy
@@ -140,7 +140,7 @@ def test_who_joins_needs_an_address_and_the_same_code(in_a_bucket: Callable[...,
     new = set(names_of(run)) - before
     assert not [name for name in new if name.startswith(("launches/", "code/"))], "nobody starts it by joining it"
     started = dict(store.read("launches/00001.start"))
-    launches.begin(store, started["operational"], makers=1)
+    launches.begin(store, started["operational"], seats=1)
     other = store.read("launches/00002.start") | {"hash": "0" * 64}
     store.replace("launches/00002.start", sealed(other))
     refused = run.run(joining)
@@ -216,7 +216,7 @@ def test_a_reply_that_is_lost_is_looked_up(tmp_path: Path, proxy: BucketProxy, m
 def test_a_file_is_one_object_however_it_was_made(store: Store) -> None:
     assert isinstance(store, Bucket)
     data = os.urandom(5 << 20)
-    draft = Draft(store, "00001.m0.0.token")
+    draft = PayloadWriter(store, "00001.m0.0.token")
     draft.write("small", b"small")
     with draft.create("large") as file:
         for begin in range(0, len(data), 1 << 20):
@@ -247,7 +247,7 @@ def test_what_nobody_uses_makes_room(store: Store, monkeypatch: pytest.MonkeyPat
     assert isinstance(store, Bucket)
     drafts = []
     for n in range(3):
-        draft = Draft(store, f"00001.m{n}.0.token")
+        draft = PayloadWriter(store, f"00001.m{n}.0.token")
         draft.write("weights", bytes([n]) * 1_000_000)
         drafts.append((draft, draft.seal()))
 
@@ -551,7 +551,7 @@ def test_a_machine_gets_code_and_credentials_and_no_disk(
     """All but SSH itself: what the launcher asks of each machine, and what its supervisor then does."""
     run = in_a_bucket(sleep=0.2)
     store, _ = create_run(run.folder.parent, "toy", run.config.bound(), Host())
-    launches.begin(store, run.config.operational(), makers=2)
+    launches.begin(store, run.config.operational(), seats=2)
     packed, homes = pack(ROOT), [tmp_path / name for name in ("one", "two")]
     for home in homes:
         home.mkdir()

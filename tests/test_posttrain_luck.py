@@ -19,7 +19,7 @@ from train.posttrain import example_rows, posttrain_fitness
 from train.posttrain.example_rows import ExampleRows
 from train.posttrain_results import exported, taken
 from train.splits import HELD_OUT
-from train.training_commands import prepared_breeding as prepared
+from train.training_commands import prepare_breeding as prepare
 
 
 def test_a_child_that_is_left_in_the_middle_leaves_nothing_behind(tmp_path, monkeypatch):
@@ -90,7 +90,7 @@ def test_no_prompt_has_todays_date(tmp_path):
 def test_the_size_of_all_weights_does_not_matter(tmp_path, weights):
     sources = tuple({"source": str(chats(tmp_path / f"{n}.jsonl", "x")), "weight": w} for n, w in enumerate(weights))
     c = config(tmp_path, 1, mutation_datasets=sources, mutation_strength=0.001)
-    genome = posttraining_genome.mutated(c, posttraining_genome.plain(c), np.random.default_rng(1))
+    genome = posttraining_genome.mutated(c, posttraining_genome.unmutated(c), np.random.default_rng(1))
     assert [*posttraining_genome.mixture(c, genome).values()] == pytest.approx([0.8, 0.2], abs=0.01)
 
 
@@ -103,7 +103,7 @@ def test_rows_are_shared_out_to_the_last_one():
 
 def test_what_counts_something_is_no_curve(tmp_path):
     c = config(tmp_path, crossover={"method": "karcher", "max_iter": 10, "tol": 1e-5}, crossover_evolves=True)
-    bent = posttraining_genome.mutated(c, posttraining_genome.plain(c), np.random.default_rng(1))["crossover"]
+    bent = posttraining_genome.mutated(c, posttraining_genome.unmutated(c), np.random.default_rng(1))["crossover"]
     assert bent["max_iter"] == 10 and bent["tol"] != 1e-5
 
 
@@ -201,7 +201,7 @@ def test_examples_in_prompts_are_no_questions_of_the_end(tmp_path):
         tmp_path, fitness=({"task": "facts"},), task_path=(str(searching.task(tmp_path / "tasks")),), num_fewshot=2
     )
     with pytest.raises(ValueError, match="no examples besides its questions"):
-        prepared(c, tmp_path)
+        prepare(c, tmp_path)
 
 
 def test_other_questions_are_not_asked_in_the_middle_of_a_run(tmp_path):
@@ -217,7 +217,7 @@ def test_other_questions_are_not_asked_in_the_middle_of_a_run(tmp_path):
 def test_a_base_model_beside_the_configuration_is_found_and_padded(tmp_path):
     base = posttraining.model(tmp_path / "base", 9, vocab_size=320)
     c = config(tmp_path, crossover={"method": "dare_ties", "base_model": base.name, "density": 0.5})
-    assert finished(c).first > 3
+    assert finished(c).first_open > 3
 
 
 # -- afterwards -------------------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def test_a_base_model_beside_the_configuration_is_found_and_padded(tmp_path):
 
 def test_a_card_says_where_a_member_comes_from(tmp_path, capsys):
     history = finished(config(tmp_path, max_generations=2))
-    best = history[f"{history.first - 1}/winner"].recipe.parents[0]
+    best = history[f"{history.first_open - 1}/winner"].recipe.parents[0]
     said = (exported(history, best, tmp_path / "out") / "README.md").read_text()
     assert "model0" in said and "sft for" in said and "slerp of " in said and "base_model" not in said
     assert not (tmp_path / "out" / "mergekit_config.yml").exists()

@@ -12,9 +12,9 @@ from rich.table import Table
 from transformers import PretrainedConfig
 
 from fleet.console import console
-from fleet.reading import command
 from fleet.run_config import load
-from train import foretelling
+from fleet.single_command import command
+from train import chunked_loss
 from train.kernels import MIXED
 from train.model import VectorLayout, described, has_vocabulary, layout_of, skeleton
 from train.optimizers import WEIGHTS, layouts_of
@@ -84,17 +84,19 @@ def remembered(shape: PretrainedConfig, mixed: bool) -> int:
 def _of_words(tokens: int, vocabulary: int, hidden: int) -> float:
     """Where logits are there whole, their logarithms, and two gradients; where they are looked at in parts, a part and
     its logarithms, and until backward the gradients of the head and of what it is given."""
-    if tokens * vocabulary <= foretelling.MOST:
+    if tokens * vocabulary <= chunked_loss.MOST:
         return 3.0 * _WIDE * tokens * vocabulary
-    return 2.0 * _WIDE * foretelling.PART + _WIDE * hidden * (vocabulary + tokens)
+    return 2.0 * _WIDE * chunked_loss.PART + _WIDE * hidden * (vocabulary + tokens)
 
 
 def _sizes(shape: Any) -> dict[str, int]:
-    heads = shape.num_attention_heads
+    """As Llama calls them; models that are like it in other words are taken for as wide as most are."""
+    heads = getattr(shape, "num_attention_heads", None) or 1
     width = getattr(shape, "head_dim", None) or shape.hidden_size // heads
     keys = (getattr(shape, "num_key_value_heads", None) or heads) * width
-    inner = {"hidden": shape.hidden_size, "inner": shape.intermediate_size, "layers": shape.num_hidden_layers}
-    return {**inner, "queries": heads * width, "keys": keys}
+    inner = getattr(shape, "intermediate_size", None) or 4 * shape.hidden_size
+    sizes = {"hidden": shape.hidden_size, "inner": inner, "layers": shape.num_hidden_layers}
+    return {**sizes, "queries": heads * width, "keys": keys}
 
 
 def _of_muon(layout: VectorLayout) -> float:

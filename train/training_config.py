@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from fleet.run_config import FleetConfig, Section, Text, bound
-from train.parent_selection import BY_LOSS, FAMILIES
+from train.parent_selection import BY_LOSS, GROUPINGS
 
 if TYPE_CHECKING:
     Selection = str
 else:
-    Selection = Literal["", *FAMILIES, *BY_LOSS]
+    Selection = Literal["", *GROUPINGS, *BY_LOSS]
 
 PRESETS = ("tiny", "14m", "60m", "150m", "1b")
 PRESETS_REACH = 2048  # positions that each of them has
 Precision = Literal["auto", "32-true", "tf32-true", "bf16-mixed", "fp16-mixed"]
 OF_PRECISION = (
     "Of the model's arithmetic; mixed: narrow in forward and backward, weights and optimizer in fp32; tf32: fp32, "
-    "of whose digits CUDA multiplies the first. auto: bf16-mixed where a run begins on GPUs that all know it, else "
+    "of whose digits CUDA multiplies the first. auto: bf16-mixed where all GPUs that a run begins on know it, else "
     "32-true; a run keeps what it began with."
 )
 OF_DETERMINISTIC = (

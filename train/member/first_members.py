@@ -11,7 +11,7 @@ from fleet.run_config import UserError
 from fleet.work import Work
 from merge.donor import Donor
 from merge.donors import Donors
-from merge.live import tokenizer_in
+from merge.live_models import tokenizer_in
 from merge.merge_planning import plan_merge
 from merge.merging import template_of
 from merge.methods import METHODS
@@ -118,6 +118,8 @@ def check_crossover(c: PosttrainConfig, donors: Donors) -> None:
     first = first if first.endswith(".gguf") else str(donors[first].folder)
     again = os.path.join(os.path.dirname(first), ".", os.path.basename(first))  # by another name
     try:
-        plan_merge(said_of(posttraining_genome.crossed(c, [first, again], posttraining_genome.plain(c), first)), donors)
+        plan_merge(
+            said_of(posttraining_genome.crossed(c, [first, again], posttraining_genome.unmutated(c), first)), donors
+        )
     except UserError as error:
         raise UserError(f"CROSSOVER: {error}") from None
