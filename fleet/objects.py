@@ -5,9 +5,11 @@ import builtins
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from fleet import faults
@@ -86,16 +88,19 @@ class Objects:
     def pieces(self, name: str) -> Iterator[bytes]:
         """A large object, range by range, the next ones on their way."""
         first, size = self._call(name, self._first, name, PIECE)
-        self.bytes_read += len(first)
-        yield first
-        ahead = ThreadPoolExecutor(_AT_ONCE)
+        self.bytes_read += size
+        begins, ahead = iter(range(PIECE, size, PIECE)), ThreadPoolExecutor(_AT_ONCE)
+
+        def ask(count: int) -> Iterator[Future[bytes]]:
+            for begin in islice(begins, count):
+                yield ahead.submit(self._range, name, begin, min(PIECE, size - begin))
+
+        coming = deque(ask(_AT_ONCE))
         try:
-            begins, coming = range(PIECE, size, PIECE), builtins.list[Future[bytes]]()
-            for n in range(len(begins)):
-                for begin in begins[n + len(coming) : n + _AT_ONCE]:
-                    coming.append(ahead.submit(self._range, name, begin, min(PIECE, size - begin)))
-                piece = coming.pop(0).result()
-                self.bytes_read += len(piece)
+            yield first
+            while coming:
+                piece = coming.popleft().result()
+                coming.extend(ask(1))
                 yield piece
         finally:
             ahead.shutdown(wait=False, cancel_futures=True)
