@@ -91,7 +91,7 @@ class Objects:
         self.bytes_read += size
         begins, ahead = iter(range(PIECE, size, PIECE)), ThreadPoolExecutor(_AT_ONCE)
 
-        def ask(count: int) -> Iterator[Future[bytes]]:
+        def ask(count: int) -> Iterator[Future[Any]]:
             for begin in islice(begins, count):
                 yield ahead.submit(self._range, name, begin, min(PIECE, size - begin))
 
@@ -117,8 +117,9 @@ class Objects:
                 raise
             return b"", 0
 
-    def _range(self, name: str, begin: int, length: int) -> bytes:
-        return bytes(self._call(name, self._obstore.get_range, self._bucket, name, start=begin, length=length))
+    def _range(self, name: str, begin: int, length: int) -> Any:
+        """As a view: it is not copied for being handed on."""
+        return memoryview(self._call(name, self._obstore.get_range, self._bucket, name, start=begin, length=length))
 
     def _call(self, name: str, call: Callable[..., T], *args: Any, **settings: Any) -> T:
         """Counted; what the bucket refuses becomes a fault that says where."""
