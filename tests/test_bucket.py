@@ -420,6 +420,7 @@ def test_three_workers_killed_and_a_server_killed_and_restarted(in_a_bucket: Cal
         first = run.start(1)
         until(lambda: "worker" in first.said, "the run is begun")
         joined = [run.run([*TOY, "--join", address(run.folder), "--workers", "1"]) for _ in range(2)]
+        until(lambda: all("1 worker" in each.said for each in joined), "both have joined")
         for victim in (0, 1):
             time.sleep(3)
             workers = [*run.alive().items()]
