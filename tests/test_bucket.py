@@ -460,8 +460,10 @@ def test_pretraining_in_a_bucket_has_the_same_bytes(pretraining: Callable[..., T
         disk = pretraining(script)
         wanted = whole(disk)
         place = f"{BUCKET}/{tmp_path.name}-{script}"
-        there = pretraining(script, base_dir=place)
-        there.start(2, base_dir=place).ends(0, LONG)
+        there = pretraining(str(ROOT / script), base_dir=place)
+        elsewhere = ("env", "-C", str(there.place))  # where the model is exported to
+        there.start(2, elsewhere, base_dir=place).ends(0, LONG)
+        assert (there.place / "toy/export/config.json").is_file()
         assert digest(opened(Path(place) / "toy")) == wanted
 
 
