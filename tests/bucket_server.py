@@ -129,11 +129,10 @@ def _dies_with_us() -> None:
 
 
 def main() -> None:
-    with seaweed() as server:
+    with contextlib.suppress(KeyboardInterrupt), seaweed() as server:
         words = "\n".join(f"export {name}={value}" for name, value in server.env().items())
         print(f'A bucket on this machine, until Ctrl-C. In another terminal:\n\n{words}\n\nand "BASE_DIR": "s3://runs"')
-        with contextlib.suppress(KeyboardInterrupt):
-            threading.Event().wait()
+        threading.Event().wait()
 
 
 if __name__ == "__main__":
