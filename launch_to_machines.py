@@ -15,5 +15,10 @@ SCRIPTS = {
     "evomerge": ("-m", "evomerge.cli"),
 }
 
-if __name__ == "__main__":
+
+def command() -> None:
     main(SCRIPTS, Path(__file__).parent, __doc__)
+
+
+if __name__ == "__main__":
+    command()

@@ -23,6 +23,7 @@ from fleet.disk import Disk
 from fleet.history import History
 from fleet.host import Host
 from fleet.known import parse
+from fleet.our_packages import ROOT, spoken
 from fleet.plain import say
 from fleet.plans import record_of
 from fleet.reading import command
@@ -92,7 +93,7 @@ def go_on(
         raise UserError("--set BASE_DIR: a fork lies beside the run that it goes on from")
     _, about = open_run(run.absolute(), Host(), "fork")
     algorithm = str(settings.get("algorithm", about["config"].get("algorithm")))
-    script = Path(__file__).resolve().parent.parent / f"{algorithm.replace('-', '_')}.py"
+    script = ROOT / f"{algorithm.replace('-', '_')}.py"
     if not algorithm.replace("-", "").isalnum() or not script.is_file():
         raise UserError(f"a run of {algorithm} cannot be forked; those of edt and diloco can")
     file = config or Path(f"{name}.json")
@@ -135,7 +136,7 @@ def fork(method: Any, order: ForkOrder) -> int:
     for note in carried.notes:
         say(f"Note: {note}.")
     say(f"{base / order.name}: goes on from round {round} of {order.run}. Start it with")
-    say(f"python {Path(sys.argv[0]).name} --config {order.config}")
+    say(f"{' '.join(spoken(Path(sys.argv[0]).stem))} --config {order.config}")
     return 0
 
 
@@ -290,5 +291,9 @@ def _said(how_far: str) -> None:
         say(how_far)
 
 
-if __name__ == "__main__":
+def main() -> None:
     command("fleet.fork", go_on, _EXAMPLES)
+
+
+if __name__ == "__main__":
+    main()

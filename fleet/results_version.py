@@ -1,9 +1,6 @@
 """Which results this code gives: a number a method, so that no run is finished with other bytes than it began with."""
 
-import os
-import subprocess
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +35,6 @@ LAST: Mapping[str, Sequence[str]] = {
 }
 FIRST = 1  # also of runs that were made before they said it
 
-_ROOT = Path(__file__).resolve().parent.parent
-
 
 def kind(algorithm: str) -> int:
     """Which results of a method this code gives."""
@@ -58,18 +53,3 @@ def check(folder: Path, run: Mapping[str, Any]) -> None:
             f"{kind(algorithm)}: finish it or export from it with {other}, or choose another PROJECT_NAME (--out, "
             "--storage-path) to start a new one."
         )
-
-
-def begun_by(root: Path = _ROOT) -> str:
-    """The commit of this code, with a word where it has changes; its version where git does not know."""
-    words = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty= with changes"]
-    above = {**os.environ, "GIT_CEILING_DIRECTORIES": str(root.parent), "GIT_OPTIONAL_LOCKS": "0"}
-    try:
-        done = subprocess.run(words, env=above, capture_output=True, text=True, timeout=20, check=True)
-        return f"commit {done.stdout.strip()}"
-    except (OSError, subprocess.SubprocessError):
-        pass
-    try:
-        return f"version {version('edt')}"
-    except PackageNotFoundError:
-        return ""

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fleet import faults, results_version
+from fleet import faults, results_version, version
 from fleet.disk import Disk
 from fleet.host import Host
 from fleet.run_config import Section, UserError
@@ -107,7 +107,7 @@ def _make_folder(base: Path, project: str, bound: Mapping[str, Any], host: Host)
         store = Store(Disk(folder), host, f"starter-{host.token()}")
         store.prove()
         kind = results_version.kind(str(bound.get("algorithm")))
-        about = {"format": FORMAT, "results": kind, "code": results_version.begun_by()}
+        about = {"format": FORMAT, "results": kind, "code": version.code()}
         store.settle("run.json", {**about, "id": host.token(), "config": dict(bound)})
     except (faults.Denied, faults.Unfit) as error:
         raise UserError(

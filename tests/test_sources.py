@@ -11,7 +11,7 @@ from fleet.digest import digest
 from fleet.run_config import UserError
 from tests.small import MODEL, config, finished, shared
 from train import source_names, text
-from train.export import Exporter
+from train.exporter import Exporter
 from train.loop import Learner
 from train.member.prepare import own_tokenizer, tokens_of
 from train.model import built

@@ -47,7 +47,7 @@ def _late(module: str, function: str, *asked: Any) -> Any:
 
 
 def finished(config: TrainConfig, folder: Path) -> None:
-    from train.export import Exporter, show
+    from train.exporter import Exporter, show
 
     show(Exporter(folder), "average", folder / "export")
 

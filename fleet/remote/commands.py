@@ -17,6 +17,7 @@ from fleet import faults, helping
 from fleet import machines as machines_file
 from fleet.console import in_full
 from fleet.machines import Machine, file_name
+from fleet.our_packages import console_command
 from fleet.plain import plain, say
 from fleet.remote import engines, preflight, shown
 from fleet.remote.engines import Via
@@ -76,7 +77,7 @@ Strict = Annotated[bool, Parameter(negative="", help="Refuse machines whose torc
 
 def main(scripts: Scripts, root: Path, about: str, arguments: list[str] | None = None) -> None:
     os.umask(0o077)
-    name = f"python {Path(sys.argv[0]).name}"
+    name = console_command() or f"python {Path(sys.argv[0]).name}"
     app = helping.app(name, about, _EXAMPLES.format(name=name), suppress_keyboard_interrupt=False)
     commands = Commands(scripts, root)
     app.default(commands.launch)

@@ -13,6 +13,7 @@ from typing import Any
 
 from fleet.console import console
 from fleet.machines import Machine, file_name, said_of_run
+from fleet.our_packages import spoken
 from fleet.processes import thread_counts
 from fleet.remote import agent, preflight
 from fleet.remote.all_machines import Links
@@ -24,7 +25,7 @@ from fleet.sharing_out import idle
 
 Scripts = Mapping[str, Sequence[str]]  # method: its script, as Python's words
 
-_SCRIPT = "launch_to_machines.py"
+_SCRIPT = "launch_to_machines"
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,8 @@ def place(file: Path, algorithm: str, scripts: Scripts) -> RunLocation:
 
 def again(*words: str) -> str:
     """Another command about the same run, to be copied."""
-    given = sys.argv[0] if Path(sys.argv[0]).name == _SCRIPT else _SCRIPT
-    return shlex.join(["python", given, *words])
+    mine = Path(sys.argv[0]).stem == _SCRIPT
+    return shlex.join([*(["python", sys.argv[0]] if mine else spoken(_SCRIPT)), *words])
 
 
 class Launcher:
