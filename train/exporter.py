@@ -25,7 +25,7 @@ from fleet.run import open_run
 from fleet.run_config import UserError
 from fleet.status import metrics_text
 from fleet.work import Input
-from train import report
+from train import model_card, report
 from train.batches import TokenFile, held_of
 from train.kept_rounds import files_of
 from train.loop import best_device, language_loss
@@ -76,6 +76,7 @@ class Exporter:
         save(self.model, self.tokenizer(), out)
         tested = self.tested(members)
         (out / "README.md").write_text(self._readme(what, members, tested, out), encoding="utf-8")
+        model_card.complete(out, self.history)
         return tested
 
     def best_tested(self) -> tuple[str, Mapping[str, Any]]:
@@ -205,11 +206,13 @@ class Exporter:
     def _readme(self, what: str, members: list[Member], tested: Mapping[str, Any], out: Path) -> str:
         lines = [f"- `{m.id}`: {metrics_text(m.metrics)}; parents: {', '.join(m.recipe.parents)}" for m in members]
         round, selected = place(members[0].id)[0], "validation" if self.unseen == "test" else "held-out"
+        counts = [self.history[id].metrics for id in token_files(self.config)]
         parts = (
-            f"# {self.config.project_name}: {what}",
+            f"{model_card.front(self.config)}\n# {self.config.project_name}: {what}",
             f"Made by {self.config.algorithm} in {round} rounds.",
             f"## Metrics\n\n{self.told_on}: {metrics_text(tested)}",
             evaluating.section(out),
+            model_card.data_of(self.config, counts),
             f"## Lineage\n\nThe members that it was made of, with their loss on {selected} text:",
             "\n".join(lines),
             f"## Configuration\n\n```json\n{json.dumps(self.config.bound(), indent=2)}\n```",
