@@ -3,6 +3,7 @@
 import contextlib
 import fnmatch
 import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,15 @@ _STALE = ("*.safetensors", "*.safetensors.index.json")  # of an earlier push, if
 _LOG_IN = "`hf auth login` says it for all commands, HF_TOKEN in the environment for one"
 
 
+def _be_quiet() -> None:
+    """Its retries are nobody's concern, since the error says enough; and bars only where somebody looks."""
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+
+
 # -- from it -----------------------------------------------------------------------------------------------------------
 
 
@@ -22,7 +32,7 @@ def fetched(reference: str) -> Path:
     """A model's folder; without a network, as it was fetched before."""
     from huggingface_hub import list_repo_files, snapshot_download
 
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries; the error says enough
+    _be_quiet()
     name, revision = of_hub(reference)
     try:
         there = list_repo_files(name, revision=revision)
@@ -40,7 +50,7 @@ def fetched(reference: str) -> Path:
 
 
 def _absent(error: Exception) -> bool:
-    from httpx import TransportError
+    from httpx2 import TransportError  # huggingface_hub's own
 
     return isinstance(error, (ConnectionError, TransportError))  # the first: it was said to be
 
@@ -97,7 +107,7 @@ def _in_a_line(repo: str) -> Iterator[None]:
     """Whatever the hub and the way to it can come up with."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    _be_quiet()
     try:
         yield
     except UserError:
