@@ -4,7 +4,10 @@ model's repository, to send files to it by Git LFS, and to fetch a revision of i
 import base64
 import hashlib
 import json
+import os
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +16,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from tests.helpers import ROOT
 
 TOKEN, READER = "hf_ours", "hf_may_only_read"
 LARGE = (".safetensors", ".bin")  # by LFS
@@ -50,7 +55,8 @@ class LocalHub:
     def env(self, home: Path, token: str = TOKEN) -> dict[str, str]:
         """For a process that is to know this hub alone; files go by LFS."""
         said = {"HF_ENDPOINT": self.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
-        return {**said, "HF_TOKEN": token, "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "*"}
+        more = {"HF_TOKEN": token, "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "*", "XDG_STATE_HOME": str(home)}
+        return {**os.environ, **said, **more}
 
     def count(self, words: str) -> int:
         return sum(bool(re.match(words, each)) for each in self.asked)
@@ -69,6 +75,15 @@ def hub() -> Iterator[LocalHub]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+def call(known: LocalHub, home: Path, *words: str, code: int = 0, **env: str) -> str:
+    """A command that knows this hub alone; what it says, on either stream, without the token."""
+    told = {**known.env(home), **env}
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, env=told, capture_output=True, text=True)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert TOKEN not in done.stdout + done.stderr
+    return done.stdout + done.stderr
 
 
 def sha(data: bytes) -> str:

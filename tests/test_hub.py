@@ -1,7 +1,6 @@
 """The hub: what is sent to it and what is fetched, over real HTTP, by tests/hub.py on the loopback interface."""
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -16,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from fleet.digest import digest
 from fleet.history import opened
 from tests.helpers import ROOT, SOON, until
-from tests.hub import READER, TOKEN, LocalHub, Repository, hub
+from tests.hub import READER, TOKEN, LocalHub, Repository, call, hub
 from tests.merging import llama
 from tests.small import KEYS, finished, shared
 from train.exporter import Exporter
@@ -46,24 +45,6 @@ def model(tmp_path: Path) -> Path:
     for n in range(3):
         save_file({f"part{n}": torch.full((9,), float(n))}, folder / f"model-{n}.safetensors")
     return folder
-
-
-def call(known: LocalHub, home: Path, *words: str, code: int = 0, **env: str) -> str:
-    """A command that knows this hub alone; what it says, on either stream, without the token."""
-    done = subprocess.run(
-        command(*words), cwd=ROOT, env=surroundings(known, home, **env), capture_output=True, text=True
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    assert TOKEN not in done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
-def command(*words: str) -> list[str]:
-    return [sys.executable, *words]
-
-
-def surroundings(known: LocalHub, home: Path, **env: str) -> dict[str, str]:
-    return {**os.environ, "XDG_STATE_HOME": str(home), **known.env(home), **env}
 
 
 # -- to the hub --------------------------------------------------------------------------------------------------------
@@ -129,8 +110,9 @@ def test_a_push_that_was_killed_goes_on(known, model, tmp_path):
             raise ConnectionAbortedError("its sender is dead")
 
     known.before_object = last_one_waits
-    words = command("-m", "train.export", str(model), "--push", "org/name")
-    with subprocess.Popen(words, cwd=ROOT, env=surroundings(known, tmp_path), stderr=subprocess.DEVNULL) as process:
+    words = ("-m", "train.export", str(model), "--push", "org/name")
+    env = known.env(tmp_path)
+    with subprocess.Popen([sys.executable, *words], cwd=ROOT, env=env, stderr=subprocess.DEVNULL) as process:
         assert blocked.wait(SOON)
         until(lambda: len(known.objects) == 2, "two of three have arrived")
         process.kill()
@@ -138,7 +120,7 @@ def test_a_push_that_was_killed_goes_on(known, model, tmp_path):
     there = known.repositories["org/name"]
     assert there.commits[there.head].keys() == {".gitattributes"}
     known.before_object = lambda oid: None
-    call(known, tmp_path, *words[1:])
+    call(known, tmp_path, *words)
     assert {"model-0.safetensors", "model-1.safetensors", "model-2.safetensors"} < there.commits[there.head].keys()
     assert [known.count(f"PUT /objects/{oid}") for oid in order[:2]] == [1, 1]
 

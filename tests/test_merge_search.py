@@ -18,6 +18,8 @@ import yaml
 from cyclopts import App, Group
 from transformers import AutoModelForCausalLM
 
+from fleet.digest import digest
+from fleet.history import opened
 from fleet.host import Host
 from fleet.run import create_run
 from fleet.run_config import UserError
@@ -34,6 +36,7 @@ from merge.merge_recipe import merge_of, parse
 from merge.merging import merge
 from merge.search.search_command import flags, given
 from tests import searching
+from tests.hub import call, hub
 from tests.merging import weights
 from train import lm_eval_tasks
 
@@ -487,6 +490,11 @@ def test_a_search_finds_a_better_model_and_writes_it_down(facts, tmp_path):
     line = f"lm_eval --model hf --model_args pretrained={out}/final_model "
     assert line in said and line in (out / "final_model" / "README.md").read_text()
     assert (out / "final_model" / "model.safetensors").stat().st_mode == (tmp_path / "genome.yml").stat().st_mode
+    with hub() as known:
+        call(known, tmp_path / "home", "-m", "train.export", str(out), "--push", "org/found")
+        there = known.repositories["org/found"]
+    card = there.commits[there.head]["README.md"].decode()
+    assert digest(opened(out)) in card and b"score" in there.commits[there.head]["curve.svg"]
 
 
 @pytest.mark.slow

@@ -35,7 +35,10 @@ def of_run(history: History, run: Mapping[str, Any], card: str, has_curve: bool)
         _TITLE,
         f"`{config.get('algorithm')}`{begun}: {rounds}. Their digest, one number for all that was made "
         f"(`python -m fleet.digest`): `{digest(history)}`",
-        *(f"On the test, {each.origin}: {metrics_text(each.metrics)}" for each in _winners(history)),
+        *(
+            f"On the test, {' and '.join(each.recipe.parents) or each.id}: {metrics_text(each.metrics)}"
+            for each in _winners(history)
+        ),
         f"![What was measured, round by round]({CURVE})" if has_curve else "",
         "" if "## Configuration" in card else f"```json\n{json.dumps(config, indent=2)}\n```",
     ]
