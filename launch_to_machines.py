@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fleet.remote.commands import main
 
-SCRIPTS = {
+METHOD_SCRIPTS = {
     "edt": ("edt.py", "--algorithm", "edt"),
     "edt-evomerge": ("edt.py", "--algorithm", "edt-evomerge"),
     "diloco": ("diloco.py",),
@@ -17,7 +17,7 @@ SCRIPTS = {
 
 
 def command() -> None:
-    main(SCRIPTS, Path(__file__).parent, __doc__)
+    main(METHOD_SCRIPTS, Path(__file__).parent, __doc__)
 
 
 if __name__ == "__main__":

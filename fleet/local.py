@@ -95,7 +95,7 @@ class Starter:
         if why := launches.ordered(store, sys.maxsize):
             say(f"{why[0].upper()}{plain(why[1:], 1000)}.")
             return 0
-        self._launch = launches.begin(store, self.config.operational(), command=this_command(), makers=self.count)
+        self._launch = launches.begin(store, self.config.operational(), command=this_command(), seats=self.count)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._signal)
         log = self.folder / "workers" / f"local-{self._launch}.log"
@@ -179,7 +179,7 @@ class Starter:
         if history.over:
             return self._result(history)
         if self._signals:
-            say(f"Stopped in round {max(0, history.first)}. The same command goes on from here.")
+            say(f"Stopped in round {max(0, history.first_open)}. The same command goes on from here.")
             return 130
         log = f"Their log: {getattr(self._log, 'name', '')}"
         if why := launches.ordered(store, self._launch):
@@ -197,7 +197,7 @@ class Starter:
         """What a sink did not take when the run ended."""
         keeper = keeper_of(self.folder, self.host, f"starter-{self.host.token()}", self.script(), self.config, say)
         keeper.start()
-        keeper.end(history.first, over=True, patience=_REST)
+        keeper.end(history.first_open, over=True, patience=_REST)
 
     def _last_words(self, most: int = 8) -> list[str]:
         """What the log says besides the usual; through its handle, since the disk may not be mounted here any more."""

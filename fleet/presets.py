@@ -6,8 +6,8 @@ from pathlib import Path
 from fleet.errors import UserError
 from fleet.our_packages import ROOT, presets_in
 from fleet.plain import say
-from fleet.reading import command
 from fleet.run_config import read_json
+from fleet.single_command import command
 
 BASE_DIR = "runs"  # a preset's runs lie in the folder where somebody is
 

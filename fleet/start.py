@@ -12,11 +12,12 @@ from typing import Annotated, Any, TypeVar
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from fleet import faults, gpus, helping, presets
+from fleet import faults, gpus, help_pages, presets
 from fleet.errors import absolute
 from fleet.fork import ForkOrder
 from fleet.fork import fork as fork_run
 from fleet.host import Host
+from fleet.idle_workers import idle
 from fleet.method import Method
 from fleet.metrics import sinks
 from fleet.permissions import keep_private
@@ -25,7 +26,6 @@ from fleet.processes import called, devices_of_each, let_group_read, log_to, wor
 from fleet.run import create_run
 from fleet.run_config import FleetConfig, UserError, load, lowered, read_json
 from fleet.seats import SPENT
-from fleet.sharing_out import idle
 
 C = TypeVar("C", bound=FleetConfig)
 
@@ -94,10 +94,10 @@ def main(method: Method[Any], arguments: list[str] | None = None, others: Sequen
         absolute(where / found.base_dir)  # before anybody looks for a run there
         named_so = completed(mine, found, algorithm, json.loads(also))
         if look:
-            for line in mine.foretold(named_so, where):
+            for line in mine.preview(named_so, where):
                 say(line)
             return 0
-        chosen = mine.prepared(named_so, where)
+        chosen = mine.prepare(named_so, where)
         let_group_read(chosen)
         sinks.check(chosen.metrics)
         if make:
@@ -108,7 +108,7 @@ def main(method: Method[Any], arguments: list[str] | None = None, others: Sequen
         if shared := gpus.sharing(starter.count, len(gpus.visible()), devices_of_each(chosen)):
             say(f"Note: {shared}.")
         if (code := starter.run()) == 0 and starter.over:
-            mine.finished(chosen, starter.folder)
+            mine.show_result(chosen, starter.folder)
         return code
 
     try:
@@ -135,7 +135,7 @@ def _page(method: Method[Any], others: Sequence[Method[Any]]) -> App:
     first, _, how = method.about.partition("\n\n")
     also = (f"ALGORITHM {each.algorithm} in the configuration:\n\n{each.about}" for each in others)
     more = filter(None, [_CODES, how, *also])
-    return helping.app(name, _ABOUT.format(about=first, name=name), "\n\n".join(each.strip("\n") for each in more))
+    return help_pages.app(name, _ABOUT.format(about=first, name=name), "\n\n".join(each.strip("\n") for each in more))
 
 
 def _chosen(config: Path, preset: str) -> tuple[Path, Path]:

@@ -14,9 +14,9 @@ from torch import Tensor
 from fleet.errors import Lacking
 from fleet.run_config import of_hub
 from merge.donor import Donor, LazyTensor, changed, read_config, tensors_in
-from merge.files import UserError, read_json
 from merge.hub import fetched
-from merge.names import stacks
+from merge.tensor_files import UserError, read_json
+from merge.tensor_names import stacks
 
 _PART = re.compile(
     r"^base_model\.model\.(?P<module>.+)\.(?P<part>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)(\.weight)?$"

@@ -29,7 +29,7 @@ from tests.lab import slurm
 from tests.lab.machines import Lab, why_not
 from tests.pages import ALL, Block, World, commands, of, same
 from tests.toy import little_models
-from train import text
+from train import text_sources
 from train.training_config import Dataset, TrainConfig
 
 KINDS = {"sh", "json", "yaml", "python", "diff", "text"}
@@ -43,7 +43,11 @@ NOT_RUN = [
     ("clusters.md", "python launch_to_machines.py (check|status)", "run for getting-started.md"),
     ("evomerge.md", "python -m evomerge.*", "tests/test_evomerge*.py run these, with tiny models and with none"),
     ("getting-started.md", ".*-m (venv|pip) .*", "it installs from the network, as `make run` does"),
-    ("getting-started.md", "pip install .*|edt .*|.*fleet.presets .*", "tests/test_install.py begins so, in an empty folder"),
+    (
+        "getting-started.md",
+        "pip install .*|edt .*|.*fleet.presets .*",
+        "tests/test_install.py does so, without a clone",
+    ),
     ("getting-started.md", "ssh-copy-id .*", "it asks for a password"),
     ("hub.md", ".*", "tests/test_hub.py gives these to a hub of its own"),
     ("gpus.md", "make gpu.*", "minutes; tests/test_gpu_benchmark.py takes steps of it, as a dry run does"),
@@ -506,7 +510,7 @@ def refusals(place: Path) -> Iterator[str]:
     for said in ('{"POPULATON_SIZE": 8}', '{"POPULATION_SIZE": "8"}', '{\n  "POPULATION_SIZE": 8, // eight\n}'):
         (place / "evolution.json").write_text(said)
         yield refusal(lambda: load(place / "evolution.json", TrainConfig))
-    yield refusal(lambda: text.check(Dataset(source=str(place / "my-text.jsonl"))))
+    yield refusal(lambda: text_sources.check(Dataset(source=str(place / "my-text.jsonl"))))
     create_run(place, "edt", {"lr": 0.002}, Host())
     yield refusal(lambda: create_run(place, "edt", {"lr": 0.001}, Host()))
 

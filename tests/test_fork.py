@@ -25,7 +25,7 @@ from train.batches import TokenFile
 from train.exporter import Exporter
 from train.forking import forked
 from train.member.pretraining_tasks import maker
-from train.text_needs import origin_of
+from train.token_budget import origin_of
 from train.training_config import Forked, TrainConfig
 
 STRATEGIES = {"edt": EDT, "diloco": DiLoCo}

@@ -188,6 +188,7 @@ def test_a_donor_is_a_revision_of_the_hub(known, tmp_path):
     assert "org/name@v9: no such folder here, and the hub does not give it: " in said and "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_a_population_begins_with_a_revision_of_the_hub(known, run, tmp_path):
     def exported(place: Path, n: int) -> Path:
         Exporter(run).export(f"{n + 2}-m0", place)

@@ -150,6 +150,7 @@ def begun(installed: Installed, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return here
 
 
+@pytest.mark.slow
 def test_a_run_is_made_and_looked_at(installed, begun):
     assert open_run(begun / "runs/edt", Host(), "test")[1]["code"] == f"commit {installed.commit}"
     assert "over" in installed.run(begun, "fleet-status", "runs/edt")
@@ -160,6 +161,7 @@ def test_a_run_is_made_and_looked_at(installed, begun):
     assert f"edt --config {begun / 'longer.json'}" in installed.run(begun, "fleet-fork", "runs/edt", *more)
 
 
+@pytest.mark.slow
 def test_models_are_merged(installed, begun):
     (begun / "recipe.yml").write_text(
         "merge_method: linear\nmodels: [{model: runs/edt/export, parameters: {weight: 1}}]\n"
@@ -168,6 +170,7 @@ def test_models_are_merged(installed, begun):
     assert (begun / "merged/model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_a_preset_begins_in_this_folder(installed, tmp_path):
     *_, said = installed.run(tmp_path, "edt", "--preset", "tiny", "--make").splitlines()  # after what it counts
     assert json.loads(said)["folder"] == str(tmp_path / "runs/tiny") and (tmp_path / "runs/tiny/run.json").is_file()
@@ -183,7 +186,6 @@ import sys
 from pathlib import Path
 from fleet.our_packages import ROOT
 from fleet.remote.code import pack
-from fleet.run import open_run
 
 code = pack(ROOT)
 Path(sys.argv[1]).write_bytes(code.data)
@@ -191,6 +193,7 @@ print(code.digest, dict(code.requirements) == pack(Path(sys.argv[2])).requiremen
 """
 
 
+@pytest.mark.slow
 def test_other_machines_get_what_is_installed(installed, begun, tmp_path):
     """The same files wherever they are packed; a run of theirs has the same bytes."""
     program = tmp_path / "pack.py"

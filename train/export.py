@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from fleet import faults
 from fleet.errors import UserError, absolute
-from fleet.helping import app
+from fleet.help_pages import app
 from fleet.history import opened
 from fleet.host import Host
 from fleet.plain import say

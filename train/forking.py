@@ -10,7 +10,7 @@ from fleet.recipe import Recipe, kept_as
 from fleet.run_config import UserError
 from train.loop import rate
 from train.splits import SPLITS
-from train.text_needs import needed, too_short, useful
+from train.token_budget import needed, too_short, useful
 from train.training_config import Forked, TrainConfig
 from train.training_recipes import EvaluationArgs, ShardArgs, shards_in, token_files, training_inputs
 

@@ -11,7 +11,7 @@ from fleet.digest import digest
 from fleet.history import History
 from fleet.run_config import of_hub
 from fleet.status import metrics_text
-from train import report
+from train import loss_picture
 from train.training_config import PRESETS, TrainConfig
 
 CURVE = "curve.svg"
@@ -20,7 +20,7 @@ _TITLE = "## The run"
 
 def complete(folder: Path, history: History) -> None:
     """Say which run it is of, at the end of what the card says already; a second time, in place of the first."""
-    readme, curve = folder / "README.md", report.curve(history)
+    readme, curve = folder / "README.md", loss_picture.curve(history)
     card = readme.read_text(encoding="utf-8").partition(f"\n{_TITLE}\n")[0] if readme.is_file() else ""
     if curve:
         (folder / CURVE).write_bytes(curve)
@@ -29,7 +29,10 @@ def complete(folder: Path, history: History) -> None:
 
 
 def of_run(history: History, run: Mapping[str, Any], card: str, has_curve: bool) -> str:
-    config, rounds = run["config"], f"{max(0, history.first - 1)} rounds{'' if history.over else ', and it goes on'}"
+    config, rounds = (
+        run["config"],
+        f"{max(0, history.first_open - 1)} rounds{'' if history.over else ', and it goes on'}",
+    )
     begun = f", begun by {run['code']}" if run.get("code") else ""
     parts = [
         _TITLE,
@@ -46,7 +49,7 @@ def of_run(history: History, run: Mapping[str, Any], card: str, has_curve: bool)
 
 
 def _winners(history: History) -> list[Any]:
-    last = history.round(history.first - 1) if history.first else []
+    last = history.round(history.first_open - 1) if history.first_open else []
     return [each for each in last if each and each.recipe.role == "winner"]
 
 
