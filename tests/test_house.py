@@ -43,7 +43,8 @@ BESIDE = {
     "benchmarks": ("tests.toy*", "tests.helpers", "tests.launching", "tests.lab*", "tests.searching"),
     "tests": (
         *("benchmarks.trials", "benchmarks.speedup", "benchmarks.tune"),  # whose arithmetic is tested
-        *("benchmarks.chunked_loss", "benchmarks.gpu*"),
+        *("benchmarks.chunked_loss", "benchmarks.gpu*", "benchmarks.machines", "benchmarks.cpu_slices"),
+        "benchmarks.workers",
     ),
 }
 THIRD_PARTY = {"fleet": {"pydantic", "cyclopts", "rich", "paramiko", "ray", "tensorboard", "wandb", "trackio"}}
