@@ -55,7 +55,8 @@ def export(
 
 def _made(run: Path, what: str, out: Path | None, overwrite: bool, ready: bool) -> Path:
     """The model's folder. One that is there already is only sent."""
-    if ready and (run / "config.json").is_file() and not (run / "run.json").is_file():
+    its = any((run / name).is_file() for name in ("config.json", "adapter_config.json"))
+    if ready and its and not (run / "run.json").is_file():
         if what or out:
             raise UserError(f"{run}: a model's folder; --what and --out are for runs")
         return run
