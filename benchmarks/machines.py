@@ -45,6 +45,7 @@ REAL = STEPS * 6 * LARGE * TOKENS / (PEAK * SHARE)  # seconds of a round on its 
 LINKS: Mapping[str, tuple[float, float]] = {"10": (10.0, 0.0), "1": (1.0, 0.0), "0.1": (0.1, 0.05)}  # Gbit/s, seconds
 METHODS, COUNTS = {"DiLoCo": "DiLoCo", "EDT": "EDT, pairs"}, (2, 4, 8)
 ROUND = 12  # sequences of a slot
+PLAIN = {"compile": False}  # which takes a minute of a slice
 RISES = 9  # of so many steps, the rate rises for one, as it does in trials of 1,440 sequences
 LANE = {"disk_lane": True}
 PART = 0.4  # of one machine's time: the goal for four at 1 Gbit/s, with MORE times its tokens a second
@@ -103,7 +104,7 @@ def clocked(each: Trial, second: float, rate: float = 0.0, delay: float = 0.0) -
 def apart(name: str, seed: int, sequences: int, machines: int) -> Trial:
     """In rounds of ROUND sequences, with the settings that were found for so many machines."""
     steps = max(1, round(ROUND / trial(name, seed, sequences, machines).config.batch_size))
-    return trial(name, seed, sequences, machines, inner_steps=steps, first_inner_steps=steps)
+    return trial(name, seed, sequences, machines, inner_steps=steps, first_inner_steps=steps, **PLAIN)
 
 
 def scaled(gbits: float, seconds: float) -> float:
@@ -128,7 +129,7 @@ def main(seconds: float = 12.0, sequences: int = 1440, seed: int = 1, only: str 
     wanted = [(f"{name}, {count}, {link}", name, count, link) for name in METHODS for count in COUNTS for link in LINKS]
     shown = table("Machines", *_COLUMNS, note=_note(seconds, sequences))
     second = seconds / ROUND  # of a sequence
-    alone = clocked(trial("one process, Muon", seed, sequences, 1), second)
+    alone = clocked(trial("one process, Muon", seed, sequences, 1, **PLAIN), second)
     _row(shown, "one machine", alone, alone)
     for row, name, count, link in wanted:
         if only in ("", row):
