@@ -6,8 +6,9 @@ import time
 
 import pytest
 
-from benchmarks import machines
 from benchmarks.cpu_slices import sliced
+from benchmarks.machines import LARGE, PARAMETERS, REAL, ROUND, apart, scaled
+from benchmarks.machines import METHODS as ON_MACHINES
 from benchmarks.speedup import ALONE, SLOTS, best_alone, needed, seconds, serial, share, worth
 from benchmarks.trials import METHODS, Result, Trial, trial
 from benchmarks.tune import not_again, wanted
@@ -69,12 +70,12 @@ def test_a_disk_that_is_slow_takes_its_share():
 
 def test_a_scaled_link_takes_as_large_a_part_of_a_round():
     """2 bytes of each parameter, over 1 Gbit/s beside a round of the real model, and so for the small one."""
-    real = 2 * machines.LARGE / (1e9 / 8) / machines.REAL
+    real = 2 * LARGE / (1e9 / 8) / REAL
     for round in (3.0, 12.0):
-        assert 2 * machines.PARAMETERS / machines.scaled(1.0, round) / round == pytest.approx(real)
-    for name in machines.METHODS.values():
-        config = machines.apart(name, 1, 576, 4).config
-        assert config.steps_in(1) * config.batch_size == machines.ROUND
+        assert 2 * PARAMETERS / scaled(1.0, round) / round == pytest.approx(real)
+    for name in ON_MACHINES.values():
+        config = apart(name, 1, 576, 4).config
+        assert config.steps_in(1) * config.batch_size == ROUND
         assert config.total_steps * config.batch_size == 576
 
 
