@@ -2,8 +2,8 @@
 
     python -m benchmarks.machines [--seconds 12] [--sequences 1440] [--only "DiLoCo, 4, 1"]
 
-Each machine is a process with a slice of the processors of its own, and a mount of the one disk, which lies behind one
-link that all share: a pipe of so many bytes a second and so long a delay. What is scaled, and why: the model is small,
+Each machine is a process with a slice of the processors of its own, and a mount of the one disk by a link of its own: a
+pipe of so many bytes a second, either way, and so long a delay. What is scaled, and why: the model is small,
 and its steps are stretched, so that a machine's device takes as long for a round, beside what crosses the link, as an
 H100 at 40% of its peak for a round of 500 steps of 64k tokens of a model as large as 150m. The processor is then mostly
 free, as a GPU leaves it. What is not scaled makes it look worse than it is: the pauses in which workers look around,
@@ -43,9 +43,14 @@ TOKENS, STEPS, PEAK, SHARE = (
 )  # of a step; of a round; of an H100 in bf16; how much of it is used
 REAL = STEPS * 6 * LARGE * TOKENS / (PEAK * SHARE)  # seconds of a round on its device
 LINKS: Mapping[str, tuple[float, float]] = {"10": (10.0, 0.0), "1": (1.0, 0.0), "0.1": (0.1, 0.05)}  # Gbit/s, seconds
-METHODS, COUNTS = {"DiLoCo": "DiLoCo", "EDT": "EDT, pairs"}, (2, 4, 8)
+METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "DiLoCo": ("DiLoCo", {}),
+    "DiLoCo, OVERLAP 1": ("DiLoCo", {"overlap": 1}),
+    "EDT": ("EDT, pairs", {}),
+}
+COUNTS = (2, 4, 8)
 ROUND = 12  # sequences of a slot
-PLAIN = {"compile": False}  # which takes a minute of a slice
+PLAIN = {"compile": False}  # which would take minutes of a slice
 RISES = 9  # of so many steps, the rate rises for one, as it does in trials of 1,440 sequences
 LANE = {"disk_lane": True}
 PART = 0.4  # of one machine's time: the goal for four at 1 Gbit/s, with MORE times its tokens a second
@@ -81,8 +86,8 @@ def clocked(each: Trial, second: float, rate: float = 0.0, delay: float = 0.0) -
         create_run(base / "disk", "run", config.bound(), Host())
         launches.begin(open_run(base / "disk" / "run", Host(), "w")[0], config.operational())
         places = [base / f"machine-{n}" for n in range(machines)] if rate else [base / "disk"]
-        if rate:
-            stack.enter_context(mounts(base / "disk", places, rate, delay))
+        for place in places if rate else ():
+            stack.enter_context(mounts(base / "disk", [place], rate, delay))
         step = second * config.batch_size
         all = [Paced(place / "run", f"machine-{n}", step, base / f"{n}.json") for n, place in enumerate(places)]
         processes = [get_context("spawn").Process(target=one.work) for one in all]
@@ -101,10 +106,12 @@ def clocked(each: Trial, second: float, rate: float = 0.0, delay: float = 0.0) -
         return Clocked(ended - begun, each.tokens, share_of(trained, warm), loss, sum(long) / len(long), load)
 
 
-def apart(name: str, seed: int, sequences: int, machines: int) -> Trial:
+def apart(method: str, seed: int, sequences: int, machines: int) -> Trial:
     """In rounds of ROUND sequences, with the settings that were found for so many machines."""
+    name, keys = METHODS[method]
     steps = max(1, round(ROUND / trial(name, seed, sequences, machines).config.batch_size))
-    return trial(name, seed, sequences, machines, inner_steps=steps, first_inner_steps=steps, **PLAIN)
+    more = {"inner_steps": steps, "first_inner_steps": steps, "shards": 0, **PLAIN, **keys}
+    return trial(name, seed, sequences, machines, **more)
 
 
 def scaled(gbits: float, seconds: float) -> float:
@@ -134,7 +141,7 @@ def main(seconds: float = 12.0, sequences: int = 1440, seed: int = 1, only: str 
     for row, name, count, link in wanted:
         if only in ("", row):
             gbits, delay = LINKS[link]
-            each = apart(METHODS[name], seed, round(PART * sequences), count)
+            each = apart(name, seed, round(PART * sequences), count)
             found = clocked(each, second, scaled(gbits, seconds), delay * seconds / REAL)
             _row(shown, row, found, alone, count == 4 and link == "1")
     Console(width=150).print(shown)
@@ -156,7 +163,7 @@ def _row(shown: Any, name: str, found: Clocked, alone: Clocked, has_goal: bool =
     cells = (f"{found.utilisation:.1%}", f"{found.rate:.0f}", told[0], f"{found.seconds:.0f}", told[1])
     rest = (f"{found.loss:.3f}", told[2], f"{found.held_up:.0%}", f"{found.load:.0f}")
     shown.add_row(name, *cells, *rest)
-    print(name, *cells, *rest, sep=" | ", flush=True)
+    Console(width=150).print(" | ".join((name, *cells, *rest)))  # at once: the next one takes minutes
 
 
 def _note(seconds: float, sequences: int) -> str:

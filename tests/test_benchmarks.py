@@ -73,7 +73,7 @@ def test_a_scaled_link_takes_as_large_a_part_of_a_round():
     real = 2 * LARGE / (1e9 / 8) / REAL
     for round in (3.0, 12.0):
         assert 2 * PARAMETERS / scaled(1.0, round) / round == pytest.approx(real)
-    for name in ON_MACHINES.values():
+    for name in ON_MACHINES:
         config = apart(name, 1, 576, 4).config
         assert config.steps_in(1) * config.batch_size == ROUND
         assert config.total_steps * config.batch_size == 576

@@ -11,7 +11,6 @@ from cyclopts import Parameter
 
 from fleet.run_config import UserError, validated, whole
 from train import text_sources
-from train.chat import Example
 from train.cluster.options import Precision, Strategy, precision_of
 from train.posttrain.posttrain_config import PosttrainConfig
 
