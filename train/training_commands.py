@@ -32,12 +32,13 @@ _SKILL, _SEED, _QUESTIONS = "skill_", 1, 1200  # of each task that is built in
 def run(algorithm: str, about: str | None, strategy: Callable[[TrainConfig], Strategy], *others: Method[Any]) -> None:
     make, forked = (partial(_late, *each) for each in (("member.pretraining_tasks", "maker"), ("forking", "forked")))
     more: dict[str, Any] = {"forked": forked, "slots": lambda config: config.population_size, "off_device": OFF_DEVICE}
-    steps = (prepare, show_result, preview)
+    steps = (prepare, resolve_auto, show_result, preview)
     main(Method(algorithm, about or "", TrainConfig, strategy, make, *steps, **more), others=others)
 
 
 def breeding(algorithm: str, about: str | None, strategy: Any) -> Method[PosttrainConfig]:
-    make, more = partial(_late, "member.posttraining_tasks", "maker"), (prepare_breeding, show_winner)
+    make = partial(_late, "member.posttraining_tasks", "maker")
+    more = (prepare_breeding, resolve_auto, show_winner)
     return Method(algorithm, about or "", PosttrainConfig, strategy, make, *more, view=BreedView)
 
 
