@@ -8,6 +8,8 @@ from pathlib import Path
 
 NAME = "edt"
 ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("evomerge", "fleet", "merge", "train")
+SCRIPTS = ("diloco", "diloco_sim", "edt", "edt_evomerge", "edt_sim", "launch_to_machines")
 # Console commands by the modules that they run, as pyproject.toml has them.
 COMMANDS: Mapping[str, str] = {
     "diloco": "diloco",
@@ -54,6 +56,12 @@ def pins() -> list[str]:
     """The lines of requirements.txt, where it is not here itself."""
     found = installed()
     return [line for line in (found.requires or ()) if ";" not in line] if found else []
+
+
+def python_in(root: Path) -> list[Path]:
+    """What makes results: our packages, and the scripts beside them; in site-packages there are others', too."""
+    alone = [file for name in SCRIPTS if (file := root / f"{name}.py").is_file()]
+    return sorted([*alone, *(file for name in PACKAGES for file in (root / name).rglob("*.py"))])
 
 
 def presets_in(root: Path) -> list[Path]:

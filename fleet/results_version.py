@@ -1,10 +1,12 @@
 """Which results this code gives: a number a method, so that no run is finished with other bytes than it began with."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fleet.errors import UserError
+from fleet.our_packages import ROOT, python_in
 
 # Of each method, the last commit or version that gave its first results, its second, and so on. Add one whenever a
 # configuration that stood in a run before would give other bytes now: a maker or the order of a sum has changed, or a
@@ -53,3 +55,11 @@ def check(folder: Path, run: Mapping[str, Any]) -> None:
             f"{kind(algorithm)}: finish it or export from it with {other}, or choose another PROJECT_NAME (--out, "
             "--storage-path) to start a new one."
         )
+
+
+def code_hash(root: Path = ROOT) -> str:
+    """Of all Python that makes a run's results, whether git knows it or not; the same in a clone and installed."""
+    total = hashlib.sha256()
+    for file in python_in(root):
+        total.update(f"{file.relative_to(root)}\n".encode() + hashlib.sha256(file.read_bytes()).digest())
+    return total.hexdigest()

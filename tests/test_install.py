@@ -26,7 +26,7 @@ from fleet.run import open_run
 from tests.helpers import ROOT
 from tests.small import KEYS, shared
 
-EXTRAS = ("ray", "hivemind", "metrics", "posttrain", "dev")
+EXTRAS = ("ray", "hivemind", "metrics", "posttrain", "bucket", "dev")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 

@@ -11,6 +11,7 @@ from fleet.errors import UserError, absolute
 from fleet.help_pages import app
 from fleet.history import opened
 from fleet.host import Host
+from fleet.places import beside
 from fleet.plain import say
 from fleet.recipe import NotYet
 from fleet.run import open_run
@@ -26,7 +27,7 @@ def export(
         str,
         Parameter(help="average, best, or a member such as 12-m3. By default the average; of post-training the best."),
     ] = "",
-    out: Annotated[Path | None, Parameter(help="Where to; RUN_DIR/export by default.")] = None,
+    out: Annotated[Path | None, Parameter(help="Where to; RUN_DIR/export by default, or NAME/export.")] = None,
     overwrite: Annotated[bool, Parameter(help="Into a folder that has files already.", negative="")] = False,
     push: Annotated[str, Parameter(help="Then to this model of the hub, as org/name; private, if it is new.")] = "",
     public: Annotated[bool, Parameter(help="With --push: for everybody to see.", negative="")] = False,
@@ -65,7 +66,7 @@ def _made(run: Path, what: str, out: Path | None, overwrite: bool, ready: bool) 
     algorithm = str(open_run(run, Host(), "export")[1]["config"].get("algorithm"))
     if algorithm in _WINNERS:
         return _winner(run, algorithm, what, out, ready)
-    out = out or run / "export"
+    out = out or beside(run) / "export"
     if algorithm == "edt-evomerge":
         from train.posttrain_results import taken  # after --help: it needs torch
 
@@ -78,7 +79,7 @@ def _made(run: Path, what: str, out: Path | None, overwrite: bool, ready: bool) 
 
 
 def _winner(run: Path, algorithm: str, what: str, out: Path | None, ready: bool) -> Path:
-    folder = run / _WINNERS[algorithm]
+    folder = beside(run) / _WINNERS[algorithm]
     if not (folder / "config.json").is_file():
         more = "; --save-final-model writes it" if algorithm == "merge-search" else ""
         raise UserError(f"{folder}: there is no model yet{more}")

@@ -19,6 +19,7 @@ from fleet.history import History
 from fleet.host import Host
 from fleet.metrics.file_sinks import TABLE
 from fleet.permissions import leaving
+from fleet.places import address
 from fleet.plain import say
 from fleet.recipe import Member, name, place
 from fleet.run import open_run
@@ -237,8 +238,8 @@ def show(exporter: Exporter, what: str, out: Path) -> None:
         say(f"The exported model's loss by source: {', '.join(parts)}")
     with contextlib.suppress(faults.Fault):
         if loss_picture.picture(exporter.history):
-            root = exporter.store.disk.root
-            say(f"Every member's metrics: {root / TABLE}\nThe loss over the rounds: {root / loss_picture.PICTURE}")
+            root = address(exporter.store.root)
+            say(f"Every member's metrics: {root}/{TABLE}\nThe loss over the rounds: {root}/{loss_picture.PICTURE}")
     say(lm_eval_command.told(out))
     say(f"Held-out text, and after | how the model goes on:\n{sample(exporter)}")
 
