@@ -20,8 +20,9 @@ import pytest
 from fleet.digest import digest
 from fleet.history import opened
 from fleet.host import Host
-from fleet.our_packages import COMMANDS
+from fleet.our_packages import COMMANDS, SCRIPTS
 from fleet.remote.code import pack
+from fleet.results_version import code_hash
 from fleet.run import open_run
 from tests.helpers import ROOT
 from tests.small import KEYS, shared
@@ -100,6 +101,8 @@ def test_all_that_the_packages_hold_is_installed(installed):
     there = {str(file.relative_to(installed.packages)) for file in installed.packages.rglob("*") if file.is_file()}
     wanted = own(tarfile.open(fileobj=BytesIO(pack(ROOT).data)).getnames())
     assert own(name for name in there if not name.endswith(".pyc")) == wanted | made
+    assert code_hash(installed.packages) == code_hash(ROOT), "whoever joins a run of a clone may be installed"
+    assert PROJECT["tool"]["setuptools"]["py-modules"] == [*SCRIPTS]
 
 
 def test_commands_are_called_alike_wherever_they_are_named():
