@@ -70,7 +70,7 @@ def ours(algorithm: str, text: Path, rounds: int) -> tuple[float, Path]:
 
 
 def trained_tokens(run: Path) -> int:
-    from train.export import Exporter
+    from train.exporter import Exporter
 
     return Exporter(run).config.sequences * LENGTH
 

@@ -291,7 +291,7 @@ def _keep(folder: Path, ground: Path) -> None:
 
 def _losses(folder: Path, trial: Trial) -> tuple[float, float | None, float | None]:
     """On more held-out text than the run itself looks at."""
-    from train.export import Exporter
+    from train.exporter import Exporter
     from train.loop import Learner
     from train.member.pretraining_runtime import evaluated
 
@@ -327,7 +327,7 @@ def _held_out(exporter: Any, config: TrainConfig) -> Any:
 
 
 def _parameters(folder: Path) -> int:
-    from train.export import Exporter
+    from train.exporter import Exporter
 
     return Exporter(folder).layout.size
 

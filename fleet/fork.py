@@ -22,6 +22,7 @@ from fleet import faults, launches, payload, results_version, summary
 from fleet.disk import Disk
 from fleet.history import History
 from fleet.host import Host
+from fleet.our_packages import ROOT, spoken
 from fleet.places import address, in_bucket
 from fleet.plain import say
 from fleet.plans import record_of
@@ -95,7 +96,7 @@ def go_on(
         raise UserError(f"{address(run)}: a run is forked on a disk; python -m fleet.copy brings it there, and back")
     _, about = open_run(run.absolute(), Host(), "fork")
     algorithm = str(settings.get("algorithm", about["config"].get("algorithm")))
-    script = Path(__file__).resolve().parent.parent / f"{algorithm.replace('-', '_')}.py"
+    script = ROOT / f"{algorithm.replace('-', '_')}.py"
     if not algorithm.replace("-", "").isalnum() or not script.is_file():
         raise UserError(f"a run of {algorithm} cannot be forked; those of edt and diloco can")
     file = config or Path(f"{name}.json")
@@ -138,7 +139,7 @@ def fork(method: Any, order: ForkOrder) -> int:
     for note in carried.notes:
         say(f"Note: {note}.")
     say(f"{base / order.name}: goes on from round {round} of {order.run}. Start it with")
-    say(f"python {Path(sys.argv[0]).name} --config {order.config}")
+    say(f"{' '.join(spoken(Path(sys.argv[0]).stem))} --config {order.config}")
     return 0
 
 
@@ -291,5 +292,9 @@ def _said(how_far: str) -> None:
         say(how_far)
 
 
-if __name__ == "__main__":
+def main() -> None:
     command("fleet.fork", go_on, _EXAMPLES)
+
+
+if __name__ == "__main__":
+    main()

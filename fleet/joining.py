@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fleet import gpus, launches, results_version
+from fleet import gpus, launches, results_version, version
 from fleet.host import Host
 from fleet.local import Starter
 from fleet.method import Method
@@ -40,7 +40,7 @@ def check_code(store: Store, launch: int, run: str, commit: str) -> None:
     if its != mine:
         raise UserError(
             f"{run}: works with code {its[:16]} (begun by {commit or 'an unknown commit'}), and here is "
-            f"{mine[:16]} ({results_version.begun_by() or 'an unknown commit'}): take the same code"
+            f"{mine[:16]} ({version.code() or 'an unknown commit'}): take the same code"
         )
 
 

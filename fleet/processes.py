@@ -19,6 +19,7 @@ from fleet.method import Method
 from fleet.metrics import logger
 from fleet.metrics.keeper import SinkKeeper
 from fleet.metrics.sink import LoggedRun
+from fleet.our_packages import console_command
 from fleet.plain import log_plainly, plain, say
 from fleet.run import open_run
 from fleet.run_config import FleetConfig, UserError
@@ -39,8 +40,15 @@ def this_script() -> list[str]:
 
 def this_command() -> str:
     """The command that was given, for whoever wants to give it again."""
+    return shlex.join([*called(), *sys.argv[1:]])
+
+
+def called() -> list[str]:
+    """How the script that is running was called, without its options."""
+    if command := console_command():
+        return [command]
     module = this_script()[1] == "-m"
-    return shlex.join(["python", *(this_script()[1:] if module else sys.argv[:1]), *sys.argv[1:]])
+    return ["python", *(this_script()[1:] if module else sys.argv[:1])]
 
 
 def work(methods: Mapping[str, Method[Any]], name: str, folder: Path, leash: bool, launch: int = 0) -> int:

@@ -1,14 +1,12 @@
 """Which results this code gives: a number a method, so that no run is finished with other bytes than it began with."""
 
 import hashlib
-import os
-import subprocess
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from fleet.errors import UserError
+from fleet.our_packages import ROOT, python_in
 
 # Of each method, the last commit or version that gave its first results, its second, and so on. Add one whenever a
 # configuration that stood in a run before would give other bytes now: a maker or the order of a sum has changed, or a
@@ -39,9 +37,6 @@ LAST: Mapping[str, Sequence[str]] = {
 }
 FIRST = 1  # also of runs that were made before they said it
 
-_ROOMS = ("fleet", "merge", "train", "evomerge")  # what a run's code is in, besides the scripts beside them
-_ROOT = Path(__file__).resolve().parent.parent
-
 
 def kind(algorithm: str) -> int:
     """Which results of a method this code gives."""
@@ -62,24 +57,9 @@ def check(folder: Path, run: Mapping[str, Any]) -> None:
         )
 
 
-def code_hash(root: Path = _ROOT) -> str:
-    """Of all Python that makes a run's results, whether git knows it or not."""
+def code_hash(root: Path = ROOT) -> str:
+    """Of all Python that makes a run's results, whether git knows it or not; the same in a clone and installed."""
     total = hashlib.sha256()
-    for file in sorted([*root.glob("*.py"), *(each for room in _ROOMS for each in (root / room).rglob("*.py"))]):
+    for file in python_in(root):
         total.update(f"{file.relative_to(root)}\n".encode() + hashlib.sha256(file.read_bytes()).digest())
     return total.hexdigest()
-
-
-def begun_by(root: Path = _ROOT) -> str:
-    """The commit of this code, with a word where it has changes; its version where git does not know."""
-    words = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty= with changes"]
-    above = {**os.environ, "GIT_CEILING_DIRECTORIES": str(root.parent), "GIT_OPTIONAL_LOCKS": "0"}
-    try:
-        done = subprocess.run(words, env=above, capture_output=True, text=True, timeout=20, check=True)
-        return f"commit {done.stdout.strip()}"
-    except (OSError, subprocess.SubprocessError):
-        pass
-    try:
-        return f"version {version('edt')}"
-    except PackageNotFoundError:
-        return ""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fleet import faults, results_version
+from fleet import faults, results_version, version
 from fleet.bucket import Bucket
 from fleet.disk import Disk
 from fleet.disk_store import DiskStore
@@ -171,7 +171,7 @@ def _about(bound: Mapping[str, Any], host: Host) -> Value:
     return {
         "format": FORMAT,
         "results": kind,
-        "code": results_version.begun_by(),
+        "code": version.code(),
         "id": host.token(),
         "config": dict(bound),
     }

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from fleet import faults, gpus, help_pages
+from fleet import faults, gpus, help_pages, presets
 from fleet.fork import ForkOrder
 from fleet.fork import fork as fork_run
 from fleet.gpus import Accelerators
@@ -23,7 +23,7 @@ from fleet.metrics import sinks
 from fleet.permissions import keep_private
 from fleet.places import here
 from fleet.plain import say
-from fleet.processes import devices_of_each, let_group_read, log_to, this_script, work
+from fleet.processes import called, devices_of_each, let_group_read, log_to, work
 from fleet.run import create_run
 from fleet.run_config import FleetConfig, UserError, load, lowered, read_json
 from fleet.seats import SPENT
@@ -41,6 +41,7 @@ Watch it from another terminal:
     python -m fleet.status RUN_DIR --watch
 
 Ctrl-C stops it well: each worker ends at its next step, and what it has done so far is kept."""
+_USUAL = Path("evolution.json")
 _CODES = """Exit codes: 0 the run is over, 1 it stopped and says why, 2 something about the command or the disk is
 wrong, 130 it was interrupted."""
 
@@ -54,7 +55,10 @@ def main(method: Method[Any], arguments: list[str] | None = None, others: Sequen
     @app.default
     def start(
         *,
-        config: Annotated[Path, Parameter(help="The configuration file.")] = Path("evolution.json"),
+        config: Annotated[Path, Parameter(help="The configuration file.")] = _USUAL,
+        preset: Annotated[
+            str, Parameter(help=f"Instead, one that comes along: {', '.join(presets.known())}; it runs in runs/ here.")
+        ] = "",
         workers: Annotated[
             int | None, Parameter(help="Local workers; NUM_MACHINES by default.", validator=Number(gte=1, lte=1024))
         ] = None,
@@ -92,9 +96,10 @@ def main(method: Method[Any], arguments: list[str] | None = None, others: Sequen
             return join_run(methods, join, workers)
         if follow:
             return following.follow(methods, follow, finish)
-        where = config.absolute().parent
+        config, where = _chosen(config, preset)
         mine = methods.get(algorithm or named(config), method)
         found = read(config, mine, methods, algorithm)
+        found = found.model_copy(update={"base_dir": presets.BASE_DIR}) if preset else found
         here(Path(found.base_dir), where)  # before anybody looks for a run there
         named_so = completed(mine, found, algorithm, json.loads(also))
         if look:
@@ -136,12 +141,23 @@ def main(method: Method[Any], arguments: list[str] | None = None, others: Sequen
 
 def _page(method: Method[Any], others: Sequence[Method[Any]]) -> App:
     """First what it does, how it is called and the options; how it works below them."""
-    script = this_script()[1:]
-    name = " ".join(["python", *(script if script[0] == "-m" else sys.argv[:1])])
+    name = " ".join(called())
     first, _, how = method.about.partition("\n\n")
     also = (f"ALGORITHM {each.algorithm} in the configuration:\n\n{each.about}" for each in others)
     more = filter(None, [_CODES, how, *also])
     return help_pages.app(name, _ABOUT.format(about=first, name=name), "\n\n".join(each.strip("\n") for each in more))
+
+
+def _chosen(config: Path, preset: str) -> tuple[Path, Path]:
+    """The configuration's file, and the folder that it is seen from."""
+    if preset and config != _USUAL:
+        raise UserError(f"--preset {preset} and --config {config}: one of them")
+    if preset:
+        return presets.file_of(preset), Path.cwd()
+    if not config.exists() and config == _USUAL:
+        there = ", ".join(presets.known())
+        raise UserError(f"{config}: is not in this folder; --config names another file, --preset one of {there}")
+    return config, config.absolute().parent
 
 
 def _check_worker(words: Sequence[str]) -> None:

@@ -277,5 +277,9 @@ def _seen(view: View, lines: int = 0, columns: int = 0) -> list[Table | Text]:
         return [Text(f"the disk does not answer properly: {plain(fault, 500)}")]
 
 
-if __name__ == "__main__":
+def main() -> None:
     command("fleet.status", show)
+
+
+if __name__ == "__main__":
+    main()

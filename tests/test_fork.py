@@ -22,7 +22,7 @@ from fleet.run import open_run
 from fleet.run_config import UserError
 from tests.small import config, finished, shared, worker
 from train.batches import TokenFile
-from train.export import Exporter
+from train.exporter import Exporter
 from train.forking import forked
 from train.member.pretraining_tasks import maker
 from train.token_budget import origin_of

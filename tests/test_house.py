@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 # From the top: a module may import its own group, and whatever stands on a lower floor. The first match counts.
 FLOORS = (
     (("tests", "tests.*"), ("benchmarks", "benchmarks.*")),
+    (("setup",),),
     (("launch_to_machines", "edt", "edt_evomerge", "diloco", "*_sim", "train_fsdp"),),
     (("evomerge", "evomerge.*"), ("merge.evolve*",)),
     (("merge.search*",),),
@@ -28,6 +29,7 @@ FLOORS = (
             "train.finetune",
             "train.compare",
             "train.export",
+            "train.exporter",
             "train.forking",
             "train.training_commands",
             "train.posttrain_results",
@@ -44,7 +46,8 @@ BESIDE = {
     ),
     "tests": (
         *("benchmarks.trials", "benchmarks.speedup", "benchmarks.tune"),  # whose arithmetic is tested
-        *("benchmarks.chunked_loss", "benchmarks.gpu*"),
+        *("benchmarks.chunked_loss", "benchmarks.gpu*", "benchmarks.machines", "benchmarks.cpu_slices"),
+        "benchmarks.workers",
     ),
 }
 THIRD_PARTY = {

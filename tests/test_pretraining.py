@@ -21,7 +21,7 @@ from tests.commands import answer
 from tests.helpers import LONG, kill, until
 from tests.small import config, finished, run_digest, whole, worker
 from train.batches import batch, owned
-from train.export import Exporter
+from train.exporter import Exporter
 from train.loop import Learner, rate
 from train.member import pretraining_tasks
 from train.member.pretraining_tasks import TASKS, maker

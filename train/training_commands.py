@@ -50,7 +50,7 @@ def _late(module: str, function: str, *asked: Any) -> Any:
 
 
 def show_result(config: TrainConfig, folder: Path) -> None:
-    from train.export import Exporter, show
+    from train.exporter import Exporter, show
 
     show(Exporter(folder), "average", beside(folder) / "export")
 

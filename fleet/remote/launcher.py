@@ -15,6 +15,7 @@ from fleet import faults
 from fleet.console import console
 from fleet.idle_workers import idle
 from fleet.machines import Machine, file_name, said_of_run
+from fleet.our_packages import spoken
 from fleet.places import address, in_bucket
 from fleet.processes import thread_counts
 from fleet.remote import agent, bucket_check, preflight
@@ -27,7 +28,7 @@ from fleet.run_config import FleetConfig, UserError, lowered, read_json, validat
 
 MethodScripts = Mapping[str, Sequence[str]]  # method: its script, as Python's words
 
-_LAUNCH_SCRIPT = "launch_to_machines.py"
+_LAUNCH_SCRIPT = "launch_to_machines"
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,8 @@ def place(file: Path, algorithm: str, scripts: MethodScripts) -> RunLocation:
 
 def again(*words: str) -> str:
     """Another command about the same run, to be copied."""
-    given = sys.argv[0] if Path(sys.argv[0]).name == _LAUNCH_SCRIPT else _LAUNCH_SCRIPT
-    return shlex.join(["python", given, *words])
+    mine = Path(sys.argv[0]).stem == _LAUNCH_SCRIPT
+    return shlex.join([*(["python", sys.argv[0]] if mine else spoken(_LAUNCH_SCRIPT)), *words])
 
 
 class Launcher:

@@ -152,7 +152,7 @@ def _with_port(arguments: list[str]) -> list[str]:
     return found
 
 
-if __name__ == "__main__":
+def main() -> None:
     gc.set_threshold(200_000, 50, 100)  # a long run's records all stay: to look for rubbish among them costs more
     try:
         app(_with_port(sys.argv[1:]))
@@ -161,3 +161,7 @@ if __name__ == "__main__":
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -11,11 +11,10 @@ from fleet.tasks import Task
 from fleet.work import CannotServe, Failed, Maker, NotOnThisMachine, Work
 from merge.evolve import records
 from merge.evolve.merge_search import MergeArgs, MergeSearch, ScoreArgs, TwinArgs
-from merge.evolve.search_config import SearchConfig
+from merge.evolve.search_config import ALGORITHM, SearchConfig
 from merge.search import search_worker
 from merge.search.search_strategy import CHECK
 
-ALGORITHM = "merge-search"
 MERGER = "merger"  # how the names of workers begin that merge for others, of a buffered search
 SCORER = "scorer"
 

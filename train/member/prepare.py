@@ -12,6 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
 from fleet.hashed_files import HashedFile
+from fleet.run_config import of_hub
 from fleet.scratch import passing
 from fleet.snapshots import Saver
 from fleet.tasks import Args
@@ -63,16 +64,18 @@ def own_tokenizer(config: TrainConfig) -> PreTrainedTokenizerBase:
 
 def named_tokenizer(named: str, trust: bool = False) -> PreTrainedTokenizerBase:
     """A local folder's or the hub's, once its files were looked at."""
+    id, revision = of_hub(named)
     for name, check in (("config.json", check_config_in), ("tokenizer.json", check_words_in)):
-        if file := cached_file(named, name, _raise_exceptions_for_missing_entries=False):
+        if file := cached_file(id, name, revision=revision, _raise_exceptions_for_missing_entries=False):
             check(Path(file).parent)
-    return AutoTokenizer.from_pretrained(named, trust_remote_code=trust)
+    return AutoTokenizer.from_pretrained(id, revision=revision, trust_remote_code=trust)
 
 
 def open_tokenizer(parent: InputMember, config: TrainConfig) -> PreTrainedTokenizerBase:
     """From a member's files, which are data; one that needs code of its own, from where that came from."""
     if config.trust_remote_code and (named := tokenizer_name(config)):
-        return AutoTokenizer.from_pretrained(named, trust_remote_code=True)
+        id, revision = of_hub(named)
+        return AutoTokenizer.from_pretrained(id, revision=revision, trust_remote_code=True)
     with passing("tokenizer") as folder:
         for name in parent.files:
             (folder / name).write_bytes(parent.read(name))
