@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -14,10 +13,11 @@ from typing import IO, Protocol
 from fleet import faults, launches
 from fleet.errors import absolute
 from fleet.following import say_result
+from fleet.forkserver import ForkServer
 from fleet.history import History
 from fleet.host import Host
 from fleet.plain import plain, say
-from fleet.processes import keeper_of, process, this_command, this_script
+from fleet.processes import keeper_of, this_command, this_script, thread_counts
 from fleet.progress import Progress
 from fleet.recipe import NotYet
 from fleet.run import create_run, open_run
@@ -38,22 +38,6 @@ class Process(Protocol):
     def terminate(self) -> None: ...
     def kill(self) -> None: ...
     def close(self) -> None: ...
-
-
-class Local:
-    """A process on a leash, that leads a group of its own."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-        self.poll, self.terminate = process.poll, process.terminate
-
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # its own children go with it
-
-    def close(self) -> None:
-        if self._process.stdin:
-            self._process.stdin.close()
 
 
 @dataclass
@@ -78,6 +62,7 @@ class Starter:
         self._signals = self._passed_on = self._launch = 0
         self._memory = Memory()
         self._log: IO[bytes] | None = None
+        self._server: ForkServer | None = None
         self.over = False
 
     def run(self) -> int:
@@ -102,7 +87,11 @@ class Starter:
         say(f"{self.count} worker{'s' * (self.count > 1)}; what they say: {log}")
         self._log = open(log, "a+b", 0, opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o640))
         seats = [LocalSeat(n) for n in range(self.count)]
-        self._work(seats, history)
+        try:
+            self._work(seats, history)
+        finally:
+            if self._server:
+                self._server.close()
         return self._report(store, history, seats)
 
     def _work(self, seats: list[LocalSeat], history: History) -> None:
@@ -131,7 +120,12 @@ class Starter:
         return "local"
 
     def hired(self, name: str) -> Process:
-        return Local(process(self.script(), name, self.folder, self._launch, self.config.threads, self._log))
+        assert self._log
+        if not (self._server and self._server.lives):
+            counts = thread_counts(self.config.threads)
+            self._server = ForkServer(self.script(), self.config.algorithm, self.folder, counts, self._log)
+        words = ["--leash", "--launch", str(self._launch), "--worker", name, str(self.folder)]
+        return self._server.fork(words, self._log)
 
     def script(self) -> list[str]:
         return this_script()

@@ -3,6 +3,7 @@
 `python SCRIPT` starts local workers; `python SCRIPT --worker NAME RUN_DIR` is one. Nothing on the disk names code.
 """
 
+import importlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from fleet import faults, gpus, helping
 from fleet.errors import absolute
 from fleet.fork import ForkOrder
 from fleet.fork import fork as fork_run
+from fleet.forkserver import serve
 from fleet.host import Host
 from fleet.method import Method
 from fleet.metrics import sinks
@@ -66,11 +68,16 @@ def main(method: Method[Any], arguments: list[str] | None = None, others: Sequen
         make: Annotated[bool, Parameter(show=False)] = False,
         look: Annotated[bool, Parameter(show=False)] = False,
         also: Annotated[str, Parameter(show=False)] = "{}",
+        forkserver: Annotated[tuple[str, Path, str] | None, Parameter(show=False)] = None,
         sink: Annotated[tuple[str, int, Path] | None, Parameter(show=False)] = None,
         fork: Annotated[str, Parameter(show=False)] = "",
         follow: Annotated[Path | None, Parameter(show=False)] = None,
         finish: Annotated[bool, Parameter(show=False)] = False,
     ) -> int:
+        if forkserver:
+            libraries = methods.get(forkserver[0], method).libraries
+            words = serve(this_script(), lambda: [*map(importlib.import_module, libraries)])
+            return int(app(words, result_action="return_value"))
         if worker:
             return work(methods, *worker, leash, launch)
         if sink:

@@ -32,13 +32,15 @@ _SKILL, _SEED, _QUESTIONS = "skill_", 1, 1200  # of each task that is built in
 def run(algorithm: str, about: str | None, strategy: Callable[[TrainConfig], Strategy], *others: Method[Any]) -> None:
     make, forked = (partial(_late, *each) for each in (("member.pretraining_tasks", "maker"), ("forking", "forked")))
     more: dict[str, Any] = {"forked": forked, "slots": lambda config: config.population_size, "beside": WITHOUT_DEVICE}
+    more["libraries"] = ("train.member.pretraining_tasks",)
     steps = (prepared, finished, foretold)
     main(Method(algorithm, about or "", TrainConfig, strategy, make, *steps, **more), others=others)
 
 
 def breeding(algorithm: str, about: str | None, strategy: Any) -> Method[PosttrainConfig]:
     make, more = partial(_late, "member.posttraining_tasks", "maker"), (prepared_breeding, finished_breeding)
-    return Method(algorithm, about or "", PosttrainConfig, strategy, make, *more, view=BreedView)
+    libraries = ("train.member.posttraining_tasks",)
+    return Method(algorithm, about or "", PosttrainConfig, strategy, make, *more, view=BreedView, libraries=libraries)
 
 
 def _late(module: str, function: str, *asked: Any) -> Any:
