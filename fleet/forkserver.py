@@ -38,7 +38,8 @@ class ForkServer:
         with theirs:
             self._process = subprocess.Popen(
                 [*script, "--forkserver", algorithm, str(folder), "." * _ROOM],
-                stdin=theirs, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **env}, start_new_session=True,
+                stdin=theirs.fileno(), stdout=log, stderr=subprocess.STDOUT,
+                env={**os.environ, **env}, start_new_session=True,
             )  # fmt: skip
         self._orders = 0
         self._told: dict[int, dict[str, int]] = {}  # what came of each order
@@ -125,11 +126,11 @@ def serve(script: Sequence[str], load: Callable[[], object]) -> list[str]:
     gc.collect()
     gc.freeze()  # or the first collection of each writes to all pages that they share
     while True:
-        ready, _, _ = select.select([orders, ended], [], [])
+        ready, _, _ = select.select([orders.fileno(), ended], [], [])
         if ended in ready:
             os.read(ended, _LONGEST)
             _tell_ends(orders, alive)
-        if orders in ready:
+        if orders.fileno() in ready:
             text, handles, _, _ = socket.recv_fds(orders, _LONGEST, 2)
             if not text:
                 raise SystemExit(0)

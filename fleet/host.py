@@ -76,8 +76,8 @@ class Host:
 
     def gone(self, identity: Identity) -> bool:
         """Certainly dead: a process of this same kernel and namespace that does not run any more."""
-        boot, namespace, pid, born = identity
-        return (boot, namespace) == self.identity[:2] and born(pid) != born
+        boot, namespace, pid, began = identity
+        return (boot, namespace) == self.identity[:2] and born(pid) != began
 
 
 def _boot() -> str:

@@ -149,5 +149,6 @@ def _notes(old: TrainConfig, new: TrainConfig, round: int, anew: Sequence[str]) 
         if not windows and number < len(old.datasets) and _same_text(old, new, number):
             key = "SEQ_LENGTH" if old.seq_length != new.seq_length else "SEED"
             yield f"{key} is another: {new.datasets[number].source} is read in another order, what was seen among it"
-    if new.eval_sequences != old.eval_sequences:
-        yield "EVAL_SEQUENCES is another: losses before and after are of other text"
+    for key in ("eval_sequences", "test_sequences"):
+        if getattr(new, key) != getattr(old, key):
+            yield f"{key.upper()} is another: losses before and after are of other text"

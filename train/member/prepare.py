@@ -158,7 +158,8 @@ def tokens_of(
     tokenizer, spare = open_one(), list[tuple[SplitName, list[int]]]()
     ends = tokenizer.eos_token_id is not None and not text.is_one_document(source)
     end = [tokenizer.eos_token_id] if ends else []
-    most = max(1, config.eval_sequences // _EVALUATED) * config.seq_length
+    held = {"validation": config.eval_sequences, "test": config.test_sequences}
+    most = {part: max(1, sequences // _EVALUATED) * config.seq_length for part, sequences in held.items()}
     documents, at = enumerate(text.divided(source, config.held_out)), 0
     while batch := [*islice(documents, _BATCH)]:
         asked = [(at, part, each) for at, (part, each) in batch
@@ -166,9 +167,9 @@ def tokens_of(
         for (at, part, _), tokens in zip(asked, _ids(tokenizer, [each for _, _, each in asked]), strict=True):
             found = tokens + end
             if part != "train":
-                first = max(0, len(found) - most) // 2  # how a document begins says little of the rest
-                spare.append((part, found[:first] + found[first + most :]))
-                found = found[first : first + most]
+                first = max(0, len(found) - most[part]) // 2  # how a document begins says little of the rest
+                spare.append((part, found[:first] + found[first + most[part] :]))
+                found = found[first : first + most[part]]
             if got[part] < wanted[part]:
                 yield at, part, found
         if all(got[part] >= wanted[part] for part in wanted):
