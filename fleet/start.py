@@ -73,6 +73,7 @@ def main(method: Method[Any], arguments: list[str] | None = None, others: Sequen
         fork: Annotated[str, Parameter(show=False)] = "",
         follow: Annotated[Path | None, Parameter(show=False)] = None,
         finish: Annotated[bool, Parameter(show=False)] = False,
+        begun: Annotated[bool, Parameter(show=False)] = False,
     ) -> int:
         if forkserver:
             libraries = methods.get(forkserver[0], method).libraries
@@ -89,7 +90,7 @@ def main(method: Method[Any], arguments: list[str] | None = None, others: Sequen
         from fleet.local import Starter
 
         if follow:
-            return following.follow(methods, follow, finish)
+            return following.follow(methods, follow, finish, begun)
         where = config.absolute().parent
         mine = methods.get(algorithm or named(config), method)
         found = read(config, mine, methods, algorithm)
@@ -166,9 +167,10 @@ def completed(method: Method[C], config: C, flag: str, also: Mapping[str, Any] |
     if method.algorithm and flag not in ("", method.algorithm):
         raise UserError(f"--algorithm {flag}: this script runs {method.algorithm}")
     if method.algorithm and not flag and config.algorithm not in ("", method.algorithm):
+        script = f"{config.algorithm.replace('-', '_')}.py"
+        other = f"start {script} instead, or " if Path(__file__).parent.parent.joinpath(script).is_file() else ""
         raise UserError(
-            f"ALGORITHM is {config.algorithm!r}, and this script runs {method.algorithm}: "
-            "start the other one's script, or leave ALGORITHM out"
+            f"ALGORITHM is {config.algorithm!r}, and this script runs {method.algorithm}: {other}leave ALGORITHM out"
         )
     algorithm = flag or method.algorithm or config.algorithm
     if not algorithm:

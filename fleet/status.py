@@ -39,8 +39,13 @@ _COLUMNS = ("worker", "machine", "made", "a minute", "written", "does", "ago")
 
 
 def _told(member: Member) -> str:
-    """A member, and what it came to; what was found out of all together, and on what."""
-    return f"{member.id}  {member.absent or metrics_text(member.metrics)}".rstrip() + member.recipe.asked
+    """A member, and what it came to."""
+    return f"{member.id}  {member.absent or metrics_text(member.metrics)}".rstrip() + asked(member)
+
+
+def asked(member: Member) -> str:
+    """On what: text that selects is not the text that all together are told on."""
+    return f" ({member.recipe.questions})" if member.recipe.questions and member.metrics else ""
 
 
 def metrics_text(metrics: Mapping[str, Any]) -> str:

@@ -49,7 +49,7 @@ from train.training_config import PRESETS, PRESETS_REACH, TrainConfig
     ({"initial_population": ["60mm"]}, "there is no such preset, nor a folder; the nearest one is 60m"),
     ({"datasets": [{"source": "stdlib", "evaluated": False}]}, "DATASETS: none is evaluated"),
     ({"datasets": [{"source": "stdlib", "text_field": "body"}]}, "dataset stdlib: text_field changes nothing of such"),
-    ({"algorithm": "diloco"}, "ALGORITHM is 'diloco', and this script runs edt: start the other one's script"),
+    ({"algorithm": "diloco"}, "ALGORITHM is 'diloco', and this script runs edt: start diloco.py instead"),
 ])  # fmt: skip
 def test_what_cannot_work_is_refused_at_once(tmp_path, keys, why):
     assert re.search(why, refused(tmp_path, **keys))
@@ -154,6 +154,7 @@ TURNS = {
     "vocab_size": (270, {"tokenizer": "", "stdlib_digest": ""}), "first_inner_steps": (3, {}),
     "inner_optimizer": ("adamw", {}),
     "datasets": (({"source": "fake"},), {}), "held_out": (0.2, {}), "eval_sequences": (6, {}),
+    "test_sequences": (6, {}),
     "eval_batch_size": (1, {}), "max_epochs": (0.5, {}), "inner_steps": (5, {}), "batch_size": (1, {}),
     "seq_length": (12, {}), "gradient_accumulation": (2, {}), "lr": (5e-3, {}), "lr_schedule": ("cosine", {}),
     "warmup_steps": (4, {}), "weight_decay": (0.5, {}), "clip": (0.1, {}), "precision": ("bf16-mixed", {}),

@@ -2,10 +2,12 @@
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import cache, partial
 from itertools import islice
 
 from fleet.errors import UserError
+from fleet.meanwhile import saying
 from fleet.plain import say
 from train import text
 from train.splits import SplitName
@@ -37,7 +39,8 @@ def counted(config: TrainConfig, whole: bool = False) -> Iterator[tuple[Dataset,
     for number, source in enumerate(config.datasets):
         least, got = needed(config, number), dict[SplitName, int]()
         if _is_counted(source, least, config.held_out, whole):
-            got = count()(number, dict.fromkeys(least, sys.maxsize) if whole else least)
+            with nullcontext() if whole else saying(f"counting the tokens of {source.source}", say):
+                got = count()(number, dict.fromkeys(least, sys.maxsize) if whole else least)
         yield source, got, least
 
 
@@ -68,8 +71,6 @@ def _is_counted(source: Dataset, least: Counts, held_out: float, whole: bool) ->
     if not built_in and (whole or sum(characters.values()) > _MUCH):
         return sum(characters.values()) <= _MUCH
     much = any(_TOKEN * least[part] > characters[part] for part in least)
-    if much and built_in:
-        say(f"The tokens of {source.source} are counted, since the run needs much of it.")
     return much
 
 

@@ -108,7 +108,8 @@ def make_tokens(runtime: PretrainingRuntime, work: Work, args: SourceArgs) -> Ma
         if count < least[part]:
             raise Failed(f"{too_short(source, part, count, least[part])}, in a run with another PROJECT_NAME")
     counted = {f"{part}_bytes": _bytes(tokenizer(), tokens) for part, tokens in held.items() if tokens}
-    return {**{part: got[part] for part in SPLITS}, "dtype": dtype.str, **counted}
+    size = {"size": there} if (there := text.size(source)) else {}  # whoever forks the run knows whether it has grown
+    return {**{part: got[part] for part in SPLITS}, "dtype": dtype.str, **counted, **size}
 
 
 def _keep_tokens(work: Work, begin: int, saver: Saver) -> int:
