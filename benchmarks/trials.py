@@ -36,8 +36,8 @@ SHAPES = {
     "1.2m": {"hidden_size": 160, "intermediate_size": 416, "num_hidden_layers": 4, "num_attention_heads": 4},
 }
 COMMON = {
-    "vocab_size": 264, "seq_length": 64, "eval_sequences": 32, "test_sequences": 32, "eval_batch_size": 32, "max_epochs": 4.0,
-    "average_every": 10**5, "shards": 1, "held_out": 0.2,
+    "vocab_size": 264, "seq_length": 64, "eval_sequences": 32, "test_sequences": 32, "eval_batch_size": 32,
+    "max_epochs": 4.0, "average_every": 10**5, "shards": 1, "held_out": 0.2,
 }  # fmt: skip
 # Where torch.compile finds what it needs, a trial takes a quarter less time.
 COMPILED = bool(shutil.which("g++")) and Path(sysconfig.get_path("include"), "Python.h").is_file()
