@@ -173,6 +173,9 @@ class Starter:
         if history.over:
             return self._result(history)
         if self._signals:
+            if self._signals > 1:  # whoever was killed cannot say it
+                with contextlib.suppress(faults.Fault):
+                    launches.stop(store, self._launch, "Ctrl-C twice; the same command goes on from here")
             say(f"Stopped in round {max(0, history.first)}. The same command goes on from here.")
             return 130
         log = f"Their log: {getattr(self._log, 'name', '')}"
