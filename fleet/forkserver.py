@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from fleet.host import born
+from fleet.plain import say
 
 _LONGEST = 1 << 16  # bytes of an order
 _ROOM = 256  # characters that the words of who is forked may have more than the server's own
@@ -150,7 +151,7 @@ def _forked() -> int | None:
     try:
         return os.fork()
     except OSError as error:
-        print(f"no worker can be forked: {error.strerror}", file=sys.stderr, flush=True)
+        say(f"no worker can be forked: {error.strerror}", file=sys.stderr)
         return None
 
 

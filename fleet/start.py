@@ -5,6 +5,7 @@
 
 import importlib
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,7 +28,7 @@ from fleet.processes import devices_of_each, let_group_read, log_to, this_script
 from fleet.run import create_run
 from fleet.run_config import FleetConfig, UserError, load, lowered, read_json
 from fleet.seats import SPENT
-from fleet.sharing_out import idle
+from fleet.sharing_out import crowded, idle
 
 C = TypeVar("C", bound=FleetConfig)
 
@@ -108,8 +109,11 @@ def main(method: Method[Any], arguments: list[str] | None = None, others: Sequen
         starter = Starter(chosen, where, workers, mine.view)
         if few := idle(starter.count, mine.slots(chosen)):
             say(f"Note: {few}.")
-        if shared := gpus.sharing(starter.count, len(gpus.visible()), devices_of_each(chosen)):
+        there = len(gpus.visible())
+        if shared := gpus.sharing(starter.count, there, devices_of_each(chosen)):
             say(f"Note: {shared}.")
+        if not there and (many := crowded(starter.count, chosen.threads, len(os.sched_getaffinity(0)))):
+            say(f"Note: {many}.")
         if (code := starter.run()) == 0 and starter.over:
             mine.finished(chosen, starter.folder)
         return code

@@ -9,7 +9,7 @@ import pytest
 
 from fleet.machines import Machine
 from fleet.remote.launcher import Launcher, place
-from fleet.sharing_out import idle
+from fleet.sharing_out import crowded, idle
 from launch_to_machines import SCRIPTS
 from tests.commands import answer
 from tests.small import KEYS, config, finished, shared
@@ -53,6 +53,7 @@ def test_slots_that_do_not_share_out_leave_workers_waiting():
 def test_a_run_says_at_its_start_who_will_wait_and_that_the_rate_rises_for_long(tmp_path):
     waiting = "33% of the workers wait for the last ones of each round: POPULATION_SIZE 6"
     assert [idle(n, 4) for n in (1, 2, 3, 4)] == ["", "", waiting, ""] and not idle(3, 0)
+    assert not crowded(2, 1, 2) and not crowded(1, 4, 2) and "share 4 processors: 2 of them" in crowded(3, 2, 4)
     file = tmp_path / "evolution.json"
     data = {"tokenizer": str(shared() / "tokenizer"), "datasets": [{"source": str(shared() / "text.jsonl")}]}
     file.write_text(json.dumps({**KEYS, **data}))

@@ -97,7 +97,7 @@ def test_too_little_built_in_text_is_known_before_there_is_a_run(monkeypatch, ca
     why = "dataset stdlib: [0-9,]+ training tokens where the run needs [0-9,]+: [0-9,]+ are missing; add another source"
     with pytest.raises(UserError, match=why):
         check_text(config(**keys, max_generations=20_000))
-    assert "The tokens of stdlib are counted" in capsys.readouterr().out
+    assert "counting the tokens of stdlib" in capsys.readouterr().out
 
 
 def test_the_launchers_check_tells_how_many_tokens_each_source_has(tmp_path):
