@@ -149,9 +149,7 @@ def _notes(old: TrainConfig, new: TrainConfig, round: int, anew: Sequence[str]) 
         source, known = new.datasets[number].source, _same_text(old, new, number)
         goes_on = "the same text first; what was seen does not come again before the rest"
         yield (
-            f"{source} becomes tokens as far as it goes now, {goes_on}"
-            if known
-            else f"{source} is another source: it begins anew"
+            f"more of {source} becomes tokens, {goes_on}" if known else f"{source} is another source: it begins anew"
         )
     for number, windows in enumerate(new.forked[-1].windows):
         if not windows and number < len(old.datasets) and _same_text(old, new, number):

@@ -73,9 +73,9 @@ def prepared(config: TrainConfig, where: Path) -> TrainConfig:
     if not (where / config.base_dir / config.project_name / "run.json").is_file():
         for source in config.datasets:
             text.check_keys(source)
-        check_text(config)
-    if slow := slow_start(config):
-        say(f"Note: {slow}.")
+        check_text(config, say)
+        if slow := slow_start(config):
+            say(f"Note: {slow}.")
     of_python = any(text.kind_of(each).of_python for each in (*config.datasets, *tokenizer_sources(config)))
     return config.model_copy(update={"stdlib_digest": text.stdlib_digest() if of_python else ""})
 
@@ -98,9 +98,9 @@ def check_settings(config: TrainConfig) -> None:
 
 
 def slow_start(config: TrainConfig) -> str:
-    """Where the rate rises for more than a tenth of all steps, how many would do."""
+    """Where the rate rises for more than a tenth of all steps, how many would do; a fork has risen already."""
     steps = config.total_steps
-    if config.warmup_steps <= steps / 10:
+    if config.forked or config.warmup_steps <= steps / 10:
         return ""
     return f"the rate rises for {config.warmup_steps} of {steps} steps: WARMUP_STEPS {steps // 20}"
 
