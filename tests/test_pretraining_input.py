@@ -87,17 +87,18 @@ def test_too_little_text_is_known_before_there_is_a_run(tmp_path):
     assert "same command" not in said and not (tmp_path / "runs").exists()
 
 
-def test_too_little_built_in_text_is_known_before_there_is_a_run(monkeypatch, capsys):
+def test_too_little_built_in_text_is_known_before_there_is_a_run(monkeypatch):
     """Counted where the run needs much of it; here it is the text of a small Python."""
     few = [*islice(text._stdlib_files(), 40)]
     monkeypatch.setattr(text, "_stdlib_files", lambda: few)
     keys = {"tokenizer": "", "vocab_size": 300, "datasets": ("stdlib",)}
-    check_text(config(**keys))
-    assert not capsys.readouterr().out
+    said = list[str]()
+    check_text(config(**keys), said.append)
+    assert not said
     why = "dataset stdlib: [0-9,]+ training tokens where the run needs [0-9,]+: [0-9,]+ are missing; add another source"
     with pytest.raises(UserError, match=why):
-        check_text(config(**keys, max_generations=20_000))
-    assert "counting the tokens of stdlib" in capsys.readouterr().out
+        check_text(config(**keys, max_generations=20_000), said.append)
+    assert said[0] == "counting the tokens of stdlib"
 
 
 def test_the_launchers_check_tells_how_many_tokens_each_source_has(tmp_path):

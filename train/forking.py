@@ -148,9 +148,8 @@ def _notes(old: TrainConfig, new: TrainConfig, round: int, anew: Sequence[str]) 
         number = int(id.rpartition("-")[2])
         source, known = new.datasets[number].source, _same_text(old, new, number)
         goes_on = "the same text first; what was seen does not come again before the rest"
-        yield (
-            f"more of {source} becomes tokens, {goes_on}" if known else f"{source} is another source: it begins anew"
-        )
+        more, other = f"more of {source} becomes tokens, {goes_on}", f"{source} is another source: it begins anew"
+        yield more if known else other
     for number, windows in enumerate(new.forked[-1].windows):
         if not windows and number < len(old.datasets) and _same_text(old, new, number):
             key = "SEQ_LENGTH" if old.seq_length != new.seq_length else "SEED"
