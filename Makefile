@@ -19,12 +19,17 @@ breed: $(VENV)/.run
 test: $(VENV)/.test
 	$(MAKE) --jobs 2 lint test-short
 
+# Processes that wait for each other on two busy cores are late at times: what fails beside others is tried once more, alone,
+# and is named either way. What fails twice has failed.
+TESTS := $(RUN) -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+ALONE := $(RUN) -m pytest --last-failed --last-failed-no-failures none -rA --show-capture=no
+
 test-short: $(VENV)/.test
-	$(RUN) -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(TESTS) || { echo "ONCE MORE, ALONE:" && $(ALONE); }
 
 test-slow: $(VENV)/.slow
 	$(MAKE) storm SEEDS=250
-	$(RUN) -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m slow
+	$(TESTS) -m slow || { echo "ONCE MORE, ALONE:" && $(ALONE) -m slow; }
 
 # On a real NFS disk that three machines mount, each with a kernel of its own.
 test-nfs: $(VENV)/.test

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from fleet.recipe import AHEAD, Member, Past, Recipe, Unplannable, kept_as
-from train.parent_selection import FAMILIES, chosen
+from train.parent_selection import GROUPINGS, select_parents
 from train.training_config import TrainConfig
 from train.training_recipes import (
     FIRST,
@@ -51,9 +51,9 @@ class EDT:
         if generation == 1:
             children = [self.child(k, 1, (first_weights(self.c, k),)) for k in slots]
         elif self.c.selects_by_fitness:
-            children = self.chosen(generation, history)
+            children = self.children_of_the_fit(generation, history)
         else:
-            children = self.in_families(generation, history)
+            children = self.children_of_groups(generation, history)
         return [*children, *self.means(generation), *self.evaluation(generation)]
 
     def check_survivors(self, generation: int, history: Past) -> None:
@@ -67,12 +67,12 @@ class EDT:
 
     # -- everybody is a parent equally often ------------------------------------------------------------------------
 
-    def families(self, generation: int) -> dict[int, list[int]]:
-        """Each slot's parents: all slots of its group."""
+    def group_slots(self, generation: int) -> dict[int, list[int]]:
+        """The slots of each slot's group: its parents."""
         c = self.c
-        return FAMILIES[c.selects](generation, c.population_size, c.parents_of_a_child, self.dice(generation))
+        return GROUPINGS[c.selects](generation, c.population_size, c.parents_of_a_child, self.rng(generation))
 
-    def in_families(self, generation: int, history: Past) -> list[Recipe]:
+    def children_of_groups(self, generation: int, history: Past) -> list[Recipe]:
         """Whoever has the same parents has the same list of them: however large a group is, it is there once."""
         groups, made = self.groups(generation), defaultdict[tuple[str, ...], list[str]](list)
         for recipe in history.plan(generation - 1):
@@ -82,10 +82,10 @@ class EDT:
         return [self.child(k, generation, group, needs[group], parts=len(made[group])) for k, group in groups.items()]
 
     def groups(self, generation: int) -> dict[int, tuple[str, ...]]:
-        """Each slot's parents, in the order of the slots."""
-        families = self.families(generation)
-        ids = {group[0]: tuple(f"{generation - 1}/m{p}" for p in group) for group in families.values()}
-        return {k: ids[families[k][0]] for k in range(self.c.population_size)}
+        """Each slot's parents by their names, in the order of the slots."""
+        slots = self.group_slots(generation)
+        ids = {group[0]: tuple(f"{generation - 1}/m{p}" for p in group) for group in slots.values()}
+        return {k: ids[slots[k][0]] for k in range(self.c.population_size)}
 
     def means(self, generation: int) -> list[Recipe]:
         """Where the next generation begins: a group's mean is made once, each member's share of it by whoever comes
@@ -102,10 +102,10 @@ class EDT:
 
     # -- the fitter are parents more often --------------------------------------------------------------------------
 
-    def chosen(self, generation: int, history: Past) -> list[Recipe]:
+    def children_of_the_fit(self, generation: int, history: Past) -> list[Recipe]:
         pool, slots = self.pool(generation, history), range(self.c.population_size)
         elite = [Recipe(f"m{k}", parents=(pool[k].id,)) for k in slots[: min(self.c.elitism, len(pool))]]
-        parents = {k: self.choose(pool, self.dice(generation, k)) for k in slots[len(elite) :]}
+        parents = {k: self.pick_parents(pool, self.rng(generation, k)) for k in slots[len(elite) :]}
         children = [self.child(k, generation, ids) for k, ids in parents.items()]
         # with PREVIOUS_GENERATION, the generation before stays within reach for one more round
         carried = slots if self.c.previous_generation else ()
@@ -119,8 +119,9 @@ class EDT:
         once = {member.origin: member for member in members if member and "loss" in member.metrics}
         return sorted(once.values(), key=lambda member: (member.metrics["loss"], member.origin))
 
-    def choose(self, pool: Sequence[Member], dice: np.random.Generator) -> tuple[str, ...]:
-        return tuple(pool[i].id for i in sorted(chosen(self.c.selects, len(pool), self.c.parents_of_a_child, 2, dice)))
+    def pick_parents(self, pool: Sequence[Member], rng: np.random.Generator) -> tuple[str, ...]:
+        places = select_parents(self.c.selects, len(pool), self.c.parents_of_a_child, 2, rng)
+        return tuple(pool[place].id for place in sorted(places))
 
     # -- recipes ----------------------------------------------------------------------------------------------------
 
@@ -139,7 +140,7 @@ class EDT:
         args = EvaluationArgs(on="test").plain()
         return [Recipe("average", "mean", members, tuple(training_inputs(self.c)), "summary", args, optional=True)]
 
-    def dice(self, *key: int) -> np.random.Generator:
+    def rng(self, *key: int) -> np.random.Generator:
         return np.random.default_rng([self.c.seed, *key])
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from fleet.recipe import Past, Recipe, kept_as
 from train.member import posttraining_genome
-from train.parent_selection import RULES, Rival, by_fitness, chosen, matched
+from train.parent_selection import RULES, Rival, by_fitness, matched, select_parents
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.posttrain.posttrain_fitness import rival_of
 from train.training_commands import breeding
@@ -33,18 +33,18 @@ class EvoMerge:
 
     def plan(self, generation: int, history: Past) -> list[Recipe]:
         if generation == 0:
-            return self.ground()
+            return self.round_zero()
         if generation == 1:
             return self.evaluated(1, self.founders())
         if generation <= self.c.max_generations:
-            return self.evaluated(generation, self.bred(generation, history))
-        return self.finals(generation, history) if generation == self.c.max_generations + 1 else []
+            return self.evaluated(generation, self.children(generation, history))
+        return self.final_evaluations(generation, history) if generation == self.c.max_generations + 1 else []
 
     # -- what a run needs once ----------------------------------------------------------------------------------------
 
-    def ground(self) -> list[Recipe]:
+    def round_zero(self) -> list[Recipe]:
         """The given models in one form, and the data as tokens."""
-        inits = [InitArgs(entry=n, name=short(name)).plain() for n, name in enumerate(self.c.models)]
+        inits = [InitArgs(entry=n, name=short_name(name)).plain() for n, name in enumerate(self.c.models)]
         data = [SourceArgs(source=n, name=name).plain() for n, name in enumerate(posttraining_genome.names(self.c))]
         return [
             *(Recipe(f"init-{n}", "init", (), (FIRST,) if n else (), "given", args) for n, args in enumerate(inits)),
@@ -61,29 +61,27 @@ class EvoMerge:
     def founders(self) -> list[Recipe]:
         """Each given model at least once where it fits; who stands there again learns something of his own."""
         given, size = len(self.c.initial_population), self.c.population_size
-        more = [int(n) for n in self.dice(1).integers(given, size=max(0, size - given))]
-        chosen = [*range(given), *more] if given <= size else sorted(map(int, self.dice(1).permutation(given)[:size]))
+        more = [int(n) for n in self.rng(1).integers(given, size=max(0, size - given))]
+        chosen = [*range(given), *more] if given <= size else sorted(map(int, self.rng(1).permutation(given)[:size]))
         members = []
         for k, n in enumerate(chosen):
             if k < given or self.c.mutation == "none":
                 members.append(Recipe(f"m{k}", parents=(f"0/init-{n}",)))
             else:
-                members.append(
-                    self.child(1, k, (f"0/init-{n}",), posttraining_genome.founding(self.c, self.dice(1, k)))
-                )
+                members.append(self.child(1, k, (f"0/init-{n}",), posttraining_genome.founding(self.c, self.rng(1, k))))
         return members
 
-    def bred(self, generation: int, history: Past) -> list[Recipe]:
+    def children(self, generation: int, history: Past) -> list[Recipe]:
         genomes = self.genomes(generation - 1, history)
-        if self.hurried:
+        if self.plans_ahead:
             ids = [f"{generation - 1}/m{k}" for k in range(self.c.population_size)]
-            families = [matched(ids, k, self.dice(generation)) for k in range(self.c.population_size)]
-            return [self.bred_of(generation, k, family, genomes) for k, family in enumerate(families)]
+            pairs = [matched(ids, k, self.rng(generation)) for k in range(self.c.population_size)]
+            return [self.child_of(generation, k, pair, genomes) for k, pair in enumerate(pairs)]
         order = self.order(generation - 1, history)
         best = enumerate(order[: self.c.elitism])
         elite = [Recipe(f"m{k}", parents=(one.id,), genome=genomes[one.id]) for k, one in best]
         children = [
-            self.bred_of(generation, k, self.parents(generation, k, order), genomes)
+            self.child_of(generation, k, self.parents(generation, k, order), genomes)
             for k in range(len(elite), self.c.population_size)
         ]
         fittest = self.best(generation - 1, history)
@@ -91,20 +89,20 @@ class EvoMerge:
         return [*elite, *children, *kept]
 
     @property
-    def hurried(self) -> bool:
+    def plans_ahead(self) -> bool:
         """Everybody is a parent equally often and nobody goes on unchanged: nobody waits for all others' fitness."""
         return self.c.selection == "matching" and not self.c.elitism
 
     def parents(self, generation: int, k: int, order: Sequence[Rival]) -> list[str]:
         if self.c.selection == "matching":
-            return matched(sorted(one.id for one in order), k - self.c.elitism, self.dice(generation))
-        picked = chosen(self.c.selection, len(order), 2, self.c.tournament_size, self.dice(generation, k))
+            return matched(sorted(one.id for one in order), k - self.c.elitism, self.rng(generation))
+        picked = select_parents(self.c.selection, len(order), 2, self.c.tournament_size, self.rng(generation, k))
         return [order[n].id for n in picked]
 
-    def bred_of(
+    def child_of(
         self, generation: int, k: int, parents: Sequence[str], genomes: Mapping[str, posttraining_genome.Genome]
     ) -> Recipe:
-        genome = posttraining_genome.child(self.c, [genomes[id] for id in parents], self.dice(generation, k, 2))
+        genome = posttraining_genome.child(self.c, [genomes[id] for id in parents], self.rng(generation, k, 2))
         return self.child(generation, k, unique(*parents), genome)
 
     def child(self, generation: int, k: int, parents: tuple[str, ...], genome: posttraining_genome.Genome) -> Recipe:
@@ -122,7 +120,7 @@ class EvoMerge:
     def evaluation(self, slot: str, id: str, asked: EvaluationArgs, role: str = "look") -> Recipe:
         return Recipe(slot, "look", (id,), self.needs((id,)), role, asked.plain())
 
-    def finals(self, generation: int, history: Past) -> list[Recipe]:
+    def final_evaluations(self, generation: int, history: Past) -> list[Recipe]:
         best, asked = self.best(generation - 1, history), EvaluationArgs(on="test")
         starts = range(len(self.c.initial_population))
         return [
@@ -155,7 +153,7 @@ class EvoMerge:
         plain = posttraining_genome.plain(self.c)
         return {f"{generation}/{recipe.slot}": recipe.genome or plain for recipe in history.plan(generation)}
 
-    def dice(self, *key: int) -> np.random.Generator:
+    def rng(self, *key: int) -> np.random.Generator:
         return np.random.default_rng([self.c.seed, *key])
 
 
@@ -164,7 +162,7 @@ def evaluation_of(slot: str) -> str:
     return f"look-{slot}"
 
 
-def short(model: str) -> str:
+def short_name(model: str) -> str:
     """Its name without the way to it."""
     return model.rstrip("/").rpartition("/")[2]
 

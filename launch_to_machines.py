@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fleet.remote.commands import main
 
-SCRIPTS = {
+METHOD_SCRIPTS = {
     "edt": ("edt.py", "--algorithm", "edt"),
     "edt-evomerge": ("edt.py", "--algorithm", "edt-evomerge"),
     "diloco": ("diloco.py",),
@@ -16,4 +16,4 @@ SCRIPTS = {
 }
 
 if __name__ == "__main__":
-    main(SCRIPTS, Path(__file__).parent, __doc__)
+    main(METHOD_SCRIPTS, Path(__file__).parent, __doc__)

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.figures import goal, spread, table
-from train.foretelling import summed
+from train.chunked_loss import summed
 
 TOKENS, HIDDEN = 1024, 64
 WORDS = (32_768, 131_072, 262_144)

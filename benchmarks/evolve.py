@@ -75,14 +75,14 @@ def prepared(place: Path, words: int) -> None:
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     for name in MODELS:
         PreTrainedTokenizerFast(tokenizer_object=made, eos_token="w0", pad_token="w0").save_pretrained(place / name)
-    dice, tasks = random.Random(0), place / "tasks"
+    rng, tasks = random.Random(0), place / "tasks"
     tasks.mkdir()
 
     def some(count: int) -> str:
-        return " ".join(f"w{dice.randrange(WORDS)}" for _ in range(count))
+        return " ".join(f"w{rng.randrange(WORDS)}" for _ in range(count))
 
     lines = [
-        {"question": some(words), "choices": [some(3) for _ in range(4)], "answer": dice.randrange(4)}
+        {"question": some(words), "choices": [some(3) for _ in range(4)], "answer": rng.randrange(4)}
         for _ in range(QUESTIONS)
     ]
     (tasks / "quiz.json").write_text("\n".join(map(json.dumps, lines)))

@@ -71,15 +71,15 @@ def sources(*shares: int) -> tuple[dict[str, Any], ...]:
 
 def write_words(config: Any) -> None:
     """Only documents to learn from: nothing that is held out is told in another order."""
-    from train import text
+    from train import text_sources
     from train.splits import Split, part_of
 
-    dice = random.Random(1)
+    rng = random.Random(1)
     with WORDS.open("w") as file:
-        for document in text.shuffled_stdlib():
+        for document in text_sources.shuffled_stdlib():
             if part_of(document, Split.halved(config.held_out)) == "train":
                 words = document.split()
-                dice.shuffle(words)
+                rng.shuffle(words)
                 file.write(json.dumps({"text": " ".join(words)}) + "\n")
 
 

@@ -11,7 +11,7 @@ def llamas(folder: Path, dtype: str, hidden: int, layers: int, vocabulary: int) 
     """Three, as Hugging Face folders."""
     import torch  # here: who only wants their names, and measures memory, shall not have it
 
-    from merge.files import Header, TensorEntry, bytes_of, write_header
+    from merge.tensor_files import Header, TensorEntry, bytes_of, write_header
 
     inner, numbers = hidden * 8 // 3 // 64 * 64, getattr(torch, dtype)
     config = {

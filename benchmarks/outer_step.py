@@ -18,9 +18,9 @@ from rich.console import Console
 from benchmarks.figures import goal, table
 from fleet.disk import Disk
 from fleet.host import Host
-from fleet.payload import Draft, Files, Payload
+from fleet.payload import Files, Payload, PayloadWriter
 from fleet.store import FOLDERS, Store
-from merge.outer import Outer, means, ranges
+from merge.outer_step import OuterOptimizer, means, ranges
 from merge.wire import pieces, received, send, sender
 
 SIZE, QUICK_SIZE = 60_000_000, 6_000_000
@@ -53,16 +53,16 @@ class Exchange:
 
     def shard(self, s: int) -> str:
         count, name = len(self.cuts[s]), f"shard-{s}.new"
-        draft, old = Draft(self.store, name), self._payload(self.shards[s])
+        writer, old = PayloadWriter(self.store, name), self._payload(self.shards[s])
         with contextlib.ExitStack() as stack:
             state = [received(stack.enter_context(old.open(n)), count) for n in ("weights", "momentum")]
             several = [self._payload(f"replica-{k}") for k in range(self.replicas)]
             changes = [received(stack.enter_context(each.open(f"change-{s}")), count) for each in several]
-            both = [sender(stack.enter_context(draft.create(n)), count) for n in ("weights", "momentum")]
-            for stepped in Outer().stream(state, means(changes)):
+            both = [sender(stack.enter_context(writer.create(n)), count) for n in ("weights", "momentum")]
+            for stepped in OuterOptimizer().stream(state, means(changes)):
                 for put, piece in zip(both, stepped, strict=True):
                     put(piece)
-        self.files[name] = draft.seal()
+        self.files[name] = writer.seal()
         return name
 
     def _first(self, s: int) -> str:
@@ -70,11 +70,11 @@ class Exchange:
         return self._publish(f"shard-{s}.old", {"weights": piece, "momentum": torch.zeros_like(piece)})
 
     def _publish(self, name: str, vectors: dict[str, torch.Tensor]) -> str:
-        draft = Draft(self.store, name)
+        writer = PayloadWriter(self.store, name)
         for file, vector in vectors.items():
-            with draft.create(file) as sink:
+            with writer.create(file) as sink:
                 send(sink, len(vector), pieces(vector))
-        self.files[name] = draft.seal()
+        self.files[name] = writer.seal()
         return name
 
     def _load(self, name: str, file: str, into: torch.Tensor) -> None:

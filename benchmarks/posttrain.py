@@ -59,7 +59,7 @@ def made(config: Path) -> int:
 
 def rows(history: History) -> list[tuple[str, str, float, str]]:
     found = []
-    for round in range(history.first):
+    for round in range(history.first_open):
         for recipe in history.plan(round):
             if not recipe.carried:
                 outcome = history.outcome(f"{round}/{recipe.slot}")

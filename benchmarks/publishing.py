@@ -11,7 +11,7 @@ from rich.table import Table
 
 from benchmarks.figures import goal, spread, table
 from benchmarks.workers import toys
-from fleet.payload import Draft, drop
+from fleet.payload import PayloadWriter, drop
 from fleet.store import Store
 
 BLOCK = 4 << 20
@@ -41,7 +41,7 @@ def publishing(place: Path, quick: bool) -> Table:
     shown.add_row("cp, then sync -f", spread(taken["cp"]), spread(rates["cp"], 0), "1", "")
     good = goal(median(ratios) <= 1.3, "at most 1.3")
     ours = spread(taken["fleet"]), spread(rates["fleet"], 0)
-    shown.add_row("draft, hashed blocks, seal, done register", *ours, spread(ratios), good)
+    shown.add_row("writer, hashed blocks, seal, done register", *ours, spread(ratios), good)
     return shown
 
 
@@ -62,9 +62,9 @@ def _copy(source: Path, target: Path):  # type: ignore[no-untyped-def]
 
 
 def _publish(store: Store, data: memoryview, size: int, n: int):  # type: ignore[no-untyped-def]
-    draft = Draft(store, f"00000.big.{n}")
-    with draft.create("weights") as file:
+    writer = PayloadWriter(store, f"00000.big.{n}")
+    with writer.create("weights") as file:
         for block in _blocks(data, size):
             file.write(block)
-    store.settle(f"rounds/00000/big.{n}.done", {"files": {name: [*x] for name, x in draft.seal().items()}})
-    return lambda: drop(store, draft.attempt)
+    store.settle(f"rounds/00000/big.{n}.done", {"files": {name: [*x] for name, x in writer.seal().items()}})
+    return lambda: drop(store, writer.attempt)

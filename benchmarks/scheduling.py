@@ -31,8 +31,8 @@ class Seat:
 class Simulation:
     def __init__(self, config: ToyConfig, seconds: list[float], backup: float, seed: int = 0) -> None:
         usual = sorted(seconds)[len(seconds) // 2]
-        self.dice, self.usual, self.backup = random.Random(seed), usual, backup
-        self.seats = [Seat(n, s, s > SLOW * usual, -self.dice.uniform(0, _TICK)) for n, s in enumerate(seconds)]
+        self.rng, self.usual, self.backup = random.Random(seed), usual, backup
+        self.seats = [Seat(n, s, s > SLOW * usual, -self.rng.uniform(0, _TICK)) for n, s in enumerate(seconds)]
         self.toy, self.rounds, self.first = strategy(config), dict[int, dict[str, Recipe]](), 0
         self.done: dict[str, float] = {}
         self.claims: dict[str, list[int]] = {}
@@ -65,7 +65,7 @@ class Simulation:
         for each in self.seats:
             if each is not seat and not each.busy:  # sleeping, the longer the longer it has waited
                 nap = min(WorkerOptions.poll_seconds, max(0.005, 0.05 * (now - each.idle)))
-                self._push(now + self.dice.uniform(0, nap), each)
+                self._push(now + self.rng.uniform(0, nap), each)
         seat.idle = now
         self._turn(seat, now)
 

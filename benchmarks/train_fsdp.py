@@ -25,10 +25,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks import peers
 from benchmarks.figures import goal, spread, table
-from train.cluster.before import model_of
 from train.cluster.options import CheckpointOptions, TrainingOptions
 from train.cluster.ranks import Ranks, joined
-from train.cluster.shared import learner_of
+from train.cluster.shared_learner import learner_of
+from train.cluster.startup import model_of
 from train.cluster.token_data import RandomBatches
 from train.loop import rate
 from train.model import built, described, without_numbers

@@ -322,13 +322,13 @@ def _held_out(exporter: Any, config: TrainConfig) -> Any:
     """What no run trains on or selects by, and more of it than a run has on its disk; of many documents."""
     import numpy as np
 
-    from train import text
+    from train import text_sources
     from train.batches import TokenFile
     from train.member.prepare import open_tokenizer
     from train.splits import Split, part_of
 
     tokenizer, found = open_tokenizer(exporter.parent("0/tokenizer"), exporter.config), list[int]()
-    for document in text.shuffled_stdlib():
+    for document in text_sources.shuffled_stdlib():
         if part_of(document, Split.halved(config.held_out)) == "test" and len(found) <= LOOKED_AT * config.seq_length:
             tokens = tokenizer(document[: 64 * OF_EACH * config.seq_length], add_special_tokens=False)["input_ids"]
             found += tokens[: OF_EACH * config.seq_length]

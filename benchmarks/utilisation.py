@@ -31,7 +31,7 @@ from fleet.processes import options
 from fleet.run import create_run, open_run
 from fleet.worker import Worker
 from train.training_config import TrainConfig
-from train.training_recipes import WITHOUT_DEVICE
+from train.training_recipes import OFF_DEVICE
 
 MODELS = 6.7  # that a slot writes and reads in a round, all in fp32: benchmarks.exchange
 PARAMETERS = 124e3
@@ -77,7 +77,7 @@ class Paced:
         config = TrainConfig.joined(run["config"], launches.settings(store, launches.latest(store)))
         make = [with_verdicts(lambda: Device(config), _make, _ADVICE) for _ in range(2)]
         second = (open_run(self.run, store.host, self.name)[0], make[1]) if config.disk_lane else None
-        how = options(config, launches.latest(store), beside=WITHOUT_DEVICE)
+        how = options(config, launches.latest(store), off_device=OFF_DEVICE)
         Worker(store, strategy_of(config), make[0], how, second=second).run()
         self.out.write_text(json.dumps(trained))
 

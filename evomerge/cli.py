@@ -34,9 +34,9 @@ from evomerge.config import (
     with_models,
 )
 from evomerge.tournament_method import METHOD
-from fleet import helping
+from fleet import help_pages
+from fleet.busy_notice import saying
 from fleet.errors import refuse
-from fleet.meanwhile import saying
 from fleet.permissions import leaving
 from fleet.plain import log_plainly, say
 from fleet.run_config import UserError
@@ -45,7 +45,7 @@ from merge.search.search_command import flags, given
 
 _WHAT, _HOW, _OUT = (Group(name, sort_key=n) for n, name in enumerate(("What to do", "The tournament", "Results"), 1))
 
-app = helping.app("python -m evomerge.cli", __doc__)
+app = help_pages.app("python -m evomerge.cli", __doc__)
 
 if TYPE_CHECKING:
     Keys = Any

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from fleet.errors import absolute
 from fleet.run_config import FleetConfig, Metrics, Text, UserError, bound, lowered, read_json, validated
 
-Method = Literal["ps", "dfs", "ps_dfs"]
+MergeSpace = Literal["ps", "dfs", "ps_dfs"]
 Technique = Literal["linear", "slerp", "ties", "dare", "frankenmerge", "dfs"]
 
 BUILTIN = "builtin:"
@@ -76,7 +76,7 @@ class ModelReference(Editable):
 class MergeSettings(Editable):
     """How models are merged."""
 
-    merge_method: Method = Field(
+    merge_method: MergeSpace = Field(
         "ps_dfs",
         description="ps, parameter space: weights are combined; dfs, data flow space: layers are stacked; "
         "ps_dfs: both in turn.",

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from evomerge.breeding import Pool, Scored, can_mutate, crossed, first, mutated, next_generation, ranked
 from evomerge.config import Configuration, ModelReference
 from evomerge.formula import Formula, in_words
 from evomerge.given_models import resolved
 from evomerge.merger import AdvancedModelMerger, known
 from evomerge.tournament import last_generation
 from evomerge.utils import EvoMergeException, expected, log
+from evomerge.variation import Pool, Scored, can_mutate, crossed, first, mutated, next_generation, ranked
 from fleet.run_config import UserError
 
 
@@ -47,7 +47,7 @@ class EvolutionaryMerger:
                 )
 
             def make(names: Sequence[str], layers: int) -> Formula:
-                return mutated(formula, self._pool(names, layers), self.e, self._dice())
+                return mutated(formula, self._pool(names, layers), self.e, self._rng())
 
             return self.merger.built(make, models, base, f"{model.name}-mutant")
 
@@ -57,7 +57,7 @@ class EvolutionaryMerger:
             (left, right), models, base = _joined([known(one), known(other)])
 
             def make(names: Sequence[str], layers: int) -> Formula:
-                return crossed(left, right, self._pool(names, layers), self.e, self._dice())[0]
+                return crossed(left, right, self._pool(names, layers), self.e, self._rng())[0]
 
             return self.merger.built(make, models, base, f"{one.name}-x-{other.name}"[:80])
 
@@ -75,8 +75,8 @@ class EvolutionaryMerger:
             raise EvoMergeException(
                 f"{len(population)} models and {len(scores)} scores: as many are needed, at least one"
             )
-        dice, there = self._dice(), len(scores)
-        some = [int(n) for n in dice.choice(there, min(self.e.tournament_size, there), replace=False)]
+        rng, there = self._rng(), len(scores)
+        some = [int(n) for n in rng.choice(there, min(self.e.tournament_size, there), replace=False)]
         known = {n: -math.inf if math.isnan(scores[n]) else scores[n] for n in sorted(some)}  # not a number: it failed
         return population[max(known, key=lambda n: known[n])]
 
@@ -126,7 +126,7 @@ class EvolutionaryMerger:
             self._last = key, alone(self.config, models, base)
         return self._last[1]
 
-    def _dice(self) -> np.random.Generator:
+    def _rng(self) -> np.random.Generator:
         """Other ones at every call; the same ones in another process that does the same."""
         self._drawn += 1
         return np.random.default_rng([self.e.seed, 3, self._drawn])

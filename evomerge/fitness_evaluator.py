@@ -13,16 +13,16 @@ from typing import Any
 
 import torch
 
-from evomerge.building import builder
 from evomerge.config import Configuration, EvaluationSettings, ModelReference, TournamentConfig
 from evomerge.formula import Blend, Formula
 from evomerge.given_models import check_alike, check_causal
+from evomerge.model_builder import builder
 from evomerge.texts import KINDS, unseen
 from fleet.run_config import UserError
-from merge.live import LiveModel
+from merge.live_models import LiveModel
 from merge.search.search_worker import CandidateEvaluator
-from train import lm_eval_tasks, text
-from train.lm_eval_tasks import Asked, TaskEvaluation
+from train import lm_eval_tasks, text_sources
+from train.lm_eval_tasks import TaskEvaluation, TaskRequest
 from train.passages import Losses, PassageReader, as_metrics
 from train.splits import HELD_OUT, EvalSplit, Split, normal, parts_of
 from train.training_config import Dataset
@@ -36,7 +36,7 @@ _READ = 4  # times as many passages as are asked, of which some are taken from e
 Metrics = Mapping[str, Any]
 
 
-class FitnessEvaluator:
+class FitnessQuestions:
     """All that models of one tokenizer are asked."""
 
     def __init__(
@@ -76,7 +76,7 @@ class FitnessEvaluator:
         return {**found, name: score, "objectives": json.dumps(objectives)}
 
 
-class FormulaEvaluator(CandidateEvaluator[FitnessEvaluator]):
+class FormulaEvaluator(CandidateEvaluator[FitnessQuestions]):
     def __init__(self, config: TournamentConfig) -> None:
         super().__init__()
         torch.set_num_threads(config.threads)
@@ -87,8 +87,8 @@ class FormulaEvaluator(CandidateEvaluator[FitnessEvaluator]):
     def loaded(self) -> dict[str, Any]:
         return load_tasks(self.e, self.seed)
 
-    def questions_for(self, live: LiveModel) -> FitnessEvaluator:
-        return FitnessEvaluator(self.e, self.seed, live.tokenizer, self.builder.context(), self.eval_tasks)
+    def questions_for(self, live: LiveModel) -> FitnessQuestions:
+        return FitnessQuestions(self.e, self.seed, live.tokenizer, self.builder.context(), self.eval_tasks)
 
     def check(self) -> Mapping[str, Any]:
         references = [*self.models, *([self.m.base_model] if self.m.base_model else [])]
@@ -129,9 +129,9 @@ def gains(e: EvaluationSettings, objectives: Mapping[str, float]) -> dict[str, f
     return {name: signs[name] * value for name, value in objectives.items() if name in signs}
 
 
-def asked(e: EvaluationSettings, seed: int) -> Asked:
+def asked(e: EvaluationSettings, seed: int) -> TaskRequest:
     names = tuple(dict.fromkeys(task.name for task in e.tasks))
-    return Asked(names, e.limit, e.num_fewshot, shuffle=True, task_path=tuple(e.task_path), seed=seed)
+    return TaskRequest(names, e.limit, e.num_fewshot, shuffle=True, task_path=tuple(e.task_path), seed=seed)
 
 
 def load_tasks(e: EvaluationSettings, seed: int) -> dict[str, Any]:
@@ -179,11 +179,11 @@ def texts(e: EvaluationSettings) -> dict[EvalSplit, Passages]:
 
 def cut(e: EvaluationSettings) -> list[list[str]]:
     """A file's passage groups: what is long is cut, and between two of its groups a passage is left out."""
-    if not e.text.endswith(text.FILES):
-        raise UserError(f"{e.text}: a text file ends in {', '.join(text.FILES)}")
+    if not e.text.endswith(text_sources.FILES):
+        raise UserError(f"{e.text}: a text file ends in {', '.join(text_sources.FILES)}")
     source = Dataset(source=str(Path(e.text).expanduser()), text_field=e.text_field)
-    documents, found = text.documents(source), list[list[str]]()
-    if text.is_one_document(source):
+    documents, found = text_sources.documents(source), list[list[str]]()
+    if text_sources.is_one_document(source):
         documents = iter(["".join(islice(documents, e.passages))])  # of which each has several passages
     for document in documents:
         passages = _passages(document)

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from evomerge.config import ModelReference
 from fleet.errors import refuse
-from merge.files import UserError, read_json
+from merge.tensor_files import UserError, read_json
 
 FILE = "evomerge.json"  # beside a merged model's weights
 _STEPS, _POINTS = 1024, 256  # of a path, of the shares of one model

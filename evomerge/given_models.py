@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from evomerge.config import BUILTIN, ModelReference
+from fleet.busy_notice import saying
 from fleet.errors import absolute
-from fleet.meanwhile import saying
 from fleet.plain import say
-from fleet.plausible import check_words_in
 from fleet.run_config import UserError, whole
+from fleet.untrusted_model import check_words_in
 from merge.donor import Donor, refuse_adapter
 from merge.donors import Donors, located
 from merge.merging import TOKENIZER_FILES
@@ -63,7 +63,7 @@ def check_alike(models: Sequence[ModelReference]) -> None:
 
 
 def check_causal(models: Sequence[ModelReference], trust: bool = False) -> None:
-    """What has to foretell text, or to answer, must be made for it."""
+    """What has to predict text, or to answer, must be made for it."""
     from train.model import described
 
     for model in models:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from evomerge.breeding import Pool, combined
-from evomerge.building import ModelBuilder
 from evomerge.config import STAGES, TECHNIQUES, Configuration, ModelReference, Technique
 from evomerge.formula import Formula, Step, in_words, read
 from evomerge.given_models import check_alike, resolved
+from evomerge.model_builder import ModelBuilder
 from evomerge.utils import EvoMergeException, expected, log
+from evomerge.variation import Pool, combined
 
 
 class AdvancedModelMerger:
@@ -60,8 +60,8 @@ class AdvancedModelMerger:
             raise EvoMergeException(f"none of {', '.join(allowed)} belongs to this way of merging")
 
         def made(names: Sequence[str], layers: int) -> Formula:
-            dice = np.random.default_rng([self.config.evolution_settings.seed, 1, 0])
-            return combined(Pool(self.settings, names, layers), used, dice)
+            rng = np.random.default_rng([self.config.evolution_settings.seed, 1, 0])
+            return combined(Pool(self.settings, names, layers), used, rng)
 
         return self.write(made, models)
 

@@ -18,11 +18,12 @@ from transformers import (
 )
 
 from evomerge import texts
+from fleet.busy_notice import saying
 from fleet.errors import absolute
-from fleet.meanwhile import saying
 from train.batches import TokenFile, batch
 from train.loop import Learner, rate
-from train.made_here import (
+from train.model import built, empty
+from train.models_on_demand import (
     MakingProgress,
     Tell,
     byte_level_bpe,
@@ -32,7 +33,6 @@ from train.made_here import (
     in_one_line,
     publish,
 )
-from train.model import built, empty
 from train.training_config import TrainConfig, alone
 
 BASE = "base"

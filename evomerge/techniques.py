@@ -7,7 +7,7 @@ from evomerge.formula import BLEND, Blend, Formula, Step
 from merge.merge_recipe import alone
 
 MERGED, MEAN = "merged", "mean-of-all"  # the last stage's name, and that of a base which nobody gave
-METHODS = {"linear": "linear", "slerp": "slerp", "ties": "ties", "dare": "dare_linear"}  # of the merge engine
+ENGINE_METHODS = {"linear": "linear", "slerp": "slerp", "ties": "ties", "dare": "dare_linear"}  # of the merge engine
 Recipes = dict[str, dict[str, Any]]
 
 
@@ -18,7 +18,7 @@ def recipes(formula: Formula, models: Mapping[str, str], base: str, dtype: str =
     if isinstance(blend, str) and not formula.path:
         return {MERGED: _with_out_dtype(alone(models[blend]), dtype)}
     if isinstance(blend, Blend):
-        last = _stage(blend, models, base, found)
+        last = _add_blend(blend, models, base, found)
         found["blend" if formula.path else MERGED] = found.pop(last)
     if formula.path:
         there = {**models, BLEND: "blend" if isinstance(blend, Blend) else models.get(str(blend), "")}
@@ -27,28 +27,28 @@ def recipes(formula: Formula, models: Mapping[str, str], base: str, dtype: str =
     return found
 
 
-def _stage(blend: Blend, models: Mapping[str, str], base: str, found: Recipes) -> str:
-    """Adds what is needed for a blend, and it; its name."""
-    inputs = [models[each] if isinstance(each, str) else _stage(each, models, base, found) for each in blend.of]
+def _add_blend(blend: Blend, models: Mapping[str, str], base: str, found: Recipes) -> str:
+    """Adds the recipes of a blend, and of the blends that it is made of; returns its name."""
+    inputs = [models[each] if isinstance(each, str) else _add_blend(each, models, base, found) for each in blend.of]
     match blend.technique:
         case "linear":
             recipe: dict[str, Any] = {"merge_method": "linear", "models": _inputs(inputs, weight=blend.normed)}
         case "slerp":
-            t = _plain(blend.normed[1])
+            t = _scalar(blend.normed[1])
             listed = {"models": [{"model": name} for name in inputs], "parameters": {"t": t}}
             recipe = {"merge_method": "slerp", "base_model": inputs[0], **listed}
         case _:
-            recipe = _changes(blend, inputs, base or _mean(models, found))
+            recipe = _of_task_vectors(blend, inputs, base or _mean(models, found))
     name = f"stage-{len(found) + 1}"
     found[name] = recipe
     return name
 
 
-def _changes(blend: Blend, inputs: Sequence[str], base: str) -> dict[str, Any]:
+def _of_task_vectors(blend: Blend, inputs: Sequence[str], base: str) -> dict[str, Any]:
     """Of a base that all of them share. The base itself has not changed."""
     parameters = {"density": blend.density, "lambda": blend.strength}
     listed = [each for each in _inputs(inputs, weight=blend.normed) if each["model"] != base]
-    method = METHODS[blend.technique]
+    method = ENGINE_METHODS[blend.technique]
     return {"merge_method": method, "base_model": base, "models": listed, "parameters": parameters}
 
 
@@ -74,10 +74,10 @@ def _slices(path: Sequence[Step], models: Mapping[str, str]) -> Sequence[dict[st
 
 
 def _inputs(names: Sequence[str], weight: Sequence[Sequence[float]]) -> list[dict[str, Any]]:
-    return [{"model": name, "parameters": {"weight": _plain(each)}} for name, each in zip(names, weight, strict=True)]
+    return [{"model": name, "parameters": {"weight": _scalar(each)}} for name, each in zip(names, weight, strict=True)]
 
 
-def _plain(values: Sequence[float]) -> float | list[float]:
+def _scalar(values: Sequence[float]) -> float | list[float]:
     return values[0] if len(set(values)) == 1 else list(values)
 
 

@@ -11,7 +11,7 @@ from itertools import islice
 from pydoc_data.topics import topics
 from typing import cast
 
-from train.text import stdlib, stdlib_digest
+from train.text_sources import stdlib, stdlib_digest
 
 _HELD_OUT = 8  # one source of so many
 _BLOCK = 3000  # characters of a source that is cut out of something endless

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from evomerge.breeding import Child, Pool, Scored, first, next_generation, ranked
 from evomerge.config import EvolutionSettings, TournamentConfig
 from evomerge.formula import Formula, in_words, makeup
+from evomerge.variation import Child, Pool, Scored, first, next_generation, ranked
 from fleet.recipe import Member, Past, Recipe
 from merge.search.search_strategy import CHECK, QuestionArgs, SearchStrategy
 from train.splits import EvalSplit

@@ -89,12 +89,12 @@ def read(history: History) -> TournamentOutcome:
     """From a run's registers: all generations that are finished."""
     config = TournamentConfig.joined(history.store.read("run.json")["config"], {})
     generations, models, tested = [], list[TournamentEntry](), list[TournamentEntry]()
-    for round in range(1, history.first):
+    for round in range(1, history.first_open):
         if entries := history.once("entries", round, partial(_entries, history, round)):
             generations.append(entries)
         if round == 1:
             models = _entries(history, round, "given")
-        elif round == history.first - 1 and (given := _entries(history, round, "given")):
+        elif round == history.first_open - 1 and (given := _entries(history, round, "given")):
             tested = [entry(history[f"{round}/winner"]), *given]
     return TournamentOutcome(config, generations, models, tested)
 

@@ -8,23 +8,23 @@ from itertools import islice
 from pathlib import Path
 
 from evomerge import fitness_evaluator, tournament_results
-from evomerge.building import builder
 from evomerge.config import Configuration, EvaluationSettings, ModelReference, TournamentConfig
 from evomerge.given_models import check_alike, check_causal, resolved, tell
+from evomerge.model_builder import builder
 from evomerge.tournament_method import ALGORITHM
 from evomerge.tournament_view import TournamentView, better_ones, final_table, front_table
 from evomerge.utils import EvoMergeException, generate_text, load_models, prompted
-from fleet import evaluating, gpus
+from fleet import gpus, lm_eval_command
 from fleet.ancestry.ancestry_files import PAGE, keep
+from fleet.busy_notice import saying
 from fleet.console import console
 from fleet.errors import absolute, refuse
 from fleet.history import opened
 from fleet.local import Starter
-from fleet.meanwhile import saying
 from fleet.metrics import sinks
 from fleet.permissions import leaving
 from fleet.run_config import UserError
-from merge.output import Busy, Taken
+from merge.atomic_output import Busy, Taken
 from merge.search.search_command import folder_named, make_parents
 
 _PROMPTS, _BEGINNING = 2, 40  # of the test's passages; characters of each
@@ -35,7 +35,7 @@ def winner_of(config: Configuration) -> str:
     """The winner's folder. The same call goes on where it stopped."""
     completed = prepared(config)
     if config.machines:
-        from fleet.remote.handed import hand_over
+        from fleet.remote.hand_over import hand_over
 
         ssh = Path(config.ssh_config) if config.ssh_config else None
         code = hand_over(completed, ("-m", "evomerge.cli"), Path(config.machines), ssh)
@@ -110,7 +110,7 @@ def concluded(folder: Path) -> Path:
         shown.print(line, markup=False, highlight=False)
     shown.print(f"The family tree: {folder / PAGE}", soft_wrap=True, highlight=False)
     shown.print(f"The winner, {found.tested[0].name}: {where}", soft_wrap=True, highlight=False)
-    shown.print(evaluating.told(where), soft_wrap=True, markup=False, highlight=False)
+    shown.print(lm_eval_command.told(where), soft_wrap=True, markup=False, highlight=False)
     return where
 
 

@@ -35,7 +35,7 @@ class TournamentView(SearchProgress):
         return ", ".join(words)
 
     def speed(self) -> str:
-        found, done = self.found(), self.history.first - max(1, self._began_at)
+        found, done = self.found(), self.history.first_open - max(1, self._began_at)
         e = found.config.evolution_settings
         if found.tested:
             return f"{duration(self.seconds())} in all"

@@ -60,7 +60,7 @@ def _loaded(reference: ModelReference, device: str, trust: bool) -> Loaded:
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    from merge.live import tokenizer_in
+    from merge.live_models import tokenizer_in
 
     disable_progress_bar()
     if reference.path.endswith(".gguf"):
@@ -80,8 +80,8 @@ def _loaded(reference: ModelReference, device: str, trust: bool) -> Loaded:
 
 def _from_gguf(reference: ModelReference, device: str) -> Loaded:
     """As merges read it."""
-    from evomerge.building import ModelBuilder
     from evomerge.formula import Formula
+    from evomerge.model_builder import ModelBuilder
 
     with ModelBuilder({reference.name: reference.path}, "") as builder:
         live = builder.model(Formula(blend=reference.name))

@@ -1,4 +1,5 @@
-"""One file that every publisher replaces after its register. It only hurries the others; nothing is decided by it."""
+"""How waiting workers hear at once that something was published: one file that each publisher replaces. It only
+hurries them; nothing is decided by it."""
 
 import contextlib
 

@@ -44,10 +44,10 @@ class Verdict:
 class Blame:
     """One worker's failures, and what follows from them."""
 
-    def __init__(self, claims: Claims, history: History, events: Events, dead_seconds: float, makers: int) -> None:
+    def __init__(self, claims: Claims, history: History, events: Events, dead_seconds: float, seats: int) -> None:
         self.claims, self.history, self.events = claims, history, events
         self.host, self.dead_seconds = claims.store.host, dead_seconds
-        self.makers = makers  # so many were to come with the launch, at least
+        self.seats = seats  # so many were to come with the launch, at least
         self.peers = Peers(claims, PATIENCE * dead_seconds, _GRACE * dead_seconds)
         self.me: Who = who({"by": claims.store.name, "machine": self.host.name, "launch": claims.launch})
         self.benched = ""  # why this worker leaves all work to others
@@ -192,7 +192,7 @@ class Blame:
 
     def _to_come(self) -> set[Who]:
         """On machines of their own, for all that is known."""
-        return {(f"to come {n}", "") for n in range(self.makers - len({*self.peers.others(), self.me}))}
+        return {(f"to come {n}", "") for n in range(self.seats - len({*self.peers.others(), self.me}))}
 
     def _benched(self) -> set[Who]:
         """A benched maker's failures are its own."""

@@ -7,8 +7,8 @@ from typing import Any
 from fleet import faults, strictjson
 from fleet.history import History
 from fleet.host import Host
-from fleet.known import register
 from fleet.recipe import place
+from fleet.round_state import register
 from fleet.store import Store, Value
 
 _PULSE = ".pulse"
@@ -54,7 +54,8 @@ class Pulse:
             with contextlib.suppress(faults.Fault):
                 self.store.post(pulse_at(self.store.name), strictjson.text({"beat": beat, **self.news()}))
             beat += 1
-            self.store.host.pause(self.every)
+            if not self.ended:  # it may have ended while this was said
+                self.store.host.pause(self.every)
         self._remove()  # what was under way when it ended
 
     def _remove(self) -> None:

@@ -21,7 +21,7 @@ class WorkerOptions:
     """How the loop behaves; nothing here changes what is made, but `quorum` and `grace_seconds`, which are bound."""
 
     launch: int = 0
-    makers: int = 0  # so many the launch was begun with, at least
+    seats: int = 0  # so many the launch was begun with, at least
     dead_seconds: float = 60.0  # a pulse that stands still for so long is a dead worker's
     poll_seconds: float = 0.13  # the longest pause between two looks at the bell
     tick_seconds: float = 5.0  # bell or not, look at everything so often
@@ -32,7 +32,7 @@ class WorkerOptions:
     grace_seconds: float = 0.0
     backup: float = 0.0  # 0 is off
     time_limit: float = math.inf
-    beside: frozenset[str] = frozenset()  # tasks that the second lane makes, where there is one
+    off_device: frozenset[str] = frozenset()  # tasks that the second lane makes, where there is one
 
 
 class Stopped(Exception):

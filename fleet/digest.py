@@ -6,15 +6,15 @@ from pathlib import Path
 
 from fleet.history import History, opened
 from fleet.plain import say
-from fleet.reading import command
 from fleet.recipe import to_json
+from fleet.single_command import command
 from fleet.strictjson import text
 
 
 def digest(history: History) -> str:
     """Of all finished rounds; history must have looked."""
     total = hashlib.sha256()
-    for round in range(history.first):
+    for round in range(history.first_open):
         total.update(text([to_json(recipe) for recipe in history.plan(round)]).encode())
         for member in history.round(round):
             metrics, files = dict(member.metrics), dict(sorted(member.digests.items()))
@@ -32,7 +32,7 @@ def show(run_dir: Path, /, *more: Path) -> None:
     for folder in (run_dir, *more):
         history = opened(folder.absolute())
         state = "over" if history.over else "not over"
-        say(f"{digest(history)}  {folder}  ({max(0, history.first - 1)} rounds, {state})")
+        say(f"{digest(history)}  {folder}  ({max(0, history.first_open - 1)} rounds, {state})")
 
 
 if __name__ == "__main__":

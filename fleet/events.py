@@ -8,10 +8,10 @@ from collections import deque
 from typing import Any
 
 from fleet import faults, strictjson
-from fleet.diary import END, TAIL, Diary, read
 from fleet.disk import Disk, FileWriter
 from fleet.errors import cut
 from fleet.store import Store
+from fleet.worker_notes import END, TAIL, WorkerNotes, read
 
 _EVERY = 0.5  # seconds between two writes
 _KEPT = 1000  # lines that wait for a disk that takes no more
@@ -29,7 +29,7 @@ class Events:
         self._lines: list[str] = []
         self._lock = threading.Lock()  # the pulse's thread flushes, too, while a long recipe runs
         self._written = -math.inf
-        self._sums, self._since = Diary(store.name), 0  # bytes since they were last noted
+        self._sums, self._since = WorkerNotes(store.name), 0  # bytes since they were last noted
         self.begun = False
         self._torn = ""  # after a write that failed a new line begins
 
@@ -61,7 +61,7 @@ class Events:
             with self._lock:
                 self._lines = (lines + self._lines)[-_KEPT:]
 
-    def inherit(self, gone: Diary) -> None:
+    def inherit(self, gone: WorkerNotes) -> None:
         """The sums of a worker whose notes nobody reads any more."""
         with self._lock:
             self._sums.add(gone)
@@ -71,7 +71,7 @@ class Events:
     def begin_anew(self) -> None:
         """The file was put away as one of somebody who is gone: whoever did that has its sums."""
         with self._lock:
-            gone, self._sums, self._disk = self._sums, Diary(self.store.name), None
+            gone, self._sums, self._disk = self._sums, WorkerNotes(self.store.name), None
             self._sums.machine, self._sums.launch = gone.machine, gone.launch
             self._sum_up()
 

@@ -6,12 +6,12 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from fleet import faults, known, launches
+from fleet import faults, launches, round_state
 from fleet.context import Spent, Stopped, WorkerContext
 from fleet.errors import behind, cut, spoils
 from fleet.events import Tail, log
 from fleet.lane import Lane, Pending
-from fleet.payload import Draft, Files
+from fleet.payload import Files, PayloadWriter
 from fleet.recipe import NotYet, place
 from fleet.repair import Repair
 from fleet.store import Unreadable, Value, proven
@@ -41,25 +41,25 @@ class Execution:
         context, began = self.context, self.context.host.now()
         read, version = context.store.disk.bytes_read, context.history.slot(id).version
         waited = context.store.disk.seconds
-        draft = Draft(context.store, f"{prefix_of(id)}{version}.{context.host.token()}")
+        writer = PayloadWriter(context.store, f"{prefix_of(id)}{version}.{context.host.token()}")
         outcome: list[Value] = []
-        with self._failing(id, draft), self._working(id, draft) as work:
+        with self._failing(id, writer), self._working(id, writer) as work:
             metrics = _checked(self.make(work))
-            later = bool(self.lane and draft.known)
-            files = draft.known if later else draft.seal()
+            later = bool(self.lane and writer.known)
+            files = writer.known if later else writer.seal()
             seconds = round(context.host.now() - began, 6)
-            record = self._record(metrics, files, draft.attempt if files else "", seconds)
+            record = self._record(metrics, files, writer.attempt if files else "", seconds)
             outcome.append(proven(record, f"the record of {id}")[1])  # or it is a verdict: nobody could read it
             parents = work.pending
             context.pace.took(place(id)[1], seconds)
             read = context.store.disk.bytes_read - read
             disk = round(max(0.0, context.store.disk.seconds - waited), 3)
-            context.events.note("made", id, seconds=round(seconds, 3), disk=disk, written=draft.written, read=read)
+            context.events.note("made", id, seconds=round(seconds, 3), disk=disk, written=writer.written, read=read)
         for record in outcome:
             if later:
-                self._hand_over(Pending(known.outcome(id, work.recipe, record, version), draft, parents))
+                self._hand_over(Pending(round_state.outcome(id, work.recipe, record, version), writer, parents))
             else:
-                self.publish(id, version, record, draft)
+                self.publish(id, version, record, writer)
                 self._made(id)
         return bool(outcome) and not later
 
@@ -73,29 +73,29 @@ class Execution:
         self.context.blame.consider_bench()
         return bool(agreed)
 
-    def publish(self, id: str, version: int, record: Value, draft: Draft | None = None) -> None:
+    def publish(self, id: str, version: int, record: Value, writer: PayloadWriter | None = None) -> None:
         """Offer an outcome until the disk takes it: sealed work is not thrown away for want of a small register. As the
         version that the attempt's name tells: by that, others know whether its files can be needed. If it was voided
         meanwhile, what was void still stands there, and this one is late."""
         stands = self._offer(id, version, record)
         self.context.history.learn(id, version, stands)
-        self._published(id, stands == record, draft)
+        self._published(id, stands == record, writer)
 
     def _offer(self, id: str, version: int, record: Value) -> Value:
         trouble = 0
         while True:
             try:
-                return self.context.store.settle(known.register(id, version), record)
+                return self.context.store.settle(round_state.register(id, version), record)
             except (faults.Full, faults.Passing) as fault:
                 if self.context.host.stopping:
                     raise
                 trouble = self._wait(fault, trouble)
 
-    def _published(self, id: str, mine: bool, draft: Draft | None) -> None:
+    def _published(self, id: str, mine: bool, writer: PayloadWriter | None) -> None:
         if mine:
             self.context.own[id] = True
-        elif draft:
-            draft.drop()
+        elif writer:
+            writer.drop()
         self.context.events.note("published" if mine else "late", id)
 
     def _made(self, id: str) -> None:
@@ -114,7 +114,7 @@ class Execution:
         try:
             if not all(parent.counts for parent in made.parents):
                 raise faults.Passing(f"{made.id}: what it was made of does not count")
-            if made.draft.seal() != made.outcome.files:
+            if made.writer.seal() != made.outcome.files:
                 raise faults.Passing(f"{made.id}: its files are others than were written")
             made.stands = self._offer(made.id, made.outcome.version, made.outcome.record)
         except faults.Fault as fault:
@@ -126,12 +126,12 @@ class Execution:
             self.lane.check()
         ended = self.context.pending.ended()
         for made in sorted(ended, key=lambda each: bool(each.fault)):
-            with self._failing(made.id, made.draft):
+            with self._failing(made.id, made.writer):
                 if made.fault:
                     raise made.fault
             if made.stands:
                 self.context.history.learn(made.id, made.outcome.version, made.stands, just_now=False)
-                self._published(made.id, made.stands == made.outcome.record, made.draft)
+                self._published(made.id, made.stands == made.outcome.record, made.writer)
                 self._made(made.id)
         return bool(ended)
 
@@ -143,12 +143,12 @@ class Execution:
     # -- inside -----------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _working(self, id: str, draft: Draft) -> Iterator[Work]:
+    def _working(self, id: str, writer: PayloadWriter) -> Iterator[Work]:
         context = self.context
         resume = context.claims.count(id) > 1 or id in self._tried
         self._tried[id] = True
         self.working = work = Work(
-            id, context.history, draft, resume, context.options.snapshot_seconds,
+            id, context.history, writer, resume, context.options.snapshot_seconds,
             lambda: launches.ordered(context.store, context.options.launch), context.pending,
         )  # fmt: skip
         try:
@@ -165,7 +165,7 @@ class Execution:
         return {**made, "by": self.context.store.name, "machine": self.context.host.name, "seconds": seconds}
 
     @contextlib.contextmanager
-    def _failing(self, id: str, draft: Draft) -> Iterator[None]:
+    def _failing(self, id: str, writer: PayloadWriter) -> Iterator[None]:
         """Everything that can happen while a member is made, and what it means."""
         try:
             yield
@@ -173,36 +173,36 @@ class Execution:
             self.context.claims.leave(id, "released")
             self.context.events.note("released", id)
         except NotOnThisMachine as why:
-            draft.drop()
+            writer.drop()
             self._leave(id, "elsewhere", str(why))
             self.context.blame.lacks(id)
             self.context.events.note("leaves to others", id, why=str(why))
         except CannotServe as why:
-            draft.drop()
+            writer.drop()
             self.context.claims.leave(id, "released")
             raise Stopped(str(why)) from why
         except Superseded:
-            draft.drop(keep_snapshot=not self.context.history.finished(id))  # for the version that counts now
+            writer.drop(keep_snapshot=not self.context.history.finished(id))  # for the version that counts now
             self.context.events.note("behind", id)
         except (faults.Full, NotYet):
-            draft.drop(keep_snapshot=True)
+            writer.drop(keep_snapshot=True)
             raise
         except faults.Passing as fault:
-            draft.drop(keep_snapshot=True)
+            writer.drop(keep_snapshot=True)
             self._passes(id, fault)
         except (faults.Missing, faults.Damaged, faults.Refused) as fault:
-            draft.drop(keep_snapshot=True)
+            writer.drop(keep_snapshot=True)
             if not self.repair.explains(id, fault):
                 self._failure(id, fault)
         except (Failed, Unreadable) as verdict:
-            draft.drop()
+            writer.drop()
             self._leave(id, "verdict", str(verdict))
             self.context.blame.finds(id)
             self.context.events.note("failed", id, why=str(verdict))
         except BaseException as error:
             if not (isinstance(error, (Exception, SystemExit)) or type(error).__module__ == _PANICS):
                 raise
-            draft.drop(keep_snapshot=True)
+            writer.drop(keep_snapshot=True)
             if isinstance(error, OSError):  # a library that writes a file itself meets the same disk
                 named, here = faults.named(error, id), self.context.store.disk.holds(error.filename)
                 if isinstance(named, faults.Full) and (here or not error.filename):

@@ -40,13 +40,13 @@ def follow(methods: Mapping[str, Method[Any]], folder: Path, finish: bool, begun
     progress.show(last=True)
     say_result(history, folder, method.view)
     if finish:
-        method.finished(config, folder)
+        method.show_result(config, folder)
     return 0
 
 
 def say_result(history: History, folder: Path, view: type[Progress], more: str = "") -> None:
     """Of a run that is over."""
-    last = history.first - 1
+    last = history.first_open - 1
     members = history.round(last) if last >= 0 and view.names_members else []
     say(f"The run is over after {max(0, last)} rounds.{' Its last round:' if members else ''}")
     for member in members[-_SHOWN:]:

@@ -22,13 +22,13 @@ from fleet import faults, launches, payload, results_version, summary
 from fleet.disk import Disk
 from fleet.history import History
 from fleet.host import Host
-from fleet.known import parse
 from fleet.plain import say
 from fleet.plans import record_of
-from fleet.reading import command
 from fleet.recipe import NotYet, Recipe, check, folder, name, place
+from fleet.round_state import parse
 from fleet.run import create_run, open_run
 from fleet.run_config import UserError, is_bound
+from fleet.single_command import command
 from fleet.store import Store
 
 _PATIENCE = 5.0  # seconds between two lines about how far it is
@@ -141,7 +141,7 @@ def fork(method: Any, order: ForkOrder) -> int:
 
 def _round(history: History, order: ForkOrder) -> int:
     """The round to go on from, if all that the next one may need is there."""
-    last = history.first - 1
+    last = history.first_open - 1
     round = last if order.round is None else order.round
     if last < 1:
         raise UserError(f"{order.run}: no round that trains is finished yet: wait for round 1, or start a new run")
@@ -185,10 +185,10 @@ def _carried(
         )
     # where a run is, text is not counted: what it has to suffice for is known only with the fork
     there = {"base_dir": str(order.run.parent), "project_name": order.run.name}
-    ready = method.prepared(new.model_copy(update=there), Path.cwd())
+    ready = method.prepare(new.model_copy(update=there), Path.cwd())
     new = ready.model_copy(update={key: getattr(new, key) for key in there})
     found: Carried = method.forked(old, new, history, round, method.strategy(new).plan(0, history))
-    method.prepared(found.config, Path.cwd())  # text and rounds are counted from where it goes on
+    method.prepare(found.config, Path.cwd())  # text and rounds are counted from where it goes on
     for each, plan in found.plans.items():
         check(each, plan)
     return found

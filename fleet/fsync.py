@@ -1,4 +1,4 @@
-"""What is on a disk for good."""
+"""fsync: what was written is on the disk for good."""
 
 import os
 from pathlib import Path

@@ -15,10 +15,10 @@ from pathlib import Path
 from posixpath import basename
 from typing import Any, TypeVar, cast
 
-from fleet import faults, known, payload, summary
+from fleet import faults, payload, round_state, summary
 from fleet.host import Host
-from fleet.known import KnownRound, Outcome, Slot, parse
 from fleet.recipe import AHEAD, Member, NotYet, Recipe, alike, folder, name, place
+from fleet.round_state import Outcome, RoundState, SlotState, parse
 from fleet.run import open_run
 from fleet.store import Store
 
@@ -41,9 +41,9 @@ def opened(folder: Path) -> "History":
 class History:
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.first = 0  # the first round that is not finished, as far as known
+        self.first_open = 0  # the first round that is not finished, as far as known
         self.last = -1  # the last one that is planned
-        self._rounds: dict[int, KnownRound] = {}  # old ones in the order in which they were used
+        self._rounds: dict[int, RoundState] = {}  # old ones in the order in which they were used
         self._again: set[int] = set()  # finished rounds of which something was voided since
         self._open: dict[str, Recipe] = {}  # planned, to be made, not finished
         self._recent: list[dict[str, Any]] = []
@@ -81,12 +81,12 @@ class History:
     def adopt(self, round: int, record: dict[str, Any]) -> None:
         """Take in a plan."""
         if round not in self._rounds:
-            self._rounds[round] = known.planned(round, record)
+            self._rounds[round] = round_state.planned(round, record)
             self.last = max(self.last, round)
-        if round >= self.first:
+        if round >= self.first_open:
             self._reconsider(round)
 
-    def slot(self, id: str) -> Slot:
+    def slot(self, id: str) -> SlotState:
         return self._round_of(id).slots[id]
 
     def origin(self, id: str) -> str:
@@ -110,10 +110,10 @@ class History:
             outcomes[id] = self._outcome(id)
         return outcomes[id]
 
-    def files(self, id: str) -> payload.Input:
+    def files(self, id: str) -> payload.InputMember:
         """A present member with its files, wherever it was made."""
         outcome = self.outcome((member := self[id]).origin)
-        return payload.Input(self.store, outcome.attempt, outcome.files, member=member)
+        return payload.InputMember(self.store, outcome.attempt, outcome.files, member=member)
 
     def recent(self) -> dict[str, Any]:
         """A dictionary by members' names, from which those disappear that nothing planned can reach any more."""
@@ -140,7 +140,7 @@ class History:
     def look_far(self) -> None:
         """For whoever looks seldom: one look goes no further than the plans that it begins with."""
         known = None
-        while known != (known := (self.first, self.last)):
+        while known != (known := (self.first_open, self.last)):
             self.look(probe=4)
 
     def look_back(self, round: int) -> None:
@@ -162,12 +162,12 @@ class History:
 
     def open_rounds(self) -> list[int]:
         """Those that something may be made in: also old ones, if something of them was voided."""
-        return [*sorted(self._again), *range(self.first, self.last + 1)]
+        return [*sorted(self._again), *range(self.first_open, self.last + 1)]
 
     @property
     def reach(self) -> int:
         """The first of them."""
-        return min([self.first, *self._again])
+        return min([self.first_open, *self._again])
 
     def open(self) -> list[tuple[str, Recipe]]:
         """Everything planned and not finished."""
@@ -185,7 +185,7 @@ class History:
 
     @property
     def over(self) -> bool:
-        return self.ended and self.first == self.last and not self._again
+        return self.ended and self.first_open == self.last and not self._again
 
     def round_0_is_whole(self) -> bool:
         """It is kept for good: what was voided there when nobody waited for it any more is to be made again."""
@@ -217,8 +217,8 @@ class History:
         """A register that this worker has offered itself; perhaps of a version that is void by now."""
         there = self._round_of(id)
         if version == self.slot(id).version:
-            there.outcomes[id] = known.outcome(id, self.recipe(id), record, version)
-        register = basename(known.register(id, version))
+            there.outcomes[id] = round_state.outcome(id, self.recipe(id), record, version)
+        register = basename(round_state.register(id, version))
         there.safe.update((there.names or ()) if just_now else (), [register])  # it was synced with them
         self.saw(place(id)[0], register)
 
@@ -227,7 +227,7 @@ class History:
         round = place(id)[0]
         self._known(round).outcomes.pop(id, None)
         self._once.clear()
-        if round < self.first:
+        if round < self.first_open:
             self._again.add(round)
         self.forget(round)
 
@@ -240,13 +240,13 @@ class History:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _round_of(self, id: str) -> KnownRound:
+    def _round_of(self, id: str) -> RoundState:
         return self._known(place(id)[0])
 
-    def _known(self, round: int) -> KnownRound:
+    def _known(self, round: int) -> RoundState:
         if round not in self._rounds:
             self._load(round)
-        elif round < self.first - BEHIND:
+        elif round < self.first_open - BEHIND:
             self._rounds[round] = self._rounds.pop(round)  # now it is the last one that was used
         return self._rounds[round]
 
@@ -257,21 +257,21 @@ class History:
             self.adopt(round, look(f"{folder(round)}/plan"))
         except faults.Missing:
             raise NotYet(f"the plan of round {round}") from None
-        if round < self.first:
+        if round < self.first_open:
             self._take(round, set(listed))
             self._let_go(round)
 
     def _let_go(self, wanted: int = -1) -> None:
         """Of old rounds only those are remembered in which carried members were made, and the last ones used."""
-        near = [each for round, each in self._rounds.items() if round >= self.first - BEHIND]
+        near = [each for round, each in self._rounds.items() if round >= self.first_open - BEHIND]
         kept = {0, wanted, *self._again, *(place(id)[0] for each in near for id in each.origins.values())}
-        old = [round for round in self._rounds if round < self.first - BEHIND and round not in kept]
+        old = [round for round in self._rounds if round < self.first_open - BEHIND and round not in kept]
         for round in old[:-_BACK]:
             del self._rounds[round]
 
     def _round_finished(self, round: int) -> bool:
         """All of it is finished, and can be relied on."""
-        return round < self.first and round not in self._again
+        return round < self.first_open and round not in self._again
 
     def _origin(self, id: str) -> str:
         """Step by step: a member may have been carried over for thousands of rounds."""
@@ -286,13 +286,13 @@ class History:
         if not (self._round_finished(round) or self.finished(id)):
             raise NotYet(id)
         if self._round_finished(round) and (told := (there.told or {}).get(id)) and told[0] == version:
-            return known.outcome(id, self.recipe(id), told[1], version)
-        path = known.register(id, version)
+            return round_state.outcome(id, self.recipe(id), told[1], version)
+        path = round_state.register(id, version)
         try:  # what was seen before the folder was synced is there to stay; only then is it read to be acted on
             if not self._round_finished(round) and basename(path) not in there.safe:
                 self.store.sync(folder(round))
                 there.safe.update(there.names or (), [basename(path)])
-            return known.outcome(id, self.recipe(id), self.store.standing(path), version)
+            return round_state.outcome(id, self.recipe(id), self.store.standing(path), version)
         except faults.Missing:  # void, or taken back by a crash of the server, or not visible here yet
             self.reopen(id)
             raise NotYet(id) from None
@@ -309,8 +309,12 @@ class History:
         for round in sorted(self._again):
             if self._complete(round):
                 self._again.discard(round)
-        if moved := self.first <= self.last and bool(self.plan(self.first)) and self._complete(self.first):
-            self.first += 1
+        if (
+            moved := self.first_open <= self.last
+            and bool(self.plan(self.first_open))
+            and self._complete(self.first_open)
+        ):
+            self.first_open += 1
             self._let_go()
             limit = self.reach - BEHIND
             for each in self._recent:
@@ -342,9 +346,9 @@ class History:
                 self.plan(round)
             except NotYet:
                 continue
-            self.first = max(0, round - AHEAD)
+            self.first_open = max(0, round - AHEAD)
             try:
-                for earlier in range(self.first, round):
+                for earlier in range(self.first_open, round):
                     self.plan(earlier)
             except (NotYet, faults.Fault):  # begin again rather than know a later plan without an earlier one
                 self.last = -1
@@ -356,7 +360,7 @@ class History:
     def _adopt_plans(self, always: bool) -> None:
         """The folder of the next round is made with the plan before it, so that a listing of it shows the plan."""
         with contextlib.suppress(NotYet):
-            while not self.ended and self.last < self.first + AHEAD:
+            while not self.ended and self.last < self.first_open + AHEAD:
                 if "plan" not in self.store.names(folder(self.last + 1)) and not always:
                     return
                 self.plan(self.last + 1)
@@ -378,7 +382,7 @@ class History:
         """Some disks list late what they would open at once: try a few names, in turn."""
         awaited = [id for id in self._open if self._startable(id)] if count else []
         for id in (awaited[(self._probe + i) % len(awaited)] for i in range(min(count, len(awaited)))):
-            path = known.register(id, self.slot(id).version)
+            path = round_state.register(id, self.slot(id).version)
             with contextlib.suppress(faults.Missing):
                 self.store.read(path)
                 self.saw(place(id)[0], basename(path))
@@ -388,6 +392,6 @@ class History:
         """A complete round leads to planning and pruning: make sure that no crash can take an outcome back."""
         self.store.sync(folder(round))
         listed, made = self.scan(round), self._known(round).made
-        if not listed >= {basename(known.register(id, self.slot(id).version)) for id in made}:
+        if not listed >= {basename(round_state.register(id, self.slot(id).version)) for id in made}:
             self.forget(round)
         return not any(id in self._open for id in made)

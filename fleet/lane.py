@@ -12,8 +12,8 @@ from typing import Any
 from fleet import faults
 from fleet.events import Events
 from fleet.host import Host
-from fleet.known import Outcome
-from fleet.payload import Draft, Input
+from fleet.payload import InputMember, PayloadWriter
+from fleet.round_state import Outcome
 from fleet.store import Value
 
 _PAUSE, _GLANCE = 0.005, 0.02  # seconds between two looks at the other lane: by the first, by the second
@@ -25,7 +25,7 @@ class Pending:
     """A member whose files are written and whose outcome does not stand yet."""
 
     outcome: Outcome
-    draft: Draft
+    writer: PayloadWriter
     parents: tuple["Pending", ...] = ()  # that it was made of: it counts only if they do
     stands: Value | None = None  # at the end: what stands there, which may be another's; or why nothing does
     fault: faults.Fault | None = None
@@ -35,9 +35,9 @@ class Pending:
         return self.outcome.member.id
 
     @property
-    def input(self) -> Input:
+    def input(self) -> InputMember:
         """As its children read it."""
-        return Input(self.draft.store, self.outcome.attempt, self.outcome.files, member=self.outcome.member)
+        return InputMember(self.writer.store, self.outcome.attempt, self.outcome.files, member=self.outcome.member)
 
     @property
     def counts(self) -> bool:
@@ -123,8 +123,8 @@ class Lane:
             self._ended = True
 
 
-class Beside(Events):
-    """What the second lane notes in the first one's diary: work that nobody waited for."""
+class LaneEvents(Events):
+    """What the second lane notes in the first one's notes: work that nobody waited for."""
 
     def __init__(self, events: Events) -> None:
         self._events = events

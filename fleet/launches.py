@@ -11,12 +11,12 @@ from fleet.store import Store, Value
 _NAME = re.compile(r"([0-9]{5})\.(start|stop)")
 
 
-def begin(store: Store, operational: dict[str, Any], code: str = "", command: str = "", makers: int = 0) -> int:
-    """Register a new launch, with the settings that do not change results, its code's hash, how many makers are started
+def begin(store: Store, operational: dict[str, Any], code: str = "", command: str = "", seats: int = 0) -> int:
+    """Register a new launch, with the settings that do not change results, its code's hash, how many seats are started
     at least, and for people the command that was given; returns its number."""
     number = latest(store) + 1
     token = store.host.token()
-    record = {"by": token, "operational": operational, "code": code, "command": command, "makers": makers}
+    record = {"by": token, "operational": operational, "code": code, "command": command, "seats": seats}
     while store.settle(path(number, "start"), record)["by"] != token:
         number += 1
     return number
@@ -34,10 +34,10 @@ def settings(store: Store, launch: int) -> dict[str, Any]:
     return found
 
 
-def makers(store: Store, launch: int) -> int:
+def seats(store: Store, launch: int) -> int:
     """How many it was begun with, at least; nobody knows of a launch that is not there."""
     with contextlib.suppress(faults.Missing):
-        found = store.confirmed(path(launch, "start")).get("makers")
+        found = store.confirmed(path(launch, "start")).get("seats")
         return found if isinstance(found, int) else 0
     return 0
 

@@ -80,7 +80,7 @@ class Starter:
         if why := launches.ordered(store, sys.maxsize):
             say(f"{why[0].upper()}{plain(why[1:], 1000)}.")
             return 0
-        self._launch = launches.begin(store, self.config.operational(), command=this_command(), makers=self.count)
+        self._launch = launches.begin(store, self.config.operational(), command=this_command(), seats=self.count)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._signal)
         log = self.folder / "workers" / f"local-{self._launch}.log"
@@ -176,7 +176,7 @@ class Starter:
             if self._signals > 1:  # whoever was killed cannot say it
                 with contextlib.suppress(faults.Fault):
                     launches.stop(store, self._launch, "Ctrl-C twice; the same command goes on from here")
-            say(f"Stopped in round {max(0, history.first)}. The same command goes on from here.")
+            say(f"Stopped in round {max(0, history.first_open)}. The same command goes on from here.")
             return 130
         log = f"Their log: {getattr(self._log, 'name', '')}"
         if why := launches.ordered(store, self._launch):
@@ -194,7 +194,7 @@ class Starter:
         """What a sink did not take when the run ended."""
         keeper = keeper_of(self.folder, self.host, f"starter-{self.host.token()}", self.script(), self.config, say)
         keeper.start()
-        keeper.end(history.first, over=True, patience=_REST)
+        keeper.end(history.first_open, over=True, patience=_REST)
 
     def _last_words(self, most: int = 8) -> list[str]:
         """What the log says besides the usual; through its handle, since the disk may not be mounted here any more."""

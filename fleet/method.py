@@ -24,14 +24,14 @@ class Method(Generic[C]):
     config: type[C]
     strategy: Callable[[C], Strategy]
     maker: Callable[[C], Maker]
-    prepared: Callable[[C, Path], C] = lambda config, where: config  # checks, before the run is made
-    finished: Callable[[C, Path], None] = lambda config, folder: None  # what is shown when the run is over
-    foretold: Callable[[C, Path], Iterable[str]] = lambda config, where: ()  # what `check` says of the configuration
+    prepare: Callable[[C, Path], C] = lambda config, where: config  # checks, before the run is made
+    show_result: Callable[[C, Path], None] = lambda config, folder: None  # what is shown when the run is over
+    preview: Callable[[C, Path], Iterable[str]] = lambda config, where: ()  # what `check` says of the configuration
     report: Callable[[History], None] = lambda history: None  # files for people, that follow from the registers
     view: type[Progress] = Progress  # how it gets on
     points: logger.Points = points  # what is logged of it
     slots: Callable[[C], int] = lambda config: 0  # members of a round that are trained side by side; 0: it differs
     forked: Forking | None = None  # what a run takes along that goes on from another; none: its runs have no forks
-    beside: frozenset[str] = frozenset()  # tasks that need no device: a worker's second lane makes them
+    off_device: frozenset[str] = frozenset()  # tasks that need no device: a worker's second lane makes them
     libraries: tuple[str, ...] = ()  # modules that take a while to import: workers of one machine load them once
     artifacts: tuple[str, ...] = ()  # files of the run's folder that sinks may keep at its end

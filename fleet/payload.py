@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet import faults
-from fleet.hashed import HashedFile, HashedReader
+from fleet.hashed_files import HashedFile, HashedReader
 from fleet.recipe import Member
 from fleet.store import Store
 
@@ -21,7 +21,7 @@ SNAPSHOT = "snapshot."  # so begin the names of the files that are not the membe
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
-class Draft:
+class PayloadWriter:
     """What one attempt is writing. Its folder is made with the first file."""
 
     def __init__(self, store: Store, attempt: str) -> None:
@@ -180,7 +180,7 @@ class Payload:
 
 
 @dataclass(frozen=True)
-class Input(Payload):
+class InputMember(Payload):
     """A present input: its files, and what is known of it."""
 
     member: Member = field(kw_only=True)

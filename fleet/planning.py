@@ -16,7 +16,7 @@ ATTEMPT = re.compile(r"([0-9]{5})\.([a-z0-9][a-z0-9_-]{0,63})\.([0-9]{1,5})\.[^.
 
 def plannable(history: History) -> int | None:
     """The next round without a plan, if it is near enough to be planned."""
-    near = history.last < history.first + AHEAD
+    near = history.last < history.first_open + AHEAD
     return history.last + 1 if near and not history.ended else None
 
 

@@ -17,7 +17,7 @@ from fleet.host import Host
 from fleet.method import Method
 from fleet.metrics import logger
 from fleet.metrics.keeper import SinkKeeper
-from fleet.metrics.sink import Home
+from fleet.metrics.sink import LoggedRun
 from fleet.plain import log_plainly, plain, say
 from fleet.run import open_run
 from fleet.run_config import FleetConfig, UserError
@@ -53,8 +53,8 @@ def work(methods: Mapping[str, Method[Any]], name: str, folder: Path, leash: boo
     if leash:
         threading.Thread(target=hold_leash, args=(host,), daemon=True).start()
     store, method, config, launch = run_in(folder, host, name, methods, launch)
-    how = options(config, launch, launches.makers(store, launch), method.beside)
-    second = (open_run(folder, host, name)[0], method.maker(config)) if config.disk_lane and method.beside else None
+    how = options(config, launch, launches.seats(store, launch), method.off_device)
+    second = (open_run(folder, host, name)[0], method.maker(config)) if config.disk_lane and method.off_device else None
     worker = Worker(store, method.strategy(config), method.maker(config), how, method.report, second)
     keeper = keeper_of(folder, host, name, this_script(), config, worker.noted, launch)
     spent = False
@@ -66,7 +66,7 @@ def work(methods: Mapping[str, Method[Any]], name: str, folder: Path, leash: boo
         spent = isinstance(why, Spent)
         return SPENT if spent else 3
     finally:
-        keeper.end(worker.history.first, worker.history.over)
+        keeper.end(worker.history.first_open, worker.history.over)
         if spent:  # what Python does at its end asks the device, too, which may hang, or abort with another code
             os._exit(SPENT)
 
@@ -78,8 +78,8 @@ def log_to(methods: Mapping[str, Method[Any]], kind: str, claim: int, folder: Pa
     known = {key.upper(): value for key, value in config.bound().items()}
     project = config.wandb_project or os.environ.get("WANDB_PROJECT") if kind == "wandb" else ""
     names = (project or config.algorithm, config.project_name, store.run_id)
-    home = Home(folder, *names, entity=config.wandb_entity, config=known)
-    return logger.run(kind, History(store), claim, home, method.points, [folder / name for name in method.artifacts])
+    logged = LoggedRun(folder, *names, entity=config.wandb_entity, config=known)
+    return logger.run(kind, History(store), claim, logged, method.points, [folder / name for name in method.artifacts])
 
 
 def keeper_of(
@@ -125,10 +125,12 @@ def let_group_read(config: FleetConfig) -> None:
         os.umask(0o027)
 
 
-def options(config: FleetConfig, launch: int, makers: int = 0, beside: frozenset[str] = frozenset()) -> WorkerOptions:
+def options(
+    config: FleetConfig, launch: int, seats: int = 0, off_device: frozenset[str] = frozenset()
+) -> WorkerOptions:
     return WorkerOptions(
         launch=launch,
-        makers=makers,
+        seats=seats,
         dead_seconds=config.dead_seconds,
         poll_seconds=config.poll_seconds,
         tick_seconds=min(5.0, config.dead_seconds / 5),
@@ -138,7 +140,7 @@ def options(config: FleetConfig, launch: int, makers: int = 0, beside: frozenset
         grace_seconds=config.grace_seconds,
         backup=config.backup_factor,
         time_limit=config.time_limit_hours * 3600 or float("inf"),
-        beside=beside,
+        off_device=off_device,
     )
 
 

@@ -12,11 +12,11 @@ from rich.text import Text
 
 from fleet import faults, launches
 from fleet.console import console
-from fleet.diary import Diaries, Diary
 from fleet.history import History
 from fleet.plain import bytes_of, plain, say
 from fleet.recipe import Member, NotYet, Recipe, name
-from fleet.underway import TimeLeft, Underway, underway
+from fleet.time_left import TimeLeft, Underway, underway
+from fleet.worker_notes import NotesReader, WorkerNotes
 
 _LOOK = 1.0  # seconds between two looks,
 _SHARE = 0.05  # of which looking takes no more: thousands of members take a while
@@ -35,8 +35,8 @@ class Progress:
     def __init__(self, history: History, rounds: int, steps_in: Callable[[int], int] = lambda round: 1) -> None:
         self.history, self.rounds = history, rounds
         self._now = history.store.host.now
-        self._told = self._began_at = history.first
-        self._diaries, self._left = Diaries(history.store, Diary), TimeLeft(history, rounds, steps_in)
+        self._told = self._began_at = history.first_open
+        self._notes, self._left = NotesReader(history.store, WorkerNotes), TimeLeft(history, rounds, steps_in)
         self._launch = launches.latest(history.store)
         self._began, self._looked, self._every = self._now(), 0.0, _LOOK
         self._spoke = self._began
@@ -56,7 +56,7 @@ class Progress:
             self._live.stop()
 
     def _tell(self, last: bool) -> None:
-        for round in range(self._told, self.history.first):
+        for round in range(self._told, self.history.first_open):
             line = self.line(round)
             self._live.console.print(line, highlight=False, soft_wrap=True) if self._live else say(line)
             self._told = round + 1
@@ -84,7 +84,7 @@ class Progress:
         open = [self._underway[id] for id, _ in self.history.open() if id in self._underway]
         words = [f"{plain(each.id, 64)} {plain(each.at, 64)}".rstrip() for each in open]
         more = f" and {len(words) - _FEW} more" if len(words) > _FEW else ""
-        begins = "" if any(d.made for d in self._diaries.look()) else "the workers are starting"
+        begins = "" if any(d.made for d in self._notes.look()) else "the workers are starting"
         return f"making {', '.join(words[:_FEW])}{more}" if words else begins
 
     def ends(self) -> Iterator[str]:
@@ -94,7 +94,7 @@ class Progress:
             yield left
 
     def left(self) -> str:
-        if self.history.over or not self.history.first:
+        if self.history.over or not self.history.first_open:
             return ""
         seconds = self._left.seconds([*self._underway.values()])
         return _UNKNOWN if seconds is None else f"about {duration(seconds)} left of the whole run"
@@ -138,12 +138,12 @@ class Progress:
         """Tokens a second, and bytes moved, of this start of the run."""
         seconds = max(1e-3, self._now() - self._began)
         words = [f"{self._left.tokens / seconds:,.0f} tokens/s"] if self._left.tokens else []
-        moved = sum(d.written + d.read for d in self._diaries.look())
+        moved = sum(d.written + d.read for d in self._notes.look())
         return ", ".join([*words, *[f"{bytes_of(moved)} moved"] * bool(moved)])
 
     def table(self) -> Table:
         """The rounds that are being made, and the last one that was finished, with what each member came to."""
-        table = Table(title=f"Round {min(self.history.first, self.rounds)} of {self.rounds}", title_justify="left")
+        table = Table(title=f"Round {min(self.history.first_open, self.rounds)} of {self.rounds}", title_justify="left")
         table.add_column("round")
         table.add_column(f"{self.measure} of each member", overflow="fold")
         planned = range(self.history.last + 1 - self.history.ended)

@@ -2,7 +2,7 @@
 
 from fleet import faults
 from fleet.context import WorkerContext
-from fleet.known import register
+from fleet.round_state import register
 
 _VERSIONS = 8  # of one member
 

@@ -33,7 +33,7 @@ LAST: Mapping[str, Sequence[str]] = {
     # Then no candidate was scored beyond those that were asked for; then questions were called validation and test;
     # then a question's words decided which it is for.
     "merge-search": ["commit acf0c07", "commit 5fc2cdb", "commit 780815b"],
-    # Then questions were for validation and test, and bits per byte left out a first token, which nothing foretells;
+    # Then questions were for validation and test, and bits per byte left out a first token, which nothing predicts;
     # then their words decided which they are for, and passages of the two were no neighbours any more.
     "evomerge": ["commit 5fc2cdb", "commit 780815b"],
 }

@@ -1,4 +1,5 @@
-"""A worker's place: who sits there, and when another one takes it. No libraries: a supervisor runs on bare Python."""
+"""Seats: each is one worker's place, in which a new process is started when the last one died. No libraries: a
+supervisor runs on bare Python."""
 
 import contextlib
 import math

@@ -7,29 +7,29 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet import faults, strictjson
-from fleet.hashed import HashedFile
-from fleet.payload import SNAPSHOT, Draft, Files, Payload, files_of
+from fleet.hashed_files import HashedFile
+from fleet.payload import SNAPSHOT, Files, Payload, PayloadWriter, files_of
 from fleet.store import Store
 
 _MANIFEST = re.compile(r"snapshot\.([0-9]{1,15})\.json")
 
 
-def take(draft: Draft, step: int, save: Callable[["Saver"], Any]) -> None:
+def take(writer: PayloadWriter, step: int, save: Callable[["Saver"], Any]) -> None:
     """Keep what the recipe needs to go on from here; the manifest comes last, then the snapshot before it goes."""
-    draft.has_snapshot = True
-    saver = Saver(draft, step)
+    writer.has_snapshot = True
+    saver = Saver(writer, step)
     state = save(saver)
-    draft.sync()
+    writer.sync()
     manifest = {"step": step, "state": state, "files": saver.files}
-    draft.store.settle(f"{draft.place}/{SNAPSHOT}{step}.json", manifest)
-    draft.remove(lambda name: name.startswith(SNAPSHOT) and not name.startswith(f"{SNAPSHOT}{step}."))
+    writer.store.settle(f"{writer.place}/{SNAPSHOT}{step}.json", manifest)
+    writer.remove(lambda name: name.startswith(SNAPSHOT) and not name.startswith(f"{SNAPSHOT}{step}."))
 
 
 class Saver:
-    """Hands a snapshot's files to the draft; what a maker saves into."""
+    """Hands a snapshot's files to the writer; what a maker saves into."""
 
-    def __init__(self, draft: Draft, step: int) -> None:
-        self._draft, self._step = draft, step
+    def __init__(self, writer: PayloadWriter, step: int) -> None:
+        self._writer, self._step = writer, step
         self.files: Files = {}
 
     def write(self, name: str, data: bytes) -> None:
@@ -38,8 +38,8 @@ class Saver:
 
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[HashedFile]:
-        self._draft.check(name)
-        with self._draft.hashed(f"{SNAPSHOT}{self._step}.{name}") as file:
+        self._writer.check(name)
+        with self._writer.hashed(f"{SNAPSHOT}{self._step}.{name}") as file:
             yield file
         self.files[name] = file.seal()
 

@@ -14,12 +14,13 @@ from typing import Annotated, Any, TypeVar
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from fleet import faults, gpus, helping
+from fleet import faults, gpus, help_pages
 from fleet.errors import absolute
 from fleet.fork import ForkOrder
 from fleet.fork import fork as fork_run
 from fleet.forkserver import serve
 from fleet.host import Host
+from fleet.idle_workers import crowded, idle
 from fleet.method import Method
 from fleet.metrics import sinks
 from fleet.permissions import keep_private
@@ -28,7 +29,6 @@ from fleet.processes import devices_of_each, let_group_read, log_to, this_script
 from fleet.run import create_run
 from fleet.run_config import FleetConfig, UserError, load, lowered, read_json
 from fleet.seats import SPENT
-from fleet.sharing_out import crowded, idle
 
 C = TypeVar("C", bound=FleetConfig)
 
@@ -98,10 +98,10 @@ def main(method: Method[Any], arguments: list[str] | None = None, others: Sequen
         absolute(where / found.base_dir)  # before anybody looks for a run there
         named_so = completed(mine, found, algorithm, json.loads(also))
         if look:
-            for line in mine.foretold(named_so, where):
+            for line in mine.preview(named_so, where):
                 say(line)
             return 0
-        chosen = mine.prepared(named_so, where)
+        chosen = mine.prepare(named_so, where)
         let_group_read(chosen)
         sinks.check(chosen.metrics)
         if make:
@@ -115,7 +115,7 @@ def main(method: Method[Any], arguments: list[str] | None = None, others: Sequen
         if not there and (many := crowded(starter.count, chosen.threads, len(os.sched_getaffinity(0)))):
             say(f"Note: {many}.")
         if (code := starter.run()) == 0 and starter.over:
-            mine.finished(chosen, starter.folder)
+            mine.show_result(chosen, starter.folder)
         return code
 
     try:
@@ -143,7 +143,7 @@ def _page(method: Method[Any], others: Sequence[Method[Any]]) -> App:
     first, _, how = method.about.partition("\n\n")
     also = (f"ALGORITHM {each.algorithm} in the configuration:\n\n{each.about}" for each in others)
     more = filter(None, [_CODES, how, *also])
-    return helping.app(name, _ABOUT.format(about=first, name=name), "\n\n".join(each.strip("\n") for each in more))
+    return help_pages.app(name, _ABOUT.format(about=first, name=name), "\n\n".join(each.strip("\n") for each in more))
 
 
 def _check_worker(words: Sequence[str]) -> None:

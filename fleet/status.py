@@ -15,19 +15,19 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fleet import diary, faults, launches
+from fleet import faults, launches, worker_notes
 from fleet.claims import Claims, Watch, pulse_of
 from fleet.console import console, in_full
-from fleet.diary import Diaries, Diary
 from fleet.history import History
 from fleet.host import Host
 from fleet.plain import bytes_of, heard, plain
 from fleet.progress import duration
-from fleet.reading import command
 from fleet.recipe import Member, NotYet, name, place
 from fleet.run import open_run
-from fleet.silence import last_heard, silent
-from fleet.underway import Underway, underway
+from fleet.silent_workers import last_heard, silent
+from fleet.single_command import command
+from fleet.time_left import Underway, underway
+from fleet.worker_notes import NotesReader, WorkerNotes
 
 _WORKERS, _ERRORS, _MEMBERS = 24, 5, 8  # so many lines of each at most
 _ROUNDS = 4  # in a terminal
@@ -65,7 +65,7 @@ class View:
     def __init__(self, run_dir: Path) -> None:
         host = Host()
         self.store, _ = open_run(run_dir, host, "status")
-        self.history, self.diaries = History(self.store), Diaries(self.store, Diary)
+        self.history, self.notes = History(self.store), NotesReader(self.store, WorkerNotes)
         launch, self.watch = launches.latest(self.store), Watch(self.store, host, 60.0)
         with contextlib.suppress(faults.Fault, KeyError, TypeError, ValueError):
             self.watch.limit = float(launches.settings(self.store, launch)["dead_seconds"])
@@ -81,8 +81,8 @@ class View:
     def picture(self, lines: int = 0, columns: int = 0) -> list[Table | Text]:
         """All of it; or as much as fits into so many lines, of a terminal of so many columns."""
         self.lines, self.narrow = lines, bool(columns) and columns < _NARROW
-        diaries = sorted(self.diaries.look(), key=lambda d: d.last, reverse=True)
-        self._lost = {d.name for d in diaries if not d.ended and self._is_lost(d.name)}
+        notes = sorted(self.notes.look(), key=lambda d: d.last, reverse=True)
+        self._lost = {d.name for d in notes if not d.ended and self._is_lost(d.name)}
         launch = launches.latest(self.store)
         self.underway = underway(self.store, launch)
         self.silent = [] if self.over else silent(self.store, launch, self.watch.limit)
@@ -93,9 +93,9 @@ class View:
             if rounds := self.history.open_rounds():
                 parts.append(self._last_round() if self.over else self._rounds(rounds))
                 parts += self._diverged(rounds)
-        errors = self._errors(diaries)
-        parts[0] = Text(self._state(diaries))
-        parts += [self._workers(diaries, self._room(parts, errors)), *errors]
+        errors = self._errors(notes)
+        parts[0] = Text(self._state(notes))
+        parts += [self._workers(notes, self._room(parts, errors)), *errors]
         if lines:
             for part in parts:
                 if isinstance(part, Text):
@@ -107,11 +107,11 @@ class View:
         taken = sum(each.plain.count("\n") + 1 if isinstance(each, Text) else each.row_count + 2 for each in parts)
         return max(1, min(_WORKERS, self.lines - taken - len(errors) - 4)) if self.lines else _WORKERS
 
-    def _state(self, diaries: list[Diary]) -> str:
+    def _state(self, notes: list[WorkerNotes]) -> str:
         launch = launches.latest(self.store)
-        why, recent = launches.ordered(self.store, launch), [d for d in diaries if d.launch == launch]
+        why, recent = launches.ordered(self.store, launch), [d for d in notes if d.launch == launch]
         at_work = [d for d in recent if not d.ended and d.name not in self._lost]
-        at = f"{self.store.disk.root}\nlaunch {launch}, {max(0, self.history.first - 1)} rounds finished"
+        at = f"{self.store.disk.root}\nlaunch {launch}, {max(0, self.history.first_open - 1)} rounds finished"
         if self.over:
             state = "the run is over"
         elif why:
@@ -122,9 +122,9 @@ class View:
             state = f"{len(at_work)} workers, {sum(d.rate for d in at_work):.1f} a minute"
             if benched := [f"{plain(d.name)} ({plain(d.benched)})" for d in at_work if d.benched]:
                 state += f"; {len(benched)} benched: {_some(benched)}"
-        written, read = (sum(getattr(d, what) for d in diaries) for what in ("written", "read"))
-        moved = f"{sum(d.made for d in diaries)} made, {bytes_of(written)} written, {bytes_of(read)} read"
-        if found := diary.shares(diaries):
+        written, read = (sum(getattr(d, what) for d in notes) for what in ("written", "read"))
+        moved = f"{sum(d.made for d in notes)} made, {bytes_of(written)} written, {bytes_of(read)} read"
+        if found := worker_notes.shares(notes):
             moved += "\nof their time {:.0%} at work, {:.0%} for the disk, {:.0%} for others".format(*found)
         return "\n".join([f"{at}; {state}", moved, *self.silent])
 
@@ -169,25 +169,25 @@ class View:
         return [Text(f"diverged: {', '.join(named)}")] if named else []
 
     def _last_round(self) -> Text:
-        last = self.history.first - 1
+        last = self.history.first_open - 1
         members = self.history.round(last)[-_MEMBERS:] if last >= 0 else []
         return Text("\n".join(map(_told, members)))
 
     # -- workers ------------------------------------------------------------------------------------------------------
 
-    def _workers(self, diaries: list[Diary], most: int) -> Table:
+    def _workers(self, notes: list[WorkerNotes], most: int) -> Table:
         columns = ("worker", "made", "does", "ago") if self.narrow else _COLUMNS
-        table, now = table_of("Workers", *columns, fit=bool(self.lines)), diary.now(self.store)
+        table, now = table_of("Workers", *columns, fit=bool(self.lines)), worker_notes.now(self.store)
         making = self._making()
-        for d in diaries[:most]:
+        for d in notes[:most]:
             lost = d.name in self._lost and not self.over
             does = f"was lost; before that {d.doing}" if lost else d.doing if d.ended else making.get(d.name, d.doing)
             heard = d.last if d.ended else max(d.last, last_heard(self.store, d.name))
             row = {"worker": d.name, "machine": d.machine, "made": str(d.made), "a minute": f"{d.rate:.1f}",
                    "written": bytes_of(d.written), "does": does, "ago": duration(max(0.0, now - heard))}  # fmt: skip
             table.add_row(*(Text(plain(row[column])) for column in columns))
-        if len(diaries) > most:
-            table.caption = f"and {len(diaries) - most} earlier ones"
+        if len(notes) > most:
+            table.caption = f"and {len(notes) - most} earlier ones"
         return table
 
     def _making(self) -> dict[str, str]:
@@ -208,10 +208,10 @@ class View:
             return not pulse or self.watch.dead({**pulse, "by": worker})
         return False
 
-    def _errors(self, diaries: list[Diary]) -> list[Text]:
+    def _errors(self, notes: list[WorkerNotes]) -> list[Text]:
         """The last ones, each on a line of its own: there may be commands in it to be copied."""
-        most, now = _ERRORS // 2 if self.lines else _ERRORS, diary.now(self.store)
-        errors = sorted((error, d.name) for d in diaries for error in d.errors)[-most:]
+        most, now = _ERRORS // 2 if self.lines else _ERRORS, worker_notes.now(self.store)
+        errors = sorted((error, d.name) for d in notes for error in d.errors)[-most:]
         words = (f"{duration(max(0.0, now - at))} ago, {who}: {what}: {why}" for (at, what, why), who in errors)
         return [*[Text("Last errors", "italic")] * bool(errors), *(Text(plain(each, 1000)) for each in words)]
 

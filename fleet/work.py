@@ -4,11 +4,11 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fleet import faults, known, snapshots
+from fleet import faults, round_state, snapshots
 from fleet.history import History
 from fleet.lane import Pendings
-from fleet.payload import Draft
-from fleet.payload import Input as Input
+from fleet.payload import InputMember as InputMember
+from fleet.payload import PayloadWriter
 from fleet.recipe import Recipe
 
 _ASK = 10.0  # seconds between two looks at whether the work is still wanted
@@ -41,17 +41,17 @@ class Work:
         self,
         id: str,
         history: History,
-        draft: Draft,
+        writer: PayloadWriter,
         resume: bool,
         snapshot_every: float,
         ordered: Callable[[], str],
         pending: Pendings = Pendings(),
     ) -> None:
-        self.id, self.history, self.draft = id, history, draft
+        self.id, self.history, self.writer = id, history, writer
         self.recipe: Recipe = history.recipe(id)
         self._version = history.slot(id).version
-        self.host = draft.store.host
-        self.write, self.create, self.path, self.folder = draft.write, draft.create, draft.path, draft.folder
+        self.host = writer.store.host
+        self.write, self.create, self.path, self.folder = writer.write, writer.create, writer.path, writer.folder
         inputs = self.recipe.inputs
         self.pending = tuple(made for id in inputs if (made := pending.get(id)))  # those that count if all goes well
         self.absent = tuple(id for id in inputs if id not in pending and not history[id])
@@ -68,15 +68,15 @@ class Work:
         """What was made is, byte for byte, the version before it, whose files are damaged; or it is the first."""
         if not self._version:
             return True
-        record = self.history.store.standing(known.register(self.id, self._version - 1))
-        return known.outcome(self.id, self.recipe, record, self._version - 1).files == self.draft.seal()
+        record = self.history.store.standing(round_state.register(self.id, self._version - 1))
+        return round_state.outcome(self.id, self.recipe, record, self._version - 1).files == self.writer.seal()
 
     # -- long recipes -------------------------------------------------------------------------------------------------
 
     def resume(self) -> snapshots.Snapshot | None:
         """Where an earlier attempt got to, if one left a whole snapshot."""
         if self._resume and self.resumed is None:
-            self.resumed = snapshots.latest(self.draft.store, prefix_of(self.id))
+            self.resumed = snapshots.latest(self.writer.store, prefix_of(self.id))
         return self.resumed
 
     def between_steps(self, step: int, save: Callable[[snapshots.Saver], Any]) -> None:
@@ -93,7 +93,7 @@ class Work:
                 ending = ending or bool(self._ordered())
         if ending or now - self._saved > self._every:
             with contextlib.suppress(faults.Full, faults.Passing):  # no snapshot is no reason to lose the work
-                snapshots.take(self.draft, step, save)
+                snapshots.take(self.writer, step, save)
             self._saved = now
         if ending:
             raise Interrupted

@@ -10,16 +10,16 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-from fleet import blame, claims, elastic, faults, launches, pace, planning
-from fleet.attic import Attic
+from fleet import blame, claims, elastic_rounds, faults, launches, pace, planning
+from fleet.archive import WorkerArchive
 from fleet.bell import Bell
 from fleet.context import Stopped, WorkerContext, WorkerOptions
 from fleet.events import Events, Tail, log
 from fleet.execution import Execution
 from fleet.history import History
-from fleet.lane import Beside, Lane, Pending
-from fleet.next_work import Chooser
+from fleet.lane import Lane, LaneEvents, Pending
 from fleet.recipe import NotYet, Strategy, Unplannable
+from fleet.scheduler import Scheduler
 from fleet.store import Store
 from fleet.work import Maker
 
@@ -47,20 +47,20 @@ class Worker:
         self.history, self.tail = History(store), Tail()
         watch = claims.Watch(store, self.host, options.dead_seconds)
         held = claims.Claims(store, self.history, watch, options.launch)
-        self.events: Events = Beside(first.events) if first else Events(store)
+        self.events: Events = LaneEvents(first.events) if first else Events(store)
         own = self.history.recent()
-        self.blame = blame.Blame(held, self.history, self.events, options.dead_seconds, options.makers)
+        self.blame = blame.Blame(held, self.history, self.events, options.dead_seconds, options.seats)
         speed = first.context.pace if first else pace.Pace()
         self.context: WorkerContext = WorkerContext(
             store, self.host, self.history, held, self.blame, speed, self.events, options, own,
-            lambda recipe: not (first or second) or bool(first) == (recipe.task in options.beside),
+            lambda recipe: not (first or second) or bool(first) == (recipe.task in options.off_device),
         )  # fmt: skip
-        self.chooser = Chooser(self.context)
+        self.scheduler = Scheduler(self.context)
         self.lane = self._lane(*second, strategy) if second else None
         self.execution = Execution(self.context, make, self.tail, self._wait, self.lane)
-        self.elastic = elastic.Elastic(self.history, self.host, options.quorum, options.grace_seconds)
+        self.elastic = elastic_rounds.Elastic(self.history, self.host, options.quorum, options.grace_seconds)
         self.pulse = claims.Pulse(store, min(_PULSE, options.dead_seconds / 5), self._say)
-        self._attic = Attic(store, self.events, blame.PATIENCE * options.dead_seconds)
+        self._archive = WorkerArchive(store, self.events, blame.PATIENCE * options.dead_seconds)
         self._began = self.host.now()
         self.bell, self.report = Bell(store), report
         self._first = first
@@ -130,7 +130,7 @@ class Worker:
         now, rests = self.host.now(), self.blame.resting
         self._fresh = self.execution.collect() or self._fresh
         self._fresh = self.blame.wakes() or self._fresh
-        if self._fresh and not rests and now - self._looked < self._glance and (id := self.chooser.quickly()):
+        if self._fresh and not rests and now - self._looked < self._glance and (id := self.scheduler.claim_again()):
             self._make(id)
             return False
         tick = now - self._ticked > self.options.tick_seconds
@@ -142,7 +142,7 @@ class Worker:
             if not self._first:
                 self._obey()
                 self._hear_of_peers(now)
-                self._attic.tidy()
+                self._archive.tidy()
         fresh, self._fresh = self._fresh, False
         self.history.look(probe=_PROBES if tick else 0)
         self._looked = now
@@ -152,7 +152,7 @@ class Worker:
             self.report(self.history)
         if self.history.over and self.history.round_0_is_whole():
             planning.prune(self.store, self.history, self.options.keep_every)
-            self.events.note("over", rounds=self.history.first)
+            self.events.note("over", rounds=self.history.first_open)
             return True
         if tick and self.execution.judge():
             self.bell.ring()
@@ -160,14 +160,14 @@ class Worker:
         return False
 
     def _work(self, tick: bool, now: float) -> None:
-        id = None if self.blame.resting else self.chooser.choose(tick)
+        id = None if self.blame.resting else self.scheduler.claim(tick)
         self._glance = max(_GLANCE, _SPAN * (self.host.now() - now))
         if id:
             if self._waits_since != _NEVER:
                 self.events.note("waited", seconds=round(now - self._waits_since, 3))
                 self._waits_since = _NEVER
             self._make(id)
-        elif self.chooser.yielding and not self.blame.resting:
+        elif self.scheduler.yielding and not self.blame.resting:
             self._fresh = True
             self.host.sleep(0.005)
         elif self.options.quorum < 1 and (late := self.elastic.late()):

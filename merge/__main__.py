@@ -27,14 +27,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter, validators
 
-from fleet import evaluating, helping
+from fleet import help_pages, lm_eval_command
 from fleet.plain import bytes_of, say
-from merge.command import bar, keep_memory, open_many, run
+from merge.merge_command import bar, keep_memory, open_many, run
 
 if TYPE_CHECKING:
-    from merge.merge_recipe import Merge
+    from merge.merge_recipe import MergeRecipe
 
-app = helping.app("python -m merge", __doc__)
+app = help_pages.app("python -m merge", __doc__)
 
 
 @app.default
@@ -70,13 +70,13 @@ def main(
     quiet:
         No progress.
     """
-    from merge import output  # after --help: it needs torch
+    from merge import atomic_output  # after --help: it needs torch
     from merge.engine import MergeOptions
     from merge.merging import merge
 
     keep_memory()
     open_many()
-    how, size = MergeOptions(threads, device, seed), output.size_of(shard_size)
+    how, size = MergeOptions(threads, device, seed), atomic_output.size_of(shard_size)
     with bar(quiet) as progress:
         stats = merge(told(recipe), out, shard_size=size, overwrite=overwrite, how=how, progress=progress)
     for note in stats.notes:
@@ -87,10 +87,10 @@ def main(
         f"{out}: {bytes_of(stats.written)} made of {bytes_of(stats.read)} in {stats.seconds:.1f} s, "
         f"{bytes_of(speed)}/s read and written, peak memory {bytes_of(peak)}"
     )
-    say(evaluating.told(out))
+    say(lm_eval_command.told(out))
 
 
-def told(recipe: Path) -> "Path | Merge":
+def told(recipe: Path) -> "Path | MergeRecipe":
     """A recipe's file; or of a model and its adapter, what a recipe of these alone would say."""
     from merge.merge_recipe import alone, merge_of, text_of
 

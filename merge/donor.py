@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fleet.plausible import check_config
-from merge.files import DTYPES, TensorEntry, UserError, bytes_of, read_header, read_json
+from fleet.untrusted_model import check_config
+from merge.tensor_files import DTYPES, TensorEntry, UserError, bytes_of, read_header, read_json
 from merge.tensor_group import RowReader, in_memory
 
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
@@ -27,7 +27,7 @@ class LazyTensor:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    rows: RowReader
+    read_rows: RowReader
     done: Callable[[], None] = lambda: None  # said by whoever has read all that he needs
 
     @property
@@ -35,12 +35,12 @@ class LazyTensor:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def read(self) -> Tensor:
-        return self.rows(0, math.prod(self.shape[:-1])).reshape(self.shape)
+        return self.read_rows(0, math.prod(self.shape[:-1])).reshape(self.shape)
 
 
 def changed(stored: LazyTensor, change: Callable[[int, int, Tensor], Tensor]) -> LazyTensor:
     """The same tensor, seen through a function of its rows."""
-    return replace(stored, rows=lambda begin, end: change(begin, end, stored.rows(begin, end)))
+    return replace(stored, read_rows=lambda begin, end: change(begin, end, stored.read_rows(begin, end)))
 
 
 @dataclass(frozen=True)

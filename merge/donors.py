@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fleet.errors import Lacking, first_line
 from merge.donor import Donor, LazyTensor, changed, read_config, tensors_in
-from merge.files import UserError, read_json
-from merge.names import stacks
+from merge.tensor_files import UserError, read_json
+from merge.tensor_names import stacks
 
 _BESIDE = ("*.json", "*.model", "*.txt", "*.jinja")
 _WEIGHTS = (("model*.safetensors", "adapter_model*.safetensors"), ("pytorch_model*.bin", "adapter_model*.bin"))

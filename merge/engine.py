@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from merge import output
-from merge.files import UserError, bytes_of
+from merge import atomic_output
 from merge.merge_planning import Job
 from merge.methods import METHODS
+from merge.tensor_files import UserError, bytes_of
 from merge.tensor_group import Group
 
 _FLUSH = 64 << 20  # bytes after which the disk is asked to begin writing
@@ -44,7 +44,7 @@ def check_device(name: str) -> None:
 def merged(job: Job, how: MergeOptions) -> Iterator[Tensor]:
     """The blocks of a tensor, one after the other, in fp32. A method that looks twice reads twice: the second time the
     system still has it in its memory."""
-    base, others = job.base.rows if job.base else None, [each.rows for each in job.others]
+    base, others = job.base.read_rows if job.base else None, [each.read_rows for each in job.others]
     group = Group(job.shape, others, base, job.name, job.models, how.seed, how.device)
     try:
         yield from METHODS[job.method].merge(group, job.params or {})
@@ -60,7 +60,7 @@ def write(jobs: list[Job], folder: Path, shard_size: int, how: MergeOptions, pro
     """
     stop, broken = threading.Event(), set[str]()
     with (
-        output.laid_out(folder, output.shards(jobs, shard_size)) as places,
+        atomic_output.laid_out(folder, atomic_output.shards(jobs, shard_size)) as places,
         flushed({file for file, _ in places.values()}) as written,
         one_thread_each(),
     ):

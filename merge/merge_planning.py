@@ -7,14 +7,23 @@ from typing import Any
 
 import torch
 
-from merge.configs import TOKEN_IDS, check_kinds, differences, stacked
 from merge.donor import Donor, LazyTensor, changed
 from merge.donors import Donors
-from merge.files import UserError
-from merge.merge_recipe import Input, Merge, Settings
+from merge.merge_recipe import MergeInput, MergeRecipe, Settings
 from merge.methods import MergeMethod
-from merge.names import comes_first, is_buffer, is_embedding, is_head, is_vocabulary, layer_of, named_alike, stacks
+from merge.model_configs import TOKEN_IDS, check_kinds, differences, stacked
 from merge.parameters import check_names, method_of, resolved
+from merge.tensor_files import UserError
+from merge.tensor_names import (
+    comes_first,
+    is_buffer,
+    is_embedding,
+    is_head,
+    is_vocabulary,
+    layer_of,
+    named_alike,
+    stacks,
+)
 from merge.vocabulary import Vocabulary, different_words
 
 Config = dict[str, Any]
@@ -59,7 +68,7 @@ class Plan:
 class ResolvedSlice:
     """A slice as its method sees it."""
 
-    inputs: tuple[Input, ...]  # the base first, where there is one
+    inputs: tuple[MergeInput, ...]  # the base first, where there is one
     based: bool
     parameters: Settings
 
@@ -67,7 +76,7 @@ class ResolvedSlice:
 View = Mapping[str, LazyTensor]  # a model's tensors, its output head among them only where it is one of its own
 
 
-def plan_merge(recipe: Merge, donors: Donors) -> Plan:
+def plan_merge(recipe: MergeRecipe, donors: Donors) -> Plan:
     """All jobs, in the order of the result's files; or all that does not fit together, before anything is merged."""
     parts = [_part(recipe, number) for number in range(len(recipe.slices))]
     notes = check_names(recipe)
@@ -100,7 +109,7 @@ def _other_words(models: Sequence[Donor]) -> list[str]:
 # -- which models ------------------------------------------------------------------------------------------------------
 
 
-def _part(recipe: Merge, number: int) -> ResolvedSlice:
+def _part(recipe: MergeRecipe, number: int) -> ResolvedSlice:
     """The slice, its base as the first of its inputs."""
     said, method = recipe.slices[number], method_of(recipe)
     base = (said.base_model or recipe.base_model) if method.base != "none" else None
@@ -119,14 +128,14 @@ def _part(recipe: Merge, number: int) -> ResolvedSlice:
         raise UserError(
             f"the base_model {base} must be a source, with one layer_range, where the sources' ranges differ"
         )
-    return ResolvedSlice((Input(base, next(iter(ranges), None)), *others), True, said.parameters)
+    return ResolvedSlice((MergeInput(base, next(iter(ranges), None)), *others), True, said.parameters)
 
 
-def _with_base(recipe: Merge, method: MergeMethod, inputs: tuple[Input, ...]) -> tuple[Input, ...]:
+def _with_base(recipe: MergeRecipe, method: MergeMethod, inputs: tuple[MergeInput, ...]) -> tuple[MergeInput, ...]:
     """To a method that knows no base it is one of the models; it need not be listed where whole models are merged."""
     base = recipe.base_model
     listed = base is None or method.most == 1 or inputs[0].layers or any(one.model == base for one in inputs)
-    return inputs if listed else (*inputs, Input(str(base)))
+    return inputs if listed else (*inputs, MergeInput(str(base)))
 
 
 def _untied(models: Sequence[Donor]) -> list[View]:
@@ -205,7 +214,7 @@ def _same_names(part: ResolvedSlice, views: Mapping[str, View]) -> None:
 
 
 def _job(
-    recipe: Merge,
+    recipe: MergeRecipe,
     views: Mapping[str, View],
     vocabulary: Vocabulary | None,
     part: ResolvedSlice,
@@ -232,7 +241,7 @@ def _job(
     return Job(name, shape, dtype, tuple(cast[begin:]), base, models, recipe.method, params)
 
 
-def _dtype(recipe: Merge, stored: Sequence[LazyTensor]) -> torch.dtype:
+def _dtype(recipe: MergeRecipe, stored: Sequence[LazyTensor]) -> torch.dtype:
     if name := recipe.out_dtype or recipe.dtype:
         return getattr(torch, name)  # type: ignore[no-any-return]
     dtype = stored[0].dtype
@@ -249,7 +258,7 @@ def _input_cast(stored: LazyTensor, name: str | None) -> LazyTensor:
     return changed(stored, lambda _begin, _end, rows: rows.to(dtype))
 
 
-def _same_shape(name: str, inputs: Sequence[Input], stored: Sequence[LazyTensor]) -> None:
+def _same_shape(name: str, inputs: Sequence[MergeInput], stored: Sequence[LazyTensor]) -> None:
     for one, each in zip(inputs, stored, strict=True):
         if each.shape != stored[0].shape:
             shapes = f"{list(stored[0].shape)} in {inputs[0].model}, {list(each.shape)} in {one.model}"

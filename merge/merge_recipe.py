@@ -24,7 +24,7 @@ Settings = Mapping[str, Setting]
 
 
 @dataclass(frozen=True)
-class Input:
+class MergeInput:
     """A model, or some of its layers, with what it is told by itself."""
 
     model: str
@@ -36,7 +36,7 @@ class Input:
 class Slice:
     """Layers of the result that are made of the same layers of each input; `models:` is a slice of all layers."""
 
-    inputs: tuple[Input, ...]
+    inputs: tuple[MergeInput, ...]
     base_model: str | None = None
     parameters: Settings = field(default_factory=dict)
 
@@ -62,7 +62,7 @@ class TokenizerSettings:
 
 
 @dataclass(frozen=True)
-class Merge:
+class MergeRecipe:
     method: str
     slices: tuple[Slice, ...]
     base_model: str | None = None
@@ -81,18 +81,18 @@ class Merge:
         return list(dict.fromkeys(name for name in [*bases, *inputs] if name))
 
 
-def load(path: Path) -> Merge:
+def load(path: Path) -> MergeRecipe:
     try:
         return parse(strictyaml.read(path))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
 
-def parse(text: str) -> Merge:
+def parse(text: str) -> MergeRecipe:
     return merge_of(strictyaml.parse(text), text)
 
 
-def merge_of(value: Any, text: str) -> Merge:
+def merge_of(value: Any, text: str) -> MergeRecipe:
     """The recipe in a YAML file's data."""
     known = "merge_method models slices base_model parameters dtype out_dtype tokenizer_source tokenizer chat_template"
     given = fields(value, "the file", known)
@@ -110,7 +110,7 @@ def merge_of(value: Any, text: str) -> Merge:
         slices: tuple[Slice, ...] = (Slice(_inputs(given["models"], "models", "model parameters")),)
     else:
         slices = tuple(_slice(each, f"slices[{n}]") for n, each in enumerate(_list(given["slices"], "slices")))
-    return Merge(
+    return MergeRecipe(
         method=_text(given.get("merge_method"), "merge_method"),
         slices=slices,
         base_model=_model(given["base_model"], "base_model") if "base_model" in given else None,
@@ -174,14 +174,14 @@ def _slice(value: Any, where: str) -> Slice:
     return Slice(inputs, base, _settings(given.get("parameters"), f"{where}.parameters"))
 
 
-def _inputs(value: Any, where: str, known: str) -> tuple[Input, ...]:
+def _inputs(value: Any, where: str, known: str) -> tuple[MergeInput, ...]:
     found = []
     for n, each in enumerate(_list(value, where)):
         here = f"{where}[{n}]"
         given = fields({"model": each} if isinstance(each, str) else each, here, known)
         layers = _layers(given["layer_range"], f"{here}.layer_range") if "layer_range" in given else None
         parameters = _settings(given.get("parameters"), f"{here}.parameters")
-        found.append(Input(_model(given.get("model"), f"{here}.model"), layers, parameters))
+        found.append(MergeInput(_model(given.get("model"), f"{here}.model"), layers, parameters))
     return tuple(found)
 
 

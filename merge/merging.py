@@ -11,13 +11,13 @@ from pathlib import Path
 
 import yaml
 
-from fleet import evaluating
-from merge import engine, output
+from fleet import lm_eval_command
+from merge import atomic_output, engine
 from merge.donor import Donor
 from merge.donors import Donors
-from merge.files import UserError, read_json, write_json
 from merge.merge_planning import Plan, plan_merge
-from merge.merge_recipe import Merge, load, nearest
+from merge.merge_recipe import MergeRecipe, load, nearest
+from merge.tensor_files import UserError, read_json, write_json
 
 SHARD = 5 * 10**9  # bytes of a weight file
 RECIPE = "mergekit_config.yml"  # the name by which others look for it
@@ -39,7 +39,7 @@ class MergeStats:
 
 
 def merge(
-    recipe: Merge | Path | str,
+    recipe: MergeRecipe | Path | str,
     out: Path | str,
     *,
     shard_size: int = SHARD,
@@ -55,18 +55,18 @@ def merge(
     >>> merge("recipe.yml", "merged")
     """
     engine.check_device(how.device)
-    output.free_for(Path(out), overwrite, [] if isinstance(recipe, Merge) else [Path(recipe)])
-    recipe = recipe if isinstance(recipe, Merge) else load(Path(recipe))
+    atomic_output.free_for(Path(out), overwrite, [] if isinstance(recipe, MergeRecipe) else [Path(recipe)])
+    recipe = recipe if isinstance(recipe, MergeRecipe) else load(Path(recipe))
     with contextlib.nullcontext(donors) if donors else Donors() as donors:
         plan = plan_merge(recipe, donors)
         folders = [donors[name].folder for name in recipe.models]
-        with output.atomic_folder(Path(out), plan.bytes, overwrite, folders) as draft:
-            known = {"README.md": f"{card(recipe)}\n{evaluating.section(Path(out))}\n", **(beside or {})}
+        with atomic_output.atomic_folder(Path(out), plan.bytes, overwrite, folders) as draft:
+            known = {"README.md": f"{card(recipe)}\n{lm_eval_command.section(Path(out))}\n", **(beside or {})}
             return _write_model(recipe, plan, draft, donors, shard_size, how, progress, known)
 
 
 def merge_into(
-    folder: Path, recipe: Merge, donors: Donors, how: engine.MergeOptions = engine.MergeOptions()
+    folder: Path, recipe: MergeRecipe, donors: Donors, how: engine.MergeOptions = engine.MergeOptions()
 ) -> MergeStats:
     """The same, straight into a folder that is there and whose owner sees to it that nobody takes a part for the
     whole."""
@@ -74,7 +74,7 @@ def merge_into(
 
 
 def _write_model(
-    recipe: Merge,
+    recipe: MergeRecipe,
     plan: Plan,
     into: Path,
     donors: Donors,
@@ -98,7 +98,7 @@ def _write_model(
 # -- what lies beside the weights --------------------------------------------------------------------------------------
 
 
-def furnish(folder: Path, recipe: Merge, plan: Plan, template: str | None) -> None:
+def furnish(folder: Path, recipe: MergeRecipe, plan: Plan, template: str | None) -> None:
     """config.json comes last: a folder without it is no model to anybody."""
     source = plan.vocabulary.source if plan.vocabulary else plan.leader
     names = _SETTINGS if plan.vocabulary else TOKENIZER_FILES
@@ -150,7 +150,7 @@ def _set_template(folder: Path, template: str) -> None:
         write_json(settings, {key: each for key, each in said.items() if key != "chat_template"})
 
 
-def card(recipe: Merge) -> str:
+def card(recipe: MergeRecipe) -> str:
     """README.md, with the fields that the hub reads."""
     local = [name for name in recipe.models if name.startswith(("/", ".", "~")) or name.count("/") != 1]
     hub = [name for name in recipe.models if name not in local]

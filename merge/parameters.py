@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from merge.files import UserError
-from merge.merge_recipe import Input, Merge, Setting, Settings, nearest, scalar_of, setting_of
+from merge.merge_recipe import MergeInput, MergeRecipe, Setting, Settings, nearest, scalar_of, setting_of
 from merge.methods import IGNORED, LACKING, METHODS, REQUIRED, MergeMethod, Param
-from merge.methods.arcs import check_shares
-from merge.methods.changes import check_della
+from merge.methods.task_vectors import check_della
+from merge.methods.weighted_sums import check_shares
+from merge.tensor_files import UserError
 
 Told = Mapping[str, Any]  # a value, a curve of values or filters for each parameter
 _LEAST = 1e-6  # less is nothing
@@ -18,7 +18,7 @@ _MOST = 1e30  # with more, sums of fp32 numbers are none
 _EDGE = 0.99  # of what a density leaves for an epsilon
 
 
-def method_of(recipe: Merge) -> MergeMethod:
+def method_of(recipe: MergeRecipe) -> MergeMethod:
     if recipe.method not in METHODS:
         elsewhere = ", a method of mergekit that is not supported here" if recipe.method in LACKING else ""
         raise UserError(f"merge_method is {recipe.method!r}{elsewhere}; {nearest(recipe.method, METHODS)}")
@@ -26,7 +26,7 @@ def method_of(recipe: Merge) -> MergeMethod:
 
 
 def resolved(
-    recipe: Merge, of_slice: Settings, inputs: Sequence[Input], name: str, names: Sequence[str], depth: float
+    recipe: MergeRecipe, of_slice: Settings, inputs: Sequence[MergeInput], name: str, names: Sequence[str], depth: float
 ) -> dict[str, Any]:
     """The parameters of a tensor; of those that each model has, one for each input. A source wins over its slice."""
     found: dict[str, Any] = {}
@@ -43,7 +43,7 @@ def resolved(
     return found
 
 
-def check_names(recipe: Merge) -> list[str]:
+def check_names(recipe: MergeRecipe) -> list[str]:
     """Unknown parameters are errors. In words, what stands in the recipe without effect."""
     method, notes = method_of(recipe), []
     places: list[tuple[str, Settings, bool | None]] = [("parameters", recipe.parameters, None)]

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fleet.plausible import check_words
+from fleet.untrusted_model import check_words
 from merge.donor import Donor, LazyTensor
-from merge.files import UserError, read_json
 from merge.merge_recipe import Token, TokenizerSettings
+from merge.tensor_files import UserError, read_json
 
 _MOST = 1 << 24  # tokens
 PLAIN_TOKEN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
@@ -138,7 +138,7 @@ def _read(tensors: Mapping[str, LazyTensor], run: tuple[Place, int], rest: tuple
 
 
 def _some(stored: LazyTensor, begin: int, end: int) -> Tensor:
-    return stored.rows(begin, end) if len(stored.shape) > 1 else stored.rows(0, 1).view(-1)[begin:end]
+    return stored.read_rows(begin, end) if len(stored.shape) > 1 else stored.read_rows(0, 1).view(-1)[begin:end]
 
 
 # -- tokenizer.json ----------------------------------------------------------------------------------------------------

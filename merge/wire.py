@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from merge.files import (
+from merge.tensor_files import (
     CHUNK,
     ByteSink,
     ByteSource,

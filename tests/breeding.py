@@ -20,8 +20,8 @@ def models(folder: Path, count: int = 3, **shape) -> list[ModelReference]:
 
 
 def text(file: Path, documents: int = 24, seed: int = 5) -> Path:
-    dice, words = random.Random(seed), WORDS.split()
-    rows = (" ".join(dice.choice(words) for _ in range(30)) for _ in range(documents))
+    rng, words = random.Random(seed), WORDS.split()
+    rows = (" ".join(rng.choice(words) for _ in range(30)) for _ in range(documents))
     file.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
     return file
 

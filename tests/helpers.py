@@ -20,7 +20,6 @@ import pytest
 
 from fleet import faults, launches
 from fleet.context import Stopped
-from fleet.diary import events_in
 from fleet.digest import digest
 from fleet.history import History
 from fleet.host import Host
@@ -29,6 +28,7 @@ from fleet.run import create_run, open_run
 from fleet.run_config import UserError
 from fleet.work import Work
 from fleet.worker import Worker
+from fleet.worker_notes import events_in
 from tests.toy.config import ToyConfig
 from tests.toy.maker import maker
 from tests.toy.strategies import strategy
@@ -178,7 +178,7 @@ class Toys:
     def digest(self) -> str:
         """Of the run, which must be over."""
         history = self.history()
-        assert history.over, f"not over: {history.first} rounds are finished"
+        assert history.over, f"not over: {history.first_open} rounds are finished"
         return digest(history)
 
     def refuses(self, path: str) -> None:

@@ -42,7 +42,7 @@ class TwoRounds:
 def maker(config: MishapConfig) -> Maker:
     def make(work: Work) -> dict[Any, Any]:
         work.host.sleep(config.sleep)
-        if work.recipe.slot == "bad" or config.sick and work.draft.store.name.startswith(config.sick):
+        if work.recipe.slot == "bad" or config.sick and work.writer.store.name.startswith(config.sick):
             happens(config.mishap)
         work.write("weights", b"".join(parent.read("weights") for parent in work.inputs.values()) + b"x")
         odd = {"nan": {"loss": float("nan")}, "number": {1: 0.5}, "pair": {"word": "\ud83d\ude00"}}

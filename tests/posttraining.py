@@ -13,7 +13,7 @@ from fleet.run import create_run, open_run
 from fleet.worker import Worker
 from tests import merging
 from train.posttrain.posttrain_config import PosttrainConfig
-from train.training_commands import prepared_breeding as prepared
+from train.training_commands import prepare_breeding as prepare
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}"
@@ -41,9 +41,9 @@ def tokenizer_of(folder: Path) -> Any:
 
 
 def chats(file: Path, answer: str, count: int = 60) -> Path:
-    dice = random.Random(answer)
+    rng = random.Random(answer)
     rows = [
-        {"messages": [{"role": "user", "content": f"{dice.choice(WORDS.split())} {n}"},
+        {"messages": [{"role": "user", "content": f"{rng.choice(WORDS.split())} {n}"},
                       {"role": "assistant", "content": answer}]}
         for n in range(count)
     ]  # fmt: skip
@@ -70,7 +70,7 @@ def worker(c: PosttrainConfig, name: str = "w", make: Any = None) -> Worker:
     from edt_evomerge import EvoMerge
     from train.member.posttraining_tasks import maker
 
-    chosen = prepared(c, Path(c.base_dir))
+    chosen = prepare(c, Path(c.base_dir))
     create_run(Path(c.base_dir), c.project_name, chosen.bound(), Host())
     store, _ = open_run(Path(c.base_dir) / c.project_name, Host(), name)
     launch = launches.latest(store) or launches.begin(store, chosen.operational())

@@ -23,7 +23,7 @@ def long_run(base: Path, slots: int = 64, rounds: int = 2000, workers: int = 16,
     config = ToyConfig(project_name="long", population_size=slots, max_generations=rounds)
     store, _ = create_run(base, "long", config.bound(), Host())
     launches.begin(store, config.operational(), command="python -m tests.toy --config evolution.json")
-    dice, notes = random.Random(1), [list[str]() for _ in range(workers)]
+    rng, notes = random.Random(1), [list[str]() for _ in range(workers)]
     machines = machines or [f"node-{n // 4}" for n in range(workers)]
     for n in range(workers):
         notes[n].append(_line(BEGAN, "started", launch=1, machine=machines[n % len(machines)]))
@@ -38,7 +38,7 @@ def long_run(base: Path, slots: int = 64, rounds: int = 2000, workers: int = 16,
             worker = (k + round) % workers
             at = BEGAN + 60.0 * round + 3.0 * (k // workers + 1)
             by, machine = f"local-{worker}-{worker:08x}", machines[worker % len(machines)]
-            outcomes.append(_done(dice, round, by, machine))
+            outcomes.append(_done(rng, round, by, machine))
             _write(folder / f"{recipe.slot}.0.done", _sealed(outcomes[-1]))
             os.link(claim, folder / f"{recipe.slot}.0.claim.0")
             made = {"seconds": 2.8, "written": 10_000, "read": 20_000}
@@ -70,8 +70,8 @@ def _plans(slots: int, rounds: int) -> Iterator[list[Recipe]]:
         ]
 
 
-def _done(dice: random.Random, round: int, by: str, machine: str) -> dict[str, Any]:
-    loss = 2 + 8 / (1 + round) + dice.random() / 10
+def _done(rng: random.Random, round: int, by: str, machine: str) -> dict[str, Any]:
+    loss = 2 + 8 / (1 + round) + rng.random() / 10
     metrics = {"loss": loss, "train_loss": loss + 0.1, "tokens": 4096} if round else {}
     files = {"weights": [10_000, "0" * 64]}
     made = {"metrics": metrics, "files": files, "attempt": "", "absent": "", "why": ""}

@@ -33,9 +33,9 @@ def words() -> list[str]:
 
 def facts(seed: int = 0) -> list[tuple[int, str, str, str]]:
     """Part, subject, and the answer in two words."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     return [
-        (part, f"s{subject}", f"a{dice.randrange(ANSWERS)}", f"a{dice.randrange(ANSWERS)}")
+        (part, f"s{subject}", f"a{rng.randrange(ANSWERS)}", f"a{rng.randrange(ANSWERS)}")
         for part in range(PARTS)
         for subject in range(SUBJECTS)
     ]
@@ -82,20 +82,20 @@ def _saved(model: LlamaForCausalLM, folder: Path) -> Path:
 def task(folder: Path, name: str = "facts", seed: int = 1) -> Path:
     """All facts as questions of four choices; the folder to look for tasks in."""
     folder.mkdir(exist_ok=True)
-    dice, known, lines = random.Random(seed), facts(), []
+    rng, known, lines = random.Random(seed), facts(), []
     for part, subject, *answer in known:
         choices = [" ".join(answer)]
         while len(choices) < 4:
-            other = " ".join(dice.choice(known)[2:])
+            other = " ".join(rng.choice(known)[2:])
             choices += [other] if other not in choices else []
-        dice.shuffle(choices)
+        rng.shuffle(choices)
         question = {
             "question": f"p{part} of {subject} is",
             "choices": choices,
             "answer": choices.index(" ".join(answer)),
         }
         lines.append(question)
-    dice.shuffle(lines)
+    rng.shuffle(lines)
     (folder / f"{name}.json").write_text("\n".join(map(json.dumps, lines)))
     (folder / f"{name}.yaml").write_text(TASK.format(name=name, file=folder / f"{name}.json"))
     return folder

@@ -15,8 +15,8 @@ from fleet.processes import options
 from fleet.run import create_run, open_run
 from fleet.worker import Worker
 from tests.helpers import LONG, Toys
-from train.made_here import END
 from train.member.pretraining_tasks import maker
+from train.models_on_demand import END
 from train.training_config import TrainConfig
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -64,8 +64,8 @@ def make_tokenizer(folder: Path) -> None:
 
 def make_text(file: Path, documents: int = 400, seed: int = 5, field: str = "text") -> None:
     """Sentences of few words: there is something to learn."""
-    dice, words = random.Random(seed), "the cat sat on a mat and the dog ran to it again".split()
-    rows = (" ".join(dice.choice(words) for _ in range(12)) for _ in range(documents))
+    rng, words = random.Random(seed), "the cat sat on a mat and the dog ran to it again".split()
+    rows = (" ".join(rng.choice(words) for _ in range(12)) for _ in range(documents))
     file.write_text("".join(json.dumps({field: row}) + "\n" for row in rows))
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from fleet.idle_workers import crowded, idle
 from fleet.machines import Machine
 from fleet.remote.launcher import Launcher, place
-from fleet.sharing_out import crowded, idle
-from launch_to_machines import SCRIPTS
+from launch_to_machines import METHOD_SCRIPTS
 from tests.commands import answer
 from tests.small import KEYS, config, finished, shared
 from train.advise import Circumstances, Forecast, advice, facts, sizes_of
@@ -58,7 +58,7 @@ def test_a_run_says_at_its_start_who_will_wait_and_that_the_rate_rises_for_long(
     data = {"tokenizer": str(shared() / "tokenizer"), "datasets": [{"source": str(shared() / "text.jsonl")}]}
     file.write_text(json.dumps({**KEYS, **data}))
     machines = [Machine(host="a", workers=1), Machine(host="b", workers=2)]
-    made = Launcher(place(file, "", SCRIPTS), machines, SCRIPTS, ROOT).create(None)
+    made = Launcher(place(file, "", METHOD_SCRIPTS), machines, METHOD_SCRIPTS, ROOT).create(None)
     notes = ["Note: the rate rises for 2 of 12 steps: WARMUP_STEPS 0.", f"Note: {waiting}."]
     assert made["new"] and made["notes"] == notes
     file.write_text(json.dumps({**KEYS, **data, "lr": 0.5}))

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from fleet.attic import KEPT, Attic
-from fleet.diary import TAIL, Diaries, Diary
+from fleet.archive import KEPT, WorkerArchive
 from fleet.digest import digest
 from fleet.events import Events
 from fleet.history import History, opened
@@ -19,6 +18,7 @@ from fleet.processes import options
 from fleet.report.run_reader import RunReader
 from fleet.run import open_run
 from fleet.worker import Worker
+from fleet.worker_notes import TAIL, NotesReader, WorkerNotes
 from tests.helpers import Toys, until
 from tests.toy.maker import maker
 from tests.toy.strategies import strategy
@@ -46,11 +46,11 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> tuple[Toys, dict[int, tuple
     store, _ = open_run(run.folder, host, "here")
 
     def report(history: History) -> None:
-        for round in range(max(0, history.first - 3), history.first):
+        for round in range(max(0, history.first_open - 3), history.first_open):
             history.sum_up(round)  # as a logger does
         worker.events.flush()
-        parts = (worker.context, worker.chooser, worker.execution, worker.elastic)
-        seen.setdefault(history.first, (held(*parts), store.disk.ops))
+        parts = (worker.context, worker.scheduler, worker.execution, worker.elastic)
+        seen.setdefault(history.first_open, (held(*parts), store.disk.ops))
 
     how = replace(options(run.config, latest(store)), tick_seconds=0.0)
     worker = Worker(store, strategy(run.config), maker(run.config), how, report)
@@ -86,17 +86,17 @@ def test_whoever_looks_back_opens_a_file_for_each_round(old):
 def test_a_look_at_notes_reads_what_is_new(old):
     run, _ = old
     store, _ = open_run(run.folder, Host(), "test")
-    diaries = Diaries(store, Diary)
-    (first,) = diaries.look()
+    notes = NotesReader(store, WorkerNotes)
+    (first,) = notes.look()
     made = len(run.registers(r".*\.done"))
-    assert first.made == made and diaries.bytes_read > 1000
-    begun, events = diaries.bytes_read, Events(store)
-    assert len(diaries.look()) == 1 and diaries.bytes_read == begun
+    assert first.made == made and notes.bytes_read > 1000
+    begun, events = notes.bytes_read, Events(store)
+    assert len(notes.look()) == 1 and notes.bytes_read == begun
     for n in range(2000):  # more than whoever comes late reads of it
         events.note("made", f"1/m{n}", seconds=1.0, written=1, read=2, why="x" * 100)
     events.flush()
-    late, size = Diaries(store, Diary), (run.folder / "workers" / "test.events").stat().st_size
-    for seen in (diaries, late):
+    late, size = NotesReader(store, WorkerNotes), (run.folder / "workers" / "test.events").stat().st_size
+    for seen in (notes, late):
         (test,) = [each for each in seen.look() if each.name == "test"]
         assert (test.made, test.written, test.read) == (2000, 2000.0, 4000.0)
     assert late.bytes_read - begun <= TAIL < size
@@ -116,11 +116,11 @@ def test_notes_of_those_who_are_gone_are_put_away_and_still_count(toys):
         os.utime(run.folder / f"workers/{store.name}.events", (n, n))
     before = report.look()
     store, _ = open_run(run.folder, Host(), "sweeper")
-    attic = Attic(store, Events(store), patience=0.0)
-    until(lambda: attic.tidy() or not [*run.folder.glob("workers/*.pulse")], "the pulses are removed")
-    attic.tidy()
+    archive = WorkerArchive(store, Events(store), patience=0.0)
+    until(lambda: archive.tidy() or not [*run.folder.glob("workers/*.pulse")], "the pulses are removed")
+    archive.tidy()
     assert len([*run.folder.glob("workers/*.events")]) == KEPT + 1 and len([*run.folder.glob("workers/ended/*")]) == 20
-    found = Diaries(store, Diary).look()
+    found = NotesReader(store, WorkerNotes).look()
     assert sum(each.made for each in found) == KEPT + 20 and sum(each.read for each in found) == 20 * (KEPT + 20)
     for seen in (report.look(), RunReader(run.folder).look()):
         assert seen.written == before.written == 10 * (KEPT + 20)
@@ -136,8 +136,8 @@ def test_who_was_only_paused_begins_new_notes(toys):
     events.flush()
     (run.folder / "workers/ended").mkdir()
     (run.folder / "workers/paused.events").rename(run.folder / "workers/ended/paused.0.events")
-    Attic(store, events, patience=0.0).tidy()
+    WorkerArchive(store, events, patience=0.0).tidy()
     events.note("made", "1/m0", seconds=1.0, written=1, read=2)
     events.flush()
-    (found,) = Diaries(store, Diary).look()
+    (found,) = NotesReader(store, WorkerNotes).look()
     assert (found.made, found.written, found.launch, found.machine) == (1, 1.0, 3, "here")

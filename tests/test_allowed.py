@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from evomerge.breeding import Pool, Scored, first, next_generation
 from evomerge.config import EvolutionSettings, MergeSettings
 from evomerge.techniques import recipes
+from evomerge.variation import Pool, Scored, first, next_generation
 from merge.evolve.search_config import MergeGenome
 from merge.evolve.search_space import GENES, Space
 from merge.merge_recipe import merge_of
 from merge.methods import METHODS
-from merge.methods.arcs import check_shares, slerp_all
+from merge.methods.weighted_sums import check_shares, slerp_all
 from merge.parameters import MENDERS, check_names, resolved, within
 from merge.tensor_group import Group, in_memory
 from train import pretraining_genome as pretraining
@@ -44,8 +44,8 @@ def passes(recipe: dict) -> list[tuple[str, dict]]:
 
 def makes_something(method: str, told: dict) -> None:
     """It is merged for real."""
-    dice = torch.Generator().manual_seed(7)
-    several = [in_memory(torch.randn(6, 8, generator=dice)) for _ in range(4)]
+    rng = torch.Generator().manual_seed(7)
+    several = [in_memory(torch.randn(6, 8, generator=rng)) for _ in range(4)]
     each = [value for key, value in told.items() if METHODS[method].params[key].each]
     count = len(each[0]) if each else METHODS[method].most or 2
     base = None if METHODS[method].base == "none" else several[3]
@@ -85,11 +85,11 @@ def test_curves_of_post_training_stay_within_what_methods_allow(method):
             crossover={"method": method, **({"base_model": "z"} if METHODS[method].base == "required" else {}),
                        **told(method, curves)},
         )  # fmt: skip
-        dice = np.random.default_rng(len(curves))
-        population = [posttraining_genome.plain(c), *(posttraining_genome.founding(c, dice) for _ in range(3))]
+        rng = np.random.default_rng(len(curves))
+        population = [posttraining_genome.plain(c), *(posttraining_genome.founding(c, rng) for _ in range(3))]
         for _ in range(4):
-            pairs = [dice.choice(4, 2, replace=False) for _ in range(4)]
-            population = [posttraining_genome.child(c, [population[n] for n in pair], dice) for pair in pairs]
+            pairs = [rng.choice(4, 2, replace=False) for _ in range(4)]
+            population = [posttraining_genome.child(c, [population[n] for n in pair], rng) for pair in pairs]
             for genome in population:
                 checked = passes(posttraining_genome.crossed(c, ["a", "b"], genome, "z"))
                 assert all(0.1 <= genome["rate"] <= 10 for genome in population)
@@ -121,7 +121,7 @@ def test_every_point_of_a_search_is_a_recipe_that_passes(method):
         {"layer_granularity": 2, "smooth": True, "filters": ("mlp",)},
         {"layer_granularity": 2, "smooth": True, "normalize": False},
     ]
-    dice, made = np.random.default_rng(3), 0
+    rng, made = np.random.default_rng(3), 0
     for kind in kinds:
         try:
             based = {"base_model": "z"} if METHODS[method].base == "required" and method != "slerp" else {}
@@ -130,8 +130,8 @@ def test_every_point_of_a_search_is_a_recipe_that_passes(method):
         except ValueError:
             continue  # a kind that this method does not know
         for strength in (1e-9, 0.5, 1e9):
-            points = strength * dice.standard_normal((3, space.size))
-            edges = [np.zeros(space.size), np.ones(space.size), -np.ones(space.size), dice.integers(-1, 2, space.size)]
+            points = strength * rng.standard_normal((3, space.size))
+            edges = [np.zeros(space.size), np.ones(space.size), -np.ones(space.size), rng.integers(-1, 2, space.size)]
             for point in [*points, *edges, np.resize([1.0, -1.0], space.size)]:
                 checked, made = passes(space.recipe(point)), made + 1
         makes_something(*checked[-1])
@@ -145,13 +145,13 @@ def test_every_point_of_a_search_is_a_recipe_that_passes(method):
 def test_formulas_of_tournaments_pass(strength):
     settings = MergeSettings(points=3)
     e = EvolutionSettings(population_size=12, mutation_rate=1.0, mutation_strength=strength)
-    pool, dice = Pool(settings, ("a", "b", "c"), 4), np.random.default_rng(5)
+    pool, rng = Pool(settings, ("a", "b", "c"), 4), np.random.default_rng(5)
     formulas = first(pool, e.population_size, 1)
     for generation in range(5):
         for formula in formulas:
             for recipe in recipes(formula, {name: name for name in "abc"}, "").values():
                 checked = passes(recipe)
-        ranked = [Scored(f"{generation}/m{n}", each, float(dice.random())) for n, each in enumerate(formulas)]
+        ranked = [Scored(f"{generation}/m{n}", each, float(rng.random())) for n, each in enumerate(formulas)]
         formulas = [child.formula for child in next_generation(ranked, pool, e, [1, generation])]
     assert checked
 
@@ -169,9 +169,9 @@ def test_genomes_of_pre_training_stay_near(strength):
             assert 0.25 <= genome.rate_factor <= 4
             assert all(0.1 <= share <= 10 for share in genome.shares)
         parents = [{**genome.metrics(), "loss": float(n)} for n, genome in enumerate(genomes)]
-    dice = np.random.default_rng(1)
+    rng = np.random.default_rng(1)
     for count in (1, 2, 4, 64):
-        shares = [float(x) for x in dice.dirichlet(np.ones(count))]
+        shares = [float(x) for x in rng.dirichlet(np.ones(count))]
         check_shares({"weight": shares})
         assert torch.isfinite(slerp_all([torch.randn(4) for _ in shares], shares)).all()
 

@@ -15,9 +15,9 @@ import pytest
 from fleet import launches
 from fleet.ancestry.ancestry_files import files, keep, page
 from fleet.ancestry.genes import genes_of
-from fleet.ancestry.growth import finished_members, grown, tree
 from fleet.ancestry.layout import MOST, laid_out
 from fleet.ancestry.tree import Line, Tree, as_json, line_of
+from fleet.ancestry.tree_builder import finished_members, grown, tree
 from fleet.history import History, opened
 from fleet.host import Host
 from fleet.recipe import Member, Recipe, place
@@ -341,28 +341,28 @@ HOSTILE = (
 
 
 def strange_tree() -> Tree:
-    dice, members = random.Random(1), [made(f"1/model-{n}", score=0.1, name=name) for n, name in enumerate(HOSTILE)]
+    rng, members = random.Random(1), [made(f"1/model-{n}", score=0.1, name=name) for n, name in enumerate(HOSTILE)]
     for round in range(1, 6):
         for n, name in enumerate(HOSTILE):
             before = [f"{round - 1}/m{k}" if round > 1 else f"1/model-{k}" for k in range(len(HOSTILE))]
-            genome = {name: [dice.random(), round], "way": name}
-            of, score = dice.sample(before, 1 + n % 3), dice.random()
+            genome = {name: [rng.random(), round], "way": name}
+            of, score = rng.sample(before, 1 + n % 3), rng.random()
             members.append(made(f"{round}/m{n}", of, score, name=name, technique=name, genome=genome))
     return grown(members, 6)
 
 
 def large_tree(size: int, rounds: int) -> Tree:
     """Made up, with elites and failures."""
-    dice, alive = random.Random(3), [made(f"1/model-{n}", score=0.3, name=f"original {n}") for n in range(3)]
+    rng, alive = random.Random(3), [made(f"1/model-{n}", score=0.3, name=f"original {n}") for n in range(3)]
     members = [*alive]
     for round in range(1, rounds + 1):
         new = [carried(f"{round}/m{k}", alive[k]) for k in range(2 * (round > 1))]
         for k in range(len(new), size):
-            chosen = dice.sample(alive[: size // 2 + 2], dice.choice((1, 2)))
-            score = max(parent.metrics["score"] for parent in chosen) + dice.gauss(-0.005, 0.01)
-            way = dice.choice(("slerp", "ties", "dare_ties")) if len(chosen) > 1 else "mutation"
-            absent = "failed" if dice.random() < 0.03 else ""
-            genome = {"w": [dice.random() for _ in range(5)]}
+            chosen = rng.sample(alive[: size // 2 + 2], rng.choice((1, 2)))
+            score = max(parent.metrics["score"] for parent in chosen) + rng.gauss(-0.005, 0.01)
+            way = rng.choice(("slerp", "ties", "dare_ties")) if len(chosen) > 1 else "mutation"
+            absent = "failed" if rng.random() < 0.03 else ""
+            genome = {"w": [rng.random() for _ in range(5)]}
             parents = [parent.id for parent in chosen]
             new.append(made(f"{round}/m{k}", parents, score, absent=absent, technique=way, genome=genome))
         members += new

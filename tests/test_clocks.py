@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fleet.diary import Diaries, Diary
 from fleet.report.run_reader import RunReader
+from fleet.worker_notes import NotesReader, WorkerNotes
 from tests.helpers import Toys, until
 
 pytestmark = pytest.mark.skipif(not shutil.which("faketime"), reason="NOT TESTED: no faketime here")
@@ -88,8 +88,8 @@ def test_a_copy_that_has_other_times_is_read_as_it_was(toys):
     first, *rest = file.read_text().splitlines()
     file.write_text("\n".join([re.sub(r'"at":[0-9.]+', '"at":1700000000', first), *rest]) + "\n")
     store = run.history().store
-    (noted,) = Diaries(store, Diary).look()
+    (noted,) = NotesReader(store, WorkerNotes).look()
     assert noted.first == 1_700_000_000 and noted.last - noted.first > 300 * DAY
     for each in (file, run.folder / "run.json"):
         os.utime(each, (2e9, 2e9))
-    assert Diaries(store, Diary).look() == [noted]
+    assert NotesReader(store, WorkerNotes).look() == [noted]

@@ -15,8 +15,8 @@ from train.compare import PAGE, variants
 
 @pytest.mark.parametrize("seed", range(40))
 def test_all_see_the_same_sequences(seed):
-    dice = Random(seed)
-    slots, rounds, first, inner, accumulation = (dice.randint(1, most) for most in (9, 70, 40, 40, 3))
+    rng = Random(seed)
+    slots, rounds, first, inner, accumulation = (rng.randint(1, most) for most in (9, 70, 40, 40, 3))
     c = config(population_size=slots, max_generations=rounds, first_inner_steps=first, inner_steps=inner)
     c = c.model_copy(update={"gradient_accumulation": accumulation})
     found = variants(c, ROOT)

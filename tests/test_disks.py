@@ -24,7 +24,7 @@ def place_of(run: Toys, kind: str) -> tuple[str, Path, Path]:
 def test_a_run_goes_on_there_and_its_workers_are_killed(toys, workers, kind):
     """What was made before lies below what is mounted then: in the lower layer, or as the server's own files."""
     run: Toys = toys(inner_steps=5, sleep=0.05, restarts=1000).prepare()
-    where, dice = place_of(run, kind), random.Random(workers)
+    where, rng = place_of(run, kind), random.Random(workers)
     assert run.work(recipes=BEFORE) == "interrupted"
     (run.place / "runs").rename(run.place / "behind")
     with disks.mounted(*where):
@@ -32,7 +32,7 @@ def test_a_run_goes_on_there_and_its_workers_are_killed(toys, workers, kind):
         for kills in range(3):
             until(lambda n=kills: len(run.registers(r".*\.done")) > BEFORE + 2 * n, "progress")
             if alive := run.alive():
-                kill(dice.choice(sorted(alive.values())))
+                kill(rng.choice(sorted(alive.values())))
         starter.ends(0)
         assert run.check_files() >= 20 and not run.registers(r".*\.void")
         run.same()

@@ -12,7 +12,7 @@ from fleet.progress import Progress
 from fleet.report.run_reader import RunReader
 from fleet.status import View
 from fleet.work import Interrupted
-from merge.outer import Outer
+from merge.outer_step import OuterOptimizer
 from tests.small import config, finished, worker
 from train.loop import Learner
 from train.member import vectors
@@ -186,7 +186,7 @@ def test_a_replica_that_diverges_changes_nothing_and_counts(tmp_path, broken, ke
         assert 0 < changes[1].abs().max() < changes[0].abs().max() / 10
     else:
         assert not bool(changes[1].any())
-    outer = Outer(keys.get("outer_lr", 1.0), keys.get("outer_momentum", 0.0), True)
+    outer = OuterOptimizer(keys.get("outer_lr", 1.0), keys.get("outer_momentum", 0.0), True)
     old = [loaded(history, "1/shard-0", name) for name in vectors.kept(outer)]
     wanted = outer.step(old, torch.stack(changes).sum(0) / 4)
     lost = float((wanted[0] - old[0]).abs().max()) / 20 if keys["wire_dtype"] == "int8" else 1e-6

@@ -196,7 +196,7 @@ def test_losses_are_those_of_each_passage_by_itself(tmp_path):
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single=f"{end} $A", special_tokens=[(end, tokenizer.eos_token_id)]
     )
-    begun = PassageReader(tokenizer, passages, 16).losses(model)  # all that is written is foretold now
+    begun = PassageReader(tokenizer, passages, 16).losses(model)  # all that is written is predicted now
     assert begun.bytes == tuple(map(len, passages)) and begun.tokens[0] == found.tokens[0] + 1
 
 

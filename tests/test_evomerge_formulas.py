@@ -8,17 +8,17 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from evomerge import breeding, formula
-from evomerge.breeding import Pool, Scored, crossed, mutated, next_generation, ranked
-from evomerge.building import ModelBuilder
+from evomerge import formula, variation
 from evomerge.config import EvolutionSettings, MergeSettings, ModelReference
 from evomerge.formula import Blend, Formula, Step, in_words, leaves, lighter, makeup
+from evomerge.model_builder import ModelBuilder
 from evomerge.techniques import MEAN, MERGED, recipes
 from evomerge.tournament import last_generation
+from evomerge.variation import Pool, Scored, crossed, mutated, next_generation, ranked
 from merge.engine import MergeOptions
-from merge.files import UserError
 from merge.merge_recipe import merge_of
 from merge.merging import merge
+from merge.tensor_files import UserError
 from tests import merging
 from tests.breeding import models
 from train.parent_selection import winner
@@ -31,7 +31,7 @@ def pool(method: str = "ps_dfs", layers: int = 6, **settings) -> Pool:
     return Pool(MergeSettings(merge_method=method, **settings), NAMES, layers)
 
 
-def dice(seed: int = 0) -> np.random.Generator:
+def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
@@ -43,7 +43,7 @@ def blend(technique: str = "linear", of: tuple = ("a", "b"), **more) -> Blend:
 
 
 def test_the_first_eight_are_all_combinations_of_the_techniques():
-    made = breeding.first(pool(), 8, 1)
+    made = variation.first(pool(), 8, 1)
     assert sorted(map(in_words, made)) == sorted(
         f"{a}+{b}+{c}" for a in ("linear", "slerp") for b in ("ties", "dare") for c in ("frankenmerge", "dfs")
     )
@@ -53,32 +53,32 @@ def test_the_first_eight_are_all_combinations_of_the_techniques():
 @pytest.mark.parametrize("method", ["ps", "dfs", "ps_dfs"])
 def test_no_two_of_the_first_make_the_same_model(method):
     for seed in range(40):
-        made = [breeding.weights_of(one) for one in breeding.first(pool(method, layers=3), 8, seed)]
+        made = [variation.weights_of(one) for one in variation.first(pool(method, layers=3), 8, seed)]
         assert all(one not in made[:n] for n, one in enumerate(made)), (seed, made)
 
 
 def test_ps_has_two_settings_of_weights_for_each_pair():
-    made = breeding.first(pool("ps"), 8, 1)
+    made = variation.first(pool("ps"), 8, 1)
     assert Counter(map(in_words, made)) == {f"{a}+{b}": 2 for a in ("linear", "slerp") for b in ("ties", "dare")}
     assert len({one.model_dump_json() for one in made}) == 8
     assert all(not one.path for one in made)
 
 
 def test_dfs_has_eight_paths_and_no_blends():
-    made = breeding.first(pool("dfs", techniques=("dfs",)), 8, 1)
+    made = variation.first(pool("dfs", techniques=("dfs",)), 8, 1)
     assert all(one.blend is None and one.scaled for one in made)
     assert len({one.path for one in made}) == 8
     assert len({step.model for one in made for step in one.path}) == 3
 
 
 def test_fewer_techniques_are_used_more_often_with_other_weights():
-    made = breeding.first(pool(techniques=("slerp", "dare", "dfs")), 8, 1)
+    made = variation.first(pool(techniques=("slerp", "dare", "dfs")), 8, 1)
     assert {in_words(one) for one in made} == {"slerp+dare+dfs"} and len({one.model_dump_json() for one in made}) == 8
 
 
 def test_two_models_are_enough():
     where = {"a": "/a", "b": "/b"}
-    for one in breeding.first(Pool(MergeSettings(), ("a", "b"), 4), 8, 1):
+    for one in variation.first(Pool(MergeSettings(), ("a", "b"), 4), 8, 1):
         assert set(one.models) <= {"a", "b"}
         assert {name for each in recipes(one, where, "").values() for name in named(each)} <= {"/a", "/b"}
 
@@ -90,7 +90,9 @@ def named(recipe: dict) -> set[str]:
 
 
 def test_the_seed_decides():
-    assert breeding.first(pool("dfs"), 8, 1) == breeding.first(pool("dfs"), 8, 1) != breeding.first(pool("dfs"), 8, 2)
+    assert (
+        variation.first(pool("dfs"), 8, 1) == variation.first(pool("dfs"), 8, 1) != variation.first(pool("dfs"), 8, 2)
+    )
 
 
 # -- children ---------------------------------------------------------------------------------------------------------
@@ -99,18 +101,18 @@ def test_the_seed_decides():
 @pytest.mark.parametrize("method", ["ps", "dfs", "ps_dfs"])
 def test_a_mutant_differs_and_keeps_what_it_is_made_of(method):
     e = EvolutionSettings(mutation_rate=0.05)  # even if nothing is hit at first
-    for n, one in enumerate(breeding.first(pool(method), 8, 1)):
-        mutant = mutated(one, pool(method), e, dice(n))
+    for n, one in enumerate(variation.first(pool(method), 8, 1)):
+        mutant = mutated(one, pool(method), e, rng(n))
         assert mutant != one and (mutant.blend is None) == (one.blend is None)
-        assert bool(mutant.path) == bool(one.path) and mutant == mutated(one, pool(method), e, dice(n))
+        assert bool(mutant.path) == bool(one.path) and mutant == mutated(one, pool(method), e, rng(n))
 
 
 def test_mutants_of_mutants_stay_within_bounds():
     a, e = pool(layers=4), EvolutionSettings(mutation_rate=1, mutation_strength=5)
-    for first in (breeding.first(a, 8, 1)[n] for n in (0, 3, 5)):
+    for first in (variation.first(a, 8, 1)[n] for n in (0, 3, 5)):
         one = first
         for n in range(60):
-            one = mutated(one, a, e, dice(n))
+            one = mutated(one, a, e, rng(n))
             assert 2 <= len(one.path) <= 6 and all(0 <= step.layer < 4 for step in one.path)
             for node in _blends(one.blend):
                 assert 0 < node.density <= 1 and 0 < node.strength <= 4
@@ -125,34 +127,34 @@ def _blends(node):
 
 
 def test_each_setting_of_mutation_makes_a_difference():
-    one = breeding.first(pool(), 8, 1)[1]
+    one = variation.first(pool(), 8, 1)[1]
 
     def distance(**e) -> float:
         settings = EvolutionSettings(**{"mutation_rate": 0.5, **e})
-        shares = [mutated(one, pool(), settings, dice(n)).blend.shares[0][0] for n in range(50)]
+        shares = [mutated(one, pool(), settings, rng(n)).blend.shares[0][0] for n in range(50)]
         return sum(abs(np.log(share / one.blend.normed[0][0])) for share in shares)
 
     assert distance(mutation_strength=0.1) < distance(mutation_strength=0.6)
     assert distance(mutation_rate=0.1) < distance(mutation_rate=0.9)
-    noisy = mutated(one, pool(), EvolutionSettings(weight_noise=0.1), dice())
-    assert noisy.noise == 0.1 and mutated(one, pool(), EvolutionSettings(), dice()).noise == 0
+    noisy = mutated(one, pool(), EvolutionSettings(weight_noise=0.1), rng())
+    assert noisy.noise == 0.1 and mutated(one, pool(), EvolutionSettings(), rng()).noise == 0
     longest = [len(_grown(one, pool(longest_path=x)).path) for x in (1, 2)]
     assert longest[0] <= 6 < longest[1]
-    assert len(breeding.first(pool(points=5), 1, 1)[0].blend.shares[0]) == 5
-    assert breeding.first(pool(density=0.3), 1, 1)[0].blend.density == 0.3
+    assert len(variation.first(pool(points=5), 1, 1)[0].blend.shares[0]) == 5
+    assert variation.first(pool(density=0.3), 1, 1)[0].blend.density == 0.3
 
 
 def _grown(one: Formula, a: Pool) -> Formula:
     best = one
     for n in range(200):
-        one = mutated(one, a, EvolutionSettings(mutation_rate=1), dice(n))
+        one = mutated(one, a, EvolutionSettings(mutation_rate=1), rng(n))
         best = max(best, one, key=lambda each: len(each.path))
     return best
 
 
 def test_a_child_of_two_is_a_merge_of_them():
-    one, other = breeding.first(pool(), 8, 1)[:2]
-    child, technique = crossed(one, other, pool(), EvolutionSettings(), dice())
+    one, other = variation.first(pool(), 8, 1)[:2]
+    child, technique = crossed(one, other, pool(), EvolutionSettings(), rng())
     assert child.blend.of == (one.blend, other.blend) and technique == child.blend.technique
     assert {*child.path} <= {*one.path, *other.path}
 
@@ -160,16 +162,16 @@ def test_a_child_of_two_is_a_merge_of_them():
 def test_children_of_paths_have_their_parents_layers():
     one, other = (Formula(path=tuple(Step(model=name, layer=n) for n in range(6)), scaled=True) for name in "ab")
     for n in range(10):
-        child, technique = crossed(one, other, pool("dfs"), EvolutionSettings(), dice(n))
+        child, technique = crossed(one, other, pool("dfs"), EvolutionSettings(), rng(n))
         assert child.blend is None and {*child.path} <= {*one.path, *other.path}
         assert child.path not in (one.path, other.path) and technique == "dfs"
-    assert crossed(one, one, pool("dfs"), EvolutionSettings(), dice())[0] != one  # nothing is made twice
+    assert crossed(one, one, pool("dfs"), EvolutionSettings(), rng())[0] != one  # nothing is made twice
 
 
 def test_formulas_do_not_grow_for_ever():
-    one, e = breeding.first(pool(), 8, 1)[0], EvolutionSettings()
+    one, e = variation.first(pool(), 8, 1)[0], EvolutionSettings()
     for n in range(12):
-        one = crossed(one, one, pool(), e, dice(n))[0]
+        one = crossed(one, one, pool(), e, rng(n))[0]
         assert len([*leaves(one.blend)]) <= formula.MOST
     assert len([*leaves(one.blend)]) > 6
 
@@ -184,7 +186,7 @@ def test_the_heavier_part_of_a_large_blend_is_kept():
 
 
 def population(*scores: float | None) -> list[Scored]:
-    made = breeding.first(pool(), len(scores), 1)
+    made = variation.first(pool(), len(scores), 1)
     return [Scored(f"1/m{n}", one, score) for n, (one, score) in enumerate(zip(made, scores, strict=True))]
 
 
@@ -195,7 +197,7 @@ def test_the_best_first_failures_last():
 
 
 def test_larger_tournaments_are_won_by_better_ones():
-    place = [np.mean([winner(8, size, dice(n)) for n in range(300)]) for size in (1, 2, 4, 8)]
+    place = [np.mean([winner(8, size, rng(n)) for n in range(300)]) for size in (1, 2, 4, 8)]
     assert place[0] > place[1] > place[2] > place[3] == 0
     assert 3 < place[0] < 4
 
@@ -218,8 +220,8 @@ def test_nothing_is_made_twice():
     there = population(8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0)
     for seed in range(20):
         children = next_generation(there, pool(), EvolutionSettings(mutation_rate=0.05), [seed])
-        made = [breeding.weights_of(one.formula) for one in children]
-        old = [breeding.weights_of(one.formula) for one in there[2:]]
+        made = [variation.weights_of(one.formula) for one in children]
+        old = [variation.weights_of(one.formula) for one in there[2:]]
         assert all(one not in made[:n] and one not in old for n, one in enumerate(made))
 
 
@@ -241,7 +243,7 @@ def test_patience_and_an_end(scores, ended):
 
 
 def test_a_formula_survives_json():
-    for one in breeding.first(pool(), 8, 1):
+    for one in variation.first(pool(), 8, 1):
         assert Formula.model_validate(json.loads(one.model_dump_json())) == one
 
 
@@ -268,10 +270,10 @@ def test_how_much_of_each_model_is_in_it():
 
 
 def test_the_stages_of_a_recipe_come_in_their_order():
-    found = recipes(breeding.first(pool(), 8, 1)[0], WHERE, "/base")
+    found = recipes(variation.first(pool(), 8, 1)[0], WHERE, "/base")
     assert [each["merge_method"] for each in found.values()] == ["linear", "ties", "passthrough"]
     assert [*found][-1] == MERGED and found["blend"]["base_model"] == "/base"
-    without = recipes(breeding.first(pool(), 8, 1)[0], WHERE, "")
+    without = recipes(variation.first(pool(), 8, 1)[0], WHERE, "")
     assert without["blend"]["base_model"] == MEAN and without[MEAN]["merge_method"] == "linear"
 
 
@@ -304,7 +306,7 @@ def test_a_merge_of_merges_is_what_their_folders_would_give(tmp_path):
     there = models(tmp_path)
     names = tuple(model.name for model in there)
     where = {model.name: model.path for model in there}
-    one = breeding.first(Pool(MergeSettings(), names, 4), 8, 1)[5]
+    one = variation.first(Pool(MergeSettings(), names, 4), 8, 1)[5]
     with builder(there) as shop:
         shop.write(one, tmp_path / "at once")
     for name, recipe in recipes(one, where, "").items():  # each stage in a folder of its own, as names say
@@ -325,9 +327,9 @@ def test_all_techniques_make_models(tmp_path, tied, dtype):
     names = tuple(model.name for model in there)
     ways = [Pool(MergeSettings(merge_method=method), names, 4) for method in ("ps", "dfs", "ps_dfs")]
     chosen = ((0, 3), (0, 1), (1, 2, 4, 7))  # each technique of a stage beside each of another one
-    formulas = [breeding.first(way, 8, 1)[n] for way, numbers in zip(ways, chosen, strict=True) for n in numbers]
+    formulas = [variation.first(way, 8, 1)[n] for way, numbers in zip(ways, chosen, strict=True) for n in numbers]
     e = EvolutionSettings(mutation_rate=0.9, weight_noise=0.01)
-    children = [mutated(formulas[n], ways[2], e, dice(3)) for n in (1, 5)]
+    children = [mutated(formulas[n], ways[2], e, rng(3)) for n in (1, 5)]
     tokens = torch.arange(12)[None]
     with builder(there) as shop, torch.no_grad():
         for n, one in enumerate([*formulas, *children]):
@@ -367,7 +369,7 @@ def test_a_scale_acts_on_what_a_layer_adds(tmp_path):
 def test_what_comes_before_the_last_stage_is_forgotten_tensor_by_tensor(tmp_path):
     there = models(tmp_path)
     names = tuple(model.name for model in there)
-    one = breeding.first(Pool(MergeSettings(), names, 4), 8, 1)[0]
+    one = variation.first(Pool(MergeSettings(), names, 4), 8, 1)[0]
     with builder(there) as shop:
         said, made, donors = shop.planned(one)
         held = []

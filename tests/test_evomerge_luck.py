@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from evomerge import formula, tournament_results, tournament_running
-from evomerge.building import ModelBuilder
 from evomerge.config import Configuration, ModelReference
 from evomerge.evolutionary_tournament import EvolutionaryMerger
 from evomerge.fitness_evaluator import alone
 from evomerge.formula import Blend, Formula, Step
 from evomerge.gguf_utils import export_gguf
+from evomerge.model_builder import ModelBuilder
 from evomerge.utils import EvoMergeException, evaluate_model, validate_merge_config
 from fleet.history import opened
-from merge.files import UserError
-from merge.output import atomic_folder
+from merge.atomic_output import atomic_folder
+from merge.tensor_files import UserError
 from tests import merging
 from tests.breeding import WORDS, config, models, text
 from tests.test_evomerge import worker
@@ -147,9 +147,9 @@ def test_two_starters_at_the_end_have_the_same_winner(tmp_path):
 
 
 def test_a_winner_that_another_starter_has_made_meanwhile_is_taken(tmp_path, monkeypatch):
-    from evomerge import building
+    from evomerge import model_builder
 
-    c, real = config(tmp_path, num_generations=1), building.merge
+    c, real = config(tmp_path, num_generations=1), model_builder.merge
     assert worker(c).run() == "over"
 
     def late(recipe, out, **how):
@@ -157,7 +157,7 @@ def test_a_winner_that_another_starter_has_made_meanwhile_is_taken(tmp_path, mon
             (draft / "config.json").write_text("{}")
         return real(recipe, out, **how)
 
-    monkeypatch.setattr(building, "merge", late)
+    monkeypatch.setattr(model_builder, "merge", late)
     found = tournament_results.found_in(tmp_path / "run")
     assert (tournament_running.winner_in(tmp_path / "run", found) / "config.json").read_text() == "{}"
 
@@ -238,10 +238,10 @@ def test_the_gain_is_that_of_the_score():
 
 @pytest.mark.parametrize("count", [8, 16, 96])
 def test_intervals_hold_what_they_promise(count):
-    dice, inside = np.random.default_rng(1), 0
+    rng, inside = np.random.default_rng(1), 0
     for _ in range(2000):
-        sizes = [int(size) for size in dice.integers(200, 800, count)]
-        mine, theirs = dice.normal(2, 0.3, count), dice.normal(2.1, 0.3, count)
+        sizes = [int(size) for size in rng.integers(200, 800, count)]
+        mine, theirs = rng.normal(2, 0.3, count), rng.normal(2.1, 0.3, count)
         mean, half = tournament_results.ahead(held_out(list(mine), sizes), held_out(list(theirs), sizes))
         inside += abs(mean - 0.1) <= half
     assert 0.93 < inside / 2000 < 0.975

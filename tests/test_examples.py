@@ -28,7 +28,7 @@ from tests.lab import slurm
 from tests.lab.machines import Lab, why_not
 from tests.pages import ALL, Block, World, commands, of, same
 from tests.toy import little_models
-from train import text
+from train import text_sources
 from train.training_config import Dataset, TrainConfig
 
 KINDS = {"sh", "json", "yaml", "python", "diff", "text"}
@@ -497,7 +497,7 @@ def refusals(place: Path) -> Iterator[str]:
     for said in ('{"POPULATON_SIZE": 8}', '{"POPULATION_SIZE": "8"}', '{\n  "POPULATION_SIZE": 8, // eight\n}'):
         (place / "evolution.json").write_text(said)
         yield refusal(lambda: load(place / "evolution.json", TrainConfig))
-    yield refusal(lambda: text.check(Dataset(source=str(place / "my-text.jsonl"))))
+    yield refusal(lambda: text_sources.check(Dataset(source=str(place / "my-text.jsonl"))))
     create_run(place, "edt", {"lr": 0.002}, Host())
     yield refusal(lambda: create_run(place, "edt", {"lr": 0.001}, Host()))
 

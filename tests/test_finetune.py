@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from fleet.evaluating import lm_eval
+from fleet.lm_eval_command import lm_eval
 from fleet.run_config import UserError
 from tests.posttraining import chats, model, preferences
 from train.cluster import finetune_steps
@@ -23,7 +23,7 @@ from train.cluster.finetuning import finetune
 from train.cluster.ranks import joined
 from train.finetune import main
 from train.posttrain.finetune_rows import held_apart, without
-from train.text import placed
+from train.text_sources import placed
 
 ROOT = Path(__file__).parent.parent
 FEW = {"batch_tokens": 300, "lr": 1e-3}

@@ -31,7 +31,7 @@ from train.objectives import (
 )
 from train.packing import batch, can_pack, plan
 from train.posttrain.posttrain_config import PosttrainConfig
-from train.text import placed, preference, read
+from train.text_sources import placed, preference, read
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|begin|>", "<|head|>", "<|/head|>", "<|eot|>", "</s>"]
 ASK = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -247,8 +247,8 @@ def of(kind, seed=2, **keys):
 
 
 def some_examples(sizes, seed=1):
-    dice = np.random.default_rng(seed)
-    made = [Example(dice.integers(0, 257, n).astype(np.int32), dice.random(n) < 0.5) for n in sizes]
+    rng = np.random.default_rng(seed)
+    made = [Example(rng.integers(0, 257, n).astype(np.int32), rng.random(n) < 0.5) for n in sizes]
     for each in made:
         each.learned[0], each.learned[-1] = False, True
     return made
@@ -352,8 +352,8 @@ def test_a_token_counts_the_same_in_whichever_part_of_a_step():
 
 
 def test_the_loss_of_preferences_is_its_formula():
-    dice = torch.Generator().manual_seed(1)
-    chosen, rejected, *before = (torch.randn(9, generator=dice, dtype=torch.float64) * 20 for _ in range(4))
+    rng = torch.Generator().manual_seed(1)
+    chosen, rejected, *before = (torch.randn(9, generator=rng, dtype=torch.float64) * 20 for _ in range(4))
     chosen.requires_grad_(), rejected.requires_grad_()
     found = dpo_loss(reward_margin(chosen, rejected, *before, 0.3))
     numbers = (each.tolist() for each in (chosen, rejected, *before))

@@ -25,8 +25,8 @@ from train.batches import TokenFile
 from train.export import Exporter
 from train.forking import forked
 from train.member.pretraining_tasks import maker
-from train.text_needs import origin_of
-from train.training_commands import prepared
+from train.token_budget import origin_of
+from train.training_commands import prepare
 from train.training_config import Forked, TrainConfig
 
 STRATEGIES = {"edt": EDT, "diloco": DiLoCo}
@@ -179,7 +179,7 @@ def test_a_text_that_has_grown(tmp_path, capsys):
     finished(tmp_path, **keys)
     old = opened(tmp_path / "run")
     order = ForkOrder(run=tmp_path / "run", round=1, settings={"max_generations": 9}, name="new", config=tmp_path / "c")
-    method = Method("edt", "", TrainConfig, EDT, maker, prepared=prepared, forked=forked)
+    method = Method("edt", "", TrainConfig, EDT, maker, prepare=prepare, forked=forked)
     with pytest.raises(UserError, match="give it more text"):
         fork.fork(method, order)
     assert not (tmp_path / "new").exists()

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from tests.small import SHAPE
-from train.cluster.before import save
 from train.cluster.checkpoints import CheckpointKeeper
 from train.cluster.ranks import Ranks, joined
-from train.cluster.shared import Parts, learner_of
+from train.cluster.shared_learner import Parts, learner_of
+from train.cluster.startup import save
 from train.loop import Learner
 from train.model import built, layout_of, skeleton
 from train.optimizers import WEIGHTS
@@ -69,8 +69,8 @@ def config(precision: str = "32-true") -> TrainConfig:
 
 
 def batches() -> list[list[Tensor]]:
-    dice = torch.Generator().manual_seed(1)
-    return [[torch.randn(4, 5, generator=dice) for _ in range(PARTS)] for _ in range(STEPS)]
+    rng = torch.Generator().manual_seed(1)
+    return [[torch.randn(4, 5, generator=rng) for _ in range(PARTS)] for _ in range(STEPS)]
 
 
 def trained(learner: Learner) -> Learner:

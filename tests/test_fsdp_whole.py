@@ -105,11 +105,11 @@ def test_four_ranks_that_have_copies_go_on_to_the_bit(place):
 FILLED = """
 import re, sys
 from pathlib import Path
-from train.cluster.before import model_of
+from train.cluster.startup import model_of
 from train.cluster.token_data import tokenizer_for
 from train.cluster.options import TrainingOptions
 from train.cluster.ranks import joined
-from train.cluster.shared import learner_of
+from train.cluster.shared_learner import learner_of
 from train.model import skeleton
 
 def peak():

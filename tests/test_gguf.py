@@ -18,7 +18,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from merge.files import UserError
+from merge.tensor_files import UserError
 from tests.merging import llama, weights
 from tests.toy import little_models
 from tests.toy.little_models import ROPES
@@ -322,7 +322,7 @@ def test_nothing_is_replaced_unasked(words, tmp_path):
 SERVER = """
 import json, os, resource, signal, sys
 import torch, transformers.models.llama.modeling_llama, transformers.models.auto.tokenization_auto
-from merge.files import UserError
+from merge.tensor_files import UserError
 from merge.gguf.writing import export_gguf
 for line in sys.stdin:
     code, arguments = json.loads(line)

@@ -22,7 +22,7 @@ TWO = {"devices_per_worker": 2, "max_generations": 2, "batch_size": 4}
 
 
 def losses(history: History) -> list[float]:
-    members = [member for round in range(history.first) for member in history.round(round)]
+    members = [member for round in range(history.first_open) for member in history.round(round)]
     return [each.metrics[key] for each in members for key in ("loss", "train_loss") if key in each.metrics]
 
 

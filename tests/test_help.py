@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from fleet.helping import laid_out
+from fleet.help_pages import laid_out
 from tests.commands import answer
 
 PAGES = {

@@ -8,11 +8,11 @@ import torch
 from safetensors.torch import save_file
 
 from fleet.errors import UserError
-from fleet.plausible import check_config, check_words, endless
+from fleet.untrusted_model import check_config, check_words, endless
 from merge import strictyaml
 from merge.donors import Donors, matcher
 from tests import merging
-from train import text
+from train import text_sources
 from train.member.prepare import named_tokenizer
 from train.model import can_be_built
 from train.training_config import Dataset
@@ -208,14 +208,14 @@ def test_patterns_without_an_end_have_one(pattern):
 
 
 def test_endless_lines_and_documents(tmp_path, monkeypatch):
-    monkeypatch.setattr(text, "LONGEST", 1000)
+    monkeypatch.setattr(text_sources, "LONGEST", 1000)
     (tmp_path / "long.jsonl").write_text('{"text": "short"}\n\n' + "x" * 5000 + "\n")
-    documents = text.documents(Dataset(source=str(tmp_path / "long.jsonl")))
+    documents = text_sources.documents(Dataset(source=str(tmp_path / "long.jsonl")))
     next(documents)
     with pytest.raises(UserError, match=r"long.jsonl, line 3: longer than 1000 characters"):
         next(documents)
     with pytest.raises(UserError, match="long.jsonl, line 3: longer"):
-        [*text.read(str(tmp_path / "long.jsonl"))]
+        [*text_sources.read(str(tmp_path / "long.jsonl"))]
     (tmp_path / "many.txt").write_text("some words\n" * 200)
     with pytest.raises(UserError, match="many.txt: a document longer than 1000 characters, no '---' in it"):
-        [*text.documents(Dataset(source=str(tmp_path / "many.txt"), separator="---"))]
+        [*text_sources.documents(Dataset(source=str(tmp_path / "many.txt"), separator="---"))]

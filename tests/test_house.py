@@ -245,7 +245,7 @@ BESIDE_PLAIN = {  # who may speak otherwise, and why
     "fleet/remote/agent.py": "it comes alone, and speaks JSON to the launcher",
     "fleet/remote/supervisor.py": "it speaks JSON to agent.py",
     "fleet/remote/run_proxy.py": "it speaks JSON to the launcher",
-    "fleet/report/telling.py": "its own words on a line that changes",
+    "fleet/report/progress_line.py": "its own words on a line that changes",
     "train/train_fsdp.py": "what --help looks like",
 }
 

@@ -21,11 +21,11 @@ from tests.helpers import LONG, MISHAPS, Started, Toys, freeze, kill, listing, o
 
 def test_a_storm_of_sigkill(toys):
     run: Toys = toys(population_size=6, max_generations=6, sleep=0.1, restarts=1000)
-    starter, dice, kills = run.start(3), random.Random(1), 0
+    starter, rng, kills = run.start(3), random.Random(1), 0
     while starter.process.poll() is None and kills < 6:
         until(lambda n=kills: len(run.registers(r".*\.done")) > 5 * n or starter.process.poll() is not None, "progress")
         if alive := run.alive():
-            kill(dice.choice(sorted(alive.values())))
+            kill(rng.choice(sorted(alive.values())))
             kills += 1
     starter.ends(0)
     assert kills == 6 and starter.said.count("was killed by SIGKILL; another takes its place") >= 4
@@ -36,10 +36,10 @@ def test_a_storm_of_sigkill(toys):
 def test_a_long_storm_of_sigkill_and_the_starter_killed_too(toys):
     """8 workers, 200 recipes, a random one killed for every four made: the rhythm is the run's own."""
     run: Toys = toys(population_size=19, max_generations=10, sleep=1.0, inner_steps=20, restarts=1000)
-    starter, dice, made = run.start(8), random.Random(2), lambda: len(run.registers(r".*\.done"))
+    starter, rng, made = run.start(8), random.Random(2), lambda: len(run.registers(r".*\.done"))
     for kills in range(1, 51):
         until(lambda n=kills: made() >= 4 * n, f"progress before kill {kills}", LONG)
-        kill(dice.choice(sorted(until(run.alive, "somebody lives").values())))
+        kill(rng.choice(sorted(until(run.alive, "somebody lives").values())))
         if kills == 15:
             kill(starter.process.pid)
             starter.end()

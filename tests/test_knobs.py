@@ -135,7 +135,7 @@ def finished(base: Path, **keys: Any) -> History:
 
 def results(history: History) -> list[Any]:
     """What was made, whatever the plans say: metrics and bytes."""
-    return [(m.id, m.absent, m.metrics, m.digests) for r in range(history.first) for m in history.round(r)]
+    return [(m.id, m.absent, m.metrics, m.digests) for r in range(history.first_open) for m in history.round(r)]
 
 
 # -- what each key changes ---------------------------------------------------------------------------------------------

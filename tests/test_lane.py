@@ -47,7 +47,7 @@ def toy(place: Path, name: str = "w", make=None, kind=Store, **keys) -> Worker:
     second.__class__ = kind
     lanes = (second, make or maker(config)) if config.disk_lane else None
     return Worker(
-        store, strategy(config), make or maker(config), options(config, launch, beside=BESIDE), None, lanes
+        store, strategy(config), make or maker(config), options(config, launch, off_device=BESIDE), None, lanes
     )  # fmt: skip
 
 
@@ -140,13 +140,13 @@ def test_kills_in_both_lanes(pretraining, script, keys):
     keys = {"max_generations": 3, **keys}
     plain = pretraining(script, **keys)
     plain.start(1).ends(0, LONG)
-    run, dice = pretraining(script, **keys, disk_lane=True), random.Random(3)
+    run, rng = pretraining(script, **keys, disk_lane=True), random.Random(3)
     starter = run.start(2)
     ended = lambda: starter.process.poll() is not None  # noqa: E731
     for kills in range(4):
         until(lambda n=kills: ended() or len(run.registers(r".*\.claim\..*")) > 6 * n, "it gets on", LONG)
         until(lambda: ended() or run.alive(), "a worker lives", LONG)
-        for pid in dice.sample([*run.alive().values()], min(1, len(run.alive()))):
+        for pid in rng.sample([*run.alive().values()], min(1, len(run.alive()))):
             kill(pid)
     starter.ends(0, LONG)
     assert run_digest(run) == run_digest(plain)

@@ -14,7 +14,7 @@ from fleet.store import Store
 
 
 def known(history: History) -> tuple[int, str]:
-    return history.first, digest(history)
+    return history.first_open, digest(history)
 
 
 def test_a_passing_fault_while_it_learns_the_plans_leaves_nothing_half_known(toys, monkeypatch):
@@ -36,4 +36,4 @@ def test_a_passing_fault_while_it_learns_the_plans_leaves_nothing_half_known(toy
             for _ in range(3):
                 with contextlib.suppress(faults.Passing, NotYet):
                     late.look(probe=8)
-        assert sound.first > 0 and known(late) == known(sound), fails_at
+        assert sound.first_open > 0 and known(late) == known(sound), fails_at

@@ -8,7 +8,7 @@ import pytest
 from fleet import machines
 from fleet.console import console
 from fleet.machines import Machine
-from fleet.remote import agent, preflight, shown
+from fleet.remote import agent, launch_tables, preflight
 from fleet.remote.preflight import Report
 from fleet.run_config import UserError
 
@@ -174,8 +174,8 @@ def test_commands_to_be_copied_are_one_line(width):
     text = io.StringIO()
     screen = console(text, width)
     preflight.show(screen, reports)
-    shown.started(screen, [one, two], {}, {"gpu1": add})
-    shown.ended(screen, [one, two], {}, {"gpu1": add, "gpu2": install})
+    launch_tables.started(screen, [one, two], {}, {"gpu1": add})
+    launch_tables.ended(screen, [one, two], {}, {"gpu1": add, "gpu2": install})
     assert (text.getvalue().count(f"{add}\n"), text.getvalue().count(f"{install}\n")) == (3, 2)
 
 
@@ -194,7 +194,7 @@ def test_what_machines_have_fits_a_narrow_terminal():
         assert whole in text.getvalue()
     seats = [{"name": "gpu2-0-0123abcd", "pid": 123456, "code": code} for code in (None, 0)]
     text = io.StringIO()
-    console(text, 80).print(shown.supervisors([{"launch": 1, "ago": ago, "seats": seats} for ago in (9, 99)]))
+    console(text, 80).print(launch_tables.supervisors([{"launch": 1, "ago": ago, "seats": seats} for ago in (9, 99)]))
     said = text.getvalue()
     assert said.count("gpu2-0-0123abcd") == said.count("123456") == 4 and max(map(len, said.splitlines())) <= 80
     assert said.count("at work") == said.count("not heard of") == 1 and said.count("ended ") >= 2

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from train import foretelling
+from train import chunked_loss
 from train.loop import Learner
 from train.memory import largest_batch, memory_of
 from train.model import built
@@ -59,8 +59,8 @@ def config(shape: str, **keys: Any) -> TrainConfig:
 @pytest.mark.parametrize("optimizer, whole", [("adamw", True), ("muon", True), ("muon", False)])
 def test_the_formula_is_what_is_alive(shape, precision, optimizer, whole, monkeypatch):
     if not whole:  # words are looked at in parts
-        monkeypatch.setattr(foretelling, "MOST", 0)
-        monkeypatch.setattr(foretelling, "PART", 64 * WORDS)
+        monkeypatch.setattr(chunked_loss, "MOST", 0)
+        monkeypatch.setattr(chunked_loss, "PART", 64 * WORDS)
     c = config(shape, precision=precision, inner_optimizer=optimizer)
     learner = Learner(built(c.initial_population[0], WORDS, 1), c, torch.device("cpu"))
     windows = torch.randint(WORDS, (c.batch_size, c.seq_length + 1))

@@ -15,10 +15,10 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from merge.engine import MergeOptions
-from merge.files import UserError
 from merge.merge_recipe import parse, setting_of
 from merge.merging import merge
 from merge.parameters import value_at
+from merge.tensor_files import UserError
 from tests import formulas
 from tests.merging import llama, run, says, weights
 
@@ -442,7 +442,7 @@ def test_a_disk_that_fails_while_it_is_flushed(models, tmp_path, monkeypatch):
 
 
 def test_two_merges_into_one_folder(models, tmp_path):
-    from merge.output import atomic_folder
+    from merge.atomic_output import atomic_folder
 
     with atomic_folder(tmp_path / "out", 1, False) as draft:
         assert draft.is_dir()

@@ -23,9 +23,9 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
-from merge.files import UserError
 from merge.merge_recipe import parse
 from merge.merging import merge
+from merge.tensor_files import UserError
 from tests.merging import llama, run, says, weights
 
 SMALL = {

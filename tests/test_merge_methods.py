@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from merge import tensor_group as group_module
-from merge.files import UserError
 from merge.methods import METHODS
 from merge.methods.magnitude_ranks import Largest, cuts
+from merge.tensor_files import UserError
 from merge.tensor_group import Group, in_memory
 from tests import formulas
 
@@ -24,9 +24,9 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 def tensors(count: int, shape=(5, 3), dtype=torch.float32, seed=0, near=0.1) -> list[Tensor]:
     """A base, and others that differ from it a little."""
-    dice = torch.Generator().manual_seed(seed)
-    base = torch.randn(shape, generator=dice)
-    return [base.to(dtype), *((base + near * torch.randn(shape, generator=dice)).to(dtype) for _ in range(count - 1))]
+    rng = torch.Generator().manual_seed(seed)
+    base = torch.randn(shape, generator=rng)
+    return [base.to(dtype), *((base + near * torch.randn(shape, generator=rng)).to(dtype) for _ in range(count - 1))]
 
 
 def merged(
@@ -118,8 +118,8 @@ def test_zeros_and_equal_numbers(name, count, has_base, given, monkeypatch):
     """Tensors of nothing, equal ones, and numbers that occur so often that the choice among equals shows."""
     monkeypatch.setattr(group_module, "_BLOCK", 20)
     zero = torch.zeros(6, 7)
-    dice = torch.Generator().manual_seed(3)
-    steps = [torch.randint(-3, 4, (40, 7), generator=dice).float() / 4 for _ in range(count)]
+    rng = torch.Generator().manual_seed(3)
+    steps = [torch.randint(-3, 4, (40, 7), generator=rng).float() / 4 for _ in range(count)]
     for all_of in ([zero] * count, [steps[0]] * count, steps, [zero.new_zeros(40, 7), *steps[1:]]):
         base, *others = all_of
         others, base = (others, base) if has_base else (list(all_of), None)
@@ -215,12 +215,12 @@ def test_passthrough_scales_all_or_what_is_added_to_the_residual_stream():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_k_largest_are_found_without_sorting(seed):
-    dice = np.random.default_rng(seed)
-    size = int(dice.integers(1, 400))
+    rng = np.random.default_rng(seed)
+    size = int(rng.integers(1, 400))
     kind = seed % 4
-    numbers = torch.from_numpy(dice.standard_normal(size).astype(np.float32)).abs()
+    numbers = torch.from_numpy(rng.standard_normal(size).astype(np.float32)).abs()
     numbers = [numbers, numbers.bfloat16().float(), (numbers * 3).floor(), numbers * 1e-42][kind]
-    blocks = numbers.split(int(dice.integers(1, size + 1)))
+    blocks = numbers.split(int(rng.integers(1, size + 1)))
     wanted = [0, 1, size // 3, size - 1, size, size + 1]
     (found,) = cuts(lambda: ([block] for block in blocks), size, [wanted])
     for k, cut in zip(wanted, found, strict=True):

@@ -91,9 +91,9 @@ def test_every_method_has_a_recipe_that_the_engine_reads(method):
     for more in ({}, {"layer_granularity": 2}):
         one = space(method, **more)
         assert one.size == len(one.start()) == np.prod(one.shape)
-        dice = np.random.default_rng(0)
+        rng = np.random.default_rng(0)
         for _ in range(20):
-            recipe = one.recipe(dice.normal(size=one.size))
+            recipe = one.recipe(rng.normal(size=one.size))
             read = parse(text_of(recipe))
             assert read.method == method and len(read.slices) == (2 if more else 1)
             assert merge_of(recipe, "").slices == read.slices  # text and data say the same, to the bit
@@ -211,12 +211,12 @@ def test_what_failed_ranks_last():
 def test_a_machine_that_rounds_differently_proposes_the_same(size, monkeypatch):
     """Sums in another order, another library: seen between two processes of one machine."""
     one = Search((0.3,) * size, 0.3, 0, 1)
-    past, usual, dice = run_search(one, 4), np.linalg.eigh, np.random.default_rng(1)
+    past, usual, rng = run_search(one, 4), np.linalg.eigh, np.random.default_rng(1)
 
     def elsewhere(matrix):
-        order = dice.permutation(len(matrix))
+        order = rng.permutation(len(matrix))
         values, vectors = usual(matrix[np.ix_(order, order)])
-        return values, vectors[np.argsort(order)] * dice.choice([-1, 1], len(matrix))
+        return values, vectors[np.argsort(order)] * rng.choice([-1, 1], len(matrix))
 
     here = CmaState(one)
     monkeypatch.setattr(np.linalg, "eigh", elsewhere)

@@ -22,9 +22,9 @@ from transformers import (
 from evomerge.config import ModelReference
 from evomerge.utils import EvoMergeException, load_models
 from merge.donors import Donors
-from merge.files import UserError
 from merge.merge_recipe import parse
 from merge.merging import merge
+from merge.tensor_files import UserError
 from tests.commands import answer
 from tests.merging import SHAPE, llama, run, says, tokenizer, weights
 

@@ -41,7 +41,7 @@ with NfsLab(Path(sys.argv[1]), ("m1",)) as lab:
     time.sleep(600)
 """
 CLOCK = "import sys, time\nfor line in sys.stdin: print(time.time(), flush=True)"
-Make = Callable[..., "Shared"]
+Make = Callable[..., "SharedLearner"]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -50,7 +50,7 @@ def kernels() -> None:
         pytest.skip(why)
 
 
-class Shared:
+class SharedLearner:
     """A run on the shared disk. `seen` holds what its processes say, and a copy of the run once it is fetched."""
 
     def __init__(self, lab: NfsLab, seen: Toys) -> None:
@@ -101,10 +101,10 @@ def shared(tmp_path: Path, toys: Callable[..., Toys]) -> Iterator[Make]:
     with contextlib.ExitStack() as labs:
         made: list[NfsLab] = []
 
-        def make(name: str = "here", version: str = "4.2", **keys: Any) -> Shared:
+        def make(name: str = "here", version: str = "4.2", **keys: Any) -> SharedLearner:
             if not made:
                 made.append(labs.enter_context(NfsLab(tmp_path / "lab", version=version)))
-            return Shared(made[0], toys(name, **{"max_generations": 12, "sleep": 1.0, **keys}))
+            return SharedLearner(made[0], toys(name, **{"max_generations": 12, "sleep": 1.0, **keys}))
 
         yield make
 

@@ -7,11 +7,11 @@ import pytest
 import safetensors.torch
 import torch
 
-from merge import files, outer, wire
-from merge.methods.arcs import slerp_all
+from merge import outer_step, tensor_files, wire
+from merge.methods.weighted_sums import slerp_all
 from merge.tensor_group import weighted
 
-SIZES = [0, 1, 63, 64, 65, 1000, files.CHUNK, files.CHUNK + 77]
+SIZES = [0, 1, 63, 64, 65, 1000, tensor_files.CHUNK, tensor_files.CHUNK + 77]
 
 
 def through(vector: torch.Tensor, how: str, count: int | None = None) -> torch.Tensor:
@@ -32,7 +32,7 @@ def test_the_outer_step_is_that_of_torch(nesterov):
     start, momentum = random(1000), torch.zeros(1000)
     parameter = torch.nn.Parameter(start.clone())
     theirs = torch.optim.SGD([parameter], lr=0.7, momentum=0.9, nesterov=nesterov)
-    ours = outer.Outer(0.7, 0.9, nesterov)
+    ours = outer_step.OuterOptimizer(0.7, 0.9, nesterov)
     for round in range(5):
         change = random(1000, round + 1)
         parameter.grad = change.clone()
@@ -42,26 +42,26 @@ def test_the_outer_step_is_that_of_torch(nesterov):
 
 
 def test_pieces_make_the_same_step_as_the_whole():
-    count = files.CHUNK * 2 + 77
+    count = tensor_files.CHUNK * 2 + 77
     start, momentum, change = (random(count, seed) for seed in range(3))
-    whole = outer.Outer().step((start, momentum), change)
-    pieces = [*outer.Outer().stream([wire.pieces(start), wire.pieces(momentum)], wire.pieces(change))]
+    whole = outer_step.OuterOptimizer().step((start, momentum), change)
+    pieces = [*outer_step.OuterOptimizer().stream([wire.pieces(start), wire.pieces(momentum)], wire.pieces(change))]
     for n in range(2):
         assert torch.equal(torch.cat([piece[n] for piece in pieces]), whole[n])
 
 
 def test_without_momentum_the_step_is_the_plain_mean():
     start, change = random(1000), random(1000, 1)
-    plain = outer.Outer(1.0, 0.0)
+    plain = outer_step.OuterOptimizer(1.0, 0.0)
     (weights,) = plain.step([start], change)
-    assert torch.equal(weights, start - change) and torch.equal(plain.settled([weights]), weights)
-    with_zeros = outer.Outer(1.0, 0.0).step([start, torch.zeros(1000)], change)
+    assert torch.equal(weights, start - change) and torch.equal(plain.without_lookahead([weights]), weights)
+    with_zeros = outer_step.OuterOptimizer(1.0, 0.0).step([start, torch.zeros(1000)], change)
     assert torch.equal(with_zeros[0], weights)
 
 
 def test_a_mean_is_summed_in_order():
     vectors = [random(1000, seed) for seed in range(5)]
-    (mean,) = outer.means([iter([vector]) for vector in vectors])
+    (mean,) = outer_step.means([iter([vector]) for vector in vectors])
     total = vectors[0]
     for vector in vectors[1:]:
         total = total + vector
@@ -70,7 +70,7 @@ def test_a_mean_is_summed_in_order():
 
 @pytest.mark.parametrize("size, shards", [(1000, 1), (1000, 3), (64, 8), (1 << 20, 8), (5, 2)])
 def test_ranges_cover_everything_in_whole_blocks(size, shards):
-    found = outer.ranges(size, shards)
+    found = outer_step.ranges(size, shards)
     assert len(found) == shards and [n for part in found for n in part] == [*range(size)]
     assert all(part.start % wire.BLOCK == 0 for part in found if part)
     assert max(map(len, found)) <= -(-size // shards) + wire.BLOCK
@@ -133,16 +133,16 @@ def test_our_files_are_everybodys_files():
     (b"\x04\0\0\0\0\0\0\0{}  ", "not a vector"),
 ])  # fmt: skip
 def test_what_is_no_vector_is_refused(data, why):
-    with pytest.raises(files.UserError, match=why):
+    with pytest.raises(tensor_files.UserError, match=why):
         [*wire.received(io.BytesIO(data), 10)]
 
 
 def test_a_vector_of_another_size_or_cut_short_is_refused():
-    with pytest.raises(files.UserError, match="not a vector of 999"):
+    with pytest.raises(tensor_files.UserError, match="not a vector of 999"):
         through(random(1000), "fp32", 999)
     file = io.BytesIO()
     wire.send(file, 1000, wire.pieces(random(1000)))
-    with pytest.raises(files.UserError, match="too early"):
+    with pytest.raises(tensor_files.UserError, match="too early"):
         [*wire.received(io.BytesIO(file.getvalue()[:-1]), 1000)]
 
 

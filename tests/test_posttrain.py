@@ -16,12 +16,11 @@ from merge.merging import merge
 from tests import merging, posttraining, searching
 from tests.posttraining import chats, config, finished, model, preferences, worker
 from train.member import posttraining_genome
-from train.parent_selection import Rival, by_fitness, by_fronts, chosen, crowding, fronts, matched
+from train.parent_selection import Rival, by_fitness, by_fronts, crowding, fronts, matched, select_parents
 from train.posttrain import posttrain_fitness
 from train.posttrain.posttrain_config import SLERP, PosttrainConfig
-from train.posttrain_results import exported
-from train.posttrain_results import finished_breeding as concluded
-from train.training_commands import prepared_breeding as prepared
+from train.posttrain_results import exported, show_winner
+from train.training_commands import prepare_breeding as prepare
 from train.training_recipes import EvaluationArgs
 
 ROOT = Path(__file__).parent.parent
@@ -45,9 +44,9 @@ def dominates(one: Rival, other: Rival) -> bool:
 
 
 def test_fronts_are_those_of_brute_force():
-    dice = np.random.default_rng(3)
+    rng = np.random.default_rng(3)
     for _ in range(30):
-        rivals = [rival(str(n), a=float(dice.integers(5)), b=float(dice.integers(5))) for n in range(12)]
+        rivals = [rival(str(n), a=float(rng.integers(5)), b=float(rng.integers(5))) for n in range(12)]
         found = fronts(rivals)
         assert sorted(one.id for front in found for one in front) == sorted(one.id for one in rivals)
         for n, front in enumerate(found):
@@ -69,7 +68,7 @@ def test_the_ends_of_a_front_are_the_loneliest():
 def test_fitter_ones_are_parents_more_often(rule):
     counts = [0] * 8
     for n in range(400):
-        parents = chosen(rule, 8, 2, 3, np.random.default_rng(n))
+        parents = select_parents(rule, 8, 2, 3, np.random.default_rng(n))
         assert len({*parents}) == 2
         for each in parents:
             counts[each] += 1
@@ -80,7 +79,7 @@ def test_fitter_ones_are_parents_more_often(rule):
 def test_larger_tournaments_are_harder():
     best = []
     for size in (1, 4, 8):
-        best.append(sum(0 in chosen("tournament", 8, 2, size, np.random.default_rng(n)) for n in range(200)))
+        best.append(sum(0 in select_parents("tournament", 8, 2, size, np.random.default_rng(n)) for n in range(200)))
     assert best[0] < best[1] < best[2] == 200
 
 
@@ -168,12 +167,12 @@ def test_children_learn_and_the_winner_beats_all_that_it_began_with(tmp_path, ca
     c = config(tmp_path, lr=3e-3, sft_examples=48)
     history = finished(c)
     folder = tmp_path / "run"
-    last = history.first - 1
+    last = history.first_open - 1
     winner = history[f"{last}/winner"]
     for n in range(3):
         ahead, error = posttrain_fitness.ahead(c, winner.metrics, history[f"{last}/start-{n}"].metrics)
         assert ahead > 2 * error > 0
-    concluded(prepared(c, tmp_path), folder)
+    show_winner(prepare(c, tmp_path), folder)
     assert f"lm_eval --model hf --model_args pretrained={folder}/winner " in capsys.readouterr().out
     tokenizer = AutoTokenizer.from_pretrained(folder / "winner")
     model = AutoModelForCausalLM.from_pretrained(folder / "winner")
@@ -217,7 +216,7 @@ def test_without_elites_the_best_so_far_is_never_lost(tmp_path, selection):
 
 
 def test_dropout_is_a_childs_own(tmp_path):
-    """The same bytes, whatever else its worker has thrown dice for."""
+    """The same bytes, whatever else its worker has drawn."""
     found = []
     for name, seed in (("one", 1), ("two", 2)):
         c = config(tmp_path / name, 1, max_generations=1, population_size=2)
@@ -268,7 +267,7 @@ def test_every_way_gets_to_its_end(tmp_path, keys):
         more["mutation_datasets"] = ({"source": str(preferences(tmp_path / "pairs.jsonl"))},)
     more = json.loads(json.dumps(more).replace("HERE", str(tmp_path)))
     history = finished(config(tmp_path, models, max_generations=2, **more))
-    last = history.first - 1
+    last = history.first_open - 1
     assert history[f"{last}/winner"].metrics["fitness"] < 0
     out = exported(history, history[f"{last}/winner"].recipe.parents[0], tmp_path / "out")
     loaded = AutoModelForCausalLM.from_pretrained(out, dtype="auto")
@@ -347,7 +346,7 @@ def test_tasks_and_losses_are_weighted_together(tmp_path):
 
 def refused(c: PosttrainConfig, where: Path) -> str:
     with pytest.raises(UserError) as error:
-        prepared(c, where)
+        prepare(c, where)
     assert "\n" not in str(error.value)
     return str(error.value)
 

@@ -19,7 +19,7 @@ from train.posttrain import example_rows, posttrain_fitness
 from train.posttrain.example_rows import ExampleRows
 from train.posttrain_results import exported, taken
 from train.splits import HELD_OUT
-from train.training_commands import prepared_breeding as prepared
+from train.training_commands import prepare_breeding as prepare
 
 
 def test_a_child_that_is_left_in_the_middle_leaves_nothing_behind(tmp_path, monkeypatch):
@@ -201,7 +201,7 @@ def test_examples_in_prompts_are_no_questions_of_the_end(tmp_path):
         tmp_path, fitness=({"task": "facts"},), task_path=(str(searching.task(tmp_path / "tasks")),), num_fewshot=2
     )
     with pytest.raises(ValueError, match="no examples besides its questions"):
-        prepared(c, tmp_path)
+        prepare(c, tmp_path)
 
 
 def test_other_questions_are_not_asked_in_the_middle_of_a_run(tmp_path):
@@ -217,7 +217,7 @@ def test_other_questions_are_not_asked_in_the_middle_of_a_run(tmp_path):
 def test_a_base_model_beside_the_configuration_is_found_and_padded(tmp_path):
     base = posttraining.model(tmp_path / "base", 9, vocab_size=320)
     c = config(tmp_path, crossover={"method": "dare_ties", "base_model": base.name, "density": 0.5})
-    assert finished(c).first > 3
+    assert finished(c).first_open > 3
 
 
 # -- afterwards -------------------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def test_a_base_model_beside_the_configuration_is_found_and_padded(tmp_path):
 
 def test_a_card_says_where_a_member_comes_from(tmp_path, capsys):
     history = finished(config(tmp_path, max_generations=2))
-    best = history[f"{history.first - 1}/winner"].recipe.parents[0]
+    best = history[f"{history.first_open - 1}/winner"].recipe.parents[0]
     said = (exported(history, best, tmp_path / "out") / "README.md").read_text()
     assert "model0" in said and "sft for" in said and "slerp of " in said and "base_model" not in said
     assert not (tmp_path / "out" / "mergekit_config.yml").exists()

@@ -16,7 +16,7 @@ from fleet.metrics.points import points
 from fleet.run_config import UserError
 from fleet.scratch import passing
 from fleet.work import Interrupted
-from merge.outer import Outer
+from merge.outer_step import OuterOptimizer
 from tests.commands import answer
 from tests.helpers import LONG, kill, until
 from tests.small import config, finished, run_digest, whole, worker
@@ -101,11 +101,11 @@ def test_one_two_and_four_workers_and_kills(pretraining, optimizer, several):
     wanted = whole(pretraining(**keys))
     for workers in several:
         assert whole(pretraining(**keys), workers) == wanted
-    run, dice = pretraining(**keys), random.Random(3)
+    run, rng = pretraining(**keys), random.Random(3)
     starter = run.start(2)
     for _ in range(3):
         until(lambda: len(run.alive()) >= 1 or starter.process.poll() is not None, "a worker lives", LONG)
-        dice.random()
+        rng.random()
         for pid in list(run.alive().values())[:1]:
             kill(pid)
     starter.ends(0, LONG)
@@ -136,9 +136,9 @@ def test_diloco_with_one_replica_and_a_plain_outer_step_is_plain_training(tmp_pa
 
 def test_edt_with_one_group_of_all_is_diloco_for_given_changes():
     """u' and m' of a group are the means of its members' own steps: the step of the mean change, within rounding."""
-    dice = torch.Generator().manual_seed(1)
-    changes = [torch.randn(1000, generator=dice) for _ in range(4)]
-    start, momentum, outer = torch.randn(1000, generator=dice), torch.randn(1000, generator=dice), Outer()
+    rng = torch.Generator().manual_seed(1)
+    changes = [torch.randn(1000, generator=rng) for _ in range(4)]
+    start, momentum, outer = torch.randn(1000, generator=rng), torch.randn(1000, generator=rng), OuterOptimizer()
     own = [outer.step((start, momentum), change) for change in changes]
     u, v = (torch.stack(each).mean(0) for each in zip(*own, strict=True))
     weights, moved = outer.step((start, momentum), torch.stack(changes).mean(0))
@@ -150,13 +150,13 @@ def test_the_populations_means_follow_diloco(selection):
     """In float64, over many rounds with changes at random: mean u and mean v go the way of DiLoCo's recursion."""
     from edt import EDT
 
-    edt, dice = EDT(config(population_size=8, selection=selection)), torch.Generator().manual_seed(1)
-    start = torch.randn(50, dtype=torch.float64, generator=dice)
-    members, outer = [(start.clone(), torch.zeros_like(start)) for _ in range(8)], Outer()
+    edt, rng = EDT(config(population_size=8, selection=selection)), torch.Generator().manual_seed(1)
+    start = torch.randn(50, dtype=torch.float64, generator=rng)
+    members, outer = [(start.clone(), torch.zeros_like(start)) for _ in range(8)], OuterOptimizer()
     whole, momentum = start.clone(), torch.zeros_like(start)
     for generation in range(2, 30):
-        changes = [torch.randn(50, dtype=torch.float64, generator=dice) for _ in range(8)]
-        families = edt.families(generation)
+        changes = [torch.randn(50, dtype=torch.float64, generator=rng) for _ in range(8)]
+        families = edt.group_slots(generation)
         started = [[torch.stack([members[p][n] for p in families[k]]).mean(0) for n in (0, 1)] for k in range(8)]
         members = [outer.step(started[k], changes[k]) for k in range(8)]
         whole, momentum = outer.step((whole, momentum), torch.stack(changes).mean(0))
@@ -238,7 +238,7 @@ def test_a_run_ends_with_a_model_that_others_load(pretraining, algorithm):
     table = (run.folder / "metrics.csv").read_text().splitlines()
     assert table[0].startswith("round,slot,loss") and len(table) == 1 + sum(
         "loss" in m.metrics or "train_loss" in m.metrics
-        for round in range(exporter.history.first)
+        for round in range(exporter.history.first_open)
         for m in exporter.history.round(round)
     )
     assert (run.folder / "loss.png").read_bytes()[1:4] == b"PNG"

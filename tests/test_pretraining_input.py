@@ -18,11 +18,11 @@ from fleet.run_config import UserError, is_bound
 from tests.commands import answer, refused
 from tests.helpers import ROOT
 from tests.small import KEYS, MODEL, config, finished, make_text, shared
-from train import text
+from train import text_sources
 from train.member.counted_text import check_text
 from train.model import can_be_built, described
-from train.text_needs import tokenizer_name
-from train.training_commands import prepared
+from train.token_budget import tokenizer_name
+from train.training_commands import prepare
 from train.training_config import PRESETS, PRESETS_REACH, TrainConfig
 
 
@@ -68,10 +68,10 @@ def test_keys_of_another_kind_of_source_are_refused_in_a_run_that_begins(tmp_pat
     assert "a.txt: split changes nothing" in refused(tmp_path, datasets=[{"source": "a.txt", "split": "test"}])
     begun = config(datasets=({**rows, "split": "test"},), base_dir="runs", project_name="begun")
     with pytest.raises(UserError, match="split changes nothing"):
-        prepared(begun, tmp_path)
+        prepare(begun, tmp_path)
     (tmp_path / "runs" / "begun").mkdir(parents=True)
     (tmp_path / "runs" / "begun" / "run.json").touch()
-    assert prepared(begun, tmp_path).datasets[0].split == "test"
+    assert prepare(begun, tmp_path).datasets[0].split == "test"
 
 
 def test_members_of_different_shapes_are_named(tmp_path):
@@ -89,8 +89,8 @@ def test_too_little_text_is_known_before_there_is_a_run(tmp_path):
 
 def test_too_little_built_in_text_is_known_before_there_is_a_run(monkeypatch):
     """Counted where the run needs much of it; here it is the text of a small Python."""
-    few = [*islice(text._stdlib_files(), 40)]
-    monkeypatch.setattr(text, "_stdlib_files", lambda: few)
+    few = [*islice(text_sources._stdlib_files(), 40)]
+    monkeypatch.setattr(text_sources, "_stdlib_files", lambda: few)
     keys = {"tokenizer": "", "vocab_size": 300, "datasets": ("stdlib",)}
     said = list[str]()
     check_text(config(**keys), said.append)
@@ -107,7 +107,7 @@ def test_the_launchers_check_tells_how_many_tokens_each_source_has(tmp_path):
     keys = {**KEYS, "tokenizer": str(shared() / "tokenizer"), "datasets": text, "base_dir": "runs"}
     file, scripts = tmp_path / "evolution.json", {"edt": ("edt.py",)}
     file.write_text(json.dumps(keys))
-    mine, rest, stdlib = Launcher(place(file, "", scripts), (), scripts, ROOT).foretell(None).splitlines()
+    mine, rest, stdlib = Launcher(place(file, "", scripts), (), scripts, ROOT).preview(None).splitlines()
     assert re.fullmatch(r".*/text.jsonl: tokens: [0-9,]+ training \(needs 513\), .* test \(needs 33\)", mine), mine
     assert re.fullmatch(r".*/mine.jsonl: tokens: [0-9,]+ training \(needs 513\), .* test \(needs 0\)", rest), rest
     assert stdlib.startswith("stdlib: tokens: not counted (a long text, or no file); the run needs 513 training")
@@ -138,7 +138,7 @@ def test_a_machine_with_another_text_leaves_it_to_others(tmp_path):
     one = worker(tmp_path, c, "other")
     while one.store.name and not one.context.blame.shuns("0/tokenizer"):
         one._turn()
-    assert one.chooser.choose(tick=True) is None
+    assert one.scheduler.claim(tick=True) is None
     assert not one.context.claims.held("0/tokenizer")
 
 
@@ -241,8 +241,8 @@ def test_the_tokenizer_and_the_models_own_tokenizer(tmp_path):
 def test_a_preset_and_the_built_in_text_are_checked_without_what_takes_seconds_to_load():
     look = """
 import sys; from pathlib import Path; from fleet.run_config import load
-from train.training_commands import prepared; from train.training_config import TrainConfig
-prepared(load(Path(sys.argv[1]), TrainConfig), Path())
+from train.training_commands import prepare; from train.training_config import TrainConfig
+prepare(load(Path(sys.argv[1]), TrainConfig), Path())
 assert not {"torch", "transformers", "tokenizers", "datasets"} & sys.modules.keys()"""
     subprocess.run([sys.executable, "-c", look, "evolution.json"], cwd=ROOT, check=True)
     for preset in PRESETS:
@@ -257,7 +257,7 @@ assert not {"torch", "transformers", "tokenizers", "datasets"} & sys.modules.key
 def test_a_file_that_is_read_otherwise_is_told_how(tmp_path, name, said):
     (tmp_path / name).write_bytes("schön war's".encode("latin1") * 1000 if name == "old.txt" else b"# Notes")
     with pytest.raises(UserError, match=re.escape(said)):
-        prepared(config(datasets=({"source": str(tmp_path / name)},)), tmp_path)
+        prepare(config(datasets=({"source": str(tmp_path / name)},)), tmp_path)
 
 
 def test_all_texts_that_are_too_short_are_named_at_once(tmp_path):
@@ -265,5 +265,5 @@ def test_all_texts_that_are_too_short_are_named_at_once(tmp_path):
     for file in both:
         file.write_text('{"text": "a few words"}\n')
     with pytest.raises(UserError) as error:
-        prepared(config(datasets=tuple({"source": str(file)} for file in both)), tmp_path)
+        prepare(config(datasets=tuple({"source": str(file)} for file in both)), tmp_path)
     assert all(str(file) in str(error.value) for file in both)

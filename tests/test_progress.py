@@ -16,7 +16,7 @@ from fleet.host import Host
 from fleet.processes import options
 from fleet.progress import Progress
 from fleet.run import open_run
-from fleet.underway import TimeLeft, Underway, underway
+from fleet.time_left import TimeLeft, Underway, underway
 from fleet.work import Work
 from fleet.worker import Worker
 from tests.helpers import ROOT, Toys, until

@@ -15,7 +15,7 @@ import pytest
 
 from fleet.host import Host
 from fleet.machines import Machine
-from fleet.remote import agent, engines, link, preflight
+from fleet.remote import agent, agent_link, engines, preflight
 from fleet.remote.code import keep, pack
 from fleet.remote.engines import Via
 from fleet.remote.launcher import Launcher, place, seats
@@ -256,9 +256,9 @@ def test_an_unknown_method_is_named(tmp_path):
 
 
 def test_any_python_can_read_the_first_line_that_it_is_given():
-    ast.parse(link._BOOT, feature_version=(3, 4))
+    ast.parse(agent_link._BOOT, feature_version=(3, 4))
     for python, version in old_pythons().items():
-        source = link.AGENT.read_bytes()
-        said = subprocess.run([python, "-u", "-c", link._BOOT, "@1 "], capture_output=True, check=True,
+        source = agent_link.AGENT.read_bytes()
+        said = subprocess.run([python, "-u", "-c", agent_link._BOOT, "@1 "], capture_output=True, check=True,
                               input=f"{len(source)}\n".encode() + source).stdout  # fmt: skip
         assert said == f'\n@1 {{"old": "{version}"}}\n'.encode(), python

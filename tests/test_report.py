@@ -23,7 +23,7 @@ import pytest
 
 from fleet import launches, plain
 from fleet.ancestry.tree import Node
-from fleet.report import curves, family, words
+from fleet.report import curves, family, formatting
 from fleet.report.facts import covered
 from fleet.report.page import page
 from fleet.report.run_reader import RunReader
@@ -398,11 +398,13 @@ def test_a_page_that_cannot_be_read_any_more_says_so(finished, monkeypatch):
 @pytest.mark.parametrize(
     "said, shown",
     [
-        (words.count(0), "0"), (words.count(9_999), "9,999"), (words.count(75_900), "75.9 k"),
-        (words.count(759_296), "759 k"), (words.count(999_999), "1,000 k"), (words.count(3.2e9), "3.2 G"),
+        (formatting.count(0), "0"), (formatting.count(9_999), "9,999"), (formatting.count(75_900), "75.9 k"),
+        (formatting.count(759_296), "759 k"), (formatting.count(999_999), "1,000 k"),
+        (formatting.count(3.2e9), "3.2 G"),
         (plain.bytes_of(12), "12 B"), (plain.bytes_of(123_456), "123 kB"), (plain.bytes_of(1.89e9), "1.89 GB"),
-        (words.lasting(5.16), "5.16 s"), (words.lasting(119), "119 s"), (words.lasting(129), "2.15 min"),
-        (words.lasting(7_200), "2 h"), (words.lasting(3 * 86_400), "3 d"), (words.lasting(200 * 86_400), "200 d"),
+        (formatting.lasting(5.16), "5.16 s"), (formatting.lasting(119), "119 s"), (formatting.lasting(129), "2.15 min"),
+        (formatting.lasting(7_200), "2 h"), (formatting.lasting(3 * 86_400), "3 d"),
+        (formatting.lasting(200 * 86_400), "200 d"),
     ],
 )  # fmt: skip
 def test_numbers_as_people_read_them(said, shown):

@@ -62,7 +62,7 @@ def test_another_kind_and_what_is_no_folder_stay(tmp_path):
 
 
 def hopeless(work: Work) -> Mapping[str, Any]:
-    if work.draft.store.name == "second":
+    if work.writer.store.name == "second":
         raise Failed("it does not converge")
     return models(work)
 
@@ -71,7 +71,7 @@ def models(work: Work) -> Mapping[str, Any]:
     """A member of several files; the first maker is killed in the midst of them."""
     with work.folder() as place:
         (place / "model-1.safetensors").write_bytes(bytes(1 << 20))
-        if work.draft.store.name == "first":
+        if work.writer.store.name == "first":
             os.kill(os.getpid(), signal.SIGKILL)
         (place / "model-2.safetensors").write_bytes(bytes(1 << 20))
     return {"loss": 1.0}

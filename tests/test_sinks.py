@@ -16,7 +16,7 @@ from fleet.history import opened
 from fleet.metrics import points
 from fleet.metrics import sinks as real
 from fleet.metrics.file_sinks import Board, CsvTable
-from fleet.metrics.sink import Home, Point
+from fleet.metrics.sink import LoggedRun, Point
 from fleet.run_config import UserError
 from tests import sinks
 from tests.helpers import LONG, ROOT, Toys, kill, pids, until
@@ -242,12 +242,12 @@ def test_an_unknown_sink_is_refused(toys: Callable[..., Toys]) -> None:
 
 
 def test_a_table_takes_new_columns_and_forgets_what_comes_again(tmp_path: Path) -> None:
-    table = CsvTable(Home(tmp_path, "p", "n", "i"))
+    table = CsvTable(LoggedRun(tmp_path, "p", "n", "i"))
     table.write([Point(1, {"loss": 3.0})])
     table.write([Point(2, {"loss": 2.0}), Point(3, {"loss": 1.0, "lr": 0.5})])
     table.close()
     assert (tmp_path / "metrics.csv").read_text() == "step,loss,lr\n1,3.0,\n2,2.0,\n3,1.0,0.5\n"
-    again = CsvTable(Home(tmp_path, "p", "n", "i", after=2))
+    again = CsvTable(LoggedRun(tmp_path, "p", "n", "i", after=2))
     assert again.upto == 2 and (tmp_path / "metrics.csv").read_text() == "step,loss,lr\n1,3.0,\n2,2.0,\n"
     again.write([Point(3, {"loss": 0.5})])
     again.close()
@@ -260,7 +260,7 @@ def test_tensorboard_forgets_what_comes_again(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for after, losses in ((-1, {1: 3.0, 2: 2.0, 3: 1.0}), (2, {3: 0.5, 4: 0.25})):
-        board = Board(Home(tmp_path, "p", "n", "i", after=after))
+        board = Board(LoggedRun(tmp_path, "p", "n", "i", after=after))
         board.write([Point(step, {"loss": loss}) for step, loss in losses.items()])
         board.close()
     shown = EventAccumulator(str(tmp_path / "tensorboard"))

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from fleet.run_config import UserError
 from train import starters as models
 from train.chat import examples
-from train.lm_eval_tasks import Asked, TaskEvaluation, load
+from train.lm_eval_tasks import TaskEvaluation, TaskRequest, load
 from train.skills import BASE, MIXED, NUMBERS, SKILLS, question, questions, rows, write_tasks
 from train.starters import StarterSettings, make_tokenizer, starters
 
@@ -35,8 +35,10 @@ def tokenizer():
     return make_tokenizer(1024)
 
 
-def asked(folder: Path, count: int = 60) -> Asked:
-    return Asked(tuple(f"skill_{each}" for each in (*SKILLS, MIXED)), task_path=(str(write_tasks(folder, 3, count)),))
+def asked(folder: Path, count: int = 60) -> TaskRequest:
+    return TaskRequest(
+        tuple(f"skill_{each}" for each in (*SKILLS, MIXED)), task_path=(str(write_tasks(folder, 3, count)),)
+    )
 
 
 # -- the questions -----------------------------------------------------------------------------------------------------

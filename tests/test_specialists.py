@@ -19,12 +19,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from evomerge import specialists, texts
 from evomerge.specialists import BASE, SpecialistSettings, made
-from fleet import meanwhile
+from fleet import busy_notice
 from fleet.run_config import UserError
 from merge.merge_recipe import parse
 from merge.merging import merge
 from tests.helpers import LONG, mounted, until
-from train import made_here
+from train import models_on_demand
 
 SMALL = SpecialistSettings(
     base_steps=6, steps=4, batch=2, window=32, vocabulary=512, sample=50_000, hidden=32, layers=1
@@ -105,7 +105,7 @@ def test_kinds_differ(learnt):
 
 
 def test_whoever_waits_hears_at_once_of_what(tmp_path, monkeypatch):
-    monkeypatch.setattr(meanwhile, "EVERY", 0.001)
+    monkeypatch.setattr(busy_notice, "EVERY", 0.001)
     said, repeated = list[str](), threading.Event()
 
     def tell(line: str) -> None:
@@ -174,7 +174,7 @@ def test_the_second_to_be_ready_leaves_the_first_alone(models, tmp_path):
     home = shutil.copytree(models[BASE].parent, tmp_path / "home")
     before = times(home / BASE)
     tokenizer, model = (kind.from_pretrained(models["code"]) for kind in (AutoTokenizer, AutoModelForCausalLM))
-    made_here.publish(model, tokenizer, home / BASE)
+    models_on_demand.publish(model, tokenizer, home / BASE)
     assert times(home / BASE) == before and left(tmp_path) == sorted(NAMES)
 
 
@@ -189,7 +189,7 @@ def test_ctrl_c_while_a_folder_is_written(models, tmp_path, monkeypatch):
     def interrupted(path: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(made_here, "sync", interrupted)
+    monkeypatch.setattr(models_on_demand, "sync", interrupted)
     with pytest.raises(KeyboardInterrupt):
         made(tmp_path, 1, settings=SMALL)
     assert left(tmp_path) == []
@@ -208,7 +208,7 @@ def test_a_disk_that_is_full_or_gets_full(tmp_path, monkeypatch):
     with mounted(tmp_path / "disk", options="size=200k"):
         with pytest.raises(UserError, match=r"^[^\n]*MiB of free disk[^\n]*$"):
             made(tmp_path / "disk", 1, settings=SMALL)
-        monkeypatch.setattr(made_here, "_ROOM", 0)
+        monkeypatch.setattr(models_on_demand, "_ROOM", 0)
         with pytest.raises(UserError, match=r"^[^\n]*No space left[^\n]*$"):
             made(tmp_path / "disk", 1, settings=SMALL)
         assert set(left(tmp_path / "disk")) < {*NAMES}

@@ -16,10 +16,10 @@ from evomerge.config import EvaluationSettings
 from fleet.run_config import UserError
 from tests import posttraining, searching
 from tests.small import config, finished
-from train import lm_eval_tasks, text
+from train import lm_eval_tasks, text_sources
 from train.batches import TokenFile
 from train.export import Exporter, sample, show
-from train.lm_eval_tasks import Asked
+from train.lm_eval_tasks import TaskRequest
 from train.loop import Learner
 from train.member.pretraining_runtime import evaluated
 from train.passages import Losses, mean_and_error
@@ -69,7 +69,7 @@ def test_beside_held_out_text_nothing_is_learned(tmp_path):
     """Of one long document: between what is learned from and what is asked lies a gap, on both sides."""
     whole = "".join(f"line {n} of one long document\n" for n in range(40_000))
     (tmp_path / "a.txt").write_text(whole)
-    found = [*text.divided(Dataset(source=str(tmp_path / "a.txt")), 0.1)]
+    found = [*text_sources.divided(Dataset(source=str(tmp_path / "a.txt")), 0.1)]
     assert {part for part, _ in found} == {*SPLITS}
     learned = [part == "train" for part, each in found for _ in range(whole.count(each))]
     assert len(learned) == len(found)  # each stands there once
@@ -223,7 +223,7 @@ def test_questions_of_the_same_words_lie_on_one_side(tmp_path):
     other = [json.dumps({**json.loads(each), "id": n}) for n, each in enumerate([*lines[20:], *lines[20:]])]
     (folder / "twice.json").write_text("\n".join(other))
     (folder / "twice.yaml").write_text((folder / "facts.yaml").read_text().replace("facts", "twice"))
-    asked = Asked(("facts", "twice"), task_path=(str(folder),), seed=3)
+    asked = TaskRequest(("facts", "twice"), task_path=(str(folder),), seed=3)
     loaded = lm_eval_tasks.load(asked)
     found = lm_eval_tasks.parted(asked, loaded, 0.4)
     words = {
@@ -255,9 +255,9 @@ def test_what_tests_does_not_lie_beside_what_validates(tmp_path, documents):
 
 def test_errors_count_passage_groups_and_not_the_passages_in_them():
     """Where neighbours say the same, four of them say no more than one."""
-    dice, inside, alone = np.random.default_rng(1), 0, 0
+    rng, inside, alone = np.random.default_rng(1), 0, 0
     for _ in range(1000):
-        nats = np.repeat(dice.normal(200.0, 20.0, 16), 4)
+        nats = np.repeat(rng.normal(200.0, 20.0, 16), 4)
         losses = Losses(tuple(nats), (100,) * 64, (400,) * 64)
         mean, error = mean_and_error(losses.together([n // 4 for n in range(64)]))
         inside += abs(mean - 2.0) <= 2.13 * error

@@ -20,7 +20,7 @@ from fleet.console import console
 from fleet.disk import Disk
 from fleet.host import Host
 from fleet.run import open_run
-from fleet.silence import silent
+from fleet.silent_workers import silent
 from fleet.status import View, printed
 from tests.helpers import MISHAPS, Started, Toys, kill, listing, until
 

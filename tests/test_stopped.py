@@ -62,11 +62,11 @@ def test_everybody_stands_still_together(toys):
 def test_each_stands_still_at_random_moments(toys, seed):
     """Workers, loggers and the starter, some of them at a time."""
     run: Toys = toys(max_generations=6, inner_steps=4, sleep=0.4, dead_seconds=1.0, restarts=1000)
-    starter, dice = run.start(3), random.Random(seed)
+    starter, rng = run.start(3), random.Random(seed)
     until(lambda: run.registers(r".*\.done"), "the run has begun")
     while starter.process.poll() is None:
-        stand_still([pid for pid in everybody(run) if dice.random() < 0.4], dice.choice((0.1, 2.0, 3.0)))
-        time.sleep(dice.random())
+        stand_still([pid for pid in everybody(run) if rng.random() < 0.4], rng.choice((0.1, 2.0, 3.0)))
+        time.sleep(rng.random())
     starter.ends(0)
     assert not run.registers(r".*\.void") and "takes its place" not in starter.said
     assert run.check_files() >= 20

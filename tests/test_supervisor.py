@@ -15,7 +15,7 @@ import pytest
 from fleet.host import Host
 from fleet.machines import Machine
 from fleet.remote import agent, engines
-from fleet.remote.link import command
+from fleet.remote.agent_link import command
 from fleet.run import create_run
 from tests.helpers import ROOT, until
 from tests.lab import disks
@@ -39,8 +39,8 @@ HOSTILE = [
 ]
 
 
-def hostile(dice: random.Random) -> str:
-    return "".join(dice.choice([*HOSTILE, "a", "B", "7", "/", "-", "="]) for _ in range(dice.randint(1, 12)))
+def hostile(rng: random.Random) -> str:
+    return "".join(rng.choice([*HOSTILE, "a", "B", "7", "/", "-", "="]) for _ in range(rng.randint(1, 12)))
 
 
 def spoken(words: list[str], machine: Machine, folder: Path, asks: list[dict]) -> list[dict]:
@@ -61,11 +61,11 @@ def spoken(words: list[str], machine: Machine, folder: Path, asks: list[dict]) -
 
 @pytest.mark.parametrize("shell", [["bash", "-c"], ["sh", "-c"]], ids=lambda words: words[0])
 def test_no_value_of_the_users_becomes_a_command(tmp_path, shell):
-    dice = random.Random(7)
+    rng = random.Random(7)
     for n in range(12):
-        python = tmp_path / f"py {hostile(dice).replace('/', '_')}{n}"
+        python = tmp_path / f"py {hostile(rng).replace('/', '_')}{n}"
         python.symlink_to(sys.executable)
-        base = tmp_path / f"{hostile(dice).replace('/', '_')}{n}"
+        base = tmp_path / f"{hostile(rng).replace('/', '_')}{n}"
         base.mkdir()
         machine = Machine(host="h", name="h", python=str(python), setup="true" if n % 2 else None)
         said = spoken(shell, machine, tmp_path, [{"verb": "show", "with": {"base": str(base), "token": "t"}}])
@@ -83,8 +83,8 @@ def test_what_a_machine_s_setup_says_is_not_taken_for_an_answer(tmp_path):
 
 def test_workers_get_their_environment_as_it_is(tmp_path):
     """Whatever the values are, from the order's JSON to the worker's environment no shell sees them."""
-    dice = random.Random(11)
-    env = {f"V{n}": "".join(hostile(dice) for _ in range(3)) for n in range(30)}
+    rng = random.Random(11)
+    env = {f"V{n}": "".join(hostile(rng) for _ in range(3)) for n in range(30)}
     script = tmp_path / "code" / "worker.py"
     script.parent.mkdir()
     (tmp_path / "code" / "fleet").symlink_to(ROOT / "fleet")

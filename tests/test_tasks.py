@@ -28,7 +28,7 @@ from fleet.run_config import UserError
 from tests import searching
 from train import likelihood, lm_eval_tasks
 from train.likelihood import PackedHFLM
-from train.lm_eval_tasks import Asked, TaskEvaluation
+from train.lm_eval_tasks import TaskEvaluation, TaskRequest
 
 MORE = {
     "letters": """task: letters
@@ -96,7 +96,7 @@ def loaded(place: Path, name: str = "part0"):
 
 
 def evaluation(place: Path, tokenizer, *names: str, **more) -> TaskEvaluation:
-    asked = Asked(names, task_path=(str(place / "tasks"),), **more)
+    asked = TaskRequest(names, task_path=(str(place / "tasks"),), **more)
     return TaskEvaluation(asked, tokenizer, lm_eval_tasks.load(asked))
 
 
@@ -229,13 +229,13 @@ def test_which_questions_are_asked(place):
 def test_tasks_that_cannot_be_had(names, why, place, tmp_path):
     (tmp_path / "broken.yaml").write_text(MORE["said"].replace("task: said", "task: broken"))
     with pytest.raises(UserError, match=why):
-        lm_eval_tasks.load(Asked(names, task_path=(str(place / "tasks"), str(tmp_path))))
+        lm_eval_tasks.load(TaskRequest(names, task_path=(str(place / "tasks"), str(tmp_path))))
     with pytest.raises(UserError, match="not a folder"):
-        lm_eval_tasks.load(Asked(names, task_path=(str(tmp_path / "nowhere"),)))
+        lm_eval_tasks.load(TaskRequest(names, task_path=(str(tmp_path / "nowhere"),)))
 
 
 def test_metrics_are_known_beforehand(place):
-    asked = Asked(("both", "read"), task_path=(str(place / "tasks"),))
+    asked = TaskRequest(("both", "read"), task_path=(str(place / "tasks"),))
     found = lm_eval_tasks.load(asked)
     assert lm_eval_tasks.metrics_of(found, "facts") == ["acc,none", "acc_norm,none"]  # through its group
     assert lm_eval_tasks.metrics_of(found, "both") == ["acc,none"]
@@ -282,13 +282,13 @@ def failing(folder: Path, phase: str, how: str) -> dict:
     said += "process_docs: !function code.questions\nprocess_results: !function code.marked\n"
     (folder / "own.yaml").write_text(said)
     (folder / "code.py").write_text(OWN.format(**{key: how if key == phase else "pass" for key in PHASES}))
-    return lm_eval_tasks.load(Asked(("own",), limit=4, task_path=(str(folder),)))
+    return lm_eval_tasks.load(TaskRequest(("own",), limit=4, task_path=(str(folder),)))
 
 
 def sat(loaded: dict, folder: Path) -> None:
     place = searching.donors(folder / "models", layers=1, steps=0, first=0)[0]
     tokenizer = AutoTokenizer.from_pretrained(place)
-    TaskEvaluation(Asked(("own",), limit=4), tokenizer, loaded).marks(AutoModelForCausalLM.from_pretrained(place))
+    TaskEvaluation(TaskRequest(("own",), limit=4), tokenizer, loaded).marks(AutoModelForCausalLM.from_pretrained(place))
 
 
 @pytest.mark.parametrize("how", ["raise KeyError('nothing here')", "raise SystemExit('nothing here')"])

@@ -19,7 +19,7 @@ from train.member.pretraining_runtime import mixed
 from train.model import built, described, flat, layout_of, same_shapes
 from train.parent_selection import hypercube
 from train.pretraining_genome import Genome, inherited, read
-from train.training_commands import prepared
+from train.training_commands import prepare
 from train.training_config import alone
 from train.verdicts import NotFinite
 
@@ -53,9 +53,9 @@ def test_whatever_the_population_somebody_is_met(tmp_path, size):
     assert c.parents_of_a_child > 1
     if size % c.parents_of_a_child:
         with pytest.raises(UserError, match=f"POPULATION_SIZE is {size}, not a multiple of GROUP_SIZE 2 .chosen."):
-            prepared(c, tmp_path)
+            prepare(c, tmp_path)
     else:
-        assert all(len(group) > 1 for group in EDT(c).families(2).values())
+        assert all(len(group) > 1 for group in EDT(c).group_slots(2).values())
     assert config(population_size=size, selection="rank").parents_of_a_child == min(4, size)
 
 
@@ -129,8 +129,8 @@ def plain(model, batches, lr):
 
 
 def some_batches(count=5, seed=1):
-    dice = torch.Generator().manual_seed(seed)
-    return [torch.randint(0, 257, (4, 17), generator=dice) for _ in range(count)]
+    rng = torch.Generator().manual_seed(seed)
+    return [torch.randint(0, 257, (4, 17), generator=rng) for _ in range(count)]
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -145,8 +145,8 @@ def test_the_loop_trains_as_plain_pytorch_does(tied):
 
 def test_losses_add_up_exactly_wherever_a_training_was_interrupted():
     """Of ranks that share a model, each goes on with the mean of what all had added up."""
-    learner, dice = Learner(built(MODEL, 257, 3), config()), torch.Generator().manual_seed(1)
-    losses = (5 * torch.rand(2, 30, generator=dice)).float()
+    learner, rng = Learner(built(MODEL, 257, 3), config()), torch.Generator().manual_seed(1)
+    losses = (5 * torch.rand(2, 30, generator=rng)).float()
 
     def added(rank: int, first: int, last: int, total: float) -> float:
         learner.begin(total)
@@ -288,7 +288,7 @@ def test_a_hypercube_reaches_everybody(population, size):
 @pytest.mark.parametrize("selection, size", [("hypercube", 4), ("matching", 4), ("matching", 2)])
 def test_everybody_is_a_parent_equally_often(selection, size):
     edt = EDT(config(population_size=8, selection=selection, group_size=size))
-    families = [edt.families(generation) for generation in range(2, 6)]
+    families = [edt.group_slots(generation) for generation in range(2, 6)]
     for family in families:
         parents = [parent for group in family.values() for parent in group]
         assert sorted(parents) == sorted([*range(8)] * size)
@@ -304,9 +304,11 @@ def test_fitness_decides_who_is_chosen():
 
     pool, counts = [M(k) for k in range(8)], {}
     for how, each in edt.items():
-        drawn = [id for n in range(500) for id in each.choose(pool, np.random.default_rng(n))]
+        drawn = [id for n in range(500) for id in each.pick_parents(pool, np.random.default_rng(n))]
         counts[how] = drawn.count("1/m0") / drawn.count("1/m7") if drawn.count("1/m7") else math.inf
-        assert all(len({*each.choose(pool, np.random.default_rng(n))}) == 2 for n in range(20)), "two different parents"
+        assert all(len({*each.pick_parents(pool, np.random.default_rng(n))}) == 2 for n in range(20)), (
+            "two different parents"
+        )
     assert counts["random"] == pytest.approx(1.0, abs=0.3) and min(counts["rank"], counts["tournament"]) > 3
 
 

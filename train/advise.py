@@ -23,21 +23,21 @@ from rich.table import Table
 
 from fleet import machines
 from fleet.console import console
+from fleet.idle_workers import idle
 from fleet.plain import bytes_of, say
 from fleet.progress import duration
-from fleet.reading import command
 from fleet.run_config import UserError, load
-from fleet.sharing_out import idle
+from fleet.single_command import command
 from fleet.start import named
 from merge.wire import WIRES
+from train.auto_settings import resolve_auto
 from train.kernels import in_fixed_order
 from train.loop import Learner, best_device
 from train.member.counted_text import check_text, counted, in_words
-from train.member.feedback import LOST_WIRE
+from train.member.error_feedback import LOST_WIRE
 from train.member.vectors import moments_of
 from train.model import built, layout_of, skeleton
 from train.optimizers import WEIGHTS, layouts_of
-from train.settled import settled
 from train.training_commands import check_settings, found_from, slow_start
 from train.training_config import NARROW, TrainConfig
 
@@ -229,7 +229,7 @@ def _seconds(value: float) -> str:
 
 def sizes_of(config: TrainConfig) -> Sizes:
     from train.member.prepare import named_tokenizer
-    from train.text_needs import tokenizer_name
+    from train.token_budget import tokenizer_name
 
     name = tokenizer_name(config)
     vocabulary = len(named_tokenizer(name, config.trust_remote_code)) if name else config.vocab_size
@@ -282,7 +282,7 @@ def advise(
     where = config.absolute().parent
     if (algorithm := named(config) or "edt") not in ("edt", "diloco"):
         raise UserError(f"{config}: advice is there for pre-training (edt, diloco), not for {algorithm}: {_INSTEAD}")
-    c = settled(found_from(load(config, TrainConfig).model_copy(update={"algorithm": algorithm}), where), where)
+    c = resolve_auto(found_from(load(config, TrainConfig).model_copy(update={"algorithm": algorithm}), where), where)
     if machines_file and not workers:
         workers = sum(
             len(each.devices) // (each.devices_per_worker or c.devices_per_worker) or each.workers

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from train.text_needs import held_count
+from train.token_budget import held_count
 from train.training_config import TrainConfig
 
 Numbers = np.ndarray[Any, np.dtype[np.uint64]]

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from fleet.run_config import UserError
-from train.text import Message, PlacedRow, conversation, located, preference
+from train.text_sources import Message, PlacedRow, conversation, located, preference
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _PROBE = ({"role": "user", "content": "hello"}, {"role": "assistant", "content": "qzjxv"})

@@ -16,14 +16,14 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from fleet.helping import app
+from fleet.help_pages import app
 from fleet.history import History, opened
 from fleet.host import Host
 from fleet.plain import say
 from fleet.run import create_run
 from fleet.run_config import load
 from train.command_line import run
-from train.training_commands import prepared
+from train.training_commands import prepare
 from train.training_config import TrainConfig
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -58,7 +58,7 @@ def compare(
     """
     where, wanted = config.absolute().parent, load(config, TrainConfig)
     out = (out or where / wanted.base_dir / "compared").absolute()
-    runs = {name: prepared(each, where) for name, each in variants(wanted, out).items()}
+    runs = {name: prepare(each, where) for name, each in variants(wanted, out).items()}
     out.mkdir(parents=True, exist_ok=True)
     if wanted.lr_spread > 1:
         say(f"EDT's members begin with rates {wanted.lr_spread:g} times apart, as LR_SPREAD says; all others have LR")
@@ -133,7 +133,7 @@ def _run(config: TrainConfig, out: Path, workers: int) -> int:
 def _table(found: Mapping[str, History], configs: Mapping[str, TrainConfig]) -> Iterator[str]:
     yield f"{'':12} {'tokens':>12} {'steps':>9} {'in a batch':>10} {'test loss':>14}"
     for name, history in found.items():
-        c, last = configs[name], history.round(history.first - 1)
+        c, last = configs[name], history.round(history.first_open - 1)
         batch = c.batch_size * c.gradient_accumulation
         loss = next(m.metrics["loss"] for m in last if m.recipe.role == "summary" and m)  # of all together
         yield f"{name:12} {c.sequences * c.seq_length:12,} {c.total_steps:9,} {batch:10,} {loss:14.4f}"

@@ -16,9 +16,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from fleet import evaluating, faults, launches
+from fleet import faults, launches, lm_eval_command
 from fleet.errors import absolute
-from fleet.helping import app
+from fleet.help_pages import app
 from fleet.history import History
 from fleet.host import Host
 from fleet.metrics.file_sinks import TABLE
@@ -28,19 +28,19 @@ from fleet.recipe import Member, NotYet, name, place
 from fleet.run import open_run
 from fleet.run_config import UserError
 from fleet.status import metrics_text
-from fleet.work import Input
-from train import report
+from fleet.work import InputMember
+from train import loss_picture
 from train.batches import TokenFile, held_of
 from train.kept_rounds import files_of
 from train.loop import best_device, language_loss
-from train.made_here import save
 from train.member import vectors
 from train.member.prepare import open_tokenizer
 from train.member.pretraining_runtime import CONFIG, bits_per_byte, evaluated, mean_loss, outer_of, sources
 from train.member.vectors import Joining
 from train.model import empty, layout_of, read_config
+from train.models_on_demand import save
 from train.posttrain_results import taken
-from train.text_needs import held_count
+from train.token_budget import held_count
 from train.training_config import TrainConfig
 from train.training_recipes import FIRST, TOKENIZER, token_files
 from train.verdicts import NotFinite, ran_out
@@ -58,7 +58,7 @@ class Exporter:
         self.config = TrainConfig.joined(run["config"], launches.settings(self.store, launches.latest(self.store)))
         self.history = History(self.store)
         self.history.look_far()
-        self.last = self.history.first - 1  # the last finished round
+        self.last = self.history.first_open - 1  # the last finished round
         shape = read_config(self.parent(FIRST).read(CONFIG), self.config)
         self.model: PreTrainedModel = empty(shape, 0, self.config.trust_remote_code)
         self.layout = layout_of(self.model)
@@ -66,7 +66,7 @@ class Exporter:
         while self.last > 0 and not self._members(self.last):  # nobody came of it
             self.last -= 1
 
-    def parent(self, id: str) -> Input:
+    def parent(self, id: str) -> InputMember:
         return files_of(self.history, id)
 
     @leaving()
@@ -194,18 +194,18 @@ class Exporter:
     def _average(self, round: int) -> tuple[list[Member], Tensor]:
         if not (parents := [self.parent(member.id) for member in self._members(round)]):
             raise UserError(f"round {round} has no members whose average could be exported")
-        return self._settled(vectors.joined if self._in_shards(round) else vectors.mean, parents)
+        return self._without_lookahead(vectors.joined if self._in_shards(round) else vectors.mean, parents)
 
     def _one(self, id: str) -> tuple[list[Member], Tensor]:
         parent = self.parent(id)
         if id.startswith("0/") and vectors.file_of(vectors.WEIGHTS) in parent.member.digests:
             return [parent.member], vectors.load_weights(parent, self.layout.size)
         if has_weights(parent.member) and parent.member.recipe.task not in _SHARDS:
-            return self._settled(vectors.mean, [parent])
+            return self._without_lookahead(vectors.mean, [parent])
         raise UserError(f"{id} has no weights of its own; it has: {', '.join(parent.member.digests) or 'no files'}")
 
-    def _settled(self, join: Joining, parents: list[Input]) -> tuple[list[Member], Tensor]:
-        together = vectors.settled(outer_of(self.config), join, parents, self.layout.size)
+    def _without_lookahead(self, join: Joining, parents: list[InputMember]) -> tuple[list[Member], Tensor]:
+        together = vectors.without_lookahead(outer_of(self.config), join, parents, self.layout.size)
         return [parent.member for parent in parents], together
 
     def _readme(self, what: str, members: list[Member], tested: Mapping[str, Any], out: Path) -> str:
@@ -215,7 +215,7 @@ class Exporter:
             f"# {self.config.project_name}: {what}",
             f"Made by {self.config.algorithm} in {round} rounds.",
             f"## Metrics\n\n{self.told_on}: {metrics_text(tested)}",
-            evaluating.section(out),
+            lm_eval_command.section(out),
             f"## Lineage\n\nThe members that it was made of, with their loss on {selected} text:",
             "\n".join(lines),
             f"## Configuration\n\n```json\n{json.dumps(self.config.bound(), indent=2)}\n```",
@@ -239,10 +239,10 @@ def show(exporter: Exporter, what: str, out: Path) -> None:
     if parts := exporter.by_source():
         say(f"The exported model's loss by source: {', '.join(parts)}")
     with contextlib.suppress(faults.Fault):
-        if report.picture(exporter.history):
+        if loss_picture.picture(exporter.history):
             root = exporter.store.disk.root
-            say(f"Every member's metrics: {root / TABLE}\nThe loss over the rounds: {root / report.PICTURE}")
-    say(evaluating.told(out))
+            say(f"Every member's metrics: {root / TABLE}\nThe loss over the rounds: {root / loss_picture.PICTURE}")
+    say(lm_eval_command.told(out))
     say(f"Held-out text, and after | how the model goes on:\n{sample(exporter)}")
 
 

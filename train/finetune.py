@@ -28,7 +28,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from fleet.errors import UserError
-from fleet.helping import app
+from fleet.help_pages import app
 from train.cluster.finetune_options import FinetuneOptions
 from train.command_line import run
 

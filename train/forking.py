@@ -8,10 +8,10 @@ from fleet.fork import Carried
 from fleet.history import History
 from fleet.recipe import Recipe, kept_as
 from fleet.run_config import UserError
-from train import text
+from train import text_sources
 from train.loop import rate
 from train.splits import SPLITS
-from train.text_needs import needed, too_short, useful
+from train.token_budget import needed, too_short, useful
 from train.training_config import Forked, TrainConfig
 from train.training_recipes import EvaluationArgs, ShardArgs, shards_in, token_files, training_inputs
 
@@ -77,7 +77,7 @@ def _made_anew(old: TrainConfig, new: TrainConfig, history: History, number: int
     if not _same_text(old, new, number):
         return True
     got = history[token_files(new)[number]].metrics
-    other = text.size(new.datasets[number]) != got.get("size", 0)
+    other = text_sources.size(new.datasets[number]) != got.get("size", 0)
     wanted, least, before = useful(new, number), needed(new, number), useful(old, number)
     more = False
     for part in SPLITS:

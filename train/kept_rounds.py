@@ -1,7 +1,7 @@
 """Which rounds a model can be taken from: the files of old ones are removed while a run goes on."""
 
 from fleet.history import History
-from fleet.payload import Input
+from fleet.payload import InputMember
 from fleet.planning import ATTEMPT
 from fleet.recipe import name
 from fleet.run_config import UserError
@@ -9,12 +9,12 @@ from fleet.run_config import UserError
 _SHOWN = 12  # rounds
 
 
-def files_of(history: History, id: str) -> Input:
+def files_of(history: History, id: str) -> InputMember:
     """A member's files; where they are gone, the rounds that have theirs are named."""
     if _has_files(history, id):
         return history.files(id)
     begun = {int(match[1]) for each in history.store.names("files") if (match := ATTEMPT.fullmatch(each))}
-    rounds = [round for round in sorted(begun) if 0 < round < history.first and _is_whole(history, round)]
+    rounds = [round for round in sorted(begun) if 0 < round < history.first_open and _is_whole(history, round)]
     some = ", ".join(map(str, rounds[-_SHOWN:])) or "none"
     raise UserError(
         f"{id}: its files were removed, as those of old rounds are; rounds that can be exported: {some}. "

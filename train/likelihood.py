@@ -17,12 +17,12 @@ import torch.nn.functional as F
 from lm_eval.models.huggingface import HFLM
 from torch import Tensor
 
-from train.foretelling import MOST
+from train.chunked_loss import MOST
 from train.verdicts import works
 
 _WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "local_attention")
 _TOKENS = {"cpu": 1024, "cuda": 32768}  # of a batch, where nobody says how many it has, or how many requests
-Asked = tuple[Any, list[int], list[int]]  # lm-eval's: the texts, the context's tokens, the continuation's
+LikelihoodRequest = tuple[Any, list[int], list[int]]  # lm-eval's: the texts, the context's tokens, the continuation's
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class PackedHFLM(HFLM):  # type: ignore[misc]
         """Another model of the same kind and tokenizer; none, to let go of the last one."""
         self._model = model
 
-    def _loglikelihood_tokens(self, requests: Sequence[Asked], **more: Any) -> list[tuple[float, bool]]:
+    def _loglikelihood_tokens(self, requests: Sequence[LikelihoodRequest], **more: Any) -> list[tuple[float, bool]]:
         if self.backend != "causal" or not requests:
             return super()._loglikelihood_tokens(requests, **more)  # type: ignore[no-any-return]
         if not self._tried:
@@ -112,7 +112,7 @@ class PackedHFLM(HFLM):  # type: ignore[misc]
         logits = self.model(tokens, use_cache=False, **more).logits
         return [list(_of_row(row, each, width - kept)) for row, each in zip(batch, logits, strict=True)]
 
-    def _try(self, requests: Sequence[Asked]) -> None:
+    def _try(self, requests: Sequence[LikelihoodRequest]) -> None:
         """Ask one question in both ways; where they differ by more than rounding, contexts are not shared."""
         rows = [row for row in _rows(requests, self._reach(), int(self.max_length)) if row.packed]
         if not rows:
@@ -135,7 +135,7 @@ class PackedHFLM(HFLM):  # type: ignore[misc]
         return min([int(self.max_length), *(each for each in said if isinstance(each, int) and each > 0)])
 
 
-def _rows(requests: Sequence[Asked], reach: int, most: int) -> list[PackedRow]:
+def _rows(requests: Sequence[LikelihoodRequest], reach: int, most: int) -> list[PackedRow]:
     """Continuations of one context together, as far as they fit. What does not fit the model by itself loses tokens at
     its left, as in lm-eval."""
     open_rows: dict[tuple[int, ...], PackedRow] = {}

@@ -29,7 +29,7 @@ _HOW = ("doc_to_text", "doc_to_target", "doc_to_choice", "description", "target_
 
 
 @dataclass(frozen=True)
-class Asked:
+class TaskRequest:
     """What a model is asked, and how."""
 
     tasks: tuple[str, ...]
@@ -50,7 +50,7 @@ class Marks:
     single: Mapping[str, Mapping[str, list[Any]]]  # task -> "acc,none" -> question by question
 
 
-def load(asked: Asked, public: bool = True) -> dict[str, Any]:
+def load(asked: TaskRequest, public: bool = True) -> dict[str, Any]:
     """The tasks and groups, or why they cannot be had. One's own folders come first: lm-eval's many tasks take seconds
     to look through, and may be unwanted as public test sets."""
     os.environ.setdefault("HF_DATASETS_TRUST_REMOTE_CODE", "0")
@@ -112,7 +112,7 @@ def is_mean(loaded: Mapping[str, Any], name: str, metric: str) -> bool:
     return task is not None and getattr(task.aggregation()[metric.split(",")[0]], "__name__", "") == "mean"
 
 
-def questions(asked: Asked, loaded: Mapping[str, Any]) -> dict[str, list[int]]:
+def questions(asked: TaskRequest, loaded: Mapping[str, Any]) -> dict[str, list[int]]:
     """The numbers of those that are asked, of each task."""
     found = {}
     for name, task in loaded["tasks"].items():
@@ -123,7 +123,7 @@ def questions(asked: Asked, loaded: Mapping[str, Any]) -> dict[str, list[int]]:
     return found
 
 
-def parted(asked: Asked, loaded: Mapping[str, Any], held_out: float) -> dict[EvalSplit, dict[str, list[int]]]:
+def parted(asked: TaskRequest, loaded: Mapping[str, Any], held_out: float) -> dict[EvalSplit, dict[str, list[int]]]:
     """Questions for validation, and the share that is held out for the test; both are all, where nothing is held out.
     What is asked decides, and the seed: no two questions of the same words lie on two sides, be it in two tasks."""
     found: dict[EvalSplit, dict[str, list[int]]] = {"validation": {}, "test": {}}
@@ -152,7 +152,7 @@ class TaskEvaluation:
     """Tasks that are asked of many models, which share a tokenizer."""
 
     def __init__(
-        self, asked: Asked, tokenizer: Any, loaded: dict[str, Any], batch_size: int | None = None, tokens: int = 0
+        self, asked: TaskRequest, tokenizer: Any, loaded: dict[str, Any], batch_size: int | None = None, tokens: int = 0
     ) -> None:
         """Requests of a batch, or its tokens; neither: what suits the kind of device."""
         from train.chat import undated
@@ -317,7 +317,7 @@ def _remembered(of_question: Callable[..., Any]) -> Callable[..., Any]:
     return remembered
 
 
-def _set_fewshot(task: Any, asked: Asked) -> None:
+def _set_fewshot(task: Any, asked: TaskRequest) -> None:
     """As lm-eval's simple_evaluate does: a task's own 0 examples stay 0."""
     own = task.get_config("num_fewshot")
     if asked.num_fewshot is not None and own != 0:

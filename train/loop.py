@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from train import foretelling
+from train import chunked_loss
 from train.kernels import MIXED, learning, sent
 from train.model import Stack, VectorLayout, bound_to_vector, layout_of
 from train.optimizers import MOMENTS, OPTIMIZERS, WEIGHTS, layouts_of, orthogonal
@@ -48,10 +48,10 @@ def rate(config: TrainConfig, step: int) -> float:
 
 
 def language_loss(model: Callable[..., Any], windows: Tensor, step: Sequence[Tensor] = (), z: float = 0.0) -> Tensor:
-    """Of windows of text: each token but the first is to be foretold. While it learns, `z` keeps the logits' sums of
+    """Of windows of text: each token but the first is to be predicted. While it learns, `z` keeps the logits' sums of
     exponentials near one: large ones lose their digits in narrow numbers."""
     z = z if torch.is_grad_enabled() else 0.0
-    loss = foretelling.mean_nats(model, windows[:, 1:], z, input_ids=windows[:, :-1], use_cache=False)
+    loss = chunked_loss.mean_nll(model, windows[:, 1:], z, input_ids=windows[:, :-1], use_cache=False)
     return loss / max(1, len(step))
 
 
@@ -71,7 +71,7 @@ class Learner:
         self._objective = objective or partial(language_loss, z=config.z_loss)
         self.layout, self.vector, self.gradient = self._bound(model)
         self.model = model
-        self.answer = foretelling.Asked(model, self._runner(model), self.device, MIXED.get(config.precision))
+        self.answer = chunked_loss.ModelForward(model, self._runner(model), self.device, MIXED.get(config.precision))
         self._scaling = config.precision == "fp16-mixed"
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=self._scaling)
         kind = OPTIMIZERS[config.inner_optimizer]
@@ -176,7 +176,7 @@ class Learner:
     def _runner(self, model: PreTrainedModel) -> Callable[..., Any]:
         if self.config.compile is not True:
             return model
-        foretelling.try_out(model)  # afterwards it is what it is
+        chunked_loss.try_out(model)  # afterwards it is what it is
         return torch.compile(model)
 
     def _part(self, last: bool) -> AbstractContextManager[Any]:

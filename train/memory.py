@@ -12,9 +12,9 @@ from rich.table import Table
 from transformers import PretrainedConfig
 
 from fleet.console import console
-from fleet.reading import command
 from fleet.run_config import load
-from train import foretelling
+from fleet.single_command import command
+from train import chunked_loss
 from train.kernels import MIXED
 from train.model import VectorLayout, described, has_vocabulary, layout_of, skeleton
 from train.optimizers import WEIGHTS, layouts_of
@@ -84,9 +84,9 @@ def remembered(shape: PretrainedConfig, mixed: bool) -> int:
 def _of_words(tokens: int, vocabulary: int, hidden: int) -> float:
     """Where logits are there whole, their logarithms, and two gradients; where they are looked at in parts, a part and
     its logarithms, and until backward the gradients of the head and of what it is given."""
-    if tokens * vocabulary <= foretelling.MOST:
+    if tokens * vocabulary <= chunked_loss.MOST:
         return 3.0 * _WIDE * tokens * vocabulary
-    return 2.0 * _WIDE * foretelling.PART + _WIDE * hidden * (vocabulary + tokens)
+    return 2.0 * _WIDE * chunked_loss.PART + _WIDE * hidden * (vocabulary + tokens)
 
 
 def _sizes(shape: Any) -> dict[str, int]:

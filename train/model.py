@@ -19,8 +19,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
 from fleet.errors import first_line
-from fleet.plausible import check_config
 from fleet.run_config import UserError
+from fleet.untrusted_model import check_config
 from train.training_config import TrainConfig
 
 # The Llama shapes of the literature on DiLoCo; `tiny` learns visibly within two minutes on two cores.

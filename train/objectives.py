@@ -1,4 +1,4 @@
-"""What fine-tuning makes smaller: how badly answers are foretold, or how little the better answer is preferred."""
+"""What fine-tuning makes smaller: the loss of answers (SFT), or of preferences (DPO)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from train import chat, packing, text
+from train import chat, packing, text_sources
 from train.chat import ChatExamples, Example
-from train.foretelling import NOT_WANTED, Model, summed_nats, token_nats
+from train.chunked_loss import IGNORE_INDEX, Model, summed_nll, token_nll
 from train.kernels import sent
 from train.loop import Learner
 from train.packing import Batch
@@ -37,12 +37,12 @@ def sft_loss(model: Model, batch: Batch, step: Sequence[Batch] = ()) -> Tensor:
     """The mean over learned tokens of the whole step, of which this part is the share that its own tokens have: a token
     counts the same in whichever part of a step it stands. Without a step, of the part."""
     count = sum(part.count for part in step or [batch])
-    return summed_nats(model, _wanted(batch), **batch.inputs, use_cache=False) / count
+    return summed_nll(model, _wanted(batch), **batch.inputs, use_cache=False) / count
 
 
 def answer_logprobs(model: Model, batch: Batch) -> Tensor:
     """Of each example, by its number: the sum over its learned tokens."""
-    nats = token_nats(model, _wanted(batch), **batch.inputs, use_cache=False)
+    nats = token_nll(model, _wanted(batch), **batch.inputs, use_cache=False)
     owner = batch.example[:, 1:].flatten().clamp(min=0)  # nothing is learned of the filling
     return -nats.new_zeros(batch.examples).index_add(0, owner, nats)
 
@@ -80,7 +80,7 @@ def preference_measures(model: Model, part: Comparison, beta: float) -> Mapping[
 
 def _wanted(batch: Batch) -> Tensor:
     """Of each row, what comes behind its tokens but the last, where it is learned."""
-    return batch.tokens.masked_fill(~batch.learned, NOT_WANTED)[:, 1:]
+    return batch.tokens.masked_fill(~batch.learned, IGNORE_INDEX)[:, 1:]
 
 
 # -- the ways to learn ------------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def _wanted(batch: Batch) -> Tensor:
 class TrainingObjective:
     """Of one value of MUTATION."""
 
-    check: text.Check  # of a row of its data sets
+    check: text_sources.Check  # of a row of its data sets
     examples: Callable[..., ChatExamples]  # of such rows
     loss: Callable[[PosttrainConfig], Callable[..., Tensor]]
     part: Callable[[Learner, Batch], Any] = lambda learner, batch: batch  # of a step, before anything is learned
@@ -105,9 +105,9 @@ def _compared(learner: Learner, batch: Batch) -> Comparison:
 
 
 OBJECTIVES: Mapping[str, TrainingObjective] = {  # the names stand in train.posttrain.posttrain_config, too
-    "sft": TrainingObjective(text.conversation, chat.examples, lambda c: sft_loss),
+    "sft": TrainingObjective(text_sources.conversation, chat.examples, lambda c: sft_loss),
     "dpo": TrainingObjective(
-        text.preference, chat.pairs, lambda c: partial(preference_loss, beta=c.dpo_beta), _compared, pairs=True
+        text_sources.preference, chat.pairs, lambda c: partial(preference_loss, beta=c.dpo_beta), _compared, pairs=True
     ),
 }
 

@@ -17,7 +17,7 @@ from train.verdicts import works
 
 _OPEN = 32  # rows that an example is tried in
 _CLOSE = {torch.float32: 1e-5, torch.float64: 1e-5}  # of the largest answer; rounding is far below, a leak above
-_ROUGH = 0.05
+_ROUGH = 0.05  # of narrow numbers, whose leaks may be smaller than rounding is
 _FILLING = -1
 
 Rows = Sequence[Sequence[int]]
@@ -29,7 +29,7 @@ class Batch:
 
     tokens: Tensor
     positions: Tensor  # within the example
-    learned: Tensor  # where a token counts that is to be foretold
+    learned: Tensor  # where a token counts that is to be predicted
     example: Tensor  # the number of the example that it belongs to, or -1
     examples: int  # how many were given numbers
     packed: bool  # whether a row may hold several
@@ -109,9 +109,9 @@ def can_pack(model: Any, length: int) -> bool:
 
 def _alike(model: Any, length: int) -> bool:
     """Of two rows of two examples; the fifth is another one in the place of the first."""
-    words, dice, first = int(model.config.get_text_config().vocab_size), np.random.default_rng(1), length // 3
+    words, rng, first = int(model.config.get_text_config().vocab_size), np.random.default_rng(1), length // 3
     sizes = (first, length - first, length - first, first, first)
-    tokens = (dice.integers(0, words, size).astype(np.int32) for size in sizes)
+    tokens = (rng.integers(0, words, size).astype(np.int32) for size in sizes)
     examples = [Example(each, np.ones(len(each), dtype=np.bool_)) for each in tokens]
     rows: Rows = [(0, 1), (2, 3)]
 
@@ -121,9 +121,10 @@ def _alike(model: Any, length: int) -> bool:
         return found
 
     together = said(rows, True)
-    after_another = said([(4, 1), rows[1]], True)[0, len(examples[0].tokens) :]
-    if not torch.equal(after_another, together[0, len(examples[0].tokens) :]):
+    after_another, largest = said([(4, 1), rows[1]], True)[0, len(examples[0].tokens) :], together.abs().max()
+    # a GPU may round otherwise where a mixture's experts are asked for other tokens beside these
+    if (after_another - together[0, len(examples[0].tokens) :]).abs().max() > _CLOSE.get(together.dtype, 0.0) * largest:
         return False
-    close = _CLOSE.get(together.dtype, _ROUGH) * together.abs().max()
+    close = _CLOSE.get(together.dtype, _ROUGH) * largest
     alone = torch.stack([torch.cat([said([(number,)], False)[0] for number in row]) for row in rows])
     return bool((together - alone).abs().max() <= close)

@@ -1,4 +1,4 @@
-"""Who is fitter, and who has children with whom. Pure: all chance comes from the dice that are handed in."""
+"""Who is fitter, and who has children with whom. Pure: all chance comes from the generators that are handed in."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-Dice = np.random.Generator
+Rng = np.random.Generator
 
 
 @dataclass(frozen=True)
@@ -68,58 +68,57 @@ def crowding(front: Sequence[Rival]) -> dict[str, float]:
     return found
 
 
-# -- the fitter are parents more often: the numbers of `count` of `there`, of whom 0 is the fittest -------------------
+# -- the fitter are parents more often: `count` places in the order of fitness, in which 0 is the fittest -------------
 
 
-def ranked(there: int, count: int, size: int, dice: Dice) -> Sequence[int]:
-    """The fittest is as likely as `there` of the last."""
-    chances = np.arange(there, 0, -1, dtype=float)
-    return list(dice.choice(there, count, replace=False, p=chances / chances.sum()))
+def by_rank(candidates: int, count: int, tournament_size: int, rng: Rng) -> Sequence[int]:
+    """The fittest is drawn `candidates` times as often as the last."""
+    chances = np.arange(candidates, 0, -1, dtype=float)
+    return list(rng.choice(candidates, count, replace=False, p=chances / chances.sum()))
 
 
-def tournaments(there: int, count: int, size: int, dice: Dice) -> Sequence[int]:
-    left = list(range(there))
-    return [left.pop(winner(len(left), size, dice)) for _ in range(count)]
+def by_tournaments(candidates: int, count: int, tournament_size: int, rng: Rng) -> Sequence[int]:
+    left = list(range(candidates))
+    return [left.pop(winner(len(left), tournament_size, rng)) for _ in range(count)]
 
 
-def winner(there: int, size: int, dice: Dice) -> int:
-    """The fittest of `size` that meet by chance."""
-    return int(min(dice.choice(there, min(size, there), replace=False)))
+def winner(candidates: int, tournament_size: int, rng: Rng) -> int:
+    """The fittest of those that meet by chance."""
+    return int(min(rng.choice(candidates, min(tournament_size, candidates), replace=False)))
 
 
-def drawn(there: int, count: int, size: int, dice: Dice) -> Sequence[int]:
-    """Whoever is there is as likely."""
-    return list(dice.choice(there, count, replace=False))
+def uniformly(candidates: int, count: int, tournament_size: int, rng: Rng) -> Sequence[int]:
+    """All are equally likely."""
+    return list(rng.choice(candidates, count, replace=False))
 
 
 @dataclass(frozen=True)
 class SelectionRule:
-    """How a child's parents are picked of an order."""
+    """How parents are picked: `pick(candidates, count, tournament_size, rng)` gives their places in the order."""
 
-    pick: Callable[[int, int, int, Dice], Sequence[int]]
+    pick: Callable[[int, int, int, Rng], Sequence[int]]
     order: Callable[[Sequence[Rival]], list[Rival]] = by_fitness
     several: bool = False  # objectives that it needs
 
 
 RULES: Mapping[str, SelectionRule] = {
-    "rank": SelectionRule(ranked),
-    "tournament": SelectionRule(tournaments),
-    "random": SelectionRule(drawn),
-    "pareto": SelectionRule(tournaments, by_fronts, several=True),
+    "rank": SelectionRule(by_rank),
+    "tournament": SelectionRule(by_tournaments),
+    "random": SelectionRule(uniformly),
+    "pareto": SelectionRule(by_tournaments, by_fronts, several=True),
 }
 BY_LOSS = tuple(name for name, rule in RULES.items() if not rule.several)
 
 
-def chosen(rule: str, there: int, count: int, size: int, dice: Dice) -> list[int]:
-    """The numbers of so many parents, of those that are there, the fittest of whom is 0. In tournaments, `size` take
-    part."""
-    return [int(n) for n in RULES[rule].pick(there, min(count, there), size, dice)]
+def select_parents(rule: str, candidates: int, count: int, tournament_size: int, rng: Rng) -> list[int]:
+    """Their places in the order of fitness, in which 0 is the fittest."""
+    return [int(n) for n in RULES[rule].pick(candidates, min(count, candidates), tournament_size, rng)]
 
 
 # -- everybody is a parent equally often ------------------------------------------------------------------------------
 
 
-def hypercubes(generation: int, population: int, size: int, dice: Dice) -> dict[int, list[int]]:
+def hypercubes(generation: int, population: int, size: int, rng: Rng) -> dict[int, list[int]]:
     return {k: hypercube(k, generation, population, size) for k in range(population)}
 
 
@@ -133,19 +132,19 @@ def hypercube(k: int, generation: int, population: int, size: int) -> list[int]:
     return sorted(group)
 
 
-def groups_by_chance(generation: int, population: int, size: int, dice: Dice) -> dict[int, list[int]]:
-    order = [int(k) for k in dice.permutation(population)]
+def groups_by_chance(generation: int, population: int, size: int, rng: Rng) -> dict[int, list[int]]:
+    order = [int(k) for k in rng.permutation(population)]
     groups = [sorted(order[begin : begin + size]) for begin in range(0, len(order), size)]
     return {k: group for group in groups for k in group}
 
 
-FAMILIES: Mapping[str, Callable[[int, int, int, Dice], dict[int, list[int]]]] = {  # each slot's parents: its group
+GROUPINGS: Mapping[str, Callable[[int, int, int, Rng], dict[int, list[int]]]] = {  # each slot's parents: its group
     "hypercube": hypercubes,
     "matching": groups_by_chance,
 }
 
 
-def matched(ids: Sequence[str], slot: int, dice: Dice) -> list[str]:
+def matched(ids: Sequence[str], slot: int, rng: Rng) -> list[str]:
     """Two children each, one with either neighbour in a ring made by chance."""
-    order = dice.permutation(len(ids))
+    order = rng.permutation(len(ids))
     return [ids[int(order[n % len(ids)])] for n in (slot, slot + 1)]

@@ -1,4 +1,4 @@
-"""How well a model foretells pieces of text, each by itself: the same pieces for all, whatever their tokens are."""
+"""How well a model predicts pieces of text, each by itself: the same pieces for all, whatever their tokens are."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fleet.run_config import UserError
-from train.foretelling import MOST, token_nats
+from train.chunked_loss import MOST, token_nll
 
 _TOKENS = {"cpu": 2048, "cuda": 32768}  # of a batch
 _LONGEST = 4096  # tokens that are read at a time where a model says nothing about it
@@ -16,8 +16,8 @@ _LONGEST = 4096  # tokens that are read at a time where a model says nothing abo
 
 @dataclass(frozen=True)
 class Losses:
-    """Of each passage, or of several together: nats, the tokens that were foretold, their bytes; nothing of one that is
-    a single token."""
+    """Of each passage, or of several together: nats, tokens that were predicted, their bytes; nothing of one that is a
+    single token."""
 
     nats: tuple[float, ...]
     tokens: tuple[int, ...]
@@ -49,10 +49,10 @@ class PassageReader:
         self._longest = max(2, min(longest or _LONGEST, _LONGEST))
         said = tokenizer(list(passages), verbose=False, return_offsets_mapping=True)
         tokens, places = said["input_ids"], said["offset_mapping"]
-        there = zip(passages, places, strict=True)  # what the first token stands for is foretold by nothing
+        there = zip(passages, places, strict=True)  # what the first token stands for is predicted by nothing
         self._sizes = tuple(len(text[each[0][1] :].encode()) if len(each) > 1 else 0 for text, each in there)
         if not any(self._sizes):
-            raise UserError("no passage of the text has two tokens: there is nothing to foretell")
+            raise UserError("no passage of the text has two tokens: there is nothing to predict")
         self._pieces = [(n, piece) for n, each in enumerate(tokens) for piece in self._cut(each)]
         self._pieces.sort(key=lambda each: (-len(each[1]), each[0]))  # rows of a batch are about equally long
 
@@ -86,7 +86,7 @@ def _losses(model: Any, rows: Sequence[list[int]]) -> list[float]:
     """What stands behind a row's end has no effect on it: nobody looks ahead."""
     wide = max(map(len, rows))
     tokens = torch.tensor([[*row, *[row[-1]] * (wide - len(row))] for row in rows], device=model.device)
-    nats = token_nats(model, tokens[:, 1:], input_ids=tokens[:, :-1], use_cache=False).view(len(rows), -1)
+    nats = token_nll(model, tokens[:, 1:], input_ids=tokens[:, :-1], use_cache=False).view(len(rows), -1)
     return [float(each[: len(row) - 1].double().sum()) for each, row in zip(nats, rows, strict=True)]
 
 

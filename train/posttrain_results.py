@@ -8,9 +8,9 @@ from pathlib import Path
 import yaml
 from rich.table import Table
 
-from fleet import evaluating
-from fleet.ancestry.growth import tree
+from fleet import lm_eval_command
 from fleet.ancestry.tree import Tree, line_of
+from fleet.ancestry.tree_builder import tree
 from fleet.console import console
 from fleet.history import History, opened
 from fleet.permissions import leaving
@@ -59,25 +59,25 @@ def data_text(member: Member) -> str:
 # -- after -------------------------------------------------------------------------------------------------------------
 
 
-def finished_breeding(c: PosttrainConfig, folder: Path) -> None:
+def show_winner(c: PosttrainConfig, folder: Path) -> None:
     """The winner's folder, its rivals beside it, the family tree."""
     from fleet.ancestry.ancestry_files import keep
 
     history = opened(folder)
-    last = history.first - 1
+    last = history.first_open - 1
     (id,) = history[f"{last}/winner"].recipe.parents
     out = exported(history, id, folder / "winner")
     console().print(table(c, history, last))
     say("The family tree:", *keep(history), sep="\n  ")
     if place(history[id].origin)[0] == 0:
         say(f"No child was fitter than {called(c, history[id].origin)}, which is the winner as it was given.")
-    say(f"The winner, {history[id].origin}: {out}", evaluating.told(out), sep="\n")
+    say(f"The winner, {history[id].origin}: {out}", lm_eval_command.told(out), sep="\n")
 
 
 def taken(run_dir: Path, what: str, out: Path) -> None:
     """A member as a folder, at the end or before it."""
     history = opened(run_dir)
-    last = history.first - 1
+    last = history.first_open - 1
     if last < 1:
         raise UserError("no generation is finished yet; there is nothing to export")
     id = what.replace("-", "/", 1)
@@ -89,14 +89,14 @@ def taken(run_dir: Path, what: str, out: Path) -> None:
         id = best.recipe.parents[0] if best.recipe.task == "look" else best.id
     if not place(id)[1].startswith(("m", "init-", "best")):
         raise UserError(f"--what {what}: best, or a generation and a member, as in 3-m0")
-    say(f"Exported ({id}): {exported(history, id, out)}", evaluating.told(out), sep="\n")
+    say(f"Exported ({id}): {exported(history, id, out)}", lm_eval_command.told(out), sep="\n")
 
 
 @leaving()
 def exported(history: History, id: str, out: Path) -> Path:
     """A member's files are a model's folder; a card says where it comes from."""
+    from merge.atomic_output import atomic_folder
     from merge.merging import RECIPE
-    from merge.output import atomic_folder
 
     c = PosttrainConfig.joined(history.store.read("run.json")["config"], {})
     member = files_of(history, id)
@@ -157,7 +157,7 @@ def card(c: PosttrainConfig, history: History, id: str, out: Path) -> str:
         f"---\n{yaml.safe_dump(fields, sort_keys=False).strip()}\n---\n# {c.project_name}, member {origin}",
         f"Bred by {c.algorithm} from:\n\n" + "\n".join(f"- `{name}`" for name in founders),
         "## Descent\n\n" + "\n".join(_described(known, history, each) for each in line if not each.startswith("0/")),
-        evaluating.section(out),
+        lm_eval_command.section(out),
         f"## Configuration\n\n```json\n{json.dumps(c.bound(), indent=2)}\n```",
     )
     return "\n\n".join(parts) + "\n"

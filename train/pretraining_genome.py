@@ -49,10 +49,10 @@ def fittest(parents: Sequence[Mapping[str, Any]], sources: int) -> Genome:
 def inherited(config: TrainConfig, slot: int, round: int, parents: Sequence[Mapping[str, Any]]) -> Genome:
     """The fittest parent's, mutated. Drawn when the child is made, so that nobody waits for a whole generation."""
     genome = fittest(parents, len(config.datasets)) if round > 1 else founder(config, slot)
-    dice = np.random.default_rng([config.seed, round, slot, 1])
+    rng = np.random.default_rng([config.seed, round, slot, 1])
 
     def mutated(value: float, low: float, high: float) -> float:
-        roll, far = dice.random(), dice.standard_normal()  # both always, so that one gene's luck is not another's
+        roll, far = rng.random(), rng.standard_normal()  # both always, so that one gene's luck is not another's
         if roll >= config.mutation_probability:
             return value
         return min(high, max(low, value * math.exp(config.mutation_strength * far)))

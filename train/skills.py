@@ -44,24 +44,24 @@ class Question:
     answer: int
 
 
-def _compare(dice: Random) -> tuple[str, str, list[str]]:
+def _compare(rng: Random) -> tuple[str, str, list[str]]:
     """Either way round: whoever always likes small numbers is right as seldom as anybody else."""
-    numbers = dice.sample(range(10, 100), 4)
-    way, answer = dice.choice([("largest", max(numbers)), ("smallest", min(numbers))])
+    numbers = rng.sample(range(10, 100), 4)
+    way, answer = rng.choice([("largest", max(numbers)), ("smallest", min(numbers))])
     return f"Which number is the {way}: {', '.join(map(str, numbers))}?", str(answer), list(map(str, numbers))
 
 
-def _vowels(dice: Random) -> tuple[str, str, list[str]]:
-    number = dice.randrange(1, 5)
-    letters = [*dice.choices(_VOWELS, k=number), *dice.choices(_CONSONANTS, k=7 - number)]
-    dice.shuffle(letters)
+def _vowels(rng: Random) -> tuple[str, str, list[str]]:
+    number = rng.randrange(1, 5)
+    letters = [*rng.choices(_VOWELS, k=number), *rng.choices(_CONSONANTS, k=7 - number)]
+    rng.shuffle(letters)
     return f"How many vowels are in: {' '.join(letters)}?", NUMBERS[number - 1], list(NUMBERS)
 
 
-def _kinds(dice: Random) -> tuple[str, str, list[str]]:
-    kinds = dice.sample(list(KINDS), 4)
-    words = [dice.choice(KINDS[kind]) for kind in kinds]
-    asked = dice.randrange(4)
+def _kinds(rng: Random) -> tuple[str, str, list[str]]:
+    kinds = rng.sample(list(KINDS), 4)
+    words = [rng.choice(KINDS[kind]) for kind in kinds]
+    asked = rng.randrange(4)
     return f"Which word goes with {kinds[asked]}: {' '.join(words)}?", words[asked], words
 
 
@@ -77,9 +77,9 @@ def question(skill: str, seed: int, number: int) -> Question:
     if skill == MIXED:
         number, turn = divmod(number, len(SKILLS))
         skill = list(SKILLS)[turn]
-    dice = Random(f"{skill} {seed} {number}")
-    asked, answer, choices = SKILLS[skill](dice)
-    dice.shuffle(choices)
+    rng = Random(f"{skill} {seed} {number}")
+    asked, answer, choices = SKILLS[skill](rng)
+    rng.shuffle(choices)
     return Question(asked, tuple(choices), choices.index(answer))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fleet.plain import say
 from fleet.run_config import UserError
-from train.text import FILES, SOURCES
+from train.text_sources import FILES, SOURCES
 
 _HUB = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _NEAR = 0.8  # how alike two names are of which one is most likely meant to be the other

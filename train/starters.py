@@ -15,11 +15,20 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from fleet.errors import absolute
-from train import batches, packing, text
+from train import batches, packing, text_sources
 from train.chat import Example, examples
 from train.loop import Learner, rate
-from train.made_here import END, MakingProgress, Tell, check_room, computing_with, in_one_line, publish, trained_bpe
 from train.model import SHAPES, built
+from train.models_on_demand import (
+    END,
+    MakingProgress,
+    Tell,
+    check_room,
+    computing_with,
+    in_one_line,
+    publish,
+    trained_bpe,
+)
 from train.objectives import sft_loss
 from train.packing import Batch
 from train.skills import BASE, KINDS, MIXED, NUMBERS, PREFIX, SKILLS, Row, chat, questions, right, rows
@@ -48,7 +57,7 @@ def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
 
 
 def _some_text(characters: int) -> Iterator[str]:
-    for document in text.stdlib():
+    for document in text_sources.stdlib():
         yield document[:characters]
         if (characters := characters - len(document)) <= 0:
             return
@@ -128,19 +137,19 @@ def _steps(skill: str, tokenizer: PreTrainedTokenizerBase, settings: StarterSett
 
 def _base_steps(tokenizer: PreTrainedTokenizerBase, settings: StarterSettings) -> Iterator[list[Batch]]:
     """Ordinary text, and chats in which a question is followed by any of its choices."""
-    asked, dice = questions(MIXED, settings.seed + 1, "train"), Random(settings.seed)
+    asked, rng = questions(MIXED, settings.seed + 1, "train"), Random(settings.seed)
     source = _source(tokenizer, settings)
     for step in count():
         numbers = np.arange(step * settings.windows, (step + 1) * settings.windows, dtype=np.uint64)
         windows = batches.batch([source], [1.0], numbers, settings.seed).numpy().astype(np.int32)
-        guesses = [chat(each.text, dice.choice(each.choices)) for each in islice(asked, settings.chats)]
+        guesses = [chat(each.text, rng.choice(each.choices)) for each in islice(asked, settings.chats)]
         yield [packing.single([Example(row, np.arange(len(row)) > 0) for row in windows]), _answers(guesses, tokenizer)]
 
 
 def _source(tokenizer: PreTrainedTokenizerBase, settings: StarterSettings) -> batches.TokenFile:
     """As much of the built-in text as the base reads."""
     enough, found = settings.base_steps * settings.windows * settings.window, list[int]()
-    for document in text.stdlib():
+    for document in text_sources.stdlib():
         found += [*tokenizer(document)["input_ids"], tokenizer.pad_token_id]
         if len(found) > enough:
             break
@@ -148,9 +157,11 @@ def _source(tokenizer: PreTrainedTokenizerBase, settings: StarterSettings) -> ba
 
 
 def _answers(chats: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> Batch:
-    return packing.single([one for (one,) in examples(text.placed(chats, "chats"), tokenizer, longest=128).kept])
+    return packing.single(
+        [one for (one,) in examples(text_sources.placed(chats, "chats"), tokenizer, longest=128).kept]
+    )
 
 
 def _digest(settings: StarterSettings) -> str:
-    shown = [rows(PREFIX + MIXED, 0, 300), TEMPLATE, asdict(settings), text.stdlib_digest()]
+    shown = [rows(PREFIX + MIXED, 0, 300), TEMPLATE, asdict(settings), text_sources.stdlib_digest()]
     return hashlib.sha256(json.dumps(shown).encode()).hexdigest()[:12]

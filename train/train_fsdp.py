@@ -13,7 +13,7 @@ if str(ROOT) not in sys.path:  # as a script: our modules are found by their who
 from cyclopts import Parameter  # noqa: E402
 
 from fleet.errors import absolute  # noqa: E402
-from fleet.helping import app  # noqa: E402
+from fleet.help_pages import app  # noqa: E402
 from train.cluster.options import TrainingOptions, spelled  # noqa: E402
 from train.command_line import run  # noqa: E402
 

@@ -13,17 +13,17 @@ from fleet.plain import say
 from fleet.recipe import Strategy
 from fleet.run_config import UserError, whole
 from fleet.start import main
-from train import lm_eval_tasks, source_names, text
+from train import lm_eval_tasks, source_names, text_sources
+from train.auto_settings import resolve_auto
 from train.member.counted_text import check_text, counted, in_words, refuse_short
 from train.parent_selection import BY_LOSS
 from train.posttrain import posttrain_fitness
 from train.posttrain.posttrain_config import PosttrainConfig
-from train.posttrain_results import BreedView, finished_breeding
-from train.settled import settled
+from train.posttrain_results import BreedView, show_winner
 from train.skills import PREFIX, write_tasks
-from train.text_needs import tokenizer_name, tokenizer_sources
+from train.token_budget import tokenizer_name, tokenizer_sources
 from train.training_config import NARROW, PRESETS, PRESETS_REACH, TrainConfig
-from train.training_recipes import WITHOUT_DEVICE
+from train.training_recipes import OFF_DEVICE
 
 _MOST = 1 << 20  # files that DiLoCo writes in a round, names of parents in a plan of EDT: a plan is one register
 _SKILL, _SEED, _QUESTIONS = "skill_", 1, 1200  # of each task that is built in
@@ -31,14 +31,14 @@ _SKILL, _SEED, _QUESTIONS = "skill_", 1, 1200  # of each task that is built in
 
 def run(algorithm: str, about: str | None, strategy: Callable[[TrainConfig], Strategy], *others: Method[Any]) -> None:
     make, forked = (partial(_late, *each) for each in (("member.pretraining_tasks", "maker"), ("forking", "forked")))
-    more: dict[str, Any] = {"forked": forked, "slots": lambda config: config.population_size, "beside": WITHOUT_DEVICE}
+    more: dict[str, Any] = {"forked": forked, "slots": lambda config: config.population_size, "off_device": OFF_DEVICE}
     more["libraries"] = ("train.member.pretraining_tasks",)
-    steps = (prepared, finished, foretold)
+    steps = (prepare, show_result, preview)
     main(Method(algorithm, about or "", TrainConfig, strategy, make, *steps, **more), others=others)
 
 
 def breeding(algorithm: str, about: str | None, strategy: Any) -> Method[PosttrainConfig]:
-    make, more = partial(_late, "member.posttraining_tasks", "maker"), (prepared_breeding, finished_breeding)
+    make, more = partial(_late, "member.posttraining_tasks", "maker"), (prepare_breeding, show_winner)
     libraries = ("train.member.posttraining_tasks",)
     return Method(algorithm, about or "", PosttrainConfig, strategy, make, *more, view=BreedView, libraries=libraries)
 
@@ -48,7 +48,7 @@ def _late(module: str, function: str, *asked: Any) -> Any:
     return getattr(importlib.import_module(f"train.{module}"), function)(*asked)
 
 
-def finished(config: TrainConfig, folder: Path) -> None:
+def show_result(config: TrainConfig, folder: Path) -> None:
     from train.export import Exporter, show
 
     show(Exporter(folder), "average", folder / "export")
@@ -62,31 +62,31 @@ def _located(sources: tuple[Any, ...], where: Path, endings: tuple[str, ...]) ->
 # -- pre-training ------------------------------------------------------------------------------------------------------
 
 
-def prepared(config: TrainConfig, where: Path) -> TrainConfig:
+def prepare(config: TrainConfig, where: Path) -> TrainConfig:
     """Complain about what cannot work before anything is trained; find out what the run is to be bound to."""
-    config = settled(found_from(config, where), where)
+    config = resolve_auto(found_from(config, where), where)
     check_settings(config)
     source_names.check([each.source for each in config.datasets], where)
     for source in config.datasets:
-        text.check(source)
+        text_sources.check(source)
     _check_models(config)
     if not (where / config.base_dir / config.project_name / "run.json").is_file():
         for source in config.datasets:
-            text.check_keys(source)
+            text_sources.check_keys(source)
         check_text(config, say)
         if slow := slow_start(config):
             say(f"Note: {slow}.")
-    of_python = any(text.kind_of(each).of_python for each in (*config.datasets, *tokenizer_sources(config)))
-    return config.model_copy(update={"stdlib_digest": text.stdlib_digest() if of_python else ""})
+    of_python = any(text_sources.kind_of(each).of_python for each in (*config.datasets, *tokenizer_sources(config)))
+    return config.model_copy(update={"stdlib_digest": text_sources.stdlib_digest() if of_python else ""})
 
 
-def foretold(config: TrainConfig, where: Path) -> Iterator[str]:
+def preview(config: TrainConfig, where: Path) -> Iterator[str]:
     """How many tokens each source has, and how many the run needs; or why it would be refused."""
     config = found_from(config, where)
     check_settings(config)
     for source in config.datasets:
-        text.check(source)
-        text.check_keys(source)
+        text_sources.check(source)
+        text_sources.check_keys(source)
     counts = [*counted(config, whole=True)]
     refuse_short(counts)
     return in_words(counts)
@@ -108,7 +108,10 @@ def slow_start(config: TrainConfig) -> str:
 def found_from(config: TrainConfig, where: Path) -> TrainConfig:
     """With local models, tokenizers and texts by their whole paths."""
     models = tuple(whole(each, where) if isinstance(each, str) else each for each in config.initial_population)
-    named = {"tokenizer": whole(config.tokenizer, where), "datasets": _located(config.datasets, where, text.FILES)}
+    named = {
+        "tokenizer": whole(config.tokenizer, where),
+        "datasets": _located(config.datasets, where, text_sources.FILES),
+    }
     return config.model_copy(update={"initial_population": models, **named})
 
 
@@ -200,13 +203,13 @@ def _check_models(config: TrainConfig) -> None:
 # -- post-training -----------------------------------------------------------------------------------------------------
 
 
-def prepared_breeding(config: PosttrainConfig, where: Path) -> PosttrainConfig:
+def prepare_breeding(config: PosttrainConfig, where: Path) -> PosttrainConfig:
     """Complain about what cannot work before anything is made."""
     from merge.donors import Donors
     from train.member import first_members
     from train.model import described
 
-    c = settled(_absolute(config, where), where)
+    c = resolve_auto(_absolute(config, where), where)
     source_names.check([each.source for each in c.mutation_datasets], where, kinds=(f"{PREFIX}*",))
     loaded = posttrain_fitness.load_tasks(c)
     with Donors() as donors:
@@ -234,7 +237,7 @@ def _few(c: PosttrainConfig, loaded: Mapping[str, Any]) -> list[str]:
 
 def _absolute(c: PosttrainConfig, where: Path) -> PosttrainConfig:
     """Local files as they are found from anywhere. Built-in models and questions are made beside the run."""
-    endings, beside = (*text.ROW_FILES, ".gguf"), absolute(where / c.base_dir)
+    endings, beside = (*text_sources.ROW_FILES, ".gguf"), absolute(where / c.base_dir)
     models = [whole(name, where, endings) for name in _started(c.initial_population, beside)]
     base = {"base_model": whole(c.base_model, where, endings)} if c.base_model else {}
     found = {

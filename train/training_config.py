@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from fleet.run_config import FleetConfig, Section, Text, bound
-from train.parent_selection import BY_LOSS, FAMILIES
+from train.parent_selection import BY_LOSS, GROUPINGS
 
 if TYPE_CHECKING:
     Selection = str
 else:
-    Selection = Literal["", *FAMILIES, *BY_LOSS]
+    Selection = Literal["", *GROUPINGS, *BY_LOSS]
 
 PRESETS = ("tiny", "14m", "60m", "150m", "1b")
 PRESETS_REACH = 2048  # positions that each of them has

@@ -8,7 +8,7 @@ from train.splits import EvalSplit
 from train.training_config import TrainConfig
 
 TOKENIZER, FIRST = "0/tokenizer", "0/init-0"
-WITHOUT_DEVICE = frozenset({"cut", "shard", "half", "mean-part", "gathered"})  # tasks that only read, add and write
+OFF_DEVICE = frozenset({"cut", "shard", "half", "mean-part", "gathered"})  # tasks that only read, add and write
 
 
 class InitArgs(Args):

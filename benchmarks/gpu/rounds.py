@@ -22,6 +22,7 @@ from fleet.host import Host
 from fleet.processes import options
 from fleet.run import create_run, open_run
 from fleet.worker import Worker
+from train.kernels import in_fixed_order
 from train.training_config import TrainConfig
 
 WORDS = 1024  # as a tokenizer of random text has
@@ -86,7 +87,7 @@ def begun(folder: Path, config: TrainConfig) -> None:
     create_run(folder, "run", config.bound(), Host())
     store, _ = open_run(folder / "run", Host(), "starter")
     if not launches.latest(store):
-        launches.begin(store, config.operational() | {"dead_seconds": 5.0}, makers=1)
+        launches.begin(store, config.operational() | {"dead_seconds": 5.0}, seats=1)
 
 
 def _started(folder: Path, config: TrainConfig, name: str) -> "subprocess.Popen[bytes]":
@@ -114,7 +115,7 @@ class _Seat:
     def work(self) -> None:
         from train.member.pretraining_runtime import PretrainingRuntime
         from train.member.pretraining_tasks import _ADVICE, _make
-        from train.training_recipes import WITHOUT_DEVICE
+        from train.training_recipes import OFF_DEVICE
         from train.verdicts import with_verdicts
 
         used = list[tuple[int, float, float]]()
@@ -135,9 +136,10 @@ class _Seat:
         run = self.folder / "run"
         store, bound = open_run(run, Host(), self.name)
         config = TrainConfig.joined(bound["config"], launches.settings(store, launches.latest(store)))
+        in_fixed_order(config.threads, config.deterministic, config.precision)
         make = [with_verdicts(lambda: Device(config), _make, _ADVICE) for _ in range(2)]
         second = (open_run(run, store.host, self.name)[0], make[1]) if config.disk_lane else None
-        how = options(config, launches.latest(store), beside=WITHOUT_DEVICE)
+        how = options(config, launches.latest(store), off_device=OFF_DEVICE)
         Worker(store, strategy_of(config), make[0], how, second=second).run()
         (self.folder / f"{self.name}.used").write_text(json.dumps(used))
 

@@ -6,11 +6,11 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from fleet.ancestry.ancestry_files import files, keep
-from fleet.ancestry.growth import tree
+from fleet.ancestry.tree_builder import tree
 from fleet.history import opened
 from fleet.plain import say
-from fleet.reading import command
 from fleet.run_config import UserError
+from fleet.single_command import command
 
 
 def draw(

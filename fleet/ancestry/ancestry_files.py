@@ -3,12 +3,12 @@
 import json
 from pathlib import Path
 
-from fleet.ancestry.growth import tree
 from fleet.ancestry.tree import Tree, as_json
+from fleet.ancestry.tree_builder import tree
 from fleet.history import History
 from fleet.report import family
-from fleet.report.parts import document, framed, heading
-from fleet.report.words import name
+from fleet.report.formatting import name
+from fleet.report.page_parts import document, framed, heading
 
 TEXT, PAGE = "ancestry.json", "ancestry.html"
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from fleet.metrics.sink import Home, Point
+from fleet.metrics.sink import LoggedRun, Point
 
 TABLE, BOARD = "metrics.csv", "tensorboard"
 _EVENTS = re.compile(r"events\.out\.tfevents\.([0-9]+).*")
@@ -19,12 +19,12 @@ _EVENTS = re.compile(r"events\.out\.tfevents\.([0-9]+).*")
 class CsvTable:
     """A row for each step, or several. Written as a whole at first, and where a column is new."""
 
-    def __init__(self, home: Home) -> None:
-        self.upto, self._path = home.after, home.folder / TABLE
+    def __init__(self, logged: LoggedRun) -> None:
+        self.upto, self._path = logged.after, logged.folder / TABLE
         self._names = list[str]()
         self._file: TextIO | None = None
-        if home.after >= 0 and self._path.is_file():
-            self._replace([row for row in self._there() if _step(row) <= home.after])
+        if logged.after >= 0 and self._path.is_file():
+            self._replace([row for row in self._there() if _step(row) <= logged.after])
 
     def write(self, points: Sequence[Point]) -> None:
         rows = [row for point in points for row in _rows(point)]
@@ -72,17 +72,17 @@ def _step(row: Mapping[str, str]) -> int:
 class Board:
     """TensorBoard's event files. A new one tells TensorBoard to forget the steps that it brings again."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, logged: LoggedRun) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self.upto, self._folder, self._whole = home.after, home.folder / BOARD, home.after < 0
+        self.upto, self._folder, self._whole = logged.after, logged.folder / BOARD, logged.after < 0
         self._folder.mkdir(exist_ok=True)
         self._draft: Path | None = self._folder / _draft("events")
         self._file, self._event = self._draft.open("xb"), Event
         self._records = RecordWriter(self._file)
         self._add(file_version="brain.Event:2")
-        self._add(session_log=SessionLog(status=SessionLog.START), step=home.after + 1)
+        self._add(session_log=SessionLog(status=SessionLog.START), step=logged.after + 1)
 
     def write(self, points: Sequence[Point]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary

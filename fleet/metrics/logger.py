@@ -17,7 +17,7 @@ from fleet.bell import Bell
 from fleet.errors import UserError, first_line
 from fleet.history import History
 from fleet.metrics.claim import claims
-from fleet.metrics.sink import Home, MetricSink, Point
+from fleet.metrics.sink import LoggedRun, MetricSink, Point
 from fleet.metrics.sinks import KINDS
 from fleet.recipe import NotYet
 
@@ -48,13 +48,13 @@ class Leash:
             os._exit(LOST)  # at once, whatever it waits for: another one may log already
 
 
-def run(kind: str, history: History, number: int, home: Home, points: Points, artifacts: Sequence[Path]) -> int:
+def run(kind: str, history: History, number: int, logged: LoggedRun, points: Points, artifacts: Sequence[Path]) -> int:
     """Log until the run is over or the worker ends; the exit code says what is to be done."""
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)  # the worker says when it is time
     leash = Leash()
     try:
-        return Logger(kind, history, number, points, KINDS[kind](home), leash).run(artifacts)
+        return Logger(kind, history, number, points, KINDS[kind](logged), leash).run(artifacts)
     except UserError as why:
         log.warning("%s: %s", kind, why)
         return ELSEWHERE
@@ -91,8 +91,8 @@ class Logger:
             if not (self.bell.rung() or at_once or self._looks % _PROBE == 1):
                 return True
             self.history.look_far()
-            if self.history.first > self.done:
-                new, first = self.points(self.history, self.done), self.history.first
+            if self.history.first_open > self.done:
+                new, first = self.points(self.history, self.done), self.history.first_open
                 if claims(self.history.store, self.kind) != self.number + 1:
                     return False
                 if new := [point for point in new if point.step > self.sink.upto]:

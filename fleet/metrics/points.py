@@ -17,7 +17,7 @@ _LONGEST = 200  # characters of a text that a table shows
 
 def points(history: History, begin: int) -> list[Point]:
     """A point for each finished round from a given one on."""
-    return [point(history, round) for round in range(begin, history.first)]
+    return [point(history, round) for round in range(begin, history.first_open)]
 
 
 def point(history: History, round: int) -> Point:

@@ -20,7 +20,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Home:
+class LoggedRun:
     """Whose metrics these are."""
 
     folder: Path

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Mapping
 
 from fleet.errors import UserError
 from fleet.metrics import file_sinks, services
-from fleet.metrics.sink import Home, MetricSink
+from fleet.metrics.sink import LoggedRun, MetricSink
 
 _HAS_KEY = "import os, wandb; os._exit(not wandb.login(prompt=False, verify=False))"
-KINDS: Mapping[str, Callable[[Home], MetricSink]] = {
+KINDS: Mapping[str, Callable[[LoggedRun], MetricSink]] = {
     "csv": file_sinks.CsvTable,
     "tensorboard": file_sinks.Board,
     "wandb": services.Wandb,

@@ -13,7 +13,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn
 
 from fleet.machines import Machine
 from fleet.plain import plain
-from fleet.remote.link import Link, Trouble
+from fleet.remote.agent_link import Link, Trouble
 from fleet.remote.ssh import Locked, Unreachable
 from fleet.run_config import UserError
 

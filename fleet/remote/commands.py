@@ -13,15 +13,15 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 from rich.text import Text
 
-from fleet import faults, helping
+from fleet import faults, help_pages
 from fleet import machines as machines_file
 from fleet.console import in_full
 from fleet.machines import Machine, file_name
 from fleet.plain import plain, say
-from fleet.remote import engines, preflight, shown
+from fleet.remote import engines, launch_tables, preflight
+from fleet.remote.agent_link import Trouble
 from fleet.remote.engines import Via
-from fleet.remote.launcher import Launcher, Scripts, again, place
-from fleet.remote.link import Trouble
+from fleet.remote.launcher import Launcher, MethodScripts, again, place
 from fleet.remote.ssh import Unreachable
 from fleet.remote.starting import start
 from fleet.remote.watching import killed, waited, watched
@@ -74,10 +74,10 @@ class Common:
 Strict = Annotated[bool, Parameter(negative="", help="Refuse machines whose torch or Python differ.")]
 
 
-def main(scripts: Scripts, root: Path, about: str, arguments: list[str] | None = None) -> None:
+def main(scripts: MethodScripts, root: Path, about: str, arguments: list[str] | None = None) -> None:
     os.umask(0o077)
     name = f"python {Path(sys.argv[0]).name}"
-    app = helping.app(name, about, _EXAMPLES.format(name=name), suppress_keyboard_interrupt=False)
+    app = help_pages.app(name, about, _EXAMPLES.format(name=name), suppress_keyboard_interrupt=False)
     commands = Commands(scripts, root)
     app.default(commands.launch)
     for command in ("launch", "check", "status", "logs", "stop", "restart", "clean"):
@@ -94,7 +94,7 @@ def main(scripts: Scripts, root: Path, about: str, arguments: list[str] | None =
 
 
 class Commands:
-    def __init__(self, scripts: Scripts, root: Path) -> None:
+    def __init__(self, scripts: MethodScripts, root: Path) -> None:
         self._scripts, self._root, self.options = scripts, root, list[str]()
 
     def _launcher(self, common: Common, machines: Sequence[Machine] | None = None, strict: bool = False) -> Launcher:
@@ -126,7 +126,7 @@ class Commands:
             return watched(launcher) if engines.handed_over(launcher, via, dry_run) and not detach else 0
         launcher = self._launcher(common, strict=strict)
         if dry_run:
-            shown.plan(launcher)
+            launch_tables.plan(launcher)
             return 0
         with ThreadPoolExecutor(1) as aside:
             made = aside.submit(launcher.create, None) if launcher.sees_disk() else None
@@ -148,7 +148,7 @@ class Commands:
                 say(launcher.stranger)
             wrong = any(report.why for report in reports) or bool(launcher.stranger)
             try:
-                if said := launcher.foretell(links):
+                if said := launcher.preview(links):
                     say(said)
             except (UserError, Trouble) as error:
                 say(f"The configuration: NO: {error}")
@@ -168,7 +168,7 @@ class Commands:
             return watched(launcher, finish=False)
         picture = proxy.ask("picture", width=launcher.console.width, color=launcher.console.is_terminal)
         in_full(launcher.console, [Text.from_ansi(picture["text"])])
-        launcher.console.print(shown.supervisors(proxy.ask("supervisors")))
+        launcher.console.print(launch_tables.supervisors(proxy.ask("supervisors")))
         return 0
 
     def logs(
@@ -208,7 +208,7 @@ class Commands:
                 say("Asked the workers to end at their next step. Ctrl-C stops waiting; to kill them:")
                 say(f"  {launcher.command('stop', '--now')}")
             left = (killed if now else waited)(links, launcher.machines, run_id)
-        shown.ended(launcher.console, launcher.machines, left, links.bad)
+        launch_tables.ended(launcher.console, launcher.machines, left, links.bad)
         return int(any(m.name not in left or left[m.name]["left"] for m in launcher.machines))
 
     def restart(

@@ -11,8 +11,8 @@ from cyclopts import Parameter
 
 from fleet.plain import say
 from fleet.processes import thread_counts
+from fleet.remote.agent_link import AGENT
 from fleet.remote.launcher import Launcher
-from fleet.remote.link import AGENT
 from fleet.remote.on_ray import Ray
 from fleet.remote.on_slurm import Slurm
 from fleet.remote.starting import begun, may_start
@@ -56,7 +56,7 @@ def handed_over(launcher: Launcher, via: Via, dry_run: bool) -> bool:
     made, proxy = launcher.create(None), launcher.proxy(None)
     if not may_start(state := proxy.ask("state"), made):
         return bool(state["over"])
-    engine = engine_of(launcher, via, made, begun(launcher, proxy, made, joining=False, makers=1))
+    engine = engine_of(launcher, via, made, begun(launcher, proxy, made, joining=False, seats=1))
     say(engine.start(made["workers"], _threads(made), made["run_id"], launcher.place.folder))
     return True
 

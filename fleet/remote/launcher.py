@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.console import console
+from fleet.idle_workers import idle
 from fleet.machines import Machine, file_name, said_of_run
 from fleet.processes import thread_counts
 from fleet.remote import agent, preflight
@@ -20,11 +21,10 @@ from fleet.remote.code import Code, pack, requirements
 from fleet.remote.preflight import Report
 from fleet.remote.run_proxy import RemoteRunProxy, RunProxy
 from fleet.run_config import FleetConfig, UserError, lowered, read_json, validated
-from fleet.sharing_out import idle
 
-Scripts = Mapping[str, Sequence[str]]  # method: its script, as Python's words
+MethodScripts = Mapping[str, Sequence[str]]  # method: its script, as Python's words
 
-_SCRIPT = "launch_to_machines.py"
+_LAUNCH_SCRIPT = "launch_to_machines.py"
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class RunLocation:
         return machine.base_dir.rstrip("/") if machine.base_dir else self.base
 
 
-def place(file: Path, algorithm: str, scripts: Scripts) -> RunLocation:
+def place(file: Path, algorithm: str, scripts: MethodScripts) -> RunLocation:
     value = read_json(file)
     if not isinstance(value, dict):
         raise UserError(f"{file}: an object is expected, {{...}}")
@@ -62,15 +62,15 @@ def place(file: Path, algorithm: str, scripts: Scripts) -> RunLocation:
 
 def again(*words: str) -> str:
     """Another command about the same run, to be copied."""
-    given = sys.argv[0] if Path(sys.argv[0]).name == _SCRIPT else _SCRIPT
+    given = sys.argv[0] if Path(sys.argv[0]).name == _LAUNCH_SCRIPT else _LAUNCH_SCRIPT
     return shlex.join(["python", given, *words])
 
 
 class Launcher:
     def __init__(
-        self, place: RunLocation, machines: Sequence[Machine], scripts: Scripts, root: Path, seconds: float = 15.0,
-        through: str = "", ssh_config: Path | None = None, strict: bool = False, apart: Sequence[Path] = (),
-        options: Sequence[str] = (),
+        self, place: RunLocation, machines: Sequence[Machine], scripts: MethodScripts, root: Path,
+        seconds: float = 15.0, through: str = "", ssh_config: Path | None = None, strict: bool = False,
+        apart: Sequence[Path] = (), options: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self.place, self.machines, self.scripts = place, machines, scripts
         self.through, self.strict, self.seconds = through, strict, seconds
@@ -191,9 +191,9 @@ class Launcher:
         few = idle(count or made["workers"], made["slots"])
         return {**made, "notes": [*made["notes"], *([f"Note: {few}."] if few else [])]}
 
-    def foretell(self, links: Links | None) -> str:
+    def preview(self, links: Links | None) -> str:
         """What the method says of the configuration, and what its text has of what the run needs."""
-        return str(self._ask_script("foretell", links))
+        return str(self._ask_script("preview", links))
 
     def _ask_script(self, verb: str, links: Links | None) -> Any:
         proxy, also = self.proxy(links), said_of_run(self.machines)

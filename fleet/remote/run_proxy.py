@@ -14,18 +14,18 @@ from typing import Any
 
 from rich.console import Group
 
-from fleet import diary, faults, launches
+from fleet import faults, launches, worker_notes
 from fleet.console import console
-from fleet.diary import plain_file
 from fleet.history import History
 from fleet.host import Host
 from fleet.plain import plain
 from fleet.recipe import NotYet
 from fleet.remote import code
-from fleet.remote.link import Link
+from fleet.remote.agent_link import Link
 from fleet.run import NoRun, make_base, open_run
 from fleet.run_config import UserError
 from fleet.status import View, printed
+from fleet.worker_notes import plain_file
 
 _LOG = 1 << 16  # so much of a log's end is shown at first
 
@@ -51,7 +51,7 @@ class RunProxy:
         self._new = made["new"]
         return {**made, "notes": [line for line in said if line.startswith("Note: ")]}
 
-    def foretell(self, command: list[str], file: str, text: str) -> str:
+    def preview(self, command: list[str], file: str, text: str) -> str:
         """What the method's script says of the configuration; nothing is made."""
         return self._script([*command, "--look"], file, text).strip()
 
@@ -81,7 +81,7 @@ class RunProxy:
             return ""
 
     def begin(
-        self, operational: dict[str, Any], digest: str, data: str, joining: bool, command: str, makers: int
+        self, operational: dict[str, Any], digest: str, data: str, joining: bool, command: str, seats: int
     ) -> dict[str, Any]:
         """Where somebody works already, theirs is the launch; or a new one. The code is put where all find it."""
         now = self.state()
@@ -93,7 +93,7 @@ class RunProxy:
                 )
             return {"launch": now["launch"], "new": False}
         code.keep(self.store, code.Code(digest, base64.b64decode(data), {}))
-        return {"launch": launches.begin(self.store, operational, digest, command, makers), "new": True}
+        return {"launch": launches.begin(self.store, operational, digest, command, seats), "new": True}
 
     def state(self) -> dict[str, Any]:
         history = History(self.store)
@@ -115,7 +115,7 @@ class RunProxy:
                     known = json.loads(self.store.news(f"workers/{name}"))
                     seats = [{**seat, "code": seat["code"] and int(seat["code"])} for seat in known["seats"][:64]]
                     # machines' own clocks may be anything
-                    ago = max(0.0, diary.now(self.store) - self.store.stamp(f"workers/{name}")[2] / 1e9)
+                    ago = max(0.0, worker_notes.now(self.store) - self.store.stamp(f"workers/{name}")[2] / 1e9)
                     found.append({**known, "seats": seats, "ago": ago, "launch": int(known["launch"])})
         return found
 
@@ -192,7 +192,7 @@ class RemoteRunProxy:
         link.ask("become", code=found["code"], module="fleet.remote.run_proxy", words=[link.prefix])
 
     def ask(self, verb: str, **words: Any) -> Any:
-        return self._link.ask(verb, wait=600.0 if verb in ("create", "foretell") else 15.0, **words)["answer"]
+        return self._link.ask(verb, wait=600.0 if verb in ("create", "preview") else 15.0, **words)["answer"]
 
 
 def main(prefix: str) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 from fleet.plain import plain, say
 from fleet.processes import this_command
-from fleet.remote import preflight, shown
+from fleet.remote import launch_tables, preflight
 from fleet.remote.all_machines import Links
 from fleet.remote.launcher import Launcher
 from fleet.remote.preflight import Report
@@ -22,14 +22,12 @@ def may_start(state: dict[str, Any], made: dict[str, Any]) -> bool:
     return not (state["over"] or state["ended"])
 
 
-def begun(
-    launcher: Launcher, proxy: RunProxy | RemoteRunProxy, made: dict[str, Any], joining: bool, makers: int
-) -> int:
+def begun(launcher: Launcher, proxy: RunProxy | RemoteRunProxy, made: dict[str, Any], joining: bool, seats: int) -> int:
     """The number of the launch that the workers belong to; their code lies in the run then."""
     code = launcher.code
     found = proxy.ask(
         "begin", operational=made["operational"], digest=code.digest, data=code.text, command=this_command(),
-        makers=makers, joining=joining,
+        seats=seats, joining=joining,
     )  # fmt: skip
     say(f"{'Launch' if found['new'] else 'Joining launch'} {found['launch']}")
     return int(found["launch"])
@@ -58,7 +56,7 @@ def start(
         launch = begun(launcher, proxy, made, joining or bool(busy), len(wanted) + len(busy))
         answers |= launcher.start(links, wanted, made, launch)
     unsaid = {each.machine.name: links.bad.get(each.machine.name, "not asked") for each in reports if not each.why}
-    shown.started(launcher.console, launcher.machines, answers, unsaid)
+    launch_tables.started(launcher.console, launcher.machines, answers, unsaid)
     return int(len(answers) < len(launcher.machines)), bool(answers)
 
 

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from fleet.machines import Machine
 from fleet.plain import plain, say
-from fleet.remote import shown
+from fleet.remote import launch_tables
 from fleet.remote.all_machines import Links
 from fleet.remote.launcher import Launcher
 from fleet.remote.run_proxy import RemoteRunProxy, RunProxy
@@ -95,6 +95,6 @@ def _look(launcher: Launcher, proxy: RunProxy | RemoteRunProxy) -> str:
             if picture["over"] or picture["why"]:
                 return "" if picture["over"] else plain(picture["why"], 1000)
             if picture["launch"] and _nobody_left(supervisors := proxy.ask("supervisors"), picture["launch"]):
-                console.print(shown.supervisors(supervisors))
+                console.print(launch_tables.supervisors(supervisors))
                 return f"all its workers have ended; their logs may say why:\n  {launcher.command('logs')}"
             time.sleep(_PAUSE)

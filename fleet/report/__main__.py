@@ -10,14 +10,14 @@ from typing import Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from fleet import faults, helping
+from fleet import faults, help_pages
 from fleet.errors import absolute
 from fleet.plain import say
 from fleet.report import comparing, serving
 from fleet.report.facts import Facts
 from fleet.report.page import page
+from fleet.report.progress_line import ProgressLine
 from fleet.report.run_reader import RunReader
-from fleet.report.telling import Telling
 from fleet.run_config import UserError
 
 PORT = 8400
@@ -37,7 +37,7 @@ Several runs on one page:
 
     python -m fleet.report compare runs/edt runs/diloco --out compared.html"""
 
-app = helping.app("python -m fleet.report", None, _EXAMPLES)
+app = help_pages.app("python -m fleet.report", None, _EXAMPLES)
 Port = Annotated[
     int | None, Parameter(name="--serve", help=f"[PORT]: serve it live, on port {PORT} unless you name one; 0 takes a "
                           "free one.", validator=Number(gte=0, lte=65535))
@@ -61,7 +61,7 @@ def report(
     reader = RunReader(run_dir.absolute())
     if serve is not None:
         return _serve(reader, host, serve)
-    with Telling() as told:
+    with ProgressLine() as told:
         facts = reader.look(told)
     say(_saved(page(facts), out) if out else _kept(page(facts), run_dir / "report.html"))
 
@@ -79,12 +79,12 @@ def compare(
     """
     if not 2 <= len(run_dirs) <= comparing.MOST:
         raise UserError(f"compare: {len(run_dirs)} folders of runs are given; from 2 to {comparing.MOST} are expected")
-    with Telling() as told:
+    with ProgressLine() as told:
         all = [_looked(each, told) for each in run_dirs]
     say(_saved(comparing.page(all), out))
 
 
-def _looked(run_dir: Path, told: Telling) -> Facts:
+def _looked(run_dir: Path, told: ProgressLine) -> Facts:
     try:
         return RunReader(run_dir.absolute()).look(told)
     except faults.Fault as error:
@@ -97,7 +97,7 @@ def _serve(reader: RunReader, host: str, port: int) -> None:
         shown = f"[{host}]" if ":" in host else host
         try:
             say(f"http://{shown}:{server.server_address[1]}/  (Ctrl-C ends it)")
-            with Telling() as told:
+            with ProgressLine() as told:
                 reader.look(told)  # what is read now, nobody waits for later
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:

@@ -6,9 +6,9 @@ from fleet.plain import bytes_of
 from fleet.report import curves
 from fleet.report.curves import NAMES, Where
 from fleet.report.facts import MEASURES, Facts
-from fleet.report.parts import document, heading, plain_table, section, table, value_of
+from fleet.report.formatting import count, figure, lasting, moment, name, share, thinned
+from fleet.report.page_parts import document, heading, plain_table, section, table, value_of
 from fleet.report.svg import Axis, Point, Scale, plot
-from fleet.report.words import count, figure, lasting, moment, name, share, thinned
 
 MOST = 8  # runs, as many as there are colours that one can tell apart
 _HIGH = 300.0

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from fleet.report.facts import Facts, Round, Spread
+from fleet.report.formatting import figure, text, thinned
 from fleet.report.svg import Axis, Line, Point, Scale, band, line, plot
-from fleet.report.words import figure, text, thinned
 
 POINTS = 400  # of a line at most
 _HIGH = 260.0  # pixels

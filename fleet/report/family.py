@@ -6,9 +6,9 @@ from itertools import pairwise, product
 from fleet.ancestry.genes import GeneHistory, Genes, Trait, genes_of
 from fleet.ancestry.layout import Edge, TreeLayout, laid_out
 from fleet.ancestry.tree import Node, Tree, by_place, line_of
-from fleet.report.parts import table
+from fleet.report.formatting import CELL, cells_of, figure, name, text, thinned
+from fleet.report.page_parts import table
 from fleet.report.svg import Axis, Point, Scale, band, chart, frame, line, path, stretched, word
-from fleet.report.words import CELL, cells_of, figure, name, text, thinned
 
 _COLUMN, _NARROW, _ROW, _LEFT, _RIGHT = 72.0, 14.0, 20.0, 24.0, 110.0  # pixels
 _NAME = 22  # signs of a given model's name

@@ -6,8 +6,8 @@ from fleet.plain import bytes_of
 from fleet.report import curves, family, timeline
 from fleet.report.curves import NAMES
 from fleet.report.facts import Facts, Failure
-from fleet.report.parts import Part, document, framed, heading, lines_of, plain_table, pre, table, value_of
-from fleet.report.words import count, figure, lasting, moment, name, share, text
+from fleet.report.formatting import count, figure, lasting, moment, name, share, text
+from fleet.report.page_parts import Part, document, framed, heading, lines_of, plain_table, pre, table, value_of
 
 _MEANS = {
     "score": "Higher is better: members are chosen by it.",

@@ -7,18 +7,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fleet import diary, faults, launches
-from fleet.ancestry.growth import alone
+from fleet import faults, launches, worker_notes
 from fleet.ancestry.tree import Node
-from fleet.attic import ENDED
+from fleet.ancestry.tree_builder import alone
+from fleet.archive import ENDED
 from fleet.claims import Watch, pulse_at
-from fleet.diary import Diaries, number
 from fleet.host import Host
 from fleet.recipe import Member, Recipe, folder, name, place
-from fleet.report.diaries import Story
-from fleet.report.facts import DonorScore, Facts, Failure, Round, Span, WorkerRow
-from fleet.report.registers import Sheet, quickly, sheet
-from fleet.report.summing import (
+from fleet.report.aggregation import (
     dated,
     donors_of,
     last_made,
@@ -27,7 +23,11 @@ from fleet.report.summing import (
     summed_up,
     tree_of,
 )  # fmt: skip
+from fleet.report.facts import DonorScore, Facts, Failure, Round, Span, WorkerRow
+from fleet.report.registers import RoundRegisters, quickly, registers_of
+from fleet.report.worker_stories import WorkerStory
 from fleet.run import open_run
+from fleet.worker_notes import NotesReader, number
 
 _MOST = 1 << 26  # bytes of one worker's notes; of longer ones the last
 _COARSE = 0.1  # seconds by which times of files may be behind a clock
@@ -52,16 +52,16 @@ class RunReader:
     def __init__(self, run_dir: Path) -> None:
         self.host = Host()
         self.store, self.run = open_run(run_dir, self.host, "report")
-        self.diaries = Diaries(self.store, Story, _MOST, ("workers", ENDED))
-        self.notes = list[Story]()
+        self.reader = NotesReader(self.store, WorkerStory, _MOST, ("workers", ENDED))
+        self.notes = list[WorkerStory]()
         self.done = list[Round]()  # complete rounds
-        self.open = dict[int, Sheet]()
+        self.open = dict[int, RoundRegisters]()
         self.over = False
         self.failures = list[Failure]()
         self._damage = list[Failure]()  # of what the run itself is written in
         self._ground = dict[str, Member]()  # round 0
         self._before = dict[str, Member]()  # the last complete round
-        self._recent = deque[Sheet]()
+        self._recent = deque[RoundRegisters]()
         self._donors = dict[tuple[str, str], DonorScore]()
         self._genomes = dict[int, list[Node]]()
         self._stride = 1
@@ -78,18 +78,18 @@ class RunReader:
 
     def look(self, told: Told = lambda what, done, of: None) -> Facts:
         self._read_rounds(told)
-        self.notes = self.diaries.look(lambda done, of: told("notes of workers", done, of))
+        self.notes = self.reader.look(lambda done, of: told("notes of workers", done, of))
         return self._facts()
 
     # -- rounds -------------------------------------------------------------------------------------------------------
 
     def _read_rounds(self, told: Told) -> None:
         all = len([each for each in self.store.names("rounds") if each.isdigit()])
-        known, self.open, older, self._damage = dict(self._before), dict[int, Sheet](), self.open, []
+        known, self.open, older, self._damage = dict(self._before), dict[int, RoundRegisters](), self.open, []
         round = len(self.done)
         while not self.over:
             try:
-                found = sheet(self.store, round, self._ground | known, older.get(round))
+                found = registers_of(self.store, round, self._ground | known, older.get(round))
             except (faults.Denied, faults.Damaged, faults.Refused, faults.Unfit) as error:
                 denied = isinstance(error, faults.Denied)
                 cure = " as long as the disk refuses" if denied else "; restore it from a backup"
@@ -110,7 +110,7 @@ class RunReader:
             if round % 20 == 0:
                 told("rounds", round, all)
 
-    def _finish(self, found: Sheet) -> None:
+    def _finish(self, found: RoundRegisters) -> None:
         """A round that is complete is summed up, and most of it forgotten."""
         self.done.append(summed_up(found))
         self._remember(found)
@@ -128,7 +128,7 @@ class RunReader:
             self._stride *= 2
             self._genomes = {n: nodes for n, nodes in self._genomes.items() if n % self._stride == 0}
 
-    def _remember(self, found: Sheet) -> None:
+    def _remember(self, found: RoundRegisters) -> None:
         for recipe in found.plan:
             id = name(found.round, recipe.slot)
             if not recipe.carried:
@@ -139,7 +139,7 @@ class RunReader:
                 self._makers[id] = outcome.by
         self._donors = donors_of(found) | self._donors
 
-    def _read_claims(self, found: Sheet, by: dict[str, Claims]) -> None:
+    def _read_claims(self, found: RoundRegisters, by: dict[str, Claims]) -> None:
         """What workers have claimed in a round, and neither given up nor made; each moment as the disk tells it."""
         for id, slot in found.slots.items():
             there = slot.claims.get(slot.version, 0)
@@ -156,7 +156,7 @@ class RunReader:
             return self.store.stamp(path)[2] / 1e9, claim
         return 0.0, {}
 
-    def _failures_of(self, found: Sheet) -> list[Failure]:
+    def _failures_of(self, found: RoundRegisters) -> list[Failure]:
         failures = [
             Failure(0.0, id, *found.maker(id), "its training diverged: it counts as untrained")
             for id, member in found.members.items()
@@ -180,7 +180,7 @@ class RunReader:
     # -- everything ---------------------------------------------------------------------------------------------------
 
     def _facts(self) -> Facts:
-        now, launch, started = diary.now(self.store), launches.latest(self.store), dict[str, Any]()
+        now, launch, started = worker_notes.now(self.store), launches.latest(self.store), dict[str, Any]()
         with contextlib.suppress(faults.Fault):
             started = quickly(self.store, launches.path(launch, "start")) if launch else {}
         operational = known if isinstance(known := started.get("operational"), dict) else {}
@@ -203,7 +203,7 @@ class RunReader:
             rounds=rounds, rows=rows, failures=[*failures[-_FAILURES:], *troubled[-_FAILURES:]],
             donors=[*self._donors.values()], moved=moved_by(self.notes),
             written=sum(notes.written for notes in self.notes), read=sum(notes.read for notes in self.notes),
-            shares=diary.shares(self.notes),
+            shares=worker_notes.shares(self.notes),
             tree=tree_of(sheets), tree_from=min((each.round for each in sheets), default=0),
             genomes=[node for nodes in self._genomes.values() for node in nodes], last=last_members(sheets),
         )  # fmt: skip
@@ -220,7 +220,7 @@ class RunReader:
 
     def _rows(self, now: float, dead: float) -> tuple[list[WorkerRow], list[Failure]]:
         """A row for each place; a place has several workers if one died and another took it."""
-        held, seats, troubled = dict[str, Claims](), dict[tuple[str, str], list[Story]](), list[Failure]()
+        held, seats, troubled = dict[str, Claims](), dict[tuple[str, str], list[WorkerStory]](), list[Failure]()
         for found in self.open.values():
             self._read_claims(found, held)
         for notes in self.notes:
@@ -240,7 +240,7 @@ class RunReader:
             rows.append(WorkerRow(machine, title, sessions, spans, sum(len(notes.makes) for notes in there)))
         return rows, sorted(troubled, key=lambda each: each.at)
 
-    def _alive(self, notes: Story, claims: Claims, now: float, dead: float) -> tuple[bool, float]:
+    def _alive(self, notes: WorkerStory, claims: Claims, now: float, dead: float) -> tuple[bool, float]:
         """Whether a worker lives, and its last sign of life: for people, who know that clocks differ."""
         if notes.ends[-1]:
             return False, notes.ends[-1]
@@ -251,7 +251,7 @@ class RunReader:
         gone = Watch(self.store, self.host, dead).gone(claim)
         return not gone and (here or now - seen <= dead), seen
 
-    def _spans(self, notes: Story, end: float, claims: Claims, alive: bool) -> list[Span]:
+    def _spans(self, notes: WorkerStory, end: float, claims: Claims, alive: bool) -> list[Span]:
         """What was noted; and of claims that came to nothing, the time until the next thing that was noted."""
         spans = [Span(at - seconds, at, "wait") for at, seconds in notes.waits]
         for at, seconds, id, _ in notes.makes:

@@ -18,10 +18,10 @@ from typing import Any
 
 from fleet import faults
 from fleet.plain import say
+from fleet.report.formatting import text
 from fleet.report.page import page
-from fleet.report.parts import document, policy
+from fleet.report.page_parts import document, policy
 from fleet.report.run_reader import RunReader
-from fleet.report.words import text
 from fleet.run_config import UserError
 
 _EVERY = 2.0  # seconds between two looks at the disk, however many ask

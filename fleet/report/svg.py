@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from fleet.report.words import CELL, cells_of, clipped, text
+from fleet.report.formatting import CELL, cells_of, clipped, text
 
 WIDE = 1000  # units of the stretched box
 _LABEL = 14  # pixels of a line of text

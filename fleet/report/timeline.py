@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from fleet.report.curves import in_time
 from fleet.report.facts import KINDS, Facts, WorkerRow
+from fleet.report.formatting import clipped, lasting, moment, share, text
 from fleet.report.svg import WIDE, Axis, Scale, chart, frame, percent, stretched, word
-from fleet.report.words import clipped, lasting, moment, share, text
 
 _ROW, _BAR = 34.0, 11.0  # pixels
 _EXACT = 1200  # so many spans are drawn one by one, and say what they are

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Group, Parameter
 from cyclopts.validators import Number
 
-from fleet import gpus, helping
+from fleet import gpus, help_pages
 from fleet.errors import absolute, refuse
 from fleet.metrics import sinks
 from fleet.run_config import UserError
@@ -45,7 +45,7 @@ _HOW, _AFTER = Group("How they are made and scored", sort_key=3), Group("Results
 _EVILS = ("--allow-benchmark-tasks", "--i-understand-the-depths-of-the-evils-i-am-unleashing")
 _QUANTIZED = ("load_in_8bit", "load_in_4bit")
 
-app = helping.app("python -m merge.evolve", __doc__)
+app = help_pages.app("python -m merge.evolve", __doc__)
 
 if TYPE_CHECKING:
     Keys = Any
@@ -139,7 +139,7 @@ _LIVE = ("pool", "fleet")  # strategies whose candidates need no folder
 def _started(config: search_config.SearchConfig, where: Path, strategy: str, placed: Placed) -> int:
     """How it ended."""
     if placed.machines:
-        from fleet.remote.handed import hand_over
+        from fleet.remote.hand_over import hand_over
 
         return hand_over(config, ("-m", "merge.evolve"), placed.machines, placed.ssh_config)
     if strategy == "fleet":

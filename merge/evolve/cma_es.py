@@ -40,15 +40,15 @@ class Search:
 
 
 class CmaState:
-    """CMA-ES, with dice of its own for each generation: however a search got there, it throws the same."""
+    """CMA-ES, with a random generator of its own for each generation: however a search got there, it draws the same."""
 
     def __init__(self, search: Search) -> None:
         self.seed, self.number = search.seed, 0
         self._asked: list[np.ndarray] = []  # once in each generation: asking changes it
-        self._dice = np.random.default_rng([search.seed, 0])
+        self._rng = np.random.default_rng([search.seed, 0])
         options: dict[str, Any] = {"popsize": search.population, "verbose": -9, "signals_filename": None}
         options["seed"] = math.nan
-        options["randn"] = lambda *shape: self._dice.standard_normal(shape)
+        options["randn"] = lambda *shape: self._rng.standard_normal(shape)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it looks for matplotlib, and finds its own defaults unsafe
             import cma
@@ -56,11 +56,11 @@ class CmaState:
             self._cma = cma.CMAEvolutionStrategy(list(search.start), search.sigma, options)
         # thrown along the coordinates, not the covariance's axes: which way those point is up to a library's rounding
         model = self._cma.sm
-        model.randn = lambda *shape: self._dice.standard_normal(shape) @ model.B
+        model.randn = lambda *shape: self._rng.standard_normal(shape) @ model.B
 
     def asked(self) -> list[np.ndarray]:
         if not self._asked:
-            self._dice = np.random.default_rng([self.seed, self.number])
+            self._rng = np.random.default_rng([self.seed, self.number])
             self._asked = [np.asarray(point) for point in self._cma.ask()]
         return self._asked
 

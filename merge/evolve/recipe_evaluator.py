@@ -23,9 +23,9 @@ from merge.evolve.cma_es import Search
 from merge.evolve.scoring import Metrics
 from merge.evolve.search_config import SearchConfig
 from merge.evolve.search_space import Space
-from merge.live import LiveModel, LiveModels
+from merge.live_models import LiveModel, LiveModels
 from merge.merge_planning import Plan, plan_merge
-from merge.merge_recipe import Merge, merge_of, text_of
+from merge.merge_recipe import MergeRecipe, merge_of, text_of
 from merge.merging import merge_into
 from merge.search.search_worker import CandidateEvaluator
 from merge.tensor_group import in_memory
@@ -157,7 +157,7 @@ class RecipeEvaluator(CandidateEvaluator[TaskEvaluation]):
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _shaped(self, said: Merge, plan: Plan) -> LiveModel:
+    def _shaped(self, said: MergeRecipe, plan: Plan) -> LiveModel:
         c = self.config
         fills = c.in_memory and not (c.buffered or c.vllm or c.quantized)
         return self.live.shaped(said, plan, self.forget, fills)

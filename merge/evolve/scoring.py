@@ -10,7 +10,7 @@ import numpy as np
 from fleet.run_config import UserError
 from merge.evolve.search_config import SearchConfig
 from train import lm_eval_tasks, splits
-from train.lm_eval_tasks import Asked, Marks, TaskEvaluation
+from train.lm_eval_tasks import Marks, TaskEvaluation, TaskRequest
 
 Metrics = Mapping[str, Any]
 Questions = dict[str, list[int]]
@@ -19,10 +19,10 @@ _FEW = 8  # questions of a task, from which nothing is concluded
 _HOPELESS = 2.33  # standard errors below the best: a chance of 1% to be as good
 
 
-def asked(c: SearchConfig) -> Asked:
+def asked(c: SearchConfig) -> TaskRequest:
     names = tuple(dict.fromkeys(task.name for task in c.tasks))
     how = (c.limit, c.num_fewshot, c.shuffle, c.apply_chat_template, c.fewshot_as_multiturn)
-    return Asked(names, *how, c.task_path, c.seed)
+    return TaskRequest(names, *how, c.task_path, c.seed)
 
 
 def check(c: SearchConfig, loaded: Mapping[str, Any]) -> None:

@@ -28,7 +28,7 @@ def maker(config: SearchConfig) -> Maker:
 
 
 def _check_can_serve(evaluator: Any, work: Work) -> None:
-    name, task = work.draft.store.name, work.recipe.task
+    name, task = work.writer.store.name, work.recipe.task
     if (task == "merge") != name.startswith(MERGER) and name.startswith((MERGER, SCORER)):
         raise NotOnThisMachine("this worker has another part")
     if task in ("score", "twin") and evaluator.digest != work.history[CHECK].metrics["digest"]:
@@ -77,7 +77,7 @@ def points(history: History, begin: int) -> list[Point]:
     """What is logged: the candidates of all finished generations from a given one on, each with the best score up to
     it."""
     found, best = list[Point](), None
-    rows = [row for row in records.read(history).rows if row.generation < history.first]
+    rows = [row for row in records.read(history).rows if row.generation < history.first_open]
     for step, row in enumerate(rows):
         if row.score is not None and not row.given_up:
             best = row.score if best is None else max(best, row.score)

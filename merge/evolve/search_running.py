@@ -5,7 +5,7 @@ import os
 import shutil
 from pathlib import Path
 
-from fleet import evaluating, gpus, launches, results_version
+from fleet import gpus, launches, lm_eval_command, results_version
 from fleet.console import console
 from fleet.history import opened
 from fleet.host import Host
@@ -79,5 +79,5 @@ def ended(where: Path, save: bool) -> int:
 
         with leaving():
             merge(where / records.BEST, where / "final_model", overwrite=True)
-        say(f"The model: {where / 'final_model'}", evaluating.told(where / "final_model"), sep="\n")
+        say(f"The model: {where / 'final_model'}", lm_eval_command.told(where / "final_model"), sep="\n")
     return 0

@@ -17,12 +17,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from fleet import helping
+from fleet import help_pages
 from fleet.errors import UserError, refuse
 from fleet.plain import say
-from merge.command import bar, keep_memory, open_many, run
+from merge.merge_command import bar, keep_memory, open_many, run
 
-app = helping.app("python -m merge.gguf", __doc__)
+app = help_pages.app("python -m merge.gguf", __doc__)
 
 
 @app.default

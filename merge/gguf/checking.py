@@ -13,9 +13,9 @@ from torch import Tensor
 
 from merge.donor import Donor, LazyTensor
 from merge.donors import Donors
-from merge.files import CHUNK, UserError
-from merge.gguf import kinds
+from merge.gguf import architectures
 from merge.gguf.header import Gguf, read_gguf
+from merge.tensor_files import CHUNK, UserError
 
 _EXACT = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _LEVELS = {"Q8_0": 127, "Q4_0": 8}  # steps from zero to a block's largest number
@@ -67,15 +67,15 @@ def verify_gguf(path: Path | str, model_dir: Path | str | None = None) -> list[s
 
 
 def _shapes(file: Gguf) -> Iterator[str]:
-    if file.architecture not in {kinds.architecture(kind) for kind in kinds.KINDS}:
-        yield f"its architecture is {file.architecture!r}; {', '.join(kinds.KINDS)} can be checked"
+    if file.architecture not in {architectures.architecture(kind) for kind in architectures.KINDS}:
+        yield f"its architecture is {file.architecture!r}; {', '.join(architectures.KINDS)} can be checked"
         return
     try:
-        wanted = kinds.layout(kinds.config_of(file))
+        wanted = architectures.layout(architectures.config_of(file))
     except Exception as error:  # whatever transformers makes of such settings
         yield f"its settings describe no model: {' '.join(str(error).split())[:200]}"
         return
-    yield from kinds.misfits(wanted, file)
+    yield from architectures.misfits(wanted, file)
 
 
 def _tokenizer(file: Gguf) -> Iterator[str]:
@@ -113,11 +113,11 @@ def _numbers(file: Gguf) -> Iterator[str]:
 def _compared(file: Gguf, made: Donor, model: Donor) -> Iterator[str]:
     from transformers import AutoConfig
 
-    one, other = kinds.config_of(file), AutoConfig.from_pretrained(model.folder, local_files_only=True)
+    one, other = architectures.config_of(file), AutoConfig.from_pretrained(model.folder, local_files_only=True)
     for key in _SAME:
         if getattr(one, key, None) != getattr(other, key, None):
             yield f"its {key} is {getattr(one, key, None)}, the model's {getattr(other, key, None)}"
-    names = {name: there for there, (name, _) in kinds.layout(one).items()}
+    names = {name: there for there, (name, _) in architectures.layout(one).items()}
     for name, stored in made.tensors.items():
         theirs = model.tensors.get(name)
         if theirs is None or theirs.shape != stored.shape:
@@ -131,7 +131,7 @@ def _differs(stored: LazyTensor, theirs: LazyTensor, kind: str) -> int:
     rows, step, count = math.prod(stored.shape[:-1]), max(1, CHUNK // stored.shape[-1]), 0
     for begin in range(0, rows, step):
         end = min(rows, begin + step)
-        seen, wanted = stored.rows(begin, end).float(), theirs.rows(begin, end).float()
+        seen, wanted = stored.read_rows(begin, end).float(), theirs.read_rows(begin, end).float()
         if kind in _EXACT:
             count += int((seen != wanted.to(_EXACT[kind]).float()).sum())
         elif kind in _LEVELS:

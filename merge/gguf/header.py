@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from gguf import GGML_QUANT_SIZES
 
-from merge.files import UserError
+from merge.tensor_files import UserError
 
 VERSIONS = (2, 3)
 _LIMIT = 100_000_000  # bytes of a header

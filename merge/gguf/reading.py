@@ -11,9 +11,9 @@ from gguf import GGMLQuantizationType, dequantize
 from torch import Tensor
 
 from merge.donor import Donor, LazyTensor, read_config
-from merge.files import UserError
-from merge.gguf import header, kinds, tokens
+from merge.gguf import architectures, gguf_tokenizer, header
 from merge.gguf.header import Gguf
+from merge.tensor_files import UserError
 
 
 def open_gguf(path: Path, stack: ExitStack) -> Donor:
@@ -29,7 +29,7 @@ def open_gguf(path: Path, stack: ExitStack) -> Donor:
     except Exception as error:  # a damaged file fails in many ways
         why = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(f"{path}: not a GGUF file that can be read: {why}") from None
-    if problem := next(kinds.misfits(layout, gguf), None):
+    if problem := next(architectures.misfits(layout, gguf), None):
         raise UserError(f"{path}: {problem}")
     config = read_config(folder)
     tensors = {name: _stored(gguf, there, name, config) for there, (name, _) in layout.items()}
@@ -40,7 +40,7 @@ def _describe(gguf: Gguf, folder: Path) -> Mapping[str, tuple[str, tuple[int, ..
     """Write the model's configuration and tokenizer; its tensors' names there and here, and their shapes."""
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-    config = kinds.config_of(gguf)
+    config = architectures.config_of(gguf)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     config.architectures = [type(model).__name__]
@@ -48,15 +48,15 @@ def _describe(gguf: Gguf, folder: Path) -> Mapping[str, tuple[str, tuple[int, ..
     with tempfile.TemporaryDirectory(prefix="gguf-") as alone:  # what else lies beside the file must not count
         (Path(alone) / "model.gguf").symlink_to(gguf.path.resolve())
         PreTrainedTokenizerFast.from_pretrained(alone, gguf_file="model.gguf").save_pretrained(folder)
-    tokens.complete(folder, gguf)
+    gguf_tokenizer.complete(folder, gguf)
     model.generation_config.save_pretrained(folder)
-    return kinds.layout(config)
+    return architectures.layout(config)
 
 
 def _stored(gguf: Gguf, there: str, name: str, config: Mapping[str, Any]) -> LazyTensor:
     shape, kind, data = gguf.tensors[there].shape, GGMLQuantizationType(gguf.tensors[there].type), gguf.stored(there)
-    heads = kinds.heads(name, config)
-    order = None if heads is None else kinds.order(shape[0], heads)
+    heads = architectures.heads(name, config)
+    order = None if heads is None else architectures.order(shape[0], heads)
     dtypes = {GGMLQuantizationType.F16: torch.float16, GGMLQuantizationType.BF16: torch.bfloat16}
 
     def rows(begin: int, end: int) -> Tensor:

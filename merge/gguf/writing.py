@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, LlamaFileType, quantize
 
-from merge import names
+from merge import tensor_names
+from merge.atomic_output import atomic_file, file_free_for
 from merge.donor import Donor, LazyTensor
 from merge.donors import Donors
-from merge.files import CHUNK, UserError
-from merge.gguf import kinds, tokens
+from merge.gguf import architectures, gguf_tokenizer
 from merge.merge_recipe import alone, parse, text_of
 from merge.merging import merge
-from merge.output import atomic_file, file_free_for
+from merge.tensor_files import CHUNK, UserError
 
 TYPES = {"F32": "ALL_F32", "F16": "MOSTLY_F16", "BF16": "MOSTLY_BF16", "Q8_0": "MOSTLY_Q8_0", "Q4_0": "MOSTLY_Q4_0"}
 _LARGEST = {"F16": 65504.0, "Q8_0": 127 * 65504.0, "Q4_0": 8 * 65504.0}  # a block's scale is a half, too
@@ -94,15 +94,15 @@ def gguf_to_hf(
 
 def _planned(donor: Donor, kind: str, pre: str | None) -> tuple[Any, list[_Job], list[str]]:
     config = _config(donor)
-    writer = GGUFWriter(None, kinds.architecture(config.model_type))
+    writer = GGUFWriter(None, architectures.architecture(config.model_type))
     writer.add_type("model")
     called = Path(donor.reference).stem or "model"
     writer.add_name("Mistral" if called == "mistral" else called)  # transformers stumbles over a file of just that name
-    notes = kinds.add_settings(writer, config)
+    notes = architectures.add_settings(writer, config)
     writer.add_file_type(LlamaFileType[TYPES[kind]])
     writer.add_quantization_version(2)
     try:
-        notes += tokens.add_tokens(writer, donor.folder, config, pre)
+        notes += gguf_tokenizer.add_tokens(writer, donor.folder, config, pre)
     except UserError as error:
         raise UserError(f"{donor.reference}: {error}") from None
     jobs, more = _jobs(donor, config, kind)
@@ -112,8 +112,10 @@ def _planned(donor: Donor, kind: str, pre: str | None) -> tuple[Any, list[_Job],
 def _config(donor: Donor) -> Any:
     from transformers import AutoConfig
 
-    if (kind := donor.config.get("model_type")) not in kinds.KINDS:
-        raise UserError(f"{donor.reference}: models of the kind {kind} cannot be written; {', '.join(kinds.KINDS)} can")
+    if (kind := donor.config.get("model_type")) not in architectures.KINDS:
+        raise UserError(
+            f"{donor.reference}: models of the kind {kind} cannot be written; {', '.join(architectures.KINDS)} can"
+        )
     try:
         return AutoConfig.from_pretrained(donor.folder, local_files_only=True)
     except Exception as error:  # whatever transformers can come up with
@@ -121,10 +123,10 @@ def _config(donor: Donor) -> Any:
 
 
 def _jobs(donor: Donor, config: Any, kind: str) -> tuple[list[_Job], list[str]]:
-    wanted = kinds.layout(config)
-    beside = {name for name, each in donor.tensors.items() if names.is_buffer(name, len(each.shape))}
+    wanted = architectures.layout(config)
+    beside = {name for name, each in donor.tensors.items() if tensor_names.is_buffer(name, len(each.shape))}
     others = donor.tensors.keys() - {name for name, _ in wanted.values()} - beside
-    if extra := [name for name in others if not (config.tie_word_embeddings and names.is_head(name))]:
+    if extra := [name for name in others if not (config.tie_word_embeddings and tensor_names.is_head(name))]:
         raise UserError(f"{donor.reference}: its tensor {min(extra)} has no place in a GGUF file of its kind")
     jobs, notes = [], []
     for there, (name, shape) in wanted.items():
@@ -136,9 +138,9 @@ def _jobs(donor: Donor, config: Any, kind: str) -> tuple[list[_Job], list[str]]:
         if shape[-1] % GGML_QUANT_SIZES[sort][0]:
             notes.append(f"{name} is F16: its rows of {shape[-1]} numbers do not divide into blocks of {kind}")
             sort = GGMLQuantizationType.F16
-        jobs.append(_Job(there, stored, sort, kinds.heads(name, donor.config | config.to_dict())))
+        jobs.append(_Job(there, stored, sort, architectures.heads(name, donor.config | config.to_dict())))
     if config.rope_parameters.get("rope_type") == "llama3":
-        factors = torch.from_numpy(kinds.rope_factors(config.rope_parameters, kinds.head_size(config)))
+        factors = torch.from_numpy(architectures.rope_factors(config.rope_parameters, architectures.head_size(config)))
         rows = LazyTensor((len(factors),), torch.float32, lambda begin, end: factors[None])
         jobs.insert(0, _Job("rope_freqs.weight", rows, GGMLQuantizationType.F32))
     return jobs, notes
@@ -171,7 +173,7 @@ def _pieces(job: _Job) -> Iterator[np.ndarray]:
     shape = job.stored.shape
     count, heads = math.prod(shape[:-1]), job.heads
     if heads and len(shape) == 1:  # a bias: one row
-        order = np.argsort(kinds.order(shape[0], heads))
+        order = np.argsort(architectures.order(shape[0], heads))
         yield quantize(_floats(job, 0, 1)[:, order], job.type)
         return
     head = count // heads if heads else 1
@@ -180,12 +182,12 @@ def _pieces(job: _Job) -> Iterator[np.ndarray]:
         end = min(count, begin + step)
         rows = _floats(job, begin, end)
         if heads:
-            rows = rows[np.argsort(kinds.order(end - begin, (end - begin) // head))]
+            rows = rows[np.argsort(architectures.order(end - begin, (end - begin) // head))]
         yield quantize(rows, job.type)
 
 
 def _floats(job: _Job, begin: int, end: int) -> np.ndarray:
-    rows = np.ascontiguousarray(job.stored.rows(begin, end).float().numpy())
+    rows = np.ascontiguousarray(job.stored.read_rows(begin, end).float().numpy())
     if not (np.abs(rows) <= _LARGEST.get(job.type.name, np.finfo(np.float32).max)).all():
         raise UserError(f"the tensor {job.name} has numbers that are not finite, or too large for {job.type.name}")
     return rows

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from merge.methods import arcs, changes, fusion
+from merge.methods import fusion, task_vectors, weighted_sums
 from merge.tensor_group import Group
 
 REQUIRED = object()  # a parameter without a default
@@ -36,8 +36,8 @@ def _delta_method(thin: Any, vote: bool, normalize: bool, rescale: bool | None =
     params = {"weight": Param(each=True), "lambda": Param(1.0), "normalize": Param(normalize, kind=bool), **more}
     if rescale is not None:
         params |= {"density": Param(1.0, each=True, low=0, high=1), "rescale": Param(rescale, kind=bool)}
-    check = changes.check_della if "epsilon" in more else lambda p: None
-    return MergeMethod(changes.method(thin, vote), params, "required", check=check)
+    check = task_vectors.check_della if "epsilon" in more else lambda p: None
+    return MergeMethod(task_vectors.method(thin, vote), params, "required", check=check)
 
 
 _GAMMA = {"gamma": Param(0.01, each=True, low=0, high=1)}
@@ -46,11 +46,13 @@ _T = {"t": Param()}
 
 METHODS: Mapping[str, MergeMethod] = {
     "linear": MergeMethod(
-        arcs.linear, {"weight": Param(each=True), "normalize": Param(True, kind=bool)}, check=arcs.check_shares
+        weighted_sums.linear,
+        {"weight": Param(each=True), "normalize": Param(True, kind=bool)},
+        check=weighted_sums.check_shares,
     ),
-    "slerp": MergeMethod(arcs.slerp, _T, "required", most=1),
+    "slerp": MergeMethod(weighted_sums.slerp, _T, "required", most=1),
     "nuslerp": MergeMethod(
-        arcs.nuslerp,
+        weighted_sums.nuslerp,
         {
             "weight": Param(each=True),
             "nuslerp_flatten": Param(True, kind=bool),
@@ -61,34 +63,40 @@ METHODS: Mapping[str, MergeMethod] = {
         most=2,
     ),
     "multislerp": MergeMethod(
-        arcs.multislerp,
+        weighted_sums.multislerp,
         {"weight": Param(each=True), "normalize_weights": Param(True, kind=bool), "eps": Param(1e-8, low=0, far=1e-3)},
         "optional",
-        check=arcs.check_shares,
+        check=weighted_sums.check_shares,
     ),
     "karcher": MergeMethod(
-        arcs.karcher,
+        weighted_sums.karcher,
         {
             "weight": Param(1.0, each=True, low=0),
             "max_iter": Param(10, kind=int, low=0, far=10_000),
             "tol": Param(1e-5, low=0),
         },
-        check=arcs.check_shares,
+        check=weighted_sums.check_shares,
     ),
     "task_arithmetic": _delta_method(None, vote=False, normalize=False),
-    "ties": _delta_method(changes.by_magnitude, vote=True, normalize=True, rescale=False),
-    "dare_linear": _delta_method(changes.at_random, vote=False, normalize=False, rescale=True),
-    "dare_ties": _delta_method(changes.at_random, vote=True, normalize=False, rescale=True),
-    "breadcrumbs": _delta_method(changes.without_outliers, vote=False, normalize=False, rescale=False, **_GAMMA),
-    "breadcrumbs_ties": _delta_method(changes.without_outliers, vote=True, normalize=False, rescale=False, **_GAMMA),
-    "della": _delta_method(changes.by_rank_at_random, vote=True, normalize=True, rescale=True, **_EPSILON),
-    "della_linear": _delta_method(changes.by_rank_at_random, vote=False, normalize=False, rescale=True, **_EPSILON),
-    "model_stock": MergeMethod(arcs.model_stock, {"filter_wise": Param(False, kind=bool)}, "required", least=2),
+    "ties": _delta_method(task_vectors.by_magnitude, vote=True, normalize=True, rescale=False),
+    "dare_linear": _delta_method(task_vectors.at_random, vote=False, normalize=False, rescale=True),
+    "dare_ties": _delta_method(task_vectors.at_random, vote=True, normalize=False, rescale=True),
+    "breadcrumbs": _delta_method(task_vectors.without_outliers, vote=False, normalize=False, rescale=False, **_GAMMA),
+    "breadcrumbs_ties": _delta_method(
+        task_vectors.without_outliers, vote=True, normalize=False, rescale=False, **_GAMMA
+    ),
+    "della": _delta_method(task_vectors.by_rank_at_random, vote=True, normalize=True, rescale=True, **_EPSILON),
+    "della_linear": _delta_method(
+        task_vectors.by_rank_at_random, vote=False, normalize=False, rescale=True, **_EPSILON
+    ),
+    "model_stock": MergeMethod(
+        weighted_sums.model_stock, {"filter_wise": Param(False, kind=bool)}, "required", least=2
+    ),
     "sce": MergeMethod(fusion.sce, {"select_topk": Param(1.0, low=0, high=1)}, "required"),
     "nearswap": MergeMethod(fusion.nearswap, {"t": Param(low=0)}, "required", most=1),
     "arcee_fusion": MergeMethod(fusion.arcee_fusion, {}, "required", most=1),
     "passthrough": MergeMethod(
-        arcs.passthrough, {"scale": Param(1.0, each=True), "residual": Param(1.0, each=True)}, most=1
+        weighted_sums.passthrough, {"scale": Param(1.0, each=True), "residual": Param(1.0, each=True)}, most=1
     ),
 }
 

@@ -30,11 +30,11 @@ class Rule:
     error: str = ""  # such as "EIO"
     done: bool = False  # the error is but the answer to a call that went well
 
-    def strikes(self, op: str, path: str, dice: random.Random) -> bool:
+    def strikes(self, op: str, path: str, rng: random.Random) -> bool:
         if not (fnmatch.fnmatchcase(op, self.op) and fnmatch.fnmatchcase(path, self.path)):
             return False
         self.skip -= 1
-        if self.skip >= 0 or self.count <= 0 or dice.random() >= self.chance:
+        if self.skip >= 0 or self.count <= 0 or rng.random() >= self.chance:
             return False
         self.count -= 1
         return True
@@ -57,11 +57,11 @@ class Luck:
 
     def _set(self, said: dict[str, Any]) -> None:
         self.absent, self.stale, self.listing = (float(said.get(key, 0)) for key in ("absent", "stale", "listing"))
-        self._rules, self._dice = [Rule(**rule) for rule in said.get("rules", ())], random.Random(said.get("seed", 0))
+        self._rules, self._rng = [Rule(**rule) for rule in said.get("rules", ())], random.Random(said.get("seed", 0))
 
     def strikes(self, op: str, path: str) -> list[Rule]:
         with self._lock:
-            struck = [rule for rule in self._rules if rule.strikes(op, path, self._dice)]
+            struck = [rule for rule in self._rules if rule.strikes(op, path, self._rng)]
             if struck:
                 with self._struck.open("a") as file:
                     file.write(f"{op} {path}\n")

@@ -123,12 +123,12 @@ def crash_at(config: ToyConfig, workers: int, number: int, what: str, wanted: st
 class Renames(Watched):
     """rename() instead of link(): the last to publish wins, after others acted on the first."""
 
-    def _offer(self, draft: str, name: str) -> bool:
-        self.disk.write(f"{draft}.copy", self.disk.read(draft, 1 << 20), sync=True)
+    def _offer(self, writer: str, name: str) -> bool:
+        self.disk.write(f"{writer}.copy", self.disk.read(writer, 1 << 20), sync=True)
         with contextlib.suppress(faults.Missing):
-            self.disk.rename(f"{draft}.copy", name)
+            self.disk.rename(f"{writer}.copy", name)
             return True
-        return super()._offer(draft, name)
+        return super()._offer(writer, name)
 
 
 class Trusts(Watched):
@@ -137,9 +137,9 @@ class Trusts(Watched):
     def settle(self, name: str, value: Value, durable: bool = True) -> Value:
         if not name.endswith(".done"):
             return super().settle(name, value, durable)
-        with self._draft(_sealed(value), durable) as draft:
+        with self._writer(_sealed(value), durable) as writer:
             try:
-                self.disk.link(draft, name)
+                self.disk.link(writer, name)
             except faults.Exists:
                 return {**value, "by": "somebody else"}
             self.disk.sync(name.rpartition("/")[0])
@@ -192,22 +192,22 @@ def _unchecked() -> contextlib.AbstractContextManager[Any]:
 
 
 def _one_folder() -> contextlib.AbstractContextManager[Any]:
-    def make(self: payload.Draft) -> None:
+    def make(self: payload.PayloadWriter) -> None:
         self.attempt = ".".join([*self.attempt.split(".")[:3], "shared"])
         if not self._made:
             with contextlib.suppress(faults.Exists):
                 self.store.disk.mkdir(self.place)
             self._made = True
 
-    return _patched(payload.Draft, "_folder", make)
+    return _patched(payload.PayloadWriter, "_folder", make)
 
 
 @contextlib.contextmanager
 def _renumbered() -> Iterator[None]:
     publish = Execution.publish
 
-    def now(self: Execution, id: str, version: int, record: Value, draft: payload.Draft | None = None) -> None:
-        publish(self, id, self.context.history.slot(id).version, record, draft)
+    def now(self: Execution, id: str, version: int, record: Value, writer: payload.PayloadWriter | None = None) -> None:
+        publish(self, id, self.context.history.slot(id).version, record, writer)
 
     def wanted(self: Work) -> bool:
         self.history.look()

@@ -12,9 +12,9 @@ from fleet import faults
 from fleet.context import Spent, Stopped, WorkerOptions
 from fleet.digest import digest
 from fleet.history import History
-from fleet.known import Slot, parse
 from fleet.planning import ATTEMPT
 from fleet.recipe import NotYet, folder, from_json
+from fleet.round_state import SlotState, parse
 from fleet.store import FOLDERS, Store, _opened
 from fleet.work import Failed, NotOnThisMachine, Work
 from fleet.worker import Worker
@@ -180,14 +180,14 @@ class Storm:
         for name, text in self.acted.items():
             if name not in self.server.names or json.dumps(truth.store.read(name), sort_keys=True) != text:
                 raise Violation(f"{name} was acted on and is lost or changed")
-        for member in truth.round(truth.first - 1) + truth.round(0):
+        for member in truth.round(truth.first_open - 1) + truth.round(0):
             outcome = truth.outcome(member.origin)
             for file, (size, sha) in outcome.files.items():
                 inode = self.server.names.get(f"files/{outcome.attempt}/{file}")
                 if inode is None:
                     raise Violation(f"{member.id}: its file {file} is lost")
                 whole = (len(inode.data), hashlib.sha256(inode.data).hexdigest()) == (size, sha)
-                if not whole and member.origin.startswith(f"{truth.first - 1}/"):  # the flips spare the last round
+                if not whole and member.origin.startswith(f"{truth.first_open - 1}/"):  # the flips spare the last round
                     raise Violation(f"{member.id}: its file {file} is damaged")
         return digest(truth)
 
@@ -209,7 +209,7 @@ class Storm:
         """Files that the register which counts names go only with a round so old that nothing can need them."""
         if not (found := ATTEMPT.fullmatch(attempt := path.split("/")[1])):
             return
-        round, slot, state = int(found[1]), found[2], Slot()
+        round, slot, state = int(found[1]), found[2], SlotState()
         for register in filter(None, map(parse, self._truth.names(folder(round)))):
             if register.slot == slot:
                 state.take(register)
@@ -234,7 +234,7 @@ class Storm:
         store = self._store(host)
         quorum = {"quorum": self.config.quorum, "grace_seconds": self.config.grace_seconds}
         launch = self.launch + self.bad.apart * self.hosts.index(host.name)
-        options = replace(OPTIONS, launch=launch, makers=len(self.hosts), beside=BESIDE, **quorum)
+        options = replace(OPTIONS, launch=launch, seats=len(self.hosts), off_device=BESIDE, **quorum)
         make = partial(self._make, host)
         second = (self._store(host), make) if self.lanes else None
         worker = Worker(store, strategy(self.config), make, options, _scribe, second)
@@ -355,7 +355,7 @@ class Storm:
 def _scribe(history: History) -> None:
     """What loggers do beside workers."""
     with contextlib.suppress(NotYet):
-        for round in range(history.first):
+        for round in range(history.first_open):
             history.sum_up(round)
 
 

@@ -21,4 +21,4 @@ def _maker(config: ToyConfig):  # type: ignore[no-untyped-def]
 
 
 if __name__ == "__main__":
-    main(Method("", ABOUT, ToyConfig, _strategy, _maker, beside=BESIDE))
+    main(Method("", ABOUT, ToyConfig, _strategy, _maker, off_device=BESIDE))

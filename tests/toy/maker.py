@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fleet.work import Failed, Input, Maker, Work
+from fleet.work import Failed, InputMember, Maker, Work
 from tests.toy.config import ToyConfig
 
 BESIDE = frozenset({"cut", "outer"})  # tasks of a second lane
@@ -27,7 +27,7 @@ def make(work: Work, size: int, sleep: float = 0.0) -> Mapping[str, float]:
     return evaluate(end, work.recipe.args) if work.recipe.questions else {}
 
 
-def vector(parent: Input, name: str) -> Vector:
+def vector(parent: InputMember, name: str) -> Vector:
     return np.frombuffer(parent.read(name), dtype="<f8")
 
 

@@ -12,7 +12,7 @@ def at(round: int, *slots: str) -> tuple[str, ...]:
     return tuple(f"{round}/{slot}" for slot in slots)
 
 
-def dice(*key: object) -> random.Random:
+def rng(*key: object) -> random.Random:
     return random.Random(repr(key))
 
 
@@ -77,7 +77,7 @@ class DiLoCo(Toy):
 class Matching(Toy):
     def partners(self, round: int) -> dict[int, int]:
         order = list(range(self.c.population_size))
-        dice(self.c.seed, round, "matching").shuffle(order)
+        rng(self.c.seed, round, "matching").shuffle(order)
         return dict(zip(order[::2] + order[1::2], order[1::2] + order[::2], strict=True))
 
     def plan(self, round: int, history: Past) -> list[Recipe]:
@@ -107,7 +107,7 @@ class Rank(Toy):
         if round == 1:
             return [self.child(k, 1, self.first(k), {"lr": 1.0}) for k in range(self.c.population_size)]
         ranked = sorted((m for m in history.round(round - 1) if m), key=lambda m: (m.metrics["loss"], m.id))
-        roll = dice(self.c.seed, round, "rank")
+        roll = rng(self.c.seed, round, "rank")
         elite = min(self.c.elitism, len(ranked))
         plan = [Recipe(f"m{k}", parents=(ranked[k].id,)) for k in range(elite)]  # carried over, unchanged
         chances = [len(ranked) - i for i in range(len(ranked))]
@@ -157,13 +157,13 @@ class Search(Toy):
             if better:
                 points = [m.recipe.genome["x"] for m in better]
                 mean, spread = [math.fsum(column) / len(points) for column in zip(*points, strict=True)], spread * 0.9
-        roll = dice(self.c.seed, round, "ask")
+        roll = rng(self.c.seed, round, "ask")
         return [[x + spread * roll.gauss(0, 1) for x in mean] for _ in range(self.c.population_size)]
 
 
 class Tournament(Toy):
     def plan(self, round: int, history: Past) -> list[Recipe]:
-        roll = dice(self.c.seed, round, "tournament")
+        roll = rng(self.c.seed, round, "tournament")
         if round == 0:
             return [given(f"donor-{d}", self.c.seed + d, **self.train(d, 0)) for d in range(3)]
         if round == 1:

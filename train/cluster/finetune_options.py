@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from fleet.run_config import UserError, validated, whole
-from train import text
+from train import text_sources
 from train.chat import Example
 from train.cluster.options import Precision, Strategy, precision_of
 from train.posttrain.posttrain_config import PosttrainConfig
@@ -125,7 +125,10 @@ def settings(
 ) -> PosttrainConfig:
     """Those of a child of post-training, which learns in the same way."""
     adapter = {"r": o.rank, "alpha": o.alpha, "targets": o.target or "all-linear", "four_bits": o.four_bits}
-    source = {"source": rows, **({} if rows.endswith(text.ROW_FILES) else {"name": o.dataset_config, "split": o.split})}
+    source = {
+        "source": rows,
+        **({} if rows.endswith(text_sources.ROW_FILES) else {"name": o.dataset_config, "split": o.split}),
+    }
     same = ("seed", "lr_schedule", "weight_decay", "clip", "trust_remote_code", "deterministic")
     keys: dict[str, Any] = dict(
         {key: getattr(o, key) for key in same},

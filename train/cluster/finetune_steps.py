@@ -12,11 +12,11 @@ from torch import Tensor
 
 from fleet.run_config import UserError
 from train import objectives
-from train.cluster.before import restored, save, say
 from train.cluster.checkpoints import CheckpointKeeper, step_of
 from train.cluster.finetune_options import FinetuneOptions
 from train.cluster.logs import Log
-from train.cluster.shared import Shared
+from train.cluster.shared_learner import SharedLearner
+from train.cluster.startup import restored, save, say
 from train.loop import MicroBatch, Objective, rate
 from train.packing import Batch
 from train.posttrain import finetune_rows
@@ -53,7 +53,7 @@ def objective_of(c: PosttrainConfig) -> Objective:
     return shared
 
 
-def shares(c: PosttrainConfig, learner: Shared, steps: Steps) -> list[list[Share]]:
+def shares(c: PosttrainConfig, learner: SharedLearner, steps: Steps) -> list[list[Share]]:
     """Of each step, this rank's, which is as many batches as any other's; with what the model says before it learns."""
     rank, count, found = learner.ranks.rank, learner.ranks.count, list[list[Share]]()
     for step in finetune_rows.told(steps, "what the model says before it learns, of", "steps"):
@@ -71,7 +71,12 @@ class Training:
     """All steps, and what is done between them."""
 
     def __init__(
-        self, o: FinetuneOptions, c: PosttrainConfig, config: TrainConfig, learner: Shared, keeper: CheckpointKeeper
+        self,
+        o: FinetuneOptions,
+        c: PosttrainConfig,
+        config: TrainConfig,
+        learner: SharedLearner,
+        keeper: CheckpointKeeper,
     ) -> None:
         self.o, self.c, self.config, self.learner, self.keeper = o, c, config, learner, keeper
         self.first_held = self.last_held = math.nan

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 import yaml
 
-from fleet.evaluating import lm_eval
-from merge import live
+from fleet.lm_eval_command import lm_eval
+from merge import live_models
+from merge.atomic_output import atomic_folder
 from merge.donors import Donors
 from merge.engine import MergeOptions
-from merge.files import read_json, write_json
 from merge.merge_planning import plan_merge
 from merge.merging import RECIPE
-from merge.output import atomic_folder
+from merge.tensor_files import read_json, write_json
 from train.adapters import merged
-from train.cluster.shared import Shared
+from train.cluster.shared_learner import SharedLearner
 from train.member.first_members import dtype_of
 from train.member.posttraining_runtime import ChildModel, said_of, write_model
 from train.posttrain.posttrain_config import PosttrainConfig
@@ -49,11 +49,11 @@ class Opened:
         self.dtype, self.words = dtype_of(donor), donor.vocabulary_size or 1
         text = donor.config.get("text_config") or donor.config
         self.positions = int(text.get("max_position_embeddings") or text.get("n_positions") or 0)
-        self.tokenizer = live.furnished(self.said, self.plan, "cpu", trust, with_model=False).tokenizer
+        self.tokenizer = live_models.furnished(self.said, self.plan, "cpu", trust, with_model=False).tokenizer
 
     def loaded(self, device: str) -> ChildModel:
         """In fp32."""
-        known = live.furnished(self.said, self.plan, device, self._trust)
+        known = live_models.furnished(self.said, self.plan, device, self._trust)
         known.fill(self.plan, MergeOptions(threads=torch.get_num_threads()))
         return ChildModel(self.said, self.plan, known)
 
@@ -85,7 +85,9 @@ class Finetuned:
         ]
 
 
-def write(out: Path, donor: Opened, child: ChildModel, learner: Shared, about: Finetuned, overwrite: bool) -> None:
+def write(
+    out: Path, donor: Opened, child: ChildModel, learner: SharedLearner, about: Finetuned, overwrite: bool
+) -> None:
     """All ranks come here; the first one writes."""
     state = learner.state_dict()
 

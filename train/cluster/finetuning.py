@@ -14,18 +14,18 @@ from transformers.utils.logging import disable_progress_bar
 
 from fleet.errors import refuse
 from fleet.run_config import UserError, whole
-from merge.output import free_for
-from train import objectives, packing, text
+from merge.atomic_output import free_for
+from train import objectives, packing, text_sources
 from train.adapters import adapted
 from train.chat import Example
-from train.cluster.before import opened, say
 from train.cluster.checkpoints import CheckpointKeeper, check_settings
 from train.cluster.finetune_options import FinetuneOptions, Size, longest, model_named, settings
 from train.cluster.finetune_steps import Steps, Training, objective_of
 from train.cluster.finetuned_folder import Finetuned, Opened, write
 from train.cluster.logs import log_of
 from train.cluster.ranks import Ranks
-from train.cluster.shared import learner_of
+from train.cluster.shared_learner import learner_of
+from train.cluster.startup import opened, say
 from train.kernels import in_fixed_order
 from train.member.posttraining_tasks import in_epochs, inner
 from train.posttrain import finetune_rows
@@ -76,7 +76,7 @@ def checked(
     model: str, rows: str, out: Path, o: FinetuneOptions, ranks: Ranks, stack: ExitStack
 ) -> tuple[str, str, Path]:
     """What can be known before anything that takes long, and where checkpoints go. Nobody else writes there."""
-    model, rows = model_named(model), whole(rows, Path(), text.ROW_FILES)
+    model, rows = model_named(model), whole(rows, Path(), text_sources.ROW_FILES)
     beside = not o.full and not o.merge and ("+" in model or model.endswith(".gguf"))
     problems = (
         (
@@ -127,13 +127,13 @@ def data_of(donor: Opened, rows: str, o: FinetuneOptions, ranks: Ranks) -> Finet
     objective = o.objective or finetune_rows.objective_for(rows, name, split)
     there = finetune_rows.read(rows, name, split, objective)
     if o.held_out:
-        kept = finetune_rows.read(whole(o.held_out, Path(), text.ROW_FILES), name, split, objective)
+        kept = finetune_rows.read(whole(o.held_out, Path(), text_sources.ROW_FILES), name, split, objective)
         there = finetune_rows.without(there, kept)
     else:
         there, kept = finetune_rows.held_apart(there)
     most = longest(o, donor.positions)
 
-    def examples(some: Sequence[text.PlacedRow], what: str) -> Sequence[Sequence[Example]]:
+    def examples(some: Sequence[text_sources.PlacedRow], what: str) -> Sequence[Sequence[Example]]:
         told = finetune_rows.told(some, f"{what}: tokens of", "rows")
         made = objectives.OBJECTIVES[objective].examples(told, donor.tokenizer, most)
         cut = f", {made.cut:,} cut at {most:,} tokens" if made.cut else ""

@@ -17,13 +17,13 @@ from torch import Tensor
 from fleet.errors import first_line
 from fleet.plain import say
 from fleet.run_config import UserError
-from merge.outer import Outer
+from merge.outer_step import OuterOptimizer
 from train.cluster.averager import Averager, HashTable, any_port, averager_at, table_at, unreachable
-from train.cluster.meeting import Meeting, Word, number_of
 from train.cluster.options import HivemindOptions
 from train.cluster.outer_steps import OuterStep
 from train.cluster.ranks import Agreed
-from train.cluster.shared import OuterState, Shared
+from train.cluster.rendezvous import Rendezvous, Word, number_of
+from train.cluster.shared_learner import OuterState, SharedLearner
 
 _ATTEMPTS = 5  # at one round, before it is said that it cannot be
 _ALONE = 2  # peers that a round needs, unless told otherwise
@@ -32,15 +32,15 @@ _ALONE = 2  # peers that a round needs, unless told otherwise
 class Peer:
     """This cluster among the others; all of its ranks take part."""
 
-    def __init__(self, hv: HivemindOptions, spec: dict[str, Any], learner: Shared, state: OuterState) -> None:
+    def __init__(self, hv: HivemindOptions, spec: dict[str, Any], learner: SharedLearner, state: OuterState) -> None:
         self.hv, self.learner, self.ranks, self.round = hv, learner, learner.ranks, state.round
-        self.outer = Outer(lr=hv.outer_lr)
+        self.outer = OuterOptimizer(lr=hv.outer_lr)
         self.start, self.momentum = state.start, state.momentum
         self.change = torch.zeros_like(self.start)
         self.meets = learner.leads_part  # this rank stands for its part of the tensors
         self._rounds = spec["total_steps"] // hv.local_steps
         self.spec = {**spec, "local_steps": hv.local_steps, "compression": hv.hivemind_compression}
-        self._meeting: Meeting | None = None
+        self._meeting: Rendezvous | None = None
         self._table: HashTable | None = None
         self._averager: Averager | None = None
         try:
@@ -130,7 +130,7 @@ class Peer:
                 raise Agreed(f"round {self.round}: a peer was lost (--hv.fail-rank-drop)")
         raise Agreed(f"round {self.round}: the peers did not get together in {_ATTEMPTS} attempts")
 
-    def _gathered(self, meeting: Meeting, number: int) -> tuple[tuple[str, ...], bool]:
+    def _gathered(self, meeting: Rendezvous, number: int) -> tuple[tuple[str, ...], bool]:
         """Whom this meeting has; or whether it is long over."""
         meeting.say(ready=number, round=self.round)
         patience = self.hv.timeout_waiting_for_peers if self._waits else self.hv.matchmaking_time
@@ -169,7 +169,7 @@ class Peer:
                 why = first_line(error)
         return not self.ranks.any(bool(why)), self.learner.from_leader(averaged)
 
-    def _agreed(self, meeting: Meeting, number: int, good: bool, names: tuple[str, ...]) -> bool:
+    def _agreed(self, meeting: Rendezvous, number: int, good: bool, names: tuple[str, ...]) -> bool:
         """A result counts if all who live have it."""
         meeting.say(met=number, good=good)
 
@@ -196,7 +196,7 @@ class Peer:
             except Agreed as why:  # it was lost just now; what rounding has parted stays so until the next time
                 self._say(f"round {round}: goes on with its own numbers: {why}")
 
-        def leave(meeting: Meeting) -> None:
+        def leave(meeting: Rendezvous) -> None:
             """Whose numbers they are does not go on, or away, before all have them."""
             meeting.say(level=round)
             meeting.wait(lambda found: self._all(found, lambda w: w.level >= round or w.round > round), patience)
@@ -274,7 +274,7 @@ class Peer:
         if self.ranks.first:
             assert self._table
             word = Word(ids, self.spec, self.round, first=first)
-            self._meeting = Meeting(self._table, self.hv.run, self.name, word, lambda: bool(self.ranks.signals))
+            self._meeting = Rendezvous(self._table, self.hv.run, self.name, word, lambda: bool(self.ranks.signals))
             try:
                 self._meeting.open()
                 patience = self.hv.timeout_waiting_for_peers
@@ -314,7 +314,7 @@ class Peer:
     def _least(self) -> int:
         return min(_ALONE, self.hv.galaxy_size)
 
-    def _told(self, ask: Callable[[Meeting], Any]) -> Any:
+    def _told(self, ask: Callable[[Rendezvous], Any]) -> Any:
         """What the first rank finds out at the meeting point."""
         found, error = None, ""
         if self._meeting:

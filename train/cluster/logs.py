@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from fleet.errors import first_line
-from fleet.metrics.sink import Home, MetricSink, Point
+from fleet.metrics.sink import LoggedRun, MetricSink, Point
 from fleet.metrics.sinks import KINDS, check
 from fleet.plain import say
 
@@ -24,7 +24,7 @@ def log_of(kind: str, folder: Path, project: str, begin: int) -> Log:
     if kind == "dummy":
         return Nowhere()
     check([kind])
-    return Logged(kind, Home(folder, project, folder.name, _id(folder), after=begin or -1))
+    return Logged(kind, LoggedRun(folder, project, folder.name, _id(folder), after=begin or -1))
 
 
 def _id(folder: Path) -> str:
@@ -46,16 +46,16 @@ class Nowhere:
 class Logged:
     """A sink that fails costs nothing but its points, and these come when it works again."""
 
-    def __init__(self, kind: str, home: Home) -> None:
-        self._kind, self._home = kind, home
-        self._sink: MetricSink | None = KINDS[kind](home)
+    def __init__(self, kind: str, logged: LoggedRun) -> None:
+        self._kind, self._logged = kind, logged
+        self._sink: MetricSink | None = KINDS[kind](logged)
         self._late = list[Point]()
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         self._late.append(Point(step, values))
         try:
             if self._sink is None:
-                self._sink = KINDS[self._kind](replace(self._home, after=self._late[0].step - 1 or -1))
+                self._sink = KINDS[self._kind](replace(self._logged, after=self._late[0].step - 1 or -1))
             upto = self._sink.upto
             self._sink.write([point for point in self._late if point.step > upto])
             self._late = []

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from fleet.errors import refuse
 from fleet.run_config import validated, whole
-from train import text
+from train import text_sources
 from train.training_config import TrainConfig, alone
 
 Strategy = Literal["NO_SHARD", "FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"]
@@ -214,7 +214,7 @@ class TrainingOptions:
     def settings(self) -> TrainConfig:
         """Those of the inner loop: the same as of a run, where a peer is a slot, and a meeting ends a round."""
         rounds = self.total_steps // self.hv.local_steps if self.hv else 1
-        source = "fake" if self.fake_data else whole(self.dataset_name_or_path, Path(), text.FILES)
+        source = "fake" if self.fake_data else whole(self.dataset_name_or_path, Path(), text_sources.FILES)
         keys: dict[str, Any] = dict(
             seed=self.seed,
             population_size=self.hv.galaxy_size if self.hv else 1,

@@ -25,7 +25,7 @@ from torch.distributed import distributed_c10d
 
 from fleet.plain import say
 from train.cluster.ranks import Ranks, assembled
-from train.cluster.shared import learner_of
+from train.cluster.shared_learner import learner_of
 from train.kernels import in_fixed_order
 from train.loop import Learner
 from train.model import empty, layout_of, read_config, without_numbers

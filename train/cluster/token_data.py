@@ -14,13 +14,13 @@ from transformers import PreTrainedTokenizerBase
 
 from fleet.plain import say
 from fleet.run_config import UserError
-from train import text
+from train import text_sources
 from train.batches import Numbers, TokenFile, owned, shuffled
 from train.cluster.ranks import Ranks
 from train.cluster.token_shards import TokenShardMaker, TokenShards, windows_of
 from train.member.prepare import named_tokenizer, own_tokenizer
 from train.model import in_a_line
-from train.text_needs import tokenizer_name, useful
+from train.token_budget import tokenizer_name, useful
 from train.training_config import TrainConfig
 
 _PIECE, _PIECES = 1 << 16, 64  # of a file that tell it from others
@@ -51,7 +51,7 @@ def words_of(tokenizer: PreTrainedTokenizerBase) -> str:
 def _text_of(source: str) -> str:
     """What tells it from another text of the same name: of a file, its length and pieces from everywhere."""
     if source == "stdlib":
-        return text.stdlib_digest()
+        return text_sources.stdlib_digest()
     if not Path(source).is_file():
         return ""
     with open(source, "rb") as file:
@@ -125,5 +125,5 @@ class RandomBatches(Batches):
         return owned(self.c, slot, step // self.c.inner_steps + 1, step % self.c.inner_steps, 0)
 
     def _rows(self, numbers: Numbers) -> Tensor:
-        dice = (np.random.default_rng([self.c.seed, int(number)]) for number in numbers)
-        return torch.from_numpy(np.stack([each.integers(0, self.vocabulary, self.c.seq_length + 1) for each in dice]))
+        rng = (np.random.default_rng([self.c.seed, int(number)]) for number in numbers)
+        return torch.from_numpy(np.stack([each.integers(0, self.vocabulary, self.c.seq_length + 1) for each in rng]))

@@ -21,7 +21,7 @@ from fleet.work import NotOnThisMachine
 from train.batches import TokenFile
 from train.member.prepare import tokens_of
 from train.splits import SplitName
-from train.text_needs import needed, useful
+from train.token_budget import needed, useful
 from train.training_config import TrainConfig
 
 _TOKENS = 1 << 22  # of a shard: within it, sequences come in no order

@@ -16,20 +16,20 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from fleet import evaluating
+from fleet import lm_eval_command
 from fleet.run_config import UserError
-from merge.output import atomic_folder, free_for
-from train.cluster.before import met, model_of, opened, outer_of, peers, prepared, resumed, save, say
+from merge.atomic_output import atomic_folder, free_for
 from train.cluster.checkpoints import CheckpointKeeper
 from train.cluster.logs import Log, log_of
 from train.cluster.options import TrainingOptions
 from train.cluster.ranks import Ranks
-from train.cluster.shared import Shared, layers_of, learner_of
+from train.cluster.shared_learner import SharedLearner, layers_of, learner_of
+from train.cluster.startup import met, model_of, opened, outer_of, peers, prepared, resumed, save, say
 from train.cluster.token_data import Batches
 from train.kernels import in_fixed_order
 from train.loop import rate
-from train.made_here import ends_of
 from train.model import can_be_built
+from train.models_on_demand import ends_of
 from train.training_config import TrainConfig
 
 _ADVICE = "try a lower --lr, or --precision bf16-mixed"
@@ -63,7 +63,7 @@ def train(options: TrainingOptions, ranks: Ranks) -> int:
         return 130
     if material.tokenizer:
         export(learner, material.tokenizer, options, options.ckpt.path / "model")
-        say(ranks, f"the model: {options.ckpt.path / 'model'}\n{evaluating.told(options.ckpt.path / 'model')}")
+        say(ranks, f"the model: {options.ckpt.path / 'model'}\n{lm_eval_command.told(options.ckpt.path / 'model')}")
     return 0
 
 
@@ -88,7 +88,7 @@ class Steps:
 
     options: TrainingOptions
     c: TrainConfig
-    learner: Shared
+    learner: SharedLearner
     keeper: CheckpointKeeper
     log: Log
     peer: Any = None  # among others, where there are any
@@ -182,7 +182,7 @@ class Activations:
         self._found[f"activations/layer{number}"] = float(values.detach().float().square().mean().sqrt())
 
 
-def export(learner: Shared, tokenizer: PreTrainedTokenizerBase, options: TrainingOptions, out: Path) -> None:
+def export(learner: SharedLearner, tokenizer: PreTrainedTokenizerBase, options: TrainingOptions, out: Path) -> None:
     """A folder that transformers loads, written by the first rank."""
     state, model = dict(learner.state_dict()), learner.model
 
@@ -207,5 +207,5 @@ def card(options: TrainingOptions, out: Path) -> str:
     return (
         f"---\nlibrary_name: transformers\n---\n# {out.parent.name}\n\nTrained by `train_fsdp` from "
         f"`{options.path_model}` on `{options.dataset_name_or_path}`, for {options.last_step:,} steps.\n\n"
-        f"{evaluating.section(out)}\n\n## How it was made\n\n```json\n{how}\n```\n"
+        f"{lm_eval_command.section(out)}\n\n## How it was made\n\n```json\n{how}\n```\n"
     )

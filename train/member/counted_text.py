@@ -6,11 +6,11 @@ from contextlib import nullcontext
 from functools import cache, partial
 from itertools import islice
 
+from fleet.busy_notice import saying
 from fleet.errors import UserError
-from fleet.meanwhile import saying
-from train import text
+from train import text_sources
 from train.splits import SplitName
-from train.text_needs import needed, tokenizer_name, too_short
+from train.token_budget import needed, tokenizer_name, too_short
 from train.training_config import Dataset, TrainConfig
 
 Tell = Callable[[str], object]
@@ -64,11 +64,11 @@ def _counter(config: TrainConfig) -> Callable[[int, Counts], dict[SplitName, int
 
 def _is_counted(source: Dataset, least: Counts, held_out: float, whole: bool) -> bool:
     """A file that is not long, and the built-in text; unless all is wanted, only where the run needs much of it."""
-    built_in = text.kind_of(source).of_python
-    if not built_in and not source.source.endswith(text.FILES):
+    built_in = text_sources.kind_of(source).of_python
+    if not built_in and not source.source.endswith(text_sources.FILES):
         return False
     characters = dict.fromkeys(least, 0)
-    for part, document in islice(text.divided(source, held_out), _COUNTED):
+    for part, document in islice(text_sources.divided(source, held_out), _COUNTED):
         characters[part] += len(document)
     if not built_in and (whole or sum(characters.values()) > _MUCH):
         return sum(characters.values()) <= _MUCH
@@ -79,7 +79,7 @@ def _is_counted(source: Dataset, least: Counts, held_out: float, whole: bool) ->
 def in_words(counts: Iterable[tuple[Dataset, Counts, Counts]]) -> Iterator[str]:
     """How many tokens each source has, and how many the run needs of it."""
     for source, got, least in counts:
-        if text.kind_of(source).random:
+        if text_sources.kind_of(source).random:
             continue
         parts = [f"{got[part]:,} {_WHAT.get(part, part)} (needs {least[part]:,})" for part in got]
         needs = ", ".join(f"{count:,} {_WHAT.get(part, part)}" for part, count in least.items())

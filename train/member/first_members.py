@@ -11,7 +11,7 @@ from fleet.run_config import UserError
 from fleet.work import Work
 from merge.donor import Donor
 from merge.donors import Donors
-from merge.live import tokenizer_in
+from merge.live_models import tokenizer_in
 from merge.merge_planning import plan_merge
 from merge.merging import template_of
 from merge.methods import METHODS

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fleet.work import Input
-from merge.outer import ranges
+from fleet.work import InputMember
+from merge.outer_step import ranges
 from merge.wire import pieces
 from train.member import vectors
 from train.member.vectors import WEIGHTS, file_of
@@ -19,7 +19,7 @@ class GlobalModel:
     def __init__(self) -> None:
         self._vector, self._known = torch.empty(0), list[str]()  # of each shard, which weights are there
 
-    def read(self, shards: list[Input], size: int) -> Tensor:
+    def read(self, shards: list[InputMember], size: int) -> Tensor:
         """All shards together, to be read only: it stays mine. What is read in part, for whatever reason, counts as
         unknown."""
         if (size, len(shards)) != (len(self._vector), len(self._known)):
@@ -30,19 +30,19 @@ class GlobalModel:
             self._known[number] = identity(shard)
         return self._vector
 
-    def pieces_of(self, shard: Input, number: int, cut: range) -> Iterator[Tensor] | None:
+    def pieces_of(self, shard: InputMember, number: int, cut: range) -> Iterator[Tensor] | None:
         """Of one shard, if this is what is known of it."""
         if number < len(self._known) and self._known[number] == identity(shard):
             return pieces(self._vector[cut.start : cut.stop])
         return None
 
 
-def identity(shard: Input) -> str:
+def identity(shard: InputMember) -> str:
     """Of its weights."""
     return shard.files[file_of(WEIGHTS)][1]
 
 
-def _become(shard: Input, before: str, room: Tensor) -> None:
+def _become(shard: InputMember, before: str, room: Tensor) -> None:
     if before == identity(shard):
         return
     if not (before and UPDATE in shard.files and shard.metrics.get(STEPPED_FROM) == before):

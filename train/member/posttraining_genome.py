@@ -8,15 +8,15 @@ import numpy as np
 
 from train.posttrain.posttrain_config import PosttrainConfig
 
-Dice = np.random.Generator
+Rng = np.random.Generator
 Genome = Mapping[str, Any]  # data: name -> weight; rate; crossover: the parameters of the merge
 _RATES = (0.1, 10.0)
 _LEAST, _MOST = 1e-6, 1e6  # weights of data, whose mean is 1 at the beginning
 
 
-def founding(c: PosttrainConfig, dice: Dice) -> Genome:
+def founding(c: PosttrainConfig, rng: Rng) -> Genome:
     """What the configuration says, each a little different, so that there is something to choose from."""
-    return mutated(c, plain(c), dice)
+    return mutated(c, plain(c), rng)
 
 
 def plain(c: PosttrainConfig) -> Genome:
@@ -39,17 +39,17 @@ def names(c: PosttrainConfig) -> list[str]:
     return found
 
 
-def child(c: PosttrainConfig, parents: Sequence[Genome], dice: Dice) -> Genome:
+def child(c: PosttrainConfig, parents: Sequence[Genome], rng: Rng) -> Genome:
     """Each gene of one parent or another; some children's genes are mutated."""
-    crossed = _crossed(parents, dice)
-    return mutated(c, crossed, dice) if dice.random() < c.mutation_probability else crossed
+    crossed = _crossed(parents, rng)
+    return mutated(c, crossed, rng) if rng.random() < c.mutation_probability else crossed
 
 
-def mutated(c: PosttrainConfig, genome: Genome, dice: Dice) -> Genome:
+def mutated(c: PosttrainConfig, genome: Genome, rng: Rng) -> Genome:
     strength = c.mutation_strength
 
     def factor() -> float:
-        return math.exp(strength * dice.standard_normal())
+        return math.exp(strength * rng.standard_normal())
 
     data = {
         name: _within(weight * factor(), _LEAST, _MOST) if weight else 0.0 for name, weight in genome["data"].items()
@@ -59,7 +59,7 @@ def mutated(c: PosttrainConfig, genome: Genome, dice: Dice) -> Genome:
         return found
     from merge.parameters import within  # which brings torch
 
-    return {**found, "crossover": within(c.crossover["method"], [_bent(genome["crossover"], strength, dice)])[0]}
+    return {**found, "crossover": within(c.crossover["method"], [_bent(genome["crossover"], strength, rng)])[0]}
 
 
 def crossed(c: PosttrainConfig, parents: Sequence[str], genome: Genome, base: str = "") -> dict[str, Any]:
@@ -92,25 +92,25 @@ def portions(shares: Mapping[str, float], count: int) -> dict[str, int]:
     return {name: found[name] + (name in left[: count - sum(found.values())]) for name in found}
 
 
-def _crossed(parents: Sequence[Genome], dice: Dice) -> Genome:
+def _crossed(parents: Sequence[Genome], rng: Rng) -> Genome:
     def one() -> Genome:
-        return parents[int(dice.integers(len(parents)))]
+        return parents[int(rng.integers(len(parents)))]
 
     data = {name: one()["data"][name] for name in parents[0]["data"]}
     return {"data": data, **{key: one()[key] for key in ("rate", "crossover") if key in parents[0]}}
 
 
-def _bent(value: Any, strength: float, dice: Dice) -> Any:
+def _bent(value: Any, strength: float, rng: Rng) -> Any:
     """All numbers of a merge's parameters: shares stay shares; what counts something, such as rounds, stays."""
     if isinstance(value, Mapping):
-        return {key: each if key == "filter" else _bent(each, strength, dice) for key, each in value.items()}
+        return {key: each if key == "filter" else _bent(each, strength, rng) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_bent(each, strength, dice) for each in value]
+        return [_bent(each, strength, rng) for each in value]
     if isinstance(value, bool) or not isinstance(value, (int, float)) or (isinstance(value, int) and value > 1):
         return value
     if 0 <= value <= 1:
-        return _within(value + strength * dice.standard_normal() / 4, 0.0, 1.0)
-    return value * math.exp(strength * dice.standard_normal())
+        return _within(value + strength * rng.standard_normal() / 4, 0.0, 1.0)
+    return value * math.exp(strength * rng.standard_normal())
 
 
 def _within(x: float, low: float, high: float) -> float:

@@ -15,9 +15,9 @@ from merge import engine
 from merge.donor import LazyTensor
 from merge.donors import Donors
 from merge.engine import MergeOptions
-from merge.live import LiveModel, LiveModels, places_in
+from merge.live_models import LiveModel, LiveModels, places_in
 from merge.merge_planning import Job, Plan, plan_merge
-from merge.merge_recipe import Merge, merge_of, text_of
+from merge.merge_recipe import MergeRecipe, merge_of, text_of
 from merge.merging import SHARD, furnish, merge_into
 from merge.tensor_group import in_memory
 from train import lm_eval_tasks
@@ -89,7 +89,7 @@ class PosttrainingRuntime:
 class ChildModel:
     """A model in memory, and what it was made by."""
 
-    said: Merge
+    said: MergeRecipe
     plan: Plan
     live: LiveModel
 
@@ -119,11 +119,11 @@ def merged(work: Work, recipe: Recipe, places: Mapping[str, Path], how: MergeOpt
         merge_into(place, said_of(recipe), donors, how)
 
 
-def write_model(place: Path, said: Merge, plan: Plan, how: MergeOptions) -> None:
+def write_model(place: Path, said: MergeRecipe, plan: Plan, how: MergeOptions) -> None:
     """A plan whose tensors are only to be written, as a model's folder."""
     engine.write(plan.jobs, place, SHARD, how, lambda bytes: None)
     furnish(place, said, plan, None)
 
 
-def said_of(recipe: Recipe) -> Merge:
+def said_of(recipe: Recipe) -> MergeRecipe:
     return merge_of(recipe, text_of(recipe))

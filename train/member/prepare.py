@@ -11,20 +11,20 @@ import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
-from fleet.hashed import HashedFile
-from fleet.plausible import check_config_in, check_words_in
+from fleet.hashed_files import HashedFile
 from fleet.scratch import passing
 from fleet.snapshots import Saver
 from fleet.tasks import Args
-from fleet.work import Failed, Input, NotOnThisMachine, Work
-from train import text
-from train.made_here import byte_level_bpe, first_of
+from fleet.untrusted_model import check_config_in, check_words_in
+from fleet.work import Failed, InputMember, NotOnThisMachine, Work
+from train import text_sources
 from train.member.pretraining_runtime import CONFIG, PretrainingRuntime
 from train.member.vectors import save_weights
 from train.model import built, empty, flat, layout_of, read_config, same_settings, same_shapes
+from train.models_on_demand import byte_level_bpe, first_of
 from train.optimizers import layouts_of
 from train.splits import HELD_OUT, SPLITS, SplitName
-from train.text_needs import needed, tokenizer_name, tokenizer_sources, too_short, useful
+from train.token_budget import needed, tokenizer_name, tokenizer_sources, too_short, useful
 from train.training_config import TrainConfig
 from train.training_recipes import FIRST, TOKENIZER, InitArgs, SourceArgs
 
@@ -54,10 +54,10 @@ def make_tokenizer(runtime: PretrainingRuntime, work: Work, args: Args) -> Mappi
 def own_tokenizer(config: TrainConfig) -> PreTrainedTokenizerBase:
     """Of as much of each source as it counts."""
     sources = tokenizer_sources(config)
-    if any(text.kind_of(each).of_python for each in sources):
+    if any(text_sources.kind_of(each).of_python for each in sources):
         check_stdlib(config)
     part = _SAMPLE / sum(each.weight for each in sources)
-    shares = (first_of(text.documents(each), round(each.weight * part)) for each in sources)
+    shares = (first_of(text_sources.documents(each), round(each.weight * part)) for each in sources)
     return byte_level_bpe(config.vocab_size, chain.from_iterable(shares))
 
 
@@ -69,7 +69,7 @@ def named_tokenizer(named: str, trust: bool = False) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(named, trust_remote_code=trust)
 
 
-def open_tokenizer(parent: Input, config: TrainConfig) -> PreTrainedTokenizerBase:
+def open_tokenizer(parent: InputMember, config: TrainConfig) -> PreTrainedTokenizerBase:
     """From a member's files, which are data; one that needs code of its own, from where that came from."""
     if config.trust_remote_code and (named := tokenizer_name(config)):
         return AutoTokenizer.from_pretrained(named, trust_remote_code=True)
@@ -101,20 +101,22 @@ def make_tokens(runtime: PretrainingRuntime, work: Work, args: SourceArgs) -> Ma
             got[part] += len(tokens)
             if part == "train":
                 work.between_steps(document + 1, partial(_keep_tokens, work, document + 1))
-            elif not text.kind_of(source).random:
+            elif not text_sources.kind_of(source).random:
                 held[part] += tokens
             work.at = ("tokens", got["train"], wanted["train"])
     for part, count in got.items():
         if count < least[part]:
             raise Failed(f"{too_short(source, part, count, least[part])}, in a run with another PROJECT_NAME")
     counted = {f"{part}_bytes": _bytes(tokenizer(), tokens) for part, tokens in held.items() if tokens}
-    size = {"size": there} if (there := text.size(source)) else {}  # whoever forks the run knows whether it has grown
+    size = (
+        {"size": there} if (there := text_sources.size(source)) else {}
+    )  # whoever forks the run knows whether it has grown
     return {**{part: got[part] for part in SPLITS}, "dtype": dtype.str, **counted, **size}
 
 
 def _keep_tokens(work: Work, begin: int, saver: Saver) -> int:
     with saver.create("train") as copy:
-        for block in work.draft.written_so_far("train"):
+        for block in work.writer.written_so_far("train"):
             copy.write(block)
     return begin
 
@@ -135,7 +137,7 @@ def _bytes(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> int:
 
 
 def check_stdlib(config: TrainConfig) -> None:
-    if config.stdlib_digest and text.stdlib_digest() != config.stdlib_digest:
+    if config.stdlib_digest and text_sources.stdlib_digest() != config.stdlib_digest:
         raise NotOnThisMachine("its Python's standard library is not that of the machine that started the run")
 
 
@@ -151,17 +153,17 @@ def tokens_of(
     """Of one source, each for its part, until so many are wanted; the caller counts what it has got. What is to be
     learned of the documents before `begin` is known already."""
     source = config.datasets[number]
-    if text.kind_of(source).random:
+    if text_sources.kind_of(source).random:
         yield from _random(config, number, vocabulary, wanted, begin)
         return
-    if text.kind_of(source).of_python:
+    if text_sources.kind_of(source).of_python:
         check_stdlib(config)
     tokenizer, spare = open_one(), list[tuple[SplitName, list[int]]]()
-    ends = tokenizer.eos_token_id is not None and not text.is_one_document(source)
+    ends = tokenizer.eos_token_id is not None and not text_sources.is_one_document(source)
     end = [tokenizer.eos_token_id] if ends else []
     held = {"validation": config.eval_sequences, "test": config.test_sequences}
     most = {part: max(1, sequences // _EVALUATED) * config.seq_length for part, sequences in held.items()}
-    documents, at = enumerate(text.divided(source, config.held_out)), 0
+    documents, at = enumerate(text_sources.divided(source, config.held_out)), 0
     while batch := [*islice(documents, _BATCH)]:
         asked = [(at, part, each) for at, (part, each) in batch
                  if got[part] < wanted[part] and (at >= begin or part != "train")]  # fmt: skip
@@ -185,9 +187,9 @@ def _random(
 ) -> Iterator[tuple[int, SplitName, Any]]:
     """Each block is a document."""
     for stream, (part, count) in enumerate(wanted.items()):
-        dice = np.random.default_rng([config.seed, number, stream])
+        rng = np.random.default_rng([config.seed, number, stream])
         for at, done in enumerate(range(0, count, _BLOCK)):
-            found = dice.integers(0, vocabulary, min(_BLOCK, count - done))
+            found = rng.integers(0, vocabulary, min(_BLOCK, count - done))
             if at >= begin or part != "train":
                 yield at, part, found
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fleet.work import Input, Work
-from merge.outer import Outer
+from fleet.work import InputMember, Work
+from merge.outer_step import OuterOptimizer
 from train.batches import TokenFile, batch, held_windows, owned
 from train.loop import Learner, MicroBatch, rate
 from train.member import inner_loop, vectors
@@ -22,7 +22,7 @@ from train.model import empty, read_config
 from train.optimizers import MOMENTS, WEIGHTS
 from train.pretraining_genome import Genome
 from train.splits import EvalSplit
-from train.text_needs import held_count, origin_of
+from train.token_budget import held_count, origin_of
 from train.training_config import TrainConfig
 from train.training_recipes import FIRST, Turn, token_files
 from train.verdicts import NotFinite
@@ -142,11 +142,11 @@ class PretrainingRuntime:
         return state + [(moment.stem, moment.count, moment.wire) for moment in self.moments_of(work)]
 
 
-def outer_of(config: TrainConfig) -> Outer:
-    return Outer(config.outer_lr, config.outer_momentum, config.outer_nesterov)
+def outer_of(config: TrainConfig) -> OuterOptimizer:
+    return OuterOptimizer(config.outer_lr, config.outer_momentum, config.outer_nesterov)
 
 
-def sources(parents: list[Input], part: str, config: TrainConfig) -> list[TokenFile]:
+def sources(parents: list[InputMember], part: str, config: TrainConfig) -> list[TokenFile]:
     """Of each source, the tokens to learn from, for validation, or for the test."""
     return [
         TokenFile.open(each.path(part), each.metrics["dtype"], config.seq_length + 1, *origin_of(config, number))
@@ -189,7 +189,7 @@ def checked(vector: Tensor) -> Tensor:
     return vector
 
 
-def _before(work: Work, turn: Turn, file: str) -> Input | None:
+def _before(work: Work, turn: Turn, file: str) -> InputMember | None:
     """The slot's own last member, if it has such a file."""
     parent = work.inputs.get(turn.before)
     return parent if parent and file in parent.member.digests else None

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from fleet.recipe import place
 from fleet.tasks import Task, making
-from fleet.work import Failed, Input, Maker, Work
-from merge.methods.arcs import slerp_all
-from merge.outer import State, means, ranges
+from fleet.work import Failed, InputMember, Maker, Work
+from merge.methods.weighted_sums import slerp_all
+from merge.outer_step import State, means, ranges
 from merge.tensor_group import weighted
 from merge.wire import pieces, send, sender
 from train.kernels import in_fixed_order
 from train.member import prepare, vectors
-from train.member.feedback import Feedback
+from train.member.error_feedback import Feedback
 from train.member.global_model import STEPPED_FROM, UPDATE, identity
 from train.member.inner_loop import Metrics, learn_or_fall_back
 from train.member.pretraining_runtime import PretrainingRuntime, checked
@@ -56,7 +56,7 @@ def _make(runtime: PretrainingRuntime, work: Work) -> Metrics:
 def evaluate_mean(runtime: PretrainingRuntime, work: Work, args: EvaluationArgs) -> Metrics:
     """The averaged model of a generation."""
     members, size = parents_of(work), runtime.learner(work).layout.size
-    return runtime.evaluate(work, vectors.settled(runtime.outer, vectors.mean, members, size), args.on)
+    return runtime.evaluate(work, vectors.without_lookahead(runtime.outer, vectors.mean, members, size), args.on)
 
 
 def evaluate_global(runtime: PretrainingRuntime, work: Work, args: EvaluationArgs) -> Metrics:
@@ -64,7 +64,7 @@ def evaluate_global(runtime: PretrainingRuntime, work: Work, args: EvaluationArg
     shards, size = parents_of(work), runtime.learner(work).layout.size
     state = [runtime.global_model.read(shards, size)]
     state += [vectors.read(vectors.joined, shards, stem, size) for stem in kept(runtime.outer)[1:]]
-    return runtime.evaluate(work, runtime.outer.settled(state), args.on)
+    return runtime.evaluate(work, runtime.outer.without_lookahead(state), args.on)
 
 
 # -- EDT: each member has an outer step of its own --------------------------------------------------------------------
@@ -87,7 +87,7 @@ def make_child(runtime: PretrainingRuntime, work: Work, turn: ChildArgs) -> Metr
 
     def evaluated(state: State, metrics: Metrics) -> tuple[State, Metrics]:
         """By what arrives, without the last step's look ahead."""
-        arrived = outer.settled([vectors.arrived(checked(each), c.wire) for each in state])
+        arrived = outer.without_lookahead([vectors.arrived(checked(each), c.wire) for each in state])
         return state, {**metrics, **runtime.evaluate(work, arrived, turn.on)}
 
     (state, metrics), diverged = learn_or_fall_back(work, turn.before, genome.rate_factor * c.lr, learned, untrained)
@@ -142,8 +142,8 @@ def _crossed(runtime: PretrainingRuntime, work: Work, turn: Turn, begun: Begun) 
 
 def _shares(runtime: PretrainingRuntime, work: Work, turn: Turn) -> list[float]:
     """Each parent's, of those that are there."""
-    parents, dice = work.recipe.parents, np.random.default_rng((runtime.config.seed, turn.round, turn.slot, 2))
-    shares = zip(parents, map(float, dice.dirichlet(np.ones(len(parents)))), strict=True)
+    parents, rng = work.recipe.parents, np.random.default_rng((runtime.config.seed, turn.round, turn.slot, 2))
+    shares = zip(parents, map(float, rng.dirichlet(np.ones(len(parents)))), strict=True)
     present = [share for id, share in shares if id in work.inputs]
     return [share / sum(present) for share in present]
 
@@ -215,7 +215,7 @@ def make_shard(runtime: PretrainingRuntime, work: Work, args: ShardArgs) -> Metr
     return {**counts, STEPPED_FROM: identity(old)}
 
 
-def _counts(member: Input) -> dict[str, int]:
+def _counts(member: InputMember) -> dict[str, int]:
     return {name: member.metrics[name] for name in ("parameters", "moments")}
 
 
@@ -251,7 +251,7 @@ def join_whole(runtime: PretrainingRuntime, work: Work, args: EvaluationArgs) ->
         vectors.save(work, file_of(stem), whole, wire)
         if stem in kept(runtime.outer):
             state.append(vectors.arrived(whole, wire))
-    return {**runtime.evaluate(work, runtime.outer.settled(state), args.on), **Genome().metrics()}
+    return {**runtime.evaluate(work, runtime.outer.without_lookahead(state), args.on), **Genome().metrics()}
 
 
 TASKS: Mapping[str, Task[PretrainingRuntime]] = {

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fleet.work import Failed, Input, Work
-from merge.files import Header, TensorEntry, bytes_of, chunks, read_header, write_header
-from merge.outer import Outer, means, ranges
+from fleet.work import Failed, InputMember, Work
+from merge.outer_step import OuterOptimizer, means, ranges
+from merge.tensor_files import Header, TensorEntry, bytes_of, chunks, read_header, write_header
 from merge.wire import WIRES, pieces, received, send
 from train.model import VectorLayout
 from train.training_config import TrainConfig
@@ -18,7 +18,7 @@ from train.training_config import TrainConfig
 WEIGHTS, MOMENTUM = "weights", "momentum"  # the stems of files' names: a vector is in one file, or in parts
 # INNER_OPTIMIZER_STATE: what gradients' averages travel in, and those of their squares
 STATE_WIRES = {"average": ("int8", "root8"), "narrow": ("int4", "root8"), "exact": ("fp32", "fp32")}
-Joining = Callable[[list[Input], str, Tensor], None]  # the vectors of several members become one
+Joining = Callable[[list[InputMember], str, Tensor], None]  # the vectors of several members become one
 Begun = Callable[[str, Tensor], None]  # fills a vector with what a member begins with
 
 
@@ -39,12 +39,12 @@ def moments_of(config: TrainConfig, parameters: int, both: int) -> tuple[Moment,
     return Moment("average", parameters, average), Moment("square", both - parameters, square)
 
 
-def kept(outer: Outer) -> tuple[str, ...]:
+def kept(outer: OuterOptimizer) -> tuple[str, ...]:
     """What the next outer step goes on from."""
     return (WEIGHTS, MOMENTUM) if outer.momentum else (WEIGHTS,)
 
 
-def parents_of(work: Work) -> list[Input]:
+def parents_of(work: Work) -> list[InputMember]:
     """Those that are there."""
     if found := [work.inputs[id] for id in work.recipe.parents if id in work.inputs]:
         return found
@@ -80,14 +80,14 @@ def numbers(parent: Any, name: str, count: int) -> Iterator[Tensor]:
         yield from received(file, count)
 
 
-def whole(parent: Input, stem: str, count: int) -> Iterator[Tensor]:
+def whole(parent: InputMember, stem: str, count: int) -> Iterator[Tensor]:
     """The same of a vector that may be in parts."""
     names = [file_of(stem)] if file_of(stem) in parent.files else _parts(parent, stem)
     for name, cut in zip(names, ranges(count, len(names)), strict=True):
         yield from numbers(parent, name, len(cut))
 
 
-def _parts(parent: Input, stem: str) -> list[str]:
+def _parts(parent: InputMember, stem: str) -> list[str]:
     names = (file_of(stem, number) for number in itertools.count())
     return [*itertools.takewhile(lambda name: name in parent.files, names)]
 
@@ -100,7 +100,7 @@ def save_weights(work: Work, vector: Tensor, layout: VectorLayout) -> None:
             file.write(bytes_of(piece.cpu()))
 
 
-def load_weights(parent: Input, size: int) -> Tensor:
+def load_weights(parent: InputMember, size: int) -> Tensor:
     into = torch.empty(size)
     with parent.open(file_of(WEIGHTS)) as file:
         read_header(file)
@@ -118,7 +118,7 @@ def _fill(into: Tensor, numbers: Iterable[Tensor]) -> None:
 # -- several -----------------------------------------------------------------------------------------------------------
 
 
-def mean(members: list[Input], stem: str, into: Tensor, wire: str = "fp32") -> None:
+def mean(members: list[InputMember], stem: str, into: Tensor, wire: str = "fp32") -> None:
     """EDT: of all members; through a wire, as if somebody else had made it."""
     several = means([whole(member, stem, len(into)) for member in members])
     _fill(into, (arrived(piece, wire) for piece in several))
@@ -129,18 +129,18 @@ def arrived(vector: Tensor, wire: str) -> Tensor:
     return WIRES[wire].decode(WIRES[wire].encode(vector), len(vector))
 
 
-def joined(shards: list[Input], stem: str, into: Tensor) -> None:
+def joined(shards: list[InputMember], stem: str, into: Tensor) -> None:
     """One shard after the other."""
     for cut, shard in zip(ranges(len(into), len(shards)), shards, strict=True):
         _fill(into[cut.start : cut.stop], whole(shard, stem, len(cut)))
 
 
-def read(join: Joining, members: list[Input], stem: str, size: int) -> Tensor:
+def read(join: Joining, members: list[InputMember], stem: str, size: int) -> Tensor:
     """Of several members, as one vector in memory."""
     join(members, stem, into := torch.empty(size))
     return into
 
 
-def settled(outer: Outer, join: Joining, members: list[Input], size: int) -> Tensor:
+def without_lookahead(outer: OuterOptimizer, join: Joining, members: list[InputMember], size: int) -> Tensor:
     """The weights of several members together as they are worth: without the last step's look ahead."""
-    return outer.settled([read(join, members, stem, size) for stem in kept(outer)])
+    return outer.without_lookahead([read(join, members, stem, size) for stem in kept(outer)])

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save
 from transformers import PreTrainedTokenizerBase
 
 from fleet.run_config import UserError
-from train import text
+from train import text_sources
 from train.chat import ChatExamples, Example
 from train.objectives import objective_of
 from train.posttrain.posttrain_config import DatasetSource, PosttrainConfig
@@ -67,7 +67,7 @@ def written(made: Sequence[Sequence[Example]], parts: Sequence[SplitName]) -> by
 
 
 def _learnable(
-    c: PosttrainConfig, source: DatasetSource, there: list[text.PlacedRow], tokenizer: PreTrainedTokenizerBase
+    c: PosttrainConfig, source: DatasetSource, there: list[text_sources.PlacedRow], tokenizer: PreTrainedTokenizerBase
 ) -> ChatExamples:
     made = objective_of(c).examples(there, tokenizer, c.seq_length)
     if len(made.kept) < 2:
@@ -87,15 +87,15 @@ def made_rows(
     return made, parts, written(made.kept, parts)
 
 
-def _parts(c: PosttrainConfig, source: DatasetSource, rows: Sequence[text.Row]) -> list[SplitName]:
+def _parts(c: PosttrainConfig, source: DatasetSource, rows: Sequence[text_sources.Row]) -> list[SplitName]:
     """How a conversation begins decides, so that all its turns and its copies, be they in another data set, lie on one
     side. Where most begin alike, or few are there, all of a row decides."""
     split, what = Split(_HELD, _HELD * c.holdout), f"data set {source.source}"
     with contextlib.suppress(UserError):
-        found = parts_of(what, [text.opening(row) for row in rows], split)
+        found = parts_of(what, [text_sources.opening(row) for row in rows], split)
         if 2 * found.count("train") > len(rows):
             return found
-    return parts_of(what, [text.all_of(row) for row in rows], split)
+    return parts_of(what, [text_sources.all_of(row) for row in rows], split)
 
 
 def check_first_rows(c: PosttrainConfig, source: DatasetSource, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -113,22 +113,26 @@ def wanted(c: PosttrainConfig) -> int:
     return min(_MOST, max(1000, 2 * c.sft_examples) + round(c.questions / _HELD))
 
 
-def _drawn(c: PosttrainConfig, source: DatasetSource) -> list[text.PlacedRow]:
+def _drawn(c: PosttrainConfig, source: DatasetSource) -> list[text_sources.PlacedRow]:
     """As many as are wanted, from anywhere in a file, in an order that the seed decides; of a hub's data set, which may
     be endless, from its beginning."""
-    dice, kept, most = np.random.default_rng([c.seed, 11]), list[text.PlacedRow](), wanted(c)
+    rng, kept, most = np.random.default_rng([c.seed, 11]), list[text_sources.PlacedRow](), wanted(c)
     there = _checked(c, source)
-    for n, row in enumerate(there if source.source.endswith(text.ROW_FILES) else islice(there, max(most, _BUFFER))):
-        place = int(dice.integers(n + 1))  # each of those so far is as likely to be kept as any other
+    for n, row in enumerate(
+        there if source.source.endswith(text_sources.ROW_FILES) else islice(there, max(most, _BUFFER))
+    ):
+        place = int(rng.integers(n + 1))  # each of those so far is as likely to be kept as any other
         if n < most:
             kept.append(row)
         elif place < most:
             kept[place] = row
-    return [kept[int(n)] for n in dice.permutation(len(kept))]
+    return [kept[int(n)] for n in rng.permutation(len(kept))]
 
 
-def _checked(c: PosttrainConfig, source: DatasetSource) -> Iterator[text.PlacedRow]:
+def _checked(c: PosttrainConfig, source: DatasetSource) -> Iterator[text_sources.PlacedRow]:
     check = objective_of(c).check
     if source.source.startswith(PREFIX):
-        return text.checked(text.placed(skill_rows(source.source, c.seed, wanted(c)), source.source), check)
-    return text.read(source.source, source.name, source.split, check)
+        return text_sources.checked(
+            text_sources.placed(skill_rows(source.source, c.seed, wanted(c)), source.source), check
+        )
+    return text_sources.read(source.source, source.name, source.split, check)

@@ -6,10 +6,10 @@ from typing import TypeVar
 
 from fleet.plain import say
 from fleet.run_config import UserError
-from train import text
+from train import text_sources
 from train.objectives import OBJECTIVES
 from train.splits import normal
-from train.text import PlacedRow
+from train.text_sources import PlacedRow
 
 _HELD, _MOST = 20, 500  # one row of so many measures, and no more than so many
 _BLOCKS = 5  # that lie apart: a file may be sorted
@@ -19,12 +19,12 @@ _TELL = 5.0  # seconds between two lines of progress
 
 def objective_for(rows: str, name: str, split: str) -> str:
     """What they are: preferences, or what is to be said."""
-    _, first = next(text.raw(rows, name, split), ("", None))
+    _, first = next(text_sources.raw(rows, name, split), ("", None))
     return "dpo" if isinstance(first, dict) and {"chosen", "rejected"} <= first.keys() else "sft"
 
 
 def read(rows: str, name: str, split: str, objective: str) -> list[PlacedRow]:
-    found = [*told(text.read(rows, name, split, OBJECTIVES[objective].check), f"{rows}: read", "rows")]
+    found = [*told(text_sources.read(rows, name, split, OBJECTIVES[objective].check), f"{rows}: read", "rows")]
     if not found:
         raise UserError(f"{rows}: no rows in it")
     return found
@@ -48,7 +48,7 @@ def held_apart(rows: Sequence[PlacedRow]) -> tuple[list[PlacedRow], list[PlacedR
     each = max(1, min(_MOST, len(rows) // _HELD) // _BLOCKS)
     begins = {(2 * n + 1) * len(rows) // (2 * _BLOCKS) for n in range(_BLOCKS)} if len(rows) >= 20 else {1}
     within = {n for begin in begins for n in range(begin, min(len(rows), begin + each))}
-    for key in (text.opening, text.all_of):
+    for key in (text_sources.opening, text_sources.all_of):
         keys = [normal(key(row)) for _, row in rows]
         kept = {keys[n] for n in within}
         learned = [row for row, its in zip(rows, keys, strict=True) if its not in kept]
@@ -59,5 +59,5 @@ def held_apart(rows: Sequence[PlacedRow]) -> tuple[list[PlacedRow], list[PlacedR
 
 def without(rows: Sequence[PlacedRow], held: Sequence[PlacedRow]) -> list[PlacedRow]:
     """Those that are not among the held-out ones."""
-    known = {text.all_of(row) for _, row in held}
-    return [each for each in rows if text.all_of(each[1]) not in known]
+    known = {text_sources.all_of(row) for _, row in held}
+    return [each for each in rows if text_sources.all_of(each[1]) not in known]

@@ -10,7 +10,7 @@ import numpy as np
 
 from fleet.run_config import UserError
 from train import lm_eval_tasks
-from train.lm_eval_tasks import Asked, TaskEvaluation
+from train.lm_eval_tasks import TaskEvaluation, TaskRequest
 from train.parent_selection import Rival
 from train.posttrain.posttrain_config import LOSS, Objective, PosttrainConfig
 from train.training_recipes import EvaluationArgs
@@ -73,9 +73,9 @@ def standard_error(c: PosttrainConfig, single: Single) -> float | None:
 # -- tasks ------------------------------------------------------------------------------------------------------------
 
 
-def asked(c: PosttrainConfig) -> Asked:
+def asked(c: PosttrainConfig) -> TaskRequest:
     names = tuple(dict.fromkeys(each.task for each in c.fitness if each.task != LOSS))
-    return Asked(names, None, c.num_fewshot, False, None, True, c.task_path, c.seed)
+    return TaskRequest(names, None, c.num_fewshot, False, None, True, c.task_path, c.seed)
 
 
 def load_tasks(c: PosttrainConfig) -> dict[str, Any]:
@@ -113,6 +113,6 @@ def drawn(c: PosttrainConfig, there: Mapping[str, Sequence[int]], asked: Evaluat
     """Of each task's questions: QUESTIONS of those for validation, others in each generation; or all of the test."""
     if asked.on == "test":
         return {name: list(numbers) for name, numbers in there.items()}
-    dice = {name: np.random.default_rng([c.seed, 13, asked.generation, len(each)]) for name, each in there.items()}
-    orders = {name: dice[name].permutation(len(each)) for name, each in there.items()}
+    rng = {name: np.random.default_rng([c.seed, 13, asked.generation, len(each)]) for name, each in there.items()}
+    orders = {name: rng[name].permutation(len(each)) for name, each in there.items()}
     return {name: sorted(each[int(n)] for n in orders[name][: c.questions]) for name, each in there.items()}

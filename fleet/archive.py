@@ -1,0 +1,81 @@
+"""What gone workers left, put away: their pulses and notes would otherwise be read each time.
+
+Their pulses and drafts are removed, and their notes, but for the last ones, move to workers/ended/. Who moves them goes
+on with their sums; so what a run has made in all stands in the notes of few workers, however many there were.
+"""
+
+import contextlib
+from functools import partial
+
+from fleet import faults, worker_notes
+from fleet.events import Events
+from fleet.store import Store
+from fleet.worker_notes import END
+
+ENDED = "workers/ended"
+KEPT = 32  # workers that are gone and still shown
+_PULSES, _MOST = 8, 64  # pulses that are looked at in one go, and notes that are moved
+_PULSE = ".pulse"
+
+Stamp = tuple[int, ...]
+
+
+class WorkerArchive:
+    """A worker's part in that."""
+
+    def __init__(self, store: Store, events: Events, patience: float) -> None:
+        self.store, self.events, self.patience = store, events, patience
+        self._seen: dict[str, tuple[Stamp, float]] = {}  # pulses, and since when they stand still
+        self._turn, self._drafts = 0, set[str]()
+        self._tidied = store.host.now()
+
+    def tidy(self) -> None:
+        """Now and then; what does not succeed is left to the next time, or to somebody else."""
+        now = self.store.host.now()
+        if now - self._tidied < self.patience / 10:
+            return
+        self._tidied = now
+        names = set(self.store.names("workers"))
+        tasks = (self._remove_drafts, partial(self._remove_pulses, names, now), partial(self._move_notes, names))
+        for task in tasks:
+            with contextlib.suppress(faults.Fault):
+                task()
+
+    def _remove_drafts(self) -> None:
+        """A draft lives for a moment; one that is still there after a time in which any worker would have looked dead
+        belongs to nobody."""
+        drafts = set(self.store.names("tmp"))
+        for name in drafts & self._drafts:
+            with contextlib.suppress(faults.Fault):
+                self.store.disk.remove(f"tmp/{name}")
+        self._drafts = drafts
+
+    def _remove_pulses(self, names: set[str], now: float) -> None:
+        """Those that have stood still for longer than anybody waits for their worker; a few are looked at, in turn."""
+        pulses = sorted(name for name in names if name.endswith(_PULSE))
+        self._seen = {name: seen for name, seen in self._seen.items() if name in pulses}
+        for name in [pulses[(self._turn + n) % len(pulses)] for n in range(min(_PULSES, len(pulses)))]:
+            stamp = self.store.stamp(f"workers/{name}")
+            before, since = self._seen.get(name, ((), now))
+            self._seen[name] = stamp, since if stamp == before else now
+            if now - self._seen[name][1] > self.patience:
+                self.store.disk.remove(f"workers/{name}")
+        self._turn += _PULSES
+
+    def _move_notes(self, names: set[str]) -> None:
+        mine = f"{self.store.name}{END}"
+        gone = [n for n in names if n.endswith(END) and n != mine and n.removesuffix(END) + _PULSE not in names]
+        if len(gone) > KEPT:
+            self.store.folder(ENDED)
+            by_age = sorted(gone, key=lambda name: (self.store.stamp(f"workers/{name}")[2:3], name))
+            for name in by_age[:-KEPT][:_MOST]:
+                self._move(name)
+        if self.events.begun and mine not in self.store.names("workers"):
+            self.events.begin_anew()
+
+    def _move(self, name: str) -> None:
+        """A rename has one winner, who alone goes on with the sums."""
+        there = f"{ENDED}/{name.removesuffix(END)}.{self.store.host.token()}{END}"
+        with contextlib.suppress(faults.Missing):
+            self.store.disk.rename(f"workers/{name}", there)
+            self.events.inherit(worker_notes.read(self.store.disk.root / there))

@@ -1,0 +1,119 @@
+"""Which recipe a worker claims next: of all that can be made what others wait for, then what continues its own work."""
+
+import zlib
+from collections.abc import Iterator
+
+from fleet import pace
+from fleet.claims import pulse_of
+from fleet.context import WorkerContext
+from fleet.recipe import Recipe, alike, place, reads
+
+_PULSES = 3  # so many are looked at in one slow tick
+
+
+class Scheduler:
+    def __init__(self, context: WorkerContext) -> None:
+        self.context = context
+        self.yielding = False  # free work was left to faster workers for a moment
+        self._turn = 0
+        self._free = list[str]()  # at the last look, the best one last
+        self._since: dict[str, dict[str, float]] = context.history.recent()
+
+    def claim_again(self) -> str | None:
+        """Claim the best of what was free at the last look; if somebody else has it by now, look again."""
+        while self._free:
+            id, context = self._free.pop(), self.context
+            known = context.history.finished(id) or id in context.pending
+            if not known and not context.blame.shuns(id) and not context.claims.held(id):
+                return id if not self._polite(id) and self._take(id) else None
+        return None
+
+    def claim(self, tick: bool) -> str | None:
+        """Claim something; looking for dead or slow holders, which reads their pulses, is left to the slow tick."""
+        free, held = list[str](), list[str]()
+        self.yielding = False
+        for id in self._makeable():
+            (held if self.context.claims.held(id) else free).append(id)
+        self._free, claims = free[::-1], self.context.claims
+        if mine := next((id for id in held if claims.claimed(id) and claims.mine(id)), None):
+            return mine  # or whoever the disk refuses something would hold one recipe after the other
+        for id in free:
+            if not self._polite(id) and self._take(id):
+                return id
+        for id in held:
+            if self.context.claims.mine(id):
+                return id
+        return next((id for id in self._orphans(held) if self._take(id)), None) if tick else None
+
+    def _orphans(self, held: list[str]) -> Iterator[str]:
+        """What is claimed and yet to be had. Pulses cost file operations: a few are looked at each time, in turn."""
+        claims = self.context.claims
+        self._turn += _PULSES
+        for n, id in enumerate(held):
+            claim, looked_at = claims.holder(id), (n - self._turn) % len(held) < _PULSES
+            if claims.watch.gone(claim) or looked_at and (claims.watch.silent(claim) or self._helps(id)):
+                yield id
+
+    def _makeable(self) -> list[str]:
+        context = self.context
+        jobs = [job for job in context.history.open() if context.takes(job[1]) and job[0] not in context.pending]
+        groups = alike(recipe for _, recipe in jobs)
+        wanted = {input for each in groups.values() for input in each.inputs}
+        there = {key for key, each in groups.items() if all(map(self._is_there, each.inputs))}
+        ready = [job for job in jobs if reads(job[1]) in there and not context.blame.shuns(job[0])]
+        return [name for name, _ in sorted(ready, key=lambda job: self._rank(job[0], job[1], wanted))]
+
+    def _is_there(self, id: str) -> bool:
+        """For everybody, or for this worker, which has just made it."""
+        return id in self.context.pending or self.context.history.finished(id)
+
+    def _rank(self, id: str, recipe: Recipe, wanted: set[str]) -> tuple[bool, bool, int, int, int]:
+        """What failed here comes last, before it evaluations that nothing waits for; ties are broken by the worker's
+        name, so that all differ."""
+        only_looked_at = id not in wanted and recipe.role != "member"
+        own = sum(self.context.history.origin(input) in self.context.own for input in recipe.inputs)
+        return (
+            self.context.blame.wary(id),
+            only_looked_at,
+            place(id)[0],
+            -own,
+            zlib.crc32((self.context.store.name + id).encode()),
+        )
+
+    def _take(self, id: str) -> bool:
+        self._check_losses(id)
+        if self.context.blame.shuns(id):
+            return False
+        if taken := self.context.claims.take(id):
+            self.context.events.note("claimed", id, n=self.context.claims.count(id) - 1)
+        return taken
+
+    def _polite(self, id: str) -> bool:
+        """A clearly slower worker leaves free work to idle faster ones for a moment."""
+        patience = self.context.pace.patience(place(id)[1], 2 * self.context.options.poll_seconds)
+        polite = patience > 0 and self._known_for("free", id) < patience
+        self.yielding = self.yielding or polite
+        return polite
+
+    def _helps(self, id: str) -> bool:
+        """Make again what a clearly slower worker would need much longer for; once is enough."""
+        factor, claims = self.context.options.backup, self.context.claims
+        elapsed = self._known_for(f"held {claims.count(id)}", id)
+        if not factor or claims.helped(id):
+            return False
+        pulse = pulse_of(self.context.store, str(claims.holder(id).get("by")))
+        return bool(pulse) and self.context.pace.worth_helping(place(id)[1], pace.seconds_of(pulse), elapsed, factor)
+
+    def _known_for(self, what: str, id: str) -> float:
+        now = self.context.host.now()
+        return now - self._since.setdefault(id, {}).setdefault(what, now)
+
+    def _check_losses(self, id: str) -> None:
+        """A recipe that kills whoever makes it must not kill for ever."""
+        if self.context.claims.count(id) < 2 or not self.context.blame.doomed(id, lost := self.context.claims.lost(id)):
+            return
+        machines = ", ".join(sorted({str(claim.get("machine")) for claim in lost}))
+        raise self.context.stopped(
+            f"{id}: {len(lost)} workers in a row were lost while they made it, on {machines}"
+            "; who is lost without a word was mostly killed by the system, for want of memory"
+        )
