@@ -77,11 +77,11 @@ class Finetuned:
 
     def next_commands(self, out: Path) -> list[str]:
         """What to do with it."""
-        model = f"{self.model}+{out}" if self.is_adapter else str(out)
+        model, base = (f"{self.model}+{out}", self.model) if self.is_adapter else (str(out), "")
         return [
             f"held-out loss {self.before:.4f} before, {self.after:.4f} after: {out}",
-            f"python -m merge.gguf {model} {out}.gguf --type Q8_0",
-            lm_eval(out, self.model if self.is_adapter else ""),
+            f"For llama.cpp: python -m merge.gguf {model} {out}.gguf --type Q8_0",
+            f"Evaluate it: {lm_eval(out, base)}",
         ]
 
 
