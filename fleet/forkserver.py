@@ -49,7 +49,7 @@ class ForkServer:
     def lives(self) -> bool:
         return self._process.poll() is None
 
-    def fork(self, words: Sequence[str], log: IO[bytes]) -> "Forked":
+    def fork(self, words: Sequence[str], log: IO[bytes]) -> "ForkedWorker":
         """On a leash: its standard input ends when its starter is gone."""
         self._orders += 1
         order = json.dumps({"order": self._orders, "words": [*words]}).encode()
@@ -61,7 +61,7 @@ class ForkServer:
             raise
         finally:
             os.close(theirs)
-        return Forked(self, self._orders, leash)
+        return ForkedWorker(self, self._orders, leash)
 
     def told(self, order: int) -> dict[str, int]:
         """What is known of a process: its pid, and once it has ended its code."""
@@ -87,7 +87,7 @@ class ForkServer:
         self._socket.close()
 
 
-class Forked:
+class ForkedWorker:
     """A process that may not be there yet."""
 
     def __init__(self, server: ForkServer, order: int, leash: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.forkserver import Forked, ForkServer
+from fleet.forkserver import ForkedWorker, ForkServer
 from tests.helpers import ROOT, kill, pids, until
 
 SCRIPT = """
@@ -48,7 +48,7 @@ class Place:
         env = {"PYTHONPATH": str(ROOT), "OF_THE_TEST": "here"}
         self.server = ForkServer([sys.executable, str(self.script)], what, folder, env, self.log)
 
-    def fork(self, *words: str) -> Forked:
+    def fork(self, *words: str) -> ForkedWorker:
         return self.server.fork(words, self.log)
 
     def said(self) -> list[dict]:
@@ -73,7 +73,7 @@ def place(tmp_path):
             kill(one["pid"])
 
 
-def ended(process: Forked) -> int:
+def ended(process: ForkedWorker) -> int:
     until(lambda: process.poll() is not None, "it has ended")
     return process.poll()
 
