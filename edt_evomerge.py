@@ -68,7 +68,9 @@ class EvoMerge:
             if k < given or self.c.mutation == "none":
                 members.append(Recipe(f"m{k}", parents=(f"0/init-{n}",)))
             else:
-                members.append(self.child(1, k, (f"0/init-{n}",), posttraining_genome.founding(self.c, self.rng(1, k))))
+                members.append(
+                    self.child(1, k, (f"0/init-{n}",), posttraining_genome.first_genome(self.c, self.rng(1, k)))
+                )
         return members
 
     def children(self, generation: int, history: Past) -> list[Recipe]:
@@ -150,7 +152,7 @@ class EvoMerge:
 
     def genomes(self, generation: int, history: Past) -> dict[str, posttraining_genome.Genome]:
         """Of a generation; a given model has none of its own yet."""
-        plain = posttraining_genome.plain(self.c)
+        plain = posttraining_genome.unmutated(self.c)
         return {f"{generation}/{recipe.slot}": recipe.genome or plain for recipe in history.plan(generation)}
 
     def rng(self, *key: int) -> np.random.Generator:

@@ -3,7 +3,23 @@
 import math
 import os
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Accelerators:
+    """What a machine of a run computes with."""
+
+    machine: str
+    compute: Sequence[str] = ()  # of each of its GPUs, the compute capability; empty where the driver does not tell
+    compiles: bool = False  # torch.compile finds what it needs
+
+    @property
+    def generation(self) -> int | None:
+        """Of the oldest."""
+        return min((int(found[0]) if (found := re.match(r"\d+", each)) else 0 for each in self.compute), default=None)
 
 
 def visible() -> list[str]:

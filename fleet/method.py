@@ -1,11 +1,12 @@
 """What a method's script hands to the fleet."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from fleet.fork import Forking
+from fleet.gpus import Accelerators
 from fleet.history import History
 from fleet.metrics import logger
 from fleet.metrics.points import points
@@ -25,6 +26,7 @@ class Method(Generic[C]):
     strategy: Callable[[C], Strategy]
     maker: Callable[[C], Maker]
     prepare: Callable[[C, Path], C] = lambda config, where: config  # checks, before the run is made
+    resolve_auto: Callable[[C, Path, Sequence[Accelerators]], C] = lambda config, *_: config  # by a run's machines
     show_result: Callable[[C, Path], None] = lambda config, folder: None  # what is shown when the run is over
     preview: Callable[[C, Path], Iterable[str]] = lambda config, where: ()  # what `check` says of the configuration
     report: Callable[[History], None] = lambda history: None  # files for people, that follow from the registers

@@ -19,6 +19,7 @@ from fleet.errors import absolute
 from fleet.fork import ForkOrder
 from fleet.fork import fork as fork_run
 from fleet.forkserver import serve
+from fleet.gpus import Accelerators
 from fleet.host import Host
 from fleet.idle_workers import crowded, idle
 from fleet.method import Method
@@ -70,6 +71,7 @@ def main(method: Method[Any], arguments: list[str] | None = None, others: Sequen
         look: Annotated[bool, Parameter(show=False)] = False,
         also: Annotated[str, Parameter(show=False)] = "{}",
         forkserver: Annotated[tuple[str, Path, str] | None, Parameter(show=False)] = None,
+        accelerators: Annotated[str, Parameter(show=False)] = "[]",
         sink: Annotated[tuple[str, int, Path] | None, Parameter(show=False)] = None,
         fork: Annotated[str, Parameter(show=False)] = "",
         follow: Annotated[Path | None, Parameter(show=False)] = None,
@@ -101,7 +103,8 @@ def main(method: Method[Any], arguments: list[str] | None = None, others: Sequen
             for line in mine.preview(named_so, where):
                 say(line)
             return 0
-        chosen = mine.prepare(named_so, where)
+        machines = [Accelerators(**each) for each in json.loads(accelerators)]
+        chosen = mine.prepare(mine.resolve_auto(named_so, where, machines) if machines else named_so, where)
         let_group_read(chosen)
         sinks.check(chosen.metrics)
         if make:

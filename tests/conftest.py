@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shutil
 import signal
 import sys
 import time
@@ -20,7 +21,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads that wait for each othe
 LONGEST = (
     "test_evomerge_whole", "test_group", "test_posttrain_whole", "test_examples", "test_fsdp_whole", "test_peers",
     "test_fsdp_page", "test_pretraining", "test_skills", "test_specialists", "test_pretraining_input", "test_fsdp",
-    "test_merge_search", "test_merge_search_far", "test_evomerge", "test_kill", "test_launcher", "test_knobs",
+    "test_merge_search", "test_merge_search_far", "test_evomerge", "test_evomerge_steps", "test_kill",
+    "test_evomerge_input", "test_launcher", "test_knobs",
     "test_unlucky_machine", "test_three_hosts", "test_engines", "test_lab", "test_bad_luck", "test_blame", "test_merge",
 )  # fmt: skip
 
@@ -100,6 +102,53 @@ def pretraining(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
     yield make
     for each in made:
         each.kill_all()
+
+
+@pytest.fixture(scope="module")
+def run_for_pages(tmp_path_factory: pytest.TempPathFactory) -> Toys:
+    """A finished run, whose pages are looked at."""
+    from tests.reporting import finished_run
+
+    return finished_run(tmp_path_factory.mktemp("made"))
+
+
+@pytest.fixture
+def finished(run_for_pages: Toys, tmp_path: Path) -> Toys:
+    """A copy of it for each test."""
+    shutil.copytree(run_for_pages.place, tmp_path / "here")
+    return Toys(tmp_path / "here", run_for_pages.keys)
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer for models that become GGUF files."""
+    from tests.gguf_models import byte_tokenizer
+
+    return byte_tokenizer(tmp_path_factory.mktemp("words"))
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models and tasks of a merge search."""
+    from tests.searching import donors_and_tasks
+
+    return donors_and_tasks(tmp_path_factory.mktemp("facts"))
+
+
+@pytest.fixture(scope="module")
+def tournament(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A whole one: its folder, its configuration, and what it has said."""
+    from tests.tournaments import whole_tournament
+
+    return whole_tournament(tmp_path_factory.mktemp("tournament"))
+
+
+@pytest.fixture
+def here(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """evomerge's command line in this process."""
+    from tests.tournaments import here_by
+
+    return here_by(capfd, monkeypatch)
 
 
 @pytest.fixture(scope="module")

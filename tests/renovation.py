@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from tests import breeding, searching
+from tests import searching, tournaments
 from tests.helpers import ROOT
 
 RENAMED: Mapping[str, str] = {"judged": "test_score"}  # before -> now: names of files and metrics
@@ -59,7 +59,7 @@ def made(tree: Path, place: Path, donors: Path) -> dict[str, Any]:
     (place / "genome.yml").write_text(yaml.safe_dump({"genome": genome, "tasks": ["facts"]}))
     more = ("--task-search-path", donors / "tasks", "--max-fevals", 14, "--strategy", "fleet", "--race")
     _do(tree, "-m", "merge.evolve", place / "genome.yml", "--storage-path", place / "search", *more)
-    settings = breeding.config(place / "contest")
+    settings = tournaments.config(place / "contest")
     settings.save(place / "contest.json")
     _do(tree, "-m", "evomerge.cli", "--config", place / "contest.json", "--run", "--workers", 1)
     _do(tree, "-m", "merge", place / "search/best_config.yaml", place / "merged")

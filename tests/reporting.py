@@ -1,7 +1,10 @@
 """Runs for the report that would take too long to make: written by hand, in the format of real ones."""
 
+import json
 import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +14,11 @@ from fleet.host import Host
 from fleet.recipe import Recipe, name, to_json
 from fleet.run import create_run
 from fleet.store import _sealed
+from tests.browser import Browser
+from tests.helpers import ROOT, Toys, listing
 from tests.toy.config import ToyConfig
 
+REPORT = [sys.executable, "-m", "fleet.report"]
 BEGAN = 1_700_000_000.0
 NASTY = "<script>alert(1)</script>\"'&\x1b[31m\u202e"
 NAMES = (NASTY, "W" * 300, "机器学习工作站" * 20, "محطة العمل الأولى", "रिया का कंप्यूटर", "🧪" * 40, "\x00\x07")
@@ -86,3 +92,35 @@ def _write(file: Path, data: bytes) -> None:
     handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640)
     os.write(handle, data)
     os.close(handle)
+
+
+def reported(run: Path, *more: str, code: int = 0) -> str:
+    done = subprocess.run(
+        [*REPORT, str(run), *more], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+def written(run: Path, place: Path, still: bool = True) -> Path:
+    """The page; nothing of the run is changed, which can be seen if nobody works on it."""
+    before = listing(run)
+    file = place / "page.html"
+    assert reported(run, "--out", str(file)).strip() == str(file)
+    assert not still or listing(run) == before, "the report only reads"
+    return file
+
+
+def text_of(browser: Browser, where: str) -> str:
+    return str(browser.say(f"document.querySelector({json.dumps(where)}).textContent"))
+
+
+def finished_run(place: Path) -> Toys:
+    keys = {"algorithm": "rank", "population_size": 5, "max_generations": 5, "size": 24, "sleep": 0.05}
+    run = Toys(place, {**keys, "poll_seconds": 0.02, "dead_seconds": 5.0})
+    try:
+        run.start(workers=2).ends()
+    finally:
+        run.kill_all()
+    return run

@@ -2,12 +2,20 @@
 
 import json
 import random
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+import yaml
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from merge.evolve import search_config as configs
+from merge.evolve.search_config import MergeGenome, SearchConfig
+from merge.evolve.search_space import Space
 
 SUBJECTS, PARTS, ANSWERS = 24, 3, 24
 TASK = """task: {name}
@@ -31,7 +39,7 @@ def words() -> list[str]:
     return ["<pad>", *parts, *(f"s{n}" for n in range(SUBJECTS)), *(f"a{n}" for n in range(ANSWERS)), "of", "is"]
 
 
-def facts(seed: int = 0) -> list[tuple[int, str, str, str]]:
+def known_facts(seed: int = 0) -> list[tuple[int, str, str, str]]:
     """Part, subject, and the answer in two words."""
     rng = random.Random(seed)
     return [
@@ -44,7 +52,7 @@ def facts(seed: int = 0) -> list[tuple[int, str, str, str]]:
 def donors(folder: Path, layers: int = 2, steps: int = 30, first: int = 3) -> list[Path]:
     """A base that knows a little of everything; and for each part of the facts a model that went on to learn it."""
     number = {word: n for n, word in enumerate(words())}
-    rows = torch.tensor([[number[w] for w in (f"p{part}", "of", s, "is", a, b)] for part, s, a, b in facts()])
+    rows = torch.tensor([[number[w] for w in (f"p{part}", "of", s, "is", a, b)] for part, s, a, b in known_facts()])
     with torch.random.fork_rng():
         torch.manual_seed(0)
         config = LlamaConfig(
@@ -82,7 +90,7 @@ def _saved(model: LlamaForCausalLM, folder: Path) -> Path:
 def task(folder: Path, name: str = "facts", seed: int = 1) -> Path:
     """All facts as questions of four choices; the folder to look for tasks in."""
     folder.mkdir(exist_ok=True)
-    rng, known, lines = random.Random(seed), facts(), []
+    rng, known, lines = random.Random(seed), known_facts(), []
     for part, subject, *answer in known:
         choices = [" ".join(answer)]
         while len(choices) < 4:
@@ -98,4 +106,60 @@ def task(folder: Path, name: str = "facts", seed: int = 1) -> Path:
     rng.shuffle(lines)
     (folder / f"{name}.json").write_text("\n".join(map(json.dumps, lines)))
     (folder / f"{name}.yaml").write_text(TASK.format(name=name, file=folder / f"{name}.json"))
+    return folder
+
+
+ROOT = Path(__file__).parent.parent
+
+
+def genome_file(folder: Path, facts: Path, method: str = "linear", base: bool = False, **more) -> Path:
+    genome = {"models": [str(facts / f"part{n}") for n in range(3)], "merge_method": method, **more.pop("genome", {})}
+    genome |= {"base_model": str(facts / "base")} if base else {}
+    file = folder / "genome.yml"
+    file.write_text(yaml.safe_dump({"genome": genome, "tasks": ["facts"], **more}))
+    return file
+
+
+def command(file: Path, out: Path, facts: Path, *more: str) -> list[str]:
+    strategy = () if "--strategy" in more else ("--strategy", "fleet")
+    words = ["--storage-path", str(out), "--task-search-path", str(facts / "tasks"), *strategy, *more]
+    return [sys.executable, "-m", "merge.evolve", str(file), *words]
+
+
+def search(file: Path, out: Path, facts: Path, *more: str) -> str:
+    done = subprocess.run(command(file, out, facts, *more), capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def rows(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
+
+
+def genotypes(out: Path) -> list[list[float]]:
+    return [row["genotype"] for row in rows(out)]
+
+
+def space(method: str = "ties", layers: int = 4, **more) -> Space:
+    base = {} if method in ("linear", "slerp", "karcher", "nuslerp", "multislerp") else {"base_model": "base"}
+    models = ("a", "b") if method == "nuslerp" else ("a", "b", "c")
+    return Space(MergeGenome(models=models, merge_method=method, **base, **more), layers)
+
+
+def completed(file: Path, facts: Path, **options) -> SearchConfig:
+    more = {"task_path": (str(facts / "tasks"),), "project_name": "x", "threads": 1, **options}
+    return configs.read(file, {"algorithm": "merge-search", **more})
+
+
+def wait_for(there, seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not there():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.05)
+
+
+def donors_and_tasks(folder: Path) -> Path:
+    """base, part0, part1, part2, and a folder of tasks."""
+    donors(folder)
+    task(folder / "tasks")
     return folder

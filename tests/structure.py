@@ -18,7 +18,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tests import breeding, merging
+from tests import merging, tournaments
 from tests.helpers import ROOT
 from tests.renovation import PRETRAINING
 
@@ -66,7 +66,7 @@ def flows(place: Path) -> Iterator[tuple[str, Sequence[str]]]:
               "parameters": {"t": 0.3}}  # fmt: skip
     (place / "recipe.yml").write_text(json.dumps(recipe))
     yield "one merge", ["-m", "merge", str(place / "recipe.yml"), str(place / "merged")]
-    breeding.config(place / "contest").save(place / "contest.json")
+    tournaments.config(place / "contest").save(place / "contest.json")
     run = ["-m", "evomerge.cli", "--config", str(place / "contest.json"), "--run", "--workers", "1"]
     yield "a tournament", run
 

@@ -1,7 +1,6 @@
 """What is said of a run before it is begun, beside what it then does."""
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,12 +8,14 @@ import pytest
 
 from fleet.idle_workers import crowded, idle
 from fleet.machines import Machine
+from fleet.plain import bytes_of
 from fleet.remote.launcher import Launcher, place
 from launch_to_machines import METHOD_SCRIPTS
 from tests.commands import answer
 from tests.small import KEYS, config, finished, shared
 from train.advise import Circumstances, Forecast, advice, facts, sizes_of
 from train.loop import best_device
+from train.memory import memory_of
 
 ROOT = Path(__file__).parent.parent
 HERE = Circumstances(workers=2, step=0.1, disk=1e8)
@@ -102,6 +103,16 @@ def test_it_says_what_the_estimate_rests_on_and_how_to_have_a_better_one(tmp_pat
     assert "For other machines" not in told
 
 
+def test_memory_is_of_the_words_that_the_tokenizer_has_and_of_models_in_other_words():
+    c = config(tokenizer=str(shared() / "tokenizer"), vocab_size=999)
+    f = Forecast(c, sizes_of(c), HERE)
+    assert f.memory == memory_of(c.model_copy(update={"vocab_size": 257})) != memory_of(c)
+    gpt2 = {"config": {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 257}}
+    other = forecast(initial_population=(gpt2,)).memory
+    assert other.kept == 16 * sizes_of(config(initial_population=(gpt2,))).parameters - 4 * 24 * 32**2 and other.layers
+    assert dict(facts(f))["memory"].startswith(f"{bytes_of(f.memory.total)} of a worker's device")
+
+
 def test_of_post_training_it_says_what_helps_instead():
     code, _, errors = answer("-m", "train.advise", str(ROOT / "configs" / "posttrain.json"))
     assert code == 2 and "not for edt-evomerge: try it with MAX_GENERATIONS 1 and another PROJECT_NAME" in errors
@@ -124,4 +135,4 @@ def test_settings_that_are_checked_in_need_no_advice(size, speed):
     step = 6 * sizes.parameters * tokens / speed
     f = Forecast(c, sizes, Circumstances(workers=c.population_size, step=step, disk=1.2e9))  # 10 Gbit/s
     assert c.initial_population == (size,) and not [*advice(f)]
-    assert 15 < f.per_parameter < 30 and math.isfinite(f.memory) and len({*dict(facts(f))}) == 9
+    assert 15 < f.per_parameter < 30 and f.memory == memory_of(c) and len({*dict(facts(f))}) == 9

@@ -86,7 +86,7 @@ def test_curves_of_post_training_stay_within_what_methods_allow(method):
                        **told(method, curves)},
         )  # fmt: skip
         rng = np.random.default_rng(len(curves))
-        population = [posttraining_genome.plain(c), *(posttraining_genome.founding(c, rng) for _ in range(3))]
+        population = [posttraining_genome.unmutated(c), *(posttraining_genome.first_genome(c, rng) for _ in range(3))]
         for _ in range(4):
             pairs = [rng.choice(4, 2, replace=False) for _ in range(4)]
             population = [posttraining_genome.child(c, [population[n] for n in pair], rng) for pair in pairs]

@@ -167,7 +167,7 @@ def test_another_head_is_asked_whole(few):
 
 
 def test_rows_of_several_examples(few, monkeypatch):
-    from tests.test_finetuning import some_examples
+    from tests.chat_rows import some_examples
 
     made, each = batch(some_examples((7, 5, 6)), [[0, 1], [2]]), model("llama", vocab_size=257).eval()
     found = [answer_logprobs(each, made), sft_loss(each, made)]

@@ -20,7 +20,7 @@ from merge.merge_recipe import merge_of
 from merge.merging import merge
 from merge.tensor_files import UserError
 from tests import merging
-from tests.breeding import models
+from tests.tournaments import models
 from train.parent_selection import winner
 
 NAMES = ("a", "b", "c")

@@ -22,8 +22,7 @@ from fleet.history import opened
 from merge.atomic_output import atomic_folder
 from merge.tensor_files import UserError
 from tests import merging
-from tests.breeding import WORDS, config, models, text
-from tests.test_evomerge import worker
+from tests.tournaments import WORDS, config, models, text, worker
 
 
 def half(name: str, other: str, technique: str = "linear", **more) -> Formula:

@@ -14,9 +14,8 @@ from evomerge import tournament_results
 from evomerge.config import Configuration
 from evomerge.formula import read
 from fleet.history import opened
-from tests.breeding import config
 from tests.lab.machines import Lab, why_not
-from tests.test_evomerge import CLI, cli
+from tests.tournaments import CLI, cli, config
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "evomerge.md").read_text(), re.M | re.S)

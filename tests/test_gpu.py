@@ -8,8 +8,8 @@ import torch
 
 from fleet.digest import digest
 from tests import posttraining
+from tests.chat_rows import PACKABLE, of, some_examples
 from tests.small import MODEL, config, finished
-from tests.test_finetuning import PACKABLE, of, some_examples
 from train import chunked_loss
 from train.chunked_loss import compared, summed
 from train.kernels import in_fixed_order, looking
@@ -90,12 +90,12 @@ def test_breeding_repeats_itself(tmp_path, mutation):
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("most", [1 << 28, 0])
-@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("rows", ["", "single", "packed"])
 def test_no_step_is_waited_for(monkeypatch, optimizer, most, rows):
     monkeypatch.setattr(chunked_loss, "MOST", most)
     given = config(inner_optimizer=optimizer, z_loss=1e-3, precision="bf16-mixed")
     learner = Learner(built(MODEL, 257, 3), given, objective=sft_loss if rows else None)
-    part = single(some_examples((7, 9))) if rows else WINDOWS
+    part = {"": WINDOWS, "single": single(some_examples((7, 9))), "packed": packed_rows()}[rows]
     learner.begin()
     learner.step([part, part], 1e-3)  # what is found out once
     torch.cuda.set_sync_debug_mode("error")
@@ -108,9 +108,9 @@ def test_no_step_is_waited_for(monkeypatch, optimizer, most, rows):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_words_in_parts_have_the_gradients_of_all_at_once(monkeypatch, dtype):
     monkeypatch.setattr(chunked_loss, "PART", 1 << 16)
-    dice = torch.Generator().manual_seed(1)
-    hidden, weight = (torch.randn(n, 64, generator=dice).mul_(0.3).cuda().requires_grad_() for n in (512, 1000))
-    words = torch.randint(1000, (512,), generator=dice).cuda()
+    rng = torch.Generator().manual_seed(1)
+    hidden, weight = (torch.randn(n, 64, generator=rng).mul_(0.3).cuda().requires_grad_() for n in (512, 1000))
+    words = torch.randint(1000, (512,), generator=rng).cuda()
     whole = torch.nn.functional.cross_entropy(hidden @ weight.T, words, reduction="sum")
     wanted = torch.autograd.grad(whole, (hidden, weight))
     close = 1e-4 if dtype == torch.float32 else 0.05

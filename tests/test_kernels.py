@@ -1,8 +1,10 @@
 """Which kernels a learner may compute with: in a fixed order while it learns, all of them while it looks."""
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,9 +19,9 @@ from train.chat import Example
 from train.chunked_loss import ModelForward
 from train.kernels import in_fixed_order, learning, looking
 from train.loop import Learner
-from train.model import built
-from train.objectives import sft_loss
-from train.packing import single
+from train.model import built, skeleton
+from train.objectives import begun, sft_loss
+from train.packing import Batch, batch, one_of_few, plan, single
 
 
 @pytest.fixture(autouse=True)
@@ -76,14 +78,17 @@ def test_a_gradient_without_a_fixed_order_is_a_verdict():
 
 
 def test_both_methods_of_training_hand_the_key_on(tmp_path):
-    from tests.posttraining import config as breeding
+    from tests.posttraining import config as posttrain_config
     from train.member import posttraining_tasks, pretraining_tasks
 
-    for make, settings in ((pretraining_tasks.maker, config()), (posttraining_tasks.maker, breeding(tmp_path, 1))):
+    for make, settings in (
+        (pretraining_tasks.maker, config()),
+        (posttraining_tasks.maker, posttrain_config(tmp_path, 1)),
+    ):
         for deterministic in (False, True):
             make(settings.model_copy(update={"deterministic": deterministic}))
             assert torch.are_deterministic_algorithms_enabled() == deterministic
-    assert posttraining_tasks.inner(breeding(tmp_path, 1, deterministic=False), 4, 1.0).deterministic is False
+    assert posttraining_tasks.inner(posttrain_config(tmp_path, 1, deterministic=False), 4, 1.0).deterministic is False
 
 
 def test_options_reach_the_settings_and_leave_checkpoints_as_they_are():
@@ -98,6 +103,15 @@ def test_options_reach_the_settings_and_leave_checkpoints_as_they_are():
     for each in (True, False):
         assert settings(FinetuneOptions(deterministic=each), *asked).deterministic is each
     assert FinetuneOptions().bound() == FinetuneOptions(deterministic=False).bound()
+
+
+def some_examples(sizes: Sequence[int]) -> list[Example]:
+    dice = np.random.default_rng(1)
+    return [Example(dice.integers(0, 257, n).astype(np.int32), np.ones(n, dtype=np.bool_)) for n in sizes]
+
+
+def two_rows(sizes: Sequence[int] = (7, 9, 5, 12)) -> Batch:
+    return batch(some_examples(sizes), plan(sizes, 20))
 
 
 class Waits(TorchDispatchMode):
@@ -117,16 +131,14 @@ class Waits(TorchDispatchMode):
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("most", [1 << 28, 0])
-@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("rows", ["", "single", "packed"])
 def test_no_step_waits_for_the_device(monkeypatch, optimizer, most, rows):
     """But every twentieth, which looks at the loss."""
-    from tests.test_finetuning import some_examples
-
     monkeypatch.setattr(chunked_loss, "MOST", most)
     given = config(inner_optimizer=optimizer, z_loss=1e-3)
     learner = Learner(built(MODEL, 257, 3), given, objective=sft_loss if rows else None)
     learner.answer = replace(learner.answer, device=torch.device("cuda"))  # is asked as one there is
-    part = single(some_examples((7, 9))) if rows else torch.randint(257, (2, 9))
+    part = {"single": single(some_examples((7, 9))), "packed": two_rows()}.get(rows, torch.randint(257, (2, 9)))
     learner.begin()
     learner.step([part, part], 1e-3)  # what is found out once
     with Waits() as waits:
@@ -135,6 +147,54 @@ def test_no_step_waits_for_the_device(monkeypatch, optimizer, most, rows):
         waits.found.clear()
         learner.summed_loss()
         assert waits.found == ["_local_scalar_dense"]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("rows", [False, True])
+def test_a_step_takes_place_where_the_model_is(optimizer, rows):
+    """On a device without any numbers: nothing is made elsewhere, and nobody has to know what a number is."""
+    model, given = skeleton(MODEL, 257), config(inner_optimizer=optimizer, z_loss=1e-3)
+    learner = Learner(model, given, torch.device("meta"), sft_loss if rows else None)
+    learner.answer = replace(learner.answer, device=torch.device("cuda"))  # is asked as one there is
+    learner.begin()
+    learner.step([two_rows() if rows else torch.zeros(2, 9, dtype=torch.long)] * 2, 1e-3)
+    kept = (learner.vector, learner.gradient, learner.moments, learner.total)
+    assert {each.device.type for each in kept} == {"meta"}
+
+
+@pytest.mark.parametrize("sizes", [(7, 9, 5, 12), (20, 20)])
+def test_packed_rows_say_what_they_say_where_transformers_looks_for_itself(sizes):
+    """By the same mask; where rows have one text each, it would find that they need none."""
+    found = {}
+    for there in ("cpu", "cuda"):
+        learner = Learner(built(MODEL, 257, 3), config(), torch.device("cpu"), sft_loss)
+        learner.answer = replace(learner.answer, device=torch.device(there))
+        loss = learner.loss(two_rows(sizes))
+        loss.backward()
+        found[there] = torch.cat([loss.detach()[None], learner.gradient])
+    torch.testing.assert_close(found["cuda"], found["cpu"], rtol=1e-4, atol=1e-7)
+    assert len(sizes) < 4 or torch.equal(found["cuda"], found["cpu"])
+
+
+def test_rows_on_gpus_have_few_widths_and_count_the_same(tmp_path):
+    """Compiled for each width that it meets, as cuDNN's attention is: few graphs, instead of one a width."""
+    from tests.posttraining import config as breeding
+
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    widths = [one_of_few(n, 1000, gpu) for n in range(1, 1001)]
+    assert all(0 <= a - n < max(32, n / 2) for n, a in enumerate(widths, 1)) and len({*widths}) == 10
+    assert all(one_of_few(n, n, gpu) == one_of_few(n, 9, cpu) == n for n in (1, 33, 700))
+    model, steps = built(MODEL, 257, 3), [[single(some_examples((n, n // 2)))] for n in (33, 40, 61, 65, 90)]
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled = ModelForward(model, torch.compile(model, backend="eager", dynamic=False), cpu)
+    c, losses = breeding(tmp_path, 1, seq_length=128), list[torch.Tensor]()
+    with torch.no_grad():
+        for asked, device in ((model, cpu), (compiled, gpu)):
+            rows = begun(c, SimpleNamespace(device=device), steps)
+            losses.append(torch.stack([sft_loss(asked, part) for (part,) in rows]))
+    torch.testing.assert_close(*losses)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
 
 
 @pytest.mark.parametrize("there", ["cpu", "cuda"])

@@ -12,14 +12,14 @@ import yaml
 from tests import searching, sinks
 from tests.commands import answer
 from tests.lab.machines import Lab, why_not
-from tests.test_merge_search import ROOT, command, facts, genome_file, genotypes, rows, search, wait_for  # noqa: F401
+from tests.searching import ROOT, command, genome_file, genotypes, rows, search, wait_for
 
 slow = pytest.mark.slow
 EVALS = ("--max-fevals", "14", "--holdout", "0.25")
 
 
 @pytest.fixture(scope="module")
-def here(facts, tmp_path_factory) -> Path:  # noqa: F811
+def here(facts, tmp_path_factory) -> Path:
     """The search as local processes make it."""
     folder = tmp_path_factory.mktemp("here")
     search(genome_file(folder, facts), folder / "search", facts, *EVALS)
@@ -28,7 +28,7 @@ def here(facts, tmp_path_factory) -> Path:  # noqa: F811
 
 @slow
 @pytest.mark.parametrize("strategy", ["pool", "buffered", "serial"])
-def test_on_ray_the_same_is_found(strategy, facts, here, tmp_path):  # noqa: F811
+def test_on_ray_the_same_is_found(strategy, facts, here, tmp_path):
     pytest.importorskip("ray", reason="Ray is missing (requirements-ray.txt)")
     out = tmp_path / "search"
     said = search(genome_file(tmp_path, facts), out, facts, *EVALS, "--strategy", strategy, "--workers", "2")
@@ -41,7 +41,7 @@ def test_on_ray_the_same_is_found(strategy, facts, here, tmp_path):  # noqa: F81
 
 @slow
 @pytest.mark.skipif(bool(why_not()), reason=f"no machines: {why_not()}")
-def test_on_machines_the_same_is_found(facts, here, tmp_path, monkeypatch):  # noqa: F811
+def test_on_machines_the_same_is_found(facts, here, tmp_path, monkeypatch):
     with Lab(tmp_path / "lab") as lab:
         monkeypatch.setenv("XDG_STATE_HOME", str(lab.folder / "state"))
         place = lab.shared / "searches"
@@ -102,7 +102,7 @@ def test_help_explains_every_option():
     (("--machines", "m.json", "--strategy", "pool"), "it goes with --strategy fleet, not pool"),
     pytest.param(("--task-search-path", "/no/such/folder"), "/no/such/folder: not a folder", marks=slow),
 ])  # fmt: skip
-def test_options_that_cannot_be_met(more, why, facts, tmp_path):  # noqa: F811
+def test_options_that_cannot_be_met(more, why, facts, tmp_path):
     file, out = genome_file(tmp_path, facts), tmp_path / "search"
     chosen = () if "--strategy" in more else ("--strategy", "fleet")
     chosen += () if "--task-search-path" in more else ("--task-search-path", str(facts / "tasks"))
@@ -111,14 +111,14 @@ def test_options_that_cannot_be_met(more, why, facts, tmp_path):  # noqa: F811
 
 
 @pytest.mark.slow
-def test_too_few_questions_to_hold_some_out(facts, tmp_path):  # noqa: F811
+def test_too_few_questions_to_hold_some_out(facts, tmp_path):
     words = command(genome_file(tmp_path, facts, limit=1), tmp_path / "search", facts, "--holdout", "0.3")[1:]
     code, *said = answer(*words)
     assert code in (1, 2) and "task facts: too few are different" in "".join(said), "".join(said)
 
 
 @pytest.mark.slow
-def test_a_search_that_cannot_work_leaves_its_place_to_another(facts, tmp_path):  # noqa: F811
+def test_a_search_that_cannot_work_leaves_its_place_to_another(facts, tmp_path):
     out = tmp_path / "search"
     words = command(genome_file(tmp_path, facts, tasks=["fcats"]), out, facts, "--max-fevals", "7")[3:]
     code, said = said_by(*words)
@@ -132,7 +132,7 @@ def test_a_search_that_cannot_work_leaves_its_place_to_another(facts, tmp_path):
 
 
 @pytest.mark.slow
-def test_nothing_that_is_somebody_elses_is_removed(facts, tmp_path):  # noqa: F811
+def test_nothing_that_is_somebody_elses_is_removed(facts, tmp_path):
     out = tmp_path / "search"
     code, _ = said_by(*command(genome_file(tmp_path, facts, tasks=["fcats"]), out, facts)[3:])
     assert code == 1
@@ -146,7 +146,7 @@ def test_nothing_that_is_somebody_elses_is_removed(facts, tmp_path):  # noqa: F8
 
 
 @slow
-def test_a_search_does_not_go_on_with_other_questions(facts, tmp_path):  # noqa: F811
+def test_a_search_does_not_go_on_with_other_questions(facts, tmp_path):
     tasks, out = tmp_path / "tasks", tmp_path / "search"
     searching.task(tasks)
     words = [*command(genome_file(tmp_path, facts), out, facts, "--max-fevals", "1000")]
@@ -162,7 +162,7 @@ def test_a_search_does_not_go_on_with_other_questions(facts, tmp_path):  # noqa:
     assert len(_done(out)) == before
 
 
-def test_candidates_that_fail_are_recorded_and_do_not_end_the_search(facts, tmp_path):  # noqa: F811
+def test_candidates_that_fail_are_recorded_and_do_not_end_the_search(facts, tmp_path):
     """Changes so large that many weights are too much for the numbers."""
     from safetensors.torch import save_file
 
@@ -189,7 +189,7 @@ def test_candidates_that_fail_are_recorded_and_do_not_end_the_search(facts, tmp_
 
 
 @slow
-def test_the_same_recipe_is_scored_once(facts, tmp_path):  # noqa: F811
+def test_the_same_recipe_is_scored_once(facts, tmp_path):
     """Densities beyond 1 are 1: with weights out of play, points become the same."""
     genome = {"merge_method": "slerp", "models": [str(facts / "part0"), str(facts / "part1")]}
     out = tmp_path / "search"
@@ -202,7 +202,7 @@ def test_the_same_recipe_is_scored_once(facts, tmp_path):  # noqa: F811
     assert kinds.count("score") == 1 and kinds.count("twin") == 11
 
 
-def test_an_option_that_is_refused_is_named_and_leaves_no_folder_behind(facts, tmp_path):  # noqa: F811
+def test_an_option_that_is_refused_is_named_and_leaves_no_folder_behind(facts, tmp_path):
     out = tmp_path / "a" / "b" / "c"
     done = subprocess.run(
         command(genome_file(tmp_path, facts), out, facts, "--max-fevals", "0"), capture_output=True, text=True, cwd=ROOT
@@ -213,7 +213,7 @@ def test_an_option_that_is_refused_is_named_and_leaves_no_folder_behind(facts, t
 
 @slow
 @pytest.mark.parametrize("more", [("--race",), ("--reshard",), ("--no-in-memory",), ("--random-seed", "5")])
-def test_options_of_a_whole_search(more, facts, tmp_path):  # noqa: F811
+def test_options_of_a_whole_search(more, facts, tmp_path):
     out = tmp_path / "search"
     search(genome_file(tmp_path, facts), out, facts, "--max-fevals", "28", "--sigma0", "2", *more)
     found = rows(out)
@@ -227,7 +227,7 @@ def test_options_of_a_whole_search(more, facts, tmp_path):  # noqa: F811
 
 
 @slow
-def test_weights_and_biases_hears_of_every_candidate_once(facts, tmp_path):  # noqa: F811
+def test_weights_and_biases_hears_of_every_candidate_once(facts, tmp_path):
     sinks.needs("wandb", "tensorboard")
     out = tmp_path / "search"
     more = ("--max-fevals", "7", "--wandb", "--wandb-project", "mine", "--wandb-entity", "ours")
@@ -248,7 +248,7 @@ def test_weights_and_biases_hears_of_every_candidate_once(facts, tmp_path):  # n
 
 
 @slow
-def test_a_search_ends_after_its_time(facts, tmp_path):  # noqa: F811
+def test_a_search_ends_after_its_time(facts, tmp_path):
     out = tmp_path / "search"
     done = subprocess.run(
         command(genome_file(tmp_path, facts), out, facts, "--max-fevals", "100000", "--timeout", "15"),

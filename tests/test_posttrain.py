@@ -104,7 +104,7 @@ def test_a_child_has_each_gene_of_a_parent(tmp_path):
 def test_mutation_has_a_probability_and_a_strength(tmp_path):
     def changed(**keys) -> list[float]:
         c = config(tmp_path, **keys)
-        plain = posttraining_genome.plain(c)
+        plain = posttraining_genome.unmutated(c)
         rates = [posttraining_genome.child(c, [plain, plain], np.random.default_rng(n))["rate"] for n in range(200)]
         return [abs(np.log(rate)) for rate in rates if rate != 1.0]
 
@@ -114,10 +114,10 @@ def test_mutation_has_a_probability_and_a_strength(tmp_path):
 
 
 def test_curves_are_genes_on_request(tmp_path):
-    assert "crossover" not in posttraining_genome.plain(config(tmp_path))
+    assert "crossover" not in posttraining_genome.unmutated(config(tmp_path))
     c = config(tmp_path, crossover_evolves=True)
-    made = posttraining_genome.mutated(c, posttraining_genome.plain(c), np.random.default_rng(1))["crossover"]
-    assert made != posttraining_genome.plain(c)["crossover"]
+    made = posttraining_genome.mutated(c, posttraining_genome.unmutated(c), np.random.default_rng(1))["crossover"]
+    assert made != posttraining_genome.unmutated(c)["crossover"]
     assert [each.get("filter") for each in made["t"]] == ["self_attn", "mlp", None]
     values = [x for each in made["t"] for x in (each["value"] if isinstance(each["value"], list) else [each["value"]])]
     assert len(values) == 11 and all(0 <= x <= 1 for x in values)

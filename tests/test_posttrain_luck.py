@@ -90,7 +90,7 @@ def test_no_prompt_has_todays_date(tmp_path):
 def test_the_size_of_all_weights_does_not_matter(tmp_path, weights):
     sources = tuple({"source": str(chats(tmp_path / f"{n}.jsonl", "x")), "weight": w} for n, w in enumerate(weights))
     c = config(tmp_path, 1, mutation_datasets=sources, mutation_strength=0.001)
-    genome = posttraining_genome.mutated(c, posttraining_genome.plain(c), np.random.default_rng(1))
+    genome = posttraining_genome.mutated(c, posttraining_genome.unmutated(c), np.random.default_rng(1))
     assert [*posttraining_genome.mixture(c, genome).values()] == pytest.approx([0.8, 0.2], abs=0.01)
 
 
@@ -103,7 +103,7 @@ def test_rows_are_shared_out_to_the_last_one():
 
 def test_what_counts_something_is_no_curve(tmp_path):
     c = config(tmp_path, crossover={"method": "karcher", "max_iter": 10, "tol": 1e-5}, crossover_evolves=True)
-    bent = posttraining_genome.mutated(c, posttraining_genome.plain(c), np.random.default_rng(1))["crossover"]
+    bent = posttraining_genome.mutated(c, posttraining_genome.unmutated(c), np.random.default_rng(1))["crossover"]
     assert bent["max_iter"] == 10 and bent["tol"] != 1e-5
 
 

@@ -36,6 +36,7 @@ from train.loop import Learner, best_device
 from train.member.counted_text import check_text, counted, in_words
 from train.member.error_feedback import LOST_WIRE
 from train.member.vectors import moments_of
+from train.memory import Memory, memory_of
 from train.model import built, layout_of, skeleton
 from train.optimizers import WEIGHTS, layouts_of
 from train.training_commands import check_settings, found_from, slow_start
@@ -122,10 +123,9 @@ class Forecast:
         return self.config.inner_steps * self.here.step * self.turns, disk
 
     @property
-    def memory(self) -> float:
-        """Bytes of one worker: weights, gradients, moments, two more models while it exchanges; logits of a batch."""
-        c, s = self.config, self.sizes
-        return 4.0 * (4 * s.parameters + s.moments + (3 * c.batch_size * c.seq_length * s.longest))
+    def memory(self) -> Memory:
+        """Of a worker's device; what it exchanges is in main memory."""
+        return memory_of(self.config.model_copy(update={"vocab_size": self.sizes.longest}))
 
 
 def _bytes(count: int, wire: str) -> float:
@@ -143,7 +143,8 @@ def facts(f: Forecast) -> Iterator[tuple[str, str]]:
     yield "tokens", f"{f.tokens:,} in all, {each}"
     yield from (("text", line) for line in in_words(counted(c, whole=True)))
     yield "rounds", f"{c.max_generations}, of {c.steps_in(1)} to {c.inner_steps} steps; {c.total_steps:,} of a slot"
-    yield "memory", f"about {bytes_of(f.memory)} of a worker, and what the layers remember of a batch"
+    always = f"{bytes_of(f.memory.kept)} of them always"
+    yield "memory", f"{bytes_of(f.memory.total)} of a worker's device, {always}; in parts: python -m train.memory"
     yield "machines", f"{f.here.workers} workers for {c.population_size} slots; {f.busy:.0%} of them train at a time"
     yield "exchange", f"a slot writes {bytes_of(written)} and reads {bytes_of(read)} a round"
     train, disk = f.last_round

@@ -34,9 +34,13 @@ class ModelForward:
     dtype: torch.dtype | None = None
 
     def __call__(self, **asked: Any) -> Any:
-        plain = self.device.type == "cuda" and "position_ids" not in asked
-        with self._precision(), kernels.unpacked() if plain else contextlib.nullcontext():
+        with self._precision(), self._told("position_ids" in asked):
             return self.run(**asked)
+
+    def _told(self, packed: bool) -> AbstractContextManager[Any]:
+        """A CPU looks for itself: where a row has one text, it needs no mask."""
+        there = self.device.type == "cuda"
+        return kernels.told_where_texts_begin(packed) if there else contextlib.nullcontext()
 
     def _precision(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.device.type, self.dtype) if self.dtype else contextlib.nullcontext()

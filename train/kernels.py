@@ -57,19 +57,24 @@ def looking(device: torch.device, precision: str) -> AbstractContextManager[Any]
 
 
 @contextmanager
-def unpacked() -> Iterator[None]:
-    """Around a model that is asked about rows of one text each. By itself transformers looks at positions whether they
-    begin again, for which it waits for the device; and where it cannot look, within torch.compile, it takes a mask for
-    granted, with which there is no flash attention."""
+def told_where_texts_begin(packed: bool) -> Iterator[None]:
+    """Around a model that is asked about rows of one text each, or of several. By itself transformers looks at
+    positions whether they begin again, for which it waits for the device; and where it cannot look, within
+    torch.compile, it takes a mask for granted, with which there is no flash attention."""
     looks = masking_utils.find_packed_sequence_indices
-    masking_utils.find_packed_sequence_indices = _nothing_packed
+    masking_utils.find_packed_sequence_indices = _texts if packed else _one_text
     try:
         yield
     finally:
         masking_utils.find_packed_sequence_indices = looks
 
 
-def _nothing_packed(position_ids: Tensor) -> Tensor | None:
+def _texts(position_ids: Tensor) -> Tensor | None:
+    """The number of each token's text in its row; of rows of one text, too, whose mask then says no more."""
+    return (position_ids.diff(prepend=position_ids[:, :1] - 1) != 1).cumsum(-1)
+
+
+def _one_text(position_ids: Tensor) -> Tensor | None:
     return None
 
 

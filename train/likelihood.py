@@ -18,6 +18,7 @@ from lm_eval.models.huggingface import HFLM
 from torch import Tensor
 
 from train.chunked_loss import MOST
+from train.packing import one_of_few
 from train.verdicts import works
 
 _WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "local_attention")
@@ -96,7 +97,7 @@ class PackedHFLM(HFLM):  # type: ignore[misc]
 
     @torch.inference_mode()
     def _answers(self, batch: list[PackedRow]) -> list[list[tuple[float, bool]]]:
-        width = max(len(row.tokens) for row in batch)
+        width = one_of_few(max(len(row.tokens) for row in batch), int(self.max_length), self.device)
         tokens = torch.tensor([row.tokens + [0] * (width - len(row.tokens)) for row in batch], device=self.device)
         more: dict[str, Any] = {}
         if batch[0].packed:

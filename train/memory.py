@@ -90,11 +90,13 @@ def _of_words(tokens: int, vocabulary: int, hidden: int) -> float:
 
 
 def _sizes(shape: Any) -> dict[str, int]:
-    heads = shape.num_attention_heads
+    """As Llama calls them; models that are like it in other words are taken for as wide as most are."""
+    heads = getattr(shape, "num_attention_heads", None) or 1
     width = getattr(shape, "head_dim", None) or shape.hidden_size // heads
     keys = (getattr(shape, "num_key_value_heads", None) or heads) * width
-    inner = {"hidden": shape.hidden_size, "inner": shape.intermediate_size, "layers": shape.num_hidden_layers}
-    return {**inner, "queries": heads * width, "keys": keys}
+    inner = getattr(shape, "intermediate_size", None) or 4 * shape.hidden_size
+    sizes = {"hidden": shape.hidden_size, "inner": inner, "layers": shape.num_hidden_layers}
+    return {**sizes, "queries": heads * width, "keys": keys}
 
 
 def _of_muon(layout: VectorLayout) -> float:

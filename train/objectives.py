@@ -128,5 +128,6 @@ def steps_of(c: PosttrainConfig, model: Any, examples: Sequence[Example]) -> lis
 
 
 def begun(c: PosttrainConfig, learner: Learner, steps: Sequence[Sequence[Batch]]) -> list[list[Any]]:
-    """With what the model says of them that they begin with."""
-    return [[objective_of(c).part(learner, batch) for batch in step] for step in steps]
+    """With what the model says of them that they begin with; on a GPU in a few widths."""
+    begin, device = objective_of(c).part, learner.device
+    return [[begin(learner, packing.widened(batch, c.seq_length, device)) for batch in step] for step in steps]

@@ -1,6 +1,7 @@
 """Several examples in one row, so that little of a batch is filling. Each example sees itself only: where positions
 begin again, transformers begins again too, in every kind of attention. Whether a model does so is tried out on it."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from fleet.run_config import UserError
 from train.chat import Example
@@ -19,6 +21,7 @@ _OPEN = 32  # rows that an example is tried in
 _CLOSE = {torch.float32: 1e-5, torch.float64: 1e-5}  # of the largest answer; rounding is far below, a leak above
 _ROUGH = 0.05  # of narrow numbers, whose leaks may be smaller than rounding is
 _FILLING = -1
+_NARROWEST = 32  # tokens
 
 Rows = Sequence[Sequence[int]]
 
@@ -88,6 +91,21 @@ def chosen_rows(examples: Sequence[Example], rows: Rows, packed: bool) -> Batch:
     """A batch knows its own examples only, which are numbered anew."""
     anew = count()
     return batch([examples[n] for row in rows for n in row], [[next(anew) for _ in row] for row in rows], packed)
+
+
+def one_of_few(width: int, most: int, device: torch.device) -> int:
+    """At least as wide, if that is not beyond the most: on a GPU two widths to an octave, since cuDNN and compilers
+    make something new for each that they meet."""
+    step = max(_NARROWEST, 1 << max(0, (width - 1).bit_length() - 2))
+    return max(width, min(most, math.ceil(width / step) * step)) if device.type == "cuda" else width
+
+
+def widened(batch: Batch, most: int, device: torch.device) -> Batch:
+    """With as much more filling."""
+    more = one_of_few(width := batch.tokens.shape[1], most, device) - width
+    filling = {"tokens": 0, "positions": 0, "learned": False, "example": _FILLING}
+    wide: dict[str, Any] = {name: pad(getattr(batch, name), (0, more), value=it) for name, it in filling.items()}
+    return replace(batch, **wide)
 
 
 def single(examples: Sequence[Example]) -> Batch:

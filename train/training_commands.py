@@ -33,13 +33,13 @@ def run(algorithm: str, about: str | None, strategy: Callable[[TrainConfig], Str
     make, forked = (partial(_late, *each) for each in (("member.pretraining_tasks", "maker"), ("forking", "forked")))
     more: dict[str, Any] = {"forked": forked, "slots": lambda config: config.population_size, "off_device": OFF_DEVICE}
     more["libraries"] = ("train.member.pretraining_tasks",)
-    steps = (prepare, show_result, preview)
+    steps = (prepare, resolve_auto, show_result, preview)
     main(Method(algorithm, about or "", TrainConfig, strategy, make, *steps, **more), others=others)
 
 
 def breeding(algorithm: str, about: str | None, strategy: Any) -> Method[PosttrainConfig]:
-    make, more = partial(_late, "member.posttraining_tasks", "maker"), (prepare_breeding, show_winner)
-    libraries = ("train.member.posttraining_tasks",)
+    make, libraries = partial(_late, "member.posttraining_tasks", "maker"), ("train.member.posttraining_tasks",)
+    more = (prepare_breeding, resolve_auto, show_winner)
     return Method(algorithm, about or "", PosttrainConfig, strategy, make, *more, view=BreedView, libraries=libraries)
 
 

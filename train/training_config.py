@@ -19,7 +19,7 @@ PRESETS_REACH = 2048  # positions that each of them has
 Precision = Literal["auto", "32-true", "tf32-true", "bf16-mixed", "fp16-mixed"]
 OF_PRECISION = (
     "Of the model's arithmetic; mixed: narrow in forward and backward, weights and optimizer in fp32; tf32: fp32, "
-    "of whose digits CUDA multiplies the first. auto: bf16-mixed where a run begins on GPUs that all know it, else "
+    "of whose digits CUDA multiplies the first. auto: bf16-mixed where all GPUs that a run begins on know it, else "
     "32-true; a run keeps what it began with."
 )
 OF_DETERMINISTIC = (

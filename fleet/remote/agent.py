@@ -20,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import time
 import uuid
@@ -41,6 +42,7 @@ class Problem(Exception):
 
 def facts(packages: list[str]) -> dict[str, Any]:
     _cache("code")  # it must be there to start anything
+    devices = accelerators()
     return {
         "host": socket.gethostname(),
         "python": platform.python_version(),
@@ -48,7 +50,9 @@ def facts(packages: list[str]) -> dict[str, Any]:
         "versions": {name: _version(name) for name in packages},
         "cores": len(os.sched_getaffinity(0)),
         "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-        "devices": _devices(),
+        "devices": [name for name, _ in devices],
+        "compute": [capability for _, capability in devices],
+        "compiles": compiles(),
         "lingers": not _killed_at_logout(),
         "box": _box(),
     }
@@ -70,15 +74,23 @@ def _version(name: str) -> str:
         return ""
 
 
-def _devices() -> list[str]:
-    """The accelerators' names, without loading any library that would take them."""
-    if not shutil.which("nvidia-smi"):
-        return []
-    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.strip().splitlines()
-    except (OSError, subprocess.TimeoutExpired):
-        return []
+def accelerators() -> list[tuple[str, str]]:
+    """Their names and, if the driver tells them, compute capabilities; without any library that would take them."""
+    for asked in ("name,memory.total,compute_cap", "name,memory.total"):  # drivers of before 2021 know no more
+        command = ["nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+        except (OSError, subprocess.TimeoutExpired):
+            break
+        if done.returncode == 0:
+            lines = [[*line.split(", "), ""] for line in done.stdout.splitlines() if line.strip()]
+            return [(", ".join(each[:2]), each[2]) for each in lines]
+    return []
+
+
+def compiles() -> bool:
+    """Whether torch.compile finds here what it needs."""
+    return bool(shutil.which("cc")) and Path(sysconfig.get_path("include"), "Python.h").is_file()
 
 
 def _killed_at_logout() -> bool:

@@ -4,7 +4,6 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
@@ -128,10 +127,8 @@ class Commands:
         if dry_run:
             launch_tables.plan(launcher)
             return 0
-        with ThreadPoolExecutor(1) as aside:
-            made = aside.submit(launcher.create, None) if launcher.sees_disk() else None
-            with launcher.links() as links:
-                code, working = start(launcher, links, made.result() if made else launcher.create(links), min_machines)
+        with launcher.links() as links:
+            code, working = start(launcher, links, launcher.create(links), min_machines)
         return max(code, watched(launcher)) if working and not detach else code
 
     def check(self, *, common: Common = Common(), strict: Strict = False) -> int:

@@ -6,7 +6,7 @@ import secrets
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from fleet.processes import thread_counts
 from fleet.remote import agent, preflight
 from fleet.remote.all_machines import Links
 from fleet.remote.code import Code, pack, requirements
-from fleet.remote.preflight import Report
+from fleet.remote.preflight import Report, accelerators
 from fleet.remote.run_proxy import RemoteRunProxy, RunProxy
 from fleet.run_config import FleetConfig, UserError, lowered, read_json, validated
 
@@ -79,6 +79,7 @@ class Launcher:
         self.stranger = ""  # why this machine's own BASE_DIR is not the one of the others
         self._project, self._root, self.ssh_config = root, Path(place.local_package or root), ssh_config
         self._proxy: RunProxy | RemoteRunProxy | None = None
+        self._facts: dict[str, Any] | None = None
 
     def command(self, *words: str) -> str:
         return again(*words, *self._options)
@@ -134,11 +135,17 @@ class Launcher:
 
     # -- looking at the machines ---------------------------------------------------------------------------------------
 
+    def facts(self, links: Links) -> dict[str, Any]:
+        """What the machines that answer say of themselves; asked once."""
+        if self._facts is None:
+            asked = {"packages": list(self.code.requirements)}
+            self._facts = links.ask("facts", "looking", lambda m: asked, wait=10)
+        return self._facts
+
     def look(self, links: Links, run_id: str) -> list[Report]:
         """Ask every machine about itself, and all of them about the disk that they should share."""
         reports = {m.name: Report(m) for m in self.machines}
-        asked = {"packages": list(self.code.requirements)}
-        for name, facts in links.ask("facts", "looking", lambda m: asked, wait=10).items():
+        for name, facts in self.facts(links).items():
             reports[name].facts, reports[name].notes = facts, list(links[name].notes)
             reports[name].clock = links[name].clock
         here = Report(Machine(host="localhost", name="this-machine"))
@@ -186,19 +193,26 @@ class Launcher:
     # -- starting ------------------------------------------------------------------------------------------------------
 
     def create(self, links: Links | None) -> dict[str, Any]:
-        made: dict[str, Any] = self._ask_script("create", links)
+        """Make the run, or join it; what its machines compute with decides what the configuration leaves open."""
+        made: dict[str, Any] = self._ask_script("create", links, *self._accelerators(links))
         count = sum(len(seats(machine, made["devices_per_worker"])) for machine in self.machines)
         few = idle(count or made["workers"], made["slots"])
         return {**made, "notes": [*made["notes"], *([f"Note: {few}."] if few else [])]}
+
+    def _accelerators(self, links: Links | None) -> list[str]:
+        """What the script is told of the machines that are there. An engine's nobody can ask before they have work."""
+        there = self.facts(links) if links else {}
+        found = [accelerators(each, there[each.name]) for each in self.machines if each.name in there]
+        return ["--accelerators", json.dumps([asdict(each) for each in found])] if found else []
 
     def preview(self, links: Links | None) -> str:
         """What the method says of the configuration, and what its text has of what the run needs."""
         return str(self._ask_script("preview", links))
 
-    def _ask_script(self, verb: str, links: Links | None) -> Any:
+    def _ask_script(self, verb: str, links: Links | None, *words: str) -> Any:
         proxy, also = self.proxy(links), said_of_run(self.machines)
         text = "" if isinstance(proxy, RunProxy) else self._config_text()
-        command = [*self.scripts[self.place.algorithm], *(["--also", json.dumps(also)] if also else [])]
+        command = [*self.scripts[self.place.algorithm], *(["--also", json.dumps(also)] if also else []), *words]
         return proxy.ask(verb, command=command, file=str(self.place.file.absolute()), text=text)
 
     def _config_text(self) -> str:

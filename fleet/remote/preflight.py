@@ -10,6 +10,7 @@ from rich.text import Text
 
 from fleet import gpus
 from fleet.console import in_full
+from fleet.gpus import Accelerators
 from fleet.machines import Machine
 from fleet.plain import bytes_of, plain
 from fleet.progress import duration
@@ -98,6 +99,12 @@ def _devices(report: Report, each: int) -> None:
     count = len(there) if seen is None else min(len(there), len([one for one in seen.split(",") if one.strip()]))
     if not machine.devices and (words := gpus.sharing(machine.workers, count, each)):
         report.notes.append(words)
+
+
+def accelerators(machine: Machine, facts: Mapping[str, Any]) -> Accelerators:
+    """All GPUs of a machine, unless its workers see none: which has which number, CUDA says, and not the driver."""
+    hidden = machine.env.get("CUDA_VISIBLE_DEVICES", "").startswith("-1")
+    return Accelerators(machine.name, () if hidden else tuple(facts["compute"]), facts["compiles"])
 
 
 def _twins(reports: Sequence[Report]) -> None:

@@ -16,7 +16,6 @@ from train.training_config import TrainConfig, alone
 
 Strategy = Literal["NO_SHARD", "FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"]
 Precision = Literal["32-true", "tf32-true", "bf16-mixed", "fp16-mixed"]
-Resume = bool | Path
 
 _WARMUP, _TENTH = 1000, 10  # steps, and the part of all that they are at most
 

@@ -118,6 +118,8 @@ def check_crossover(c: PosttrainConfig, donors: Donors) -> None:
     first = first if first.endswith(".gguf") else str(donors[first].folder)
     again = os.path.join(os.path.dirname(first), ".", os.path.basename(first))  # by another name
     try:
-        plan_merge(said_of(posttraining_genome.crossed(c, [first, again], posttraining_genome.plain(c), first)), donors)
+        plan_merge(
+            said_of(posttraining_genome.crossed(c, [first, again], posttraining_genome.unmutated(c), first)), donors
+        )
     except UserError as error:
         raise UserError(f"CROSSOVER: {error}") from None

@@ -4,22 +4,20 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
+from train.parent_selection import Rng
 from train.posttrain.posttrain_config import PosttrainConfig
 
-Rng = np.random.Generator
 Genome = Mapping[str, Any]  # data: name -> weight; rate; crossover: the parameters of the merge
 _RATES = (0.1, 10.0)
 _LEAST, _MOST = 1e-6, 1e6  # weights of data, whose mean is 1 at the beginning
 
 
-def founding(c: PosttrainConfig, rng: Rng) -> Genome:
+def first_genome(c: PosttrainConfig, rng: Rng) -> Genome:
     """What the configuration says, each a little different, so that there is something to choose from."""
-    return mutated(c, plain(c), rng)
+    return mutated(c, unmutated(c), rng)
 
 
-def plain(c: PosttrainConfig) -> Genome:
+def unmutated(c: PosttrainConfig) -> Genome:
     mean = math.fsum(each.weight for each in c.mutation_datasets) / max(1, len(c.mutation_datasets))
     return {
         "data": {name: each.weight / mean for name, each in zip(names(c), c.mutation_datasets, strict=True)},

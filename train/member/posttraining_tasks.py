@@ -199,7 +199,8 @@ def losses(c: PosttrainConfig, work: Work, asked: EvaluationArgs, model: Any) ->
         for begin in range(0, len(drawn), c.batch_size):
             some = [there[name].get(number)[0] for number in drawn[begin : begin + c.batch_size]]
             with torch.inference_mode():
-                nats = -objectives.answer_logprobs(model, packing.single(some).to(model.device))
+                rows = packing.widened(packing.single(some), c.seq_length, model.device)
+                nats = -objectives.answer_logprobs(model, rows.to(model.device))
             found += [float(x) / max(1, int(e.learned[1:].sum())) for x, e in zip(nats, some, strict=True)]
     return found
 
