@@ -123,12 +123,12 @@ def crash_at(config: ToyConfig, workers: int, number: int, what: str, wanted: st
 class Renames(Watched):
     """rename() instead of link(): the last to publish wins, after others acted on the first."""
 
-    def _offer(self, writer: str, name: str) -> bool:
-        self.disk.write(f"{writer}.copy", self.disk.read(writer, 1 << 20), sync=True)
+    def _offer(self, draft: str, name: str) -> bool:
+        self.disk.write(f"{draft}.copy", self.disk.read(draft, 1 << 20), sync=True)
         with contextlib.suppress(faults.Missing):
-            self.disk.rename(f"{writer}.copy", name)
+            self.disk.rename(f"{draft}.copy", name)
             return True
-        return super()._offer(writer, name)
+        return super()._offer(draft, name)
 
 
 class Trusts(Watched):
@@ -137,9 +137,9 @@ class Trusts(Watched):
     def settle(self, name: str, value: Value, durable: bool = True) -> Value:
         if not name.endswith(".done"):
             return super().settle(name, value, durable)
-        with self._writer(_sealed(value), durable) as writer:
+        with self._draft(_sealed(value), durable) as draft:
             try:
-                self.disk.link(writer, name)
+                self.disk.link(draft, name)
             except faults.Exists:
                 return {**value, "by": "somebody else"}
             self.disk.sync(name.rpartition("/")[0])
