@@ -11,6 +11,7 @@ from fleet import faults, status
 from fleet.history import History
 from fleet.host import Host
 from fleet.method import Method
+from fleet.places import address
 from fleet.plain import say
 from fleet.processes import hold_leash, run_in
 from fleet.progress import Progress
@@ -58,4 +59,4 @@ def say_result(history: History, folder: Path, view: type[Progress], more: str =
         say(f"  {member.id}  {said}  {where}".rstrip())
     if len(members) > _SHOWN:
         say(f"  and {len(members) - _SHOWN} more before these")
-    say(f"Everything is in {folder}{more}")
+    say(f"Everything is in {address(folder)}{more}")

@@ -22,6 +22,7 @@ from fleet import faults, launches, payload, results_version, summary
 from fleet.disk import Disk
 from fleet.history import History
 from fleet.host import Host
+from fleet.places import address, in_bucket
 from fleet.plain import say
 from fleet.plans import record_of
 from fleet.recipe import NotYet, Recipe, check, folder, name, place
@@ -90,6 +91,8 @@ def go_on(
     settings = dict(map(_setting, set))
     if "base_dir" in settings:
         raise UserError("--set BASE_DIR: a fork lies beside the run that it goes on from")
+    if in_bucket(run):
+        raise UserError(f"{address(run)}: a run is forked on a disk; python -m fleet.copy brings it there, and back")
     _, about = open_run(run.absolute(), Host(), "fork")
     algorithm = str(settings.get("algorithm", about["config"].get("algorithm")))
     script = Path(__file__).resolve().parent.parent / f"{algorithm.replace('-', '_')}.py"
@@ -243,7 +246,7 @@ def _carry_files(history: History, store: Store, id: str) -> None:
     """Each is read once, so that what goes on is what was made."""
     outcome = history.outcome(id)
     where = f"files/{outcome.attempt}"
-    store.disk.mkdir(where)
+    store.begin(where)
     for file in outcome.files:
         _link(history.store, store, f"{where}/{file}")
     try:
@@ -258,14 +261,12 @@ def _carry_files(history: History, store: Store, id: str) -> None:
 def _link(old: Store, new: Store, path: str) -> None:
     """Neither run ever changes it; each removes its own name of it."""
     try:
-        os.link(old.disk.path(path), new.disk.path(path), follow_symlinks=False)
+        os.link(old.root / path, new.root / path, follow_symlinks=False)
     except FileNotFoundError:
-        raise UserError(
-            f"{old.disk.root}/{path}: was removed meanwhile: the run goes on; choose another --round"
-        ) from None
+        raise UserError(f"{old.root}/{path}: was removed meanwhile: the run goes on; choose another --round") from None
     except OSError:  # another disk, or one that links no file of somebody else
-        with contextlib.closing(new.disk.create(path)) as file:
-            for block in old.disk.blocks(path):
+        with contextlib.closing(new.create(path)) as file:
+            for block in old.blocks(path):
                 file.write(block)
             file.sync()
 

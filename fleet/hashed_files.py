@@ -4,7 +4,7 @@ import functools
 import hashlib
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from fleet.disk import FileReader, FileWriter
+from fleet.store import ReadableFile, WritableFile
 
 _FLUSH = 1 << 26  # so many bytes are written between two syncs on the side
 _PIECE = 1 << 19  # bytes that are read before they are hashed
@@ -14,7 +14,7 @@ _OVERLAP = 1 << 18  # from this many bytes on, hashing beside writing is worth a
 class HashedFile:
     """Hashes and syncs beside the writing, which all release the interpreter: the disk is kept busy all the time."""
 
-    def __init__(self, file: FileWriter) -> None:
+    def __init__(self, file: WritableFile) -> None:
         self._file, self._digest, self.size = file, hashlib.sha256(), 0
         self._side: ThreadPoolExecutor | None = None
         self._hashing: Future[None] | None = None
@@ -59,7 +59,7 @@ class HashedFile:
         if self._unsynced >= _FLUSH and (self._syncing is None or self._syncing.done()):
             if self._syncing:
                 self._syncing.result()  # what the disk could not take is to be known now
-            self._syncing, self._unsynced = self._side.submit(self._file.sync), 0
+            self._syncing, self._unsynced = self._side.submit(self._file.flush), 0
 
     def _wait_for_hash(self) -> None:
         if self._hashing:
@@ -71,7 +71,7 @@ class HashedReader:
     """What is read from it may be used for what is published only after it turned out to be right. Hashing goes on
     beside the reader's own work; so bytes are handed on as copies, which their reader may change."""
 
-    def __init__(self, file: FileReader, size: int) -> None:
+    def __init__(self, file: ReadableFile, size: int) -> None:
         self._file, self._digest, self.size, self._done = file, hashlib.sha256(), size, 0
         self._buffers: list[bytearray] = []
         self._hashing: list[Future[None] | None] = [None, None]  # of each buffer

@@ -5,18 +5,16 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fleet import faults
 from fleet.hashed_files import HashedFile, HashedReader
 from fleet.recipe import Member
-from fleet.store import Store
+from fleet.store import Store, compare
 
 Files = dict[str, tuple[int, str]]  # name -> size, sha256
 
-_VERIFIED = 4096  # files that a process remembers to be right
 SNAPSHOT = "snapshot."  # so begin the names of the files that are not the member's own
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
@@ -36,11 +34,11 @@ class PayloadWriter:
             file.write(data)
 
     @contextlib.contextmanager
-    def create(self, name: str) -> Iterator[HashedFile]:
-        """A new file, hashed while it is written and on the disk when the block ends:
-        `with work.create("weights") as file: file.write(block)`."""
+    def create(self, name: str, again: bool = False) -> Iterator[HashedFile]:
+        """A new file, hashed while it is written and there when the block ends:
+        `with work.create("weights") as file: file.write(block)`. One that is read `again` meanwhile says so."""
         self.check(name)
-        with self.hashed(name) as file:
+        with self.hashed(name, again) as file:
             yield file
         self._digests[name] = file.seal()
         self.written += file.size
@@ -50,7 +48,7 @@ class PayloadWriter:
         self.check(name)
         self._folder()
         self._foreign.add(name)
-        return self.store.disk.path(f"{self.place}/{name}")
+        return self.store.desk(self.place) / name
 
     @contextlib.contextmanager
     def folder(self) -> Iterator[Path]:
@@ -58,15 +56,15 @@ class PayloadWriter:
         lies in the attempt's own folder at the end is the member's. Of a maker that is killed nothing is left but the
         attempt, which is found by its name."""
         self._folder()
-        yield self.store.disk.path(self.place)
-        for name in self.store.names(self.place):
+        yield self.store.desk(self.place)
+        for name in self.store.lying_on(self.place):
             if not name.startswith(SNAPSHOT) and name not in self._digests:
                 self.path(name)
 
     def written_so_far(self, name: str) -> Iterator[bytes]:
         """Of a file that is still being written, block by block."""
         self.check(name)
-        return self.store.disk.blocks(f"{self.place}/{name}")
+        return self.store.written_so_far(f"{self.place}/{name}")
 
     @property
     def known(self) -> Files:
@@ -80,7 +78,7 @@ class PayloadWriter:
         if self.has_snapshot:
             self.remove(lambda name: name.startswith(SNAPSHOT))
         for name in sorted(self._foreign):
-            self._digests[name] = self._adopt(name)
+            self._digests[name] = self.store.adopt(f"{self.place}/{name}")
             self.written += self._digests[name][0]
         self.sync()
         if lost := self._digests.keys() - set(self.store.names(self.place)):
@@ -106,25 +104,20 @@ class PayloadWriter:
 
     def _folder(self) -> None:
         if not self._made:
-            self.store.disk.mkdir(self.place)
+            self.store.begin(self.place)
             self._made = True
 
     @contextlib.contextmanager
-    def hashed(self, name: str) -> Iterator[HashedFile]:
+    def hashed(self, name: str, again: bool = False) -> Iterator[HashedFile]:
         self._folder()
-        with contextlib.closing(HashedFile(self.store.disk.create(f"{self.place}/{name}"))) as file:
+        with contextlib.closing(HashedFile(self.store.create(f"{self.place}/{name}", again))) as file:
             yield file
             file.sync()
 
     def remove(self, which: Callable[[str], bool]) -> None:
         with contextlib.suppress(faults.Fault):
             for name in filter(which, self.store.names(self.place)):
-                self.store.disk.remove(f"{self.place}/{name}")
-
-    def _adopt(self, name: str) -> tuple[int, str]:
-        with contextlib.closing(self.store.disk.append(f"{self.place}/{name}")) as file:
-            file.sync()
-        return hash_of(self.store, f"{self.place}/{name}")
+                self.store.remove(f"{self.place}/{name}")
 
     def sync(self) -> None:
         self.store.sync(self.place)
@@ -143,8 +136,8 @@ class Payload:
 
     def read(self, name: str) -> bytes:
         place, (size, sha) = self._place(name), self.files[name]
-        data = self.store.patiently(lambda: self.store.disk.read(place, size))
-        _compare(place, (len(data), hashlib.sha256(data).hexdigest()), (size, sha))
+        data = self.store.patiently(lambda: self.store.load(place, size))
+        compare(place, (len(data), hashlib.sha256(data).hexdigest()), (size, sha))
         return data
 
     @contextlib.contextmanager
@@ -152,28 +145,20 @@ class Payload:
         """To read a file piece by piece, `with parent.open("weights") as file: file.readinto(buffer)`; the block ends
         well only if all that it was given was right."""
         place, (size, sha) = self._place(name), self.files[name]
-        with contextlib.closing(self.store.patiently(lambda: self.store.disk.open(place))) as file:
+        with contextlib.closing(self.store.patiently(lambda: self.store.open(place))) as file:
             reader = HashedReader(file, size)
             yield reader
-            _compare(place, reader.finish(), (size, sha))
+            compare(place, reader.finish(), (size, sha))
 
     def path(self, name: str) -> Path:
-        place = self._place(name)
-        verified = self.store.verified
-        if place not in verified:
-            _compare(place, hash_of(self.store, place), self.files[name])
-        verified.pop(place, None)
-        verified[place] = True  # the last one that was used
-        if len(verified) > _VERIFIED:
-            del verified[next(iter(verified))]
-        return self.store.disk.path(place)
+        return self.store.local(self._place(name), *self.files[name])
 
     def check(self, fresh: bool = False) -> None:
         """Read everything; `fresh` past the page cache."""
         for name in self.files:
             if fresh:
-                self.store.patiently(partial(self.store.disk.forget, self._place(name)))
-            _compare(self._place(name), hash_of(self.store, self._place(name)), self.files[name])
+                self.store.forget(self._place(name))
+            compare(self._place(name), self.store.hash_of(self._place(name)), self.files[name])
 
     def _place(self, name: str) -> str:
         return f"files/{self.attempt}/{self.prefix}{name}"
@@ -199,13 +184,6 @@ class InputMember(Payload):
         return [self.path(name).parent for name in self.files][0]
 
 
-def _compare(place: str, seen: tuple[int, str], wanted: tuple[int, str]) -> None:
-    if seen[0] < wanted[0]:
-        raise faults.Missing(f"{place}: {seen[0]} of {wanted[0]} bytes are there so far")
-    if seen != wanted:
-        raise faults.Damaged(f"{place}: its bytes do not match their checksum")
-
-
 def files_of(value: Any) -> Files:
     """A manifest as it stands in a register, every name and number checked: it is text that somebody wrote."""
     if not isinstance(value, dict):
@@ -217,21 +195,7 @@ def files_of(value: Any) -> Files:
     return {name: (size, sha) for name, (size, sha) in value.items()}
 
 
-def hash_of(store: Store, place: str) -> tuple[int, str]:
-    def once() -> tuple[int, str]:
-        digest, size = hashlib.sha256(), 0
-        for block in store.disk.blocks(place):
-            digest.update(block)
-            size += len(block)
-        return size, digest.hexdigest()
-
-    return store.patiently(once)
-
-
 def drop(store: Store, attempt: str) -> None:
     """Remove an attempt's folder. Whoever still reads it finds out that it is behind."""
     with contextlib.suppress(faults.Fault):
-        for name in store.disk.list(f"files/{attempt}"):
-            with contextlib.suppress(faults.Missing):
-                store.disk.remove(f"files/{attempt}/{name}")
-        store.disk.rmdir(f"files/{attempt}")
+        store.clear(f"files/{attempt}")

@@ -78,8 +78,8 @@ def log_to(methods: Mapping[str, Method[Any]], kind: str, claim: int, folder: Pa
     known = {key.upper(): value for key, value in config.bound().items()}
     project = config.wandb_project or os.environ.get("WANDB_PROJECT") if kind == "wandb" else ""
     names = (project or config.algorithm, config.project_name, store.run_id)
-    logged = LoggedRun(folder, *names, entity=config.wandb_entity, config=known)
-    return logger.run(kind, History(store), claim, logged, method.points, [folder / name for name in method.artifacts])
+    logged = LoggedRun(store.home(), *names, entity=config.wandb_entity, config=known)
+    return logger.run(kind, History(store), claim, logged, method.points, method.artifacts)
 
 
 def keeper_of(

@@ -38,7 +38,8 @@ class Progress:
         self._told = self._began_at = history.first_open
         self._notes, self._left = NotesReader(history.store, WorkerNotes), TimeLeft(history, rounds, steps_in)
         self._launch = launches.latest(history.store)
-        self._began, self._looked, self._every = self._now(), 0.0, _LOOK
+        self._least = max(_LOOK, history.store.breath / 2)
+        self._began, self._looked, self._every = self._now(), 0.0, self._least
         self._spoke = self._began
         self._underway = dict[str, Underway]()
         self._live = Live(console=console(), auto_refresh=False) if sys.stdout.isatty() else None
@@ -51,7 +52,7 @@ class Progress:
             self.history.look_far()
             self._tell(last)
         self._looked = self._now()
-        self._every = max(_LOOK, (self._looked - began) / _SHARE)
+        self._every = max(self._least, (self._looked - began) / _SHARE)
         if self._live and last:
             self._live.stop()
 

@@ -1,5 +1,6 @@
 """Which results this code gives: a number a method, so that no run is finished with other bytes than it began with."""
 
+import hashlib
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -39,6 +40,7 @@ LAST: Mapping[str, Sequence[str]] = {
 }
 FIRST = 1  # also of runs that were made before they said it
 
+_ROOMS = ("fleet", "merge", "train", "evomerge")  # what a run's code is in, besides the scripts beside them
 _ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -59,6 +61,14 @@ def check(folder: Path, run: Mapping[str, Any]) -> None:
             f"{kind(algorithm)}: finish it or export from it with {other}, or choose another PROJECT_NAME (--out, "
             "--storage-path) to start a new one."
         )
+
+
+def code_hash(root: Path = _ROOT) -> str:
+    """Of all Python that makes a run's results, whether git knows it or not."""
+    total = hashlib.sha256()
+    for file in sorted([*root.glob("*.py"), *(each for room in _ROOMS for each in (root / room).rglob("*.py"))]):
+        total.update(f"{file.relative_to(root)}\n".encode() + hashlib.sha256(file.read_bytes()).digest())
+    return total.hexdigest()
 
 
 def begun_by(root: Path = _ROOT) -> str:

@@ -96,7 +96,8 @@ class FleetConfig(Section):
     )
     grace_seconds: float = bound(60.0, "Elastic rounds: how long a quorum waits for the others.", ge=0, le=1e6)
     base_dir: Text = operational(
-        "runs", "The folder on the shared disk that holds the runs; relative to the configuration file."
+        "runs",
+        "The folder on the shared disk that holds the runs, relative to the configuration file; or s3://BUCKET/PATH.",
     )
     num_machines: int = operational(2, "Local workers, where one machine stands for several.", ge=1, le=1024)
     snapshot_minutes: float = operational(

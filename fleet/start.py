@@ -15,7 +15,6 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from fleet import faults, gpus, help_pages
-from fleet.errors import absolute
 from fleet.fork import ForkOrder
 from fleet.fork import fork as fork_run
 from fleet.forkserver import serve
@@ -25,6 +24,7 @@ from fleet.idle_workers import crowded, idle
 from fleet.method import Method
 from fleet.metrics import sinks
 from fleet.permissions import keep_private
+from fleet.places import here
 from fleet.plain import say
 from fleet.processes import devices_of_each, let_group_read, log_to, this_script, work
 from fleet.run import create_run
@@ -64,6 +64,10 @@ def main(method: Method[Any], arguments: list[str] | None = None, others: Sequen
         algorithm: Annotated[
             str, Parameter(help="Which method, instead of ALGORITHM.", show=not method.algorithm)
         ] = "",
+        join: Annotated[
+            Path | None,
+            Parameter(help="Work on a run that is under way, by its folder or address; no configuration is needed."),
+        ] = None,
         worker: Annotated[tuple[str, Path] | None, Parameter(show=False)] = None,
         leash: Annotated[bool, Parameter(show=False)] = False,
         launch: Annotated[int, Parameter(show=False)] = 0,
@@ -90,14 +94,17 @@ def main(method: Method[Any], arguments: list[str] | None = None, others: Sequen
             order = ForkOrder.model_validate_json(fork)
             return fork_run(methods.get(order.settings.get("algorithm", ""), method), order)
         from fleet import following
+        from fleet.joining import join as join_run
         from fleet.local import Starter
 
+        if join:
+            return join_run(methods, join, workers)
         if follow:
             return following.follow(methods, follow, finish, begun)
         where = config.absolute().parent
         mine = methods.get(algorithm or named(config), method)
         found = read(config, mine, methods, algorithm)
-        absolute(where / found.base_dir)  # before anybody looks for a run there
+        here(Path(found.base_dir), where)  # before anybody looks for a run there
         named_so = completed(mine, found, algorithm, json.loads(also))
         if look:
             for line in mine.preview(named_so, where):
@@ -159,7 +166,7 @@ def _check_worker(words: Sequence[str]) -> None:
 
 def made(config: FleetConfig, where: Path, slots: int) -> int:
     """Make the run's folder, or join it, and start nothing; what the launcher wants to know is one line of JSON."""
-    base = absolute(where / config.base_dir)
+    base = here(Path(config.base_dir), where)
     store, new = create_run(base, config.project_name, config.bound(), Host(), type(config))
     known = {"folder": str(base / config.project_name), "run_id": store.run_id, "new": new}
     more = {"operational": config.operational(), "threads": config.threads, "restarts": config.restarts}

@@ -21,6 +21,7 @@ from fleet.claims import Claims, Watch, pulse_of
 from fleet.console import console, in_full
 from fleet.history import History
 from fleet.host import Host
+from fleet.places import address
 from fleet.plain import bytes_of, heard, plain
 from fleet.progress import duration
 from fleet.recipe import Member, NotYet, name, place
@@ -113,7 +114,7 @@ class View:
         launch = launches.latest(self.store)
         why, recent = launches.ordered(self.store, launch), [d for d in notes if d.launch == launch]
         at_work = [d for d in recent if not d.ended and d.name not in self._lost]
-        at = f"{self.store.disk.root}\nlaunch {launch}, {max(0, self.history.first_open - 1)} rounds finished"
+        at = f"{address(self.store.root)}\nlaunch {launch}, {max(0, self.history.first_open - 1)} rounds finished"
         if self.over:
             state = "the run is over"
         elif why:
@@ -273,7 +274,7 @@ def _looks(view: View) -> Iterator[int]:
         yield n
         if view.over or not heard():
             return
-        time.sleep(_LOOK)
+        time.sleep(max(_LOOK, view.store.breath / 2))
 
 
 def _seen(view: View, lines: int = 0, columns: int = 0) -> list[Table | Text]:

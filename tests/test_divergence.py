@@ -109,7 +109,7 @@ def test_people_are_told(wild, capsys):
     assert f"diverged: {slot}" in Progress(wild, 2).line(round)
     assert point(wild, round).values["members/diverged"] == 1.0
     assert [row["diverged"] for row in point(wild, round).rows if row["slot"] == slot] == [True]
-    failures = RunReader(wild.store.disk.root).look().failures
+    failures = RunReader(wild.store.root).look().failures
     assert [each.id for each in failures if "diverged" in each.why] == [child]
 
 

@@ -31,6 +31,7 @@ KINDS = {"sh", "json", "yaml", "python", "diff", "text"}
 # Commands that are not run here, by page, and why; their options are checked all the same.
 NOT_RUN = [
     ("README.md", ".*", "an overview: the pages that it leads to run these, or tests of their own"),
+    ("buckets.md", ".*", "tests/test_bucket*.py run each of these, smaller"),
     ("changing-it.md", ".*benchmarks.*", "minutes each; tests/test_benchmarks.py holds what they compute"),
     ("clusters.md", "mount -t nfs .*", "the disk of tests/test_nfs.py is mounted with these options"),
     ("clusters.md", "ray start .*|.*--via ray.*", "tests/test_engines.py starts workers on a Ray of two nodes"),

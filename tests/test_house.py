@@ -38,13 +38,18 @@ FLOORS = (
 )
 # toy models, and their lab
 BESIDE = {
-    "benchmarks": ("tests.toy*", "tests.helpers", "tests.launching", "tests.lab*", "tests.searching"),
+    "benchmarks": (
+        *("tests.toy*", "tests.helpers", "tests.launching", "tests.lab*", "tests.searching"),
+        *("tests.storm*", "tests.bucket_server"),
+    ),
     "tests": (
         *("benchmarks.trials", "benchmarks.speedup", "benchmarks.tune"),  # whose arithmetic is tested
         *("benchmarks.chunked_loss", "benchmarks.gpu*"),
     ),
 }
-THIRD_PARTY = {"fleet": {"pydantic", "cyclopts", "rich", "paramiko", "ray", "tensorboard", "wandb", "trackio"}}
+THIRD_PARTY = {
+    "fleet": {"pydantic", "cyclopts", "rich", "paramiko", "ray", "tensorboard", "wandb", "trackio", "obstore"}
+}
 CONFIGURATION = {"pydantic"}  # and a room's configuration: whoever only reads the configuration waits for no torch
 
 

@@ -116,7 +116,7 @@ def test_one_two_and_four_workers_and_kills(pretraining, optimizer, several):
 
 
 def weights(history, what: str) -> torch.Tensor:
-    return Exporter(history.store.disk.root).chosen(what)[1]
+    return Exporter(history.store.root).chosen(what)[1]
 
 
 def test_diloco_with_one_replica_and_a_plain_outer_step_is_plain_training(tmp_path):

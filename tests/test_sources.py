@@ -112,12 +112,12 @@ def test_the_built_in_text_is_real_and_always_the_same():
 def test_a_run_can_begin_with_the_models_of_another(tmp_path):
     """Two trained models, with the tokenizer that stands beside them; each slot begins at its own."""
     first = finished(tmp_path / "first")
-    exporter = Exporter(first.store.disk.root)
+    exporter = Exporter(first.store.root)
     exporter.export("3-m1", tmp_path / "3-m1")
     exporter.export("best", tmp_path / "best")
     models = (str(tmp_path / "3-m1"), str(tmp_path / "best"))
     second = finished(tmp_path / "second", initial_population=models, tokenizer="")
-    begun = Exporter(second.store.disk.root)
+    begun = Exporter(second.store.root)
     assert torch.equal(begun.chosen("0-init-0")[1], exporter.chosen("3-m1")[1])
     assert torch.equal(begun.chosen("0-init-1")[1], exporter.chosen("best")[1])
     assert second["1/m1"].recipe.parents == ("0/init-1",)

@@ -23,6 +23,7 @@ from fleet.history import History
 from fleet.host import Host
 from fleet.metrics.file_sinks import TABLE
 from fleet.permissions import leaving
+from fleet.places import address, beside
 from fleet.plain import say
 from fleet.recipe import Member, NotYet, name, place
 from fleet.run import open_run
@@ -240,8 +241,8 @@ def show(exporter: Exporter, what: str, out: Path) -> None:
         say(f"The exported model's loss by source: {', '.join(parts)}")
     with contextlib.suppress(faults.Fault):
         if loss_picture.picture(exporter.history):
-            root = exporter.store.disk.root
-            say(f"Every member's metrics: {root / TABLE}\nThe loss over the rounds: {root / loss_picture.PICTURE}")
+            root = address(exporter.store.root)
+            say(f"Every member's metrics: {root}/{TABLE}\nThe loss over the rounds: {root}/{loss_picture.PICTURE}")
     say(lm_eval_command.told(out))
     say(f"Held-out text, and after | how the model goes on:\n{sample(exporter)}")
 
@@ -267,7 +268,7 @@ def export(
         str,
         Parameter(help="average, best, or a member such as 12-m3. By default the average; of post-training the best."),
     ] = "",
-    out: Annotated[Path | None, Parameter(help="Where to; RUN_DIR/export by default.")] = None,
+    out: Annotated[Path | None, Parameter(help="Where to; RUN_DIR/export by default, or NAME/export.")] = None,
     overwrite: Annotated[bool, Parameter(help="Into a folder that has files already.", negative="")] = False,
 ) -> None:
     """Write a model of a run as a Hugging Face folder, at the end or any time before.
@@ -278,7 +279,7 @@ def export(
     """
     if out and absolute(out) and not overwrite and out.is_dir() and any(out.iterdir()):
         raise UserError(f"{out}: exists; --overwrite writes into it")
-    out = out or run_dir / "export"
+    out = out or beside(run_dir) / "export"
     if open_run(run_dir, Host(), "export")[1]["config"].get("algorithm") == "edt-evomerge":
         taken(run_dir, what, out)
     else:

@@ -14,6 +14,7 @@ from fleet.ancestry.tree_builder import tree
 from fleet.console import console
 from fleet.history import History, opened
 from fleet.permissions import leaving
+from fleet.places import beside
 from fleet.plain import say
 from fleet.progress import Progress
 from fleet.recipe import Member, place
@@ -66,7 +67,7 @@ def show_winner(c: PosttrainConfig, folder: Path) -> None:
     history = opened(folder)
     last = history.first_open - 1
     (id,) = history[f"{last}/winner"].recipe.parents
-    out = exported(history, id, folder / "winner")
+    out = exported(history, id, beside(folder) / "winner")
     console().print(table(c, history, last))
     say("The family tree:", *keep(history), sep="\n  ")
     if place(history[id].origin)[0] == 0:

@@ -9,8 +9,10 @@ from typing import Any
 
 from fleet.errors import absolute, refuse
 from fleet.method import Method
+from fleet.places import beside, here
 from fleet.plain import say
 from fleet.recipe import Strategy
+from fleet.run import begun as run_begun
 from fleet.run_config import UserError, whole
 from fleet.start import main
 from train import lm_eval_tasks, source_names, text_sources
@@ -51,7 +53,7 @@ def _late(module: str, function: str, *asked: Any) -> Any:
 def show_result(config: TrainConfig, folder: Path) -> None:
     from train.export import Exporter, show
 
-    show(Exporter(folder), "average", folder / "export")
+    show(Exporter(folder), "average", beside(folder) / "export")
 
 
 def _located(sources: tuple[Any, ...], where: Path, endings: tuple[str, ...]) -> tuple[Any, ...]:
@@ -70,7 +72,7 @@ def prepare(config: TrainConfig, where: Path) -> TrainConfig:
     for source in config.datasets:
         text_sources.check(source)
     _check_models(config)
-    if not (where / config.base_dir / config.project_name / "run.json").is_file():
+    if not run_begun(here(Path(config.base_dir), where) / config.project_name):
         for source in config.datasets:
             text_sources.check_keys(source)
         check_text(config, say)

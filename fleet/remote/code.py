@@ -67,12 +67,10 @@ def keep(store: Store, code: Code) -> None:
     """Put it on the run's disk, once. Its name says what must be in it, so whoever writes it writes the same."""
     store.folder(FOLDER)
     with contextlib.suppress(faults.Fault):
-        if hashlib.sha256(b"".join(store.disk.blocks(code.name))).hexdigest() == code.digest:
+        if hashlib.sha256(b"".join(store.blocks(code.name))).hexdigest() == code.digest:
             return
-    draft = f"tmp/code-{store.host.token()}"
     try:
-        store.disk.write(draft, code.data, sync=True)
-        store.disk.rename(draft, code.name)
+        store.replace(code.name, code.data)
     except faults.Full as error:
         raise UserError(f"no room for the code on the shared disk: {error}") from None
     store.sync(FOLDER)

@@ -92,7 +92,7 @@ def make_tokens(runtime: PretrainingRuntime, work: Work, args: SourceArgs) -> Ma
     wanted, least = (count(config, args.source) for count in (useful, needed))
     held = {part: list[int]() for part in HELD_OUT}
     with contextlib.ExitStack() as stack:
-        files = {part: stack.enter_context(work.create(part)) for part in least}
+        files = {part: stack.enter_context(work.create(part, again=part == "train")) for part in least}
         begin = _tokens_so_far(work, files["train"])
         got = {**dict.fromkeys(least, 0), "train": files["train"].size // dtype.itemsize}
         tokenizer = partial(open_tokenizer, parent, config)
