@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -13,11 +12,12 @@ from typing import Protocol
 
 from fleet import faults, launches
 from fleet.following import say_result
+from fleet.forkserver import ForkServer
 from fleet.history import History
 from fleet.host import Host
 from fleet.places import address, here
 from fleet.plain import plain, say
-from fleet.processes import keeper_of, process, this_command, this_script
+from fleet.processes import keeper_of, this_command, this_script, thread_counts
 from fleet.progress import Progress
 from fleet.recipe import NotYet
 from fleet.run import create_run, open_run
@@ -38,22 +38,6 @@ class Process(Protocol):
     def terminate(self) -> None: ...
     def kill(self) -> None: ...
     def close(self) -> None: ...
-
-
-class Local:
-    """A process on a leash, that leads a group of its own."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-        self.poll, self.terminate = process.poll, process.terminate
-
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # its own children go with it
-
-    def close(self) -> None:
-        if self._process.stdin:
-            self._process.stdin.close()
 
 
 @dataclass
@@ -78,6 +62,7 @@ class Starter:
         self._signals = self._passed_on = self._launch = 0
         self._memory = Memory()
         self._log: Log | None = None
+        self._server: ForkServer | None = None
         self.over = False
 
     def run(self) -> int:
@@ -104,6 +89,8 @@ class Starter:
             self._work(seats, history)
             return self._report(store, history, seats)
         finally:
+            if self._server:
+                self._server.close()
             self._log.close()
 
     def entered(self) -> tuple[Store, str]:
@@ -146,7 +133,11 @@ class Starter:
 
     def hired(self, name: str) -> Process:
         assert self._log
-        return Local(process(self.script(), name, self.folder, self._launch, self.config.threads, self._log.file))
+        if not (self._server and self._server.lives):
+            counts = thread_counts(self.config.threads)
+            self._server = ForkServer(self.script(), self.config.algorithm, self.folder, counts, self._log.file)
+        words = ["--leash", "--launch", str(self._launch), "--worker", name, str(self.folder)]
+        return self._server.fork(words, self._log.file)
 
     def script(self) -> list[str]:
         return this_script()
@@ -194,6 +185,9 @@ class Starter:
         if history.over:
             return self._result(history)
         if self._signals:
+            if self._signals > 1:  # whoever was killed cannot say it
+                with contextlib.suppress(faults.Fault):
+                    launches.stop(store, self._launch, "Ctrl-C twice; the same command goes on from here")
             say(f"Stopped in round {max(0, history.first_open)}. The same command goes on from here.")
             return 130
         log = f"Their log: {self._log.where if self._log else ''}"

@@ -4,7 +4,6 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -157,20 +156,6 @@ def thread_counts(threads: int) -> dict[str, str]:
     """Every library's own way to be told how many threads it may use."""
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS")
     return dict.fromkeys(names, str(threads))
-
-
-def process(
-    method_command: list[str], name: str, folder: Path, launch: int, threads: int, log: Any
-) -> subprocess.Popen[bytes]:
-    """One local worker on a leash: when the starter is gone, it stops at its next step boundary."""
-    return subprocess.Popen(
-        [*method_command, "--leash", "--launch", str(launch), "--worker", name, str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, **thread_counts(threads)},
-        start_new_session=True,
-    )
 
 
 def hold_leash(host: Host) -> None:

@@ -117,7 +117,10 @@ class Progress:
             [f"{min(some):.3f} bits per byte"] if (some := [each for each in known if isinstance(each, float)]) else []
         )
         said = [f"best {type(self).best(values):.4f}, mean {sum(values) / len(values):.4f}", *bits] if values else []
-        for value in whole[-1:]:  # asked something else than members
+        of = {each.recipe.questions for each in members} - {""}
+        if said and whole and len(of) == 1:  # what all together are asked is something else
+            said[-1] += f" ({of.pop()})"
+        for value in whole[-1:]:
             named = f"averaged {value:.4f}" if values else f"{value:.4f}"
             said.append(f"{named} ({asked})" if (asked := together[-1].recipe.questions) else named)
         words += [f"{self.measure} {', '.join(said if values else [*said, *bits])}"] if said else []

@@ -20,12 +20,13 @@ LAST: Mapping[str, Sequence[str]] = {
     # came in another order, and genomes had no length any more; then the outer step was a plain mean; then tokenizers
     # were made of the run's own text, and a .txt file was one document; then members' metrics had bits per byte, and
     # four members of EDT were two families unless GROUP_SIZE said otherwise; then held-out text was for validation or
-    # for the test, by what it says, and moments, changes and weights travelled in fewer bits.
+    # for the test, by what it says, and moments, changes and weights travelled in fewer bits; then the test had a
+    # number of sequences of its own.
     **dict.fromkeys(
         ("diloco", "edt"),
         [
             *("commit 9612bcf", "commit 4b76bd2", "commit aaa6f7d", "commit acf0c07", "commit 5fc2cdb"),
-            "commit 780815b",
+            *("commit 780815b", "commit 880d80a"),
         ],
     ),
     # Then no candidate was scored beyond those that were asked for; then questions were called validation and test;

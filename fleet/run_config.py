@@ -244,7 +244,11 @@ def _problem(model: type[M], values: Mapping[str, Any], error: Mapping[str, Any]
             what = f"unknown{near}"
         return f"{spelled(key)}, number {item + 1}, {'.'.join(map(str, error['loc'][2:]))}: {what}"
     seen = f"is {_short(values[key])}" if key in values else "is missing"
-    return f"{spelled(key)} {seen}: {why if error['type'] == 'value_error' else allowed(model, key) + ' is expected'}"
+    if error["type"] != "value_error":
+        why = f"{allowed(model, key)} is expected"
+        if why.startswith("a list") and isinstance(values.get(key), str | dict):
+            why += f", such as [{_short(values[key])}]"
+    return f"{spelled(key)} {seen}: {why}"
 
 
 def _nearest(key: str, model: type[BaseModel]) -> str:

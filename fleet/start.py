@@ -3,7 +3,9 @@
 `python SCRIPT` starts local workers; `python SCRIPT --worker NAME RUN_DIR` is one. Nothing on the disk names code.
 """
 
+import importlib
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,15 +17,16 @@ from cyclopts.validators import Number
 from fleet import faults, gpus, help_pages, presets
 from fleet.fork import ForkOrder
 from fleet.fork import fork as fork_run
+from fleet.forkserver import serve
 from fleet.gpus import Accelerators
 from fleet.host import Host
-from fleet.idle_workers import idle
+from fleet.idle_workers import crowded, idle
 from fleet.method import Method
 from fleet.metrics import sinks
 from fleet.permissions import keep_private
 from fleet.places import here
 from fleet.plain import say
-from fleet.processes import called, devices_of_each, let_group_read, log_to, work
+from fleet.processes import called, devices_of_each, let_group_read, log_to, this_script, work
 from fleet.run import create_run
 from fleet.run_config import FleetConfig, UserError, load, lowered, read_json
 from fleet.seats import SPENT
@@ -75,12 +78,18 @@ def main(method: Method[Any], arguments: list[str] | None = None, others: Sequen
         make: Annotated[bool, Parameter(show=False)] = False,
         look: Annotated[bool, Parameter(show=False)] = False,
         also: Annotated[str, Parameter(show=False)] = "{}",
+        forkserver: Annotated[tuple[str, Path, str] | None, Parameter(show=False)] = None,
         accelerators: Annotated[str, Parameter(show=False)] = "[]",
         sink: Annotated[tuple[str, int, Path] | None, Parameter(show=False)] = None,
         fork: Annotated[str, Parameter(show=False)] = "",
         follow: Annotated[Path | None, Parameter(show=False)] = None,
         finish: Annotated[bool, Parameter(show=False)] = False,
+        begun: Annotated[bool, Parameter(show=False)] = False,
     ) -> int:
+        if forkserver:
+            libraries = methods.get(forkserver[0], method).libraries
+            words = serve(this_script(), lambda: [*map(importlib.import_module, libraries)])
+            return int(app(words, result_action="return_value"))
         if worker:
             return work(methods, *worker, leash, launch)
         if sink:
@@ -95,7 +104,7 @@ def main(method: Method[Any], arguments: list[str] | None = None, others: Sequen
         if join:
             return join_run(methods, join, workers)
         if follow:
-            return following.follow(methods, follow, finish)
+            return following.follow(methods, follow, finish, begun)
         config, where = _chosen(config, preset)
         mine = methods.get(algorithm or named(config), method)
         found = read(config, mine, methods, algorithm)
@@ -115,8 +124,11 @@ def main(method: Method[Any], arguments: list[str] | None = None, others: Sequen
         starter = Starter(chosen, where, workers, mine.view)
         if few := idle(starter.count, mine.slots(chosen)):
             say(f"Note: {few}.")
-        if shared := gpus.sharing(starter.count, len(gpus.visible()), devices_of_each(chosen)):
+        there = len(gpus.visible())
+        if shared := gpus.sharing(starter.count, there, devices_of_each(chosen)):
             say(f"Note: {shared}.")
+        if not there and (many := crowded(starter.count, chosen.threads, len(os.sched_getaffinity(0)))):
+            say(f"Note: {many}.")
         if (code := starter.run()) == 0 and starter.over:
             mine.show_result(chosen, starter.folder)
         return code
@@ -185,9 +197,10 @@ def completed(method: Method[C], config: C, flag: str, also: Mapping[str, Any] |
     if method.algorithm and flag not in ("", method.algorithm):
         raise UserError(f"--algorithm {flag}: this script runs {method.algorithm}")
     if method.algorithm and not flag and config.algorithm not in ("", method.algorithm):
+        script = f"{config.algorithm.replace('-', '_')}.py"
+        other = f"start {script} instead, or " if Path(__file__).parent.parent.joinpath(script).is_file() else ""
         raise UserError(
-            f"ALGORITHM is {config.algorithm!r}, and this script runs {method.algorithm}: "
-            "start the other one's script, or leave ALGORITHM out"
+            f"ALGORITHM is {config.algorithm!r}, and this script runs {method.algorithm}: {other}leave ALGORITHM out"
         )
     algorithm = flag or method.algorithm or config.algorithm
     if not algorithm:

@@ -1,6 +1,7 @@
 """What a run is doing, for people: `python -m fleet.status RUN_DIR [--watch]`. It only reads."""
 
 import contextlib
+import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ from fleet.worker_notes import NotesReader, WorkerNotes
 
 _WORKERS, _ERRORS, _MEMBERS = 24, 5, 8  # so many lines of each at most
 _ROUNDS = 4  # in a terminal
+_NO_WORD = re.compile(r"[{\[]|[0-9a-f]{64}\Z")
 _LONGEST = 40  # signs of a value
 _NARROW = 100  # columns
 _LOOK = 2.0  # seconds between two pictures in a terminal;
@@ -40,13 +42,18 @@ _COLUMNS = ("worker", "machine", "made", "a minute", "written", "does", "ago")
 
 
 def _told(member: Member) -> str:
-    """A member, and what it came to; what was found out of all together, and on what."""
-    return f"{member.id}  {member.absent or metrics_text(member.metrics)}".rstrip() + member.recipe.asked
+    """A member, and what it came to."""
+    return f"{member.id}  {member.absent or metrics_text(member.metrics)}".rstrip() + asked(member)
+
+
+def asked(member: Member) -> str:
+    """On what: text that selects is not the text that all together are told on."""
+    return f" ({member.recipe.questions})" if member.recipe.questions and member.metrics else ""
 
 
 def metrics_text(metrics: Mapping[str, Any]) -> str:
-    """Numbers and words; what others take apart is left out."""
-    shown = {key: value for key, value in metrics.items() if not (isinstance(value, str) and value[:1] in ("{", "["))}
+    """Numbers and words; lists, records and digests are for others."""
+    shown = {key: value for key, value in metrics.items() if not (isinstance(value, str) and _NO_WORD.match(value))}
     return plain(" ".join(f"{key}={_short(value)}" for key, value in shown.items()))
 
 

@@ -148,7 +148,7 @@ def test_held_out_tokens_come_from_many_documents_where_there_are_many(tmp_path,
     """Of one long document, a loss would say how it is about that one."""
     rows = [json.dumps({"text": f"{n} " + "fish " * 400}) + "\n" for n in range(documents)]
     (tmp_path / "long.jsonl").write_text("".join(rows))
-    c = config(datasets=(source(tmp_path / "long.jsonl"),), eval_sequences=64, held_out=0.2)
+    c = config(datasets=(source(tmp_path / "long.jsonl"),), test_sequences=64, held_out=0.2)
     tokenizer, got, found = AutoTokenizer.from_pretrained(shared() / "tokenizer"), dict.fromkeys(SPLITS, 0), []
     wanted = {"train": 100, "validation": 0, "test": 64 * 16 + 1}
     for _, part, tokens in tokens_of(c, 0, lambda: tokenizer, 257, wanted, got):

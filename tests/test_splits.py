@@ -93,11 +93,11 @@ def test_members_are_selected_on_text_that_reports_nothing(tmp_path, capsys):
     told = exporter.export("best", tmp_path / "best")
     learner = Learner(Exporter(tmp_path / "run").model, exporter.config)
     learner.load_weights(exporter.chosen("best")[1])
-    wanted = evaluated(learner.eval_loss, exporter.sources("test"), exporter.config)["loss"]
+    wanted = evaluated(learner.eval_loss, exporter.sources("test"), exporter.config, "test")["loss"]
     assert told["loss"] == pytest.approx(wanted, abs=1e-5) and told["loss"] != best.metrics["loss"]
     assert f"selected nobody: loss={told['loss']:.6g}" in (tmp_path / "best" / "README.md").read_text()
     show(exporter, "average", tmp_path / "shown")
-    said, tokens = capsys.readouterr().out, exporter.config.eval_sequences * exporter.config.seq_length
+    said, tokens = capsys.readouterr().out, exporter.config.test_sequences * exporter.config.seq_length
     assert f"On {tokens} tokens of test text, which selected nobody: loss={average['loss']:.6g}" in said
     assert f"The best member, {best.id}, on the same text: loss={told['loss']:.6g}" in said
     shown, plain = (load_file(tmp_path / out / "model.safetensors") for out in ("shown", "average"))

@@ -137,7 +137,8 @@ class Exporter:
     @property
     def told_on(self) -> str:
         c = self.config
-        count = f"{sum(held_count(c, number) for number in range(len(c.datasets))) * c.seq_length:,} tokens"
+        windows = sum(held_count(c, number, self.unseen) for number in range(len(c.datasets)))
+        count = f"{windows * c.seq_length:,} tokens"
         if self.unseen == "test":
             return f"On {count} of test text, which selected nobody"
         return f"On {count} of held-out text, which selected members, too (this run is of older code)"
@@ -145,7 +146,7 @@ class Exporter:
     def by_source(self) -> list[str]:
         """The loss on the test text of each source, where there are several: of the model that is held now."""
         c, files = self.config, self.sources(self.unseen)
-        held = [(held_of(file, c, number), c.datasets[number].source) for number, file in enumerate(files)]
+        held = [(held_of(file, c, number, self.unseen), c.datasets[number].source) for number, file in enumerate(files)]
         there = [(windows, name) for windows, name in held if windows]
         if len(there) < 2:
             return []
@@ -156,7 +157,7 @@ class Exporter:
         return []
 
     def _evaluated(self) -> Mapping[str, Any]:
-        return self._measured(lambda loss_of: evaluated(loss_of, self.sources(self.unseen), self.config))
+        return self._measured(lambda loss_of: evaluated(loss_of, self.sources(self.unseen), self.config, self.unseen))
 
     def _measured(self, measure: Callable[[Callable[[Tensor], float]], T]) -> T:
         """By the GPU, if there is one and it has room: workers may still have theirs there, or it may be too small."""

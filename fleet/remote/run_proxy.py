@@ -38,6 +38,7 @@ class RunProxy:
         self._root = root  # where the method's script lies
         self._view: View | None = None
         self._follower: subprocess.Popen[bytes] | None = None
+        self._new = False
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # what was read may end within a letter
 
     def base(self, base: str) -> None:
@@ -49,6 +50,7 @@ class RunProxy:
         *said, last = self._script([*command, "--make"], file, text).strip().splitlines()
         made = dict(json.loads(last))
         self.open(made["folder"])
+        self._new = made["new"]
         return {**made, "notes": [line for line in said if line.startswith("Note: ")]}
 
     def preview(self, command: list[str], file: str, text: str) -> str:
@@ -133,9 +135,10 @@ class RunProxy:
         }  # fmt: skip
 
     def follow(self, command: list[str], finish: bool) -> None:
-        """Let a process of the method's own script say how the run gets on, since it knows what is to be said of it.
-        It ends with this one."""
-        words = [sys.executable, *command, "--follow", str(self.folder), *["--finish"] * finish]
+        """Let a process of the method's own script say how the run gets on, since it knows what is to be said of it:
+        from its beginning, if that was here. It ends with this one."""
+        more = [*["--finish"] * finish, *["--begun"] * self._new]
+        words = [sys.executable, *command, "--follow", str(self.folder), *more]
         self._follower = subprocess.Popen(
             words, cwd=self._root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             start_new_session=True,

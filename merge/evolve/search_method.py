@@ -90,5 +90,6 @@ report = search_worker.keeping(
     records.TABLE, records.read, lambda found: len(found.rows), lambda table: table.count(b"\n"), records.files
 )
 METHOD = Method(
-    ALGORITHM, "", SearchConfig, MergeSearch, maker, report=report, points=points, artifacts=(records.BEST,)
-)
+    ALGORITHM, "", SearchConfig, MergeSearch, maker, report=report, points=points, artifacts=(records.BEST,),
+    libraries=("merge.evolve.recipe_evaluator",),
+)  # fmt: skip

@@ -20,7 +20,7 @@ from fleet.run_config import UserError
 from fleet.start import main as fleet_main
 
 Names = str | Sequence[str] | None
-_WORKER = ("--worker", "--make", "--look", "--sink", "--follow", "--join")
+_WORKER = ("--worker", "--forkserver", "--make", "--look", "--sink", "--follow", "--join")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 

@@ -111,7 +111,10 @@ def make_tokens(runtime: PretrainingRuntime, work: Work, args: SourceArgs) -> Ma
         if count < least[part]:
             raise Failed(f"{too_short(source, part, count, least[part])}, in a run with another PROJECT_NAME")
     counted = {f"{part}_bytes": _bytes(tokenizer(), tokens) for part, tokens in held.items() if tokens}
-    return {**{part: got[part] for part in SPLITS}, "dtype": dtype.str, **counted}
+    size = (
+        {"size": there} if (there := text_sources.size(source)) else {}
+    )  # whoever forks the run knows whether it has grown
+    return {**{part: got[part] for part in SPLITS}, "dtype": dtype.str, **counted, **size}
 
 
 def _keep_tokens(work: Work, begin: int, saver: Saver) -> int:
@@ -161,7 +164,8 @@ def tokens_of(
     tokenizer, spare = open_one(), list[tuple[SplitName, list[int]]]()
     ends = tokenizer.eos_token_id is not None and not text_sources.is_one_document(source)
     end = [tokenizer.eos_token_id] if ends else []
-    most = max(1, config.eval_sequences // _EVALUATED) * config.seq_length
+    held = {"validation": config.eval_sequences, "test": config.test_sequences}
+    most = {part: max(1, sequences // _EVALUATED) * config.seq_length for part, sequences in held.items()}
     documents, at = enumerate(text_sources.divided(source, config.held_out)), 0
     while batch := [*islice(documents, _BATCH)]:
         asked = [(at, part, each) for at, (part, each) in batch
@@ -169,9 +173,9 @@ def tokens_of(
         for (at, part, _), tokens in zip(asked, _ids(tokenizer, [each for _, _, each in asked]), strict=True):
             found = tokens + end
             if part != "train":
-                first = max(0, len(found) - most) // 2  # how a document begins says little of the rest
-                spare.append((part, found[:first] + found[first + most :]))
-                found = found[first : first + most]
+                first = max(0, len(found) - most[part]) // 2  # how a document begins says little of the rest
+                spare.append((part, found[:first] + found[first + most[part] :]))
+                found = found[first : first + most[part]]
             if got[part] < wanted[part]:
                 yield at, part, found
         if all(got[part] >= wanted[part] for part in wanted):
