@@ -2,12 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
-EXTRA := requirements-ray.txt requirements-hivemind.txt requirements-metrics.txt requirements-posttrain.txt requirements-dev.txt
+EXTRA := requirements-bucket.txt requirements-ray.txt requirements-hivemind.txt requirements-metrics.txt requirements-posttrain.txt requirements-dev.txt
 CONFIG ?= evolution.json
 # A test starts hundreds of processes, and none is to compile our modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run breed test test-short test-slow test-nfs storm gpu screenshots pictures lint docs clean
+.PHONY: run breed test test-short test-slow test-nfs storm gpu bucket screenshots pictures lint docs clean
 run: $(VENV)/.run
 	$(RUN) edt_sim.py --config $(CONFIG)
 
@@ -52,6 +52,10 @@ $(ON_GPU)/.ready: requirements.txt requirements-dev.txt
 	grep -hv ^torch== requirements.txt requirements-dev.txt > $(ON_GPU)/requirements.txt
 	$(ON_GPU)/bin/python -m pip install -q -r $(ON_GPU)/requirements.txt
 	touch $@
+
+# A bucket on this machine, to try a run in one: it says how to reach it, until Ctrl-C.
+bucket: $(VENV)/.test
+	$(RUN) -m tests.bucket_server
 
 # The report of real runs, light and dark, on a telephone and on a wall: screenshots/*.png. Needs chromium.
 screenshots: $(VENV)/.test

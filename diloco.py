@@ -105,7 +105,11 @@ class DiLoCo:
         return Recipe("global", "global", whole, needs, "summary", args, optional=True)
 
 
-if __name__ == "__main__":
+def command() -> None:
     from train.training_commands import run
 
     run(ALGORITHM, __doc__, DiLoCo)
+
+
+if __name__ == "__main__":
+    command()

@@ -1,7 +1,6 @@
 """DiLoCo on one machine: the same command as diloco.py, under the name that people look for."""
 
-from diloco import ALGORITHM, DiLoCo, __doc__
-from train.training_commands import run
+from diloco import command
 
 if __name__ == "__main__":
-    run(ALGORITHM, __doc__, DiLoCo)
+    command()

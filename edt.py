@@ -144,8 +144,12 @@ class EDT:
         return np.random.default_rng([self.c.seed, *key])
 
 
-if __name__ == "__main__":
+def command() -> None:
     from edt_evomerge import METHOD
     from train.training_commands import run
 
     run(ALGORITHM, __doc__, EDT, METHOD)
+
+
+if __name__ == "__main__":
+    command()

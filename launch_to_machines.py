@@ -15,5 +15,10 @@ METHOD_SCRIPTS = {
     "evomerge": ("-m", "evomerge.cli"),
 }
 
-if __name__ == "__main__":
+
+def command() -> None:
     main(METHOD_SCRIPTS, Path(__file__).parent, __doc__)
+
+
+if __name__ == "__main__":
+    command()

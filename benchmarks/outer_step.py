@@ -17,9 +17,10 @@ from rich.console import Console
 
 from benchmarks.figures import goal, table
 from fleet.disk import Disk
+from fleet.disk_store import DiskStore
 from fleet.host import Host
 from fleet.payload import Files, Payload, PayloadWriter
-from fleet.store import FOLDERS, Store
+from fleet.store import FOLDERS
 from merge.outer_step import OuterOptimizer, means, ranges
 from merge.wire import pieces, received, send, sender
 
@@ -35,7 +36,7 @@ class Exchange:
     def __init__(self, place: Path, size: int, replicas: int) -> None:
         for folder in FOLDERS:
             (place / folder).mkdir(parents=True)
-        self.store = Store(Disk(place), Host(), "w")
+        self.store = DiskStore(Disk(place), Host(), "w")
         self.size, self.replicas, self.cuts = size, replicas, ranges(size, replicas)
         self.vector = torch.randn(size, generator=torch.Generator().manual_seed(1))
         self.files: dict[str, Files] = {}
@@ -115,10 +116,10 @@ def main(quick: bool = False, place: Path | None = None, memory_of: int = 0) -> 
         base = Path(tempfile.mkdtemp(dir=place))
         try:
             exchange = Exchange(base / "run", size, count)
-            before, began = exchange.store.disk.bytes_read, time.perf_counter()
+            before, began = exchange.store.bytes_read, time.perf_counter()
             exchange.run()
             seconds = time.perf_counter() - began
-            read = exchange.store.disk.bytes_read - before
+            read = exchange.store.bytes_read - before
             made = [name for name in exchange.files if not name.endswith(".old")]
             written = sum(size for name in made for size, _ in exchange.files[name].values())
             plain = copied(base, made, read)

@@ -23,13 +23,13 @@ def registers(place: Path, quick: bool) -> Table:
             return lambda: run.store.settle(f"rounds/00001/{run.store.host.token()}", value, durable)
 
         ways = {"plain": bare.once, "durable": settle(True), "claim": settle(False)}
-        before = run.store.disk.ops
+        before = run.store.ops
         for _ in range(repetitions):
             for name, once in ways.items():
                 rates[name].append(_rate(once, count))
         settled = 2 * repetitions * count
     ratios = {name: [plain / rate for plain, rate in zip(rates["plain"], rates[name], strict=True)] for name in rates}
-    ops = (run.store.disk.ops - before) / settled
+    ops = (run.store.ops - before) / settled
     note = f"{repetitions} x {count} of each, interleaved; {ops:.1f} file operations a register"
     shown = table("Registers", "what", "per second", "times the plain loop's time", note=note)
     shown.add_row("create, write, fsync, link, fsync folder, remove: plain loop", spread(rates["plain"], 0), NONE)

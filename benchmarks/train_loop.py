@@ -36,7 +36,7 @@ def config_of(model: str, batch: int, length: int, steps: int, rounds: int, opti
     return TrainConfig(
         algorithm="edt", project_name="run", initial_population=(model,), batch_size=batch, seq_length=length,
         inner_steps=steps, max_generations=rounds, first_inner_steps=steps, population_size=1, threads=THREADS,
-        datasets=("fake",), eval_sequences=8, eval_batch_size=8, vocab_size=1024, average_every=1000,
+        datasets=("fake",), eval_sequences=8, test_sequences=8, eval_batch_size=8, vocab_size=1024, average_every=1000,
         inner_optimizer=optimizer,
     )  # fmt: skip
 

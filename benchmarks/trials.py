@@ -36,8 +36,8 @@ SHAPES = {
     "1.2m": {"hidden_size": 160, "intermediate_size": 416, "num_hidden_layers": 4, "num_attention_heads": 4},
 }
 COMMON = {
-    "vocab_size": 264, "seq_length": 64, "eval_sequences": 32, "eval_batch_size": 32, "max_epochs": 4.0,
-    "average_every": 10**5, "shards": 1, "held_out": 0.2,
+    "vocab_size": 264, "seq_length": 64, "eval_sequences": 32, "test_sequences": 32, "eval_batch_size": 32,
+    "max_epochs": 4.0, "average_every": 10**5, "shards": 1, "held_out": 0.2,
 }  # fmt: skip
 # Where torch.compile finds what it needs, a trial takes a quarter less time.
 COMPILED = bool(shutil.which("g++")) and Path(sysconfig.get_path("include"), "Python.h").is_file()
@@ -248,7 +248,16 @@ def _one(base: str, trial: Trial) -> Result:
 
 def _round_0(config: TrainConfig) -> str:
     """Equal where round 0 is."""
-    of = ("seed", "initial_population", "vocab_size", "datasets", "held_out", "eval_sequences", "seq_length")
+    of = (
+        "seed",
+        "initial_population",
+        "vocab_size",
+        "datasets",
+        "held_out",
+        "eval_sequences",
+        "test_sequences",
+        "seq_length",
+    )
     keys = {key: config.bound()[key] for key in (*of, "max_epochs", "inner_optimizer")}
     return hashlib.sha256(json.dumps([keys, config.sequences], sort_keys=True).encode()).hexdigest()[:16]
 
@@ -291,17 +300,17 @@ def _keep(folder: Path, ground: Path) -> None:
 
 def _losses(folder: Path, trial: Trial) -> tuple[float, float | None, float | None]:
     """On more held-out text than the run itself looks at."""
-    from train.export import Exporter
+    from train.exporter import Exporter
     from train.loop import Learner
     from train.member.pretraining_runtime import evaluated
 
     exporter = Exporter(folder)
-    config = trial.config.model_copy(update={"eval_sequences": LOOKED_AT})
+    config = trial.config.model_copy(update={"test_sequences": LOOKED_AT})
     learner, sources = Learner(exporter.model, config), [_held_out(exporter, config)]
 
     def loss(what: str) -> float:
         learner.load_weights(exporter.chosen(what)[1])
-        return evaluated(learner.eval_loss, sources, config)["loss"]
+        return evaluated(learner.eval_loss, sources, config, "test")["loss"]
 
     if config.algorithm == "diloco":
         return loss("average"), None, None
@@ -327,7 +336,7 @@ def _held_out(exporter: Any, config: TrainConfig) -> Any:
 
 
 def _parameters(folder: Path) -> int:
-    from train.export import Exporter
+    from train.exporter import Exporter
 
     return Exporter(folder).layout.size
 

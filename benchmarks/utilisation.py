@@ -51,7 +51,7 @@ app = App(name="python -m benchmarks.utilisation", help=__doc__, version_flags=[
 
 @dataclass(frozen=True)
 class Paced:
-    """A host of the run: its worker, whose trainings all take so many seconds."""
+    """A host of the run: its worker, whose every step takes so many seconds."""
 
     run: Path
     name: str
@@ -69,7 +69,7 @@ class Paced:
             def train(self, work: Any, turn: Any, *more: Any, **keys: Any) -> Any:
                 began = time.monotonic()
                 found = super().train(work, turn, *more, **keys)
-                time.sleep(max(0.0, began + seconds - time.monotonic()))
+                time.sleep(max(0.0, began + seconds * turn.steps - time.monotonic()))
                 trained.append((turn.round, began, time.monotonic()))
                 return found
 
@@ -102,11 +102,11 @@ def utilisation(
         for process in processes:
             process.join()
         moved = (to.sent + back.sent) / (time.monotonic() - began)
-        return _share([json.loads(each.out.read_text()) for each in all]), moved / 1e6
+        return share_of([json.loads(each.out.read_text()) for each in all]), moved / 1e6
 
 
-def _share(hosts: list[list[tuple[int, float, float]]]) -> float:
-    counted = [[each for each in trained if each[0] >= WARM] for trained in hosts]
+def share_of(hosts: list[list[tuple[int, float, float]]], warm: int = WARM) -> float:
+    counted = [[each for each in trained if each[0] >= warm] for trained in hosts]
     there = [trained for trained in counted if trained]
     whole = sum(max(end for *_, end in each) - min(begin for _, begin, _ in each) for each in there)
     return sum(end - begin for each in there for _, begin, end in each) / whole

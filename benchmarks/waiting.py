@@ -12,6 +12,7 @@ from rich.table import Table
 from benchmarks.figures import NONE, goal, table
 from benchmarks.workers import Toys, cpu_of, toys
 from fleet import claims, planning
+from fleet.disk_store import DiskStore
 from fleet.history import History
 from fleet.host import Host
 from fleet.processes import options
@@ -88,11 +89,11 @@ def idle(place: Path, quick: bool) -> Table:
     with contextlib.ExitStack() as stack:
         runs = {count: stack.enter_context(_waiting(place, count)) for count in (1, 8, 64)}
         time.sleep(6)  # the waits are long by now
-        before = {count: (cpu_of(pid), store.disk.ops) for count, (pid, store) in runs.items()}
+        before = {count: (cpu_of(pid), store.ops) for count, (pid, store) in runs.items()}
         time.sleep(seconds)
         for count, (pid, store) in runs.items():
             cpu = 100 * (cpu_of(pid) - before[count][0]) / seconds
-            ops = (store.disk.ops - before[count][1]) / seconds
+            ops = (store.ops - before[count][1]) / seconds
             good = goal(cpu < 1, "under 1"), goal(ops < 20, "under 20")
             shown.add_row(f"{count} members", f"{cpu:.2f}", good[0], f"{ops:.1f}", good[1])
     return shown
@@ -119,7 +120,7 @@ def _hold(run: Toys, host: Host, members: int) -> None:
     planning.plan_ahead(run.store, strategy(run.config), History(run.store))
     run.store.post("bell", host.token())  # as whoever planned would have
     for n in range(members):
-        store = Store(run.store.disk, host, f"holder-{n}")
+        store = DiskStore(run.store.disk, host, f"holder-{n}")
         history = History(store)
         history.look()
         held = claims.Claims(store, history, claims.Watch(store, host, 60.0), 1)

@@ -13,7 +13,7 @@ from typing import Any
 
 from fleet import launches
 from fleet.host import Host
-from fleet.processes import process
+from fleet.processes import thread_counts
 from fleet.run import create_run
 from fleet.store import Store
 from tests.toy.config import ToyConfig
@@ -39,7 +39,11 @@ class Toys:
         launch = launches.begin(self.store, self.config.model_copy(update=settings).operational())
         with (self.folder / "log").open("ab") as log:
             for name in names:
-                self.processes[name] = process(TOY, name, self.folder, launch, self.config.threads, log)
+                words = [*TOY, "--leash", "--launch", str(launch), "--worker", name, str(self.folder)]
+                self.processes[name] = subprocess.Popen(
+                    words, stdin=subprocess.PIPE, stdout=log, stderr=log,
+                    env={**os.environ, **thread_counts(self.config.threads)}, start_new_session=True,
+                )  # fmt: skip
         self.wait(lambda: all(self.has(name, "started") for name in names), 5 + 3 * len(names))
 
     def has(self, name: str, what: str) -> bool:

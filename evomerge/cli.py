@@ -33,10 +33,10 @@ from evomerge.config import (
     create_default_config,
     with_models,
 )
-from evomerge.tournament_method import METHOD
 from fleet import help_pages
 from fleet.busy_notice import saying
 from fleet.errors import refuse
+from fleet.method import Method
 from fleet.permissions import leaving
 from fleet.plain import log_plainly, say
 from fleet.run_config import UserError
@@ -188,8 +188,14 @@ def _export(model: Path, kind: str) -> None:
     say(f"As GGUF: {out}")
 
 
+def _method() -> Method[Any]:
+    from evomerge.tournament_method import METHOD
+
+    return METHOD
+
+
 def run(arguments: list[str] | None = None) -> None:
-    search_command.run(app, METHOD, arguments)
+    search_command.run(app, _method, arguments)
 
 
 if __name__ == "__main__":

@@ -116,7 +116,7 @@ class EvolutionSettings(Editable):
     """How merged models compete."""
 
     population_size: int = Field(8, ge=2, le=256, description="Merged models of a generation.")
-    num_generations: int = Field(10, ge=1, le=10_000, description="The most there will be.")
+    num_generations: int = Field(8, ge=1, le=10_000, description="The most there will be.")
     patience: int = Field(5, ge=1, le=10_000, description="Generations without a better model, after which it ends.")
     tournament_size: int = Field(3, ge=1, le=256, description="So many compete for each place among the parents.")
     elite: int = Field(2, ge=1, le=255, description="So many of the best go on unchanged.")
@@ -142,7 +142,7 @@ class EvaluationSettings(Editable):
     text: str = Field("", description="A .txt, .jsonl or .parquet file; empty: built-in text of three kinds.")
     text_field: str = Field("text", min_length=1, description="The field that holds a document.")
     passages: int = Field(
-        96,
+        64,
         ge=8,
         le=100_000,
         description="Passages for validation, and as many for the test, if the text has so many.",

@@ -44,4 +44,6 @@ def report(history: History) -> None:
     tournament_results.keep(history)
 
 
-METHOD = Method(ALGORITHM, "", TournamentConfig, Tournament, maker, report=report)
+METHOD = Method(
+    ALGORITHM, "", TournamentConfig, Tournament, maker, report=report, libraries=("evomerge.fitness_evaluator",)
+)

@@ -66,7 +66,7 @@ class ReadAhead:
         file, data, seen = input.place(name), bytearray(), checksum(input.files[name][1])
         with self.context.store.at_hand.coming(file) as bring:
             try:
-                for block in self.context.store.disk.blocks(file):
+                for block in self.context.store.blocks(file):
                     if hurry():
                         return
                     data += block

@@ -16,6 +16,7 @@ ENDED = "workers/ended"
 KEPT = 32  # workers that are gone and still shown
 _PULSES, _MOST = 8, 64  # pulses that are looked at in one go, and notes that are moved
 _PULSE = ".pulse"
+_SELDOM = 60  # breaths between two times
 
 Stamp = tuple[int, ...]
 
@@ -32,7 +33,7 @@ class WorkerArchive:
     def tidy(self) -> None:
         """Now and then; what does not succeed is left to the next time, or to somebody else."""
         now = self.store.host.now()
-        if now - self._tidied < self.patience / 10:
+        if now - self._tidied < max(self.patience / 10, _SELDOM * self.store.breath):
             return
         self._tidied = now
         names = set(self.store.names("workers"))
@@ -47,7 +48,7 @@ class WorkerArchive:
         drafts = set(self.store.names("tmp"))
         for name in drafts & self._drafts:
             with contextlib.suppress(faults.Fault):
-                self.store.disk.remove(f"tmp/{name}")
+                self.store.remove(f"tmp/{name}")
         self._drafts = drafts
 
     def _remove_pulses(self, names: set[str], now: float) -> None:
@@ -59,7 +60,7 @@ class WorkerArchive:
             before, since = self._seen.get(name, ((), now))
             self._seen[name] = stamp, since if stamp == before else now
             if now - self._seen[name][1] > self.patience:
-                self.store.disk.remove(f"workers/{name}")
+                self.store.remove(f"workers/{name}")
         self._turn += _PULSES
 
     def _move_notes(self, names: set[str]) -> None:
@@ -77,5 +78,5 @@ class WorkerArchive:
         """A rename has one winner, who alone goes on with the sums."""
         there = f"{ENDED}/{name.removesuffix(END)}.{self.store.host.token()}{END}"
         with contextlib.suppress(faults.Missing):
-            self.store.disk.rename(f"workers/{name}", there)
-            self.events.inherit(worker_notes.read(self.store.disk.root / there))
+            self.store.put_away(f"workers/{name}", there)
+            self.events.inherit(worker_notes.read(self.store, there))

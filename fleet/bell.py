@@ -26,7 +26,7 @@ class Bell:
         """Has anybody rung since the last look?"""
         self._looks += 1
         stamp = self.store.stamp("bell")
-        if stamp == self._stamp and self._looks % _OPEN:
+        if stamp == self._stamp and (self._looks % _OPEN or not self.store.late):
             return False
         text, before = self.store.news("bell"), self._text
         self._stamp, self._text = stamp, text

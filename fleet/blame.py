@@ -130,7 +130,8 @@ class Blame:
         """Claims lost in a row speak against a recipe; those of one maker say nothing while others could try."""
         makers, failed = [who(claim) for claim in lost], self._said(id, "failed", "verdict")
         often = makers.count(self.me) > 1 or failed.count(self.me) >= TRIES
-        if often and {*makers, *failed} == {self.me} and self.able(id) - {self.me}:
+        could = self.able(id) - {self.me} - {*self._said(id, "damaged")}  # who finds a parent damaged waits for us
+        if often and {*makers, *failed} == {self.me} and could:
             # for longer than a silent maker is waited for: a process that ends at it each time would never see one die
             self.leave_alone(id, (PATIENCE + 1) * self.dead_seconds)
         return len(makers) >= LOST and self._agreed(id, [*makers, *failed], LOST, TRIES)

@@ -60,7 +60,7 @@ class Pulse:
 
     def _remove(self) -> None:
         with contextlib.suppress(faults.Fault):
-            self.store.disk.remove(pulse_at(self.store.name))
+            self.store.remove(pulse_at(self.store.name))
 
 
 class Watch:

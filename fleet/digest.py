@@ -5,6 +5,7 @@ import hashlib
 from pathlib import Path
 
 from fleet.history import History, opened
+from fleet.places import address
 from fleet.plain import say
 from fleet.recipe import to_json
 from fleet.single_command import command
@@ -30,9 +31,9 @@ def show(run_dir: Path, /, *more: Path) -> None:
         python -m fleet.digest runs/edt runs/edt-again
     """
     for folder in (run_dir, *more):
-        history = opened(folder.absolute())
+        history = opened(folder)
         state = "over" if history.over else "not over"
-        say(f"{digest(history)}  {folder}  ({max(0, history.first_open - 1)} rounds, {state})")
+        say(f"{digest(history)}  {address(folder)}  ({max(0, history.first_open - 1)} rounds, {state})")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ still means the old disk, so nothing can ever be written into the empty mount po
 
 import contextlib
 import os
+import stat
 import threading
 import time
 import weakref
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fleet import faults
+from fleet.store import FileEnd
 
 T = TypeVar("T")
 
@@ -99,6 +101,16 @@ class Disk:
         """A file that only this process writes, at its end."""
         return FileWriter(self._opened(name, _MORE), name, self)
 
+    def tail(self, name: str, after: int, most: int) -> FileEnd:
+        """Of a plain file, what comes after so many bytes, but no more than the last ones."""
+        with self._file(name) as handle:
+            seen = self.call(name, os.fstat, handle)
+            if not stat.S_ISREG(seen.st_mode):
+                raise faults.Refused(f"{name}: not a plain file")
+            begin = max(after if after <= seen.st_size else 0, seen.st_size - most)
+            data = self.call(name, os.pread, handle, seen.st_size - begin, begin)
+            return FileEnd(data, begin, seen.st_size, seen.st_mtime)
+
     def link(self, old: str, new: str) -> None:
         self.call(new, os.link, old, new, src_dir_fd=self._handle, dst_dir_fd=self._handle, follow_symlinks=False)
 
@@ -164,6 +176,8 @@ class FileWriter:
 
     def sync(self) -> None:
         self._disk.call(self._name, os.fsync, self._handle)
+
+    flush = sync  # on the side
 
     def close(self) -> None:
         if self._release.detach():

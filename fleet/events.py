@@ -8,9 +8,8 @@ from collections import deque
 from typing import Any
 
 from fleet import faults, strictjson
-from fleet.disk import Disk, FileWriter
 from fleet.errors import cut
-from fleet.store import Store
+from fleet.store import Appender, Store
 from fleet.worker_notes import END, TAIL, WorkerNotes, read
 
 _EVERY = 0.5  # seconds between two writes
@@ -24,8 +23,7 @@ class Events:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._file: FileWriter | None = None
-        self._disk: Disk | None = store.disk  # where that file is
+        self._file: Appender | None = None
         self._lines: list[str] = []
         self._lock = threading.Lock()  # the pulse's thread flushes, too, while a long recipe runs
         self._written = -math.inf
@@ -43,7 +41,7 @@ class Events:
             self._since += len(self._lines[-1])
             if self._since > TAIL // 4:
                 self._sum_up()
-        if self.store.host.now() - self._written > _EVERY:
+        if self.store.host.now() - self._written > max(_EVERY, self.store.breath):
             self.flush()
 
     def flush(self) -> None:
@@ -71,7 +69,11 @@ class Events:
     def begin_anew(self) -> None:
         """The file was put away as one of somebody who is gone: whoever did that has its sums."""
         with self._lock:
-            gone, self._sums, self._disk = self._sums, WorkerNotes(self.store.name), None
+            gone, self._sums = self._sums, WorkerNotes(self.store.name)
+            if self._file:
+                with contextlib.suppress(faults.Fault):
+                    self._file.close()
+            self._file = None
             self._sums.machine, self._sums.launch = gone.machine, gone.launch
             self._sum_up()
 
@@ -79,17 +81,12 @@ class Events:
         self._since = 0
         self._lines.append(strictjson.text({"at": round(self.store.host.stamp(), 3), **self._sums.so_far()}) + "\n")
 
-    def _open(self) -> FileWriter:
-        """Anew where the store has found the disk mounted anew: a dead mount may take what is written, and lose it."""
-        if self._file and self._disk is not self.store.disk:
-            with contextlib.suppress(faults.Fault):
-                self._file.close()
-            self._file = None
+    def _open(self) -> Appender:
         file = f"workers/{self.store.name}{END}"
         if not self.begun:  # the name may have been used before
-            self._sums.add(read(self.store.disk.root / file))
-        self.begun, self._disk = True, self.store.disk
-        self._file = self._file or self._disk.append(file)
+            self._sums.add(read(self.store, file))
+        self.begun = True
+        self._file = self._file or self.store.append(file)
         return self._file
 
 

@@ -40,8 +40,8 @@ class Execution:
     def produce(self, id: str) -> bool:
         """Make a claimed recipe and publish what came of it; true if there is news for the others."""
         context, began = self.context, self.context.host.now()
-        read, version = context.store.disk.bytes_read, context.history.slot(id).version
-        waited = context.store.disk.seconds
+        read, version = context.store.bytes_read + context.store.bytes_at_hand, context.history.slot(id).version
+        waited = context.store.seconds
         writer = PayloadWriter(context.store, f"{prefix_of(id)}{version}.{context.host.token()}")
         outcome: list[Value] = []
         with self._failing(id, writer), self._working(id, writer) as work:
@@ -54,8 +54,8 @@ class Execution:
             parents = work.pending
             context.pace.took(place(id)[1], seconds)
             context.habits[place(id)[1]] = habit(work)
-            read = context.store.disk.bytes_read - read
-            disk = round(max(0.0, context.store.disk.seconds - waited), 3)
+            read = context.store.bytes_read + context.store.bytes_at_hand - read
+            disk = round(max(0.0, context.store.seconds - waited), 3)
             context.events.note("made", id, seconds=round(seconds, 3), disk=disk, written=writer.written, read=read)
         for record in outcome:
             if later:
@@ -206,7 +206,7 @@ class Execution:
                 raise
             writer.drop(keep_snapshot=True)
             if isinstance(error, OSError):  # a library that writes a file itself meets the same disk
-                named, here = faults.named(error, id), self.context.store.disk.holds(error.filename)
+                named, here = faults.named(error, id), self.context.store.holds(error.filename)
                 if isinstance(named, faults.Full) and (here or not error.filename):
                     raise named from error
                 if isinstance(named, faults.Passing) and (

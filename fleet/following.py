@@ -1,5 +1,6 @@
 """A run that others work on, followed: the lines that a start on this machine says, and at the end what it came to."""
 
+import contextlib
 import signal
 import threading
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from fleet import faults, status
 from fleet.history import History
 from fleet.host import Host
 from fleet.method import Method
+from fleet.places import address
 from fleet.plain import say
 from fleet.processes import hold_leash, run_in
 from fleet.progress import Progress
@@ -19,14 +21,17 @@ _LOOK = 0.1  # seconds
 _SHOWN = 16  # members of the last round that are worth a line
 
 
-def follow(methods: Mapping[str, Method[Any]], folder: Path, finish: bool) -> int:
+def follow(methods: Mapping[str, Method[Any]], folder: Path, finish: bool, begun: bool) -> int:
     """A process of its own, on a leash: say how the run gets on until it is over; and then leave behind, if wanted,
-    what its method leaves behind."""
+    what its method leaves behind. Of a run that had begun before, finished rounds are not told again."""
     host = Host()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it decides
     threading.Thread(target=hold_leash, args=(host,), daemon=True).start()
     store, method, config, _ = run_in(folder, host, f"follower-{host.token()}", methods)
     history = History(store)
+    if not begun:
+        with contextlib.suppress(faults.Passing, NotYet):
+            history.look_far()
     progress = method.view(history, config.rounds, config.steps_in)
     while not (host.stopping or history.over):
         progress.show()
@@ -50,8 +55,8 @@ def say_result(history: History, folder: Path, view: type[Progress], more: str =
             where = f"files/{history.outcome(member.origin).attempt}" if member.digests else member.absent
         except (NotYet, faults.Fault, KeyError):
             where = ""
-        said = f"{status.metrics_text(member.metrics)}{member.recipe.asked}"
+        said = f"{status.metrics_text(member.metrics)}{status.asked(member)}"
         say(f"  {member.id}  {said}  {where}".rstrip())
     if len(members) > _SHOWN:
         say(f"  and {len(members) - _SHOWN} more before these")
-    say(f"Everything is in {folder}{more}")
+    say(f"Everything is in {address(folder)}{more}")

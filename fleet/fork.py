@@ -22,6 +22,8 @@ from fleet import faults, launches, payload, results_version, summary
 from fleet.disk import Disk
 from fleet.history import History
 from fleet.host import Host
+from fleet.our_packages import ROOT, spoken
+from fleet.places import address, in_bucket
 from fleet.plain import say
 from fleet.plans import record_of
 from fleet.recipe import NotYet, Recipe, check, folder, name, place
@@ -90,9 +92,11 @@ def go_on(
     settings = dict(map(_setting, set))
     if "base_dir" in settings:
         raise UserError("--set BASE_DIR: a fork lies beside the run that it goes on from")
+    if in_bucket(run):
+        raise UserError(f"{address(run)}: a run is forked on a disk; python -m fleet.copy brings it there, and back")
     _, about = open_run(run.absolute(), Host(), "fork")
     algorithm = str(settings.get("algorithm", about["config"].get("algorithm")))
-    script = Path(__file__).resolve().parent.parent / f"{algorithm.replace('-', '_')}.py"
+    script = ROOT / f"{algorithm.replace('-', '_')}.py"
     if not algorithm.replace("-", "").isalnum() or not script.is_file():
         raise UserError(f"a run of {algorithm} cannot be forked; those of edt and diloco can")
     file = config or Path(f"{name}.json")
@@ -135,7 +139,7 @@ def fork(method: Any, order: ForkOrder) -> int:
     for note in carried.notes:
         say(f"Note: {note}.")
     say(f"{base / order.name}: goes on from round {round} of {order.run}. Start it with")
-    say(f"python {Path(sys.argv[0]).name} --config {order.config}")
+    say(f"{' '.join(spoken(Path(sys.argv[0]).stem))} --config {order.config}")
     return 0
 
 
@@ -243,7 +247,7 @@ def _carry_files(history: History, store: Store, id: str) -> None:
     """Each is read once, so that what goes on is what was made."""
     outcome = history.outcome(id)
     where = f"files/{outcome.attempt}"
-    store.disk.mkdir(where)
+    store.begin(where)
     for file in outcome.files:
         _link(history.store, store, f"{where}/{file}")
     try:
@@ -258,14 +262,12 @@ def _carry_files(history: History, store: Store, id: str) -> None:
 def _link(old: Store, new: Store, path: str) -> None:
     """Neither run ever changes it; each removes its own name of it."""
     try:
-        os.link(old.disk.path(path), new.disk.path(path), follow_symlinks=False)
+        os.link(old.root / path, new.root / path, follow_symlinks=False)
     except FileNotFoundError:
-        raise UserError(
-            f"{old.disk.root}/{path}: was removed meanwhile: the run goes on; choose another --round"
-        ) from None
+        raise UserError(f"{old.root}/{path}: was removed meanwhile: the run goes on; choose another --round") from None
     except OSError:  # another disk, or one that links no file of somebody else
-        with contextlib.closing(new.disk.create(path)) as file:
-            for block in old.disk.blocks(path):
+        with contextlib.closing(new.create(path)) as file:
+            for block in old.blocks(path):
                 file.write(block)
             file.sync()
 
@@ -290,5 +292,9 @@ def _said(how_far: str) -> None:
         say(how_far)
 
 
-if __name__ == "__main__":
+def main() -> None:
     command("fleet.fork", go_on, _EXAMPLES)
+
+
+if __name__ == "__main__":
+    main()

@@ -3,7 +3,7 @@
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from fleet.checksum import checksum
-from fleet.disk import FileReader, FileWriter
+from fleet.store import ReadableFile, WritableFile
 
 _FLUSH = 1 << 26  # so many bytes are written between two syncs on the side
 _PIECE = 1 << 19  # bytes that are read only to be hashed, at a time
@@ -12,7 +12,7 @@ _PIECE = 1 << 19  # bytes that are read only to be hashed, at a time
 class HashedFile:
     """Syncs beside the writing: the disk is kept busy all the time."""
 
-    def __init__(self, file: FileWriter) -> None:
+    def __init__(self, file: WritableFile) -> None:
         self._file, self._sum, self.size = file, checksum(), 0
         self._side: ThreadPoolExecutor | None = None
         self._syncing: Future[None] | None = None
@@ -45,13 +45,13 @@ class HashedFile:
         if self._syncing:
             self._syncing.result()  # what the disk could not take is to be known now
         self._side = self._side or ThreadPoolExecutor(1)
-        self._syncing, self._unsynced = self._side.submit(self._file.sync), 0
+        self._syncing, self._unsynced = self._side.submit(self._file.flush), 0
 
 
 class HashedReader:
     """What is read from it may be used for what is published only after it turned out to be right."""
 
-    def __init__(self, file: FileReader, size: int, like: str = "") -> None:
+    def __init__(self, file: ReadableFile, size: int, like: str = "") -> None:
         self._file, self._sum, self.size, self._done = file, checksum(like), size, 0
 
     def readinto(self, room: memoryview) -> int:

@@ -10,6 +10,9 @@ from cyclopts.help import InlineText
 from rich.console import Console
 from rich.text import Text
 
+from fleet import version
+from fleet.our_packages import console_command
+
 
 class _Page(Console):
     def print(self, *objects: Any, **how: Any) -> None:
@@ -23,9 +26,10 @@ class _Page(Console):
 
 def app(name: str, about: str | None, examples: str = "", width: int | None = None, **more: Any) -> App:
     """A command that is explained above its options, and further below them. An indented line is left as it is."""
-    page = {"help_format": "plaintext", "console": _Page(width=width), "version_flags": []}
-    made = App(name=name, help=about, help_epilogue=examples or None, **{**page, **more})
-    made["--help"].group = "Parameters"  # no table for this alone
+    page = {"help_format": "plaintext", "console": _Page(width=width), "version_flags": ["--version"]}
+    how = {**page, "version": version.told, **more}
+    made = App(name=console_command() or name, help=about, help_epilogue=examples or None, **how)
+    made["--help"].group = made["--version"].group = "Parameters"  # no table for these alone
     return made
 
 

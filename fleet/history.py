@@ -380,7 +380,7 @@ class History:
 
     def _open_awaited(self, count: int) -> None:
         """Some disks list late what they would open at once: try a few names, in turn."""
-        awaited = [id for id in self._open if self._startable(id)] if count else []
+        awaited = [id for id in self._open if self._startable(id)] if count and self.store.late else []
         for id in (awaited[(self._probe + i) % len(awaited)] for i in range(min(count, len(awaited)))):
             path = round_state.register(id, self.slot(id).version)
             with contextlib.suppress(faults.Missing):

@@ -21,7 +21,7 @@ class Host:
         self.name = socket.gethostname()
         self._stop = threading.Event()
         pid = os.getpid()
-        self.identity: Identity = (_boot(), os.stat("/proc/self/ns/pid").st_ino, pid, _born(pid))
+        self.identity: Identity = (_boot(), os.stat("/proc/self/ns/pid").st_ino, pid, born(pid))
         self._ticked, self._stood = math.inf, 0.0  # when it was last known to run, and for how long it did not
         self._clock = threading.Lock()
 
@@ -76,8 +76,8 @@ class Host:
 
     def gone(self, identity: Identity) -> bool:
         """Certainly dead: a process of this same kernel and namespace that does not run any more."""
-        boot, namespace, pid, born = identity
-        return (boot, namespace) == self.identity[:2] and _born(pid) != born
+        boot, namespace, pid, began = identity
+        return (boot, namespace) == self.identity[:2] and born(pid) != began
 
 
 def _boot() -> str:
@@ -89,7 +89,7 @@ def _boot() -> str:
     return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}.{times}"
 
 
-def _born(pid: int) -> str:
+def born(pid: int) -> str:
     """When a process started, in ticks since boot; empty if it does not run (a zombie does not)."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rsplit(")", 1)[1].split()

@@ -4,7 +4,7 @@ import contextlib
 import re
 from typing import Any
 
-from fleet import faults
+from fleet import faults, results_version
 from fleet.errors import cut
 from fleet.store import Store, Value
 
@@ -13,10 +13,11 @@ _NAME = re.compile(r"([0-9]{5})\.(start|stop)")
 
 def begin(store: Store, operational: dict[str, Any], code: str = "", command: str = "", seats: int = 0) -> int:
     """Register a new launch, with the settings that do not change results, its code's hash, how many seats are started
-    at least, and for people the command that was given; returns its number."""
+    at least, and for people the command that was given; returns its number. Who joins it later has the same code."""
     number = latest(store) + 1
     token = store.host.token()
     record = {"by": token, "operational": operational, "code": code, "command": command, "seats": seats}
+    record |= {"hash": results_version.code_hash()}
     while store.settle(path(number, "start"), record)["by"] != token:
         number += 1
     return number

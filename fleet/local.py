@@ -3,27 +3,27 @@
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO, Protocol
+from typing import Protocol
 
 from fleet import faults, launches
-from fleet.errors import absolute
 from fleet.following import say_result
+from fleet.forkserver import ForkServer
 from fleet.history import History
 from fleet.host import Host
+from fleet.places import address, here
 from fleet.plain import plain, say
-from fleet.processes import keeper_of, process, this_command, this_script
+from fleet.processes import keeper_of, this_command, this_script, thread_counts
 from fleet.progress import Progress
 from fleet.recipe import NotYet
 from fleet.run import create_run, open_run
 from fleet.run_config import FleetConfig, UserError
 from fleet.seats import Memory, Seat, ending
-from fleet.store import Store
+from fleet.store import Log, Store
 
 _REST = 60.0  # seconds that a sink has for what it did not take at the end
 _LATER = 10.0  # seconds until a process that could not be started is tried again
@@ -38,22 +38,6 @@ class Process(Protocol):
     def terminate(self) -> None: ...
     def kill(self) -> None: ...
     def close(self) -> None: ...
-
-
-class Local:
-    """A process on a leash, that leads a group of its own."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-        self.poll, self.terminate = process.poll, process.terminate
-
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # its own children go with it
-
-    def close(self) -> None:
-        if self._process.stdin:
-            self._process.stdin.close()
 
 
 @dataclass
@@ -73,20 +57,20 @@ class Starter:
     def __init__(self, config: FleetConfig, where: Path, workers: int | None, view: type[Progress] = Progress) -> None:
         self.host, self.view = Host(), view
         self.config, self.count = config, workers or config.num_machines
-        self.base = absolute(where / config.base_dir)
+        self.base = here(Path(config.base_dir), where)
         self.folder = self.base / config.project_name
         self._signals = self._passed_on = self._launch = 0
         self._memory = Memory()
-        self._log: IO[bytes] | None = None
+        self._log: Log | None = None
+        self._server: ForkServer | None = None
         self.over = False
 
     def run(self) -> int:
         """Start or go on, until the run is over; the exit code says how it went."""
-        bound, section = self.config.bound(), type(self.config)
-        store, new = create_run(self.base, self.config.project_name, bound, self.host, section)
+        store, how = self.entered()
         history = History(store)
         history.look_far()
-        say(f"{'New run' if new else 'Going on with the run'} {self.folder}")
+        say(f"{how} {address(self.folder)}")
         if history.over:
             more = "python -m fleet.fork trains it on"
             say(f"The run is over already. Another one needs another folder: another PROJECT_NAME, or --out; {more}.")
@@ -95,15 +79,32 @@ class Starter:
         if why := launches.ordered(store, sys.maxsize):
             say(f"{why[0].upper()}{plain(why[1:], 1000)}.")
             return 0
-        self._launch = launches.begin(store, self.config.operational(), command=this_command(), seats=self.count)
+        self._launch = self.launched(store)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._signal)
-        log = self.folder / "workers" / f"local-{self._launch}.log"
-        say(f"{self.count} worker{'s' * (self.count > 1)}; what they say: {log}")
-        self._log = open(log, "a+b", 0, opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o640))
+        self._log = store.log(f"workers/{self.log_name()}.log")
+        say(f"{self.count} worker{'s' * (self.count > 1)}; what they say: {self._log.where}")
         seats = [LocalSeat(n) for n in range(self.count)]
-        self._work(seats, history)
-        return self._report(store, history, seats)
+        try:
+            self._work(seats, history)
+            return self._report(store, history, seats)
+        finally:
+            if self._server:
+                self._server.close()
+            self._log.close()
+
+    def entered(self) -> tuple[Store, str]:
+        """The run, and in words how it was found."""
+        bound, section = self.config.bound(), type(self.config)
+        store, new = create_run(self.base, self.config.project_name, bound, self.host, section)
+        return store, "New run" if new else "Going on with the run"
+
+    def launched(self, store: Store) -> int:
+        """The number of the launch that its workers are of."""
+        return launches.begin(store, self.config.operational(), command=this_command(), seats=self.count)
+
+    def log_name(self) -> str:
+        return f"local-{self._launch}"
 
     def _work(self, seats: list[LocalSeat], history: History) -> None:
         progress = self.view(history, self.config.rounds, self.config.steps_in)
@@ -131,7 +132,12 @@ class Starter:
         return "local"
 
     def hired(self, name: str) -> Process:
-        return Local(process(self.script(), name, self.folder, self._launch, self.config.threads, self._log))
+        assert self._log
+        if not (self._server and self._server.lives):
+            counts = thread_counts(self.config.threads)
+            self._server = ForkServer(self.script(), self.config.algorithm, self.folder, counts, self._log.file)
+        words = ["--leash", "--launch", str(self._launch), "--worker", name, str(self.folder)]
+        return self._server.fork(words, self._log.file)
 
     def script(self) -> list[str]:
         return this_script()
@@ -179,9 +185,12 @@ class Starter:
         if history.over:
             return self._result(history)
         if self._signals:
+            if self._signals > 1:  # whoever was killed cannot say it
+                with contextlib.suppress(faults.Fault):
+                    launches.stop(store, self._launch, "Ctrl-C twice; the same command goes on from here")
             say(f"Stopped in round {max(0, history.first_open)}. The same command goes on from here.")
             return 130
-        log = f"Their log: {getattr(self._log, 'name', '')}"
+        log = f"Their log: {self._log.where if self._log else ''}"
         if why := launches.ordered(store, self._launch):
             say(f"The run stopped: {plain(why, 1000)}", file=sys.stderr)
             if not launches.goes_on(store, self._launch):
@@ -203,8 +212,9 @@ class Starter:
         """What the log says besides the usual; through its handle, since the disk may not be mounted here any more."""
         assert self._log
         try:
-            cut = self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - (1 << 16))) > 0
-            lines = self._log.read().decode(errors="replace").splitlines()[cut:]
+            file = self._log.file
+            cut = file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 16))) > 0
+            lines = file.read().decode(errors="replace").splitlines()[cut:]
         except OSError as error:  # the handle has died with its mount
             return [f"  {error.strerror}"]
         unusual = [line for line in lines if " INFO " not in line and " DEBUG " not in line]

@@ -35,4 +35,5 @@ class Method(Generic[C]):
     slots: Callable[[C], int] = lambda config: 0  # members of a round that are trained side by side; 0: it differs
     forked: Forking | None = None  # what a run takes along that goes on from another; none: its runs have no forks
     off_device: frozenset[str] = frozenset()  # tasks that need no device: a worker's second lane makes them
+    libraries: tuple[str, ...] = ()  # modules that take a while to import: workers of one machine load them once
     artifacts: tuple[str, ...] = ()  # files of the run's folder that sinks may keep at its end

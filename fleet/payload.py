@@ -5,7 +5,6 @@ import io
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,10 @@ from fleet import faults
 from fleet.checksum import checksum, is_checksum
 from fleet.hashed_files import HashedFile, HashedReader
 from fleet.recipe import Member
-from fleet.store import Store
+from fleet.store import Store, compare
 
 Files = dict[str, tuple[int, str]]  # name -> size, checksum
 
-_VERIFIED = 4096  # files that a process remembers to be right
 SNAPSHOT = "snapshot."  # so begin the names of the files that are not the member's own
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
@@ -37,11 +35,11 @@ class PayloadWriter:
             file.write(data)
 
     @contextlib.contextmanager
-    def create(self, name: str) -> Iterator[HashedFile]:
-        """A new file, hashed while it is written and on the disk when the block ends:
-        `with work.create("weights") as file: file.write(block)`."""
+    def create(self, name: str, again: bool = False) -> Iterator[HashedFile]:
+        """A new file, hashed while it is written and there when the block ends:
+        `with work.create("weights") as file: file.write(block)`. One that is read `again` meanwhile says so."""
         self.check(name)
-        with self.hashed(name) as file:
+        with self.hashed(name, again) as file:
             yield file
         self._digests[name] = file.seal()
         self.written += file.size
@@ -51,7 +49,7 @@ class PayloadWriter:
         self.check(name)
         self._folder()
         self._foreign.add(name)
-        return self.store.disk.path(f"{self.place}/{name}")
+        return self.store.desk(self.place) / name
 
     @contextlib.contextmanager
     def folder(self) -> Iterator[Path]:
@@ -59,15 +57,15 @@ class PayloadWriter:
         lies in the attempt's own folder at the end is the member's. Of a maker that is killed nothing is left but the
         attempt, which is found by its name."""
         self._folder()
-        yield self.store.disk.path(self.place)
-        for name in self.store.names(self.place):
+        yield self.store.desk(self.place)
+        for name in self.store.lying_on(self.place):
             if not name.startswith(SNAPSHOT) and name not in self._digests:
                 self.path(name)
 
     def written_so_far(self, name: str) -> Iterator[bytes]:
         """Of a file that is still being written, block by block."""
         self.check(name)
-        return self.store.disk.blocks(f"{self.place}/{name}")
+        return self.store.written_so_far(f"{self.place}/{name}")
 
     @property
     def known(self) -> Files:
@@ -81,7 +79,7 @@ class PayloadWriter:
         if self.has_snapshot:
             self.remove(lambda name: name.startswith(SNAPSHOT))
         for name in sorted(self._foreign):
-            self._digests[name] = self._adopt(name)
+            self._digests[name] = self.store.adopt(f"{self.place}/{name}")
             self.written += self._digests[name][0]
         self.sync()
         if lost := self._digests.keys() - set(self.store.names(self.place)):
@@ -107,25 +105,20 @@ class PayloadWriter:
 
     def _folder(self) -> None:
         if not self._made:
-            self.store.disk.mkdir(self.place)
+            self.store.begin(self.place)
             self._made = True
 
     @contextlib.contextmanager
-    def hashed(self, name: str) -> Iterator[HashedFile]:
+    def hashed(self, name: str, again: bool = False) -> Iterator[HashedFile]:
         self._folder()
-        with contextlib.closing(HashedFile(self.store.disk.create(f"{self.place}/{name}"))) as file:
+        with contextlib.closing(HashedFile(self.store.create(f"{self.place}/{name}", again))) as file:
             yield file
             file.sync()
 
     def remove(self, which: Callable[[str], bool]) -> None:
         with contextlib.suppress(faults.Fault):
             for name in filter(which, self.store.names(self.place)):
-                self.store.disk.remove(f"{self.place}/{name}")
-
-    def _adopt(self, name: str) -> tuple[int, str]:
-        with contextlib.closing(self.store.disk.append(f"{self.place}/{name}")) as file:
-            file.sync()
-        return hash_of(self.store, f"{self.place}/{name}")
+                self.store.remove(f"{self.place}/{name}")
 
     def sync(self) -> None:
         self.store.sync(self.place)
@@ -147,9 +140,9 @@ class Payload:
         place, (size, known) = self.place(name), self.files[name]
         if (there := self._at_hand(name)) is not None:
             return there
-        data, seen = self.store.patiently(lambda: self.store.disk.read(place, size)), checksum(known)
+        data, seen = self.store.patiently(lambda: self.store.load(place, size)), checksum(known)
         seen.update(data)
-        _compare(place, (len(data), seen.hexdigest()), (size, known))
+        compare(place, (len(data), seen.hexdigest()), (size, known))
         return data
 
     @contextlib.contextmanager
@@ -160,39 +153,27 @@ class Payload:
         if (there := self._at_hand(name)) is not None:
             yield io.BytesIO(there)
             return
-        with contextlib.closing(self.store.patiently(lambda: self.store.disk.open(place))) as file:
+        with contextlib.closing(self.store.patiently(lambda: self.store.open(place))) as file:
             reader = HashedReader(file, size, known)
             yield reader
-            _compare(place, reader.finish(), (size, known))
+            compare(place, reader.finish(), (size, known))
 
     def path(self, name: str) -> Path:
-        place = self.place(name)
-        verified = self.store.verified
-        if place not in verified:
-            self._check(name)
-        verified.pop(place, None)
-        verified[place] = True  # the last one that was used
-        if len(verified) > _VERIFIED:
-            del verified[next(iter(verified))]
-        return self.store.disk.path(place)
+        return self.store.local(self.place(name), *self.files[name])
 
     def check(self, fresh: bool = False) -> None:
         """Read everything; `fresh` past the page cache."""
         for name in self.files:
             if fresh:
-                self.store.patiently(partial(self.store.disk.forget, self.place(name)))
-            self._check(name)
+                self.store.forget(self.place(name))
+            compare(self.place(name), self.store.hash_of(self.place(name), self.files[name][1]), self.files[name])
 
     def _at_hand(self, name: str) -> bytes | None:
         """If it was read ahead: then it was found right."""
         self.used.add(name)
         if (there := self.store.at_hand.take(self.place(name), self.store.host)) is not None:
-            self.store.disk.bytes_read += len(there)  # for whoever has it
+            self.store.bytes_at_hand += len(there)
         return there
-
-    def _check(self, name: str) -> None:
-        place, known = self.place(name), self.files[name]
-        _compare(place, hash_of(self.store, place, known[1]), known)
 
     def place(self, name: str) -> str:
         return f"files/{self.attempt}/{self.prefix}{name}"
@@ -218,13 +199,6 @@ class InputMember(Payload):
         return [self.path(name).parent for name in self.files][0]
 
 
-def _compare(place: str, seen: tuple[int, str], wanted: tuple[int, str]) -> None:
-    if seen[0] < wanted[0]:
-        raise faults.Missing(f"{place}: {seen[0]} of {wanted[0]} bytes are there so far")
-    if seen != wanted:
-        raise faults.Damaged(f"{place}: its bytes do not match their checksum")
-
-
 def files_of(value: Any) -> Files:
     """A manifest as it stands in a register, every name and number checked: it is text that somebody wrote."""
     if not isinstance(value, dict):
@@ -236,23 +210,7 @@ def files_of(value: Any) -> Files:
     return {name: (size, known) for name, (size, known) in value.items()}
 
 
-def hash_of(store: Store, place: str, like: str = "") -> tuple[int, str]:
-    """Size and checksum of a file, as it is on the disk now."""
-
-    def once() -> tuple[int, str]:
-        seen, size = checksum(like), 0
-        for block in store.disk.blocks(place):
-            seen.update(block)
-            size += len(block)
-        return size, seen.hexdigest()
-
-    return store.patiently(once)
-
-
 def drop(store: Store, attempt: str) -> None:
     """Remove an attempt's folder. Whoever still reads it finds out that it is behind."""
     with contextlib.suppress(faults.Fault):
-        for name in store.disk.list(f"files/{attempt}"):
-            with contextlib.suppress(faults.Missing):
-                store.disk.remove(f"files/{attempt}/{name}")
-        store.disk.rmdir(f"files/{attempt}")
+        store.clear(f"files/{attempt}")

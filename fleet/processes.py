@@ -4,7 +4,6 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from fleet.method import Method
 from fleet.metrics import logger
 from fleet.metrics.keeper import SinkKeeper
 from fleet.metrics.sink import LoggedRun
+from fleet.our_packages import console_command
 from fleet.plain import log_plainly, plain, say
 from fleet.run import open_run
 from fleet.run_config import FleetConfig, UserError
@@ -39,8 +39,15 @@ def this_script() -> list[str]:
 
 def this_command() -> str:
     """The command that was given, for whoever wants to give it again."""
+    return shlex.join([*called(), *sys.argv[1:]])
+
+
+def called() -> list[str]:
+    """How the script that is running was called, without its options."""
+    if command := console_command():
+        return [command]
     module = this_script()[1] == "-m"
-    return shlex.join(["python", *(this_script()[1:] if module else sys.argv[:1]), *sys.argv[1:]])
+    return ["python", *(this_script()[1:] if module else sys.argv[:1])]
 
 
 def work(methods: Mapping[str, Method[Any]], name: str, folder: Path, leash: bool, launch: int = 0) -> int:
@@ -79,8 +86,8 @@ def log_to(methods: Mapping[str, Method[Any]], kind: str, claim: int, folder: Pa
     known = {key.upper(): value for key, value in config.bound().items()}
     project = config.wandb_project or os.environ.get("WANDB_PROJECT") if kind == "wandb" else ""
     names = (project or config.algorithm, config.project_name, store.run_id)
-    logged = LoggedRun(folder, *names, entity=config.wandb_entity, config=known)
-    return logger.run(kind, History(store), claim, logged, method.points, [folder / name for name in method.artifacts])
+    logged = LoggedRun(store.home(), *names, entity=config.wandb_entity, config=known)
+    return logger.run(kind, History(store), claim, logged, method.points, method.artifacts)
 
 
 def keeper_of(
@@ -149,20 +156,6 @@ def thread_counts(threads: int) -> dict[str, str]:
     """Every library's own way to be told how many threads it may use."""
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS")
     return dict.fromkeys(names, str(threads))
-
-
-def process(
-    method_command: list[str], name: str, folder: Path, launch: int, threads: int, log: Any
-) -> subprocess.Popen[bytes]:
-    """One local worker on a leash: when the starter is gone, it stops at its next step boundary."""
-    return subprocess.Popen(
-        [*method_command, "--leash", "--launch", str(launch), "--worker", name, str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, **thread_counts(threads)},
-        start_new_session=True,
-    )
 
 
 def hold_leash(host: Host) -> None:

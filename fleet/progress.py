@@ -38,7 +38,8 @@ class Progress:
         self._told = self._began_at = history.first_open
         self._notes, self._left = NotesReader(history.store, WorkerNotes), TimeLeft(history, rounds, steps_in)
         self._launch = launches.latest(history.store)
-        self._began, self._looked, self._every = self._now(), 0.0, _LOOK
+        self._least = max(_LOOK, history.store.breath / 2)
+        self._began, self._looked, self._every = self._now(), 0.0, self._least
         self._spoke = self._began
         self._underway = dict[str, Underway]()
         self._live = Live(console=console(), auto_refresh=False) if sys.stdout.isatty() else None
@@ -51,7 +52,7 @@ class Progress:
             self.history.look_far()
             self._tell(last)
         self._looked = self._now()
-        self._every = max(_LOOK, (self._looked - began) / _SHARE)
+        self._every = max(self._least, (self._looked - began) / _SHARE)
         if self._live and last:
             self._live.stop()
 
@@ -116,7 +117,10 @@ class Progress:
             [f"{min(some):.3f} bits per byte"] if (some := [each for each in known if isinstance(each, float)]) else []
         )
         said = [f"best {type(self).best(values):.4f}, mean {sum(values) / len(values):.4f}", *bits] if values else []
-        for value in whole[-1:]:  # asked something else than members
+        of = {each.recipe.questions for each in members} - {""}
+        if said and whole and len(of) == 1:  # what all together are asked is something else
+            said[-1] += f" ({of.pop()})"
+        for value in whole[-1:]:
             named = f"averaged {value:.4f}" if values else f"{value:.4f}"
             said.append(f"{named} ({asked})" if (asked := together[-1].recipe.questions) else named)
         words += [f"{self.measure} {', '.join(said if values else [*said, *bits])}"] if said else []

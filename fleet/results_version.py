@@ -1,13 +1,12 @@
 """Which results this code gives: a number a method, so that no run is finished with other bytes than it began with."""
 
-import os
-import subprocess
+import hashlib
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from fleet.errors import UserError
+from fleet.our_packages import ROOT, python_in
 
 # Of each method, the last commit or version that gave its first results, its second, and so on. Add one whenever a
 # configuration that stood in a run before would give other bytes now: a maker or the order of a sum has changed, or a
@@ -22,7 +21,8 @@ LAST: Mapping[str, Sequence[str]] = {
     # came in another order, and genomes had no length any more; then the outer step was a plain mean; then tokenizers
     # were made of the run's own text, and a .txt file was one document; then members' metrics had bits per byte, and
     # four members of EDT were two families unless GROUP_SIZE said otherwise; then held-out text was for validation or
-    # for the test, by what it says, and moments, changes and weights travelled in fewer bits; then checksums were XXH3.
+    # for the test, by what it says, and moments, changes and weights travelled in fewer bits; then the test had a
+    # number of sequences of its own; then checksums were XXH3.
     **dict.fromkeys(
         ("diloco", "edt"),
         [
@@ -39,8 +39,6 @@ LAST: Mapping[str, Sequence[str]] = {
     "evomerge": ["commit 5fc2cdb", "commit 780815b", "commit 880d80a"],
 }
 FIRST = 1  # also of runs that were made before they said it
-
-_ROOT = Path(__file__).resolve().parent.parent
 
 
 def kind(algorithm: str) -> int:
@@ -62,16 +60,9 @@ def check(folder: Path, run: Mapping[str, Any]) -> None:
         )
 
 
-def begun_by(root: Path = _ROOT) -> str:
-    """The commit of this code, with a word where it has changes; its version where git does not know."""
-    words = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty= with changes"]
-    above = {**os.environ, "GIT_CEILING_DIRECTORIES": str(root.parent), "GIT_OPTIONAL_LOCKS": "0"}
-    try:
-        done = subprocess.run(words, env=above, capture_output=True, text=True, timeout=20, check=True)
-        return f"commit {done.stdout.strip()}"
-    except (OSError, subprocess.SubprocessError):
-        pass
-    try:
-        return f"version {version('edt')}"
-    except PackageNotFoundError:
-        return ""
+def code_hash(root: Path = ROOT) -> str:
+    """Of all Python that makes a run's results, whether git knows it or not; the same in a clone and installed."""
+    total = hashlib.sha256()
+    for file in python_in(root):
+        total.update(f"{file.relative_to(root)}\n".encode() + hashlib.sha256(file.read_bytes()).digest())
+    return total.hexdigest()

@@ -5,17 +5,20 @@ import json
 import os
 import pwd
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fleet import faults, results_version
+from fleet import faults, results_version, version
+from fleet.bucket import Bucket
 from fleet.disk import Disk
+from fleet.disk_store import DiskStore
 from fleet.host import Host
+from fleet.objects import Objects
+from fleet.places import address, in_bucket
 from fleet.run_config import Section, UserError
-from fleet.store import FOLDERS, Store
+from fleet.store import FOLDERS, Store, Value
 
 FORMAT = 2  # 1: recipes had merge, train, evaluate and publish
 
@@ -36,35 +39,52 @@ class NoRun(UserError):
     """A folder that is not a run's, or not there at all."""
 
 
+def at(place: Path, host: Host, name: str) -> Store:
+    """What is kept at a place, whatever that is."""
+    if in_bucket(place):
+        return Bucket(Objects(address(place)), place, host, name)
+    return DiskStore(Disk(place.absolute()), host, name)
+
+
 def open_run(folder: Path, host: Host, name: str) -> tuple[Store, Mapping[str, Any]]:
     """A run that exists, for a worker or a reader; never makes anything."""
+    where = address(folder)
     try:
-        store = Store(Disk(folder), host, name)
+        store = at(folder, host, name)
         run = store.read("run.json")
     except (faults.Missing, faults.Refused):
-        raise NoRun(f"{folder}: not the folder of a run; {_instead(folder)}") from None
+        raise NoRun(f"{where}: not the folder of a run; {_instead(folder)}") from None
     except (faults.Denied, faults.Unfit) as error:
-        raise UserError(f"{folder}: cannot be read: {error}") from None
+        raise UserError(f"{where}: cannot be read: {error}") from None
     if run.get("format") != FORMAT:
         its = f"format {run.get('format')}, not {FORMAT}; begun by {run.get('code') or 'an earlier one'}"
-        raise UserError(f"{folder}: made by another version of this project ({its}): use that one")
+        raise UserError(f"{where}: made by another version of this project ({its}): use that one")
     if not (isinstance(run.get("id"), str) and isinstance(run.get("config"), dict)):
-        raise UserError(f"{folder}/run.json: has another shape than this project writes")
+        raise UserError(f"{where}/run.json: has another shape than this project writes")
     for inner in FOLDERS:
         try:  # a link would lead the run's files to somewhere else
-            store.patiently(partial(store.disk.list, inner))
+            store.expect(inner)
         except (faults.Missing, faults.Refused) as error:
-            raise UserError(f"{folder}/{inner}: a folder of the run is expected here: {error}") from None
+            raise UserError(f"{where}/{inner}: a folder of the run is expected here: {error}") from None
     store.run_id = run["id"]
     return store, run
 
 
 def _instead(folder: Path) -> str:
     """What whoever named it may have meant."""
+    if in_bucket(folder):
+        return "nothing of that name is in the bucket"
     with contextlib.suppress(OSError):
         if there := sorted(file.parent.name for file in folder.glob("*/run.json"))[:8]:
             return f"runs that lie in it: {', '.join(there)}"
     return "is the shared disk mounted?"
+
+
+def begun(folder: Path) -> bool:
+    """Whether there is a run already, or something that says it is one."""
+    if in_bucket(folder):
+        return bool(at(folder, Host(), "reader").stamp("run.json"))
+    return (folder / "run.json").is_file()
 
 
 def create_run(
@@ -72,49 +92,89 @@ def create_run(
 ) -> tuple[Store, bool]:
     """Make the run's folder, or join the one that is there; says whether it is new. `section` knows what keys stand for
     that an older run lacks."""
-    make_base(base, host)
     folder = base / project
+    if not in_bucket(base):
+        make_base(base, host)
     name, new = f"starter-{host.token()}", False
     try:
         store, run = open_run(folder, host, name)
     except NoRun:
         _make_folder(base, project, bound, host)
         (store, run), new = open_run(folder, host, name), True
-    _check_writable(folder, str(folder))
+    if not in_bucket(base):
+        _check_writable(folder, str(folder))
     _check_binding(folder, run, bound, section)
     return store, new
 
 
 def _make_folder(base: Path, project: str, bound: Mapping[str, Any], host: Host) -> None:
-    """run.json comes last: a folder without it is not a run yet, and making it again does no harm. Another starter may
-    be at it, too: whose run.json stands, and whether it is ours, the caller sees."""
-    folder = base / project
-    found = set(os.listdir(folder)) if folder.is_dir() else set()
-    if "run.json" in found:
-        return
-    if strangers := found - {*FOLDERS}:
-        raise UserError(
-            f"{folder}: holds files but is not a run ({', '.join(sorted(strangers)[:3])}); "
-            "name another PROJECT_NAME (--out, --storage-path)"
-        )
-    disk = Disk(base)
-    try:
-        for name in (project, *(f"{project}/{inner}" for inner in FOLDERS)):
-            with contextlib.suppress(faults.Exists):
-                disk.mkdir(name)
-        disk.sync("")
-        disk.sync(project)
-        store = Store(Disk(folder), host, f"starter-{host.token()}")
+    """run.json comes last: without it nothing is a run yet, and making it again does no harm. Another starter may be at
+    it, too: whose run.json stands, and whether it is ours, the caller sees."""
+    if not begun(base / project):
+        store = ready(base / project, host, f"starter-{host.token()}")
+        with _refusing(base):
+            store.settle("run.json", _about(bound, host))
+
+
+def ready(place: Path, host: Host, name: str, may_hold: str = "") -> Store:
+    """A place for a run, where nothing else is: this process may write there, and all works there that runs need."""
+    with _refusing(place.parent):
+        if in_bucket(place):
+            store = _names_below(place, host, name)
+        else:
+            _make_folders(place)
+            store = at(place, host, name)
+        if strangers := {*store.listing("")} - {*FOLDERS, may_hold, "run.json"}:
+            some = ", ".join(sorted(strangers)[:3])
+            raise UserError(
+                f"{address(place)}: holds files but is not a run ({some}); name another PROJECT_NAME (--out, "
+                "--storage-path)"
+            )
         store.prove()
-        kind = results_version.kind(str(bound.get("algorithm")))
-        about = {"format": FORMAT, "results": kind, "code": results_version.begun_by()}
-        store.settle("run.json", {**about, "id": host.token(), "config": dict(bound)})
+    return store
+
+
+def _names_below(place: Path, host: Host, name: str) -> Store:
+    """In a bucket no run lies within another one, whose names its own would be among."""
+    for outer in [*place.parents][: len(place.parts) - 2]:
+        if begun(outer):
+            raise UserError(f"{address(place)}: lies within the run {address(outer)}; choose another BASE_DIR")
+    return at(place, host, name)
+
+
+def _make_folders(place: Path) -> None:
+    if place.is_dir() and {*os.listdir(place)} - {*FOLDERS}:
+        return  # nothing is made among strangers
+    disk = Disk(place.parent)
+    for name in (place.name, *(f"{place.name}/{inner}" for inner in FOLDERS)):
+        with contextlib.suppress(faults.Exists):
+            disk.mkdir(name)
+    disk.sync("")
+    disk.sync(place.name)
+
+
+@contextlib.contextmanager
+def _refusing(base: Path) -> Iterator[None]:
+    where = address(base)
+    try:
+        yield
     except (faults.Denied, faults.Unfit) as error:
-        raise UserError(
-            f"{base}: the disk refuses what a run needs (new folders, hard links, renames that replace, fsync): {error}"
-        ) from None
+        needs = "new folders, hard links, renames that replace, fsync"
+        what = "the bucket cannot be used" if in_bucket(base) else f"the disk refuses what a run needs ({needs})"
+        raise UserError(f"{where}: {what}: {error}") from None
     except faults.Full as error:
-        raise UserError(f"{base}: no room to start a run: {error}") from None
+        raise UserError(f"{where}: no room to start a run: {error}") from None
+
+
+def _about(bound: Mapping[str, Any], host: Host) -> Value:
+    kind = results_version.kind(str(bound.get("algorithm")))
+    return {
+        "format": FORMAT,
+        "results": kind,
+        "code": version.code(),
+        "id": host.token(),
+        "config": dict(bound),
+    }
 
 
 def _check_binding(

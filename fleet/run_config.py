@@ -101,7 +101,8 @@ class FleetConfig(Section):
         le=1e6,
     )
     base_dir: Text = operational(
-        "runs", "The folder on the shared disk that holds the runs; relative to the configuration file."
+        "runs",
+        "The folder on the shared disk that holds the runs, relative to the configuration file; or s3://BUCKET/PATH.",
     )
     num_machines: int = operational(2, "Local workers, where one machine stands for several.", ge=1, le=1024)
     snapshot_minutes: float = operational(
@@ -191,6 +192,12 @@ def whole(name: str, where: Path, endings: tuple[str, ...] = ()) -> str:
     return f"{whole(model, where)}+{whole(adapter, where)}" if plus else name
 
 
+def of_hub(name: str) -> tuple[str, str | None]:
+    """A model's id on the hub and its revision, of `org/name@revision`; whatever lies here is what it is called."""
+    id, _, revision = name.partition("@")
+    return (name, None) if os.path.exists(name) else (id, revision or None)
+
+
 def lowered(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Keys are the same in any case."""
     found: dict[str, Any] = {}
@@ -242,7 +249,11 @@ def _problem(model: type[M], values: Mapping[str, Any], error: Mapping[str, Any]
             what = f"unknown{near}"
         return f"{spelled(key)}, number {item + 1}, {'.'.join(map(str, error['loc'][2:]))}: {what}"
     seen = f"is {_short(values[key])}" if key in values else "is missing"
-    return f"{spelled(key)} {seen}: {why if error['type'] == 'value_error' else allowed(model, key) + ' is expected'}"
+    if error["type"] != "value_error":
+        why = f"{allowed(model, key)} is expected"
+        if why.startswith("a list") and isinstance(values.get(key), str | dict):
+            why += f", such as [{_short(values[key])}]"
+    return f"{spelled(key)} {seen}: {why}"
 
 
 def _nearest(key: str, model: type[BaseModel]) -> str:

@@ -3,7 +3,9 @@
 `python SCRIPT` starts local workers; `python SCRIPT --worker NAME RUN_DIR` is one. Nothing on the disk names code.
 """
 
+import importlib
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,18 +14,19 @@ from typing import Annotated, Any, TypeVar
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from fleet import faults, gpus, help_pages
-from fleet.errors import absolute
+from fleet import faults, gpus, help_pages, presets
 from fleet.fork import ForkOrder
 from fleet.fork import fork as fork_run
+from fleet.forkserver import serve
 from fleet.gpus import Accelerators
 from fleet.host import Host
-from fleet.idle_workers import idle
+from fleet.idle_workers import crowded, idle
 from fleet.method import Method
 from fleet.metrics import sinks
 from fleet.permissions import keep_private
+from fleet.places import here
 from fleet.plain import say
-from fleet.processes import devices_of_each, let_group_read, log_to, this_script, work
+from fleet.processes import called, devices_of_each, let_group_read, log_to, this_script, work
 from fleet.run import create_run
 from fleet.run_config import FleetConfig, UserError, load, lowered, read_json
 from fleet.seats import SPENT
@@ -41,6 +44,7 @@ Watch it from another terminal:
     python -m fleet.status RUN_DIR --watch
 
 Ctrl-C stops it well: each worker ends at its next step, and what it has done so far is kept."""
+_USUAL = Path("evolution.json")
 _CODES = """Exit codes: 0 the run is over, 1 it stopped and says why, 2 something about the command or the disk is
 wrong, 130 it was interrupted."""
 
@@ -54,25 +58,38 @@ def main(method: Method[Any], arguments: list[str] | None = None, others: Sequen
     @app.default
     def start(
         *,
-        config: Annotated[Path, Parameter(help="The configuration file.")] = Path("evolution.json"),
+        config: Annotated[Path, Parameter(help="The configuration file.")] = _USUAL,
+        preset: Annotated[
+            str, Parameter(help=f"Instead, one that comes along: {', '.join(presets.known())}; it runs in runs/ here.")
+        ] = "",
         workers: Annotated[
             int | None, Parameter(help="Local workers; NUM_MACHINES by default.", validator=Number(gte=1, lte=1024))
         ] = None,
         algorithm: Annotated[
             str, Parameter(help="Which method, instead of ALGORITHM.", show=not method.algorithm)
         ] = "",
+        join: Annotated[
+            Path | None,
+            Parameter(help="Work on a run that is under way, by its folder or address; no configuration is needed."),
+        ] = None,
         worker: Annotated[tuple[str, Path] | None, Parameter(show=False)] = None,
         leash: Annotated[bool, Parameter(show=False)] = False,
         launch: Annotated[int, Parameter(show=False)] = 0,
         make: Annotated[bool, Parameter(show=False)] = False,
         look: Annotated[bool, Parameter(show=False)] = False,
         also: Annotated[str, Parameter(show=False)] = "{}",
+        forkserver: Annotated[tuple[str, Path, str] | None, Parameter(show=False)] = None,
         accelerators: Annotated[str, Parameter(show=False)] = "[]",
         sink: Annotated[tuple[str, int, Path] | None, Parameter(show=False)] = None,
         fork: Annotated[str, Parameter(show=False)] = "",
         follow: Annotated[Path | None, Parameter(show=False)] = None,
         finish: Annotated[bool, Parameter(show=False)] = False,
+        begun: Annotated[bool, Parameter(show=False)] = False,
     ) -> int:
+        if forkserver:
+            libraries = methods.get(forkserver[0], method).libraries
+            words = serve(this_script(), lambda: [*map(importlib.import_module, libraries)])
+            return int(app(words, result_action="return_value"))
         if worker:
             return work(methods, *worker, leash, launch)
         if sink:
@@ -81,14 +98,18 @@ def main(method: Method[Any], arguments: list[str] | None = None, others: Sequen
             order = ForkOrder.model_validate_json(fork)
             return fork_run(methods.get(order.settings.get("algorithm", ""), method), order)
         from fleet import following
+        from fleet.joining import join as join_run
         from fleet.local import Starter
 
+        if join:
+            return join_run(methods, join, workers)
         if follow:
-            return following.follow(methods, follow, finish)
-        where = config.absolute().parent
+            return following.follow(methods, follow, finish, begun)
+        config, where = _chosen(config, preset)
         mine = methods.get(algorithm or named(config), method)
         found = read(config, mine, methods, algorithm)
-        absolute(where / found.base_dir)  # before anybody looks for a run there
+        found = found.model_copy(update={"base_dir": presets.BASE_DIR}) if preset else found
+        here(Path(found.base_dir), where)  # before anybody looks for a run there
         named_so = completed(mine, found, algorithm, json.loads(also))
         if look:
             for line in mine.preview(named_so, where):
@@ -103,8 +124,11 @@ def main(method: Method[Any], arguments: list[str] | None = None, others: Sequen
         starter = Starter(chosen, where, workers, mine.view)
         if few := idle(starter.count, mine.slots(chosen)):
             say(f"Note: {few}.")
-        if shared := gpus.sharing(starter.count, len(gpus.visible()), devices_of_each(chosen)):
+        there = len(gpus.visible())
+        if shared := gpus.sharing(starter.count, there, devices_of_each(chosen)):
             say(f"Note: {shared}.")
+        if not there and (many := crowded(starter.count, chosen.threads, len(os.sched_getaffinity(0)))):
+            say(f"Note: {many}.")
         if (code := starter.run()) == 0 and starter.over:
             mine.show_result(chosen, starter.folder)
         return code
@@ -129,12 +153,23 @@ def main(method: Method[Any], arguments: list[str] | None = None, others: Sequen
 
 def _page(method: Method[Any], others: Sequence[Method[Any]]) -> App:
     """First what it does, how it is called and the options; how it works below them."""
-    script = this_script()[1:]
-    name = " ".join(["python", *(script if script[0] == "-m" else sys.argv[:1])])
+    name = " ".join(called())
     first, _, how = method.about.partition("\n\n")
     also = (f"ALGORITHM {each.algorithm} in the configuration:\n\n{each.about}" for each in others)
     more = filter(None, [_CODES, how, *also])
     return help_pages.app(name, _ABOUT.format(about=first, name=name), "\n\n".join(each.strip("\n") for each in more))
+
+
+def _chosen(config: Path, preset: str) -> tuple[Path, Path]:
+    """The configuration's file, and the folder that it is seen from."""
+    if preset and config != _USUAL:
+        raise UserError(f"--preset {preset} and --config {config}: one of them")
+    if preset:
+        return presets.file_of(preset), Path.cwd()
+    if not config.exists() and config == _USUAL:
+        there = ", ".join(presets.known())
+        raise UserError(f"{config}: is not in this folder; --config names another file, --preset one of {there}")
+    return config, config.absolute().parent
 
 
 def _check_worker(words: Sequence[str]) -> None:
@@ -147,7 +182,7 @@ def _check_worker(words: Sequence[str]) -> None:
 
 def made(config: FleetConfig, where: Path, slots: int) -> int:
     """Make the run's folder, or join it, and start nothing; what the launcher wants to know is one line of JSON."""
-    base = absolute(where / config.base_dir)
+    base = here(Path(config.base_dir), where)
     store, new = create_run(base, config.project_name, config.bound(), Host(), type(config))
     known = {"folder": str(base / config.project_name), "run_id": store.run_id, "new": new}
     more = {"operational": config.operational(), "threads": config.threads, "restarts": config.restarts}
@@ -162,9 +197,10 @@ def completed(method: Method[C], config: C, flag: str, also: Mapping[str, Any] |
     if method.algorithm and flag not in ("", method.algorithm):
         raise UserError(f"--algorithm {flag}: this script runs {method.algorithm}")
     if method.algorithm and not flag and config.algorithm not in ("", method.algorithm):
+        script = f"{config.algorithm.replace('-', '_')}.py"
+        other = f"start {script} instead, or " if Path(__file__).parent.parent.joinpath(script).is_file() else ""
         raise UserError(
-            f"ALGORITHM is {config.algorithm!r}, and this script runs {method.algorithm}: "
-            "start the other one's script, or leave ALGORITHM out"
+            f"ALGORITHM is {config.algorithm!r}, and this script runs {method.algorithm}: {other}leave ALGORITHM out"
         )
     algorithm = flag or method.algorithm or config.algorithm
     if not algorithm:

@@ -1,6 +1,7 @@
 """What a run is doing, for people: `python -m fleet.status RUN_DIR [--watch]`. It only reads."""
 
 import contextlib
+import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from fleet.claims import Claims, Watch, pulse_of
 from fleet.console import console, in_full
 from fleet.history import History
 from fleet.host import Host
+from fleet.places import address
 from fleet.plain import bytes_of, heard, plain
 from fleet.progress import duration
 from fleet.recipe import Member, NotYet, name, place
@@ -31,6 +33,7 @@ from fleet.worker_notes import NotesReader, WorkerNotes
 
 _WORKERS, _ERRORS, _MEMBERS = 24, 5, 8  # so many lines of each at most
 _ROUNDS = 4  # in a terminal
+_NO_WORD = re.compile(r"[{\[]|[0-9a-f]{64}\Z")
 _LONGEST = 40  # signs of a value
 _NARROW = 100  # columns
 _LOOK = 2.0  # seconds between two pictures in a terminal;
@@ -39,13 +42,18 @@ _COLUMNS = ("worker", "machine", "made", "a minute", "written", "does", "ago")
 
 
 def _told(member: Member) -> str:
-    """A member, and what it came to; what was found out of all together, and on what."""
-    return f"{member.id}  {member.absent or metrics_text(member.metrics)}".rstrip() + member.recipe.asked
+    """A member, and what it came to."""
+    return f"{member.id}  {member.absent or metrics_text(member.metrics)}".rstrip() + asked(member)
+
+
+def asked(member: Member) -> str:
+    """On what: text that selects is not the text that all together are told on."""
+    return f" ({member.recipe.questions})" if member.recipe.questions and member.metrics else ""
 
 
 def metrics_text(metrics: Mapping[str, Any]) -> str:
-    """Numbers and words; what others take apart is left out."""
-    shown = {key: value for key, value in metrics.items() if not (isinstance(value, str) and value[:1] in ("{", "["))}
+    """Numbers and words; lists, records and digests are for others."""
+    shown = {key: value for key, value in metrics.items() if not (isinstance(value, str) and _NO_WORD.match(value))}
     return plain(" ".join(f"{key}={_short(value)}" for key, value in shown.items()))
 
 
@@ -106,7 +114,7 @@ class View:
         launch = launches.latest(self.store)
         why, recent = launches.ordered(self.store, launch), [d for d in notes if d.launch == launch]
         at_work = [d for d in recent if not d.ended and d.name not in self._lost]
-        at = f"{self.store.disk.root}\nlaunch {launch}, {max(0, self.history.first_open - 1)} rounds finished"
+        at = f"{address(self.store.root)}\nlaunch {launch}, {max(0, self.history.first_open - 1)} rounds finished"
         if self.over:
             state = "the run is over"
         elif why:
@@ -266,7 +274,7 @@ def _looks(view: View) -> Iterator[int]:
         yield n
         if view.over or not heard():
             return
-        time.sleep(_LOOK)
+        time.sleep(max(_LOOK, view.store.breath / 2))
 
 
 def _seen(view: View, lines: int = 0, columns: int = 0) -> list[Table | Text]:
@@ -276,5 +284,9 @@ def _seen(view: View, lines: int = 0, columns: int = 0) -> list[Table | Text]:
         return [Text(f"the disk does not answer properly: {plain(fault, 500)}")]
 
 
-if __name__ == "__main__":
+def main() -> None:
     command("fleet.status", show)
+
+
+if __name__ == "__main__":
+    main()

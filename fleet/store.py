@@ -1,24 +1,28 @@
-"""The shared disk through a handful of verbs. Knows nothing of recipes or models.
+"""What a run is kept in, through a handful of verbs. Knows nothing of recipes or models.
 
 A *register* is a name that gets a value once and keeps it for ever; *news* is a file of which only the latest text
-matters and by which nothing is decided. Payloads, which are large, are in `payload.py`.
+matters and by which nothing is decided. Payloads, which are large, are in `payload.py`. A run lies on a disk
+(`disk_store.py`) or in a bucket (`bucket.py`), and nobody above them asks which.
 """
 
 import contextlib
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from posixpath import basename, dirname
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import IO, Any, NamedTuple, Protocol, TypeVar
 
 from fleet import faults, strictjson
 from fleet.at_hand import AtHand
-from fleet.disk import Disk
+from fleet.checksum import checksum
 from fleet.host import Host
 
 FOLDERS = ("tmp", "rounds", "files", "workers", "launches")
 REGISTER_LIMIT = 1 << 24
-_AGAIN = (0.01, 0.05, 0.2, 1.0)  # a passing fault of one call: NFS answers ESTALE once and then the truth
-_SETTLE = (*_AGAIN, 2.0, 5.0, 10.0, 20.0, 30.0, 30.0)  # seeing one's own name: name caches live up to a minute
+AGAIN = (0.01, 0.05, 0.2, 1.0)  # a passing fault of one call: NFS answers ESTALE once and then the truth
+SETTLE = (*AGAIN, 2.0, 5.0, 10.0, 20.0, 30.0, 30.0)  # seeing one's own name: name caches live up to a minute
+
+_VERIFIED = 4096  # files that a process remembers to be right
 
 Value = dict[str, Any]
 T = TypeVar("T")
@@ -28,63 +32,86 @@ class Unreadable(ValueError):
     """A value that could not be read back from a register: not the disk's fault, and the same whoever offers it."""
 
 
-class Store:
-    """Registers and news in one run's folder, for one process."""
+class FileEnd(NamedTuple):
+    """The end of a file that grows: its bytes from one place on, how long all of it is, and when it last grew."""
 
-    def __init__(self, disk: Disk, host: Host, name: str) -> None:
-        self.disk, self.host, self.name = disk, host, name
+    data: bytes
+    begin: int
+    size: int
+    written: float
+
+
+class ReadableFile(Protocol):
+    """A file that is read from its beginning, piece by piece."""
+
+    def readinto(self, room: memoryview) -> int: ...
+    def close(self) -> None: ...
+
+
+class WritableFile(Protocol):
+    """A private file while it is being written. It can be told to get on with what it has; and it is there for good
+    once `sync` has returned."""
+
+    def write(self, data: bytes | memoryview) -> None: ...
+    def flush(self) -> None: ...
+    def sync(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Appender(Protocol):
+    """The end of a file that only this process writes."""
+
+    def write(self, data: bytes) -> None: ...
+    def close(self) -> None: ...
+
+
+class Log(NamedTuple):
+    """What processes of this machine write into, and where people find it."""
+
+    file: IO[bytes]
+    where: str
+    close: Callable[[], None]
+
+
+class Store(ABC):
+    """Registers, news and files of one run, for one process. Names are relative to the run, written with '/'."""
+
+    late = True  # listings, and what looks at a name show, may be those of a while ago
+    breath = 0.0  # seconds between two looks of whoever waits long, where a look costs more than time
+
+    def __init__(self, root: Path, host: Host, name: str) -> None:
+        self.root, self.host, self.name = root, host, name
         self._last: tuple[str, bytes, Value] = ("", b"", {})
-        self.verified = dict[str, bool]()  # payload files that this process has read whole and found right
+        self._verified = dict[str, bool]()  # payload files that this process has read whole and found right
         self.at_hand = AtHand()
+        self.bytes_at_hand = 0  # that somebody else has read for this one
         self.run_id = ""  # of the run that this store was opened for
 
     # -- registers --------------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def settle(self, name: str, value: Value, durable: bool = True) -> Value:
         """Offer a value for a name and return the one that stands, which may be another's."""
-        with self._draft(proven(value, name)[0], durable) as draft:
-            for pause in _SETTLE:
-                try:
-                    won = self._offer(draft, name)
-                    if won and not durable:
-                        return value
-                    if durable:
-                        self.disk.sync(dirname(name))
-                    return self.read(name)  # whatever the link's reply was, what stands there is the outcome
-                except faults.Denied:  # may last for minutes: whoever called says so, and asks again
-                    raise
-                except (faults.Missing, faults.Passing):
-                    self.host.sleep(pause)
-                    with contextlib.suppress(faults.Passing):
-                        self.names(dirname(name))  # wakes a name cache that still says "not there"
-                        if basename(draft) not in self.names("tmp"):
-                            break  # lost in a crash of the server, or swept while this process was paused
-        raise faults.Passing(f"{name}: the disk does not show what stands there")
 
     def read(self, name: str) -> Value:
         """What stands in a register. Whoever acts on it uses `confirmed`."""
         damaged = faults.Damaged(name)
-        for pause in (*_AGAIN, 0.0):
+        for pause in (*AGAIN, 0.0):
             try:
-                data = self.patiently(lambda: self.disk.read(name, REGISTER_LIMIT))
+                data = self.patiently(lambda: self.load(name, REGISTER_LIMIT))
                 if (name, data) != self._last[:2]:  # what is read again to be sure need not be understood again
                     self._last = (name, data, _opened(data, name))
                 return self._last[2]
             except faults.Damaged as error:  # perhaps a copy that arrived in part: look afresh
                 damaged = error
                 with contextlib.suppress(faults.Fault):
-                    self.disk.forget(name)
+                    self.forget(name)
                 self.host.sleep(pause)
         raise damaged
 
+    @abstractmethod
     def confirmed(self, name: str) -> Value:
-        """What stands in a register, once a crash of the disk's server cannot take it back any more."""
-        value = self.read(name)
-        while True:
-            self.patiently(lambda: self.disk.sync(dirname(name)))
-            if (again := self.read(name)) == value:
-                return value
-            value = again
+        """What stands in a register, once no crash of a server can take it back any more."""
 
     def standing(self, name: str) -> Value:
         """The same, where the folder was synced after the name had been seen in it."""
@@ -93,124 +120,202 @@ class Store:
     def names(self, folder: str) -> list[str]:
         """A listing: what it shows is there; what it does not show may be there all the same."""
         try:
-            return self.patiently(lambda: self.disk.list(folder))
+            return self.patiently(lambda: self.listing(folder))
         except faults.Missing:
             return []
 
+    @abstractmethod
     def sync(self, folder: str) -> None:
-        self.patiently(lambda: self.disk.sync(folder))
+        """What the folder shows stays, whatever crashes."""
 
+    @abstractmethod
     def folder(self, name: str) -> None:
         """Make a folder, so that it survives a crash."""
-        with contextlib.suppress(faults.Exists):
-            self.disk.mkdir(name)
-        self.sync(dirname(name))
-        self.sync(name)  # refuses a link in its place, through which we would write elsewhere
+
+    @abstractmethod
+    def expect(self, folder: str) -> None:
+        """It is there, and is a folder: a link would lead the run's files to somewhere else."""
+
+    @abstractmethod
+    def prove(self) -> None:
+        """A process that begins shows that it may write here at all. What is refused later is an outage."""
 
     # -- news -------------------------------------------------------------------------------------------------------
 
     def post(self, name: str, text: str) -> None:
         self.replace(name, text.encode(), sync=False)
 
+    @abstractmethod
     def replace(self, name: str, data: bytes, sync: bool = True) -> None:
         """A file for people, or news: whoever reads it sees it whole, as it was or as it is."""
-        draft = self._private()
-        try:
-            self.disk.write(draft, data, sync)
-            self.disk.rename(draft, name)
-        except faults.Fault:
-            self._remove(draft)
-            raise
 
     def news(self, name: str) -> str:
         try:
-            return self.patiently(lambda: self.disk.read(name, 1 << 16)).decode(errors="replace")
+            return self.patiently(lambda: self.load(name, 1 << 16)).decode(errors="replace")
         except (faults.Missing, faults.Refused):
             return ""
 
     def stamp(self, name: str) -> tuple[int, ...]:
-        """Differs when the news was replaced; on a network disk it may be that of a while ago."""
+        """Differs when the news was replaced; the third number is when, in nanoseconds. It may be that of a while
+        ago."""
         try:
-            return self.patiently(lambda: self.disk.stamp(name))
+            return self.patiently(lambda: self.state(name))
         except faults.Missing:
             return ()
 
-    # -- inside -----------------------------------------------------------------------------------------------------
+    # -- files that grow ----------------------------------------------------------------------------------------------
 
-    def prove(self) -> None:
-        """A process that begins shows that it may write here at all. What the disk refuses it later is an outage."""
-        second = self._private()
-        try:
-            with self._draft(b"", sync=False) as first:
-                self.disk.link(first, second)
-            self.replace(second, b"", sync=False)
-        except (faults.Denied, faults.Exists) as fault:
-            why = "this process may not write there, or the disk knows no hard links, or no renames that replace"
-            raise faults.Unfit(f"{fault}: {why}") from None
-        except (faults.Full, faults.Passing, faults.Missing):  # the loop waits for these
-            pass
-        finally:
-            self._remove(second)
+    @abstractmethod
+    def append(self, name: str) -> Appender: ...
 
-    def _reopen(self) -> None:
-        """Where the root's handle does not answer, and another is to be had at its path that holds this very run, go on
-        there: the disk was mounted anew."""
-        with contextlib.suppress(faults.Fault):
-            if self.run_id and not self._answers():
-                anew = Store(self.disk.reopen(), self.host, self.name)
-                if anew.read("run.json").get("id") == self.run_id:
-                    self.disk = anew.disk
+    @abstractmethod
+    def log(self, name: str) -> Log:
+        """A new one, or one that goes on."""
 
-    def _answers(self) -> bool:
-        with contextlib.suppress(faults.Fault):
-            return bool(self.disk.read("run.json", REGISTER_LIMIT))  # what a file is may be known without asking
-        return False
+    @abstractmethod
+    def home(self) -> Path:
+        """A folder of this machine where programs write files for people by themselves; `share` shows them to all."""
 
-    def _offer(self, draft: str, name: str) -> bool:
-        """link() never replaces a name, and has one winner on every shared disk that was measured."""
-        try:
-            self.disk.link(draft, name)
-            return True
-        except faults.Denied:  # some disks say so to the loser of a race
-            if not self._stands(name):
-                raise
-        except (faults.Exists, faults.Passing):
-            pass
-        except faults.Missing:
-            self.folder(dirname(name))
-            raise
-        return False
+    @abstractmethod
+    def share(self) -> None: ...
 
-    def _stands(self, name: str) -> bool:
-        with contextlib.suppress(faults.Missing):
-            return bool(self.read(name))
-        return False
+    @abstractmethod
+    def copy_of(self, name: str) -> Path:
+        """Where on this machine a file for people is, if there is one."""
 
-    @contextlib.contextmanager
-    def _draft(self, data: bytes, sync: bool) -> Iterator[str]:
-        name = self._private()
-        try:
-            self.disk.write(name, data, sync)
-            yield name
-        finally:
-            self._remove(name)
+    @abstractmethod
+    def tail(self, name: str, after: int = 0, most: int = 1 << 30) -> FileEnd:
+        """What a file has beyond so many bytes, but no more than its last ones; of one that has become shorter, all."""
 
-    def _private(self) -> str:
-        return f"tmp/{self.name}.{self.host.token()}"
+    @abstractmethod
+    def put_away(self, old: str, new: str) -> None:
+        """Move such a file. Of several who do one succeeds; to the others it is missing."""
 
-    def _remove(self, name: str) -> None:
-        with contextlib.suppress(faults.Fault):
-            self.disk.remove(name)
+    # -- files --------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def load(self, name: str, limit: int) -> bytes:
+        """A whole small file; one byte more than the limit shows that there is more."""
+
+    @abstractmethod
+    def listing(self, folder: str) -> list[str]: ...
+
+    @abstractmethod
+    def everything(self) -> list[tuple[str, int]]:
+        """All files, and how long they are; one that grows once."""
+
+    @abstractmethod
+    def state(self, name: str) -> tuple[int, ...]: ...
+
+    @abstractmethod
+    def open(self, name: str) -> ReadableFile: ...
+
+    @abstractmethod
+    def blocks(self, name: str) -> Iterator[bytes]:
+        """A large file, block by block."""
+
+    @abstractmethod
+    def create(self, name: str, again: bool = False) -> WritableFile:
+        """A new file; of one that is to be read `again`, by `written_so_far`, a copy is kept where that is needed."""
+
+    @abstractmethod
+    def written_so_far(self, name: str) -> Iterator[bytes]:
+        """Of a file that this process is writing."""
+
+    @abstractmethod
+    def local(self, name: str, size: int, known: str) -> Path:
+        """Where a library that wants a path finds it, whole: looked at on a process's first use of it."""
+
+    @abstractmethod
+    def begin(self, folder: str) -> None:
+        """The folder of an attempt, which nobody else writes in."""
+
+    @abstractmethod
+    def desk(self, folder: str) -> Path:
+        """Where libraries may write the attempt's files themselves."""
+
+    @abstractmethod
+    def lying_on(self, folder: str) -> list[str]:
+        """What they have written."""
+
+    @abstractmethod
+    def adopt(self, name: str) -> tuple[int, str]:
+        """Such a file becomes one like those that `create` makes: its size and its checksum."""
+
+    def hash_of(self, name: str, like: str = "") -> tuple[int, str]:
+        """Of a whole file as it is read now: its size and its checksum, of the kind to be compared with this."""
+
+        def once() -> tuple[int, str]:
+            seen, size = checksum(like), 0
+            for block in self.blocks(name):
+                seen.update(block)
+                size += len(block)
+            return size, seen.hexdigest()
+
+        return self.patiently(once)
+
+    @abstractmethod
+    def holds(self, path: object) -> bool:
+        """Whether a path that a library was given, and names in its error, is one of the run's."""
+
+    @abstractmethod
+    def forget(self, name: str) -> None:
+        """Let the next read come from where the file really is."""
+
+    @abstractmethod
+    def remove(self, name: str) -> None: ...
+
+    @abstractmethod
+    def clear(self, folder: str) -> None:
+        """Remove an attempt's folder with all that is in it."""
+
+    # -- what it has cost ---------------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def ops(self) -> int:
+        """Calls, or requests, so far."""
+
+    @property
+    @abstractmethod
+    def bytes_read(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def seconds(self) -> float:
+        """That this process's first thread has waited; what others do beside the work delays nobody."""
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def verify(self, name: str, check: Callable[[], None]) -> None:
+        """On the first use of a file in this process, and of those that were used last not again."""
+        if name not in self._verified:
+            check()
+        self._verified.pop(name, None)
+        self._verified[name] = True
+        if len(self._verified) > _VERIFIED:
+            del self._verified[next(iter(self._verified))]
 
     def patiently(self, call: Callable[[], T]) -> T:
         """A call that may be answered wrongly once or twice, as NFS does with ESTALE; or through a mount that died."""
-        for pause in _AGAIN:
+        for pause in AGAIN:
             try:
                 return call()
             except faults.Passing:
                 self.host.sleep(pause)
-        self._reopen()
+        self.reopen()
         return call()
+
+    def reopen(self) -> None:  # noqa: B027
+        """Where nothing answers any more, and another way to this very run is to be had, take it."""
+
+
+def compare(name: str, seen: tuple[int, str], wanted: tuple[int, str]) -> None:
+    """Size and checksum of a file."""
+    if seen[0] < wanted[0]:
+        raise faults.Missing(f"{name}: {seen[0]} of {wanted[0]} bytes are there so far")
+    if seen != wanted:
+        raise faults.Damaged(f"{name}: its bytes do not match their checksum")
 
 
 def proven(value: Value, name: str) -> tuple[bytes, Value]:

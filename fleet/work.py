@@ -85,7 +85,7 @@ class Work:
         self.at = ("step", step, self.steps)
         now = self.host.now()
         ending = self.host.stopping
-        if now - self._asked > _ASK:
+        if now - self._asked > max(_ASK, 6 * self.writer.store.breath):
             self._asked = now
             with contextlib.suppress(faults.Passing):  # a disk that does not answer just now says nothing
                 if not self._wanted():

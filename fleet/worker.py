@@ -29,6 +29,8 @@ _GLANCE, _SPAN = 0.25, 4  # short recipes come several to a look: so many second
 _PLAN_PATIENCE = 1.0  # whoever published last plans first; others only if no plan has come after so long
 _PULSE = 5.0  # seconds between two pulses, at most: people want to see how far each is
 _PROBES = 4  # so many awaited names are opened in one slow tick, whatever the listings say
+_SELDOM = 30  # breaths between two looks at others' pulses
+_FIRST_NAP = 0.25  # seconds, where each look costs
 _PEERS = 4  # so many others' pulses are looked at now and then
 
 
@@ -61,7 +63,9 @@ class Worker:
         self.lane = self._lane(*second, strategy) if second else None
         self.execution = Execution(self.context, make, self.tail, self._wait, self.lane)
         self.elastic = elastic_rounds.Elastic(self.history, self.host, options.quorum, options.grace_seconds)
-        self.pulse = claims.Pulse(store, min(_PULSE, options.dead_seconds / 5), self._say)
+        self._breath = min(store.breath, options.dead_seconds / 6)
+        self._tick = max(options.tick_seconds, 6 * self._breath)
+        self.pulse = claims.Pulse(store, max(min(_PULSE, options.dead_seconds / 5), 2 * self._breath), self._say)
         self._archive = WorkerArchive(store, self.events, blame.PATIENCE * options.dead_seconds)
         self._began = self.host.now()
         self.bell, self.report = Bell(store), report
@@ -97,7 +101,7 @@ class Worker:
             if self.lane:
                 self.lane.end()
             self.pulse.end()
-            self.events.note("ended", ops=self.store.disk.ops)
+            self.events.note("ended", ops=self.store.ops)
             self.events.flush()
             log.removeHandler(self.tail)
 
@@ -137,7 +141,7 @@ class Worker:
         if self._fresh and not rests and now - self._looked < self._glance and (id := self.scheduler.claim_again()):
             self._make(id)
             return False
-        tick = now - self._ticked > self.options.tick_seconds
+        tick = now - self._ticked > self._tick
         if not (self.bell.rung() or tick or self._fresh):
             self._nap(now)
             return False
@@ -202,13 +206,15 @@ class Worker:
     # -- waiting ------------------------------------------------------------------------------------------------------
 
     def _nap(self, now: float) -> None:
-        """Short naps at first, then in proportion to the wait so far: 5% of it are added at most. And long beside
-        what a look takes, which is a crowded machine's or a slow disk's way to ask for fewer looks."""
+        """Short naps at first, then in proportion to the wait so far: 5% of it are added at most, or 20% where each
+        look costs. And long beside what a look takes: so a crowded machine or a slow disk asks for fewer."""
         if self._waits_since == _NEVER:
             self._waits_since = now
             self.events.flush()
         waited = now - self._waits_since
-        pause = max(min(self.options.poll_seconds, max(0.005, 0.05 * waited)), min(1.0, 5 * self._looking))
+        usual = min(self.options.poll_seconds, max(0.005, 0.05 * waited))
+        seldom = min(self._breath, max(_FIRST_NAP, 0.2 * waited))
+        pause = max(seldom if self._breath else usual, min(1.0, 5 * self._looking))
         if self._first and self._first.lane and self._ahead:
             if not self._ahead.go_on(self._looked, self._first.lane.hurry):
                 self._first.lane.rest(pause)
@@ -249,7 +255,7 @@ class Worker:
         return {"seconds": self.context.pace.mine(), **about}
 
     def _hear_of_peers(self, now: float) -> None:
-        if now - self._heard < self.pulse.every:
+        if now - self._heard < max(self.pulse.every, _SELDOM * self._breath):
             return
         self._heard = now
         names = [name for name in claims.pulsing(self.store) if name != self.store.name]

@@ -8,11 +8,8 @@ the disk tells, whose clock is the same for all.
 import contextlib
 import json
 import math
-import os
-import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from fleet import faults
@@ -135,30 +132,28 @@ class NotesReader(Generic[D]):
             moved = "" if (its := f"workers/{name}{END}") in there else its  # its worker may have begun another one
             page = self._pages[file] = old.get(file) or old.pop(moved, None) or _Page(self._make(name))
             if file == its or file not in old:  # else whoever wrote it is gone
-                self._read_on(page, self.store.disk.root / file, moment)
+                self._read_on(page, file, moment)
             told(done, len(files))
         return [page.notes for page in self._pages.values()]
 
-    def _read_on(self, page: _Page[D], path: Path, moment: float) -> None:
+    def _read_on(self, page: _Page[D], file: str, moment: float) -> None:
         data, written = b"", 0.0
         try:
-            with plain_file(path) as handle:
-                size, written = (seen := os.fstat(handle)).st_size, seen.st_mtime
-                if size < page.offset:  # another file of that name
-                    page.notes, page.offset, page.rest = self._make(page.notes.name), 0, b""
-                begin = max(page.offset, size - self._most)
-                data = (page.rest if begin == page.offset else b"") + os.pread(handle, size - begin, begin)
-                self.bytes_read, page.offset = self.bytes_read + size - begin, size
+            new, begin, size, written = self.store.tail(file, page.offset, self._most)
+            if size < page.offset:  # another file of that name
+                page.notes, page.offset, page.rest = self._make(page.notes.name), 0, b""
+            data = (page.rest if begin == page.offset else b"") + new
+            self.bytes_read, page.offset = self.bytes_read + len(new), size
             page.notes.hidden = False
-        except PermissionError:
+        except faults.Denied:
             page.notes.hidden = True
-        except OSError:  # gone, or not to be had just now
+        except faults.Fault:  # gone, or not to be had just now
             pass
         whole, _, page.rest = data.rpartition(b"\n") if data else (b"", b"", page.rest)
         page.rest = page.rest[-self._most :]
         events = [*events_in(whole, page.notes.dull)]
         if events:
-            off = ahead(self.store.disk.root, number(events[0], "at"), number(events[-1], "at"), written)
+            off = ahead(self.store, number(events[0], "at"), number(events[-1], "at"), written)
         for event in events:
             by_disk: dict[str, Any] = {
                 key: min(number(event, key) - off, moment) for key in ("at", "first") if key in event
@@ -166,11 +161,11 @@ class NotesReader(Generic[D]):
             page.notes.take({**event, **by_disk})
 
 
-def read(path: Path) -> WorkerNotes:
+def read(store: Store, file: str) -> WorkerNotes:
     """One worker's, from the end of its file."""
-    notes, data = WorkerNotes(path.name.partition(".")[0]), b""
-    with contextlib.suppress(OSError), plain_file(path) as handle:
-        data = os.pread(handle, TAIL, max(0, os.fstat(handle).st_size - TAIL))
+    notes, data = WorkerNotes(file.rpartition("/")[2].partition(".")[0]), b""
+    with contextlib.suppress(faults.Fault):
+        data = store.tail(file, most=TAIL).data
     for event in events_in(data):
         notes.take(event)
     return notes
@@ -187,13 +182,15 @@ def events_in(data: bytes, dull: bytes = b"\n") -> Iterator[dict[str, Any]]:
                 yield event
 
 
-def ahead(run: Path, first: float, last: float, written: float) -> float:
+def ahead(store: Store, first: float, last: float, written: float) -> float:
     """By how much a worker's clock is ahead of the disk's, if that is worth a thought and can be known: where files are
     copies that have another time, the run lasted longer by its notes than by its files."""
     off = last - written
-    with contextlib.suppress(OSError):
-        began = (run / "run.json").stat().st_mtime
-        return off if abs(off) > _SKEW and last - first <= written - began + _SKEW else 0.0
+    if abs(off) <= _SKEW:
+        return 0.0
+    with contextlib.suppress(faults.Fault, IndexError):
+        began = store.stamp("run.json")[2] / 1e9
+        return off if last - first <= written - began + _SKEW else 0.0
     return 0.0
 
 
@@ -208,15 +205,3 @@ def number(event: dict[str, Any], key: str) -> float:
     value = event.get(key)
     known = isinstance(value, (int, float)) and abs(value) < 1e15 and math.isfinite(value)
     return float(value) if known and value is not None else 0.0
-
-
-@contextlib.contextmanager
-def plain_file(path: Path) -> Iterator[int]:
-    """Never a link, and never a pipe that would keep us waiting."""
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError(f"{path}: not a plain file")
-        yield handle
-    finally:
-        os.close(handle)

@@ -100,5 +100,9 @@ def told(recipe: Path) -> "Path | MergeRecipe":
     return merge_of(value, text_of(value))
 
 
-if __name__ == "__main__":
+def command() -> None:
     raise SystemExit(run(app))
+
+
+if __name__ == "__main__":
+    command()

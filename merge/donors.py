@@ -1,7 +1,5 @@
 """Models to merge, wherever they lie: opened by their references, with PEFT adapters merged into them."""
 
-import fnmatch
-import logging
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -13,13 +11,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fleet.errors import Lacking, first_line
+from fleet.errors import Lacking
+from fleet.run_config import of_hub
 from merge.donor import Donor, LazyTensor, changed, read_config, tensors_in
+from merge.hub import fetched
 from merge.tensor_files import UserError, read_json
 from merge.tensor_names import stacks
-
-_BESIDE = ("*.json", "*.model", "*.txt", "*.jinja")
-_WEIGHTS = (("model*.safetensors", "adapter_model*.safetensors"), ("pytorch_model*.bin", "adapter_model*.bin"))
 
 _PART = re.compile(
     r"^base_model\.model\.(?P<module>.+)\.(?P<part>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)(\.weight)?$"
@@ -99,21 +96,10 @@ def located(reference: str) -> Path:
     """The folder of a model: a local one, or one of the hub, which is fetched."""
     if (folder := _path(reference)).is_dir():
         return folder
-    name, _, at = reference.partition("@")
+    name, _ = of_hub(reference)
     if name.startswith(("/", ".", "~")) or name.count("/") > 1 or folder.exists():
         raise Lacking(f"{reference}: not a folder with a model, a .gguf file, or a hub id")
-    from huggingface_hub import list_repo_files, snapshot_download
-
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries; the error says enough
-    try:
-        there = list_repo_files(name, revision=at or None)
-        safe = any(fnmatch.fnmatch(file, pattern) for file in there for pattern in _WEIGHTS[0])
-        wanted = [*_BESIDE, *_WEIGHTS[0 if safe else 1]]
-        return Path(snapshot_download(name, revision=at or None, allow_patterns=wanted))
-    except Exception as error:  # whatever a hub and a network can come up with
-        raise UserError(
-            f"{reference}: no such folder here, and the hub does not give it: {first_line(error)}"
-        ) from None
+    return fetched(reference)
 
 
 def _check_whole(donor: Donor) -> None:

@@ -19,6 +19,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NAMED = re.compile(r"# (\S+\.(?:py|yaml))\n")  # the first line of a block that is a file
 SMALL = {
     "POPULATION_SIZE": 2, "MAX_GENERATIONS": 2, "INNER_STEPS": 2, "FIRST_INNER_STEPS": 1000, "EVAL_SEQUENCES": 4,
+    "TEST_SEQUENCES": 4,
     "VOCAB_SIZE": 300, "SEQ_LENGTH": 16, "BATCH_SIZE": 2, "INITIAL_POPULATION": ["tiny"],
 }  # fmt: skip
 

@@ -27,7 +27,8 @@ MODEL = {"config": {"model_type": "llama", "tie_word_embeddings": True, **SHAPE}
 PRETRAINING = {
     "INITIAL_POPULATION": [MODEL], "POPULATION_SIZE": 4, "GROUP_SIZE": 2, "MAX_GENERATIONS": 5,
     "FIRST_INNER_STEPS": 3, "INNER_STEPS": 3,
-    "SEQ_LENGTH": 32, "VOCAB_SIZE": 300, "EVAL_SEQUENCES": 8, "NUM_MACHINES": 2,
+    "SEQ_LENGTH": 32, "VOCAB_SIZE": 300, "NUM_MACHINES": 2,
+    "BATCH_SIZE": 8, "EVAL_SEQUENCES": 64,  # as many as the test has, which had no number of its own before
 }  # fmt: skip
 WILD = {"SELECTION": "rank", "ELITISM": 1, "PREVIOUS_GENERATION": True, "MUTATION_PROBABILITY": 0.5, "QUORUM": 0.75}
 RUNS: Mapping[str, tuple[str, Mapping[str, Any]]] = {

@@ -34,7 +34,7 @@ def long_run(base: Path, slots: int = 64, rounds: int = 2000, workers: int = 16,
     for n in range(workers):
         notes[n].append(_line(BEGAN, "started", launch=1, machine=machines[n % len(machines)]))
     for round, recipes in enumerate(_plans(slots, rounds)):
-        folder = store.disk.root / f"rounds/{round:05d}"
+        folder = store.root / f"rounds/{round:05d}"
         folder.mkdir()
         (folder / "plan").write_bytes(_sealed({"recipes": [to_json(recipe) for recipe in recipes]}))
         outcomes = list[dict[str, Any]]()
@@ -54,14 +54,14 @@ def long_run(base: Path, slots: int = 64, rounds: int = 2000, workers: int = 16,
         done = {recipe.slot: [0, outcome] for recipe, outcome in zip(recipes, outcomes, strict=True)}
         _write(folder / "summary", _sealed({"by": "a logger", "done": done, "origins": {}}))
         notes[round % workers].append(_line(BEGAN + 60.0 * round + 59.0, "waited", seconds=40.0))
-    end = store.disk.root / f"rounds/{rounds + 1:05d}"
+    end = store.root / f"rounds/{rounds + 1:05d}"
     end.mkdir()
     (end / "plan").write_bytes(_sealed({"recipes": []}))
     for n in range(1, workers):  # the first one was lost
         notes[n].append(_line(BEGAN + 60.0 * (rounds + 1), "ended", ops=1))
     for n, lines in enumerate(notes):
-        (store.disk.root / f"workers/local-{n}-{n:08x}.events").write_text("".join(lines))
-    return store.disk.root
+        (store.root / f"workers/local-{n}-{n:08x}.events").write_text("".join(lines))
+    return store.root
 
 
 def _plans(slots: int, rounds: int) -> Iterator[list[Recipe]]:

@@ -24,6 +24,7 @@ MODEL = {"config": {"model_type": "llama", "tie_word_embeddings": True, **SHAPE}
 KEYS = {
     "initial_population": (MODEL,), "batch_size": 2, "seq_length": 16, "population_size": 4, "max_generations": 3,
     "inner_steps": 4, "first_inner_steps": 10**6, "warmup_steps": 2, "lr": 1e-2, "eval_sequences": 4,
+    "test_sequences": 4,
     "eval_batch_size": 2,
 }  # fmt: skip
 

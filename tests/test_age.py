@@ -50,7 +50,7 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> tuple[Toys, dict[int, tuple
             history.sum_up(round)  # as a logger does
         worker.events.flush()
         parts = (worker.context, worker.scheduler, worker.execution, worker.elastic)
-        seen.setdefault(history.first_open, (held(*parts), store.disk.ops))
+        seen.setdefault(history.first_open, (held(*parts), store.ops))
 
     how = replace(options(run.config, latest(store)), tick_seconds=0.0)
     worker = Worker(store, strategy(run.config), maker(run.config), how, report)
@@ -68,15 +68,15 @@ def test_a_worker_remembers_and_does_no_more_in_late_rounds_than_in_early_ones(o
 def test_whoever_looks_back_opens_a_file_for_each_round(old):
     run, _ = old
     history, plain = opened(run.folder), opened(run.folder)
-    began = history.store.disk.ops
+    began = history.store.ops
     wanted = digest(history)
-    with_summaries = history.store.disk.ops - began
+    with_summaries = history.store.ops - began
     for each in run.folder.glob("rounds/*/summary"):
         each.rename(each.with_name("not-a-register"))
     try:
-        began = plain.store.disk.ops
+        began = plain.store.ops
         assert digest(plain) == wanted
-        assert with_summaries < 0.9 * (plain.store.disk.ops - began)
+        assert with_summaries < 0.9 * (plain.store.ops - began)
     finally:
         for each in run.folder.glob("rounds/*/not-a-register"):
             each.rename(each.with_name("summary"))

@@ -1,12 +1,18 @@
 """What the tables of pre-training are made of: equal tokens for all, and the arithmetic of what a machine is worth."""
 
 import math
+import multiprocessing
+import time
 
 import pytest
 
+from benchmarks.cpu_slices import sliced
+from benchmarks.machines import LARGE, PARAMETERS, REAL, ROUND, apart, scaled
+from benchmarks.machines import METHODS as ON_MACHINES
 from benchmarks.speedup import ALONE, SLOTS, best_alone, needed, seconds, serial, share, worth
 from benchmarks.trials import METHODS, Result, Trial, trial
 from benchmarks.tune import not_again, wanted
+from benchmarks.workers import cpu_of
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -60,3 +66,37 @@ def test_a_disk_that_is_slow_takes_its_share():
     moved = 2.0 * 215e6 * 4 * 4  # 8 MB of a model of 4 MB, for each of four slots
     assert share(each, 8.0, 3.0) == pytest.approx(3 * steps / (3 * steps + moved / 1e9))
     assert share(each, 0.1, 3.0) < share(each, 10.0, 3.0) < 1
+
+
+def test_a_scaled_link_takes_as_large_a_part_of_a_round():
+    """2 bytes of each parameter, over 1 Gbit/s beside a round of the real model, and so for the small one."""
+    real = 2 * LARGE / (1e9 / 8) / REAL
+    for round in (3.0, 12.0):
+        assert 2 * PARAMETERS / scaled(1.0, round) / round == pytest.approx(real)
+    for name in ON_MACHINES:
+        config = apart(name, 1, 576, 4).config
+        assert config.steps_in(1) * config.batch_size == ROUND
+        assert config.total_steps * config.batch_size == 576
+
+
+def busy() -> None:
+    end = time.monotonic() + 2
+    while time.monotonic() < end:
+        pass
+
+
+def test_a_slice_of_the_processors_is_no_larger_than_it_was_cut():
+    process = multiprocessing.get_context("spawn").Process(target=busy)
+    process.start()
+    with sliced([process.pid], 0.2) as why:
+        if why:
+            process.kill()
+            pytest.skip(f"no control groups here: {why}")
+        before, used, began = cpu_of(process.pid), 0.0, time.monotonic()
+        while process.is_alive() and time.monotonic() < began + 1.5:
+            time.sleep(0.05)
+            used = cpu_of(process.pid) - before if process.is_alive() else used
+        seconds = time.monotonic() - began
+        process.kill()
+        process.join()
+    assert used < 0.4 * seconds

@@ -109,7 +109,7 @@ def test_people_are_told(wild, capsys):
     assert f"diverged: {slot}" in Progress(wild, 2).line(round)
     assert point(wild, round).values["members/diverged"] == 1.0
     assert [row["diverged"] for row in point(wild, round).rows if row["slot"] == slot] == [True]
-    failures = RunReader(wild.store.disk.root).look().failures
+    failures = RunReader(wild.store.root).look().failures
     assert [each.id for each in failures if "diverged" in each.why] == [child]
 
 
@@ -134,7 +134,7 @@ def test_with_a_quorum_a_slot_that_diverges_for_good_is_absent_now_and_then(tmp_
 
 
 def test_a_generation_of_which_nobody_is_left_ends_the_run_and_the_last_that_was_there_can_be_exported(tmp_path):
-    from train.export import Exporter
+    from train.exporter import Exporter
 
     with pytest.raises(Stopped, match="nobody is left in generation 3: failed; an earlier one can be exported"):
         finished(tmp_path, quorum=0.5, **{**HOPELESS, "population_size": 2, "max_generations": 12})

@@ -24,7 +24,22 @@ from fleet.digest import digest
 from fleet.history import opened
 from tests import merging, sinks
 from tests.helpers import pids
+from tests.hub import call, hub
 from tests.tournaments import CLI, cli, worker
+
+
+def test_the_winner_goes_to_the_hub(tournament, tmp_path):
+    run = tournament[0] / "run"
+    with hub() as known:
+        call(known, tmp_path, "-m", "train.export", str(run), "--push", "org/winner")
+        call(known, tmp_path, "-m", "train.export", str(run), "--push", "org/winner")
+        there = known.repositories["org/winner"]
+    assert len(there.commits) == 2, "nothing has changed"
+    card = there.commits[there.head]["README.md"].decode()
+    assert "# A merge of " in card and card.count(digest(opened(run))) == 1 and "On the test, " in card
+    assert "pretrained=org/winner " in card and '"num_generations": 3' in card
+    assert b"score" in there.commits[there.head]["curve.svg"]
+    assert "there: is" not in call(known, tmp_path, "-m", "train.export", str(run), code=2)
 
 
 def test_a_tournament_ends_with_its_winner_a_table_and_a_family_tree(tournament):

@@ -18,6 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, BertConfig, BertForMaskedLM
 
 from fleet import recipe
+from fleet.our_packages import COMMANDS
 from tests import accepted, merging, searching, small
 from tests.commands import answer
 from tests.helpers import LONG, ROOT, until
@@ -31,13 +32,20 @@ KINDS = {"sh", "json", "yaml", "python", "diff", "text"}
 # Commands that are not run here, by page, and why; their options are checked all the same.
 NOT_RUN = [
     ("README.md", ".*", "an overview: the pages that it leads to run these, or tests of their own"),
+    ("buckets.md", ".*", "tests/test_bucket*.py run each of these, smaller"),
     ("changing-it.md", ".*benchmarks.*", "minutes each; tests/test_benchmarks.py holds what they compute"),
     ("clusters.md", "mount -t nfs .*", "the disk of tests/test_nfs.py is mounted with these options"),
     ("clusters.md", "ray start .*|.*--via ray.*", "tests/test_engines.py starts workers on a Ray of two nodes"),
     ("clusters.md", "python launch_to_machines.py (check|status)", "run for getting-started.md"),
     ("evomerge.md", "python -m evomerge.*", "tests/test_evomerge*.py run these, with tiny models and with none"),
     ("getting-started.md", ".*-m (venv|pip) .*", "it installs from the network, as `make run` does"),
+    (
+        "getting-started.md",
+        "pip install .*|edt .*|.*fleet.presets .*",
+        "tests/test_install.py does so, without a clone",
+    ),
     ("getting-started.md", "ssh-copy-id .*", "it asks for a password"),
+    ("hub.md", ".*", "tests/test_hub.py gives these to a hub of its own"),
     ("gpus.md", "make gpu.*", "minutes; tests/test_gpu_benchmark.py takes steps of it, as a dry run does"),
     ("launching.md", ".*", "tests/test_launcher.py gives each of these to real machines"),
     ("exchange.md", "python -m train.advise .*", "getting-started.md has it, for another configuration"),
@@ -421,12 +429,18 @@ def test_a_command_that_is_not_run_has_its_options(block, line):
             assert all(re.search(rf"^{each.partition('=')[0]} \?=", makefile, re.M) for each in settings)
         case ["python", "-m", module, *arguments] if (ROOT / module.partition(".")[0]).exists():
             check_options(help_of("-m", module), arguments)
+        case [command, *arguments] if command in MODULES:
+            check_options(help_of(*MODULES[command]), arguments)
         case words if script := next((word for word in words if word.endswith(".py")), ""):
             assert (ROOT / script).is_file()
             arguments = words[words.index(script) + 1 :]
             check_options(help_of(script) + more_of(script, arguments), arguments)
         case [program, *_]:
             assert program not in ("python", "make") and block.page != "README.md", f"nothing is known of {line}"
+
+
+MODULES = {command: (f"{module}.py",) if (ROOT / f"{module}.py").exists() else ("-m", module)
+           for module, command in COMMANDS.items()}  # fmt: skip
 
 
 @cache

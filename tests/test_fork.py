@@ -22,10 +22,11 @@ from fleet.run import open_run
 from fleet.run_config import UserError
 from tests.small import config, finished, shared, worker
 from train.batches import TokenFile
-from train.export import Exporter
+from train.exporter import Exporter
 from train.forking import forked
 from train.member.pretraining_tasks import maker
 from train.token_budget import origin_of
+from train.training_commands import prepare
 from train.training_config import Forked, TrainConfig
 
 STRATEGIES = {"edt": EDT, "diloco": DiLoCo}
@@ -169,6 +170,26 @@ def test_more_text_and_a_falling_rate(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "the learning rate was" in said and said.count("the same text first") == 1
     assert f"{text} is another source: it begins anew" in said
+
+
+def test_a_text_that_has_grown(tmp_path, capsys):
+    """Too little text for longer, and what the message advises is done: what was learned comes first, and then more."""
+    keys = steady(tmp_path, max_epochs=1.0, max_generations=1, inner_steps=2, first_inner_steps=2)
+    file = Path(keys["datasets"][0]["source"])
+    finished(tmp_path, **keys)
+    old = opened(tmp_path / "run")
+    order = ForkOrder(run=tmp_path / "run", round=1, settings={"max_generations": 9}, name="new", config=tmp_path / "c")
+    method = Method("edt", "", TrainConfig, EDT, maker, prepare=prepare, forked=forked)
+    with pytest.raises(UserError, match="give it more text"):
+        fork.fork(method, order)
+    assert not (tmp_path / "new").exists()
+    lines = (shared() / "text.jsonl").read_text().splitlines(True)
+    file.write_text("".join(lines[:200]))
+    capsys.readouterr()
+    history = forking(tmp_path, max_generations=9)
+    before, after = (each.files("0/tokens-0").read("train") for each in (old, history))
+    assert len(after) > 1.5 * len(before) and after.startswith(before) and history.over
+    assert f"more of {file} becomes tokens, the same text first" in capsys.readouterr().out
 
 
 def test_no_sequence_comes_again_before_all_have_come():

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 # From the top: a module may import its own group, and whatever stands on a lower floor. The first match counts.
 FLOORS = (
     (("tests", "tests.*"), ("benchmarks", "benchmarks.*")),
+    (("setup",),),
     (("launch_to_machines", "edt", "edt_evomerge", "diloco", "*_sim", "train_fsdp"),),
     (("evomerge", "evomerge.*"), ("merge.evolve*",)),
     (("merge.search*",),),
@@ -28,6 +29,7 @@ FLOORS = (
             "train.finetune",
             "train.compare",
             "train.export",
+            "train.exporter",
             "train.forking",
             "train.training_commands",
             "train.posttrain_results",
@@ -38,14 +40,18 @@ FLOORS = (
 )
 # toy models, and their lab
 BESIDE = {
-    "benchmarks": ("tests.toy*", "tests.helpers", "tests.launching", "tests.lab*", "tests.searching"),
+    "benchmarks": (
+        *("tests.toy*", "tests.helpers", "tests.launching", "tests.lab*", "tests.searching"),
+        *("tests.storm*", "tests.bucket_server"),
+    ),
     "tests": (
         *("benchmarks.trials", "benchmarks.speedup", "benchmarks.tune"),  # whose arithmetic is tested
-        *("benchmarks.chunked_loss", "benchmarks.gpu*"),
+        *("benchmarks.chunked_loss", "benchmarks.gpu*", "benchmarks.machines", "benchmarks.cpu_slices"),
+        "benchmarks.workers",
     ),
 }
 THIRD_PARTY = {
-    "fleet": {"pydantic", "cyclopts", "rich", "paramiko", "xxhash", "ray", "tensorboard", "wandb", "trackio"}
+    "fleet": {"pydantic", "cyclopts", "rich", "paramiko", "xxhash", "ray", "tensorboard", "wandb", "trackio", "obstore"}
 }
 CONFIGURATION = {"pydantic"}  # and a room's configuration: whoever only reads the configuration waits for no torch
 

@@ -13,6 +13,7 @@ from fleet import launches
 from fleet.claims import Watch
 from fleet.host import Host
 from fleet.run import open_run
+from fleet.status import View
 from tests.helpers import LONG, MISHAPS, Started, Toys, freeze, kill, listing, one_of, state, until
 
 # -- killed ------------------------------------------------------------------------------------------------------------
@@ -191,6 +192,8 @@ def test_a_second_ctrl_c_ends_at_once(toys):
     starter.send(signal.SIGINT)
     starter.ends(130, seconds=5)
     assert not run.alive()
+    state = str(View(run.folder).picture()[0])
+    assert "stopped: Ctrl-C twice; the same command goes on from here" in state
 
 
 @pytest.mark.slow

@@ -11,12 +11,12 @@ import pytest
 from fleet import launches
 from fleet.at_hand import AtHand
 from fleet.digest import digest
+from fleet.disk_store import DiskStore
 from fleet.history import History
 from fleet.host import Host
 from fleet.processes import options
 from fleet.run import create_run, open_run
 from fleet.run_config import UserError
-from fleet.store import Store
 from fleet.worker import Worker
 from tests import small
 from tests.helpers import LONG, kill, until
@@ -29,7 +29,7 @@ from train.training_commands import check_settings
 TOY = {"algorithm": "diloco", "population_size": 3, "shards": 2, "max_generations": 4, "inner_steps": 3, "size": 24}
 
 
-class Held(Store):
+class Held(DiskStore):
     """No outcome of a member stands before somebody says so."""
 
     go = threading.Event()
@@ -40,7 +40,7 @@ class Held(Store):
         return super().settle(name, value, durable)
 
 
-def toy(place: Path, name: str = "w", make=None, kind=Store, **keys) -> Worker:
+def toy(place: Path, name: str = "w", make=None, kind=DiskStore, **keys) -> Worker:
     config = ToyConfig(**{"project_name": "run", **TOY, **keys})
     create_run(place, "run", config.bound(), Host())
     store, _ = open_run(place / "run", Host(), name)

@@ -13,6 +13,8 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
+from fleet.digest import digest
+from fleet.history import opened
 from fleet.run_config import UserError
 from merge.evolve.recipe_evaluator import RecipeEvaluator
 from merge.evolve.records import text_of
@@ -20,6 +22,7 @@ from merge.evolve.search_space import Space
 from merge.merge_recipe import parse
 from merge.merging import merge
 from tests import searching
+from tests.hub import call, hub
 from tests.merging import weights
 from tests.searching import ROOT, command, completed, genome_file, genotypes, rows, search, wait_for
 from train import lm_eval_tasks
@@ -141,6 +144,11 @@ def test_a_search_finds_a_better_model_and_writes_it_down(facts, tmp_path):
     line = f"lm_eval --model hf --model_args pretrained={out}/final_model "
     assert line in said and line in (out / "final_model" / "README.md").read_text()
     assert (out / "final_model" / "model.safetensors").stat().st_mode == (tmp_path / "genome.yml").stat().st_mode
+    with hub() as known:
+        call(known, tmp_path / "home", "-m", "train.export", str(out), "--push", "org/found")
+        there = known.repositories["org/found"]
+    card = there.commits[there.head]["README.md"].decode()
+    assert digest(opened(out)) in card and b"score" in there.commits[there.head]["curve.svg"]
 
 
 @pytest.mark.slow

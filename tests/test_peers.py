@@ -21,7 +21,7 @@ from tests.helpers import until
 from tests.small import finished, shared
 from tests.test_fsdp import KEYS, ROOT, model
 from train.batches import batch, owned
-from train.export import Exporter
+from train.exporter import Exporter
 from train.loop import Learner, rate
 from train.model import built
 

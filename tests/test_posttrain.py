@@ -179,8 +179,17 @@ def test_children_learn_and_the_winner_beats_all_that_it_began_with(tmp_path, ca
     said = [{"role": "user", "content": "hello"}]
     asked = tokenizer.apply_chat_template(said, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     assert model.generate(**asked, max_new_tokens=3).shape[1] > asked["input_ids"].shape[1]
+    card, (origin,) = (folder / "winner/README.md").read_text(), winner.recipe.parents
+    for wanted in (
+        f"On the test, {origin}: fitness=",
+        "rows to learn from, ",
+        "## Descent",
+        "(curve.svg)",
+        digest(history),
+    ):
+        assert wanted in card, wanted
+    assert "fitness" in (folder / "winner/curve.svg").read_text()
     tree = json.loads((folder / "ancestry.json").read_text())
-    (origin,) = winner.recipe.parents
     assert tree["winner"] == history[origin].origin
     scores = {member["id"]: member["score"] for member in tree["members"]}
     for n in range(3):

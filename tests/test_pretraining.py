@@ -21,7 +21,7 @@ from tests.commands import answer
 from tests.helpers import LONG, kill, until
 from tests.small import config, finished, run_digest, whole, worker
 from train.batches import batch, owned
-from train.export import Exporter
+from train.exporter import Exporter
 from train.loop import Learner, rate
 from train.member import pretraining_tasks
 from train.member.pretraining_tasks import TASKS, maker
@@ -121,7 +121,7 @@ def test_one_two_and_four_workers_and_kills(pretraining, optimizer, several):
 
 
 def weights(history, what: str) -> torch.Tensor:
-    return Exporter(history.store.disk.root).chosen(what)[1]
+    return Exporter(history.store.root).chosen(what)[1]
 
 
 def test_diloco_with_one_replica_and_a_plain_outer_step_is_plain_training(tmp_path):

@@ -49,7 +49,7 @@ from train.training_config import PRESETS, PRESETS_REACH, TrainConfig
     ({"initial_population": ["60mm"]}, "there is no such preset, nor a folder; the nearest one is 60m"),
     ({"datasets": [{"source": "stdlib", "evaluated": False}]}, "DATASETS: none is evaluated"),
     ({"datasets": [{"source": "stdlib", "text_field": "body"}]}, "dataset stdlib: text_field changes nothing of such"),
-    ({"algorithm": "diloco"}, "ALGORITHM is 'diloco', and this script runs edt: start the other one's script"),
+    ({"algorithm": "diloco"}, "ALGORITHM is 'diloco', and this script runs edt: start diloco.py instead"),
 ])  # fmt: skip
 def test_what_cannot_work_is_refused_at_once(tmp_path, keys, why):
     assert re.search(why, refused(tmp_path, **keys))
@@ -87,17 +87,18 @@ def test_too_little_text_is_known_before_there_is_a_run(tmp_path):
     assert "same command" not in said and not (tmp_path / "runs").exists()
 
 
-def test_too_little_built_in_text_is_known_before_there_is_a_run(monkeypatch, capsys):
+def test_too_little_built_in_text_is_known_before_there_is_a_run(monkeypatch):
     """Counted where the run needs much of it; here it is the text of a small Python."""
     few = [*islice(text_sources._stdlib_files(), 40)]
     monkeypatch.setattr(text_sources, "_stdlib_files", lambda: few)
     keys = {"tokenizer": "", "vocab_size": 300, "datasets": ("stdlib",)}
-    check_text(config(**keys))
-    assert not capsys.readouterr().out
+    said = list[str]()
+    check_text(config(**keys), said.append)
+    assert not said
     why = "dataset stdlib: [0-9,]+ training tokens where the run needs [0-9,]+: [0-9,]+ are missing; add another source"
     with pytest.raises(UserError, match=why):
-        check_text(config(**keys, max_generations=20_000))
-    assert "The tokens of stdlib are counted" in capsys.readouterr().out
+        check_text(config(**keys, max_generations=20_000), said.append)
+    assert said[0] == "counting the tokens of stdlib"
 
 
 def test_the_launchers_check_tells_how_many_tokens_each_source_has(tmp_path):
@@ -154,6 +155,7 @@ TURNS = {
     "vocab_size": (270, {"tokenizer": "", "stdlib_digest": ""}), "first_inner_steps": (3, {}),
     "inner_optimizer": ("adamw", {}),
     "datasets": (({"source": "fake"},), {}), "held_out": (0.2, {}), "eval_sequences": (6, {}),
+    "test_sequences": (6, {}),
     "eval_batch_size": (1, {}), "max_epochs": (0.5, {}), "inner_steps": (5, {}), "batch_size": (1, {}),
     "seq_length": (12, {}), "gradient_accumulation": (2, {}), "lr": (5e-3, {}), "lr_schedule": ("cosine", {}),
     "warmup_steps": (4, {}), "weight_decay": (0.5, {}), "clip": (0.1, {}), "precision": ("bf16-mixed", {}),

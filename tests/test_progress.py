@@ -77,12 +77,15 @@ def test_who_launches_a_run_that_is_over_is_told_what_it_came_to(toys):
     assert launching.said.count("Its last round:") == 1 and launching.said.endswith(f"Everything is in {run.folder}\n")
 
 
-def test_the_lines_travel_from_another_machine_too(toys):
-    """The proxy there is asked over a wire."""
-    run: Toys = toys().prepare()
-    run.work()
+@pytest.mark.parametrize("begun", [True, False])
+def test_the_lines_travel_from_another_machine_too(toys, begun):
+    """The proxy there is asked over a wire. Whoever has begun the run hears of all rounds; who comes back to it, not of
+    those that were finished by then."""
+    run: Toys = toys()
+    file = run.place / "evolution.json"
+    file.write_text(json.dumps({"project_name": "toy", "base_dir": "runs", **run.keys}))
     words = [sys.executable, "-m", "fleet.remote.run_proxy", "@"]
-    asks = [("open", {"folder": str(run.folder)}), ("follow", {"command": ["-m", "tests.toy"], "finish": True})]
+    script = {"command": ["-m", "tests.toy"]}
     with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as proxy:
         assert proxy.stdin and proxy.stdout
 
@@ -92,11 +95,16 @@ def test_the_lines_travel_from_another_machine_too(toys):
             proxy.stdin.flush()
             return json.loads(proxy.stdout.readline()[1:])["answer"]
 
-        for verb, known in asks:
-            answer(verb, **known)
+        if begun:
+            answer("create", **script, file=str(file), text="")
+        run.prepare().work()
+        if not begun:
+            answer("open", folder=str(run.folder))
+        answer("follow", **script, finish=True)
         told = list[dict[str, Any]]()
         until(lambda: told.append(answer("followed")) or told[-1]["code"] is not None, "it has said all")
-    assert told[-1]["code"] == 0 and "The run is over after 4 rounds" in "".join(each["text"] for each in told)
+    said = "".join(each["text"] for each in told)
+    assert told[-1]["code"] == 0 and "The run is over after 4 rounds" in said and ("\nround 1: " in said) == begun
 
 
 @pytest.mark.slow

@@ -16,11 +16,11 @@ from unittest import mock
 import pytest
 
 from fleet import run as place_of_runs
+from fleet.disk_store import DiskStore
 from fleet.errors import absolute
 from fleet.host import Host
 from fleet.run import Mount, create_run, mount_of, open_run
 from fleet.run_config import UserError
-from fleet.store import Store
 from tests.helpers import Toys, listing, mounted, one_of, until
 
 ROOT = Path(__file__).parent.parent
@@ -63,7 +63,7 @@ def test_of_two_starters_the_second_joins_or_is_refused(tmp_path, monkeypatch, m
     create_run(tmp_path / "runs", "x", {"seed": 1}, Host())
     (folder / "tmp" / "somebody.draft").write_text("")
 
-    def second(seed: int) -> tuple[Store, bool]:
+    def second(seed: int) -> tuple[DiskStore, bool]:
         """A starter that finds run.json from that moment on."""
         (folder / "run.json").rename(tmp_path / "hidden")
         called = []
@@ -79,7 +79,7 @@ def test_of_two_starters_the_second_joins_or_is_refused(tmp_path, monkeypatch, m
         place, name = {
             "before it looks": (place_of_runs, "open_run"),
             "after it has looked": (place_of_runs, "_make_folder"),
-            "while it makes the folders": (Store, "settle"),
+            "while it makes the folders": (DiskStore, "settle"),
         }[moment]
         with monkeypatch.context() as patched:
             patched.setattr(place, name, then(getattr(place, name)))

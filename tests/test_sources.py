@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 from fleet.run_config import UserError
 from tests.small import config, finished, shared
 from train import source_names, text_sources
-from train.export import Exporter
+from train.exporter import Exporter
 from train.member.prepare import own_tokenizer, tokens_of
 from train.splits import SPLITS
 from train.training_config import Dataset
@@ -112,12 +112,12 @@ def test_the_built_in_text_is_real_and_always_the_same():
 def test_a_run_can_begin_with_the_models_of_another(tmp_path):
     """Two trained models, with the tokenizer that stands beside them; each slot begins at its own."""
     first = finished(tmp_path / "first")
-    exporter = Exporter(first.store.disk.root)
+    exporter = Exporter(first.store.root)
     exporter.export("3-m1", tmp_path / "3-m1")
     exporter.export("best", tmp_path / "best")
     models = (str(tmp_path / "3-m1"), str(tmp_path / "best"))
     second = finished(tmp_path / "second", initial_population=models, tokenizer="")
-    begun = Exporter(second.store.disk.root)
+    begun = Exporter(second.store.root)
     assert torch.equal(begun.chosen("0-init-0")[1], exporter.chosen("3-m1")[1])
     assert torch.equal(begun.chosen("0-init-1")[1], exporter.chosen("best")[1])
     assert second["1/m1"].recipe.parents == ("0/init-1",)
@@ -148,7 +148,7 @@ def test_held_out_tokens_come_from_many_documents_where_there_are_many(tmp_path,
     """Of one long document, a loss would say how it is about that one."""
     rows = [json.dumps({"text": f"{n} " + "fish " * 400}) + "\n" for n in range(documents)]
     (tmp_path / "long.jsonl").write_text("".join(rows))
-    c = config(datasets=(source(tmp_path / "long.jsonl"),), eval_sequences=64, held_out=0.2)
+    c = config(datasets=(source(tmp_path / "long.jsonl"),), test_sequences=64, held_out=0.2)
     tokenizer, got, found = AutoTokenizer.from_pretrained(shared() / "tokenizer"), dict.fromkeys(SPLITS, 0), []
     wanted = {"train": 100, "validation": 0, "test": 64 * 16 + 1}
     for _, part, tokens in tokens_of(c, 0, lambda: tokenizer, 257, wanted, got):

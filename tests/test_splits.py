@@ -18,7 +18,7 @@ from tests import posttraining, searching
 from tests.small import config, finished
 from train import lm_eval_tasks, text_sources
 from train.batches import TokenFile
-from train.export import Exporter, sample, show
+from train.exporter import Exporter, sample, show
 from train.lm_eval_tasks import TaskRequest
 from train.loop import Learner
 from train.member.pretraining_runtime import evaluated
@@ -93,11 +93,11 @@ def test_members_are_selected_on_text_that_reports_nothing(tmp_path, capsys):
     told = exporter.export("best", tmp_path / "best")
     learner = Learner(Exporter(tmp_path / "run").model, exporter.config)
     learner.load_weights(exporter.chosen("best")[1])
-    wanted = evaluated(learner.eval_loss, exporter.sources("test"), exporter.config)["loss"]
+    wanted = evaluated(learner.eval_loss, exporter.sources("test"), exporter.config, "test")["loss"]
     assert told["loss"] == pytest.approx(wanted, abs=1e-5) and told["loss"] != best.metrics["loss"]
     assert f"selected nobody: loss={told['loss']:.6g}" in (tmp_path / "best" / "README.md").read_text()
     show(exporter, "average", tmp_path / "shown")
-    said, tokens = capsys.readouterr().out, exporter.config.eval_sequences * exporter.config.seq_length
+    said, tokens = capsys.readouterr().out, exporter.config.test_sequences * exporter.config.seq_length
     assert f"On {tokens} tokens of test text, which selected nobody: loss={average['loss']:.6g}" in said
     assert f"The best member, {best.id}, on the same text: loss={told['loss']:.6g}" in said
     shown, plain = (load_file(tmp_path / out / "model.safetensors") for out in ("shown", "average"))
@@ -166,9 +166,9 @@ def test_an_export_does_without_a_gpu_that_has_no_room(tmp_path, monkeypatch):
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(exporter.model, "to", to)
-    monkeypatch.setattr("train.export.best_device", lambda: torch.device("cuda"))
+    monkeypatch.setattr("train.exporter.best_device", lambda: torch.device("cuda"))
     assert exporter.export("1-m0", tmp_path / "other") == wanted
-    monkeypatch.setattr("train.export.language_loss", lambda model, windows: torch.tensor(math.nan))
+    monkeypatch.setattr("train.exporter.language_loss", lambda model, windows: torch.tensor(math.nan))
     assert math.isnan(exporter.export("1-m0", tmp_path / "no-number")["loss"])
     assert "loss=nan" in (tmp_path / "no-number" / "README.md").read_text()
 

@@ -21,7 +21,7 @@ from fleet.disk import Disk
 from fleet.host import Host
 from fleet.run import open_run
 from fleet.silent_workers import silent
-from fleet.status import View, printed
+from fleet.status import View, metrics_text, printed
 from tests.helpers import MISHAPS, Started, Toys, kill, listing, until
 
 STATUS = [sys.executable, "-m", "fleet.status"]
@@ -270,3 +270,8 @@ def test_it_fits_a_terminal(toys, columns, lines):
     text = io.StringIO()
     printed(console(text, columns), View(run.folder).picture())
     assert text.getvalue().count(" word" * 50 + "\n") == 5, "what is to be copied is not broken"
+
+
+def test_only_what_people_read_is_shown_of_metrics():
+    found = {"loss": 1.5, "each": "[1, 2]", "objectives": '{"a": 1}', "stepped_from": "0a" * 32, "source": "my.txt"}
+    assert metrics_text(found) == "loss=1.5 source=my.txt"

@@ -24,6 +24,19 @@ def test_a_crash_at_any_call_changes_nothing(shape: str) -> None:
         proofs.crash_everywhere(proofs.TINY[shape], number)
 
 
+@pytest.mark.parametrize("shape", proofs.TINY)
+def test_a_crash_at_any_request_changes_nothing(shape: str) -> None:
+    """The same in a bucket, where a crash is an outage."""
+    points = proofs.crash_points(proofs.TINY[shape], kind=proofs.WatchedBucket)
+    for number in points[5::11]:
+        proofs.crash_everywhere(proofs.TINY[shape], number, kind=proofs.WatchedBucket)
+
+
+def test_a_bucket_and_a_disk_give_the_same_bytes() -> None:
+    for config in proofs.CONFIGS.values():
+        assert proofs.Storm(1, config, proofs.CALM, kind=proofs.WatchedBucket).run() == proofs.undisturbed(config)
+
+
 @pytest.mark.parametrize("rule", proofs.MUTANTS)
 def test_each_rule_of_the_protocol_is_needed(rule: str) -> None:
     assert proofs.caught(proofs.MUTANTS[rule], seeds=40), f"the storms do not notice: {proofs.MUTANTS[rule].about}"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fleet import results_version, run_config
+from fleet import results_version, run_config, version
 from fleet.host import Host
 from fleet.run import create_run, open_run
 from fleet.run_config import UserError
@@ -35,7 +35,7 @@ def test_a_run_says_which_results_it_was_begun_with_and_by_what(toys):
     run: Toys = toys().prepare()
     about = open_run(run.folder, Host(), "test")[1]
     assert about["results"] == results_version.kind(about["config"]["algorithm"])
-    assert about["code"] == results_version.begun_by()
+    assert about["code"] == version.code()
 
 
 def test_an_older_run_that_says_less_is_finished(toys):
@@ -114,12 +114,12 @@ def test_the_commit_is_named_where_git_knows_it(tmp_path: Path):
         known = ("-c", "user.name=a", "-c", "user.email=a@b")
         return subprocess.run(["git", *known, *words], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
 
-    assert results_version.begun_by(tmp_path).startswith("version") or results_version.begun_by(tmp_path) == ""
+    assert version.commit(tmp_path) == ""
     git("init", "-q")
     (tmp_path / "a").write_text("1")
     git("add", "a")
     git("commit", "-qm", "first")
     commit = git("rev-parse", "HEAD").strip()
-    assert results_version.begun_by(tmp_path) == f"commit {commit}"
+    assert version.commit(tmp_path) == f"commit {commit}"
     (tmp_path / "a").write_text("2")
-    assert results_version.begun_by(tmp_path) == f"commit {commit} with changes"
+    assert version.commit(tmp_path) == f"commit {commit} with changes"

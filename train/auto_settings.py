@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from fleet import faults, gpus
 from fleet.gpus import Accelerators
 from fleet.host import Host
+from fleet.places import here as located
 from fleet.plain import say
 from fleet.remote import agent
 from fleet.run import NoRun, open_run
@@ -26,7 +27,7 @@ def resolve_auto(config: C, where: Path, machines: Sequence[Accelerators] = ()) 
     launcher has asked them, or this one."""
     if not (open_keys := [key for key in _CHOSEN if getattr(config, key, "") == _OPEN]):
         return config
-    begun = _begun(where / config.base_dir / config.project_name)
+    begun = _begun(located(Path(config.base_dir), where) / config.project_name)
     if begun:
         return config.model_copy(update={key: begun.get(key, _OPEN) for key in open_keys})
     there = machines or [here()]

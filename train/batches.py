@@ -60,14 +60,14 @@ class TokenFile:
         return self.get(shuffled(place, there, (*key, turn)))
 
 
-def held_windows(sources: Sequence[TokenFile], config: TrainConfig) -> list[list[int]]:
-    """Each source's share of EVAL_SEQUENCES, from the beginning of what it has for validation, or for the test."""
-    return [window for number, source in enumerate(sources) for window in held_of(source, config, number)]
+def held_windows(sources: Sequence[TokenFile], config: TrainConfig, on: str) -> list[list[int]]:
+    """Each source's share of EVAL_SEQUENCES or of TEST_SEQUENCES, from the beginning of what it has of them."""
+    return [window for number, source in enumerate(sources) for window in held_of(source, config, number, on)]
 
 
-def held_of(source: TokenFile, config: TrainConfig, number: int) -> list[list[int]]:
+def held_of(source: TokenFile, config: TrainConfig, number: int, on: str) -> list[list[int]]:
     """One source's share."""
-    return [source.get(window).astype("int64").tolist() for window in range(held_count(config, number))]
+    return [source.get(window).astype("int64").tolist() for window in range(held_count(config, number, on))]
 
 
 def owned(config: TrainConfig, slot: int, round: int, step: int, part: int) -> Numbers:

@@ -1,290 +1,97 @@
-"""A finished model as an ordinary Hugging Face folder: `python -m train.export RUN_DIR --what average --out DIR`."""
+"""A finished model as a Hugging Face folder, and to the hub: `python -m train.export RUN --push org/name`."""
 
-import contextlib
-import json
-import math
-import re
 import sys
-from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated
 
-import torch
 from cyclopts import Parameter
-from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils.logging import disable_progress_bar
 
-from fleet import faults, launches, lm_eval_command
-from fleet.errors import absolute
+from fleet import faults
+from fleet.errors import UserError, absolute
 from fleet.help_pages import app
-from fleet.history import History
+from fleet.history import opened
 from fleet.host import Host
-from fleet.metrics.file_sinks import TABLE
-from fleet.permissions import leaving
+from fleet.places import beside
 from fleet.plain import say
-from fleet.recipe import Member, NotYet, name, place
+from fleet.recipe import NotYet
 from fleet.run import open_run
-from fleet.run_config import UserError
-from fleet.status import metrics_text
-from fleet.work import InputMember
-from train import loss_picture
-from train.batches import TokenFile, held_of
-from train.kept_rounds import files_of
-from train.loop import best_device, language_loss
-from train.member import vectors
-from train.member.prepare import open_tokenizer
-from train.member.pretraining_runtime import CONFIG, bits_per_byte, evaluated, mean_loss, outer_of, sources
-from train.member.vectors import Joining
-from train.model import empty, layout_of, read_config
-from train.models_on_demand import save
-from train.posttrain_results import taken
-from train.token_budget import held_count
-from train.training_config import TrainConfig
-from train.training_recipes import FIRST, TOKENIZER, token_files
-from train.verdicts import NotFinite, ran_out
 
-T = TypeVar("T")
-_SHARDS = ("shard", "gathered")  # the tasks whose members are parts of the model; others' that have weights are whole
-_PROMPT, _SAMPLE = 8, 60  # tokens
-
-
-class Exporter:
-    """Reads a run; what its members are stays as it is."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self.store, run = open_run(run_dir, Host(), "export")
-        self.config = TrainConfig.joined(run["config"], launches.settings(self.store, launches.latest(self.store)))
-        self.history = History(self.store)
-        self.history.look_far()
-        self.last = self.history.first_open - 1  # the last finished round
-        shape = read_config(self.parent(FIRST).read(CONFIG), self.config)
-        self.model: PreTrainedModel = empty(shape, 0, self.config.trust_remote_code)
-        self.layout = layout_of(self.model)
-        self.diloco = self.config.algorithm == "diloco"
-        while self.last > 0 and not self._members(self.last):  # nobody came of it
-            self.last -= 1
-
-    def parent(self, id: str) -> InputMember:
-        return files_of(self.history, id)
-
-    @leaving()
-    def export(self, what: str, out: Path) -> Mapping[str, Any]:
-        """Write the folder; how good the model in it is."""
-        members = self._hold(what)
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"{out}: cannot be written: {error.strerror}") from None
-        disable_progress_bar()
-        save(self.model, self.tokenizer(), out)
-        tested = self.tested(members)
-        (out / "README.md").write_text(self._readme(what, members, tested, out), encoding="utf-8")
-        return tested
-
-    def best_tested(self) -> tuple[str, Mapping[str, Any]]:
-        """The best member of the last round, where there are several, and how good it is on test text."""
-        if self.diloco or len(self._members(self.last)) < 2:
-            return "", {}
-        (best,) = self._hold("best")
-        return best.id, self.tested([best])
-
-    def _hold(self, what: str) -> list[Member]:
-        """The model has these weights from here on."""
-        members, vector = self.chosen(what)
-        for parameter, view in self.layout.views(vector).items():
-            self.model.get_parameter(parameter).data.copy_(view)
-        return members
-
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        return open_tokenizer(self.parent(TOKENIZER), self.config)
-
-    def chosen(self, what: str) -> tuple[list[Member], Tensor]:
-        """The members that it is made of, and its weights."""
-        if self.last < 1:
-            raise UserError("no round is finished yet; there is nothing to export")
-        if what == "average":
-            return self._average(self.last)
-        if what == "best":
-            there = [m for m in self._members(self.last) if "loss" in m.metrics]
-            if self.diloco or not there:
-                return self._average(self.last)
-            return self._one(min(there, key=lambda m: (m.metrics["loss"], m.id)).id)
-        if not (match := re.fullmatch(r"([0-9]{1,5})-([a-z0-9][a-z0-9_-]*)", what)):
-            raise UserError(f"--what {what}: average, best, or a round and a slot, as in 3-m0")
-        round, slot = int(match[1]), match[2]
-        return self._average(round) if slot in ("average", "global") else self._one(name(round, slot))
-
-    def sources(self, part: str) -> list[TokenFile]:
-        return sources([self.parent(id) for id in token_files(self.config)], part, self.config)
-
-    def tested(self, members: list[Member]) -> Mapping[str, Any]:
-        """On text that selected nobody: what the run found out of all together, or else what is found out here."""
-        ids = [member.id for member in members]
-        for each in self.history.round(place(ids[0])[0]):
-            if each and each.recipe.role == "summary" and [id for id in each.recipe.parents if self.history[id]] == ids:
-                return each.metrics
-        with contextlib.suppress(NotFinite):  # then it is a model that says nothing, and is told to be one
-            metrics = self._evaluated()
-            sources = [self.parent(id).metrics for id in token_files(self.config)]
-            return {**metrics, **bits_per_byte(metrics["loss"], sources, self.config, self.unseen)}
-        return {"loss": math.nan}
-
-    @property
-    def unseen(self) -> str:
-        """The part of the text that nobody has learned from; of a run of older code, what members were selected on."""
-        there = (self.parent(id).metrics for id in token_files(self.config))
-        return "test" if all("test" in each for each in there) else "held"
-
-    @property
-    def told_on(self) -> str:
-        c = self.config
-        count = f"{sum(held_count(c, number) for number in range(len(c.datasets))) * c.seq_length:,} tokens"
-        if self.unseen == "test":
-            return f"On {count} of test text, which selected nobody"
-        return f"On {count} of held-out text, which selected members, too (this run is of older code)"
-
-    def by_source(self) -> list[str]:
-        """The loss on the test text of each source, where there are several: of the model that is held now."""
-        c, files = self.config, self.sources(self.unseen)
-        held = [(held_of(file, c, number), c.datasets[number].source) for number, file in enumerate(files)]
-        there = [(windows, name) for windows, name in held if windows]
-        if len(there) < 2:
-            return []
-        with contextlib.suppress(NotFinite):
-            size = c.eval_batch_size
-            losses = self._measured(lambda loss_of: [mean_loss(loss_of, windows, size) for windows, _ in there])
-            return [f"{name} {loss:.6g}" for loss, (_, name) in zip(losses, there, strict=True)]
-        return []
-
-    def _evaluated(self) -> Mapping[str, Any]:
-        return self._measured(lambda loss_of: evaluated(loss_of, self.sources(self.unseen), self.config))
-
-    def _measured(self, measure: Callable[[Callable[[Tensor], float]], T]) -> T:
-        """By the GPU, if there is one and it has room: workers may still have theirs there, or it may be too small."""
-        for device in dict.fromkeys((best_device(), torch.device("cpu"))):
-            try:
-                cast(Any, self.model.eval()).to(device)
-                return measure(partial(self._loss, device))
-            except Exception as error:
-                if device.type == "cpu" or not ran_out(error):
-                    raise
-            finally:
-                cast(Any, self.model).to("cpu")  # where it says something
-        raise AssertionError
-
-    def _loss(self, device: torch.device, windows: Tensor) -> float:
-        with torch.inference_mode():
-            return float(language_loss(self.model, windows.to(device)))
-
-    def _members(self, round: int) -> list[Member]:
-        """Of DiLoCo: the shards of the global model; else whoever has weights."""
-        shards = self._in_shards(round)
-        there = [each for each in self.history.plan(round) if each.role == "member"]
-        there = [each for each in there if not shards or each.task in _SHARDS]
-        members = [self.history[name(round, each.slot)] for each in there]
-        return [member for member in members if member and (shards or has_weights(member))]
-
-    def _in_shards(self, round: int) -> bool:
-        """Of a run that goes on from another, earlier rounds may be of another method."""
-        return any(each.task in _SHARDS for each in self.history.plan(round))
-
-    def _average(self, round: int) -> tuple[list[Member], Tensor]:
-        if not (parents := [self.parent(member.id) for member in self._members(round)]):
-            raise UserError(f"round {round} has no members whose average could be exported")
-        return self._without_lookahead(vectors.joined if self._in_shards(round) else vectors.mean, parents)
-
-    def _one(self, id: str) -> tuple[list[Member], Tensor]:
-        parent = self.parent(id)
-        if id.startswith("0/") and vectors.file_of(vectors.WEIGHTS) in parent.member.digests:
-            return [parent.member], vectors.load_weights(parent, self.layout.size)
-        if has_weights(parent.member) and parent.member.recipe.task not in _SHARDS:
-            return self._without_lookahead(vectors.mean, [parent])
-        raise UserError(f"{id} has no weights of its own; it has: {', '.join(parent.member.digests) or 'no files'}")
-
-    def _without_lookahead(self, join: Joining, parents: list[InputMember]) -> tuple[list[Member], Tensor]:
-        together = vectors.without_lookahead(outer_of(self.config), join, parents, self.layout.size)
-        return [parent.member for parent in parents], together
-
-    def _readme(self, what: str, members: list[Member], tested: Mapping[str, Any], out: Path) -> str:
-        lines = [f"- `{m.id}`: {metrics_text(m.metrics)}; parents: {', '.join(m.recipe.parents)}" for m in members]
-        round, selected = place(members[0].id)[0], "validation" if self.unseen == "test" else "held-out"
-        parts = (
-            f"# {self.config.project_name}: {what}",
-            f"Made by {self.config.algorithm} in {round} rounds.",
-            f"## Metrics\n\n{self.told_on}: {metrics_text(tested)}",
-            lm_eval_command.section(out),
-            f"## Lineage\n\nThe members that it was made of, with their loss on {selected} text:",
-            "\n".join(lines),
-            f"## Configuration\n\n```json\n{json.dumps(self.config.bound(), indent=2)}\n```",
-        )
-        return "\n\n".join(parts) + "\n"
-
-
-def has_weights(member: Member) -> bool:
-    """In one file, or in parts."""
-    return not {vectors.file_of(vectors.WEIGHTS, part) for part in (None, 0)}.isdisjoint(member.digests)
-
-
-def show(exporter: Exporter, what: str, out: Path) -> None:
-    """Export, and let the model say something."""
-    torch.set_num_threads(exporter.config.threads)
-    best, beside = exporter.best_tested() if what == "average" else ("", {})
-    tested = exporter.export(what, out)
-    say(f"Exported ({what}): {out}", f"{exporter.told_on}: {metrics_text(tested)}", sep="\n")
-    if best:
-        say(f"The best member, {best}, on the same text: {metrics_text(beside)}")
-    if parts := exporter.by_source():
-        say(f"The exported model's loss by source: {', '.join(parts)}")
-    with contextlib.suppress(faults.Fault):
-        if loss_picture.picture(exporter.history):
-            root = exporter.store.disk.root
-            say(f"Every member's metrics: {root / TABLE}\nThe loss over the rounds: {root / loss_picture.PICTURE}")
-    say(lm_eval_command.told(out))
-    say(f"Held-out text, and after | how the model goes on:\n{sample(exporter)}")
-
-
-def sample(exporter: Exporter) -> str:
-    """How a text begins that it has never seen, and after a mark what it makes of it."""
-    model, tokenizer = exporter.model.eval(), exporter.tokenizer()
-    torch.manual_seed(exporter.config.seed)
-    unseen = next(each.values for each in exporter.sources(exporter.unseen) if len(each.values))
-    most = getattr(model.config, "max_position_embeddings", None) or _PROMPT + _SAMPLE
-    given = torch.tensor(unseen[: min(_PROMPT, most - 1)].astype("int64"))[None]
-    count = max(1, min(_SAMPLE, most - given.shape[1]))
-    more = {"do_sample": True, "top_k": 20, "temperature": 0.8, "use_cache": True}
-    said = cast(Any, model).generate(given, max_new_tokens=count, **more)
-    parts = said[0].split([given.shape[1], said.shape[1] - given.shape[1]])
-    return "|".join(str(tokenizer.decode(part, skip_special_tokens=True)) for part in parts)
+# What other runs write at their end: a model's folder, in the run's.
+_WINNERS = {"evomerge": "winner", "merge-search": "final_model"}
 
 
 def export(
-    run_dir: Path,
+    run: Path,
     *,
     what: Annotated[
         str,
         Parameter(help="average, best, or a member such as 12-m3. By default the average; of post-training the best."),
     ] = "",
-    out: Annotated[Path | None, Parameter(help="Where to; RUN_DIR/export by default.")] = None,
+    out: Annotated[Path | None, Parameter(help="Where to; RUN_DIR/export by default, or NAME/export.")] = None,
     overwrite: Annotated[bool, Parameter(help="Into a folder that has files already.", negative="")] = False,
+    push: Annotated[str, Parameter(help="Then to this model of the hub, as org/name; private, if it is new.")] = "",
+    public: Annotated[bool, Parameter(help="With --push: for everybody to see.", negative="")] = False,
 ) -> None:
-    """Write a model of a run as a Hugging Face folder, at the end or any time before.
+    """Write a model of a run as a Hugging Face folder, at the end or any time before; and send it to the hub. RUN is a
+    run's folder, or with --push a finished model's.
 
     For example:
 
         python -m train.export runs/edt --what best --out my-model
+        python -m train.export runs/edt --push org/name
+        python -m train.export merged-model --push org/name
     """
+    if public and not push:
+        raise UserError("--public is for --push org/name")
+    if push:
+        from merge import hub
+
+        hub.may_push(push)
+    folder = _made(run, what, out, overwrite, bool(push))
+    if push:
+        say(f"Sending {folder} to {push} ...")
+        revision = hub.push(folder, push, public)
+        say(f"{push} has it. To begin with it, or to merge it: {push}@{revision}")
+
+
+def _made(run: Path, what: str, out: Path | None, overwrite: bool, ready: bool) -> Path:
+    """The model's folder. One that is there already is only sent."""
+    its = any((run / name).is_file() for name in ("config.json", "adapter_config.json"))
+    if ready and its and not (run / "run.json").is_file():
+        if what or out:
+            raise UserError(f"{run}: a model's folder; --what and --out are for runs")
+        return run
     if out and absolute(out) and not overwrite and out.is_dir() and any(out.iterdir()):
         raise UserError(f"{out}: exists; --overwrite writes into it")
-    out = out or run_dir / "export"
-    if open_run(run_dir, Host(), "export")[1]["config"].get("algorithm") == "edt-evomerge":
-        taken(run_dir, what, out)
+    algorithm = str(open_run(run, Host(), "export")[1]["config"].get("algorithm"))
+    if algorithm in _WINNERS:
+        return _winner(run, algorithm, what, out, ready)
+    out = out or beside(run) / "export"
+    if algorithm == "edt-evomerge":
+        from train.posttrain_results import taken  # after --help: it needs torch
+
+        taken(run, what, out)
     else:
-        show(Exporter(run_dir), what or "average", out)
+        from train.exporter import Exporter, show
+
+        show(Exporter(run), what or "average", out)
+    return out
 
 
-if __name__ == "__main__":
+def _winner(run: Path, algorithm: str, what: str, out: Path | None, ready: bool) -> Path:
+    folder = beside(run) / _WINNERS[algorithm]
+    if not (folder / "config.json").is_file():
+        more = "; --save-final-model writes it" if algorithm == "merge-search" else ""
+        raise UserError(f"{folder}: there is no model yet{more}")
+    if what or out or not ready:
+        raise UserError(f"{folder} is the model of this run; --push org/name sends it to the hub")
+    from train.model_card import complete
+
+    complete(folder, opened(run))
+    return folder
+
+
+def main() -> None:
     try:
         app("python -m train.export", export.__doc__, default_command=export)()
     except NotYet as what:
@@ -293,3 +100,7 @@ if __name__ == "__main__":
     except (UserError, faults.Fault, KeyError, ValueError) as error:
         say(*error.args, file=sys.stderr)
         raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -67,6 +67,10 @@ def main(
             raise UserError(f"{short}; {_LESS}") from None
 
 
-if __name__ == "__main__":
+def command() -> None:
     again = "\nInterrupted; the same command begins again, or goes on from its last checkpoint."
     run(app("python -m train.finetune", __doc__, default_command=main), interrupted=again, said=(UserError, OSError))
+
+
+if __name__ == "__main__":
+    command()

@@ -8,6 +8,7 @@ from fleet.fork import Carried
 from fleet.history import History
 from fleet.recipe import Recipe, kept_as
 from fleet.run_config import UserError
+from train import text_sources
 from train.loop import rate
 from train.splits import SPLITS
 from train.token_budget import needed, too_short, useful
@@ -77,11 +78,14 @@ def _made_anew(old: TrainConfig, new: TrainConfig, history: History, number: int
     if not _same_text(old, new, number):
         return True
     got = history[token_files(new)[number]].metrics
+    other = text_sources.size(new.datasets[number]) != got.get("size", 0)
     wanted, least, before = useful(new, number), needed(new, number), useful(old, number)
     more = False
     for part in SPLITS:
-        if got[part] < before[part]:  # that is all its text
-            if got[part] < least[part]:
+        if got[part] < before[part]:  # that was all its text
+            if other:  # the file has grown; who prepares the fork counts whether it suffices
+                more = True
+            elif got[part] < least[part]:
                 raise UserError(too_short(new.datasets[number], part, got[part], least[part]))
         else:
             more = more or got[part] < wanted[part]
@@ -145,10 +149,12 @@ def _notes(old: TrainConfig, new: TrainConfig, round: int, anew: Sequence[str]) 
         number = int(id.rpartition("-")[2])
         source, known = new.datasets[number].source, _same_text(old, new, number)
         goes_on = "the same text first; what was seen does not come again before the rest"
-        yield f"more of {source} becomes tokens, {goes_on}" if known else f"{source} is another source: it begins anew"
+        more, other = f"more of {source} becomes tokens, {goes_on}", f"{source} is another source: it begins anew"
+        yield more if known else other
     for number, windows in enumerate(new.forked[-1].windows):
         if not windows and number < len(old.datasets) and _same_text(old, new, number):
             key = "SEQ_LENGTH" if old.seq_length != new.seq_length else "SEED"
             yield f"{key} is another: {new.datasets[number].source} is read in another order, what was seen among it"
-    if new.eval_sequences != old.eval_sequences:
-        yield "EVAL_SEQUENCES is another: losses before and after are of other text"
+    for key in ("eval_sequences", "test_sequences"):
+        if getattr(new, key) != getattr(old, key):
+            yield f"{key.upper()} is another: losses before and after are of other text"

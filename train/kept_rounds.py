@@ -29,4 +29,4 @@ def _is_whole(history: History, round: int) -> bool:
 
 def _has_files(history: History, id: str) -> bool:
     member = history[id]
-    return not member.digests or (history.store.disk.root / "files" / history.outcome(member.origin).attempt).is_dir()
+    return not member.digests or bool(history.store.names(f"files/{history.outcome(member.origin).attempt}"))

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
 from fleet.errors import first_line
-from fleet.run_config import UserError
+from fleet.run_config import UserError, of_hub
 from fleet.untrusted_model import check_config
 from train.training_config import TrainConfig
 
@@ -45,12 +45,13 @@ def described(entry: Entered, trust: bool = False) -> PretrainedConfig:
     known = f"; the presets are {', '.join(SHAPES)}" if isinstance(entry, str) and "/" not in entry else ""
     with in_a_line(f"model {_short(entry)}", known):
         fresh = _fresh(entry)
-        said = fresh or PretrainedConfig.get_config_dict(cast(str, entry))[0]
+        name, revision = ("", None) if fresh else of_hub(cast(str, entry))
+        said = fresh or PretrainedConfig.get_config_dict(name, revision=revision)[0]
         check_config(said, f"model {_short(entry)}: its config.json")
         if fresh:
             config = AutoConfig.for_model(**fresh)
         else:
-            config = AutoConfig.from_pretrained(cast(str, entry), trust_remote_code=trust)
+            config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust)
     bidirectional = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
     causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or trust and getattr(config, "auto_map", None)
     if bidirectional or not causal:
@@ -73,7 +74,9 @@ def built(entry: Entered, vocab: int, seed: int, trust: bool = False) -> PreTrai
     """Pre-trained weights, or fresh ones that follow from the seed; in fp32 either way."""
     config = _for_words(entry, vocab, trust)
     if not _fresh(entry):
-        return AutoModelForCausalLM.from_pretrained(cast(str, entry), trust_remote_code=trust, dtype=torch.float32)
+        name, revision = of_hub(cast(str, entry))
+        how: dict[str, Any] = {"revision": revision, "trust_remote_code": trust, "dtype": torch.float32}
+        return AutoModelForCausalLM.from_pretrained(name, **how)
     return empty(config, seed)
 
 

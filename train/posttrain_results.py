@@ -14,10 +14,12 @@ from fleet.ancestry.tree_builder import tree
 from fleet.console import console
 from fleet.history import History, opened
 from fleet.permissions import leaving
+from fleet.places import beside
 from fleet.plain import say
 from fleet.progress import Progress
 from fleet.recipe import Member, place
 from fleet.run_config import UserError
+from train import model_card
 from train.kept_rounds import files_of
 from train.posttrain import posttrain_fitness
 from train.posttrain.posttrain_config import PosttrainConfig
@@ -53,7 +55,7 @@ def data_text(member: Member) -> str:
     words = [f"{found['rows'] - found['held']} rows to learn from", f"{found['held']} held out"]
     words += [f"{found['cut']} were cut at SEQ_LENGTH"] if found["cut"] else []
     words += [f"{found['left_out']} left out, with no answer to learn"] if found["left_out"] else []
-    return f"  {member.recipe.args['name']}: {', '.join(words)}"
+    return f"- {member.recipe.args['name']}: {', '.join(words)}"
 
 
 # -- after -------------------------------------------------------------------------------------------------------------
@@ -66,7 +68,7 @@ def show_winner(c: PosttrainConfig, folder: Path) -> None:
     history = opened(folder)
     last = history.first_open - 1
     (id,) = history[f"{last}/winner"].recipe.parents
-    out = exported(history, id, folder / "winner")
+    out = exported(history, id, beside(folder) / "winner")
     console().print(table(c, history, last))
     say("The family tree:", *keep(history), sep="\n  ")
     if place(history[id].origin)[0] == 0:
@@ -105,6 +107,7 @@ def exported(history: History, id: str, out: Path) -> Path:
             if name not in ("README.md", RECIPE):  # they tell of the merge only
                 shutil.copyfile(member.path(name), draft / name)
         (draft / "README.md").write_text(card(c, history, id, out), encoding="utf-8")
+        model_card.complete(draft, history)
     return out
 
 
@@ -156,6 +159,7 @@ def card(c: PosttrainConfig, history: History, id: str, out: Path) -> str:
     parts = (
         f"---\n{yaml.safe_dump(fields, sort_keys=False).strip()}\n---\n# {c.project_name}, member {origin}",
         f"Bred by {c.algorithm} from:\n\n" + "\n".join(f"- `{name}`" for name in founders),
+        "## Data\n\n" + "\n".join(data_text(each) for each in history.round(0) if each.recipe.task == "data"),
         "## Descent\n\n" + "\n".join(_described(known, history, each) for each in line if not each.startswith("0/")),
         lm_eval_command.section(out),
         f"## Configuration\n\n```json\n{json.dumps(c.bound(), indent=2)}\n```",

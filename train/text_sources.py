@@ -83,6 +83,11 @@ def divided(source: Dataset, held_out: float) -> Iterator[tuple[SplitName, str]]
         yield part, chunk if part == "train" else chunk[GAP:-GAP]
 
 
+def size(source: Dataset) -> int:
+    """Of a file, in bytes; of what is none, nothing."""
+    return Path(source.source).stat().st_size if source.source.endswith(FILES) else 0
+
+
 def check(source: Dataset) -> None:
     """Complain before anything is trained: the file is not there, or its documents have no such field."""
     if not kind_of(source).random and next(documents(source), None) is None:

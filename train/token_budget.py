@@ -3,10 +3,8 @@
 import math
 
 from train import text_sources
-from train.splits import SplitName
+from train.splits import HELD_OUT, SplitName
 from train.training_config import PRESETS, Dataset, TrainConfig
-
-_RAISE = "raise HELD_OUT, or lower EVAL_SEQUENCES"
 
 
 def tokenizer_name(config: TrainConfig) -> str:
@@ -29,13 +27,19 @@ def needed(config: TrainConfig, number: int) -> dict[SplitName, int]:
     source = config.datasets[number]
     share = source.weight / math.fsum(each.weight for each in config.datasets)
     train = math.ceil((config.sequences - origin_of(config, number)[0]) * share / config.max_epochs)
-    windows = held_count(config, number)
-    held = windows * config.seq_length + 1 if windows else 0
-    return {"train": train * config.seq_length + 1, "validation": held, "test": held}
+    held = {part: held_count(config, number, part) for part in HELD_OUT}
+    return {
+        "train": train * config.seq_length + 1,
+        **{part: windows * config.seq_length + 1 if windows else 0 for part, windows in held.items()},
+    }
 
 
 def too_short(source: Dataset, part: str, count: int, wanted: int) -> str:
-    what, help = ("training", "train less, or raise MAX_EPOCHS") if part == "train" else (part, _RAISE)
+    what, help = {
+        "train": ("training", "train less, or raise MAX_EPOCHS"),
+        "validation": ("validation", "raise HELD_OUT, or lower EVAL_SEQUENCES"),
+        "test": ("test", "raise HELD_OUT, or lower TEST_SEQUENCES"),
+    }[part]
     more = "add another source" if text_sources.kind_of(source).of_python else "give it more text"
     return (
         f"dataset {source.source}: {count:,} {what} tokens where the run needs {wanted:,}: {wanted - count:,} are "
@@ -49,10 +53,11 @@ def useful(config: TrainConfig, number: int) -> dict[SplitName, int]:
     return {**least, "train": max(least["train"], sequences * config.seq_length + 1)}
 
 
-def held_count(config: TrainConfig, number: int) -> int:
+def held_count(config: TrainConfig, number: int, on: str) -> int:
     """Windows of one source's share; none of one that is only learned from."""
+    sequences = config.test_sequences if on == "test" else config.eval_sequences
     source, evaluated = config.datasets[number], math.fsum(each.weight for each in config.datasets if each.evaluated)
-    return math.ceil(config.eval_sequences * source.weight / evaluated) if source.evaluated else 0
+    return math.ceil(sequences * source.weight / evaluated) if source.evaluated else 0
 
 
 def origin_of(config: TrainConfig, number: int) -> tuple[int, tuple[tuple[int, int], ...]]:

@@ -9,8 +9,10 @@ from typing import Any
 
 from fleet.errors import absolute, refuse
 from fleet.method import Method
+from fleet.places import beside, here
 from fleet.plain import say
 from fleet.recipe import Strategy
+from fleet.run import begun as run_begun
 from fleet.run_config import UserError, whole
 from fleet.start import main
 from train import lm_eval_tasks, source_names, text_sources
@@ -32,14 +34,15 @@ _SKILL, _SEED, _QUESTIONS = "skill_", 1, 1200  # of each task that is built in
 def run(algorithm: str, about: str | None, strategy: Callable[[TrainConfig], Strategy], *others: Method[Any]) -> None:
     make, forked = (partial(_late, *each) for each in (("member.pretraining_tasks", "maker"), ("forking", "forked")))
     more: dict[str, Any] = {"forked": forked, "slots": lambda config: config.population_size, "off_device": OFF_DEVICE}
+    more["libraries"] = ("train.member.pretraining_tasks",)
     steps = (prepare, resolve_auto, show_result, preview)
     main(Method(algorithm, about or "", TrainConfig, strategy, make, *steps, **more), others=others)
 
 
 def breeding(algorithm: str, about: str | None, strategy: Any) -> Method[PosttrainConfig]:
-    make = partial(_late, "member.posttraining_tasks", "maker")
+    make, libraries = partial(_late, "member.posttraining_tasks", "maker"), ("train.member.posttraining_tasks",)
     more = (prepare_breeding, resolve_auto, show_winner)
-    return Method(algorithm, about or "", PosttrainConfig, strategy, make, *more, view=BreedView)
+    return Method(algorithm, about or "", PosttrainConfig, strategy, make, *more, view=BreedView, libraries=libraries)
 
 
 def _late(module: str, function: str, *asked: Any) -> Any:
@@ -48,9 +51,9 @@ def _late(module: str, function: str, *asked: Any) -> Any:
 
 
 def show_result(config: TrainConfig, folder: Path) -> None:
-    from train.export import Exporter, show
+    from train.exporter import Exporter, show
 
-    show(Exporter(folder), "average", folder / "export")
+    show(Exporter(folder), "average", beside(folder) / "export")
 
 
 def _located(sources: tuple[Any, ...], where: Path, endings: tuple[str, ...]) -> tuple[Any, ...]:
@@ -69,12 +72,12 @@ def prepare(config: TrainConfig, where: Path) -> TrainConfig:
     for source in config.datasets:
         text_sources.check(source)
     _check_models(config)
-    if not (where / config.base_dir / config.project_name / "run.json").is_file():
+    if not run_begun(here(Path(config.base_dir), where) / config.project_name):
         for source in config.datasets:
             text_sources.check_keys(source)
-        check_text(config)
-    if slow := slow_start(config):
-        say(f"Note: {slow}.")
+        check_text(config, say)
+        if slow := slow_start(config):
+            say(f"Note: {slow}.")
     of_python = any(text_sources.kind_of(each).of_python for each in (*config.datasets, *tokenizer_sources(config)))
     return config.model_copy(update={"stdlib_digest": text_sources.stdlib_digest() if of_python else ""})
 
@@ -97,9 +100,9 @@ def check_settings(config: TrainConfig) -> None:
 
 
 def slow_start(config: TrainConfig) -> str:
-    """Where the rate rises for more than a tenth of all steps, how many would do."""
+    """Where the rate rises for more than a tenth of all steps, how many would do; a fork has risen already."""
     steps = config.total_steps
-    if config.warmup_steps <= steps / 10:
+    if config.forked or config.warmup_steps <= steps / 10:
         return ""
     return f"the rate rises for {config.warmup_steps} of {steps} steps: WARMUP_STEPS {steps // 20}"
 

@@ -80,7 +80,12 @@ class TrainSection(Section):
         (Dataset(source="stdlib"),), "Sources of text; each a name or an object.", min_length=1, strict=False
     )
     held_out: float = bound(0.05, "The share of text for validation, and for the test: half of it each.", gt=0, lt=1)
-    eval_sequences: int = bound(64, "Held-out sequences that an evaluation looks at.", ge=1, le=10**6)
+    eval_sequences: int = bound(
+        16, "Sequences of held-out text for validation that each member is evaluated on.", ge=1, le=10**6
+    )
+    test_sequences: int = bound(
+        64, "Sequences of text for the test, which tell how good all members together are.", ge=1, le=10**6
+    )
     eval_batch_size: int = bound(16, "Of them at a time.", ge=1, le=65536)
     max_epochs: float = bound(1.0, "The most passes over a text; a run that needs more is refused.", gt=0, le=1e6)
     inner_steps: int = bound(16, "Steps of one round.", ge=1, le=10**7)
@@ -93,7 +98,7 @@ class TrainSection(Section):
     inner_optimizer: Literal["muon", "adamw"] = bound(
         "muon", "Of the steps: AdamW, or Muon for the matrices within the model and AdamW for the rest."
     )
-    batch_size: int = bound(8, "Sequences of a micro-batch.", ge=1, le=65536)
+    batch_size: int = bound(16, "Sequences of a micro-batch.", ge=1, le=65536)
     seq_length: int = bound(64, "Tokens of a sequence.", ge=2, le=10**6)
     gradient_accumulation: int = bound(1, "Micro-batches of one step, BATCH_SIZE sequences each.", ge=1, le=65536)
     lr: float = bound(1e-2, "The highest learning rate; AdamW's best is about half of Muon's.", gt=0, le=10)
@@ -210,7 +215,7 @@ class EvolutionSection(Section):
 class TrainConfig(EvolutionSection, ExchangeSection, GroupSection, TrainSection, FleetConfig):
     """All of them together: edt.py and diloco.py understand the same file."""
 
-    population_size: int = bound(8, "Members, or replicas, of a round.", ge=1, le=4096)
+    population_size: int = bound(4, "Members, or replicas, of a round.", ge=1, le=4096)
     max_generations: int = bound(
         120, "Rounds that train; round 0 prepares and one last round may sum up.", ge=1, le=90_000
     )

@@ -33,8 +33,8 @@ def config_of(algorithm: str, entry: Any, slots: int, rounds: int, steps: int, *
     usual = {
         "algorithm": algorithm, "project_name": "run", "initial_population": (entry,), "population_size": slots,
         "max_generations": rounds, "inner_steps": steps, "first_inner_steps": steps, "datasets": ("fake",),
-        "vocab_size": WORDS, "warmup_steps": 2, "eval_sequences": 8, "eval_batch_size": 8, "threads": 1,
-        "precision": "bf16-mixed", "average_every": 1000,
+        "vocab_size": WORDS, "warmup_steps": 2, "eval_sequences": 8, "test_sequences": 8, "eval_batch_size": 8,
+        "threads": 1, "precision": "bf16-mixed", "average_every": 1000,
     }  # fmt: skip
     return TrainConfig(**{**usual, **keys})
 

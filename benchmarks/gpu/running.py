@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Timer
 from typing import Any
 
-from fleet.results_version import begun_by
+from fleet.version import code
 
 ROOT = Path(__file__).parents[2]
 ROW = "ROW "  # how a line begins that is a result
@@ -111,7 +111,7 @@ def machine() -> Row:
     import torch
 
     gpus = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
-    said = {"gpus": gpus, "torch": torch.__version__, "cuda": torch.version.cuda or "", "code": begun_by()}
+    said = {"gpus": gpus, "torch": torch.__version__, "cuda": torch.version.cuda or "", "code": code()}
     return {**said, "python": platform.python_version(), "processors": os.cpu_count()}
 
 

@@ -1,5 +1,6 @@
 """`python -m fleet.ancestry RUN_DIR`: a run's family tree as ancestry.json and ancestry.html."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -24,10 +25,10 @@ def draw(
 
         python -m fleet.ancestry runs/edt --out family
     """
-    history = opened(run_dir.absolute())
+    history = opened(run_dir)
     if not (grown := tree(history)).nodes:
         raise UserError(f"{run_dir}: no model is finished yet, so there is no family tree to draw")
-    written = _elsewhere(out, files(grown, run_dir.absolute().name)) if out else keep(history)
+    written: Sequence[object] = _elsewhere(out, files(grown, history.store.root.name)) if out else keep(history)
     say(*written, sep="\n")
 
 

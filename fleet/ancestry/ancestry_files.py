@@ -1,11 +1,11 @@
 """The files that show a run's ancestry, written beside its registers or wherever one likes."""
 
 import json
-from pathlib import Path
 
 from fleet.ancestry.tree import Tree, as_json
 from fleet.ancestry.tree_builder import tree
 from fleet.history import History
+from fleet.places import address
 from fleet.report import family
 from fleet.report.formatting import name
 from fleet.report.page_parts import document, framed, heading
@@ -13,13 +13,13 @@ from fleet.report.page_parts import document, framed, heading
 TEXT, PAGE = "ancestry.json", "ancestry.html"
 
 
-def keep(history: History) -> list[Path]:
+def keep(history: History) -> list[str]:
     """Into the run's own folder, as it is now; nothing while nobody is finished."""
-    grown, root = tree(history), history.store.disk.root
+    grown, root = tree(history), history.store.root
     made = files(grown, root.name) if grown.nodes else {}
     for file, data in made.items():
         history.store.replace(file, data)
-    return [root / file for file in made]
+    return [f"{address(root)}/{file}" for file in made]
 
 
 def files(grown: Tree, title: str) -> dict[str, bytes]:

@@ -91,7 +91,7 @@ class SinkKeeper:
             for sink in self.sinks:
                 with contextlib.suppress(faults.Fault):
                     self._tend(sink)
-            if self._ending.wait(_LOOK):
+            if self._ending.wait(max(_LOOK, 6 * self.store.breath)):
                 return
 
     def _tend(self, sink: KeptSink) -> None:

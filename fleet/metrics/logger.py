@@ -10,7 +10,6 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from fleet import faults
 from fleet.bell import Bell
@@ -48,7 +47,7 @@ class Leash:
             os._exit(LOST)  # at once, whatever it waits for: another one may log already
 
 
-def run(kind: str, history: History, number: int, logged: LoggedRun, points: Points, artifacts: Sequence[Path]) -> int:
+def run(kind: str, history: History, number: int, logged: LoggedRun, points: Points, artifacts: Sequence[str]) -> int:
     """Log until the run is over or the worker ends; the exit code says what is to be done."""
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)  # the worker says when it is time
@@ -71,8 +70,8 @@ class Logger:
         self.sink, self.leash, self.done, self._looks = sink, leash, 0, 0
         self.host, self.bell = history.store.host, Bell(history.store)
 
-    def run(self, artifacts: Sequence[Path]) -> int:
-        while not self.leash.told.wait(_LOOK if self._looks else 0.0):
+    def run(self, artifacts: Sequence[str]) -> int:
+        while not self.leash.told.wait(max(_LOOK, self.history.store.breath) if self._looks else 0.0):
             if not self._look():
                 return LOST
         end = self.host.now() + _VISIBLE
@@ -80,8 +79,9 @@ class Logger:
             if not self._look(at_once=True):
                 return LOST
             self.host.sleep(0.1)
-        files = [file for file in artifacts if file.is_file()] if self.history.over else []
-        self.sink.close(files)
+        there = map(self.history.store.copy_of, artifacts if self.history.over else ())
+        self.sink.close([file for file in there if file.is_file()])
+        self.history.store.share()
         return DONE if self.done >= (self.leash.rounds or 0) else AGAIN
 
     def _look(self, at_once: bool = False) -> bool:
@@ -97,6 +97,7 @@ class Logger:
                     return False
                 if new := [point for point in new if point.step > self.sink.upto]:
                     self.sink.write(new)
+                    self.history.store.share()
                 for round in range(self.done, first):
                     self.history.sum_up(round)
                 self.done = first

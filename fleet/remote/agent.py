@@ -207,6 +207,20 @@ def fetch(tar: str, digest: str) -> dict[str, Any]:
     raise Problem(why)
 
 
+def reach(code: str, words: list[str], env: dict[str, str]) -> dict[str, Any]:
+    """What that copy of the code says of a bucket, with this machine's own variables."""
+    command = [sys.executable, "-m", "fleet.remote.reaching", *words]
+    given = {**os.environ, **env, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, cwd=code, env=given, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    try:
+        answer = dict(json.loads(done.stdout.strip().splitlines()[-1]))
+    except (ValueError, IndexError):
+        raise Problem(f"the bucket cannot be tried: {(done.stderr.strip().splitlines() or ['?'])[-1]}") from None
+    if "problem" in answer:
+        raise Problem(answer["problem"])
+    return answer
+
+
 def tidy(keep: list[str]) -> dict[str, Any]:
     """Forget copies of other code that no run of this user works with."""
     used = [*keep, *(each["code"] for each in _marked(""))]
@@ -388,9 +402,10 @@ def _code_of(pid: str) -> str:
 # -- talking -----------------------------------------------------------------------------------------------------------
 
 
-def become(code: str, module: str, words: list[str]) -> None:
+def become(code: str, module: str, words: list[str], env: dict[str, str] | None = None) -> None:
     """Go on as a module of the project, from the copy of its code, on the same streams."""
     os.chdir(code)
+    os.environ.update(env or {})
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     os.execv(sys.executable, [sys.executable, "-u", "-m", module, *words])
 
@@ -398,7 +413,7 @@ def become(code: str, module: str, words: list[str]) -> None:
 _SUPERVISOR = [sys.executable, "-S", "-m", "fleet.remote.supervisor"]
 VERBS = {
     each.__name__: each
-    for each in (facts, show, seen, unshow, receive, fetch, tidy, start, running, ask_to_end, kill, become)
+    for each in (facts, show, seen, unshow, receive, reach, fetch, tidy, start, running, ask_to_end, kill, become)
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleet import faults
+from fleet import faults, our_packages
 from fleet.run_config import UserError
 from fleet.store import Store
 
@@ -58,7 +58,7 @@ def requirements(root: Path) -> dict[str, str]:
     try:
         lines = (root / "requirements.txt").read_text(encoding="utf-8").splitlines()
     except OSError:
-        return {}
+        lines = our_packages.pins() if root.resolve() == our_packages.ROOT else []
     found = [re.match(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?==(\S+)", line) for line in lines]
     return {each[1]: each[2] for each in found if each}
 
@@ -67,12 +67,10 @@ def keep(store: Store, code: Code) -> None:
     """Put it on the run's disk, once. Its name says what must be in it, so whoever writes it writes the same."""
     store.folder(FOLDER)
     with contextlib.suppress(faults.Fault):
-        if hashlib.sha256(b"".join(store.disk.blocks(code.name))).hexdigest() == code.digest:
+        if hashlib.sha256(b"".join(store.blocks(code.name))).hexdigest() == code.digest:
             return
-    draft = f"tmp/code-{store.host.token()}"
     try:
-        store.disk.write(draft, code.data, sync=True)
-        store.disk.rename(draft, code.name)
+        store.replace(code.name, code.data)
     except faults.Full as error:
         raise UserError(f"no room for the code on the shared disk: {error}") from None
     store.sync(FOLDER)
@@ -88,14 +86,15 @@ def _listed(root: Path, *words: str) -> list[str]:
 
 
 def _files(root: Path) -> list[str]:
-    """What git tracks, as it lies there now, and Python that it does not know yet; elsewhere all that looks like a part
-    of a project."""
+    """What git tracks, as it lies there now, and Python that it does not know yet; of this project, if it is no clone,
+    what was installed; elsewhere all that looks like a part of a project."""
     if not root.is_dir():
         raise UserError(f"LOCAL_PACKAGE {root}: no such folder")
-    names = _listed(root, "--cached", "--", ".")
-    if names:
+    installed = root.resolve() == our_packages.ROOT and not our_packages.in_clone()
+    names = our_packages.files() if installed else _listed(root, "--cached", "--", ".")
+    if names and not installed:
         names = sorted({*names, *_listed(root, "--others", "--exclude-standard", "--", "*.py")})
-    else:
+    elif not names:
         names = [str(file.relative_to(root)) for file in root.rglob("*") if file.suffix in _KINDS]
         names = [name for name in names if not any(part.startswith(".") for part in Path(name).parts)]
         runs = [str(file.parent.relative_to(root)) + "/" for file in root.rglob("run.json")]

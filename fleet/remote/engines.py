@@ -47,6 +47,10 @@ class Via:
 
 def handed_over(launcher: Launcher, via: Via, dry_run: bool) -> bool:
     """Let an engine start the workers; says whether there is something to be watched."""
+    if launcher.place.in_bucket:
+        raise UserError(
+            f"BASE_DIR {launcher.place.base}: an engine's jobs join a run in a bucket by --join, not by --via"
+        )
     if not launcher.sees_disk():
         raise UserError(f"BASE_DIR {launcher.place.base}: --via {via.engine} needs it on this machine")
     if dry_run:

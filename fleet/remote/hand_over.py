@@ -4,6 +4,7 @@ command ends."""
 import json
 from pathlib import Path
 
+from fleet.our_packages import ROOT, spoken
 from fleet.plain import say
 from fleet.remote.commands import main
 from fleet.run_config import FleetConfig, UserError
@@ -20,8 +21,8 @@ def hand_over(config: FleetConfig, script: tuple[str, ...], machines: Path, ssh_
     values = {key.upper(): value for key, value in config.model_dump(mode="json").items()}
     file.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     try:
-        main({config.algorithm: script}, Path(__file__).parents[2], "", ["launch", *words])
+        main({config.algorithm: script}, ROOT, "", ["launch", *words])
     except SystemExit as end:
         code = int(end.code or 0)
-    say(f"To look after it: python launch_to_machines.py status|logs|stop {' '.join(words)}")
+    say(f"To look after it: {' '.join(spoken('launch_to_machines'))} status|logs|stop {' '.join(words)}")
     return code

@@ -11,20 +11,24 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fleet import faults
 from fleet.console import console
 from fleet.idle_workers import idle
 from fleet.machines import Machine, file_name, said_of_run
+from fleet.our_packages import spoken
+from fleet.places import address, in_bucket
 from fleet.processes import thread_counts
-from fleet.remote import agent, preflight
+from fleet.remote import agent, bucket_check, preflight
 from fleet.remote.all_machines import Links
 from fleet.remote.code import Code, pack, requirements
 from fleet.remote.preflight import Report, accelerators
 from fleet.remote.run_proxy import RemoteRunProxy, RunProxy
+from fleet.run import begun
 from fleet.run_config import FleetConfig, UserError, lowered, read_json, validated
 
 MethodScripts = Mapping[str, Sequence[str]]  # method: its script, as Python's words
 
-_LAUNCH_SCRIPT = "launch_to_machines.py"
+_LAUNCH_SCRIPT = "launch_to_machines"
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,11 @@ class RunLocation:
 
     def of(self, machine: Machine) -> str:
         """BASE_DIR as that machine calls it."""
-        return machine.base_dir.rstrip("/") if machine.base_dir else self.base
+        return machine.base_dir.rstrip("/") if machine.base_dir and not self.in_bucket else self.base
+
+    @property
+    def in_bucket(self) -> bool:
+        return in_bucket(Path(self.base))
 
 
 def place(file: Path, algorithm: str, scripts: MethodScripts) -> RunLocation:
@@ -54,7 +62,8 @@ def place(file: Path, algorithm: str, scripts: MethodScripts) -> RunLocation:
     algorithm = algorithm or str(keys.get("algorithm") or "") or next(iter(scripts))
     if algorithm not in scripts:
         raise UserError(f"ALGORITHM {algorithm!r}: the launcher starts {' or '.join(scripts)}")
-    base = os.path.normpath(file.absolute().parent / str(keys.get("base_dir") or "runs"))
+    said = Path(str(keys.get("base_dir") or "runs"))
+    base = address(said) if in_bucket(said) else os.path.normpath(file.absolute().parent / said)
     project = str(keys.get("project_name") or algorithm)
     package = str(keys.get("local_package") or "")
     return RunLocation(file, base, project, algorithm, str(file.absolute().parent / package) if package else "")
@@ -62,8 +71,8 @@ def place(file: Path, algorithm: str, scripts: MethodScripts) -> RunLocation:
 
 def again(*words: str) -> str:
     """Another command about the same run, to be copied."""
-    given = sys.argv[0] if Path(sys.argv[0]).name == _LAUNCH_SCRIPT else _LAUNCH_SCRIPT
-    return shlex.join(["python", given, *words])
+    mine = Path(sys.argv[0]).stem == _LAUNCH_SCRIPT
+    return shlex.join([*(["python", sys.argv[0]] if mine else spoken(_LAUNCH_SCRIPT)), *words])
 
 
 class Launcher:
@@ -110,11 +119,21 @@ class Launcher:
             why = "; ".join(f"{name}: {why}" for name, why in links.bad.items())
             raise UserError(f"BASE_DIR {self.place.base} is not on this machine, and none that has it answers: {why}")
         self._gate = gates[0]
-        self._proxy = RemoteRunProxy(links.fresh(self._gate), self.code.digest, self.code.text)
+        self._proxy = RemoteRunProxy(links.fresh(self._gate), self.code.digest, self.code.text, self._gate.env)
         return self._proxy
 
     def sees_disk(self) -> bool:
+        if self.place.in_bucket:
+            return not self.through and self._reaches_bucket
         return not self.through and Path(self.place.base).parent.is_dir()
+
+    @cached_property
+    def _reaches_bucket(self) -> bool:
+        """From here, with the credentials that are here."""
+        try:
+            return begun(Path(self.place.folder)) or True
+        except (UserError, faults.Fault):
+            return False
 
     def named(self, name: str) -> Machine:
         names = [machine.name for machine in self.machines]
@@ -149,7 +168,10 @@ class Launcher:
             reports[name].facts, reports[name].notes = facts, list(links[name].notes)
             reports[name].clock = links[name].clock
         here = Report(Machine(host="localhost", name="this-machine"))
-        self._look_at_disk(links, reports, here)
+        if self.place.in_bucket:
+            bucket_check.look(links, self.machines, self.place.base, self.code, reports)
+        else:
+            self._look_at_disk(links, reports, here)
         if run_id:
             for name, found in links.ask("running", "looking for workers", lambda m: {"run_id": run_id}).items():
                 reports[name].running = found["processes"]
@@ -255,8 +277,11 @@ class Launcher:
 
     def start(self, links: Links, machines: Sequence[Machine], made: Mapping[str, Any], launch: int) -> dict[str, Any]:
         """The code, and then the workers. What each machine answered whose workers are there."""
-        code = {m.name: {"tar": f"{self.run_at(m)}/{self.code.name}", "digest": self.code.digest} for m in machines}
-        fetched = links.ask("fetch", "copying the code", lambda m: code[m.name], machines, wait=30)
+        if self.place.in_bucket:
+            fetched = bucket_check.code_on(links, machines, self.code)
+        else:
+            code = {m.name: {"tar": f"{self.run_at(m)}/{self.code.name}", "digest": self.code.digest} for m in machines}
+            fetched = links.ask("fetch", "copying the code", lambda m: code[m.name], machines, wait=30)
 
         def words(m: Machine) -> dict[str, Any]:
             order = self.order(self.run_at(m), m.name, made, launch, seats(m, made["devices_per_worker"]))

@@ -31,6 +31,7 @@ class Report:
     free: int | None = None
     missing: list[str] | None = None  # machines whose tokens it does not see
     after: float = 0.0  # seconds until it saw all of them
+    bucket: Mapping[str, Any] = field(default_factory=dict)  # how it reaches the bucket, if the run is in one
     clock: float = 0.0  # ahead of the launcher's
     running: list[Mapping[str, Any]] = field(default_factory=list)  # processes of this run
 
@@ -160,7 +161,14 @@ def _cells(report: Report, odd: Mapping[str, Any]) -> list[Text | str]:
     has += [_cell(f"{n} x {kind}") for kind, n in Counter(facts["devices"]).items()] or [Text("no accelerator")]
     disk = [] if report.missing is None else [seen if not report.missing else "another"]
     free = [] if report.free is None else [f"{bytes_of(report.free)} free"]
-    return [Text(", ").join(has), ", ".join(free + disk)]
+    return [Text(", ").join(has), ", ".join(free + disk + _bucket(report.bucket))]
+
+
+def _bucket(its: Mapping[str, Any]) -> list[str]:
+    if not its:
+        return []
+    speed = f"{bytes_of(its['up'])}/s up, {bytes_of(its['down'])}/s down"
+    return [f"a request takes {1000 * its['seconds']:.0f} ms", speed, plain(f"credentials: {its['source']}", 200)]
 
 
 def _words(report: Report, odd: Mapping[str, Any]) -> list[Text]:

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from fleet import faults, launches, worker_notes
 from fleet.console import console
 from fleet.history import History
 from fleet.host import Host
+from fleet.places import in_bucket
 from fleet.plain import plain
 from fleet.recipe import NotYet
 from fleet.remote import code
@@ -25,7 +27,6 @@ from fleet.remote.agent_link import Link
 from fleet.run import NoRun, make_base, open_run
 from fleet.run_config import UserError
 from fleet.status import View, printed
-from fleet.worker_notes import plain_file
 
 _LOG = 1 << 16  # so much of a log's end is shown at first
 
@@ -37,16 +38,19 @@ class RunProxy:
         self._root = root  # where the method's script lies
         self._view: View | None = None
         self._follower: subprocess.Popen[bytes] | None = None
+        self._new = False
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # what was read may end within a letter
 
     def base(self, base: str) -> None:
-        make_base(Path(base), Host())
+        if not in_bucket(Path(base)):  # there are only names
+            make_base(Path(base), Host())
 
     def create(self, command: list[str], file: str, text: str) -> dict[str, Any]:
         """Make the run, or join it: the method's own script does that, since it knows what the run is bound to."""
         *said, last = self._script([*command, "--make"], file, text).strip().splitlines()
         made = dict(json.loads(last))
         self.open(made["folder"])
+        self._new = made["new"]
         return {**made, "notes": [line for line in said if line.startswith("Note: ")]}
 
     def preview(self, command: list[str], file: str, text: str) -> str:
@@ -131,9 +135,10 @@ class RunProxy:
         }  # fmt: skip
 
     def follow(self, command: list[str], finish: bool) -> None:
-        """Let a process of the method's own script say how the run gets on, since it knows what is to be said of it.
-        It ends with this one."""
-        words = [sys.executable, *command, "--follow", str(self.folder), *["--finish"] * finish]
+        """Let a process of the method's own script say how the run gets on, since it knows what is to be said of it:
+        from its beginning, if that was here. It ends with this one."""
+        more = [*["--finish"] * finish, *["--begun"] * self._new]
+        words = [sys.executable, *command, "--follow", str(self.folder), *more]
         self._follower = subprocess.Popen(
             words, cwd=self._root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -158,12 +163,10 @@ class RunProxy:
         for name in sorted(self.store.names("workers")):
             if not name.endswith(".log") or wanted not in ("", name.rpartition("-")[0]):
                 continue
-            with contextlib.suppress(OSError), plain_file(self.store.disk.path(f"workers/{name}")) as file:
-                end = os.fstat(file).st_size
-                begin = seen.get(name, max(0, end - _LOG))
-                if data := os.pread(file, min(_LOG, end - begin), begin):
-                    end = begin + len(data)
-                    found.append((name.removesuffix(".log"), end, data.decode(errors="replace")))
+            with contextlib.suppress(faults.Fault):
+                new = self.store.tail(f"workers/{name}", seen.get(name, 0), _LOG if name not in seen else 1 << 30)
+                if new.data:
+                    found.append((name.removesuffix(".log"), new.size, new.data.decode(errors="replace")))
         return found
 
     def clean(self) -> dict[str, int]:
@@ -173,7 +176,7 @@ class RunProxy:
         drafts = [f"tmp/{name}" for name in self.store.names("tmp")]
         for name in [*old, *drafts]:
             with contextlib.suppress(faults.Fault):
-                self.store.disk.remove(name)
+                self.store.remove(name)
         return {"code": len(old), "drafts": len(drafts)}
 
     def ask(self, verb: str, **words: Any) -> Any:
@@ -183,10 +186,10 @@ class RunProxy:
 class RemoteRunProxy:
     """The same proxy, on another machine: answers come over the wire."""
 
-    def __init__(self, link: Link, digest: str, data: str) -> None:
+    def __init__(self, link: Link, digest: str, data: str, env: Mapping[str, str]) -> None:
         self._link = link
         found = link.ask("receive", digest=digest, data="") or link.ask("receive", wait=60, digest=digest, data=data)
-        link.ask("become", code=found["code"], module="fleet.remote.run_proxy", words=[link.prefix])
+        link.ask("become", code=found["code"], module="fleet.remote.run_proxy", words=[link.prefix], env=dict(env))
 
     def ask(self, verb: str, **words: Any) -> Any:
         return self._link.ask(verb, wait=600.0 if verb in ("create", "preview") else 15.0, **words)["answer"]

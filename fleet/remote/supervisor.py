@@ -44,10 +44,23 @@ class Supervisor:
         os.umask(order["umask"])
         self.order = order
         self.posts = [SupervisedSeat(number, env=env) for number, env in enumerate(order["seats"], order["first"])]
-        self.workers = _folder_of(order["run"], order["run_id"])
+        self.shipper: subprocess.Popen[bytes] | None = None
+        self.workers = self._own_folder() if _is_address(order["run"]) else _folder_of(order["run"], order["run_id"])
         self.signals = self.passed_on = 0
         self.memory = Memory()
         self.lock = _only_one(order["locks"], order["lock"])
+
+    def _own_folder(self) -> int:
+        """Of a run in a bucket: what is written here is brought there by a process that ends after this one."""
+        order = self.order
+        place = Path(order["locks"]).with_name("logs") / f"{order['lock']}-{order['machine']}"
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        words = [order["python"], "-m", "fleet.remote.shipping", str(place), order["run"]]
+        self.shipper = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=order["code"],
+            start_new_session=True,
+        )  # fmt: skip
+        return os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 
     def run(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
@@ -153,10 +166,16 @@ class Supervisor:
 
     def _look_anew(self) -> None:
         """The mount may have died and come back: the old handle means the dead one for ever."""
+        if self.shipper:
+            return
         with contextlib.suppress(SystemExit, OSError):
             workers = _folder_of(self.order["run"], self.order["run_id"], (0.0,))
             os.close(self.workers)
             self.workers = workers
+
+
+def _is_address(run: str) -> bool:
+    return "://" in run
 
 
 def _folder_of(run: str, run_id: str, waits: tuple[float, ...] = (0.1, 0.5, 2.0, 0.0)) -> int:

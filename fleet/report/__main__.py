@@ -12,6 +12,7 @@ from cyclopts.validators import Number
 
 from fleet import faults, help_pages
 from fleet.errors import absolute
+from fleet.places import address, beside, in_bucket
 from fleet.plain import say
 from fleet.report import comparing, serving
 from fleet.report.facts import Facts
@@ -19,6 +20,7 @@ from fleet.report.page import page
 from fleet.report.progress_line import ProgressLine
 from fleet.report.run_reader import RunReader
 from fleet.run_config import UserError
+from fleet.store import Store
 
 PORT = 8400
 _EXAMPLES = """Write runs/edt/report.html, and open it:
@@ -48,7 +50,10 @@ Port = Annotated[
 def report(
     run_dir: Path,
     *,
-    out: Annotated[Path | None, Parameter(help="The file; RUN_DIR/report.html by default.")] = None,
+    out: Annotated[
+        Path | None,
+        Parameter(help="The file; RUN_DIR/report.html by default; of a bucket's run, also NAME/report.html here."),
+    ] = None,
     serve: Port = None,
     host: Annotated[str, Parameter(help="Where --serve listens; only here unless you say so.")] = "127.0.0.1",
 ) -> None:
@@ -58,12 +63,12 @@ def report(
     """
     if serve is not None and out:
         raise UserError("--out writes a file, --serve writes none: give one of them")
-    reader = RunReader(run_dir.absolute())
+    reader = RunReader(run_dir)
     if serve is not None:
         return _serve(reader, host, serve)
     with ProgressLine() as told:
         facts = reader.look(told)
-    say(_saved(page(facts), out) if out else _kept(page(facts), run_dir / "report.html"))
+    say(_saved(page(facts), out) if out else _kept(page(facts), reader.store))
 
 
 @app.command
@@ -86,9 +91,9 @@ def compare(
 
 def _looked(run_dir: Path, told: ProgressLine) -> Facts:
     try:
-        return RunReader(run_dir.absolute()).look(told)
+        return RunReader(run_dir).look(told)
     except faults.Fault as error:
-        raise UserError(f"{run_dir}: {error}") from None
+        raise UserError(f"{address(run_dir)}: {error}") from None
 
 
 def _serve(reader: RunReader, host: str, port: int) -> None:
@@ -113,9 +118,14 @@ def _saved(text: str, file: Path) -> Path:
     return _written(text, file.resolve() if file.is_symlink() else file, 0o666 & ~umask)
 
 
-def _kept(text: str, file: Path) -> Path:
-    """In the run's folder, for whoever may read the run. A link there may be anybody's: it is replaced."""
-    return _written(text, file, (file.parent / "run.json").stat().st_mode & 0o666)
+def _kept(text: str, store: Store) -> Path:
+    """In the run's folder, for whoever may read the run. A link there may be anybody's: it is replaced. Of a bucket's
+    run, both there and where a browser finds it."""
+    file, run = beside(store.root) / "report.html", store.root / "run.json"
+    if in_bucket(store.root):
+        store.replace(file.name, text.encode(errors="backslashreplace"))
+        file.parent.mkdir(exist_ok=True)
+    return _written(text, file, 0o600 if in_bucket(store.root) else run.stat().st_mode & 0o666)
 
 
 def _written(text: str, file: Path, mode: int) -> Path:
@@ -142,7 +152,7 @@ def _with_port(arguments: list[str]) -> list[str]:
     return found
 
 
-if __name__ == "__main__":
+def main() -> None:
     gc.set_threshold(200_000, 50, 100)  # a long run's records all stay: to look for rubbish among them costs more
     try:
         app(_with_port(sys.argv[1:]))
@@ -151,3 +161,7 @@ if __name__ == "__main__":
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -15,7 +15,7 @@ from fleet.status import metrics_text
 
 def summed_up(found: RoundRegisters) -> Round:
     values, leader = dict[tuple[str, str], list[float]](), dict[tuple[str, str], tuple[float, str]]()
-    averaged, tokens = dict[str, float](), 0.0
+    averaged, averaged_on, tokens = dict[str, float](), "", 0.0
     for id, member in found.members.items():
         if not member.metrics:
             continue
@@ -25,13 +25,14 @@ def summed_up(found: RoundRegisters) -> Round:
             if (value := finite(member.metrics.get(measure))) is None:
                 continue
             if role == "summary":
-                averaged[measure] = value
+                averaged[measure], averaged_on = value, questions
             elif role != "given":
                 key = questions, measure
                 values.setdefault(key, []).append(value)
                 leader[key] = min(leader.get(key, (float("inf"), "")), (-value if measure == "score" else value, id))
     spreads, leaders = {key: Spread.of(each) for key, each in values.items()}, {k: id for k, (_, id) in leader.items()}
-    return Round(found.round, len(found.plan), len(found.members), tokens, spreads, averaged, leaders)
+    counts = len(found.plan), len(found.members)
+    return Round(found.round, *counts, tokens, spreads, averaged, leaders, averaged_on=averaged_on)
 
 
 def dated(each: Round, at: Mapping[str, Mapping[bool, float]]) -> Round:

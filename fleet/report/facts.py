@@ -37,7 +37,8 @@ class Round:
     averaged: Mapping[str, float]  # the averaged model, by measure
     leader: Mapping[tuple[str, str], str]  # the best member
     at: float = 0.0  # when the last of its members was made; 0 if nobody noted it
-    averaged_at: float = 0.0  # when the averaged model was evaluated
+    averaged_at: float = 0.0  # when the averaged model was evaluated,
+    averaged_on: str = ""  # and on which text
 
     @property
     def complete(self) -> bool:
@@ -166,6 +167,10 @@ class Facts:
         return next(
             (each.averaged[self.measure] for each in reversed(self.rounds) if self.measure in each.averaged), None
         )
+
+    @cached_property
+    def averaged_on(self) -> str:
+        return next((each.averaged_on for each in reversed(self.rounds) if each.averaged), "")
 
     @cached_property
     def finished(self) -> int:

@@ -48,12 +48,11 @@ def sections(facts: Facts) -> list[Part]:
 def _summary(facts: Facts) -> str:
     best, averaged = facts.best, facts.averaged
     measure = NAMES.get(facts.measure, "").lower()
-    by = f" ({facts.questions})" if facts.questions else ""
     open = len(facts.rounds) - facts.finished
     going = f"{open} more planned or begun" if open else ""
     cards = [
-        ("Best member", figure(best[0]), f"{best[1]}, {measure}{by}") if best else None,
-        ("Averaged model", figure(averaged), measure) if averaged is not None else None,
+        ("Best member", figure(best[0]), _on((f"{best[1]}, {measure}", facts.questions))) if best else None,
+        ("Averaged model", figure(averaged), _on((measure, facts.averaged_on))) if averaged is not None else None,
         ("Last finished round", count(facts.finished - 1), going or _asked(facts)) if facts.finished else None,
         ("Tokens", count(facts.tokens), "trained on") if facts.tokens else None,
         ("Time", lasting(max(0.0, facts.ended - facts.began)), f"since {moment(facts.began)}") if facts.began else None,
@@ -70,6 +69,12 @@ def _summary(facts: Facts) -> str:
     )
     empty = "" if facts.rounds else "<p>Nothing is planned yet: no worker has begun.</p>"
     return f'<dl class="cards">{shown}</dl>{empty}'
+
+
+def _on(figure: tuple[str, str]) -> str:
+    """With the text that it is of, where that has a name: figures of different texts stand side by side."""
+    what, questions = figure
+    return f"{what} ({questions})" if questions else what
 
 
 def _asked(facts: Facts) -> str:
@@ -102,7 +107,8 @@ def _fitness(facts: Facts) -> str:
             pair.append(curves.drawn(f"{measure}-time", f"{title} over time", over_time, axis, False, lines))
         pictures = "".join(f"<figure>{each}</figure>" for each in pair)
         note = f'<p class="note">{_MEANS[measure]} {_BAND}</p>'
-        columns = ["round", "averaged", "best", "mean", "lowest", "highest"]
+        both = ("averaged", facts.averaged_on), ("best", facts.asked(measure))
+        columns = ["round", *map(_on, both), "mean", "lowest", "highest"]
         parts.append(
             f'<h3>{title}</h3>{note}<div class="pair">{pictures}</div>'
             + table(f"{measure}-table", f"{title} by round", columns, curves.rows(facts, measure))

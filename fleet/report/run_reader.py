@@ -13,6 +13,7 @@ from fleet.ancestry.tree_builder import alone
 from fleet.archive import ENDED
 from fleet.claims import Watch, pulse_at
 from fleet.host import Host
+from fleet.places import address
 from fleet.recipe import Member, Recipe, folder, name, place
 from fleet.report.aggregation import (
     dated,
@@ -201,7 +202,7 @@ class RunReader:
             self._damage + self.failures + [each for found in self.open.values() for each in self._failures_of(found)]
         )
         return Facts(
-            folder=str(self.store.disk.root), name=self.store.disk.root.name, config=self.run["config"],
+            folder=address(self.store.root), name=self.store.root.name, config=self.run["config"],
             operational=operational, command=str(started.get("command", "")), state=self._state(launch, rows),
             over=self.over, now=now,
             began=min((n.begins[0] for n in self.notes if n.begins), default=0.0),

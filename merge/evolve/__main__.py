@@ -33,10 +33,10 @@ from cyclopts.validators import Number
 
 from fleet import gpus, help_pages
 from fleet.errors import absolute, refuse
+from fleet.method import Method
 from fleet.metrics import sinks
 from fleet.run_config import UserError
-from merge.evolve import search_config, search_running
-from merge.evolve.search_method import ALGORITHM, METHOD
+from merge.evolve import search_config
 from merge.search import search_command
 from merge.search.search_command import flags, folder_named, given, make_parents
 
@@ -116,6 +116,8 @@ def main(
     wandb:
         Report to Weights & Biases: the same as --metrics wandb.
     """
+    from merge.evolve import search_running  # after --help: it needs torch
+
     strategy = placed.strategy or ("pool" if _has("ray") and not placed.machines else "fleet")
     if batch_size != "auto" and not (batch_size.isdecimal() and int(batch_size)):
         raise UserError(f"--batch-size is {batch_size!r}; a whole number from 1, or auto")
@@ -124,7 +126,7 @@ def main(
     known |= {"buffered": strategy == "buffered", "in_memory": known.get("in_memory", True) and strategy in _LIVE}
     known["metrics"] = (*known.get("metrics", ("csv",)), *(("wandb",) if wandb else ()))
     known["task_path"] = tuple(str(absolute(Path(each))) for each in known.get("task_path", ()))
-    run = {"base_dir": str(where.parent), "project_name": where.name, "algorithm": ALGORITHM}
+    run = {"base_dir": str(where.parent), "project_name": where.name, "algorithm": search_config.ALGORITHM}
     config = search_config.read(genome_config_path, {**known, **run})
     _check(config, strategy, placed)
     make_parents(where, "--storage-path")
@@ -143,6 +145,8 @@ def _started(config: search_config.SearchConfig, where: Path, strategy: str, pla
 
         return hand_over(config, ("-m", "merge.evolve"), placed.machines, placed.ssh_config)
     if strategy == "fleet":
+        from merge.evolve import search_running
+
         count = gpus.workers(placed.workers, placed.num_gpus, config.threads)
         return search_running.local(config, where, count, placed.num_gpus)
     from merge.evolve.search_on_ray import search
@@ -188,5 +192,15 @@ def _has(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
+def _method() -> Method[Any]:
+    from merge.evolve.search_method import METHOD
+
+    return METHOD
+
+
+def run() -> None:
+    search_command.run(app, _method)
+
+
 if __name__ == "__main__":
-    search_command.run(app, METHOD)
+    run()

@@ -11,6 +11,7 @@ from fleet.run_config import FleetConfig, Section, Text, UserError, bound, opera
 from merge import strictyaml
 from merge.merge_recipe import fields
 
+ALGORITHM = "merge-search"
 METHODS = Literal[
     "linear", "slerp", "nuslerp", "multislerp", "karcher", "task_arithmetic", "ties", "dare_linear", "dare_ties",
     "breadcrumbs", "breadcrumbs_ties", "della", "della_linear",

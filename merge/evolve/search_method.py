@@ -11,11 +11,10 @@ from fleet.tasks import Task
 from fleet.work import CannotServe, Failed, Maker, NotOnThisMachine, Work
 from merge.evolve import records
 from merge.evolve.merge_search import MergeArgs, MergeSearch, ScoreArgs, TwinArgs
-from merge.evolve.search_config import SearchConfig
+from merge.evolve.search_config import ALGORITHM, SearchConfig
 from merge.search import search_worker
 from merge.search.search_strategy import CHECK
 
-ALGORITHM = "merge-search"
 MERGER = "merger"  # how the names of workers begin that merge for others, of a buffered search
 SCORER = "scorer"
 
@@ -91,5 +90,6 @@ report = search_worker.keeping(
     records.TABLE, records.read, lambda found: len(found.rows), lambda table: table.count(b"\n"), records.files
 )
 METHOD = Method(
-    ALGORITHM, "", SearchConfig, MergeSearch, maker, report=report, points=points, artifacts=(records.BEST,)
-)
+    ALGORITHM, "", SearchConfig, MergeSearch, maker, report=report, points=points, artifacts=(records.BEST,),
+    libraries=("merge.evolve.recipe_evaluator",),
+)  # fmt: skip

@@ -37,7 +37,7 @@ class OnRay(Starter):
         group, strategy = self._group(needs) if self.strategy == "serial" else (None, None)
         options = {**needs, "max_concurrency": 2, **({"scheduling_strategy": strategy} if strategy else {})}
         actor = self.ray.remote(_holder()).options(**options).remote()
-        log = str(getattr(self._log, "name", os.devnull))
+        log = str(self._log.file.name if self._log else os.devnull)
         words = [*this_script(), "--leash", "--worker", name, str(self.folder)]
         return Held(self.ray, actor, actor.run.remote(words, log, thread_counts(self.config.threads)), group)
 

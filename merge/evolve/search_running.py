@@ -18,8 +18,7 @@ from fleet.recipe import NotYet
 from fleet.run import NoRun, open_run
 from fleet.store import FOLDERS
 from merge.evolve import records, search_view
-from merge.evolve.search_config import SearchConfig
-from merge.evolve.search_method import ALGORITHM
+from merge.evolve.search_config import ALGORITHM, SearchConfig
 
 
 def local(config: SearchConfig, where: Path, workers: int, most: int | None) -> int:

@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -20,13 +20,14 @@ from fleet.run_config import UserError
 from fleet.start import main as fleet_main
 
 Names = str | Sequence[str] | None
-_WORKER = ("--worker", "--make", "--look", "--sink", "--follow")
+_WORKER = ("--worker", "--forkserver", "--make", "--look", "--sink", "--follow", "--join")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
-def run(app: App, method: Method[Any] | None = None, arguments: Sequence[str] | None = None) -> None:
+def run(app: App, method: Callable[[], Method[Any]] | None = None, arguments: Sequence[str] | None = None) -> None:
+    """The method is imported by whoever works; what is only asked for --help waits for no torch."""
     if method and any(word in _WORKER for word in sys.argv[1:]):
-        return fleet_main(method)  # which ends this process
+        return fleet_main(method())  # which ends this process
     keep_private()
     try:
         sys.exit(app(arguments, result_action="return_value"))

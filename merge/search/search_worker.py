@@ -88,7 +88,7 @@ def keeping(
         with contextlib.suppress(faults.Fault, NotYet, KeyError):
             found, there = read(history), 0
             with contextlib.suppress(faults.Fault, ValueError, KeyError):
-                there = entries(history.store.disk.read(table, 1 << 28))
+                there = entries(history.store.load(table, 1 << 28))
             if count(found) > there:
                 for name, data in files(found).items():
                     history.store.replace(name, data)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fleet import faults
+from fleet.store import FileEnd
 from tests.storm.world import Process, World
 
 T = TypeVar("T")
@@ -134,6 +135,11 @@ class SimDisk:
 
     def forget(self, name: str) -> None:
         self._do(name, lambda: self._look(name))
+
+    def tail(self, name: str, after: int, most: int) -> FileEnd:
+        data = self._do(name, lambda: self._contents(name))
+        begin = max(after if after <= len(data) else 0, len(data) - most)
+        return FileEnd(data[begin:], begin, len(data), self.server.world.now)
 
     def list(self, folder: str) -> builtins.list[str]:
         return self._do(folder, lambda: self._listing(folder))

@@ -12,11 +12,26 @@ from fleet.claims import Claims
 from fleet.execution import Execution
 from fleet.peers import Peers
 from fleet.repair import Repair
-from fleet.store import Store, Value, _sealed
+from fleet.store import Store, Value, _sealed, proven
 from fleet.work import Work
 from fleet.worker import Worker
 from tests.storm.disk import SimDisk, Weather
-from tests.storm.storm import BROKEN, CALM, FAULTY, FLAKY, RIVALS, SLEEPY, STORM, Bad, Storm, Violation, Watched
+from tests.storm.storm import (
+    BROKEN,
+    BUCKET,
+    CALM,
+    FAULTY,
+    FLAKY,
+    RIVALS,
+    SLEEPY,
+    STORM,
+    Bad,
+    Kind,
+    Storm,
+    Violation,
+    Watched,
+    WatchedBucket,
+)
 from tests.storm.world import Process
 from tests.toy.config import ToyConfig
 
@@ -43,7 +58,7 @@ def undisturbed(config: ToyConfig, workers: int = 3) -> str:
     return Storm(0, config, CALM, workers).run()
 
 
-def weather(seed: int, config: ToyConfig, wanted: str, kind: type[Watched] = Watched, bad: Bad = STORM) -> Storm:
+def weather(seed: int, config: ToyConfig, wanted: str, kind: Kind = Watched, bad: Bad = STORM) -> Storm:
     """One storm; raises unless it ends with what the undisturbed run ended with."""
     storm = Storm(seed, config, bad, kind=kind)
     if (got := storm.run()) != wanted:
@@ -64,7 +79,8 @@ def storm(seed: int) -> None:
     config = shapes[seed % (len(shapes) + 1)]
     if config is CONFIGS["rank"] and seed // (len(shapes) + 1) % 2:
         config = CONFIGS["long"]
-    weather(seed, config, undisturbed(config), bad=bad_of(seed))
+    kind, bad = (WatchedBucket, in_a_bucket(bad_of(seed))) if seed % 4 == 3 else (Watched, bad_of(seed))
+    weather(seed, config, undisturbed(config), kind, bad)
 
 
 def bad_of(seed: int) -> Bad:
@@ -82,25 +98,31 @@ def bad_of(seed: int) -> Bad:
     return STORM
 
 
+def in_a_bucket(bad: Bad) -> Bad:
+    """The same, where everybody sees at once what is done, and what failed may be done much later."""
+    late = min(bad.weather.late, BUCKET.weather.late)
+    return replace(bad, weather=replace(bad.weather, late=late))
+
+
 # -- every crash point -------------------------------------------------------------------------------------------------
 
 
-def crash_points(config: ToyConfig, workers: int = 2) -> list[int]:
+def crash_points(config: ToyConfig, workers: int = 2, kind: Kind = Watched) -> list[int]:
     """The numbers of all calls of an undisturbed run."""
-    calm = Storm(0, config, CALM, workers)
+    calm = Storm(0, config, CALM, workers, kind)
     calm.run()
     return list(range(1, calm.server.calls + 1))
 
 
-def crash_everywhere(config: ToyConfig, number: int, workers: int = 2) -> None:
+def crash_everywhere(config: ToyConfig, number: int, workers: int = 2, kind: Kind = Watched) -> None:
     """A worker dies before, or after, one call of the run; or the server crashes there."""
     wanted = undisturbed(config, workers)
     for what in ("worker before", "worker after", "server"):
-        crash_at(config, workers, number, what, wanted)
+        crash_at(config, workers, number, what, wanted, kind)
 
 
-def crash_at(config: ToyConfig, workers: int, number: int, what: str, wanted: str) -> None:
-    storm = Storm(0, config, CALM, workers)
+def crash_at(config: ToyConfig, workers: int, number: int, what: str, wanted: str, kind: Kind = Watched) -> None:
+    storm = Storm(0, config, CALM, workers, kind)
 
     def on_call(process: Process, call: int, when: str) -> None:
         if call == number:
@@ -150,12 +172,38 @@ class Forgets(Watched):
     """No fsync: what was acted on is lost in a crash of the server."""
 
     def __init__(self, disk: Any, host: Any, name: str) -> None:
-        super().__init__(Unsynced(disk.server, disk.process), host, name)  # type: ignore[arg-type]
+        super().__init__(Unsynced(disk.server, disk.process), host, name)
 
 
 class Unsynced(SimDisk):
     def sync(self, folder: str) -> None:
         pass
+
+
+class Overwrites(WatchedBucket):
+    """A put without its condition: the last to publish wins, after others acted on the first."""
+
+    def _offer(self, name: str, data: bytes) -> bool:
+        with contextlib.suppress(faults.Passing):
+            self.objects.put(name, data)
+            return True
+        return False
+
+
+class Presumes(WatchedBucket):
+    """No read-back: who finds the name taken thinks that it lost, though a lost reply may have been its own."""
+
+    def settle(self, name: str, value: Value, durable: bool = True) -> Value:
+        if not name.endswith(".done"):
+            return super().settle(name, value, durable)
+        while True:
+            try:
+                self.objects.put(name, proven(value, name)[0], new=True)
+                return self._note(name, value)
+            except faults.Exists:
+                return {**value, "by": "somebody else"}
+            except faults.Passing:
+                self.host.sleep(1.0)
 
 
 class Believes(Watched):
@@ -168,7 +216,7 @@ class Shares(Watched):
 
 @dataclass(frozen=True)
 class Mutant:
-    kind: type[Watched]
+    kind: Kind
     about: str
     around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     bad: Bad = STORM
@@ -186,7 +234,7 @@ def _patched(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 def _unchecked() -> contextlib.AbstractContextManager[Any]:
     def read(self: payload.Payload, name: str) -> bytes:
-        return b"".join(self.store.disk.blocks(self._place(name)))
+        return b"".join(self.store.blocks(self._place(name)))
 
     return _patched(payload.Payload, "read", read)
 
@@ -196,7 +244,7 @@ def _one_folder() -> contextlib.AbstractContextManager[Any]:
         self.attempt = ".".join([*self.attempt.split(".")[:3], "shared"])
         if not self._made:
             with contextlib.suppress(faults.Exists):
-                self.store.disk.mkdir(self.place)
+                self.store.begin(self.place)
             self._made = True
 
     return _patched(payload.PayloadWriter, "_folder", make)
@@ -308,6 +356,9 @@ MUTANTS = {
     "no checksum": Mutant(Believes, "a flipped bit is bred into all that follow", _unchecked),
     "summaries hide what is void": Mutant(Watched, "files are looked for that were removed", _believed, FLIPS),
     "shared output folder": Mutant(Shares, "the loser of a race removes the winner's files", _one_folder),
+    "bucket: no condition": Mutant(Overwrites, "a register that somebody acted on is replaced", bad=BUCKET),
+    "bucket: no read-back": Mutant(Presumes, "a lost reply makes a published member look unpublished", bad=LOST),
+    "bucket: no checksum": Mutant(WatchedBucket, "a flipped bit is bred into all that follow", _unchecked, BUCKET),
     "another version": Mutant(
         Watched,
         "an attempt counts as a version that its name does not tell, and is taken for useless",
@@ -361,9 +412,9 @@ def storm_problem(seed: int) -> str:
     return ""
 
 
-def crash_problem(case: tuple[str, int]) -> str:
+def crash_problem(case: tuple[Any, ...]) -> str:
     try:
-        crash_everywhere(TINY[case[0]], case[1])
+        crash_everywhere(TINY[case[0]], case[1], kind=WatchedBucket if case[2:] else Watched)
     except Exception as broken:
         return f"{case[0]}: {type(broken).__name__}: {str(broken)[:400]}"
     return ""

@@ -5,13 +5,16 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from xxhash import xxh3_128
 
 from fleet import faults
+from fleet.bucket import Bucket
 from fleet.context import Spent, Stopped, WorkerOptions
 from fleet.digest import digest
+from fleet.disk_store import DiskStore
 from fleet.history import History
 from fleet.planning import ATTEMPT
 from fleet.recipe import NotYet, folder, from_json
@@ -19,6 +22,7 @@ from fleet.round_state import SlotState, parse
 from fleet.store import FOLDERS, Store, _opened
 from fleet.work import Failed, NotOnThisMachine, Work
 from fleet.worker import Worker
+from tests.storm.bucket import BucketServer, SimObjects
 from tests.storm.disk import Inode, Server, SimDisk, Weather, folder_of
 from tests.storm.world import Process, SimHost, World
 from tests.toy.config import ToyConfig
@@ -63,6 +67,8 @@ STORM = Bad(
 FLAKY = Bad(Weather(late=0.1, latest=5.0, fault=0.05, lost=0.05), kills=60, flips=30)  # a disk that hardly answers
 
 
+BUCKET = replace(STORM, weather=Weather(late=0.004, fault=0.004, lost=0.004, dazed=0.0003))  # late: done much later
+
 RIVALS = Bad(Weather(late=0.3), pauses=200, rivals=True, sleep=40.0)  # long recipes, made by two and void soon
 
 
@@ -84,10 +90,11 @@ class Violation(AssertionError):
     """A promise of the protocol was broken."""
 
 
-class Watched(Store):
-    """The real store, each of whose answers that somebody acts on is noted."""
+class Watching(Store):
+    """A real store, each of whose answers that somebody acts on is noted."""
 
     acted: dict[str, str]
+    truth: Server
 
     def settle(self, name: str, value: dict[str, Any], durable: bool = True) -> dict[str, Any]:
         if name.endswith(".void") and self._whole(name.removesuffix("void") + "done"):
@@ -103,7 +110,7 @@ class Watched(Store):
 
     def _whole(self, done: str) -> bool:
         """The files that an outcome names lie on the server as they were written."""
-        names = self.disk.server.names  # type: ignore[attr-defined]
+        names = self.truth.names
         outcome = _opened(names[done].data, done) if done in names else {"files": {}}
         found = {file: names.get(f"files/{outcome['attempt']}/{file}") for file in outcome["files"]}
         return bool(found) and all(
@@ -118,20 +125,39 @@ class Watched(Store):
         return value
 
 
+class Watched(Watching, DiskStore):
+    """On a disk."""
+
+    def __init__(self, disk: Any, host: Any, name: str) -> None:
+        super().__init__(disk, host, name)
+        self.truth = disk.server
+
+    @classmethod
+    def of(cls, server: Server, host: SimHost, name: str) -> "Watched":
+        return cls(SimDisk(server, host.process), host, name)
+
+
+class WatchedBucket(Watching, Bucket):
+    """In a bucket."""
+
+    @classmethod
+    def of(cls, server: Server, host: SimHost, name: str) -> "WatchedBucket":
+        assert isinstance(server, BucketServer)
+        store = cls(SimObjects(server, host.process), Path("s3:/simulated/run"), host, name)  # type: ignore[arg-type]
+        store.truth = server
+        return store
+
+
+Kind = type[Watched] | type[WatchedBucket]
+
+
 class Storm:
-    def __init__(
-        self,
-        seed: int,
-        config: ToyConfig,
-        bad: Bad,
-        workers: int = 3,
-        kind: type[Watched] = Watched,
-        naive: bool = False,
-    ) -> None:
+    def __init__(self, seed: int, config: ToyConfig, bad: Bad, workers: int = 3, kind: Kind = Watched) -> None:
         self.lanes = config.disk_lane or seed % 2 == 1  # whether workers have a second one
         self.world, self.config, self.bad, self.kind = World(seed), config, bad, kind
         self.hosts = ["host-a", "host-b", "host-c"][:workers]
-        self.server = Server(self.world, self.hosts, Weather())
+        server = BucketServer if issubclass(kind, WatchedBucket) else Server
+        self.server = server(self.world, self.hosts, Weather())
         self._truth = Truth(self.server)
         self.acted: dict[str, str] = {}
         self.problem: BaseException | None = None
@@ -258,8 +284,8 @@ class Storm:
             self.world.at(self.world.now + 1.0, self._nature, lambda: self._start(host.name))
         return how
 
-    def _store(self, host: SimHost) -> Watched:
-        store = self.kind(SimDisk(self.server, host.process), host, f"{host.name}-{host.process.pid}")  # type: ignore[arg-type]
+    def _store(self, host: SimHost) -> Watching:
+        store = self.kind.of(self.server, host, f"{host.name}-{host.process.pid}")
         store.acted = self.acted
         return store
 
@@ -360,7 +386,7 @@ def _scribe(history: History) -> None:
             history.sum_up(round)
 
 
-class Truth(Store):
+class Truth(DiskStore):
     """A store that reads the server itself."""
 
     def __init__(self, server: Server) -> None:
@@ -382,4 +408,4 @@ class Truth(Store):
         pass
 
 
-__all__ = ["CALM", "STORM", "Bad", "Storm", "Violation", "Watched", "folder_of"]
+__all__ = ["CALM", "STORM", "Bad", "Storm", "Violation", "Watched", "WatchedBucket", "folder_of"]

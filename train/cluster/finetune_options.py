@@ -5,15 +5,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from fleet.run_config import UserError, validated, whole
 from train import text_sources
-from train.chat import Example
 from train.cluster.options import Precision, Strategy, precision_of
 from train.posttrain.posttrain_config import PosttrainConfig
+
+if TYPE_CHECKING:
+    from train.chat import Example  # which takes a while to import
 
 LR = {("sft", True): 2e-4, ("sft", False): 1e-5, ("dpo", True): 1e-5, ("dpo", False): 1e-6}  # with an adapter, or not
 _LONGEST = 2048  # tokens of a row where nobody says how many
@@ -121,7 +123,7 @@ class Size:
 
 
 def settings(
-    o: FinetuneOptions, model: str, rows: str, objective: str, examples: Sequence[Sequence[Example]], size: Size
+    o: FinetuneOptions, model: str, rows: str, objective: str, examples: "Sequence[Sequence[Example]]", size: Size
 ) -> PosttrainConfig:
     """Those of a child of post-training, which learns in the same way."""
     adapter = {"r": o.rank, "alpha": o.alpha, "targets": o.target or "all-linear", "four_bits": o.four_bits}
@@ -155,7 +157,7 @@ def longest(o: FinetuneOptions, positions: int) -> int:
     return most
 
 
-def _batches(o: FinetuneOptions, examples: Sequence[Sequence[Example]], size: Size) -> dict[str, int]:
+def _batches(o: FinetuneOptions, examples: "Sequence[Sequence[Example]]", size: Size) -> dict[str, int]:
     """Rows at a time, and how often of one step, over all devices: a step has about so many tokens."""
     lengths = [len(example.tokens) for example in chain(*examples)]
     total = sum(lengths) * o.epochs

@@ -75,14 +75,10 @@ class Finetuned:
     def is_adapter(self) -> bool:
         return self.c.adapter is not None and not self.merges
 
-    def next_commands(self, out: Path) -> list[str]:
-        """What to do with it."""
-        model = f"{self.model}+{out}" if self.is_adapter else str(out)
-        return [
-            f"held-out loss {self.before:.4f} before, {self.after:.4f} after: {out}",
-            f"python -m merge.gguf {model} {out}.gguf --type Q8_0",
-            lm_eval(out, self.model if self.is_adapter else ""),
-        ]
+    def next_commands(self, out: Path) -> tuple[str, str]:
+        """That make a file for llama.cpp of it, and evaluate it."""
+        model, base = (f"{self.model}+{out}", self.model) if self.is_adapter else (str(out), "")
+        return f"python -m merge.gguf {model} {out}.gguf --type Q8_0", lm_eval(out, base)
 
 
 def write(
@@ -133,7 +129,7 @@ def card(about: Finetuned, out: Path) -> str:
     fields |= {"base_model": about.model} if hub else {}
     keys = (*_SHOWN, *(["dpo_beta"] if c.mutation == "dpo" else []), *(["adapter"] if c.adapter else []))
     how = {key: c.model_dump(mode="json")[key] for key in keys}
-    commands = about.next_commands(out)[1:]
+    commands = about.next_commands(out)
     what = "an adapter (LoRA) of" if about.is_adapter else "a fine-tuned"
     return "\n".join(
         (

@@ -67,8 +67,9 @@ def finetune(model: str, rows: str, out: Path, o: FinetuneOptions, ranks: Ranks)
         about = Finetuned(model, Path(rows).name, c, len(steps), *losses, o.merge, chats)
         write(out, donor, child, learner, about, o.overwrite)
         ranks.some(ranks.first, lambda: _cleared(state, out))
-        for line in about.next_commands(out):
-            say(ranks, line)
+        say(ranks, f"held-out loss {about.before:.4f} before, {about.after:.4f} after: {out}")
+        for what, line in zip(("For llama.cpp", "Evaluate it"), about.next_commands(out), strict=True):
+            say(ranks, f"{what}: {line}")
     return 0
 
 

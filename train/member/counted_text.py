@@ -2,25 +2,27 @@
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import cache, partial
 from itertools import islice
 
+from fleet.busy_notice import saying
 from fleet.errors import UserError
-from fleet.plain import say
 from train import text_sources
 from train.splits import SplitName
 from train.token_budget import needed, tokenizer_name, too_short
 from train.training_config import Dataset, TrainConfig
 
+Tell = Callable[[str], object]
 Counts = Mapping[SplitName, int]  # of tokens
 _COUNTED, _MUCH = 100_000, 4_000_000  # documents and characters beyond which nobody waits for them to be counted
 _TOKEN = 6  # characters, at most, that a token stands for on average
 _WHAT = {"train": "training"}
 
 
-def check_text(config: TrainConfig) -> None:
+def check_text(config: TrainConfig, tell: Tell | None = None) -> None:
     """Complain of all sources that are too short before anything is made of them."""
-    refuse_short(counted(config))
+    refuse_short(counted(config, tell=tell))
 
 
 def refuse_short(counts: Iterable[tuple[Dataset, Counts, Counts]]) -> None:
@@ -30,14 +32,17 @@ def refuse_short(counts: Iterable[tuple[Dataset, Counts, Counts]]) -> None:
         raise UserError("\n".join(short))
 
 
-def counted(config: TrainConfig, whole: bool = False) -> Iterator[tuple[Dataset, Counts, Counts]]:
+def counted(
+    config: TrainConfig, whole: bool = False, tell: Tell | None = None
+) -> Iterator[tuple[Dataset, Counts, Counts]]:
     """Of each source: the tokens that are there, up to what is needed or all of them, and those that are needed. What
     takes a while is not counted: a file that is long, or what is no file."""
     count = cache(partial(_counter, config))
     for number, source in enumerate(config.datasets):
         least, got = needed(config, number), dict[SplitName, int]()
         if _is_counted(source, least, config.held_out, whole):
-            got = count()(number, dict.fromkeys(least, sys.maxsize) if whole else least)
+            with saying(f"counting the tokens of {source.source}", tell) if tell else nullcontext():
+                got = count()(number, dict.fromkeys(least, sys.maxsize) if whole else least)
         yield source, got, least
 
 
@@ -68,8 +73,6 @@ def _is_counted(source: Dataset, least: Counts, held_out: float, whole: bool) ->
     if not built_in and (whole or sum(characters.values()) > _MUCH):
         return sum(characters.values()) <= _MUCH
     much = any(_TOKEN * least[part] > characters[part] for part in least)
-    if much and built_in:
-        say(f"The tokens of {source.source} are counted, since the run needs much of it.")
     return much
 
 

@@ -12,6 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
 from fleet.hashed_files import HashedFile
+from fleet.run_config import of_hub
 from fleet.scratch import passing
 from fleet.snapshots import Saver
 from fleet.tasks import Args
@@ -63,16 +64,18 @@ def own_tokenizer(config: TrainConfig) -> PreTrainedTokenizerBase:
 
 def named_tokenizer(named: str, trust: bool = False) -> PreTrainedTokenizerBase:
     """A local folder's or the hub's, once its files were looked at."""
+    id, revision = of_hub(named)
     for name, check in (("config.json", check_config_in), ("tokenizer.json", check_words_in)):
-        if file := cached_file(named, name, _raise_exceptions_for_missing_entries=False):
+        if file := cached_file(id, name, revision=revision, _raise_exceptions_for_missing_entries=False):
             check(Path(file).parent)
-    return AutoTokenizer.from_pretrained(named, trust_remote_code=trust)
+    return AutoTokenizer.from_pretrained(id, revision=revision, trust_remote_code=trust)
 
 
 def open_tokenizer(parent: InputMember, config: TrainConfig) -> PreTrainedTokenizerBase:
     """From a member's files, which are data; one that needs code of its own, from where that came from."""
     if config.trust_remote_code and (named := tokenizer_name(config)):
-        return AutoTokenizer.from_pretrained(named, trust_remote_code=True)
+        id, revision = of_hub(named)
+        return AutoTokenizer.from_pretrained(id, revision=revision, trust_remote_code=True)
     with passing("tokenizer") as folder:
         for name in parent.files:
             (folder / name).write_bytes(parent.read(name))
@@ -92,7 +95,7 @@ def make_tokens(runtime: PretrainingRuntime, work: Work, args: SourceArgs) -> Ma
     wanted, least = (count(config, args.source) for count in (useful, needed))
     held = {part: list[int]() for part in HELD_OUT}
     with contextlib.ExitStack() as stack:
-        files = {part: stack.enter_context(work.create(part)) for part in least}
+        files = {part: stack.enter_context(work.create(part, again=part == "train")) for part in least}
         begin = _tokens_so_far(work, files["train"])
         got = {**dict.fromkeys(least, 0), "train": files["train"].size // dtype.itemsize}
         tokenizer = partial(open_tokenizer, parent, config)
@@ -108,7 +111,10 @@ def make_tokens(runtime: PretrainingRuntime, work: Work, args: SourceArgs) -> Ma
         if count < least[part]:
             raise Failed(f"{too_short(source, part, count, least[part])}, in a run with another PROJECT_NAME")
     counted = {f"{part}_bytes": _bytes(tokenizer(), tokens) for part, tokens in held.items() if tokens}
-    return {**{part: got[part] for part in SPLITS}, "dtype": dtype.str, **counted}
+    size = (
+        {"size": there} if (there := text_sources.size(source)) else {}
+    )  # whoever forks the run knows whether it has grown
+    return {**{part: got[part] for part in SPLITS}, "dtype": dtype.str, **counted, **size}
 
 
 def _keep_tokens(work: Work, begin: int, saver: Saver) -> int:
@@ -158,7 +164,8 @@ def tokens_of(
     tokenizer, spare = open_one(), list[tuple[SplitName, list[int]]]()
     ends = tokenizer.eos_token_id is not None and not text_sources.is_one_document(source)
     end = [tokenizer.eos_token_id] if ends else []
-    most = max(1, config.eval_sequences // _EVALUATED) * config.seq_length
+    held = {"validation": config.eval_sequences, "test": config.test_sequences}
+    most = {part: max(1, sequences // _EVALUATED) * config.seq_length for part, sequences in held.items()}
     documents, at = enumerate(text_sources.divided(source, config.held_out)), 0
     while batch := [*islice(documents, _BATCH)]:
         asked = [(at, part, each) for at, (part, each) in batch
@@ -166,9 +173,9 @@ def tokens_of(
         for (at, part, _), tokens in zip(asked, _ids(tokenizer, [each for _, _, each in asked]), strict=True):
             found = tokens + end
             if part != "train":
-                first = max(0, len(found) - most) // 2  # how a document begins says little of the rest
-                spare.append((part, found[:first] + found[first + most :]))
-                found = found[first : first + most]
+                first = max(0, len(found) - most[part]) // 2  # how a document begins says little of the rest
+                spare.append((part, found[:first] + found[first + most[part] :]))
+                found = found[first : first + most[part]]
             if got[part] < wanted[part]:
                 yield at, part, found
         if all(got[part] >= wanted[part] for part in wanted):

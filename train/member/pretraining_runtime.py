@@ -128,7 +128,7 @@ class PretrainingRuntime:
         """On text for validation, which selects, or for the test, which reports."""
         learner = self.learner(work)
         learner.load_weights(weights)
-        metrics = evaluated(learner.eval_loss, self._sources(work, on), self.config)
+        metrics = evaluated(learner.eval_loss, self._sources(work, on), self.config, on)
         sources = [work.inputs[id].metrics for id in token_files(self.config)]
         return metrics | bits_per_byte(metrics["loss"], sources, self.config, on)
 
@@ -156,9 +156,9 @@ def sources(parents: list[InputMember], part: str, config: TrainConfig) -> list[
     ]
 
 
-def evaluated(loss_of: Callable[[Tensor], float], sources: list[TokenFile], config: TrainConfig) -> Metrics:
+def evaluated(loss_of: Callable[[Tensor], float], sources: list[TokenFile], config: TrainConfig, on: str) -> Metrics:
     """Loss a token, and perplexity, over the held-out windows of all sources: always the same windows."""
-    loss = mean_loss(loss_of, held_windows(sources, config), config.eval_batch_size)
+    loss = mean_loss(loss_of, held_windows(sources, config, on), config.eval_batch_size)
     return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
 
 
@@ -176,7 +176,7 @@ def mean_loss(loss_of: Callable[[Tensor], float], windows: Sequence[Sequence[int
 def bits_per_byte(loss: float, sources: Sequence[Mapping[str, Any]], config: TrainConfig, on: str) -> Metrics:
     """The same in a unit in which models of other tokens can be compared, where it is known how many bytes the held-out
     tokens of each source stand for."""
-    windows = [held_count(config, number) for number in range(len(sources))]
+    windows = [held_count(config, number, on) for number in range(len(sources))]
     there = [(count, each) for count, each in zip(windows, sources, strict=True) if count]
     if not all(f"{on}_bytes" in each for _, each in there):
         return {}
