@@ -1,6 +1,6 @@
 """What a slot writes and reads in a round, counted in models (all parameters in fp32), and what for.
 
-    python -m benchmarks.exchange [--quick] [--slots 8] [--only "DiLoCo, home"]
+    python -m benchmarks.exchange [--quick] [--slots 8] [--only "DiLoCo, normal2"]
 
 Real runs of a small model, in which each slot has a worker of its own that goes on from round to round (warm), or one
 that has just come (cold). The last columns are the bytes of all slots of a model as large as 150m, on one disk of 1
@@ -31,7 +31,6 @@ from fleet.worker import Worker
 from train.training_config import TrainConfig
 
 DILOCO, GROUPS = {"algorithm": "diloco"}, {"algorithm": "edt", "selection": "hypercube"}
-HOME = {"inner_optimizer_state": "home", "home_every": 4}  # as many rounds as are counted
 EXACT = {"wire_dtype": "fp32", "inner_optimizer_state": "exact"}
 ROWS: Mapping[str, Mapping[str, Any]] = {
     "DiLoCo, all exact": {**DILOCO, **EXACT},
@@ -42,10 +41,6 @@ ROWS: Mapping[str, Mapping[str, Any]] = {
     "DiLoCo, ERROR_FEEDBACK": {**DILOCO, "error_feedback": True},
     "DiLoCo, normal2, ERROR_FEEDBACK": {**DILOCO, "wire_dtype": "normal2", "error_feedback": True},
     "DiLoCo, moments forgotten": {**DILOCO, "inner_optimizer_state": "reset"},
-    "DiLoCo, home": {**DILOCO, **HOME},
-    "DiLoCo, home, normal2": {**DILOCO, **HOME, "wire_dtype": "normal2"},
-    "DiLoCo, home, FRAGMENTS 4": {**DILOCO, **HOME, "fragments": 4},
-    "DiLoCo, home, normal2, FRAGMENTS 4": {**DILOCO, **HOME, "wire_dtype": "normal2", "fragments": 4},
     "EDT, groups of four, all exact": {**GROUPS, **EXACT},
     "EDT, groups of four": GROUPS,
     "EDT, groups of four, narrow": {**GROUPS, "inner_optimizer_state": "narrow"},

@@ -124,20 +124,12 @@ class Progress:
             named = f"averaged {value:.4f}" if values else f"{value:.4f}"
             said.append(f"{named} ({asked})" if (asked := together[-1].recipe.questions) else named)
         words += [f"{self.measure} {', '.join(said if values else [*said, *bits])}"] if said else []
-        return ", ".join([*words, *self.diverged(all), *self.lost(all)])
+        return ", ".join([*words, *self.diverged(all)])
 
     def diverged(self, members: Sequence[Member]) -> list[str]:
         """Who counts as untrained."""
         return (
             [f"diverged: {', '.join(named)}"] if (named := [each.diverged for each in members if each.diverged]) else []
-        )
-
-    def lost(self, members: Sequence[Member]) -> list[str]:
-        """Whose slots went on without what they had kept by themselves."""
-        return (
-            [f"lost what they kept: {', '.join(named)}"]
-            if (named := [each.lost for each in members if each.lost])
-            else []
         )
 
     def values(self, members: Sequence[Member]) -> list[float]:

@@ -87,12 +87,6 @@ class Member:
         rounds = self.metrics.get("diverged_in_a_row", 1)
         return place(self.id)[1] + (f" ({rounds} rounds in a row)" if rounds != 1 else "")
 
-    @property
-    def lost(self) -> str:
-        """Where it went on without what its slot had kept for itself on a machine that is gone."""
-        rounds = self.metrics.get("lost_rounds") if self.id == self.origin else 0
-        return f"{place(self.id)[1]} ({rounds} round{'s' * (rounds != 1)})" if rounds else ""
-
 
 class Past(Protocol):
     """What a strategy may look at: finished members, by name."""

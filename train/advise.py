@@ -35,7 +35,6 @@ from train.kernels import in_fixed_order
 from train.loop import Learner, best_device
 from train.member.counted_text import check_text, counted, in_words
 from train.member.error_feedback import LOST_WIRE
-from train.member.home import LEARNED_WIRE
 from train.member.vectors import moments_of
 from train.memory import Memory, memory_of
 from train.model import built, layout_of, skeleton
@@ -104,22 +103,13 @@ class Forecast:
         if c.algorithm == "edt":
             own, parents = _bytes(count, c.wire) * (2 if c.outer_momentum else 1) + moments, c.parents_of_a_child
             return (own * (1 + 1 / parents), 2 * own) if c.mean_parts > 1 else (own, own * parents)
-        home, moments, count = self._home, moments if c.averages_moments else 0.0, count // c.fragments
         change, lost = _bytes(count, c.wire), _bytes(count, LOST_WIRE) if c.feeds_back else 0.0
         weights, update = _bytes(count, "fp32"), _bytes(count, c.wire) if c.wire in NARROW else 0.0
         momentum = weights if c.outer_momentum else 0.0
         shard = (weights + momentum + update + lost + moments) * (1 + c.overlap) / c.population_size
         model = (update or weights) * min(1.0, self.here.workers / c.population_size)  # each worker reads it once
         reads = model + change + lost + 2 * moments + (2 * momentum + lost) / c.population_size
-        return change + lost + moments + home + shard, reads
-
-    @property
-    def _home(self) -> float:
-        """What stays with a slot, published now and then; only whoever takes it over reads that."""
-        if not self.config.keeps_home:
-            return 0.0
-        learned = _bytes(self.sizes.parameters, LEARNED_WIRE) if self.config.fragments > 1 else 0.0
-        return (learned + (0.0 if self.config.averages_moments else self._moments)) / self.config.home_every
+        return change + lost + moments + shard, reads
 
     @property
     def _moments(self) -> float:

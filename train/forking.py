@@ -24,7 +24,6 @@ _FIXED = {  # and what of a run stands and falls with it
     "inner_optimizer": "the moments that go on are those of the other one",
     "inner_optimizer_state": "the files of its members have moments, or have none",
     "shards": "the model was cut into so many in round 0",
-    "fragments": "the model was cut for them in round 0",
     "stdlib_digest": "the built-in text of this Python is another: use the one that began the run",
 }
 _TEXT = ("source", "name", "split", "text_field", "separator")

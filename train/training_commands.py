@@ -141,16 +141,6 @@ def _problems(config: TrainConfig) -> Iterator[tuple[object, str]]:
     yield rows % devices, f"BATCH_SIZE is {rows}: {several}"
     begins = len(config.initial_population) > 1 and config.algorithm == "diloco"
     yield begins, "INITIAL_POPULATION: DiLoCo begins with one model"
-    home, parts = config.inner_optimizer_state == "home", config.algorithm == "diloco" and config.fragments > 1
-    yield (
-        home and config.algorithm == "edt",
-        "INNER_OPTIMIZER_STATE home: in EDT a slot's start is its parents'; use average",
-    )
-    yield (
-        parts and config.averages_moments,
-        "FRAGMENTS: what has no turn is not averaged; set INNER_OPTIMIZER_STATE home",
-    )
-    yield parts and config.feeds_back, "FRAGMENTS is there without ERROR_FEEDBACK"
     halves = config.algorithm == "diloco" and config.overlap
     yield halves and config.quorum < 1, "OVERLAP: a half that is absent as a whole has no mean; set QUORUM to 1"
     yield halves and size < 2, "OVERLAP: two halves of the replicas take turns, and POPULATION_SIZE is 1"

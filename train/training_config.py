@@ -119,10 +119,9 @@ class TrainSection(Section):
         "Use torch.compile. auto: where a run of 500 steps or more begins on GPUs and a C compiler is there; a run "
         "keeps what it began with.",
     )
-    inner_optimizer_state: Literal["average", "narrow", "exact", "home", "reset"] = bound(
+    inner_optimizer_state: Literal["average", "narrow", "exact", "reset"] = bound(
         "average",
-        "What becomes of its moments after a round: averaged (they travel in 8 bits; in 4; exactly), kept by each slot "
-        "(DiLoCo), or forgotten.",
+        "What becomes of its moments after a round: averaged (they travel in 8 bits; in 4; exactly), or forgotten.",
     )
 
     @model_validator(mode="before")
@@ -158,19 +157,6 @@ class ExchangeSection(Section):
     overlap: Literal[0, 1] = bound(
         0,
         "DiLoCo: 1: two halves of the replicas take turns: while one trains, the other's changes come together.",
-    )
-    fragments: int = bound(
-        1,
-        "DiLoCo: so many parts of the model, of which each round brings one together, in turn.",
-        ge=1,
-        le=64,
-    )
-    home_every: int = bound(
-        16,
-        "What each slot keeps by itself is published every so many rounds; 1: in each, and whoever takes the slot over "
-        "makes the same of it.",
-        ge=1,
-        le=90_000,
     )
     average_every: int = bound(4, "EDT: the averaged model is evaluated every so many rounds.", ge=1, le=10**5)
 
@@ -254,15 +240,6 @@ class TrainConfig(EvolutionSection, ExchangeSection, GroupSection, TrainSection,
         return self.inner_optimizer_state != "reset"
 
     @property
-    def averages_moments(self) -> bool:
-        return self.inner_optimizer_state not in ("home", "reset")
-
-    @property
-    def keeps_home(self) -> bool:
-        """Whether something stays with a slot from round to round."""
-        return self.algorithm == "diloco" and (self.inner_optimizer_state == "home" or self.fragments > 1)
-
-    @property
     def selects(self) -> str:
         """SELECTION, or what fits the population."""
         power_of_two = self.population_size & (self.population_size - 1) == 0
@@ -301,7 +278,7 @@ class TrainConfig(EvolutionSection, ExchangeSection, GroupSection, TrainSection,
     @property
     def shard_count(self) -> int:
         """Of a run that begins."""
-        return self.fragments * (self.shards or min(self.population_size, READERS))
+        return self.shards or min(self.population_size, READERS)
 
 
 def alone(steps: int) -> dict[str, Any]:

@@ -41,14 +41,6 @@ class Turn(Args):
     before: str = ""  # the slot's own last member: its optimizer goes on, and whether it came to nothing is known
 
 
-class ReplicaArgs(Turn):
-    """DiLoCo."""
-
-    fragments: int = 1  # of the model, of which this round exchanges one
-    home: str = ""  # the slot's last replica whose state is published
-    publishes: bool = False  # this one's is
-
-
 class ChildArgs(Turn):
     """Pre-training."""
 
@@ -106,11 +98,6 @@ def last_of(slot: str, round: int) -> str:
 def unique(*ids: str, but: Sequence[str] = ()) -> tuple[str, ...]:
     """Each once, in the order given; none for an empty name, and none of `but`."""
     return tuple(id for id in dict.fromkeys(ids) if id and id not in but)
-
-
-def in_turn(shard: int, round: int, fragments: int) -> bool:
-    """Whether a round exchanges this shard."""
-    return shard % fragments == round % fragments
 
 
 def shards_in(round_zero: Sequence[Recipe]) -> int:

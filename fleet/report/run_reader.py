@@ -163,11 +163,6 @@ class RunReader:
             for id, member in found.members.items()
             if member.diverged
         ]
-        failures += [
-            Failure(0.0, id, *found.maker(id), f"what its slot had kept by itself was lost: {member.lost}")
-            for id, member in found.members.items()
-            if member.lost
-        ]
         absent = {id: each for id, each in found.made.items() if not each.member}
         for id, slot in found.slots.items():
             for version, n in sorted(slot.left)[-8:]:

@@ -16,7 +16,6 @@ from train.batches import TokenFile, batch, held_windows, owned
 from train.loop import Learner, MicroBatch, rate
 from train.member import inner_loop, vectors
 from train.member.global_model import GlobalModel
-from train.member.home import Home
 from train.member.inner_loop import Metrics
 from train.member.vectors import Begun, Moment
 from train.model import empty, read_config
@@ -48,7 +47,6 @@ class PretrainingRuntime:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self.config = config
         self.outer, self.global_model = outer_of(config), GlobalModel()
-        self.home = Home()
         self._learner: Learner | None = None
 
     def learner(self, work: Work) -> Learner:

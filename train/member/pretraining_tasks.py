@@ -14,30 +14,20 @@ from fleet.work import Failed, InputMember, Maker, Work
 from merge.methods.weighted_sums import slerp_all
 from merge.outer_step import State, means, ranges
 from merge.tensor_group import weighted
-from merge.wire import send, sender
+from merge.wire import pieces, send, sender
 from train.kernels import in_fixed_order
 from train.member import prepare, vectors
 from train.member.error_feedback import Feedback
 from train.member.global_model import STEPPED_FROM, UPDATE, identity
 from train.member.inner_loop import Metrics, learn_or_fall_back
 from train.member.pretraining_runtime import PretrainingRuntime, checked
-from train.member.replica import CHANGE, make_replica
-from train.member.vectors import WEIGHTS, Begun, averaged_of, file_of, kept, parents_of
+from train.member.vectors import WEIGHTS, Begun, file_of, kept, moments_of, parents_of
 from train.pretraining_genome import Genome, fittest, inherited
 from train.training_config import NARROW, TrainConfig
-from train.training_recipes import (
-    FIRST,
-    ChildArgs,
-    EvaluationArgs,
-    InitArgs,
-    ReplicaArgs,
-    ShardArgs,
-    SourceArgs,
-    Turn,
-    shards_in,
-)
+from train.training_recipes import FIRST, ChildArgs, EvaluationArgs, InitArgs, ShardArgs, SourceArgs, Turn, shards_in
 from train.verdicts import with_verdicts
 
+CHANGE = "change"
 _ADVICE = (
     "a smaller BATCH_SIZE with as much more GRADIENT_ACCUMULATION, a smaller SEQ_LENGTH or EVAL_BATCH_SIZE, or more "
     "DEVICES_PER_WORKER need less, in a run with another PROJECT_NAME"
@@ -161,6 +151,30 @@ def _shares(runtime: PretrainingRuntime, work: Work, turn: Turn) -> list[float]:
 # -- DiLoCo: one outer step for all, in shards ------------------------------------------------------------------------
 
 
+def make_replica(runtime: PretrainingRuntime, work: Work, turn: Turn) -> Metrics:
+    """Train from the global model on the slot's own data, and publish the change. One that diverges changes nothing."""
+    c, size = runtime.config, runtime.learner(work).layout.size
+    start, begun = runtime.global_model.read(parents_of(work), size), partial(vectors.joined, parents_of(work))
+
+    def learned() -> tuple[Tensor, Metrics]:
+        trained, metrics = runtime.train(work, turn, start, begun)
+        return checked(start.sub(trained)), metrics
+
+    def untrained() -> tuple[Tensor, Metrics]:
+        runtime.inherit(work, turn, begun)
+        return torch.zeros(size), {}
+
+    (change, metrics), diverged = learn_or_fall_back(work, turn.before, c.lr, learned, untrained)
+    for number, cut in enumerate(ranges(size, _shards(work))):
+        with ExitStack() as stack:
+            narrow = Feedback(c, work, work.inputs.get(turn.before), file_of(CHANGE, number), len(cut), stack)
+            for piece in pieces(change[cut.start : cut.stop]):
+                narrow.send(piece)
+    for moment, vector in runtime.moments(work):
+        vectors.save_parts(work, moment.stem, vector, _shards(work), moment.wire)
+    return {**metrics, **diverged}
+
+
 def cut_shard(runtime: PretrainingRuntime, work: Work, args: ShardArgs) -> Metrics:
     """One range of the first global model; what is remembered of its way is zero."""
     (parent,) = work.inputs.values()
@@ -169,7 +183,7 @@ def cut_shard(runtime: PretrainingRuntime, work: Work, args: ShardArgs) -> Metri
     vectors.save(work, file_of(WEIGHTS), whole[piece.start : piece.stop])
     for stem in kept(runtime.outer)[1:]:
         vectors.save(work, file_of(stem), torch.zeros(len(piece)))
-    for moment in averaged_of(runtime.config, *counts.values()):
+    for moment in moments_of(runtime.config, *counts.values()):
         vectors.save(work, file_of(moment.stem), torch.zeros(len(_cut(moment.count, work, args))), moment.wire)
     return counts
 
@@ -194,7 +208,7 @@ def make_shard(runtime: PretrainingRuntime, work: Work, args: ShardArgs) -> Metr
                 weights = pieces_of[0] - narrow.send(pieces_of[0] - weights)
             for write, piece in zip(new, (weights, *momentum), strict=True):
                 write(piece)
-    for moment in averaged_of(c, *counts.values()):
+    for moment in moments_of(c, *counts.values()):
         part, count = file_of(moment.stem, args.shard), len(_cut(moment.count, work, args))
         with work.create(file_of(moment.stem)) as file:
             send(file, count, means([vectors.numbers(each, part, count) for each in replicas]), moment.wire)
@@ -245,7 +259,7 @@ TASKS: Mapping[str, Task[PretrainingRuntime]] = {
     "tokens": Task(prepare.make_tokens, SourceArgs),
     "init": Task(prepare.make_init, InitArgs),
     "cut": Task(cut_shard, ShardArgs),
-    "replica": Task(make_replica, ReplicaArgs),
+    "replica": Task(make_replica, Turn),
     "shard": Task(make_shard, ShardArgs),
     "half": Task(make_shard, ShardArgs),
     "global": Task(evaluate_global, EvaluationArgs),

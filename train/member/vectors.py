@@ -18,7 +18,6 @@ from train.training_config import TrainConfig
 WEIGHTS, MOMENTUM = "weights", "momentum"  # the stems of files' names: a vector is in one file, or in parts
 # INNER_OPTIMIZER_STATE: what gradients' averages travel in, and those of their squares
 STATE_WIRES = {"average": ("int8", "root8"), "narrow": ("int4", "root8"), "exact": ("fp32", "fp32")}
-STATE_WIRES["home"] = STATE_WIRES["average"]
 Joining = Callable[[list[InputMember], str, Tensor], None]  # the vectors of several members become one
 Begun = Callable[[str, Tensor], None]  # fills a vector with what a member begins with
 
@@ -38,11 +37,6 @@ def moments_of(config: TrainConfig, parameters: int, both: int) -> tuple[Moment,
         return ()
     average, square = STATE_WIRES[config.inner_optimizer_state]
     return Moment("average", parameters, average), Moment("square", both - parameters, square)
-
-
-def averaged_of(config: TrainConfig, parameters: int, both: int) -> tuple[Moment, ...]:
-    """Those that all slots go on with together."""
-    return moments_of(config, parameters, both) if config.averages_moments else ()
 
 
 def kept(outer: OuterOptimizer) -> tuple[str, ...]:
