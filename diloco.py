@@ -11,8 +11,9 @@ waits for a disk that takes no longer than training. docs/pre-training.md explai
 
 from dataclasses import dataclass
 
+import edt_loop
 from fleet.recipe import Past, Recipe
-from train.training_config import TrainConfig
+from train.exchange_config import ExchangeConfig
 from train.training_recipes import (
     EvaluationArgs,
     ShardArgs,
@@ -31,7 +32,7 @@ SHARD, HALF = "shard", "half"  # tasks: a range of the model after all of a roun
 
 @dataclass(frozen=True)
 class DiLoCo:
-    c: TrainConfig
+    c: ExchangeConfig
 
     def plan(self, round: int, history: Past) -> list[Recipe]:
         if round > self.c.max_generations:
@@ -72,6 +73,9 @@ class DiLoCo:
         needs, args = tuple(training_inputs(self.c)), EvaluationArgs(on="test").plain()
         whole = tuple(f"{round}/{SHARD}-{s}" for s in range(shards))
         return Recipe("global", "global", whole, needs, "summary", args, optional=True)
+
+
+join = edt_loop.joining(ALGORITHM, DiLoCo)  # for a training loop of your own: docs/own-loop.md
 
 
 def command() -> None:

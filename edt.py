@@ -19,9 +19,10 @@ from typing import Any
 
 import numpy as np
 
+import edt_loop
 from fleet.recipe import AHEAD, Member, Past, Recipe, Unplannable, kept_as
-from train.parent_selection import GROUPINGS, select_parents
-from train.training_config import TrainConfig
+from train.exchange_config import ExchangeConfig
+from train.parent_selection import GROUPINGS, select_parents, unfitness
 from train.training_recipes import (
     FIRST,
     ChildArgs,
@@ -39,7 +40,7 @@ ALGORITHM = "edt"
 
 @dataclass(frozen=True)
 class EDT:
-    c: TrainConfig
+    c: ExchangeConfig
 
     def plan(self, generation: int, history: Past) -> list[Recipe]:
         if generation > self.c.max_generations:
@@ -117,7 +118,7 @@ class EDT:
         bred = [recipe.slot for recipe in history.plan(generation - 1) if recipe.role in ("member", "kept")]
         members = [history[f"{generation - 1}/{slot}"] for slot in bred]
         once = {member.origin: member for member in members if member and "loss" in member.metrics}
-        return sorted(once.values(), key=lambda member: (member.metrics["loss"], member.origin))
+        return sorted(once.values(), key=lambda member: (unfitness(member.metrics), member.origin))
 
     def pick_parents(self, pool: Sequence[Member], rng: np.random.Generator) -> tuple[str, ...]:
         places = select_parents(self.c.selects, len(pool), self.c.parents_of_a_child, 2, rng)
@@ -142,6 +143,9 @@ class EDT:
 
     def rng(self, *key: int) -> np.random.Generator:
         return np.random.default_rng([self.c.seed, *key])
+
+
+join = edt_loop.joining(ALGORITHM, EDT)  # for a training loop of your own: docs/own-loop.md
 
 
 def command() -> None:

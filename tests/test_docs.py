@@ -15,6 +15,8 @@ from fleet import machines
 from fleet.run_config import FleetConfig, allowed, table
 from train import memory
 from train.cluster.options import CheckpointOptions, HivemindOptions, TrainingOptions
+from train.exchange_config import EvolutionSection, ExchangeSection
+from train.own_loop_config import OwnLoopSection
 from train.posttrain.posttrain_config import (
     Adapter,
     BreedSection,
@@ -23,7 +25,7 @@ from train.posttrain.posttrain_config import (
     MutationSection,
     Objective,
 )
-from train.training_config import Dataset, EvolutionSection, ExchangeSection, GroupSection, TrainConfig, TrainSection
+from train.training_config import Dataset, GroupSection, TrainConfig, TrainSection
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -57,11 +59,13 @@ FSDP = {
     "ckpt": lambda: options(CheckpointOptions, "ckpt."),
     "hv": lambda: options(HivemindOptions, "hv."),
 }
+OWN_LOOP = {"own_loop": lambda: table([OwnLoopSection])}
 GPUS = {"fits": lambda: memory.table(ROOT / "configs")}
 MAP = {"files": lambda: the_map()}
 PAGES = {
     DOCS / "map.md": MAP,
     DOCS / "gpus.md": GPUS,
+    DOCS / "own-loop.md": OWN_LOOP,
     DOCS / "train_fsdp.md": FSDP,
     DOC: TABLES,
     DOCS / "evomerge.md": EVOMERGE,

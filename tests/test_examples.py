@@ -52,6 +52,7 @@ NOT_RUN = [
     ("exchange.md", "python -m benchmarks.*", "a minute; tests/test_advise.py compares bytes with what a run moves"),
     ("forks.md", "python -m fleet.fork .*|python edt.py .*", "tests/test_fork.py forks runs that are smaller"),
     ("forks.md", "python -m train.compare .*", "tests/test_compare.py compares smaller ones"),
+    ("own-loop.md", "python -m examples.*", "tests/test_own_loop_examples.py runs each of these, and kills it"),
     ("post-training.md", ".*", "tests/test_posttrain_whole.py runs this configuration, here and on machines"),
     ("report.md", "ssh .*", "it shows the page of the block above it from another machine"),
     ("train_fsdp.md", ".*", "tests/test_fsdp_page.py runs each of these, smaller"),
@@ -60,6 +61,8 @@ NOT_RUN = [
 WRITTEN_ELSEWHERE = [
     ("evomerge.md", "In a program", "tests/test_evomerge_whole.py runs it as written"),
     ("gpus.md", "Which worker has which", "tests/test_machines.py reads it of machines with GPUs"),
+    ("own-loop.md", "", "tests/own_loops.py is such a loop"),
+    ("own-loop.md", "A population", "examples/characters.py is such a loop"),
     ("post-training.md", "One model by itself", "tests/test_finetune.py learns from rows of each kind"),
     ("train_fsdp.md", "Between clusters, with Hivemind", "tests/test_peers.py reads what peers say of a step"),
 ]
@@ -427,6 +430,8 @@ def test_a_command_that_is_not_run_has_its_options(block, line):
             makefile = (ROOT / "Makefile").read_text()
             assert re.search(rf"^{re.escape(target)}:", makefile, re.M)
             assert all(re.search(rf"^{each.partition('=')[0]} \?=", makefile, re.M) for each in settings)
+        case ["python", "-m", module, _] if module.startswith("examples."):  # which has no options
+            assert (ROOT / f"{module.replace('.', '/')}.py").is_file()
         case ["python", "-m", module, *arguments] if (ROOT / module.partition(".")[0]).exists():
             check_options(help_of("-m", module), arguments)
         case [command, *arguments] if command in MODULES:

@@ -22,12 +22,13 @@ from fleet.run import open_run
 from fleet.run_config import UserError
 from tests.small import config, finished, shared, worker
 from train.batches import TokenFile
+from train.exchange_config import Forked
 from train.exporter import Exporter
 from train.forking import forked
 from train.member.pretraining_tasks import maker
 from train.token_budget import origin_of
 from train.training_commands import prepare
-from train.training_config import Forked, TrainConfig
+from train.training_config import TrainConfig
 
 STRATEGIES = {"edt": EDT, "diloco": DiLoCo}
 

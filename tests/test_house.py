@@ -15,14 +15,15 @@ ROOT = Path(__file__).parent.parent
 
 # From the top: a module may import its own group, and whatever stands on a lower floor. The first match counts.
 FLOORS = (
-    (("tests", "tests.*"), ("benchmarks", "benchmarks.*")),
+    (("tests", "tests.*"), ("benchmarks", "benchmarks.*"), ("examples.*",)),
     (("setup",),),
-    (("launch_to_machines", "edt", "edt_evomerge", "diloco", "*_sim", "train_fsdp"),),
+    (("launch_to_machines", "edt", "edt_evomerge", "edt_loop", "diloco", "*_sim", "train_fsdp"),),
     (("evomerge", "evomerge.*"), ("merge.evolve*",)),
     (("merge.search*",),),
     (
         (
             "train.member*",
+            "train.own_loop*",
             "train.cluster*",
             "train.train_fsdp",
             "train.advise",

@@ -7,8 +7,9 @@ from torch import Tensor
 from tests.small import MODEL, config
 from tests.test_training_parts import some_batches
 from train.loop import Learner
-from train.model import VectorLayout, built, layout_of
+from train.model import built, layout_of
 from train.optimizers import layouts_of, orthogonal
+from train.vector_layout import VectorLayout
 
 
 def reference(matrix: Tensor) -> Tensor:

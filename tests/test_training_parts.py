@@ -15,10 +15,10 @@ from fleet.run_config import UserError
 from tests.small import MODEL, config
 from train.batches import TokenFile, batch, owned, shuffled
 from train.loop import Learner, rate
-from train.member.pretraining_runtime import mixed
 from train.model import built, described, flat, layout_of, same_shapes
 from train.parent_selection import hypercube
 from train.pretraining_genome import Genome, inherited, read
+from train.seeds import mixed
 from train.training_commands import prepare
 from train.training_config import alone
 from train.verdicts import NotFinite

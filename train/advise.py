@@ -31,6 +31,7 @@ from fleet.single_command import command
 from fleet.start import named
 from merge.wire import WIRES
 from train.auto_settings import resolve_auto
+from train.exchange_config import NARROW
 from train.kernels import in_fixed_order
 from train.loop import Learner, best_device
 from train.member.counted_text import check_text, counted, in_words
@@ -40,7 +41,7 @@ from train.memory import Memory, memory_of
 from train.model import built, layout_of, skeleton
 from train.optimizers import WEIGHTS, layouts_of
 from train.training_commands import check_settings, found_from, slow_start
-from train.training_config import NARROW, TrainConfig
+from train.training_config import TrainConfig
 
 MOST_MEASURED = 300_000_000  # parameters of a model whose step is timed here unasked
 FEW, MANY = 5, 200  # tokens a parameter: as a rule, 20 serve a model best, and more of them one that is used much

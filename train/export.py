@@ -71,6 +71,10 @@ def _made(run: Path, what: str, out: Path | None, overwrite: bool, ready: bool) 
         from train.posttrain_results import taken  # after --help: it needs torch
 
         taken(run, what, out)
+    elif algorithm.endswith("-loop"):
+        from train.own_loop.loop_export import exported
+
+        exported(run, what, out)
     else:
         from train.exporter import Exporter, show
 

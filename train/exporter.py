@@ -31,8 +31,9 @@ from train.batches import TokenFile, held_of
 from train.kept_rounds import files_of
 from train.loop import best_device, language_loss
 from train.member import vectors
+from train.member.exchange_tasks import outer_of
 from train.member.prepare import open_tokenizer
-from train.member.pretraining_runtime import CONFIG, bits_per_byte, evaluated, mean_loss, outer_of, sources
+from train.member.pretraining_runtime import CONFIG, bits_per_byte, evaluated, mean_loss, sources
 from train.member.vectors import Joining
 from train.model import empty, layout_of, read_config
 from train.models_on_demand import save

@@ -9,10 +9,11 @@ from fleet.history import History
 from fleet.recipe import Recipe, kept_as
 from fleet.run_config import UserError
 from train import text_sources
+from train.exchange_config import Forked
 from train.loop import rate
 from train.splits import SPLITS
 from train.token_budget import needed, too_short, useful
-from train.training_config import Forked, TrainConfig
+from train.training_config import TrainConfig
 from train.training_recipes import EvaluationArgs, ShardArgs, shards_in, token_files, training_inputs
 
 _SLOTS = {"edt": "m", "diloco": "replica-"}

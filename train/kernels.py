@@ -1,6 +1,5 @@
 """Which kernels a process computes with: sums in a fixed order while it learns, the fastest while it looks."""
 
-import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -11,20 +10,10 @@ from transformers import masking_utils
 
 from fleet.errors import first_line
 from fleet.run_config import UserError
+from train.fixed_order import in_fixed_order as in_fixed_order
 
 MIXED = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 _NONE = "does not have a deterministic implementation"  # in torch's words
-
-
-def in_fixed_order(threads: int, deterministic: bool = True, precision: str = "") -> None:
-    """The same sums in the same order, each time, on this kind of machine, unless nobody asks for it."""
-    torch.set_num_threads(threads)
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it CUDA's sums have no fixed order
-    torch.use_deterministic_algorithms(deterministic, warn_only=True)
-    settings: Any = torch.utils.deterministic
-    settings.fill_uninitialized_memory = False  # a debugging aid that costs a tenth of the speed
-    if torch.cuda.is_available():  # of the API's two spellings, the one that torch.compile reads, too
-        torch.set_float32_matmul_precision("high" if precision == "tf32-true" else "highest")
 
 
 @contextmanager

@@ -13,9 +13,10 @@ from transformers import PreTrainedModel
 
 from train import chunked_loss
 from train.kernels import MIXED, learning, sent
-from train.model import Stack, VectorLayout, bound_to_vector, layout_of
+from train.model import bound_to_vector, layout_of
 from train.optimizers import MOMENTS, OPTIMIZERS, WEIGHTS, layouts_of, orthogonal
 from train.training_config import TrainConfig
+from train.vector_layout import Stack, VectorLayout
 from train.verdicts import NotFinite
 
 _FLOOR = 0.1  # of the learning rate, at the last step of a cosine

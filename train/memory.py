@@ -16,9 +16,10 @@ from fleet.run_config import load
 from fleet.single_command import command
 from train import chunked_loss
 from train.kernels import MIXED
-from train.model import VectorLayout, described, has_vocabulary, layout_of, skeleton
+from train.model import described, has_vocabulary, layout_of, skeleton
 from train.optimizers import WEIGHTS, layouts_of
 from train.training_config import PRESETS, TrainConfig
+from train.vector_layout import VectorLayout
 
 _WIDE, _NARROW = 4, 2  # bytes of a number: of those that are kept, and of those that PRECISION multiplies
 _OWN = 1.0e9  # that CUDA, its libraries and its allocator's gaps take of a GPU

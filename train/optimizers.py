@@ -8,8 +8,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from train.model import Stack, VectorLayout
 from train.training_config import TrainConfig
+from train.vector_layout import Stack, VectorLayout
 
 _BETAS, _EPS = (0.9, 0.95), 1e-8
 _MOMENTUM = 0.95

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,11 @@ class Rival:
 def by_fitness(rivals: Sequence[Rival]) -> list[Rival]:
     """The best first."""
     return sorted(rivals, key=lambda one: (-one.fitness, one.id))
+
+
+def unfitness(metrics: Mapping[str, Any]) -> float:
+    """Of a member: the less, the fitter. Its loss, unless it has a fitness; who has neither is the last."""
+    return -float(metrics["fitness"]) if "fitness" in metrics else float(metrics.get("loss", math.inf))
 
 
 def by_fronts(rivals: Sequence[Rival]) -> list[Rival]:

@@ -3,7 +3,6 @@
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,16 @@ from fleet.run_config import UserError, whole
 from fleet.start import main
 from train import lm_eval_tasks, source_names, text_sources
 from train.auto_settings import resolve_auto
+from train.exchange_checks import exchange_problems
 from train.member.counted_text import check_text, counted, in_words, refuse_short
-from train.parent_selection import BY_LOSS
 from train.posttrain import posttrain_fitness
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.posttrain_results import BreedView, show_winner
 from train.skills import PREFIX, write_tasks
 from train.token_budget import tokenizer_name, tokenizer_sources
-from train.training_config import NARROW, PRESETS, PRESETS_REACH, TrainConfig
+from train.training_config import PRESETS, PRESETS_REACH, TrainConfig
 from train.training_recipes import OFF_DEVICE
 
-_MOST = 1 << 20  # files that DiLoCo writes in a round, names of parents in a plan of EDT: a plan is one register
 _SKILL, _SEED, _QUESTIONS = "skill_", 1, 1200  # of each task that is built in
 
 
@@ -119,70 +117,13 @@ def found_from(config: TrainConfig, where: Path) -> TrainConfig:
 
 def _problems(config: TrainConfig) -> Iterator[tuple[object, str]]:
     """Each possible one, and whether it is there."""
-    if config.algorithm == "edt":
-        yield from _of_evolution(config)
-    shards, size, first = config.shard_count, config.population_size, config.first_inner_steps
-    too_many = config.algorithm == "diloco" and shards * size > _MOST
-    yield too_many, f"SHARDS is {shards}: {_many('files', shards, size)}"
-    last, wanted = config.max_generations, config.inner_steps
-    if config.steps_in(last) < wanted:  # rounds that end before they have grown are not what INNER_STEPS says
-        need = next(round for round in count(last) if config.steps_in(round) == wanted)
-        yield (
-            True,
-            f"MAX_GENERATIONS is {last}: rounds grow from FIRST_INNER_STEPS {first} to INNER_STEPS {wanted}, which "
-            f"round {need} is the first to have; set MAX_GENERATIONS {need} or FIRST_INNER_STEPS {wanted}, or lower "
-            "INNER_STEPS",
-        )
+    yield from exchange_problems(config)
     devices, rows = config.devices_per_worker, config.batch_size
     near = max(devices, round(rows / devices) * devices)
     several = f"with DEVICES_PER_WORKER {devices} it must be a multiple of that, such as {near}"
     unknown = not any(each.evaluated for each in config.datasets)
     yield unknown, "DATASETS: none is evaluated; without held-out text there is no loss to tell"
     yield rows % devices, f"BATCH_SIZE is {rows}: {several}"
-    begins = len(config.initial_population) > 1 and config.algorithm == "diloco"
-    yield begins, "INITIAL_POPULATION: DiLoCo begins with one model"
-    halves = config.algorithm == "diloco" and config.overlap
-    yield halves and config.quorum < 1, "OVERLAP: a half that is absent as a whole has no mean; set QUORUM to 1"
-    yield halves and size < 2, "OVERLAP: two halves of the replicas take turns, and POPULATION_SIZE is 1"
-    yield (
-        halves and config.outer_momentum,
-        "OVERLAP is there without momentum of the outer step: set OUTER_MOMENTUM to 0, its default",
-    )
-
-
-def _of_evolution(config: TrainConfig) -> tuple[tuple[object, str], ...]:
-    size, group, selection = config.population_size, config.parents_of_a_child, config.selects
-    by_loss, rules = config.selects_by_fitness, f"{', '.join(BY_LOSS[:-1])} or {BY_LOSS[-1]}"
-    equally = f"with SELECTION {selection} everybody is a parent equally often; use {rules}, or 0"
-    who = "" if config.group_size else " (chosen)"
-    powers = f"powers of two, not POPULATION_SIZE {size} and GROUP_SIZE {group}{who}"
-    wire, whole_numbers = config.wire, config.wire in NARROW
-    return (
-        (whole_numbers, f"WIRE_DTYPE is {wire}: EDT sends weights, of which whole numbers lose too much; use bf16"),
-        (size < group, f"POPULATION_SIZE is {size}, smaller than a group of GROUP_SIZE {group}{who}"),
-        (
-            by_loss and config.elitism >= size,
-            f"ELITISM is {config.elitism}: it must be below POPULATION_SIZE, which is {size}",
-        ),
-        (
-            by_loss and group * size > _MOST,
-            f"GROUP_SIZE is {group}{who}: {_many('parents', group, size)}, where fitness decides",
-        ),
-        (not by_loss and config.elitism, f"ELITISM is {config.elitism}, but {equally}"),
-        (
-            not by_loss and config.previous_generation,
-            f"PREVIOUS_GENERATION needs SELECTION {rules}, not {selection}",
-        ),
-        (not by_loss and size % group, f"POPULATION_SIZE is {size}, not a multiple of GROUP_SIZE {group}{who}"),
-        (
-            selection == "hypercube" and (size & (size - 1) or group & (group - 1)),
-            f"SELECTION hypercube needs {powers}",
-        ),
-    )
-
-
-def _many(what: str, each: int, population: int) -> str:
-    return f"{each * population:,} {what} a round with POPULATION_SIZE {population}; at most {_MOST:,} are possible"
 
 
 def _check_models(config: TrainConfig) -> None:

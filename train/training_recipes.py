@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from fleet.recipe import Recipe
 from fleet.tasks import Args
+from train.exchange_config import ExchangeConfig
 from train.splits import EvalSplit
-from train.training_config import TrainConfig
 
 TOKENIZER, FIRST = "0/tokenizer", "0/init-0"
 OFF_DEVICE = frozenset({"cut", "shard", "half", "mean-part", "gathered"})  # tasks that only read, add and write
@@ -64,30 +64,31 @@ class BredArgs(EvaluationArgs):
     how: str = ""  # it learns; or it stays what its parents made it
 
 
-def round_zero(c: TrainConfig, one_start: bool = False) -> list[Recipe]:
+def round_zero(c: ExchangeConfig, one_start: bool = False) -> list[Recipe]:
     """The tokenizer, the sources' tokens, the first weights. All have the first one's shape."""
-    entries = range(1 if one_start else len(c.initial_population))
-    inits = [(InitArgs(entry=n).plain(), (TOKENIZER, FIRST) if n else (TOKENIZER,)) for n in entries]
-    tokens = [SourceArgs(source=n).plain() for n in range(len(c.datasets))]
+    entries = range(1 if one_start else c.first_models)
+    words = (TOKENIZER,) if c.text_sources else ()
+    inits = [(InitArgs(entry=n).plain(), (*words, FIRST) if n else words) for n in entries]
+    tokens = [SourceArgs(source=n).plain() for n in range(c.text_sources)]
     return [
-        Recipe("tokenizer", "tokenizer", role="tool"),
-        *(Recipe(f"tokens-{n}", "tokens", (), (TOKENIZER,), "tool", args) for n, args in enumerate(tokens)),
+        *(Recipe("tokenizer", "tokenizer", role="tool") for _ in words),
+        *(Recipe(f"tokens-{n}", "tokens", (), words, "tool", args) for n, args in enumerate(tokens)),
         *(Recipe(f"init-{n}", "init", (), needs, "given", args) for n, (args, needs) in enumerate(inits)),
     ]
 
 
-def token_files(c: TrainConfig) -> list[str]:
-    return [f"0/tokens-{n}" for n in range(len(c.datasets))]
+def token_files(c: ExchangeConfig) -> list[str]:
+    return [f"0/tokens-{n}" for n in range(c.text_sources)]
 
 
-def training_inputs(c: TrainConfig) -> list[str]:
+def training_inputs(c: ExchangeConfig) -> list[str]:
     """What every recipe that trains or evaluates needs: the model's shape, and text."""
     return [FIRST, *token_files(c)]
 
 
-def first_weights(c: TrainConfig, slot: int = 0) -> str:
+def first_weights(c: ExchangeConfig, slot: int = 0) -> str:
     """Where a slot begins: at its entry of INITIAL_POPULATION."""
-    return f"0/init-{slot % len(c.initial_population)}"
+    return f"0/init-{slot % c.first_models}"
 
 
 def last_of(slot: str, round: int) -> str:

@@ -21,9 +21,10 @@ from train.chunked_loss import may_be_large, try_out
 from train.cluster.ranks import Agreed, Ranks
 from train.kernels import MIXED
 from train.loop import Learner, Objective
-from train.model import Stack, VectorLayout, layout_of
+from train.model import layout_of
 from train.optimizers import orthogonal
 from train.training_config import TrainConfig
+from train.vector_layout import Stack, VectorLayout
 
 _PIECE = 1 << 24  # numbers that are squared at a time
 

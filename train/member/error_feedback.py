@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fleet.work import InputMember, Work
 from merge.wire import WIRES, received, sender
-from train.training_config import TrainConfig
+from train.exchange_config import ExchangeConfig
 
 LOST_WIRE = "int8"  # of a part that is small itself
 
@@ -18,7 +18,7 @@ class Feedback:
     """Sends piece by piece."""
 
     def __init__(
-        self, config: TrainConfig, work: Work, before: InputMember | None, file: str, count: int, stack: ExitStack
+        self, config: ExchangeConfig, work: Work, before: InputMember | None, file: str, count: int, stack: ExitStack
     ) -> None:
         """`before` is the member that sent the last one, if it is there."""
         self._wire, lost = WIRES[config.wire], f"lost-{file}"

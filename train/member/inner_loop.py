@@ -3,13 +3,15 @@ none, an outcome like any other and the same whoever comes to it."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fleet.work import Failed, Work
-from train.loop import Learner, MicroBatch
 from train.member import vectors
 from train.optimizers import MOMENTS, WEIGHTS
 from train.verdicts import NotFinite
+
+if TYPE_CHECKING:
+    from train.loop import Learner, MicroBatch  # which takes a while to import
 
 T = TypeVar("T")
 Metrics = dict[str, Any]
@@ -20,10 +22,10 @@ log = logging.getLogger(__name__)
 
 def train(
     work: Work,
-    learner: Learner,
+    learner: "Learner",
     begin: Callable[[], None],
     steps: int,
-    batch: Callable[[int], list[MicroBatch]],
+    batch: Callable[[int], "list[MicroBatch]"],
     rate: Callable[[int], float],
     seed: Callable[[int], int],
 ) -> float:
@@ -45,7 +47,7 @@ def train(
             vectors.save(saver, kind, learner.buffer(kind))
         return {"total": total, "optimizer": learner.state()}
 
-    def batches() -> Iterator[list[MicroBatch]]:
+    def batches() -> "Iterator[list[MicroBatch]]":
         for step in range(done, steps):
             learner.seed(seed(step))
             yield batch(step)
@@ -57,10 +59,10 @@ def train(
 
 
 def learn_or_fall_back(
-    work: Work, before: str, rate: float, learn: Callable[[], T], instead: Callable[[], T]
+    work: Work, before: str, advice: str, learn: Callable[[], T], instead: Callable[[], T]
 ) -> tuple[T, dict[str, Any]]:
     """What learning came to, or what there is without it, and what is to be said of that. `before` is the slot's own
-    last member; the rate is the highest."""
+    last member."""
     try:
         return learn(), {}
     except NotFinite as error:
@@ -68,10 +70,11 @@ def learn_or_fall_back(
     last = work.inputs.get(before)
     count = 1 + (int(last.metrics.get("diverged_in_a_row", 0)) if last else 0)  # without a gap
     if count >= IN_A_ROW:
-        raise Failed(_in_words(f"{why}; training has diverged in {count} rounds in a row of this slot", rate))
-    log.warning("%s", _in_words(f"{work.id}: {why}; it counts as untrained", rate))
+        raise Failed(f"{why}; training has diverged in {count} rounds in a row of this slot; {advice}")
+    log.warning("%s: %s; it counts as untrained; %s", work.id, why, advice)
     return instead(), {"diverged": True, "diverged_in_a_row": count}
 
 
-def _in_words(why: str, rate: float) -> str:
-    return f"{why}; its learning rate reached {rate:.3g}: try {_ADVICE}"
+def slower(rate: float) -> str:
+    """What to try where training diverges; the rate is the highest."""
+    return f"its learning rate reached {rate:.3g}: try {_ADVICE}"

@@ -67,7 +67,7 @@ def make_child(runtime: PosttrainingRuntime, work: Work, args: BredArgs) -> Metr
         return child, {**evaluated(runtime, work, args, child, dtype)}
 
     (child, metrics), diverged = inner_loop.learn_or_fall_back(
-        work, "", highest(c, work.recipe.genome["rate"]), learned, untrained
+        work, "", inner_loop.slower(highest(c, work.recipe.genome["rate"])), learned, untrained
     )
     with work.folder() as place:
         write_model(place, child.said, child.files(dtype), runtime.how)

@@ -11,42 +11,33 @@ import torch
 from torch import Tensor
 
 from fleet.work import InputMember, Work
-from merge.outer_step import OuterOptimizer
 from train.batches import TokenFile, batch, held_windows, owned
 from train.loop import Learner, MicroBatch, rate
 from train.member import inner_loop, vectors
+from train.member.exchange_tasks import outer_of
 from train.member.global_model import GlobalModel
 from train.member.inner_loop import Metrics
 from train.member.vectors import Begun, Moment
 from train.model import empty, read_config
 from train.optimizers import MOMENTS, WEIGHTS
-from train.pretraining_genome import Genome
+from train.pretraining_genome import Genome, fittest, inherited
+from train.seeds import mixed
 from train.splits import EvalSplit
 from train.token_budget import held_count, origin_of
 from train.training_config import TrainConfig
 from train.training_recipes import FIRST, Turn, token_files
+from train.vector_layout import VectorLayout
 from train.verdicts import NotFinite
 
 CONFIG = "config.json"
-_WORD, _PRIME = (1 << 64) - 1, (1 << 61) - 1
 SCALING = "scaling.json"  # of fp16's gradients
-
-
-def mixed(*numbers: int) -> int:
-    """A number of 64 bits that follows from these (xxHash's lanes, in the constants of CPython's tuples): seeds of
-    dropout are the same in every Python."""
-    mixed = first = 2870177450012600261
-    for number in numbers:
-        mixed = (mixed + number % _PRIME * 14029467366897019727) & _WORD
-        mixed = ((mixed << 31 | mixed >> 33) & _WORD) * 11400714785074694791 & _WORD
-    return (mixed + (len(numbers) ^ first ^ 3527539)) & _WORD
 
 
 class PretrainingRuntime:
     def __init__(self, config: TrainConfig) -> None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self.config = config
-        self.outer, self.global_model = outer_of(config), GlobalModel()
+        self.outer, self.global_model, self.usual = outer_of(config), GlobalModel(), Genome()
         self._learner: Learner | None = None
 
     def learner(self, work: Work) -> Learner:
@@ -64,9 +55,10 @@ class PretrainingRuntime:
 
     # -- training -----------------------------------------------------------------------------------------------------
 
-    def train(
-        self, work: Work, turn: Turn, start: Tensor, begun: Begun, genome: Genome = Genome()
-    ) -> tuple[Tensor, Metrics]:
+    def layout(self, work: Work) -> VectorLayout:
+        return self.learner(work).layout
+
+    def train(self, work: Work, turn: Turn, start: Tensor, begun: Begun, genome: Genome) -> tuple[Tensor, Metrics]:
         """The inner loop on the slot's own batches: the weights that it ends with. `begun` tells what the
         optimizer begins with."""
         c, learner = self.config, self.learner(work)
@@ -114,11 +106,33 @@ class PretrainingRuntime:
 
     def moments_of(self, work: Work) -> tuple[Moment, ...]:
         """As they travel."""
-        counts = work.inputs[FIRST].metrics
+        return self._counted(work.inputs[FIRST])
+
+    def first_moments(self, parent: InputMember) -> Iterator[tuple[Moment, Tensor]]:
+        return ((moment, torch.zeros(moment.count)) for moment in self._counted(parent))
+
+    def averaged(self, old: InputMember, replicas: Sequence[InputMember]) -> tuple[Moment, ...]:
+        """Of all replicas, in a shard."""
+        return self._counted(old)
+
+    def _counted(self, member: InputMember) -> tuple[Moment, ...]:
+        counts = member.metrics
         return vectors.moments_of(self.config, counts["parameters"], counts["moments"])
 
     def _divided(self, work: Work, whole: Tensor) -> list[Tensor]:
         return [*whole.split([moment.count for moment in self.moments_of(work)])]
+
+    # -- genomes ------------------------------------------------------------------------------------------------------
+
+    def inherited(self, turn: Turn, parents: Sequence[Mapping[str, Any]]) -> Genome:
+        return inherited(self.config, turn.slot, turn.round, parents)
+
+    def fittest(self, parents: Sequence[Mapping[str, Any]]) -> Genome:
+        return fittest(parents, len(self.config.datasets))
+
+    def advice(self, genome: Genome) -> str:
+        """To whoever's training diverges."""
+        return inner_loop.slower(genome.rate_factor * self.config.lr)
 
     # -- evaluation ---------------------------------------------------------------------------------------------------
 
@@ -140,10 +154,6 @@ class PretrainingRuntime:
         count, wire = work.inputs[FIRST].metrics["parameters"], self.config.wire
         state = [(stem, count, wire) for stem in vectors.kept(self.outer)]
         return state + [(moment.stem, moment.count, moment.wire) for moment in self.moments_of(work)]
-
-
-def outer_of(config: TrainConfig) -> OuterOptimizer:
-    return OuterOptimizer(config.outer_lr, config.outer_momentum, config.outer_nesterov)
 
 
 def sources(parents: list[InputMember], part: str, config: TrainConfig) -> list[TokenFile]:
@@ -180,13 +190,6 @@ def bits_per_byte(loss: float, sources: Sequence[Mapping[str, Any]], config: Tra
         return {}
     bytes = math.fsum(count * each[f"{on}_bytes"] / each[on] for count, each in there)
     return {"bits_per_byte": loss / math.log(2) * sum(windows) / bytes}
-
-
-def checked(vector: Tensor) -> Tensor:
-    """What is made of finite numbers may be too large for a number."""
-    if not bool(vector.isfinite().all()):
-        raise NotFinite("the weights and what changed them are too large for numbers")
-    return vector
 
 
 def _before(work: Work, turn: Turn, file: str) -> InputMember | None:

@@ -12,8 +12,8 @@ from fleet.work import Failed, InputMember, Work
 from merge.outer_step import OuterOptimizer, means, ranges
 from merge.tensor_files import Header, TensorEntry, bytes_of, chunks, read_header, write_header
 from merge.wire import WIRES, pieces, received, send
-from train.model import VectorLayout
-from train.training_config import TrainConfig
+from train.exchange_config import ExchangeConfig
+from train.vector_layout import VectorLayout
 
 WEIGHTS, MOMENTUM = "weights", "momentum"  # the stems of files' names: a vector is in one file, or in parts
 # INNER_OPTIMIZER_STATE: what gradients' averages travel in, and those of their squares
@@ -31,7 +31,7 @@ class Moment:
     wire: str
 
 
-def moments_of(config: TrainConfig, parameters: int, both: int) -> tuple[Moment, ...]:
+def moments_of(config: ExchangeConfig, parameters: int, both: int) -> tuple[Moment, ...]:
     """Gradients' averages, and their squares', of what has some; none, where nobody asks for them."""
     if not config.keeps_moments:
         return ()

@@ -1,0 +1,70 @@
+"""A user's own loop as the maker of members: the same bytes however many processes train, and whatever they train."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fleet.digest import digest
+from fleet.history import opened
+from tests.helpers import ROOT, one_of
+from tests.own_loops import MODELS, train
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for runs in this process."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    yield tmp_path
+
+
+def the_digest(folder: Path) -> str:
+    history = opened(folder)
+    assert history.over
+    return digest(history)
+
+
+ALGORITHMS: list[dict[str, Any]] = [
+    {"algorithm": "diloco"},
+    {"algorithm": "edt", "population_size": 4},
+    {"algorithm": "edt", "population_size": 3, "group_size": 3, "outer_momentum": 0.5},
+    {"algorithm": "diloco", "overlap": 1, "inner_optimizer_state": "reset", "wire_dtype": "int8",
+     "error_feedback": True},
+    {"algorithm": "edt", "selection": "rank", "population_size": 4, "elitism": 1, "genes": {"lr": 0.01}, "lr_spread": 4,
+     "mutation_probability": 0.5, "crossover": "slerp"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("keys", one_of(ALGORITHMS, ALGORITHMS[:1]), ids=str)
+def test_a_run_that_is_left_and_gone_on_with_has_the_bytes_of_one_that_is_not(alone, keys):
+    """In the middle of rounds, and of data loaders: each time another model, in its first state, goes on."""
+    train("norm", alone / "calm", **keys)
+    sessions = 1
+    while not train("norm", alone / "hurried", only=7, **keys)[1]:
+        sessions += 1
+    assert sessions > 2
+    assert the_digest(alone / "hurried") == the_digest(alone / "calm")
+
+
+@pytest.mark.parametrize("kind", one_of(MODELS, ["muon", "tied"]))
+def test_any_model_with_any_optimizer(alone, kind):
+    keys = {"inner_optimizer_state": "narrow", "max_generations": 3}
+    model, _ = train(kind, alone / "calm", **keys)
+    assert not train(kind, alone / "hurried", only=12, **keys)[1]
+    again, _ = train(kind, alone / "hurried", **keys)
+    assert the_digest(alone / "hurried") == the_digest(alone / "calm")
+    for name, one in model.state_dict().items():  # what the run has come to, in whatever process
+        assert torch.equal(one, again.state_dict()[name]) or name == "gone", name
+
+
+@pytest.mark.slow
+def test_two_ranks_that_share_a_model(alone):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run([*command, "-m", "tests.own_loops", str(alone)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    for wrap in ("ddp", "fsdp"):
+        assert the_digest(alone / f"{wrap}-hurried") == the_digest(alone / f"{wrap}-calm")

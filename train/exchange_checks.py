@@ -1,0 +1,75 @@
+"""What cannot work among the keys of how members come together, whatever is trained."""
+
+from collections.abc import Iterator
+from itertools import count
+
+from train.exchange_config import NARROW, ExchangeConfig
+from train.parent_selection import BY_LOSS
+
+_MOST = 1 << 20  # files that DiLoCo writes in a round, names of parents in a plan of EDT: a plan is one register
+
+
+def exchange_problems(config: ExchangeConfig) -> Iterator[tuple[object, str]]:
+    """Each possible one, and whether it is there."""
+    yield from _of_diloco(config) if config.shares_one_model else _of_evolution(config)
+    last, wanted, first = config.max_generations, config.inner_steps, config.first_inner_steps
+    if config.steps_in(last) < wanted:  # rounds that end before they have grown are not what INNER_STEPS says
+        need = next(round for round in count(last) if config.steps_in(round) == wanted)
+        yield (
+            True,
+            f"MAX_GENERATIONS is {last}: rounds grow from FIRST_INNER_STEPS {first} to INNER_STEPS {wanted}, which "
+            f"round {need} is the first to have; set MAX_GENERATIONS {need} or FIRST_INNER_STEPS {wanted}, or lower "
+            "INNER_STEPS",
+        )
+
+
+def _of_diloco(config: ExchangeConfig) -> tuple[tuple[object, str], ...]:
+    shards, size, halves = config.shard_count, config.population_size, config.overlap
+    return (
+        (shards * size > _MOST, f"SHARDS is {shards}: {_many('files', shards, size)}"),
+        (config.first_models > 1, "INITIAL_POPULATION: DiLoCo begins with one model"),
+        (
+            halves and config.quorum < 1,
+            "OVERLAP: a half that is absent as a whole has no mean; set QUORUM to 1",
+        ),
+        (halves and size < 2, "OVERLAP: two halves of the replicas take turns, and POPULATION_SIZE is 1"),
+        (
+            halves and config.outer_momentum,
+            "OVERLAP is there without momentum of the outer step: set OUTER_MOMENTUM to 0, its default",
+        ),
+    )
+
+
+def _of_evolution(config: ExchangeConfig) -> tuple[tuple[object, str], ...]:
+    size, group, selection = config.population_size, config.parents_of_a_child, config.selects
+    by_loss, rules = config.selects_by_fitness, f"{', '.join(BY_LOSS[:-1])} or {BY_LOSS[-1]}"
+    equally = f"with SELECTION {selection} everybody is a parent equally often; use {rules}, or 0"
+    who = "" if config.group_size else " (chosen)"
+    powers = f"powers of two, not POPULATION_SIZE {size} and GROUP_SIZE {group}{who}"
+    wire, whole_numbers = config.wire, config.wire in NARROW
+    return (
+        (whole_numbers, f"WIRE_DTYPE is {wire}: EDT sends weights, of which whole numbers lose too much; use bf16"),
+        (size < group, f"POPULATION_SIZE is {size}, smaller than a group of GROUP_SIZE {group}{who}"),
+        (
+            by_loss and config.elitism >= size,
+            f"ELITISM is {config.elitism}: it must be below POPULATION_SIZE, which is {size}",
+        ),
+        (
+            by_loss and group * size > _MOST,
+            f"GROUP_SIZE is {group}{who}: {_many('parents', group, size)}, where fitness decides",
+        ),
+        (not by_loss and config.elitism, f"ELITISM is {config.elitism}, but {equally}"),
+        (
+            not by_loss and config.previous_generation,
+            f"PREVIOUS_GENERATION needs SELECTION {rules}, not {selection}",
+        ),
+        (not by_loss and size % group, f"POPULATION_SIZE is {size}, not a multiple of GROUP_SIZE {group}{who}"),
+        (
+            selection == "hypercube" and (size & (size - 1) or group & (group - 1)),
+            f"SELECTION hypercube needs {powers}",
+        ),
+    )
+
+
+def _many(what: str, each: int, population: int) -> str:
+    return f"{each * population:,} {what} a round with POPULATION_SIZE {population}; at most {_MOST:,} are possible"

@@ -1,0 +1,251 @@
+"""How members of EDT and DiLoCo are made, whatever it is that trains: children, replicas and shards, and what all of
+them come to together."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fleet.work import Failed, InputMember, Work
+from merge.methods.weighted_sums import slerp_all
+from merge.outer_step import OuterOptimizer, State, means, ranges
+from merge.tensor_group import weighted
+from merge.wire import pieces, send, sender
+from train.exchange_config import NARROW, ExchangeConfig
+from train.member import vectors
+from train.member.error_feedback import Feedback
+from train.member.global_model import STEPPED_FROM, UPDATE, GlobalModel, identity
+from train.member.inner_loop import Metrics, learn_or_fall_back
+from train.member.vectors import WEIGHTS, Begun, Moment, file_of, kept, parents_of
+from train.splits import EvalSplit
+from train.training_recipes import ChildArgs, EvaluationArgs, ShardArgs, Turn, shards_in
+from train.vector_layout import VectorLayout
+from train.verdicts import NotFinite
+
+CHANGE = "change"
+
+
+class MemberRuntime(Protocol):
+    """What trains: a worker's own inner loop, or somebody else's."""
+
+    config: Any
+    outer: OuterOptimizer
+    global_model: GlobalModel
+    usual: Any  # the genome of who inherits none
+
+    def layout(self, work: Work) -> VectorLayout: ...
+
+    def train(self, work: Work, turn: Turn, start: Tensor, begun: Begun, genome: Any) -> tuple[Tensor, Metrics]: ...
+
+    def evaluate(self, work: Work, weights: Tensor, on: EvalSplit) -> Metrics: ...
+
+    def inherited(self, turn: Turn, parents: Sequence[Mapping[str, Any]]) -> Any: ...
+
+    def fittest(self, parents: Sequence[Mapping[str, Any]]) -> Any: ...
+
+    def advice(self, genome: Any) -> str: ...
+
+    # what goes on beside the weights
+
+    def inherit(self, work: Work, turn: Turn, begun: Begun) -> None: ...
+
+    def moments(self, work: Work) -> Iterator[tuple[Moment, Tensor]]: ...
+
+    def exchanged(self, work: Work) -> list[tuple[str, int, str]]: ...
+
+    def first_moments(self, parent: InputMember) -> Iterator[tuple[Moment, Tensor]]: ...
+
+    def averaged(self, old: InputMember, replicas: Sequence[InputMember]) -> Sequence[Moment]: ...
+
+
+def outer_of(config: ExchangeConfig) -> OuterOptimizer:
+    return OuterOptimizer(config.outer_lr, config.outer_momentum, config.outer_nesterov)
+
+
+def checked(vector: Tensor) -> Tensor:
+    """What is made of finite numbers may be too large for a number."""
+    if not bool(vector.isfinite().all()):
+        raise NotFinite("the weights and what changed them are too large for numbers")
+    return vector
+
+
+def evaluate_mean(runtime: MemberRuntime, work: Work, args: EvaluationArgs) -> Metrics:
+    """The averaged model of a generation."""
+    members, size = parents_of(work), runtime.layout(work).size
+    return runtime.evaluate(work, vectors.without_lookahead(runtime.outer, vectors.mean, members, size), args.on)
+
+
+def evaluate_global(runtime: MemberRuntime, work: Work, args: EvaluationArgs) -> Metrics:
+    """The model that all shards are together."""
+    shards, size = parents_of(work), runtime.layout(work).size
+    state = [runtime.global_model.read(shards, size)]
+    state += [vectors.read(vectors.joined, shards, stem, size) for stem in kept(runtime.outer)[1:]]
+    return runtime.evaluate(work, runtime.outer.without_lookahead(state), args.on)
+
+
+# -- EDT: each member has an outer step of its own --------------------------------------------------------------------
+
+
+def make_child(runtime: MemberRuntime, work: Work, turn: ChildArgs) -> Metrics:
+    """Cross the parents over, train, take the outer step; evaluate what is published. One that diverges stays what its
+    parents made it, and its genome dies with what it learned."""
+    c, outer, stems = runtime.config, runtime.outer, kept(runtime.outer)
+    begun, parents = _mean_of_parents(runtime, work, turn), [parent.metrics for parent in parents_of(work)]
+    start, genome = _crossed(runtime, work, turn, begun), runtime.inherited(turn, parents)
+
+    def learned() -> tuple[State, Metrics]:
+        trained, metrics = runtime.train(work, turn, start[0], begun, genome)
+        return evaluated(outer.step(start, start[0] - trained), {**metrics, **genome.metrics()})
+
+    def untrained() -> tuple[State, Metrics]:
+        runtime.inherit(work, turn, begun)
+        return evaluated(start, runtime.fittest(parents).metrics())
+
+    def evaluated(state: State, metrics: Metrics) -> tuple[State, Metrics]:
+        """By what arrives, without the last step's look ahead."""
+        arrived = outer.without_lookahead([vectors.arrived(checked(each), c.wire) for each in state])
+        return state, {**metrics, **runtime.evaluate(work, arrived, turn.on)}
+
+    (state, metrics), diverged = learn_or_fall_back(work, turn.before, runtime.advice(genome), learned, untrained)
+    for stem, vector in zip(stems, state, strict=True):
+        vectors.save_parts(work, stem, vector, c.mean_parts, c.wire)
+    for moment, vector in runtime.moments(work):
+        vectors.save_parts(work, moment.stem, vector, c.mean_parts, moment.wire)
+    return {**metrics, **diverged}
+
+
+def make_mean_part(runtime: MemberRuntime, work: Work, args: ShardArgs) -> Metrics:
+    """What all children of a group begin with, of one range: where nobody is, there is nothing."""
+    if not (members := [work.inputs[id] for id in work.recipe.parents if id in work.inputs]):
+        return {}
+    for stem, count, wire in runtime.exchanged(work):
+        part = file_of(stem, args.shard)
+        cut = ranges(count, runtime.config.mean_parts)[args.shard]
+        with work.create(file_of(stem)) as file:
+            send(file, len(cut), means([vectors.numbers(each, part, len(cut)) for each in members]), wire)
+    return {}
+
+
+def _mean_of_parents(runtime: MemberRuntime, work: Work, turn: ChildArgs) -> Begun:
+    """As it was made for all of their children, or made here in the same way."""
+    if turn.parts:
+        parents_of(work)  # somebody is there
+        return partial(vectors.joined, [work.inputs[id] for id in work.recipe.needs[: turn.parts]])
+    wires = {stem: wire for stem, _, wire in runtime.exchanged(work)}
+    return lambda stem, into: vectors.mean(parents_of(work), stem, into, wires[stem])
+
+
+def _crossed(runtime: MemberRuntime, work: Work, turn: Turn, begun: Begun) -> State:
+    """Where a child begins: at the first weights, the mean of its parents, or a point between them that is drawn when
+    it is made, as its genome is."""
+    parents, layout, stems = parents_of(work), runtime.layout(work), kept(runtime.outer)
+    if turn.round == 1:
+        return vectors.load_weights(parents[0], layout.size), *(torch.zeros(layout.size) for _ in stems[1:])
+    if runtime.config.crossover == "outer":
+        state = tuple(torch.empty(layout.size) for _ in stems)
+        for stem, room in zip(stems, state, strict=True):
+            begun(stem, room)
+        return state
+    shares = _shares(runtime, work, turn)
+    several = [[vectors.read(vectors.joined, [each], stem, layout.size) for each in parents] for stem in stems]
+    state = tuple(weighted(found, shares) for found in several)
+    if runtime.config.crossover == "slerp":
+        views = [layout.views(each) for each in several[0]]
+        for name, room in layout.views(state[0]).items():
+            room.copy_(slerp_all([view[name] for view in views], shares))
+    return state
+
+
+def _shares(runtime: MemberRuntime, work: Work, turn: Turn) -> list[float]:
+    """Each parent's, of those that are there."""
+    parents, rng = work.recipe.parents, np.random.default_rng((runtime.config.seed, turn.round, turn.slot, 2))
+    shares = zip(parents, map(float, rng.dirichlet(np.ones(len(parents)))), strict=True)
+    present = [share for id, share in shares if id in work.inputs]
+    return [share / sum(present) for share in present]
+
+
+# -- DiLoCo: one outer step for all, in shards ------------------------------------------------------------------------
+
+
+def make_replica(runtime: MemberRuntime, work: Work, turn: Turn) -> Metrics:
+    """Train from the global model on the slot's own data, and publish the change. One that diverges changes nothing."""
+    c, size = runtime.config, runtime.layout(work).size
+    start, begun = runtime.global_model.read(parents_of(work), size), partial(vectors.joined, parents_of(work))
+
+    def learned() -> tuple[Tensor, Metrics]:
+        trained, metrics = runtime.train(work, turn, start, begun, runtime.usual)
+        return checked(start.sub(trained)), metrics
+
+    def untrained() -> tuple[Tensor, Metrics]:
+        runtime.inherit(work, turn, begun)
+        return torch.zeros(size), {}
+
+    (change, metrics), diverged = learn_or_fall_back(
+        work, turn.before, runtime.advice(runtime.usual), learned, untrained
+    )
+    for number, cut in enumerate(ranges(size, _shards(work))):
+        with ExitStack() as stack:
+            narrow = Feedback(c, work, work.inputs.get(turn.before), file_of(CHANGE, number), len(cut), stack)
+            for piece in pieces(change[cut.start : cut.stop]):
+                narrow.send(piece)
+    for moment, vector in runtime.moments(work):
+        vectors.save_parts(work, moment.stem, vector, _shards(work), moment.wire)
+    return {**metrics, **diverged}
+
+
+def cut_shard(runtime: MemberRuntime, work: Work, args: ShardArgs) -> Metrics:
+    """One range of the first global model; what is remembered of its way is zero."""
+    (parent,) = work.inputs.values()
+    whole, counts = vectors.load_weights(parent, parent.metrics["parameters"]), counts_of(parent)
+    piece = cut_of(len(whole), work, args)
+    vectors.save(work, file_of(WEIGHTS), whole[piece.start : piece.stop])
+    for stem in kept(runtime.outer)[1:]:
+        vectors.save(work, file_of(stem), torch.zeros(len(piece)))
+    for moment, vector in runtime.first_moments(parent):
+        cut = cut_of(moment.count, work, args)
+        vectors.save(work, file_of(moment.stem), vector[cut.start : cut.stop], moment.wire)
+    return counts
+
+
+def make_shard(runtime: MemberRuntime, work: Work, args: ShardArgs) -> Metrics:
+    """One range of the outer step: everybody's changes there, piece by piece, whatever their size."""
+    c, old = runtime.config, work.inputs[args.old]
+    replicas = [parent for id, parent in work.inputs.items() if id != args.old]
+    if not replicas:
+        raise Failed("no replica of this round is there")
+    counts, cut = counts_of(old), cut_of(old.metrics["parameters"], work, args)
+    stems, known = kept(runtime.outer), runtime.global_model.pieces_of(old, args.shard, cut)
+    share = (len(work.recipe.parents) - 1) / c.population_size  # of all slots, these come together here
+    state = [vectors.numbers(old, file_of(stem), len(cut)) for stem in stems[1 if known else 0 :]]
+    changes = means([vectors.numbers(each, file_of(CHANGE, args.shard), len(cut)) for each in replicas])
+    with ExitStack() as stack:
+        new = [sender(stack.enter_context(work.create(file_of(stem))), len(cut)) for stem in stems]
+        narrow = Feedback(c, work, old, UPDATE, len(cut), stack) if c.wire in NARROW else None
+        for *pieces_of, change in zip(*([known] if known else []), *state, changes, strict=True):
+            weights, *momentum = runtime.outer.step(pieces_of, change.mul_(share))
+            if narrow:  # whoever knows the old weights comes to the very ones that are written here
+                weights = pieces_of[0] - narrow.send(pieces_of[0] - weights)
+            for write, piece in zip(new, (weights, *momentum), strict=True):
+                write(piece)
+    for moment in runtime.averaged(old, replicas):
+        part, count = file_of(moment.stem, args.shard), len(cut_of(moment.count, work, args))
+        with work.create(file_of(moment.stem)) as file:
+            send(file, count, means([vectors.numbers(each, part, count) for each in replicas]), moment.wire)
+    return {**counts, STEPPED_FROM: identity(old)}
+
+
+def counts_of(member: InputMember) -> dict[str, int]:
+    return {name: member.metrics[name] for name in ("parameters", "moments")}
+
+
+def cut_of(size: int, work: Work, args: ShardArgs) -> range:
+    """This shard's."""
+    return ranges(size, _shards(work))[args.shard]
+
+
+def _shards(work: Work) -> int:
+    return shards_in(work.history.plan(0))
