@@ -32,6 +32,8 @@ def follow(methods: Mapping[str, Method[Any]], folder: Path, finish: bool, begun
     if not begun:
         with contextlib.suppress(faults.Passing, NotYet):
             history.look_far()
+        if not history.over:
+            say(f"The run goes on in round {history.first_open}.")
     progress = method.view(history, config.rounds, config.steps_in)
     while not (host.stopping or history.over):
         progress.show()

@@ -1,6 +1,7 @@
 """Where a run is: a folder, or a place in a bucket, as `s3://bucket/runs/edt`. Both are paths to the rest of the
 project; of an address a path keeps one slash less, which `address` puts back."""
 
+import os
 from pathlib import Path
 
 from fleet.errors import absolute
@@ -25,3 +26,9 @@ def beside(place: Path) -> Path:
 def here(place: Path, where: Path = Path()) -> Path:
     """What was written in a file of that folder, as this machine finds it."""
     return place if in_bucket(place) else absolute(where / place)
+
+
+def of_hub(name: str) -> tuple[str, str | None]:
+    """A model's id on the hub and its revision, of `org/name@revision`; whatever lies here is what it is called."""
+    id, _, revision = name.partition("@")
+    return (name, None) if os.path.exists(name) else (id, revision or None)

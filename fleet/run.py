@@ -159,9 +159,11 @@ def _refusing(base: Path) -> Iterator[None]:
     try:
         yield
     except (faults.Denied, faults.Unfit) as error:
-        needs = "new folders, hard links, renames that replace, fsync"
-        what = "the bucket cannot be used" if in_bucket(base) else f"the disk refuses what a run needs ({needs})"
-        raise UserError(f"{where}: {what}: {error}") from None
+        if in_bucket(base):
+            raise UserError(f"{where}: the bucket cannot be used: {error}") from None
+        raise UserError(
+            f"{where}: the disk refuses what a run needs (new folders, hard links, renames that replace, fsync): {error}"
+        ) from None
     except faults.Full as error:
         raise UserError(f"{where}: no room to start a run: {error}") from None
 

@@ -192,12 +192,6 @@ def whole(name: str, where: Path, endings: tuple[str, ...] = ()) -> str:
     return f"{whole(model, where)}+{whole(adapter, where)}" if plus else name
 
 
-def of_hub(name: str) -> tuple[str, str | None]:
-    """A model's id on the hub and its revision, of `org/name@revision`; whatever lies here is what it is called."""
-    id, _, revision = name.partition("@")
-    return (name, None) if os.path.exists(name) else (id, revision or None)
-
-
 def lowered(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Keys are the same in any case."""
     found: dict[str, Any] = {}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fleet.errors import Lacking
-from fleet.run_config import of_hub
+from fleet.places import of_hub
 from merge.donor import Donor, LazyTensor, changed, read_config, tensors_in
 from merge.hub import fetched
 from merge.tensor_files import UserError, read_json

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fleet.errors import UserError, first_line
-from fleet.run_config import of_hub
+from fleet.places import of_hub
 
 _BESIDE = ("*.json", "*.model", "*.txt", "*.jinja")
 _WEIGHTS = (("model*.safetensors", "adapter_model*.safetensors"), ("pytorch_model*.bin", "adapter_model*.bin"))

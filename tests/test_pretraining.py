@@ -307,7 +307,7 @@ def test_what_is_evaluated_is_what_is_exported(tmp_path):
     learner = Learner(exporter.model, exporter.config)
     for what, id, on in (("3-m1", "3/m1", "validation"), ("average", "3/average", "test")):
         learner.load_weights(exporter.chosen(what)[1])
-        loss = evaluated(learner.eval_loss, exporter.sources(on), exporter.config)["loss"]
+        loss = evaluated(learner.eval_loss, exporter.sources(on), exporter.config, on)["loss"]
         assert loss == pytest.approx(history[id].metrics["loss"], abs=1e-6)
 
 

@@ -18,7 +18,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
 from fleet.errors import first_line
-from fleet.run_config import UserError, of_hub
+from fleet.places import of_hub
+from fleet.run_config import UserError
 from fleet.untrusted_model import check_config
 from train.training_config import TrainConfig
 from train.vector_layout import Stack, VectorLayout

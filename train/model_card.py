@@ -9,7 +9,7 @@ import yaml
 
 from fleet.digest import digest
 from fleet.history import History
-from fleet.run_config import of_hub
+from fleet.places import of_hub
 from fleet.status import metrics_text
 from train import loss_picture
 from train.training_config import PRESETS, TrainConfig

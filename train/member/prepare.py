@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
 from fleet.hashed_files import HashedFile
-from fleet.run_config import of_hub
+from fleet.places import of_hub
 from fleet.scratch import passing
 from fleet.snapshots import Saver
 from fleet.tasks import Args
