@@ -155,17 +155,17 @@ def _make_folders(place: Path) -> None:
 
 @contextlib.contextmanager
 def _refusing(base: Path) -> Iterator[None]:
-    where = address(base)
+    at = address(base)
     try:
         yield
     except (faults.Denied, faults.Unfit) as error:
         if in_bucket(base):
-            raise UserError(f"{where}: the bucket cannot be used: {error}") from None
+            raise UserError(f"{at}: the bucket cannot be used: {error}") from None
         raise UserError(
-            f"{where}: the disk refuses what a run needs (new folders, hard links, renames that replace, fsync): {error}"
+            f"{at}: the disk refuses what a run needs (new folders, hard links, renames that replace, fsync): {error}"
         ) from None
     except faults.Full as error:
-        raise UserError(f"{where}: no room to start a run: {error}") from None
+        raise UserError(f"{at}: no room to start a run: {error}") from None
 
 
 def _about(bound: Mapping[str, Any], host: Host) -> Value:
