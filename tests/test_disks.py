@@ -71,6 +71,7 @@ def test_a_mount_that_dies_and_comes_back(toys, kind):
     with disks.mounted(*place_of(run, kind)) as disk:
         starter = run.start(2)
         until(lambda: len(run.registers(r"00001/m.*done")) >= 2, "the run has begun")
+        until(lambda: len(run.makers("0000[1-3]/m.")) == 2, "both are at work")
         at_work = {*run.alive()}
         disk.die()
         if kind == "bindfs":
