@@ -22,7 +22,7 @@ test: $(VENV)/.test
 # Processes that wait for each other on two busy cores are late at times: what fails beside others is tried once more, alone,
 # and is named either way. What fails twice has failed.
 TESTS := $(RUN) -m pytest -n 3 --dist loadfile --no-loadscope-reorder
-ALONE := $(RUN) -m pytest --last-failed --last-failed-no-failures none -rA --show-capture=no
+ALONE := env -u SLOW_TESTS_UNTIL $(RUN) -m pytest --last-failed --last-failed-no-failures none -rA --show-capture=no
 
 test-short: $(VENV)/.test
 	$(TESTS) || { echo "ONCE MORE, ALONE:" && $(ALONE); }
