@@ -28,17 +28,18 @@ test-short: $(VENV)/.test
 	$(TESTS) || { echo "ONCE MORE, ALONE:" && $(ALONE); }
 
 test-slow: $(VENV)/.slow
-	$(MAKE) storm SEEDS=250
+	$(MAKE) storm SEEDS=250 EVERY=4
 	$(TESTS) -m slow || { echo "ONCE MORE, ALONE:" && $(ALONE) -m slow; }
 
 # On a real NFS disk that three machines mount, each with a kernel of its own.
 test-nfs: $(VENV)/.test
 	$(RUN) -m pytest -m nfs tests/test_nfs.py
 
-# The simulated disk with all its misfortunes: every crash point, and SEEDS random ones.
+# The simulated disk and bucket with all their misfortunes: each EVERYth crash point, and SEEDS random ones.
 SEEDS ?= 2000
+EVERY ?= 1
 storm: $(VENV)/.test
-	$(RUN) -m tests.storm --seeds $(SEEDS)
+	$(RUN) -m tests.storm --seeds $(SEEDS) --every $(EVERY)
 
 # All that only a GPU can tell, in ten minutes, by the torch that PYTHON has: benchmark-gpu/gpu.md. The same command again goes
 # on. DRY=1 walks through it on the CPU, in .venv.

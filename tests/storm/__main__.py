@@ -16,7 +16,9 @@ app = App(help=__doc__, version_flags=[])
 
 
 @app.default
-def main(seeds: int = 2000, first: int = 0, jobs: int = 2, crashes: bool = True, mutants: bool = True) -> int:
+def main(
+    seeds: int = 2000, first: int = 0, jobs: int = 2, crashes: bool = True, mutants: bool = True, every: int = 1
+) -> int:
     """Run simulated storms over the real protocol code, every fourth in a bucket; a broken promise comes with its seed.
 
     For example:
@@ -35,13 +37,15 @@ def main(seeds: int = 2000, first: int = 0, jobs: int = 2, crashes: bool = True,
         Also let a worker die before and after each single call of a run, and the server crash there.
     mutants
         Also break each rule of the protocol on purpose, and see that the storms notice.
+    every
+        Of the calls at which a worker may die, only every so manieth.
     """
     broken = 0
     with get_context("spawn").Pool(jobs, proofs.quiet, maxtasksperchild=_CHUNKS) as pool:
         broken += each(pool, f"{seeds} storms", proofs.storm_problem, range(first, first + seeds))
         for name, config in proofs.TINY.items() if crashes else ():
             for where, kind, more in (("on a disk", proofs.Watched, ()), ("in a bucket", proofs.WatchedBucket, (1,))):
-                points = proofs.crash_points(config, kind=kind)
+                points = proofs.crash_points(config, kind=kind)[::every]
                 cases = ((name, point, *more) for point in points)
                 broken += each(pool, f"{name}, {where}: {3 * len(points)} crashes", proofs.crash_problem, cases)
     for name, mutant in proofs.MUTANTS.items() if mutants else ():
