@@ -76,8 +76,10 @@ def _file(variable: str, name: str) -> Path:
     return Path(os.environ.get(variable) or Path("~/.aws", name)).expanduser()
 
 
-def is_local() -> bool:
+def may_be_plain() -> bool:
     """Unencrypted requests are for a server on this very machine, unless AWS_ALLOW_HTTP says otherwise."""
+    if os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("true", "1"):
+        return True
     endpoint = os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""
     host = endpoint.partition("://")[2].partition("/")[0].rpartition(":")[0]
     return endpoint.startswith("http://") and host in ("127.0.0.1", "localhost", "[::1]")

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from fleet import faults
-from fleet.credentials import is_local, settings_for
+from fleet.credentials import may_be_plain, settings_for
 from fleet.errors import Lacking, UserError, first_line
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def _connected(address: str) -> "tuple[Any, ObjectStore]":
     except ImportError:
         raise Lacking("a run in a bucket needs obstore: pip install -r requirements-bucket.txt") from None
     try:
-        client = _CLIENT | ({"allow_http": True} if is_local() else {})
+        client = _CLIENT | ({"allow_http": True} if may_be_plain() else {})
         connect: Any = from_url
         return obstore, connect(address, client_options=client, retry_config=_RETRY, **settings_for(address))
     except Exception as error:
