@@ -91,7 +91,8 @@ class Starter:
         finally:
             if self._server:
                 self._server.close()
-            self._log.close()
+            with contextlib.suppress(OSError):  # its disk died meanwhile, and came back as another one
+                self._log.close()
 
     def entered(self) -> tuple[Store, str]:
         """The run, and in words how it was found."""
