@@ -69,7 +69,7 @@ def _one_text(position_ids: Tensor) -> Tensor | None:
 
 def _mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, **asked: Any) -> Tensor | None:
     """None where the kernel's own causal order says it all. While something is compiled, transformers knows so with
-    torch 2.14 only, and flash attention takes no mask: an attention four times as slow on an H200."""
+    newer versions of torch only, and flash attention takes no mask: an attention four times as slow on an H200."""
     narrow, skips = asked.get("local_size"), asked.get("allow_is_causal_skip", True)
     square = q_length == kv_length and isinstance(q_offset, int) and not q_offset
     if skips and square and asked.get("attention_mask") is None and (narrow is None or kv_length < narrow):
