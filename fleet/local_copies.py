@@ -15,10 +15,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fleet.errors import Lacking, UserError
+from fleet.scratch import FOLDER, alone
 
 _GB, _DEFAULT = 1 << 30, "50"
 _HELD = 64  # attempts whose copies a process holds
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class LocalCopies:
@@ -72,7 +72,7 @@ class LocalCopies:
         for _, its, place in sorted(found):
             if taken <= limit:
                 return
-            with contextlib.suppress(OSError), _alone(place):
+            with contextlib.suppress(OSError), alone(place):
                 shutil.rmtree(place, ignore_errors=True)
                 taken -= its
 
@@ -87,22 +87,11 @@ class LocalCopies:
         while True:
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
-                handle = os.open(place, _FOLDER)
+                handle = os.open(place, FOLDER)
                 fcntl.flock(handle, fcntl.LOCK_SH)
                 if place.is_dir():
                     return handle
                 os.close(handle)
-
-
-@contextlib.contextmanager
-def _alone(place: Path) -> Iterator[None]:
-    """Only where nobody holds it."""
-    handle = os.open(place, _FOLDER)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(handle)
 
 
 def _base() -> Path:

@@ -13,7 +13,7 @@ from pathlib import Path
 from fleet import faults
 from fleet.errors import Lacking, behind
 
-_LOOK = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @contextlib.contextmanager
@@ -47,13 +47,14 @@ def passing(kind: str, where: Path | None = None) -> Iterator[Path]:
 def sweep(base: Path, prefix: str) -> None:
     """What cannot be held, or on a disk that knows no locks, is left alone."""
     for left in base.glob(f"{prefix}*"):
-        with contextlib.suppress(OSError), _held(left):
+        with contextlib.suppress(OSError), alone(left):
             shutil.rmtree(left, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def _held(place: Path) -> Iterator[None]:
-    handle = os.open(place, _LOOK)
+def alone(place: Path) -> Iterator[None]:
+    """Only where nobody holds it."""
+    handle = os.open(place, FOLDER)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
@@ -66,7 +67,7 @@ def _made(base: Path, prefix: str) -> tuple[Path, int]:
     while True:
         place = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
         with contextlib.suppress(FileNotFoundError):
-            handle = os.open(place, _LOOK)
+            handle = os.open(place, FOLDER)
             with contextlib.suppress(OSError):
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if place.exists():
