@@ -26,6 +26,7 @@ class Events:
         self._file: Appender | None = None
         self._lines: list[str] = []
         self._lock = threading.Lock()  # the pulse's thread flushes, too, while a long recipe runs
+        self._writing = False  # one at a time: in a bucket, each write replaces what the one before has written
         self._written = -math.inf
         self._sums, self._since = WorkerNotes(store.name), 0  # bytes since they were last noted
         self.begun = False
@@ -47,17 +48,27 @@ class Events:
     def flush(self) -> None:
         """Short recipes come fast; their events go to the disk together."""
         with self._lock:
+            if self._writing:  # whoever is at it comes back for these
+                return
+            self._writing = True
+        while lines := self._taken():
+            self._written = self.store.host.now()
+            try:
+                self._open().write((self._torn + "".join(lines)).encode())
+                self._torn = ""
+            except faults.Fault:
+                self._torn = "\n"
+                with self._lock:
+                    self._lines = (lines + self._lines)[-_KEPT:]
+                    self._writing = False
+                return
+
+    def _taken(self) -> list[str]:
+        """The lines to be written now."""
+        with self._lock:
             lines, self._lines = self._lines, []
-        if not lines:
-            return
-        self._written = self.store.host.now()
-        try:
-            self._open().write((self._torn + "".join(lines)).encode())
-            self._torn = ""
-        except faults.Fault:
-            self._torn = "\n"
-            with self._lock:
-                self._lines = (lines + self._lines)[-_KEPT:]
+            self._writing = bool(lines)
+        return lines
 
     def inherit(self, gone: WorkerNotes) -> None:
         """The sums of a worker whose notes nobody reads any more."""

@@ -38,9 +38,10 @@ class Progress:
         self._told = self._began_at = history.first_open
         self._notes, self._left = NotesReader(history.store, WorkerNotes), TimeLeft(history, rounds, steps_in)
         self._launch = launches.latest(history.store)
-        self._least = max(_LOOK, history.store.breath / 2)
+        self._least = max(_LOOK, 2 * history.store.breath)
         self._began, self._looked, self._every = self._now(), 0.0, self._least
-        self._spoke = self._began
+        self._spoke, self._patience = self._began, max(_SILENT, 6 * history.store.breath)
+        self._noted = list[WorkerNotes]()
         self._underway = dict[str, Underway]()
         self._live = Live(console=console(), auto_refresh=False) if sys.stdout.isatty() else None
 
@@ -62,13 +63,13 @@ class Progress:
             self._live.console.print(line, highlight=False, soft_wrap=True) if self._live else say(line)
             self._told = round + 1
         silent = self._now() - self._spoke
-        if self._live or last or silent >= _SILENT:
+        if self._live or last or silent >= self._patience:
             self.look_around()
         if self._live and not self._live.is_started:
             self._live.start()
         if self._live:
             self._live.update(Group(self.table(), *map(Text, self.ends())), refresh=True)
-        elif last or silent >= _SILENT:
+        elif last or silent >= self._patience:
             self._spoke = self._now()
             first, *others = self.ends()
             said = "; ".join(filter(None, ["" if last else self.making(), first]))
@@ -78,6 +79,7 @@ class Progress:
     def look_around(self) -> None:
         """How far each worker is, and what the last recipes took."""
         self._left.learn()
+        self._noted = self._notes.look()
         self._underway = underway(self.history.store, self._launch)
 
     def making(self) -> str:
@@ -85,7 +87,7 @@ class Progress:
         open = [self._underway[id] for id, _ in self.history.open() if id in self._underway]
         words = [f"{plain(each.id, 64)} {plain(each.at, 64)}".rstrip() for each in open]
         more = f" and {len(words) - _FEW} more" if len(words) > _FEW else ""
-        begins = "" if any(d.made for d in self._notes.look()) else "the workers are starting"
+        begins = "" if any(d.made for d in self._noted) else "the workers are starting"
         return f"making {', '.join(words[:_FEW])}{more}" if words else begins
 
     def ends(self) -> Iterator[str]:
@@ -139,7 +141,7 @@ class Progress:
         """Tokens a second, and bytes moved, of this start of the run."""
         seconds = max(1e-3, self._now() - self._began)
         words = [f"{self._left.tokens / seconds:,.0f} tokens/s"] if self._left.tokens else []
-        moved = sum(d.written + d.read for d in self._notes.look())
+        moved = sum(d.written + d.read for d in self._noted)
         return ", ".join([*words, *[f"{bytes_of(moved)} moved"] * bool(moved)])
 
     def table(self) -> Table:

@@ -63,14 +63,23 @@ def stop(number: int, _frame: object) -> None:
 
 def run(app: Callable[[], object]) -> int:
     """A command to its end, or until it is told to stop; the code to end with."""
-    for each in SIGNALS:
-        if signal.getsignal(each) != signal.SIG_IGN:  # nohup, and jobs in the background of a script
+    before = {each: signal.getsignal(each) for each in SIGNALS}
+    for each, handler in before.items():
+        if handler != signal.SIG_IGN:  # nohup, and jobs in the background of a script
             signal.signal(each, stop)
     try:
-        app()
+        code = _ended(app)
     except Terminated as stopped:
         say("\nInterrupted; nothing is left behind.", file=sys.stderr)
         return 128 + stopped.number
+    for each, handler in before.items():
+        signal.signal(each, handler)
+    return code
+
+
+def _ended(app: Callable[[], object]) -> int:
+    try:
+        app()
     except (UserError, OSError) as error:
         say(error, file=sys.stderr)
         return 2

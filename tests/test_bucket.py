@@ -168,7 +168,10 @@ def test_an_outage_and_credentials_that_run_out_are_waited_for(
     started = run.start(1)
     until(lambda: [name for name in names_of(run) if name.endswith(".0.done")], "something is made")
     proxy.decide = lambda request: "403"
-    until(lambda: proxy.faults["403"] > 8, "it is refused again and again")
+    logs = Path(os.environ["FLEET_CACHE"])
+    until(
+        lambda: "ExpiredToken" in "".join(each.read_text() for each in logs.rglob("*.log")), "it says what it waits for"
+    )
     assert started.process.poll() is None
     proxy.decide = lambda request: ""
     started.ends(0)

@@ -26,6 +26,10 @@ KEYS = {"algorithm": "matching", "population_size": 4, "max_generations": 6, "si
 _DIGEST = "import sys; from pathlib import Path; from fleet.history import opened; from fleet.digest import digest; "
 _DIGEST += "h = opened(Path(sys.argv[1])); print(digest(h) if h.over else 'not over')"
 
+_MADE = "import sys; from pathlib import Path; from fleet.host import Host; from fleet.run import at; "
+_MADE += "names = at(Path(sys.argv[1]), Host(), 'test').everything(); "
+_MADE += "print(sum(name.endswith('.done') for name, _ in names))"
+
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Lab]:
@@ -54,19 +58,22 @@ def test_launched_over_ssh_with_credentials_from_machines_json(lab: Lab, store: 
     base = "s3://runs/hosts"
     checked = run.says("check", base_dir=base)
     assert checked.count("credentials: the environment") == 3 and "a request takes" in checked
-    started = run.ask("launch", base_dir=base, sleep=0.5)
+    started = run.ask("launch", base_dir=base, sleep=5.0)
     until(lambda: "Launch 1" in started.said, "workers are started", LONG)
-    time.sleep(10)
+    until(lambda: made(lab, store) >= 2, "something is made", LONG, pause=0.5)
     lab["h2"].cut()
-    time.sleep(30)
+    then = made(lab, store)
+    until(lambda: made(lab, store) >= then + 4, "the others go on", LONG, pause=0.5)
     lab["h2"].heal()
     victim = lab["h1"].pids("--worker")
     lab["h1"].run("kill", "-9", *map(str, victim))
+    until(lambda: [pid for pid in lab["h1"].pids("--worker") if pid not in victim], "another takes its place", LONG)
     store.kill()
-    time.sleep(5)
+    time.sleep(5)  # an outage has no end to wait for
     store.start()
+    assert made(lab, store) < 24, "all of that was in the midst of it"
     started.ends(0)
-    assert digest_by(lab, store) == undisturbed(json.dumps({**KEYS, "sleep": 0.5}, sort_keys=True))
+    assert digest_by(lab, store) == undisturbed(json.dumps({**KEYS, "sleep": 5.0}, sort_keys=True))
     logs = run.says("logs", base_dir=base)
     assert "another takes its place" in logs
     key, secret = store.keys["owner"]
@@ -99,8 +106,17 @@ def test_three_join_one_after_the_other_and_one_leaves(lab: Lab, store: Seaweed,
 
 
 def digest_by(lab: Lab, store: Seaweed) -> str:
+    return asked(lab, store, _DIGEST)
+
+
+def made(lab: Lab, store: Seaweed) -> int:
+    """How many members are there."""
+    return int(asked(lab, store, _MADE))
+
+
+def asked(lab: Lab, store: Seaweed, program: str) -> str:
     """As a machine sees it that reaches the bucket."""
     words = [f"{name}={value}" for name, value in variables(store).items()]
-    done = lab["h3"].run("env", "-C", str(ROOT), *words, sys.executable, "-c", _DIGEST, RUN, timeout=60)
+    done = lab["h3"].run("env", "-C", str(ROOT), *words, sys.executable, "-c", program, RUN, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
