@@ -59,7 +59,8 @@ def prune(store: Store, history: History, keep_every: int = 0) -> None:
         if 0 < round < limit and id not in kept and (not keep_every or round % keep_every):
             useless = [attempt for attempt, _ in found]
         else:
-            useless = _beaten(history, id, found) if len(found) > 1 or history.over and _may_be_lost(history, id) else []
+            doubtful = len(found) > 1 or history.over and _may_be_lost(history, id)
+            useless = _beaten(history, id, found) if doubtful else []
         for attempt in useless:
             payload.drop(store, attempt)
 
