@@ -1,6 +1,6 @@
 """EDT-EvoMerge: a population of fine-tuned language models that compete, merge, and learn.
 
-    the founders: the given models, evaluated; copies of them, fine-tuned, where the population has room for more
+    the first members: the given models, evaluated; copies of them, fine-tuned, where the population has room for more
     for every generation:
         everybody answers the same questions, drawn anew for this generation
         the best go on unchanged; the best so far is never lost
@@ -22,7 +22,7 @@ from train.parent_selection import RULES, Rival, by_fitness, matched, select_par
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.posttrain.posttrain_fitness import rival_of
 from train.training_commands import breeding
-from train.training_recipes import FIRST, BredArgs, EvaluationArgs, InitArgs, SourceArgs, unique
+from train.training_recipes import FIRST, EvaluationArgs, InitArgs, PosttrainChildArgs, SourceArgs, unique
 
 ALGORITHM = "edt-evomerge"
 
@@ -35,7 +35,7 @@ class EvoMerge:
         if generation == 0:
             return self.round_zero()
         if generation == 1:
-            return self.evaluated(1, self.founders())
+            return self.evaluated(1, self.first_members())
         if generation <= self.c.max_generations:
             return self.evaluated(generation, self.children(generation, history))
         return self.final_evaluations(generation, history) if generation == self.c.max_generations + 1 else []
@@ -58,7 +58,7 @@ class EvoMerge:
 
     # -- generations --------------------------------------------------------------------------------------------------
 
-    def founders(self) -> list[Recipe]:
+    def first_members(self) -> list[Recipe]:
         """Each given model at least once where it fits; who stands there again learns something of his own."""
         given, size = len(self.c.initial_population), self.c.population_size
         more = [int(n) for n in self.rng(1).integers(given, size=max(0, size - given))]
@@ -111,7 +111,9 @@ class EvoMerge:
         technique = str(self.c.crossover["method"]) if len(parents) > 1 else "copy"
         base = f"0/init-{self.c.models.index(self.c.base_model)}" if self.c.base_model else ""
         how = self.c.mutation if self.c.mutation != "none" else ""
-        args = BredArgs(on="validation", generation=generation, slot=k, technique=technique, base=base, how=how)
+        args = PosttrainChildArgs(
+            on="validation", generation=generation, slot=k, technique=technique, base=base, how=how
+        )
         return Recipe(f"m{k}", "child", parents, self.needs(parents, base), args=args.plain(), genome=genome)
 
     def evaluated(self, generation: int, members: list[Recipe]) -> list[Recipe]:

@@ -77,7 +77,7 @@ def _worked() -> float:
 
 
 def trained_tokens(run: Path) -> int:
-    from train.exporter import Exporter
+    from train.pretraining_export import Exporter
 
     return Exporter(run).config.sequences * LENGTH
 

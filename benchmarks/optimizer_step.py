@@ -15,7 +15,7 @@ from cyclopts import App
 from rich.console import Console
 
 from benchmarks.figures import goal, table
-from train.loop import Learner
+from train.learner import Learner
 from train.model import built
 from train.optimizers import OPTIMIZERS, AdamW, orthogonal
 from train.training_config import TrainConfig

@@ -16,9 +16,9 @@ from rich.console import Console
 from benchmarks.figures import table
 from diloco import join
 from train.batches import batch, owned
-from train.exporter import Exporter
-from train.loop import language_loss, rate
+from train.learner import language_loss, rate
 from train.member.pretraining_runtime import evaluated
+from train.pretraining_export import Exporter
 
 SEEDS = (1, 2, 3)
 ROUNDS = {"population_size": 4, "inner_steps": 12, "first_inner_steps": 12, "max_generations": 12}

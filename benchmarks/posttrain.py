@@ -37,7 +37,7 @@ def published() -> Path:
 
 
 def configured(gguf: Path, examples: int, adapter: int, where: Path) -> Path:
-    """Three founders, two of them fine-tuned copies, and one generation of their children."""
+    """Three first members, two of them fine-tuned copies, and one generation of their children."""
     config = {
         "ALGORITHM": "edt-evomerge", "PROJECT_NAME": "run", "BASE_DIR": str(where), "INITIAL_POPULATION": [str(gguf)],
         "POPULATION_SIZE": 3, "MAX_GENERATIONS": 2, "FITNESS": ["skill_kinds", "loss"],

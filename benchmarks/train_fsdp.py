@@ -30,7 +30,7 @@ from train.cluster.ranks import Ranks, joined
 from train.cluster.shared_learner import learner_of
 from train.cluster.startup import model_of
 from train.cluster.token_data import RandomBatches
-from train.loop import rate
+from train.learner import rate
 from train.model import built, described, without_numbers
 
 ROOT = Path(__file__).parent.parent

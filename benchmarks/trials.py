@@ -300,9 +300,9 @@ def _keep(folder: Path, ground: Path) -> None:
 
 def _losses(folder: Path, trial: Trial) -> tuple[float, float | None, float | None]:
     """On more held-out text than the run itself looks at."""
-    from train.exporter import Exporter
-    from train.loop import Learner
+    from train.learner import Learner
     from train.member.pretraining_runtime import evaluated
+    from train.pretraining_export import Exporter
 
     exporter = Exporter(folder)
     config = trial.config.model_copy(update={"test_sequences": LOOKED_AT})
@@ -324,7 +324,7 @@ def _held_out(exporter: Any, config: TrainConfig) -> Any:
 
     from train import text_sources
     from train.batches import TokenFile
-    from train.member.prepare import open_tokenizer
+    from train.member.pretraining_round_zero import open_tokenizer
     from train.splits import Split, part_of
 
     tokenizer, found = open_tokenizer(exporter.parent("0/tokenizer"), exporter.config), list[int]()
@@ -336,7 +336,7 @@ def _held_out(exporter: Any, config: TrainConfig) -> Any:
 
 
 def _parameters(folder: Path) -> int:
-    from train.exporter import Exporter
+    from train.pretraining_export import Exporter
 
     return Exporter(folder).layout.size
 

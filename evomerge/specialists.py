@@ -21,11 +21,11 @@ from evomerge import texts
 from fleet.busy_notice import saying
 from fleet.errors import absolute
 from train.batches import TokenFile, batch
-from train.loop import Learner, rate
+from train.learner import Learner, rate
 from train.model import built, empty
 from train.models_on_demand import (
-    MakingProgress,
     Tell,
+    TrainingProgress,
     byte_level_bpe,
     check_room,
     computing_with,
@@ -124,7 +124,7 @@ def _make(missing: list[str], places: Mapping[str, Path], settings: SpecialistSe
     with saying("reading their text", tell):
         tokenizer = _tokenizer(settings) if BASE in missing else AutoTokenizer.from_pretrained(base)
         sources = [_tokens(kind, tokenizer, settings) for kind in texts.KINDS]
-    progress = MakingProgress(sum(map(settings.steps_of, missing)), tell)
+    progress = TrainingProgress(sum(map(settings.steps_of, missing)), tell)
     for name in missing:
         model = empty(settings.shape, settings.seed) if name == BASE else built(str(base), 0, 0)
         if _trained(model, sources, places[name], settings, progress):
@@ -137,7 +137,7 @@ def _trained(
     sources: Sequence[TokenFile],
     place: Path,
     settings: SpecialistSettings,
-    progress: MakingProgress,
+    progress: TrainingProgress,
 ) -> bool:
     """Whether it was to the end; another process may have made it meanwhile."""
     plan = settings.plan(place.name)

@@ -191,10 +191,10 @@ class Bucket(Store):
     def begin(self, folder: str) -> None:
         """There are only names."""
 
-    def desk(self, folder: str) -> Path:
+    def local_folder(self, folder: str) -> Path:
         return self.copies.hold(folder)
 
-    def lying_on(self, folder: str) -> list[str]:
+    def local_files(self, folder: str) -> list[str]:
         return [each.name for each in self.copies.hold(folder).iterdir() if not each.name.startswith(".")]
 
     def adopt(self, name: str) -> tuple[int, str]:

@@ -11,7 +11,7 @@ from rich.text import Text
 from fleet.plain import lines, utter
 
 
-class _Plain(Console):
+class _PlainConsole(Console):
     """Obeys no text: what is not of rich's own making holds no control characters, no markup and no links."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
@@ -47,4 +47,4 @@ def console(file: IO[str] | None = None, width: int | None = None, color: bool |
     """As wide as the terminal; into a file or a pipe, so wide that no name is cut."""
     wide = width or (None if sys.stdout.isatty() else 200)
     voice: Any = _Voice(file or sys.stdout)
-    return _Plain(file=voice, width=wide, force_terminal=color, markup=False, emoji=False)
+    return _PlainConsole(file=voice, width=wide, force_terminal=color, markup=False, emoji=False)

@@ -146,10 +146,10 @@ class DiskStore(Store):
     def begin(self, folder: str) -> None:
         self.disk.mkdir(folder)
 
-    def desk(self, folder: str) -> Path:
+    def local_folder(self, folder: str) -> Path:
         return self.disk.path(folder)
 
-    def lying_on(self, folder: str) -> list[str]:
+    def local_files(self, folder: str) -> list[str]:
         return self.names(folder)
 
     def adopt(self, name: str) -> tuple[int, str]:

@@ -25,7 +25,7 @@ from fleet.host import Host
 from fleet.our_packages import ROOT, spoken
 from fleet.places import address, in_bucket
 from fleet.plain import say
-from fleet.plans import record_of
+from fleet.plan_format import record_of
 from fleet.recipe import NotYet, Recipe, check, folder, name, place
 from fleet.round_state import parse
 from fleet.run import create_run, open_run

@@ -14,7 +14,7 @@ from fleet import version
 from fleet.our_packages import console_command
 
 
-class _Page(Console):
+class _HelpConsole(Console):
     def print(self, *objects: Any, **how: Any) -> None:
         match objects:
             case [InlineText(primary_renderable=Text(plain=str(text)), force_empty_end=above)]:  # the options, or below
@@ -26,7 +26,7 @@ class _Page(Console):
 
 def app(name: str, about: str | None, examples: str = "", width: int | None = None, **more: Any) -> App:
     """A command that is explained above its options, and further below them. An indented line is left as it is."""
-    page = {"help_format": "plaintext", "console": _Page(width=width), "version_flags": ["--version"]}
+    page = {"help_format": "plaintext", "console": _HelpConsole(width=width), "version_flags": ["--version"]}
     how = {**page, "version": version.told, **more}
     made = App(name=console_command() or name, help=about, help_epilogue=examples or None, **how)
     made["--help"].group = made["--version"].group = "Parameters"  # no table for these alone

@@ -22,7 +22,7 @@ from fleet.progress import Progress
 from fleet.recipe import NotYet
 from fleet.run import create_run, open_run
 from fleet.run_config import FleetConfig, UserError
-from fleet.seats import Memory, Seat, ending
+from fleet.seats import OutOfMemoryKills, Seat, ending
 from fleet.store import Log, Store
 
 _REST = 60.0  # seconds that a sink has for what it did not take at the end
@@ -60,7 +60,7 @@ class Starter:
         self.base = here(Path(config.base_dir), where)
         self.folder = self.base / config.project_name
         self._signals = self._passed_on = self._launch = 0
-        self._memory = Memory()
+        self._memory = OutOfMemoryKills()
         self._log: Log | None = None
         self._server: ForkServer | None = None
         self.over = False

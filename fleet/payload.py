@@ -49,7 +49,7 @@ class PayloadWriter:
         self.check(name)
         self._folder()
         self._foreign.add(name)
-        return self.store.desk(self.place) / name
+        return self.store.local_folder(self.place) / name
 
     @contextlib.contextmanager
     def folder(self) -> Iterator[Path]:
@@ -57,8 +57,8 @@ class PayloadWriter:
         lies in the attempt's own folder at the end is the member's. Of a maker that is killed nothing is left but the
         attempt, which is found by its name."""
         self._folder()
-        yield self.store.desk(self.place)
-        for name in self.store.lying_on(self.place):
+        yield self.store.local_folder(self.place)
+        for name in self.store.local_files(self.place):
             if not name.startswith(SNAPSHOT) and name not in self._digests:
                 self.path(name)
 

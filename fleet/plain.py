@@ -99,7 +99,7 @@ def digits(value: float) -> str:
     return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"
 
 
-class _Plain(logging.Formatter):
+class _PlainFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return lines(super().format(record))
 
@@ -107,5 +107,5 @@ class _Plain(logging.Formatter):
 def log_plainly(form: str, level: int | str = logging.WARNING) -> None:
     """What is logged, on the standard error."""
     handler = logging.StreamHandler()
-    handler.setFormatter(_Plain(form))
+    handler.setFormatter(_PlainFormatter(form))
     logging.basicConfig(level=level, handlers=[handler])

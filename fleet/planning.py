@@ -7,7 +7,7 @@ from functools import partial
 
 from fleet import payload
 from fleet.history import History
-from fleet.plans import recipes_in, record_of
+from fleet.plan_format import recipes_in, record_of
 from fleet.recipe import AHEAD, NotYet, Recipe, Strategy, Unplannable, check, folder, name, place
 from fleet.store import Store, Value
 

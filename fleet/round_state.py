@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from fleet import faults, payload
-from fleet.plans import recipes_in
+from fleet.plan_format import recipes_in
 from fleet.recipe import Member, Recipe, check, folder, name, place
 
 _NUMBER = "(0|[1-9][0-9]{0,4})"  # as we write them; names that only look alike (00, other scripts' digits) are not ours

@@ -51,7 +51,7 @@ def ending(code: int) -> str:
     return f"ended with code {code}" if code >= 0 else f"was killed by {names.get(-code, f'signal {-code}')}"
 
 
-class Memory:
+class OutOfMemoryKills:
     """Of the whole machine, or of the group that holds its processes: did the kernel kill lately for want of it?"""
 
     def __init__(self) -> None:

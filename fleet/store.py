@@ -231,11 +231,11 @@ class Store(ABC):
         """The folder of an attempt, which nobody else writes in."""
 
     @abstractmethod
-    def desk(self, folder: str) -> Path:
+    def local_folder(self, folder: str) -> Path:
         """Where libraries may write the attempt's files themselves."""
 
     @abstractmethod
-    def lying_on(self, folder: str) -> list[str]:
+    def local_files(self, folder: str) -> list[str]:
         """What they have written."""
 
     @abstractmethod

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 from fleet import blame, claims, elastic_rounds, faults, launches, pace, planning
-from fleet.ahead import ReadAhead
 from fleet.archive import WorkerArchive
 from fleet.bell import Bell
 from fleet.context import Stopped, WorkerContext, WorkerOptions
@@ -19,6 +18,7 @@ from fleet.events import Events, Tail, log
 from fleet.execution import Execution
 from fleet.history import History
 from fleet.lane import Lane, LaneEvents, Pending
+from fleet.read_ahead import ReadAhead
 from fleet.recipe import NotYet, Strategy, Unplannable
 from fleet.scheduler import Scheduler
 from fleet.store import Store

@@ -104,7 +104,7 @@ D = TypeVar("D", bound=WorkerNotes)
 
 
 @dataclass
-class _Page(Generic[D]):
+class _FileRead(Generic[D]):
     """How far a file was read."""
 
     notes: D
@@ -121,7 +121,7 @@ class NotesReader(Generic[D]):
     ) -> None:
         self.store, self.bytes_read = store, 0
         self._make, self._most, self._folders = make, most, folders
-        self._pages: dict[str, _Page[D]] = {}
+        self._pages: dict[str, _FileRead[D]] = {}
 
     def look(self, told: Callable[[int, int], None] = lambda done, of: None) -> list[D]:
         listed = [f"{folder}/{file}" for folder in self._folders for file in sorted(self.store.names(folder))]
@@ -130,13 +130,13 @@ class NotesReader(Generic[D]):
         for done, file in enumerate(files, 1):
             name = file.rpartition("/")[2].partition(".")[0]
             moved = "" if (its := f"workers/{name}{END}") in there else its  # its worker may have begun another one
-            page = self._pages[file] = old.get(file) or old.pop(moved, None) or _Page(self._make(name))
+            page = self._pages[file] = old.get(file) or old.pop(moved, None) or _FileRead(self._make(name))
             if file == its or file not in old:  # else whoever wrote it is gone
                 self._read_on(page, file, moment)
             told(done, len(files))
         return [page.notes for page in self._pages.values()]
 
-    def _read_on(self, page: _Page[D], file: str, moment: float) -> None:
+    def _read_on(self, page: _FileRead[D], file: str, moment: float) -> None:
         data, written = b"", 0.0
         try:
             new, begin, size, written = self.store.tail(file, page.offset, self._most)

@@ -125,7 +125,7 @@ def merge_of(value: Any, text: str) -> MergeRecipe:
 
 def text_of(recipe: Mapping[str, Any]) -> str:
     """The recipe as a file: what `python -m merge` and others read."""
-    return yaml.dump(dict(recipe), Dumper=_Plain, sort_keys=False, allow_unicode=True)
+    return yaml.dump(dict(recipe), Dumper=_NoAliases, sort_keys=False, allow_unicode=True)
 
 
 def alone(model: str, **more: str) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def alone(model: str, **more: str) -> dict[str, Any]:
     return {"merge_method": "passthrough", "models": [{"model": model}], **more}
 
 
-class _Plain(yaml.SafeDumper):
+class _NoAliases(yaml.SafeDumper):
     """No anchors: they are refused, here and elsewhere."""
 
     def ignore_aliases(self, data: Any) -> bool:

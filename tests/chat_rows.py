@@ -5,7 +5,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from tests.small import SHAPE
-from train.chat import Example, examples
+from train.chat_examples import Example, examples
 from train.model import built
 from train.text_sources import placed
 

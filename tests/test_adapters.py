@@ -9,7 +9,7 @@ from fleet.run_config import UserError
 from tests.chat_rows import SMALL, of, some_examples
 from tests.small import config
 from train.adapters import adapted, merged
-from train.loop import Learner
+from train.learner import Learner
 from train.model import flat, layout_of
 from train.objectives import (
     sft_loss,

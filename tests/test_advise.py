@@ -14,7 +14,7 @@ from launch_to_machines import METHOD_SCRIPTS
 from tests.commands import answer
 from tests.small import KEYS, config, finished, shared
 from train.advise import Circumstances, Forecast, advice, facts, sizes_of
-from train.loop import best_device
+from train.learner import best_device
 from train.memory import memory_of
 
 ROOT = Path(__file__).parent.parent

@@ -9,7 +9,7 @@ import pytest
 
 from fleet.run_config import UserError
 from tests.chat_rows import ASK, CHATML, HEAD, INSIDE, OUTSIDE, one, pieces, said, tokenizer
-from train.chat import examples
+from train.chat_examples import examples
 from train.text_sources import placed, read
 
 LLAMA = (

@@ -10,7 +10,7 @@ from benchmarks.chunked_loss import most_bytes
 from benchmarks.chunked_loss import plain as plain_loss
 from train import chunked_loss
 from train.chunked_loss import IGNORE_INDEX, compared, head_of, mean_nll, summed, token_nll
-from train.loop import Learner
+from train.learner import Learner
 from train.objectives import answer_logprobs, sft_loss
 from train.packing import batch
 from train.training_config import TrainConfig

@@ -179,11 +179,11 @@ def test_what_stands_in_a_run_folder_is_checked_as_well():
 
 
 def test_a_room_of_its_own_joins_the_run(says, tmp_path):
-    class Kitchen(Section):
+    class Tools(Section):
         ovens: Annotated[int, Field(ge=1)] = bound(1, "Ovens.")
         radio: bool = operational(False, "Music.")
 
-    class House(Kitchen, FleetConfig):
+    class Whole(Tools, FleetConfig):
         @field_validator("radio")
         @classmethod
         def quiet(cls, radio):
@@ -197,9 +197,9 @@ def test_a_room_of_its_own_joins_the_run(says, tmp_path):
                 raise ValueError("OVENS needs a thread for every four")
             return self
 
-    assert read(tmp_path, {"OVENS": 2, "SEED": 4}, House).bound()["ovens"] == 2
-    assert says({"RADIO": True}, House) == "RADIO is true: the neighbours sleep"
-    assert says({"OVENS": 5}, House) == "OVENS needs a thread for every four"
-    assert says({"OVENS": 0}, House) == "OVENS is 0: a whole number from 1 upwards is expected"
-    assert 'unknown key "OVEN"; the nearest known key is OVENS' in says({"OVEN": 2}, House)
+    assert read(tmp_path, {"OVENS": 2, "SEED": 4}, Whole).bound()["ovens"] == 2
+    assert says({"RADIO": True}, Whole) == "RADIO is true: the neighbours sleep"
+    assert says({"OVENS": 5}, Whole) == "OVENS needs a thread for every four"
+    assert says({"OVENS": 0}, Whole) == "OVENS is 0: a whole number from 1 upwards is expected"
+    assert 'unknown key "OVEN"; the nearest known key is OVENS' in says({"OVEN": 2}, Whole)
     assert "unknown key" in says({"OVENS": 2}, FleetConfig)

@@ -14,7 +14,7 @@ from fleet.status import View
 from fleet.work import Interrupted
 from merge.outer_step import OuterOptimizer
 from tests.small import config, finished, worker
-from train.loop import Learner
+from train.learner import Learner
 from train.member import vectors
 from train.member.pretraining_tasks import maker
 from train.verdicts import NotFinite
@@ -134,7 +134,7 @@ def test_with_a_quorum_a_slot_that_diverges_for_good_is_absent_now_and_then(tmp_
 
 
 def test_a_generation_of_which_nobody_is_left_ends_the_run_and_the_last_that_was_there_can_be_exported(tmp_path):
-    from train.exporter import Exporter
+    from train.pretraining_export import Exporter
 
     with pytest.raises(Stopped, match="nobody is left in generation 3: failed; an earlier one can be exported"):
         finished(tmp_path, quorum=0.5, **{**HOPELESS, "population_size": 2, "max_generations": 12})

@@ -23,9 +23,9 @@ from fleet.run_config import UserError
 from tests.small import config, finished, shared, worker
 from train.batches import TokenFile
 from train.exchange_config import Forked
-from train.exporter import Exporter
 from train.forking import forked
 from train.member.pretraining_tasks import maker
+from train.pretraining_export import Exporter
 from train.token_budget import origin_of
 from train.training_commands import prepare
 from train.training_config import TrainConfig

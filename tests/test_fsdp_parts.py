@@ -19,7 +19,7 @@ from train.cluster.checkpoints import CheckpointKeeper
 from train.cluster.ranks import Ranks, joined
 from train.cluster.shared_learner import Parts, learner_of
 from train.cluster.startup import save
-from train.loop import Learner
+from train.learner import Learner
 from train.model import built, layout_of, skeleton
 from train.optimizers import WEIGHTS
 from train.training_config import TrainConfig

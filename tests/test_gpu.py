@@ -13,7 +13,7 @@ from tests.small import MODEL, config, finished
 from train import chunked_loss
 from train.chunked_loss import compared, summed
 from train.kernels import in_fixed_order, looking
-from train.loop import Learner
+from train.learner import Learner
 from train.model import built
 from train.objectives import answer_logprobs, sft_loss
 from train.packing import Batch, batch, can_pack, plan, single

@@ -78,7 +78,7 @@ import json, sys, time
 import torch
 from tests.small import MODEL, config
 from train.cluster.process_group import Leader
-from train.loop import Learner
+from train.learner import Learner
 from train.model import built, described, empty
 from train.optimizers import WEIGHTS
 

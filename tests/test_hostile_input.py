@@ -13,7 +13,7 @@ from merge import strictyaml
 from merge.donors import Donors, matcher
 from tests import merging
 from train import text_sources
-from train.member.prepare import named_tokenizer
+from train.member.pretraining_round_zero import named_tokenizer
 from train.model import can_be_built
 from train.training_config import Dataset
 

@@ -30,7 +30,7 @@ FLOORS = (
             "train.finetune",
             "train.compare",
             "train.export",
-            "train.exporter",
+            "train.pretraining_export",
             "train.forking",
             "train.training_commands",
             "train.posttrain_results",

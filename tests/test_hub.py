@@ -18,7 +18,7 @@ from tests.helpers import ROOT, SOON, until
 from tests.hub import READER, TOKEN, LocalHub, Repository, call, hub
 from tests.merging import llama
 from tests.small import KEYS, finished, shared
-from train.exporter import Exporter
+from train.pretraining_export import Exporter
 
 SAID = "org/name has it. To begin with it, or to merge it: org/name@"
 

@@ -15,10 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fleet.run_config import UserError
 from tests.small import MODEL, config
 from train import chunked_loss
-from train.chat import Example
+from train.chat_examples import Example
 from train.chunked_loss import ModelForward
 from train.kernels import in_fixed_order, learning, looking
-from train.loop import Learner
+from train.learner import Learner
 from train.model import built, skeleton
 from train.objectives import begun, sft_loss
 from train.packing import Batch, batch, one_of_few, plan, single

@@ -12,7 +12,7 @@ import pytest
 from diloco import DiLoCo
 from edt import EDT
 from edt_evomerge import EvoMerge
-from fleet.plans import recipes_in, record_of
+from fleet.plan_format import recipes_in, record_of
 from fleet.recipe import Member, NotYet, Recipe, Strategy, check, name, place
 from fleet.store import REGISTER_LIMIT, proven
 from merge.evolve.merge_search import MergeSearch

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from train import chunked_loss
-from train.loop import Learner
+from train.learner import Learner
 from train.memory import largest_batch, memory_of
 from train.model import built
 from train.training_config import TrainConfig

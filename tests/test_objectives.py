@@ -10,8 +10,8 @@ from tokenizers import processors
 from fleet.run_config import UserError
 from tests.chat_rows import CHATML, INSIDE, OUTSIDE, one, pieces, said, some_examples, tokenizer
 from tests.small import MODEL, config
-from train.chat import pairs
-from train.loop import Learner
+from train.chat_examples import pairs
+from train.learner import Learner
 from train.model import built
 from train.objectives import (
     Comparison,

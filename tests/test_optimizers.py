@@ -6,7 +6,7 @@ from torch import Tensor
 
 from tests.small import MODEL, config
 from tests.test_training_parts import some_batches
-from train.loop import Learner
+from train.learner import Learner
 from train.model import built, layout_of
 from train.optimizers import layouts_of, orthogonal
 from train.vector_layout import VectorLayout

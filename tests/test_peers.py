@@ -21,9 +21,9 @@ from tests.helpers import until
 from tests.small import finished, shared
 from tests.test_fsdp import KEYS, ROOT, model
 from train.batches import batch, owned
-from train.exporter import Exporter
-from train.loop import Learner, rate
+from train.learner import Learner, rate
 from train.model import built
+from train.pretraining_export import Exporter
 
 pytestmark = pytest.mark.slow
 SCRIPT = str(ROOT / "train" / "train_fsdp.py")

@@ -302,7 +302,9 @@ def test_settings_of_learning_reach_the_weights(tmp_path):
 
 
 @pytest.mark.parametrize("adapter", [None, {"r": 4, "alpha": 8}])
-def test_a_lesson_that_has_no_room_is_left_to_another_machine_and_leaves_nothing_behind(tmp_path, monkeypatch, adapter):
+def test_a_finetuning_that_has_no_room_is_left_to_another_machine_and_leaves_nothing_behind(
+    tmp_path, monkeypatch, adapter
+):
     """While it learns: what was learned until then does not count, for whoever makes the child."""
     from fleet.work import NotOnThisMachine
     from train.member import posttraining_tasks as finetune

@@ -21,10 +21,10 @@ from tests.commands import answer
 from tests.helpers import LONG, kill, until
 from tests.small import config, finished, run_digest, whole, worker
 from train.batches import batch, owned
-from train.exporter import Exporter
-from train.loop import Learner, rate
+from train.learner import Learner, rate
 from train.member import pretraining_tasks
 from train.member.pretraining_tasks import TASKS, maker
+from train.pretraining_export import Exporter
 
 # -- the same bytes ----------------------------------------------------------------------------------------------------
 
@@ -84,12 +84,16 @@ def test_a_recipe_that_is_interrupted_goes_on_where_it_was(tmp_path, keys, stop)
 
 
 def test_random_tokens_go_on_where_they_were(monkeypatch):
-    from train.member import prepare
+    from train.member import pretraining_round_zero
 
-    monkeypatch.setattr(prepare, "_BLOCK", 10)
+    monkeypatch.setattr(pretraining_round_zero, "_BLOCK", 10)
     wanted = {"train": 35, "validation": 15, "test": 15}
-    made = [(at, part, found.tolist()) for at, part, found in prepare._random(config(), 0, 300, wanted, 0)]
-    rest = [(at, part, found.tolist()) for at, part, found in prepare._random(config(), 0, 300, wanted, 2)]
+    made = [
+        (at, part, found.tolist()) for at, part, found in pretraining_round_zero._random(config(), 0, 300, wanted, 0)
+    ]
+    rest = [
+        (at, part, found.tolist()) for at, part, found in pretraining_round_zero._random(config(), 0, 300, wanted, 2)
+    ]
     assert rest == [each for each in made if each[0] >= 2 or each[1] != "train"] and len(made) == 8
 
 

@@ -11,11 +11,11 @@ from lm_eval.api.model import LM
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fleet.run_config import UserError
-from train import starters as models
-from train.chat import examples
+from train import starter_models as models
+from train.chat_examples import examples
 from train.lm_eval_tasks import TaskEvaluation, TaskRequest, load
 from train.skills import BASE, MIXED, NUMBERS, SKILLS, question, questions, rows, write_tasks
-from train.starters import StarterSettings, make_tokenizer, starters
+from train.starter_models import StarterSettings, make_tokenizer, starters
 
 EVERY = (*SKILLS, MIXED)
 SMALL = StarterSettings(base_steps=6, steps=4, chats=4, windows=2, vocabulary=512)
@@ -113,7 +113,7 @@ def test_a_name_that_there_is_not(name):
 # -- the tasks ---------------------------------------------------------------------------------------------------------
 
 
-class Pupil(LM):
+class Answering(LM):
     """Answers by what it is told of each choice."""
 
     def __init__(self, likes) -> None:
@@ -135,9 +135,9 @@ def test_who_knows_is_right_and_who_guesses_seldom(tmp_path, tokenizer):
     wanted = asked(tmp_path, 200)
     evaluation = TaskEvaluation(wanted, tokenizer, load(wanted))
     assert evaluation.chat and wanted.tasks == tuple(f"skill_{skill}" for skill in EVERY)
-    knows = evaluation.marks(Pupil(lambda question, choice: choice == answer(question)))
-    constant = evaluation.marks(Pupil(lambda question, choice: 0))
-    first = evaluation.marks(Pupil(lambda question, choice: -question.rpartition(":")[2].find(choice)))
+    knows = evaluation.marks(Answering(lambda question, choice: choice == answer(question)))
+    constant = evaluation.marks(Answering(lambda question, choice: 0))
+    first = evaluation.marks(Answering(lambda question, choice: -question.rpartition(":")[2].find(choice)))
     for task in wanted.tasks:
         assert knows.results[task]["acc,none"] == 1.0 and len(knows.single[task]["acc,none"]) == 200
         assert all(0.15 < marks.results[task]["acc,none"] < 0.35 for marks in (constant, first))

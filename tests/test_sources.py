@@ -10,8 +10,8 @@ from transformers import AutoTokenizer
 from fleet.run_config import UserError
 from tests.small import config, finished, shared
 from train import source_names, text_sources
-from train.exporter import Exporter
-from train.member.prepare import own_tokenizer, tokens_of
+from train.member.pretraining_round_zero import own_tokenizer, tokens_of
+from train.pretraining_export import Exporter
 from train.splits import SPLITS
 from train.training_config import Dataset
 

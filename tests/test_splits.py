@@ -18,12 +18,12 @@ from tests import posttraining, searching
 from tests.small import config, finished
 from train import lm_eval_tasks, text_sources
 from train.batches import TokenFile
-from train.exporter import Exporter, sample, show
+from train.learner import Learner
 from train.lm_eval_tasks import TaskRequest
-from train.loop import Learner
 from train.member.pretraining_runtime import evaluated
 from train.passages import Losses, mean_and_error
 from train.posttrain.example_rows import ExampleRows
+from train.pretraining_export import Exporter, sample, show
 from train.splits import HELD_OUT, SPLITS, Split, part_of, part_of_chunk, parts_of
 from train.training_config import Dataset
 
@@ -166,9 +166,9 @@ def test_an_export_does_without_a_gpu_that_has_no_room(tmp_path, monkeypatch):
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(exporter.model, "to", to)
-    monkeypatch.setattr("train.exporter.best_device", lambda: torch.device("cuda"))
+    monkeypatch.setattr("train.pretraining_export.best_device", lambda: torch.device("cuda"))
     assert exporter.export("1-m0", tmp_path / "other") == wanted
-    monkeypatch.setattr("train.exporter.language_loss", lambda model, windows: torch.tensor(math.nan))
+    monkeypatch.setattr("train.pretraining_export.language_loss", lambda model, windows: torch.tensor(math.nan))
     assert math.isnan(exporter.export("1-m0", tmp_path / "no-number")["loss"])
     assert "loss=nan" in (tmp_path / "no-number" / "README.md").read_text()
 

@@ -26,9 +26,9 @@ from transformers import (
 
 from fleet.run_config import UserError
 from tests import searching
-from train import likelihood, lm_eval_tasks
-from train.likelihood import PackedHFLM
+from train import lm_eval_tasks, packed_hflm
 from train.lm_eval_tasks import TaskEvaluation, TaskRequest
+from train.packed_hflm import PackedHFLM
 
 MORE = {
     "letters": """task: letters
@@ -179,7 +179,7 @@ def test_likelihoods_do_not_depend_on_batches(size, place):
     found, wanted = ours._loglikelihood_tokens(asked), plain._loglikelihood_tokens(asked, disable_tqdm=True)
     assert [greedy for _, greedy in found] == [greedy for _, greedy in wanted] and any(greedy for _, greedy in wanted)
     assert [value for value, _ in found] == pytest.approx([value for value, _ in wanted], rel=1e-4)
-    most = max(sum(len(row.places) for row in batch) for batch in ours._batches(likelihood._rows(asked, 64, 64)))
+    most = max(sum(len(row.places) for row in batch) for batch in ours._batches(packed_hflm._rows(asked, 64, 64)))
     assert size is None or most <= max(size, 4)  # the four choices of a question stay together
 
 
@@ -187,7 +187,7 @@ def test_a_batch_has_as_many_tokens_as_one_says(place):
     """Whatever the machine has: answers must not depend on its memory."""
     model, tokenizer = loaded(place)
     ours = PackedHFLM(model, tokenizer, tokens=100)
-    rows = likelihood._rows(requests(place, ours), 64, 64)
+    rows = packed_hflm._rows(requests(place, ours), 64, 64)
     sizes = [len(batch) * max(len(row.tokens) for row in batch) for batch in ours._batches(rows)]
     assert len(sizes) > 3 and 50 < max(sizes) <= 100
     assert len([*PackedHFLM(model, tokenizer)._batches(rows)]) < len(sizes)

@@ -19,7 +19,7 @@ from train.cluster.options import TrainingOptions
 from train.cluster.ranks import joined
 from train.cluster.token_data import Batches
 from train.cluster.token_shards import TokenShardMaker, TokenShards, cut
-from train.member import prepare
+from train.member import pretraining_round_zero
 from train.training_config import alone
 
 WINDOWS = 8  # of a shard of 16 tokens each
@@ -126,7 +126,7 @@ def test_random_tokens_need_no_text_no_words_and_leave_nothing(place):
 
 
 def test_a_text_that_turns_out_to_be_spoilt_costs_nothing_that_was_learned(place, monkeypatch):
-    monkeypatch.setattr(prepare, "_BATCH", 4)
+    monkeypatch.setattr(pretraining_round_zero, "_BATCH", 4)
     rows = (shared() / "text.jsonl").read_text().splitlines()
     (place / "text.jsonl").write_text("\n".join([*rows[:6], '{"text": 3}', *rows]))
     text = {"dataset_name_or_path": str(place / "text.jsonl")}

@@ -9,12 +9,12 @@ import torch
 
 from diloco import DiLoCo
 from edt import EDT
-from fleet.plans import recipes_in, record_of
+from fleet.plan_format import recipes_in, record_of
 from fleet.recipe import check
 from fleet.run_config import UserError
 from tests.small import MODEL, config
 from train.batches import TokenFile, batch, owned, shuffled
-from train.loop import Learner, rate
+from train.learner import Learner, rate
 from train.model import built, described, flat, layout_of, same_shapes
 from train.parent_selection import hypercube
 from train.pretraining_genome import Genome, inherited, read

@@ -14,7 +14,7 @@ from fleet.context import Stopped, WorkerOptions
 from fleet.errors import cut
 from fleet.history import opened
 from fleet.host import Host
-from fleet.plans import recipes_in, record_of
+from fleet.plan_format import recipes_in, record_of
 from fleet.recipe import Past, Recipe, alike, check
 from fleet.run import create_run
 from fleet.store import REGISTER_LIMIT, Store, Unreadable

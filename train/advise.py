@@ -33,7 +33,7 @@ from merge.wire import WIRES
 from train.auto_settings import resolve_auto
 from train.exchange_config import NARROW
 from train.kernels import in_fixed_order
-from train.loop import Learner, best_device
+from train.learner import Learner, best_device
 from train.member.counted_text import check_text, counted, in_words
 from train.member.error_feedback import LOST_WIRE
 from train.member.vectors import moments_of
@@ -230,7 +230,7 @@ def _seconds(value: float) -> str:
 
 
 def sizes_of(config: TrainConfig) -> Sizes:
-    from train.member.prepare import named_tokenizer
+    from train.member.pretraining_round_zero import named_tokenizer
     from train.token_budget import tokenizer_name
 
     name = tokenizer_name(config)

@@ -76,7 +76,7 @@ def _made(run: Path, what: str, out: Path | None, overwrite: bool, ready: bool) 
 
         exported(run, what, out)
     else:
-        from train.exporter import Exporter, show
+        from train.pretraining_export import Exporter, show
 
         show(Exporter(run), what or "average", out)
     return out

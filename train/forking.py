@@ -10,7 +10,7 @@ from fleet.recipe import Recipe, kept_as
 from fleet.run_config import UserError
 from train import text_sources
 from train.exchange_config import Forked
-from train.loop import rate
+from train.learner import rate
 from train.splits import SPLITS
 from train.token_budget import needed, too_short, useful
 from train.training_config import TrainConfig

@@ -155,7 +155,7 @@ class TaskEvaluation:
         self, asked: TaskRequest, tokenizer: Any, loaded: dict[str, Any], batch_size: int | None = None, tokens: int = 0
     ) -> None:
         """Requests of a batch, or its tokens; neither: what suits the kind of device."""
-        from train.chat import undated
+        from train.chat_examples import undated
 
         own = {name: copy.copy(task) for name, task in loaded["tasks"].items()}  # another one has prompts of its own
         self.asked, self.tokenizer, self.loaded = asked, tokenizer, {**loaded, "tasks": own}
@@ -187,7 +187,7 @@ class TaskEvaluation:
         from lm_eval.api.model import LM
         from lm_eval.evaluator import evaluate
 
-        from train.likelihood import PackedHFLM
+        from train.packed_hflm import PackedHFLM
 
         if isinstance(model, LM):
             lm = model

@@ -51,7 +51,7 @@ def first_of(documents: Iterable[str], characters: int) -> Iterator[str]:
         yield document
 
 
-class MakingProgress:
+class TrainingProgress:
     """How far all the models together have come, said every few seconds."""
 
     def __init__(self, steps: int, tell: Tell) -> None:

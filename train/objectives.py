@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from train import chat, packing, text_sources
-from train.chat import ChatExamples, Example
+from train import chat_examples, packing, text_sources
+from train.chat_examples import ChatExamples, Example
 from train.chunked_loss import IGNORE_INDEX, Model, summed_nll, token_nll
 from train.kernels import sent
-from train.loop import Learner
+from train.learner import Learner
 from train.packing import Batch
 from train.posttrain.posttrain_config import PosttrainConfig
 
@@ -105,9 +105,13 @@ def _compared(learner: Learner, batch: Batch) -> Comparison:
 
 
 OBJECTIVES: Mapping[str, TrainingObjective] = {  # the names stand in train.posttrain.posttrain_config, too
-    "sft": TrainingObjective(text_sources.conversation, chat.examples, lambda c: sft_loss),
+    "sft": TrainingObjective(text_sources.conversation, chat_examples.examples, lambda c: sft_loss),
     "dpo": TrainingObjective(
-        text_sources.preference, chat.pairs, lambda c: partial(preference_loss, beta=c.dpo_beta), _compared, pairs=True
+        text_sources.preference,
+        chat_examples.pairs,
+        lambda c: partial(preference_loss, beta=c.dpo_beta),
+        _compared,
+        pairs=True,
     ),
 }
 

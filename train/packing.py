@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fleet.run_config import UserError
-from train.chat import Example
+from train.chat_examples import Example
 from train.kernels import sent
 from train.verdicts import works
 

@@ -153,12 +153,12 @@ def card(c: PosttrainConfig, history: History, id: str, out: Path) -> str:
     origin = history[id].origin
     known = tree(history)
     line = line_of(known, origin).all
-    founders = [called(c, each) for each in line if each.startswith(_INIT)]
-    hub = [name for name in founders if name.count("/") == 1 and not name.startswith((".", "~"))]
+    first = [called(c, each) for each in line if each.startswith(_INIT)]
+    hub = [name for name in first if name.count("/") == 1 and not name.startswith((".", "~"))]
     fields = {"library_name": "transformers", "tags": ["merge"], **({"base_model": hub} if hub else {})}
     parts = (
         f"---\n{yaml.safe_dump(fields, sort_keys=False).strip()}\n---\n# {c.project_name}, member {origin}",
-        f"Bred by {c.algorithm} from:\n\n" + "\n".join(f"- `{name}`" for name in founders),
+        f"Bred by {c.algorithm} from:\n\n" + "\n".join(f"- `{name}`" for name in first),
         "## Data\n\n" + "\n".join(data_text(each) for each in history.round(0) if each.recipe.task == "data"),
         "## Descent\n\n" + "\n".join(_described(known, history, each) for each in line if not each.startswith("0/")),
         lm_eval_command.section(out),
@@ -168,7 +168,7 @@ def card(c: PosttrainConfig, history: History, id: str, out: Path) -> str:
 
 
 def called(c: PosttrainConfig, id: str) -> str:
-    """A founder, by the name that was given."""
+    """A first member, by the name that was given."""
     return c.models[int(id.removeprefix(_INIT))] if id.startswith(_INIT) else id
 
 

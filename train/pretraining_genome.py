@@ -37,7 +37,7 @@ def read(metrics: Mapping[str, Any], sources: int) -> Genome:
     return Genome(float(metrics.get("genome_rate", 1.0)), several)
 
 
-def founder(config: TrainConfig, slot: int) -> Genome:
+def first_genome(config: TrainConfig, slot: int) -> Genome:
     """Of the first round's members: their rates lie evenly on a logarithmic line."""
     return replace(read({}, len(config.datasets)), rate_factor=first_rate(config, slot))
 
@@ -54,7 +54,7 @@ def fittest(parents: Sequence[Mapping[str, Any]], sources: int) -> Genome:
 
 def inherited(config: TrainConfig, slot: int, round: int, parents: Sequence[Mapping[str, Any]]) -> Genome:
     """The fittest parent's, mutated. Drawn when the child is made, so that nobody waits for a whole generation."""
-    genome = fittest(parents, len(config.datasets)) if round > 1 else founder(config, slot)
+    genome = fittest(parents, len(config.datasets)) if round > 1 else first_genome(config, slot)
     mutated = mutation(config, slot, round)
     return Genome(
         mutated(genome.rate_factor, *RATES),

@@ -49,7 +49,7 @@ def _late(module: str, function: str, *asked: Any) -> Any:
 
 
 def show_result(config: TrainConfig, folder: Path) -> None:
-    from train.exporter import Exporter, show
+    from train.pretraining_export import Exporter, show
 
     show(Exporter(folder), "average", beside(folder) / "export")
 
@@ -130,7 +130,7 @@ def _check_models(config: TrainConfig) -> None:
     unknown = [each for each in config.initial_population if each not in PRESETS or config.seq_length > PRESETS_REACH]
     if not (unknown or tokenizer_name(config)):
         return  # at once: what reads models takes seconds to load
-    from train.member.prepare import named_tokenizer
+    from train.member.pretraining_round_zero import named_tokenizer
     from train.model import can_be_built, described, in_a_line
 
     for entry in unknown:
@@ -149,7 +149,7 @@ def _check_models(config: TrainConfig) -> None:
 def prepare_breeding(config: PosttrainConfig, where: Path) -> PosttrainConfig:
     """Complain about what cannot work before anything is made."""
     from merge.donors import Donors
-    from train.member import first_members
+    from train.member import posttraining_round_zero as round_zero
     from train.model import described
 
     c = resolve_auto(_absolute(config, where), where)
@@ -159,9 +159,9 @@ def prepare_breeding(config: PosttrainConfig, where: Path) -> PosttrainConfig:
         first, *others = (donors[name] for name in c.models)
         for each in (first, *others):
             described(str(each.folder), c.trust_remote_code)
-        notes = [note for each in others for note in first_members.check_alike(first, each)]
-        first_members.check_crossover(c, donors)
-        first_members.check_learning(c, first, first_members.common_template([first, *others]))
+        notes = [note for each in others for note in round_zero.check_alike(first, each)]
+        round_zero.check_crossover(c, donors)
+        round_zero.check_learning(c, first, round_zero.common_template([first, *others]))
     for note in [*dict.fromkeys(notes), *_few(c, loaded)]:
         say(f"Note: {note}.")
     return c.model_copy(update={"tasks_digest": lm_eval_tasks.digest(loaded) if loaded else ""})
@@ -197,7 +197,7 @@ def _started(names: tuple[str, ...], beside: Path) -> list[str]:
     asked = [name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)]
     if not asked:
         return list(names)
-    from train.starters import NAMES, starters
+    from train.starter_models import NAMES, starters
 
     if unknown := [name for name in asked if name not in NAMES]:
         there = ", ".join(PREFIX + name for name in NAMES)

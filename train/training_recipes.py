@@ -55,7 +55,7 @@ class ShardArgs(Args):
     old: str = ""
 
 
-class BredArgs(EvaluationArgs):
+class PosttrainChildArgs(EvaluationArgs):
     """A child of post-training."""
 
     slot: int

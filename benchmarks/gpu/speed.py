@@ -20,7 +20,7 @@ from torch import Tensor
 from benchmarks.gpu.running import say_row
 from benchmarks.train_loop import bare_optimizers
 from train.kernels import in_fixed_order
-from train.loop import Learner, best_device
+from train.learner import Learner, best_device
 from train.memory import largest_batch, memory_of
 from train.model import built, described, without_numbers
 from train.training_config import TrainConfig

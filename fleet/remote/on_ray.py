@@ -72,7 +72,7 @@ class Ray:
 def _holder() -> type:
     """Made here, so that it travels by its own text: the project need not lie on the cluster's nodes."""
 
-    class Holder:
+    class WorkerActor:
         def start(self, program: str, words: str, name: str) -> str:
             import os
             import socket
@@ -90,4 +90,4 @@ def _holder() -> type:
             threading.Thread(target=hold, daemon=True).start()
             return socket.gethostname()
 
-    return Holder
+    return WorkerActor

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from fleet.seats import Memory, Seat
+from fleet.seats import OutOfMemoryKills, Seat
 
 _OURS = ("again_at", "process")  # of a seat: what means nothing to others
 _BEAT = 0.1
@@ -47,7 +47,7 @@ class Supervisor:
         self.shipper: subprocess.Popen[bytes] | None = None
         self.workers = self._own_folder() if _is_address(order["run"]) else _folder_of(order["run"], order["run_id"])
         self.signals = self.passed_on = 0
-        self.memory = Memory()
+        self.memory = OutOfMemoryKills()
         self.lock = _only_one(order["locks"], order["lock"])
 
     def _own_folder(self) -> int:

@@ -123,7 +123,7 @@ def _connected(address: str, seats: int, threads: int, gpus: int | None) -> Any:
 def _holder() -> type:
     """Made here, so that it travels by its own text."""
 
-    class Holder:
+    class SearchWorkerActor:
         process: Any = None
 
         def run(self, words: list[str], log: str, env: dict[str, str]) -> int:
@@ -140,4 +140,4 @@ def _holder() -> type:
             if self.process:
                 self.process.terminate()
 
-    return Holder
+    return SearchWorkerActor

@@ -15,7 +15,7 @@ from train.cluster.options import Precision, Strategy, precision_of
 from train.posttrain.posttrain_config import PosttrainConfig
 
 if TYPE_CHECKING:
-    from train.chat import Example  # which takes a while to import
+    from train.chat_examples import Example  # which takes a while to import
 
 LR = {("sft", True): 2e-4, ("sft", False): 1e-5, ("dpo", True): 1e-5, ("dpo", False): 1e-6}  # with an adapter, or not
 _LONGEST = 2048  # tokens of a row where nobody says how many

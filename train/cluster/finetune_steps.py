@@ -14,10 +14,10 @@ from fleet.run_config import UserError
 from train import objectives
 from train.cluster.checkpoints import CheckpointKeeper, step_of
 from train.cluster.finetune_options import FinetuneOptions
-from train.cluster.logs import Log
+from train.cluster.logs import MetricsLog
 from train.cluster.shared_learner import SharedLearner
 from train.cluster.startup import restored, save, say
-from train.loop import MicroBatch, Objective, rate
+from train.learner import MicroBatch, Objective, rate
 from train.packing import Batch
 from train.posttrain import finetune_rows
 from train.posttrain.posttrain_config import PosttrainConfig
@@ -98,7 +98,7 @@ class Training:
             self.look()
         return begin
 
-    def run(self, begin: int, lines: Log) -> int:
+    def run(self, begin: int, lines: MetricsLog) -> int:
         """The step after which it ended."""
         learner, ranks, steps = self.learner, self.learner.ranks, self._steps
         if begin == 0:

@@ -20,7 +20,7 @@ from merge.merging import RECIPE
 from merge.tensor_files import read_json, write_json
 from train.adapters import merged
 from train.cluster.shared_learner import SharedLearner
-from train.member.first_members import dtype_of
+from train.member.posttraining_round_zero import dtype_of
 from train.member.posttraining_runtime import ChildModel, said_of, write_model
 from train.posttrain.posttrain_config import PosttrainConfig
 

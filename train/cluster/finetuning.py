@@ -17,7 +17,7 @@ from fleet.run_config import UserError, whole
 from merge.atomic_output import free_for
 from train import objectives, packing, text_sources
 from train.adapters import adapted
-from train.chat import Example
+from train.chat_examples import Example
 from train.cluster.checkpoints import CheckpointKeeper, check_settings
 from train.cluster.finetune_options import FinetuneOptions, Size, longest, model_named, settings
 from train.cluster.finetune_steps import Steps, Training, objective_of

@@ -14,12 +14,12 @@ from fleet.plain import say
 _SAY = 1000  # it is said again after so many steps
 
 
-class Log(Protocol):
+class MetricsLog(Protocol):
     def write(self, step: int, values: Mapping[str, float]) -> None: ...
     def close(self) -> None: ...
 
 
-def log_of(kind: str, folder: Path, project: str, begin: int) -> Log:
+def log_of(kind: str, folder: Path, project: str, begin: int) -> MetricsLog:
     """From a step on: what was logged after it, before a crash, is forgotten or passed over."""
     if kind == "dummy":
         return Nowhere()

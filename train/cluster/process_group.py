@@ -27,7 +27,7 @@ from fleet.plain import say
 from train.cluster.ranks import Ranks, assembled
 from train.cluster.shared_learner import learner_of
 from train.kernels import in_fixed_order
-from train.loop import Learner
+from train.learner import Learner
 from train.model import empty, layout_of, read_config, without_numbers
 from train.optimizers import WEIGHTS, layouts_of
 from train.training_config import TrainConfig

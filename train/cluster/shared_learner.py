@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from train.chunked_loss import may_be_large, try_out
 from train.cluster.ranks import Agreed, Ranks
 from train.kernels import MIXED
-from train.loop import Learner, Objective
+from train.learner import Learner, Objective
 from train.model import layout_of
 from train.optimizers import orthogonal
 from train.training_config import TrainConfig

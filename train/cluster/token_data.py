@@ -18,7 +18,7 @@ from train import text_sources
 from train.batches import Numbers, TokenFile, owned, shuffled
 from train.cluster.ranks import Ranks
 from train.cluster.token_shards import TokenShardMaker, TokenShards, windows_of
-from train.member.prepare import named_tokenizer, own_tokenizer
+from train.member.pretraining_round_zero import named_tokenizer, own_tokenizer
 from train.model import in_a_line
 from train.token_budget import tokenizer_name, useful
 from train.training_config import TrainConfig

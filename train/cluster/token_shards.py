@@ -19,7 +19,7 @@ from fleet.run_config import UserError
 from fleet.scratch import scratch
 from fleet.work import NotOnThisMachine
 from train.batches import TokenFile
-from train.member.prepare import tokens_of
+from train.member.pretraining_round_zero import tokens_of
 from train.splits import SplitName
 from train.token_budget import needed, useful
 from train.training_config import TrainConfig

@@ -20,14 +20,14 @@ from fleet import lm_eval_command
 from fleet.run_config import UserError
 from merge.atomic_output import atomic_folder, free_for
 from train.cluster.checkpoints import CheckpointKeeper
-from train.cluster.logs import Log, log_of
+from train.cluster.logs import MetricsLog, log_of
 from train.cluster.options import TrainingOptions
 from train.cluster.ranks import Ranks
 from train.cluster.shared_learner import SharedLearner, layers_of, learner_of
 from train.cluster.startup import met, model_of, opened, outer_of, peers, prepared, resumed, save, say
 from train.cluster.token_data import Batches
 from train.kernels import in_fixed_order
-from train.loop import rate
+from train.learner import rate
 from train.model import can_be_built
 from train.models_on_demand import ends_of
 from train.training_config import TrainConfig
@@ -90,7 +90,7 @@ class Steps:
     c: TrainConfig
     learner: SharedLearner
     keeper: CheckpointKeeper
-    log: Log
+    log: MetricsLog
     peer: Any = None  # among others, where there are any
 
     def run(self, batches: Batches, begin: int) -> int:

@@ -48,7 +48,7 @@ def counted(
 
 def _counter(config: TrainConfig) -> Callable[[int, Counts], dict[SplitName, int]]:
     """Of so many tokens of a source, at most. Whatever makes text tokens takes seconds to load."""
-    from train.member.prepare import named_tokenizer, own_tokenizer, tokens_of
+    from train.member.pretraining_round_zero import named_tokenizer, own_tokenizer, tokens_of
 
     named = tokenizer_name(config)
     open_one = cache(lambda: named_tokenizer(named, config.trust_remote_code) if named else own_tokenizer(config))

@@ -11,7 +11,7 @@ from train.optimizers import MOMENTS, WEIGHTS
 from train.verdicts import NotFinite
 
 if TYPE_CHECKING:
-    from train.loop import Learner, MicroBatch  # which takes a while to import
+    from train.learner import Learner, MicroBatch  # which takes a while to import
 
 T = TypeVar("T")
 Metrics = dict[str, Any]

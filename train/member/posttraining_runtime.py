@@ -21,8 +21,8 @@ from merge.merge_recipe import MergeRecipe, merge_of, text_of
 from merge.merging import SHARD, furnish, merge_into
 from merge.tensor_group import in_memory
 from train import lm_eval_tasks
+from train.learner import Learner, best_device
 from train.lm_eval_tasks import TaskEvaluation
-from train.loop import Learner, best_device
 from train.posttrain import posttrain_fitness
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.training_config import TrainConfig

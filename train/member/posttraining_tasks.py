@@ -12,16 +12,17 @@ from fleet.tasks import Task, making
 from fleet.work import Maker, Work
 from train import adapters, objectives, packing
 from train.batches import shuffled
-from train.chat import Example
+from train.chat_examples import Example
 from train.kernels import in_fixed_order, looking
-from train.loop import Learner, rate
-from train.member import first_members, inner_loop, posttraining_genome
+from train.learner import Learner, rate
+from train.member import inner_loop, posttraining_genome
+from train.member.posttraining_round_zero import ROWS, make_data, make_init
 from train.member.posttraining_runtime import ChildModel, PosttrainingRuntime, merged, write_model
 from train.posttrain import posttrain_fitness
 from train.posttrain.example_rows import ExampleRows
 from train.posttrain.posttrain_config import LOSS, PosttrainConfig
 from train.training_config import TrainConfig, alone
-from train.training_recipes import FIRST, BredArgs, EvaluationArgs, InitArgs, SourceArgs, unique
+from train.training_recipes import FIRST, EvaluationArgs, InitArgs, PosttrainChildArgs, SourceArgs, unique
 from train.verdicts import NotFinite, with_verdicts
 
 Metrics = Mapping[str, Any]
@@ -39,7 +40,7 @@ def maker(config: PosttrainConfig) -> Maker:
     return with_verdicts(lambda: PosttrainingRuntime(config), making(TASKS), _ADVICE)
 
 
-def make_child(runtime: PosttrainingRuntime, work: Work, args: BredArgs) -> Metrics:
+def make_child(runtime: PosttrainingRuntime, work: Work, args: PosttrainChildArgs) -> Metrics:
     """Merge the parents, learn from what the genome chooses, answer; publish. One that diverges stays what its parents
     made it."""
     c, parents = runtime.config, work.recipe.parents
@@ -77,9 +78,9 @@ def make_child(runtime: PosttrainingRuntime, work: Work, args: BredArgs) -> Metr
 # -- it learns --------------------------------------------------------------------------------------------------------
 
 
-def finetuned(runtime: PosttrainingRuntime, work: Work, args: BredArgs, born: Born) -> Finetuned:
+def finetuned(runtime: PosttrainingRuntime, work: Work, args: PosttrainChildArgs, born: Born) -> Finetuned:
     """The child learns."""
-    c, examples, child = runtime.config, lessons(runtime.config, work, args), born()
+    c, examples, child = runtime.config, training_examples(runtime.config, work, args), born()
     model = child.live.model
     if c.adapter:
         model = adapters.adapted(model, c.adapter, c.seed + args.generation * 4096 + args.slot, runtime.device)
@@ -131,7 +132,7 @@ def highest(c: PosttrainConfig, factor: float) -> float:
     return min(10.0, c.lr * factor)
 
 
-def lessons(c: PosttrainConfig, work: Work, args: BredArgs) -> list[Example]:
+def training_examples(c: PosttrainConfig, work: Work, args: PosttrainChildArgs) -> list[Example]:
     """What a child learns from: of each data set its share, as often as it may see them, in an order of its own."""
     wanted_of = posttraining_genome.portions(posttraining_genome.mixture(c, work.recipe.genome), c.sft_examples)
     key, found = (c.seed, args.generation, args.slot), list[list[Example]]()
@@ -152,7 +153,7 @@ def in_epochs(rows: Sequence[Sequence[Example]], epochs: float, key: Sequence[in
 
 
 def rows_of(work: Work, number: int) -> ExampleRows:
-    return ExampleRows.open(work.inputs[f"0/data-{number}"].path(first_members.ROWS))
+    return ExampleRows.open(work.inputs[f"0/data-{number}"].path(ROWS))
 
 
 # -- it is evaluated --------------------------------------------------------------------------------------------------
@@ -206,8 +207,8 @@ def losses(c: PosttrainConfig, work: Work, asked: EvaluationArgs, model: Any) ->
 
 
 TASKS: Mapping[str, Task[PosttrainingRuntime]] = {
-    "init": Task(first_members.make_init, InitArgs),
-    "data": Task(first_members.make_data, SourceArgs),
-    "child": Task(make_child, BredArgs),
+    "init": Task(make_init, InitArgs),
+    "data": Task(make_data, SourceArgs),
+    "child": Task(make_child, PosttrainChildArgs),
     "look": Task(evaluate, EvaluationArgs),
 }

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fleet.work import InputMember, Work
 from train.batches import TokenFile, batch, held_windows, owned
-from train.loop import Learner, MicroBatch, rate
+from train.learner import Learner, MicroBatch, rate
 from train.member import inner_loop, vectors
 from train.member.exchange_tasks import outer_of
 from train.member.global_model import GlobalModel

@@ -9,7 +9,7 @@ from fleet.recipe import place
 from fleet.tasks import Task, making
 from fleet.work import Failed, Maker, Work
 from train.kernels import in_fixed_order
-from train.member import prepare, vectors
+from train.member import vectors
 from train.member.exchange_tasks import (
     counts_of,
     cut_of,
@@ -22,6 +22,7 @@ from train.member.exchange_tasks import (
     make_shard,
 )
 from train.member.inner_loop import Metrics
+from train.member.pretraining_round_zero import make_init, make_tokenizer, make_tokens
 from train.member.pretraining_runtime import PretrainingRuntime
 from train.member.vectors import file_of, kept, parents_of
 from train.pretraining_genome import Genome
@@ -81,9 +82,9 @@ def join_whole(runtime: PretrainingRuntime, work: Work, args: EvaluationArgs) ->
 
 
 TASKS: Mapping[str, Task[PretrainingRuntime]] = {
-    "tokenizer": Task(prepare.make_tokenizer),
-    "tokens": Task(prepare.make_tokens, SourceArgs),
-    "init": Task(prepare.make_init, InitArgs),
+    "tokenizer": Task(make_tokenizer),
+    "tokens": Task(make_tokens, SourceArgs),
+    "init": Task(make_init, InitArgs),
     "cut": Task(cut_shard, ShardArgs),
     "replica": Task(make_replica, Turn),
     "shard": Task(make_shard, ShardArgs),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fleet.errors import refuse
-from fleet.joined import JoinedWorker
+from fleet.joined_worker import JoinedWorker
 from fleet.method import Method
 from fleet.permissions import keep_private
 from fleet.places import address, here

@@ -4,7 +4,7 @@ import threading
 
 import torch
 
-from fleet.joined import JoinedWorker
+from fleet.joined_worker import JoinedWorker
 from train.own_loop.loop_ranks import LeadingRank
 from train.own_loop.own_model import OwnModel
 from train.own_loop.own_runtime import OwnLoopRuntime, own_maker

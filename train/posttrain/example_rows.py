@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from fleet.run_config import UserError
 from train import text_sources
-from train.chat import ChatExamples, Example
+from train.chat_examples import ChatExamples, Example
 from train.objectives import objective_of
 from train.posttrain.posttrain_config import DatasetSource, PosttrainConfig
 from train.skills import PREFIX

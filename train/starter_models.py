@@ -16,13 +16,13 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from fleet.errors import absolute
 from train import batches, packing, text_sources
-from train.chat import Example, examples
-from train.loop import Learner, rate
+from train.chat_examples import Example, examples
+from train.learner import Learner, rate
 from train.model import SHAPES, built
 from train.models_on_demand import (
     END,
-    MakingProgress,
     Tell,
+    TrainingProgress,
     check_room,
     computing_with,
     in_one_line,
@@ -97,14 +97,14 @@ def starters(folder: Path, tell: Tell = print, settings: StarterSettings = Start
         with in_one_line(home), computing_with(1):
             check_room(home, len(missing))
             tell(f"{len(missing)} small models are made in {home}, once")
-            progress = MakingProgress(sum(settings.plan(name).inner_steps for name in missing), tell)
+            progress = TrainingProgress(sum(settings.plan(name).inner_steps for name in missing), tell)
             for name in missing:
                 _make(name, places, settings, progress)
                 tell(f"{name}: ready")
     return places
 
 
-def _make(name: str, places: Mapping[str, Path], settings: StarterSettings, progress: MakingProgress) -> None:
+def _make(name: str, places: Mapping[str, Path], settings: StarterSettings, progress: TrainingProgress) -> None:
     if name == BASE:
         tokenizer: PreTrainedTokenizerBase = make_tokenizer(settings.vocabulary)
         shape = {**SHAPES[settings.preset], "initializer_range": settings.spread, "tie_word_embeddings": True}

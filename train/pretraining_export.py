@@ -29,10 +29,10 @@ from fleet.work import InputMember
 from train import loss_picture, model_card
 from train.batches import TokenFile, held_of
 from train.kept_rounds import files_of
-from train.loop import best_device, language_loss
+from train.learner import best_device, language_loss
 from train.member import vectors
 from train.member.exchange_tasks import outer_of
-from train.member.prepare import open_tokenizer
+from train.member.pretraining_round_zero import open_tokenizer
 from train.member.pretraining_runtime import CONFIG, bits_per_byte, evaluated, mean_loss, sources
 from train.member.vectors import Joining
 from train.model import empty, layout_of, read_config
