@@ -87,7 +87,7 @@ class Progress:
         open = [self._underway[id] for id, _ in self.history.open() if id in self._underway]
         words = [f"{plain(each.id, 64)} {plain(each.at, 64)}".rstrip() for each in open]
         more = f" and {len(words) - _FEW} more" if len(words) > _FEW else ""
-        begins = "" if any(d.made for d in self._noted) else "the workers are starting"
+        begins = "" if any(d.made for d in self._noted if d.launch == self._launch) else "the workers are starting"
         return f"making {', '.join(words[:_FEW])}{more}" if words else begins
 
     def ends(self) -> Iterator[str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from fleet import launches
 from fleet.history import History
 from fleet.host import Host
 from fleet.processes import options
@@ -40,7 +41,6 @@ def test_how_far_each_is(toys):
     ((id, told),) = until(found, "it tells a step").items()
     assert told.by == "anna" and re.fullmatch(r"step [0-9,]+ of 2,000", told.at) and 0 < told.share < 1
     progress = Progress(history, 4)
-    assert progress.making() == ""
     progress.look_around()
     assert progress.making().startswith(f"making {id} step ")
 
@@ -132,6 +132,18 @@ def test_something_is_said_while_the_first_recipe_is_made(toys):
     notes = [{"at": 1e9, "what": what} for what in ("started", "planned", "claimed")]
     events.write_text("".join(json.dumps(each) + "\n" for each in notes))
     assert Progress(run.history(), 4).making() == "the workers are starting"
+
+
+def test_the_workers_of_the_next_launch_are_starting(toys):
+    """What those of the one before have made says nothing of them."""
+    run: Toys = toys().prepare()
+    notes = [{"at": 1e9, "what": "started", "launch": 1}, {"at": 1e9, "what": "made", "id": "1/m0"}]
+    (run.folder / "workers" / "anna.events").write_text("".join(json.dumps(each) + "\n" for each in notes))
+    for said in ("", "the workers are starting"):
+        progress = Progress(run.history(), 4)
+        progress.look_around()
+        assert progress.making() == said
+        launches.begin(progress.history.store, {})
 
 
 class Clock(Host):

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from fleet import faults
+from fleet.busy_notice import saying
 from fleet.console import console
 from fleet.idle_workers import idle
 from fleet.machines import Machine, file_name, said_of_run
 from fleet.our_packages import spoken
 from fleet.places import address, in_bucket
+from fleet.plain import say
 from fleet.processes import thread_counts
 from fleet.remote import agent, bucket_check, preflight
 from fleet.remote.all_machines import Links
@@ -235,7 +237,8 @@ class Launcher:
         proxy, also = self.proxy(links), said_of_run(self.machines)
         text = "" if isinstance(proxy, RunProxy) else self._config_text()
         command = [*self.scripts[self.place.algorithm], *(["--also", json.dumps(also)] if also else []), *words]
-        return proxy.ask(verb, command=command, file=str(self.place.file.absolute()), text=text)
+        with saying("the configuration and its text are looked at", say):  # its tokens may be counted
+            return proxy.ask(verb, command=command, file=str(self.place.file.absolute()), text=text)
 
     def _config_text(self) -> str:
         """For a machine that calls the disk by its own name."""
