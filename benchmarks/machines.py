@@ -1,6 +1,6 @@
 """What the second machine brings, measured with clocks: tokens a second, and the time to one machine's loss.
 
-    python -m benchmarks.machines [--seconds 12] [--sequences 1440] [--only "DiLoCo, 4, 1"]
+    python -m benchmarks.machines [--quick] [--only "DiLoCo, 4, 1"]
 
 Each machine is a process with a slice of the processors of its own, and a mount of the one disk by a link of its own: a
 pipe of so many bytes a second, either way, and so long a delay. What is scaled, and why: the model is small,
@@ -8,39 +8,33 @@ and its steps are stretched, so that a machine's device takes as long for a roun
 H100 at 40% of its peak for a round of 500 steps of 64k tokens of a model as large as 150m. The processor is then mostly
 free, as a GPU leaves it. What is not scaled makes it look worse than it is: the pauses in which workers look around,
 and registers, which are small only beside a large model. Rounds are all of one length, as in the midst of a long run.
-One machine has no link, trains with settings of its own, and sees `sequences`; of several each sees a part of that, so
-that all together see more, in a fraction of the time.
+
+One machine trains with settings of its own, and sees `sequences`; its time is what its device takes for them, as if
+nothing else cost any. Of several each sees a part of that, so that all together see more, in a fraction of the time.
+Which loss a run reaches does not depend on its machines, so `benchmarks.trials` finds it without any pause; what the
+clock measures is some rounds, by whose time that of all is reckoned. What was clocked stands in clocked.jsonl, and is
+clocked again once that file is gone.
 """
 
 import json
 import os
-import tempfile
-from collections.abc import Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
-from multiprocessing import get_context
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cyclopts import App
 from rich.console import Console
 
-from benchmarks.cpu_slices import sliced
 from benchmarks.exchange import LARGE
-from benchmarks.figures import NONE, goal, table
-from benchmarks.throttle import mounts, why_not
-from benchmarks.trials import COMMON, Trial, _losses, trial
-from benchmarks.utilisation import PARAMETERS, Paced, share_of
-from fleet import launches
-from fleet.host import Host
-from fleet.run import create_run, open_run
+from benchmarks.figures import goal, table
+from benchmarks.throttle import why_not
+from benchmarks.trials import COMMON, Trial, run, trial
+from benchmarks.utilisation import PARAMETERS, share_of, trained
 
-TOKENS, STEPS, PEAK, SHARE = (
-    65_536,
-    500,
-    989e12,
-    0.4,
-)  # of a step; of a round; of an H100 in bf16; how much of it is used
+TOKENS, STEPS = 65_536, 500  # of a step; of a round
+PEAK, SHARE = 989e12, 0.4  # of an H100 in bf16; how much of it is used
 REAL = STEPS * 6 * LARGE * TOKENS / (PEAK * SHARE)  # seconds of a round on its device
 LINKS: Mapping[str, tuple[float, float]] = {"10": (10.0, 0.0), "1": (1.0, 0.0), "0.1": (0.1, 0.05)}  # Gbit/s, seconds
 METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -53,57 +47,49 @@ ROUND = 12  # sequences of a slot
 PLAIN = {"compile": False}  # which would take minutes of a slice
 RISES = 9  # of so many steps, the rate rises for one, as it does in trials of 1,440 sequences
 LANE = {"disk_lane": True}
-PART = 0.4  # of one machine's time: the goal for four at 1 Gbit/s, with MORE times its tokens a second
+PART = 0.35  # of one machine's sequences, for each of several: what is left of MOST is for what is no training
+MOST = 0.4  # of one machine's time: the goal for four at 1 Gbit/s, with MORE times its tokens a second
 MORE = 3.7
+Row = tuple[str, int, str]
+GOALS: Sequence[Row] = [("DiLoCo", 4, "1"), ("DiLoCo, OVERLAP 1", 4, "1")]
+ROWS: Sequence[Row] = [*GOALS, ("EDT", 4, "1"), ("DiLoCo", 2, "1"), ("DiLoCo", 8, "1"), ("DiLoCo", 4, "0.1")]
+MEASURED = Path(__file__).with_name("clocked.jsonl")
 _APART = 1.05  # a training that took so much longer than its device's time was held up by this machine
 app = App(name="python -m benchmarks.machines", help=__doc__, version_flags=[])
 
 
 @dataclass(frozen=True)
 class Clocked:
-    """One run, from the first step of its first machine to the last step of its last one."""
+    """Some rounds, from the first step of the first machine to the last step of the last one."""
 
-    seconds: float
-    tokens: int
+    round: float  # seconds
     utilisation: float
-    loss: float
     held_up: float  # share of trainings that took longer than their device's time
     load: float  # of this machine meanwhile
 
-    @property
-    def rate(self) -> float:
-        return self.tokens / self.seconds
+
+def clocked(each: Trial, second: float, rate: float, delay: float) -> Clocked:
+    """`second` is what a sequence takes on a device."""
+    config = each.config.model_copy(update=LANE)
+    step, cores = second * config.batch_size, (os.cpu_count() or 1) / max(COUNTS)
+    found, _ = trained(config, each.slots, step, (rate, delay), shared=False, cores=cores)
+    there = [one for one in found if one]
+    long = [end - begin > _APART * step * config.steps_in(n) for one in there for n, begin, end in one]
+    begun, ended = min(one[0][1] for one in there), max(one[-1][2] for one in there)
+    share = share_of(there, min(3, config.max_generations))
+    return Clocked((ended - begun) / config.max_generations, share, sum(long) / len(long), os.getloadavg()[0])
 
 
-def clocked(each: Trial, second: float, rate: float = 0.0, delay: float = 0.0) -> Clocked:
-    """`second` is what a sequence takes on a device. Without a rate the disk is this machine's own."""
-    rising = {"warmup_steps": each.config.total_steps // RISES}
-    config = each.config.model_copy(update={**rising, **(LANE if rate else {})})
-    machines = config.population_size
-    with ExitStack() as stack:
-        base = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        (base / "disk").mkdir()
-        create_run(base / "disk", "run", config.bound(), Host())
-        launches.begin(open_run(base / "disk" / "run", Host(), "w")[0], config.operational())
-        places = [base / f"machine-{n}" for n in range(machines)] if rate else [base / "disk"]
-        for place in places if rate else ():
-            stack.enter_context(mounts(base / "disk", [place], rate, delay))
-        step = second * config.batch_size
-        all = [Paced(place / "run", f"machine-{n}", step, base / f"{n}.json") for n, place in enumerate(places)]
-        processes = [get_context("spawn").Process(target=one.work) for one in all]
-        for process in processes:
-            process.start()
-        cores = (os.cpu_count() or 1) / max(COUNTS)
-        if why := stack.enter_context(sliced([p.pid for p in processes if p.pid], cores)):
-            print(f"no slices of the processors: {why}")
-        for process in processes:
-            process.join()
-        trained = [json.loads(one.out.read_text()) for one in all]
-        long = [end - begin > _APART * step * config.steps_in(n) for one in trained for n, begin, end in one]
-        begun, ended = min(one[0][1] for one in trained), max(one[-1][2] for one in trained)
-        warm = min(3, config.max_generations)
-        loss, load = _losses(base / "disk" / "run", each)[0], os.getloadavg()[1]
-        return Clocked(ended - begun, each.tokens, share_of(trained, warm), loss, sum(long) / len(long), load)
+def remembered(key: Sequence[Any], make: Callable[[], Clocked]) -> Clocked:
+    """What was clocked before is not clocked again, so that whatever is interrupted goes on where it was."""
+    lines = MEASURED.read_text().splitlines() if MEASURED.exists() else []
+    for line in map(json.loads, lines):
+        if line["key"] == [*key]:
+            return Clocked(**line["result"])
+    found = make()
+    with MEASURED.open("a") as file:
+        file.write(json.dumps({"key": [*key], "result": asdict(found)}) + "\n")
+    return found
 
 
 def apart(method: str, seed: int, sequences: int, machines: int) -> Trial:
@@ -111,6 +97,7 @@ def apart(method: str, seed: int, sequences: int, machines: int) -> Trial:
     name, keys = METHODS[method]
     steps = max(1, round(ROUND / trial(name, seed, sequences, machines).config.batch_size))
     more = {"inner_steps": steps, "first_inner_steps": steps, "shards": 0, **PLAIN, **keys}
+    more["warmup_steps"] = max(1, round(steps * sequences / ROUND / RISES))
     return trial(name, seed, sequences, machines, **more)
 
 
@@ -120,58 +107,83 @@ def scaled(gbits: float, seconds: float) -> float:
 
 
 @app.default
-def main(seconds: float = 12.0, sequences: int = 1440, seed: int = 1, only: str = "") -> None:
+def main(
+    seconds: float = 12.0, sequences: int = 1440, rounds: int = 5, seed: int = 1, quick: bool = False, only: str = ""
+) -> None:
     """
     Parameters
     ----------
     seconds
         Of a machine's device for a whole round, for which the real one takes as the page says.
     sequences
-        Of one machine; each of several has 0.4 of them.
+        Of one machine; each of several has 0.35 of them.
+    rounds
+        That the clock runs for.
+    quick
+        Only the rows that have a goal.
     only
-        One row, by its method, its machines and the Gbit/s, such as "DiLoCo, 4, 1"; and the one machine.
+        One row, by its method, its machines and the Gbit/s, such as "EDT, 8, 0.1".
     """
     if why := why_not():
         raise SystemExit(why)
-    wanted = [(f"{name}, {count}, {link}", name, count, link) for name in METHODS for count in COUNTS for link in LINKS]
-    shown = table("Machines", *_COLUMNS, note=_note(seconds, sequences))
+    wanted = [row for row in every() if named(row) == only] if only else GOALS if quick else ROWS
+    if not wanted:
+        raise SystemExit(f"ONLY: {only} is no row; one is {named(GOALS[0])}")
+    several = {row: apart(row[0], seed, round(PART * sequences), row[1]) for row in wanted}
+    alone, *results = run([trial("one process, Muon", seed, sequences, 1, **PLAIN), *several.values()])
+    shown = table("Machines", *_COLUMNS, note=_note(seconds, sequences, rounds, alone.averaged))
     second = seconds / ROUND  # of a sequence
-    alone = clocked(trial("one process, Muon", seed, sequences, 1, **PLAIN), second)
-    _row(shown, "one machine", alone, alone)
-    for row, name, count, link in wanted:
-        if only in ("", row):
-            gbits, delay = LINKS[link]
-            each = apart(name, seed, round(PART * sequences), count)
-            found = clocked(each, second, scaled(gbits, seconds), delay * seconds / REAL)
-            _row(shown, row, found, alone, count == 4 and link == "1")
+    for row, result in zip(wanted, results, strict=True):
+        name, count, link = row
+        gbits, delay = LINKS[link]
+        each = apart(name, seed, ROUND * rounds, count)
+        found = remembered(
+            [*row, seconds, rounds, seed],
+            partial(clocked, each, second, scaled(gbits, seconds), delay * seconds / REAL),
+        )
+        more = count * seconds / found.round
+        part = found.round * result.trial.config.max_generations / (sequences * second)
+        _row(shown, row, found, more, part, result.averaged - alone.averaged)
     Console(width=150).print(shown)
 
 
-_COLUMNS = ("method, machines, Gbit/s", "utilisation", "tokens a second", "of one", "seconds", "of one", "loss",
-            "above one's", "held up", "load")  # fmt: skip
+def every() -> list[Row]:
+    return [(name, count, link) for name in METHODS for count in COUNTS for link in LINKS]
 
 
-def _row(shown: Any, name: str, found: Clocked, alone: Clocked, has_goal: bool = False) -> None:
-    more, part, above = found.rate / alone.rate, found.seconds / alone.seconds, found.loss - alone.loss
-    told = [f"{more:.2f}", f"{part:.2f}", f"{above:+.3f}"] if found is not alone else [NONE] * 3
-    if has_goal:
+def named(row: Row) -> str:
+    return ", ".join(map(str, row))
+
+
+_COLUMNS = ("method, machines, Gbit/s", "utilisation", "tokens a second, of one's", "time, of one's",
+            "loss above one's", "held up", "load")  # fmt: skip
+
+
+def _row(shown: Any, row: Row, found: Clocked, more: float, part: float, above: float) -> None:
+    told = [f"{more:.2f}", f"{part:.3f}", f"{above:+.3f}"]
+    if row in GOALS:
         told = [
             goal(more >= MORE, f"{told[0]} (at least {MORE})"),
-            goal(part <= PART and above <= 0, f"{told[1]} (at most {PART})"),
+            goal(part <= MOST and above <= 0, f"{told[1]} (at most {MOST})"),
             goal(above <= 0, told[2]),
         ]
-    cells = (f"{found.utilisation:.1%}", f"{found.rate:.0f}", told[0], f"{found.seconds:.0f}", told[1])
-    rest = (f"{found.loss:.3f}", told[2], f"{found.held_up:.0%}", f"{found.load:.0f}")
-    shown.add_row(name, *cells, *rest)
-    Console(width=150).print(" | ".join((name, *cells, *rest)))  # at once: the next one takes minutes
+    name, *_ = cells = (
+        named(row),
+        f"{found.utilisation:.1%}",
+        *told,
+        f"{found.held_up:.0%}",
+        f"{found.load:.0f}",
+    )
+    shown.add_row(*cells)
+    Console(width=150).print(" | ".join(cells))  # at once: the next one takes minutes
 
 
-def _note(seconds: float, sequences: int) -> str:
+def _note(seconds: float, sequences: int, rounds: int, loss: float) -> str:
     size = f"{PARAMETERS:,.0f} parameters, {sequences} sequences of {COMMON['seq_length']} tokens on one machine"
-    return f"""{size}, {PART:g} of them on each of
-several. A round takes {seconds:g} s of a device, the real one's {REAL:.0f} s; links are as much slower as the model is
-smaller, and as much faster as its round is shorter. Held up: trainings for which this machine was too slow; load: its
-average meanwhile. Times are from the first step to the last one."""
+    return f"""{size} (loss {loss:.3f}), {PART:g} of them
+on each of several. A round takes {seconds:g} s of a device, the real one's {REAL:.0f} s; links are as much slower as
+the model is smaller, and as much faster as its round is shorter. Clocked: {rounds} rounds, from the first step to the
+last one. Held up: trainings for which this machine was too slow; load: its average meanwhile."""
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from typing import Any
 from cyclopts import App
 from rich.console import Console
 
+from benchmarks.cpu_slices import sliced
 from benchmarks.exchange import EXACT, config_of
 from benchmarks.figures import table
 from benchmarks.throttle import mounts, why_not
@@ -82,27 +83,36 @@ class Paced:
         self.out.write_text(json.dumps(trained))
 
 
-def utilisation(
-    keys: Mapping[str, Any], hosts: int, slots: int, seconds: float, rounds: int, rate: float, delay: float
-) -> tuple[float, float]:
-    """And MB a second that went over the pipe, both ways."""
-    config = config_of({"algorithm": "diloco", **keys}, slots, rounds)
+def trained(
+    config: TrainConfig, hosts: int, seconds: float, pipe: tuple[float, float], shared: bool = True, cores: float = 0.0
+) -> tuple[list[list[tuple[int, float, float]]], float]:
+    """Each host's trainings, by round, begin and end; and bytes a second that went over the pipe or pipes, both ways.
+
+    With `cores`, each host has so large a slice of the processors, from when round 0 is there.
+    """
     with ExitStack() as stack:
         base = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         (base / "disk").mkdir()
         create_run(base / "disk", "run", config.bound(), Host())
         launches.begin(open_run(base / "disk" / "run", Host(), "w")[0], config.operational())
         places = [base / f"host-{n}" for n in range(hosts)]
-        to, back = stack.enter_context(mounts(base / "disk", places, rate, delay))
+        pipes = [places] if shared else [[place] for place in places]
+        ways = [way for ends in pipes for way in stack.enter_context(mounts(base / "disk", ends, *pipe))]
         began = time.monotonic()
-        all = [Paced(place / "run", f"host-{n}", seconds, base / f"{n}.json") for n, place in enumerate(places)]
-        processes = [get_context("spawn").Process(target=each.work) for each in all]
+        paced = [Paced(place / "run", f"host-{n}", seconds, base / f"{n}.json") for n, place in enumerate(places)]
+        processes = [get_context("spawn").Process(target=each.work) for each in paced]
         for process in processes:
             process.start()
+        if cores:
+            last = base / "disk" / "run" / "rounds" / "00000" / "tokens-0.0.done"
+            while not last.exists() and all(process.is_alive() for process in processes):
+                time.sleep(0.1)
+            if why := stack.enter_context(sliced([p.pid for p in processes if p.pid], cores)):
+                print(f"no slices of the processors: {why}")
         for process in processes:
             process.join()
-        moved = (to.sent + back.sent) / (time.monotonic() - began)
-        return share_of([json.loads(each.out.read_text()) for each in all]), moved / 1e6
+        moved = sum(way.sent for way in ways) / (time.monotonic() - began)
+        return [json.loads(each.out.read_text()) for each in paced], moved
 
 
 def share_of(hosts: list[list[tuple[int, float, float]]], warm: int = WARM) -> float:
@@ -123,8 +133,10 @@ def main(slots: int = 8, seconds: float = 5.0, rounds: int = 8, delay: float = 0
         hosts = 4
         there = hosts * each
         rate = MODELS * there * PARAMETERS * 4 / 2 / (seconds * each)  # both ways at a time
-        share, moved = utilisation(keys, hosts, there, seconds, rounds, rate, delay)
-        shown.add_row(name, str(each), f"{share:.1%}", f"{moved:.2f} of {2 * rate / 1e6:.2f}")
+        config = config_of({"algorithm": "diloco", **keys}, there, rounds)
+        found, moved = trained(config, hosts, seconds, (rate, delay))
+        share = share_of(found)
+        shown.add_row(name, str(each), f"{share:.1%}", f"{moved / 1e6:.2f} of {2 * rate / 1e6:.2f}")
         print(f"{name}, {each} slots a host: {share:.1%}", flush=True)
     Console(width=120).print(shown)
 
