@@ -51,7 +51,8 @@ def folder_named(path: Path | str, option: str) -> Path:
     where = here(Path(path))
     if not _NAME.fullmatch(where.name) or where.is_file():
         raise UserError(
-            f"{option} {address(where)}: a folder is expected; the folder's name has up to 64 letters, digits, '.', '-', '_'"
+            f"{option} {address(where)}: a folder is expected; "
+            "the folder's name has up to 64 letters, digits, '.', '-', '_'"
         )
     return where
 
