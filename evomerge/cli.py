@@ -38,6 +38,7 @@ from fleet.busy_notice import saying
 from fleet.errors import refuse
 from fleet.method import Method
 from fleet.permissions import leaving
+from fleet.places import beside
 from fleet.plain import log_plainly, say
 from fleet.run_config import UserError
 from merge.search import search_command
@@ -131,7 +132,7 @@ def main(
 
         console().print(tournament_view.front_table(tournament_results.found_in(config.folder)))
     if export_gguf:
-        _export(Path(model or config.folder / "winner"), export_gguf.upper())
+        _export(Path(model or beside(config.folder) / "winner"), export_gguf.upper())
     return 0
 
 

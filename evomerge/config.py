@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from fleet.errors import absolute
+from fleet.places import here
 from fleet.run_config import FleetConfig, Metrics, Text, UserError, bound, lowered, read_json, validated
 
 MergeSpace = Literal["ps", "dfs", "ps_dfs"]
@@ -220,7 +220,7 @@ class Configuration(Editable):
 
     @property
     def folder(self) -> Path:
-        return absolute(Path(self.out))
+        return here(Path(self.out))
 
     def save(self, path: Path | str) -> None:
         Path(path).write_text(

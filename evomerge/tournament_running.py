@@ -23,6 +23,7 @@ from fleet.history import opened
 from fleet.local import Starter
 from fleet.metrics import sinks
 from fleet.permissions import leaving
+from fleet.places import address, beside
 from fleet.run_config import UserError
 from merge.atomic_output import Busy, Taken
 from merge.search.search_command import folder_named, make_parents
@@ -45,7 +46,9 @@ def winner_of(config: Configuration) -> str:
     if code == 130:
         raise KeyboardInterrupt
     if code:
-        raise UserError(f"the tournament in {config.folder} stopped before its end (exit code {code}); see above")
+        raise UserError(
+            f"the tournament in {address(config.folder)} stopped before its end (exit code {code}); see above"
+        )
     return str(concluded(config.folder))
 
 
@@ -80,7 +83,7 @@ def prepared(config: Configuration) -> TournamentConfig:
         e.text = str(absolute(Path(e.text)))
     e.task_path = [str(absolute(Path(folder))) for folder in e.task_path]
     shared = {key: value for key, value in known if key in TournamentConfig.model_fields}
-    run = {"algorithm": ALGORITHM, "project_name": where.name, "base_dir": str(where.parent)}
+    run = {"algorithm": ALGORITHM, "project_name": where.name, "base_dir": address(where.parent)}
     make_parents(where, "--out")
     with saying("reading what they are asked", tell):
         digest = fitness_evaluator.digest(e)
@@ -95,9 +98,9 @@ def concluded(folder: Path) -> Path:
     shown, history = console(), opened(folder)
     found = tournament_results.read(history)
     if not history.over:
-        raise UserError(f"the tournament in {folder} is not over; the same command goes on with it")
+        raise UserError(f"the tournament in {address(folder)} is not over; the same command goes on with it")
     if not found.tested:
-        raise UserError(f"no model could be made and scored: {folder}/workers has the logs")
+        raise UserError(f"no model could be made and scored: {address(folder)}/workers has the logs")
     where = winner_in(folder, found)
     history.store.replace(tournament_results.HISTORY, tournament_results.as_json(found))
     keep(history)
@@ -108,7 +111,7 @@ def concluded(folder: Path) -> Path:
         shown.print(front_table(found))
     for line in samples(found, where):
         shown.print(line, markup=False, highlight=False)
-    shown.print(f"The family tree: {folder / PAGE}", soft_wrap=True, highlight=False)
+    shown.print(f"The family tree: {address(folder / PAGE)}", soft_wrap=True, highlight=False)
     shown.print(f"The winner, {found.tested[0].name}: {where}", soft_wrap=True, highlight=False)
     shown.print(lm_eval_command.told(where), soft_wrap=True, markup=False, highlight=False)
     return where
@@ -117,7 +120,7 @@ def concluded(folder: Path) -> Path:
 @leaving()
 def winner_in(folder: Path, found: tournament_results.TournamentOutcome) -> Path:
     """Its formula follows from the run: the model is made when it is missing."""
-    out = folder / tournament_results.WINNER
+    out = beside(folder) / tournament_results.WINNER
     while not (out / "config.json").is_file():
         try:
             with builder(found.config) as models:

@@ -35,6 +35,7 @@ from fleet import gpus, help_pages
 from fleet.errors import absolute, refuse
 from fleet.method import Method
 from fleet.metrics import sinks
+from fleet.places import address
 from fleet.run_config import UserError
 from merge.evolve import search_config
 from merge.search import search_command
@@ -126,7 +127,7 @@ def main(
     known |= {"buffered": strategy == "buffered", "in_memory": known.get("in_memory", True) and strategy in _LIVE}
     known["metrics"] = (*known.get("metrics", ("csv",)), *(("wandb",) if wandb else ()))
     known["task_path"] = tuple(str(absolute(Path(each))) for each in known.get("task_path", ()))
-    run = {"base_dir": str(where.parent), "project_name": where.name, "algorithm": search_config.ALGORITHM}
+    run = {"base_dir": address(where.parent), "project_name": where.name, "algorithm": search_config.ALGORITHM}
     config = search_config.read(genome_config_path, {**known, **run})
     _check(config, strategy, placed)
     make_parents(where, "--storage-path")

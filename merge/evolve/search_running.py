@@ -13,6 +13,7 @@ from fleet.local import Starter
 from fleet.metrics import claim
 from fleet.metrics.file_sinks import BOARD, TABLE
 from fleet.permissions import leaving
+from fleet.places import beside, in_bucket
 from fleet.plain import say
 from fleet.recipe import NotYet
 from fleet.run import NoRun, open_run
@@ -45,7 +46,7 @@ def make_way(config: SearchConfig, where: Path) -> None:
     scored = checked and (not over(where) or records.read(opened(where)).best)
     own = {*FOLDERS, "run.json", "bell", claim.FOLDER, TABLE, BOARD, "wandb"}
     own |= {records.TABLE, records.PLAIN, records.BEST, records.PICTURE}
-    if (stopped or checked) and not scored and set(os.listdir(where)) <= own:
+    if (stopped or checked) and not scored and not in_bucket(where) and set(os.listdir(where)) <= own:
         say(f"In {where} lay a search that scored nothing; this one takes its place.")
         shutil.rmtree(where)
 
@@ -72,6 +73,10 @@ def ended(where: Path, save: bool) -> int:
     say(*search_view.summary(found), sep="\n")
     if not found.best:
         return 1
+    if in_bucket(where):  # what people go on with lies here, too
+        where = beside(where)
+        where.mkdir(exist_ok=True)
+        (where / records.BEST).write_bytes(records.files(found)[records.BEST])
     say(f"Its recipe: {where / records.BEST}")
     if save:
         from merge.merging import merge

@@ -12,9 +12,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fleet import faults
-from fleet.errors import absolute
 from fleet.method import Method
 from fleet.permissions import keep_private
+from fleet.places import address, here, in_bucket
 from fleet.plain import say
 from fleet.run_config import UserError
 from fleet.start import main as fleet_main
@@ -48,16 +48,19 @@ def in_words(error: BaseException) -> str:
 
 def folder_named(path: Path | str, option: str) -> Path:
     """Where a search is, or will be. Nothing is made yet."""
-    where = absolute(Path(path))
+    where = here(Path(path))
     if not _NAME.fullmatch(where.name) or where.is_file():
         raise UserError(
-            f"{option} {where}: a folder is expected; the folder's name has up to 64 letters, digits, '.', '-', '_'"
+            f"{option} {address(where)}: a folder is expected; "
+            "the folder's name has up to 64 letters, digits, '.', '-', '_'"
         )
     return where
 
 
 def make_parents(where: Path, option: str) -> None:
-    """Once all else is known to be right."""
+    """Once all else is known to be right; in a bucket there are only names."""
+    if in_bucket(where):
+        return
     try:
         where.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
