@@ -89,7 +89,7 @@ def priced(seen: Counter[str], rounds: int) -> str:
 def counts() -> None:
     """Requests per round."""
     print(" slots workers   writes    reads   price of a round")
-    for slots, workers, rounds in ((8, 4, 4), (8, 8, 4), (64, 8, 2), (64, 32, 2), (512, 32, 1)):
+    for slots, workers, rounds in ((8, 4, 4), (8, 8, 4), (64, 8, 2), (64, 32, 2), (512, 32, 2)):
         seen, seconds = requests(slots, workers, 300.0, rounds)
         print(f"{slots:6} {workers:7} {priced(seen, rounds)}   {seconds / rounds:6.0f} s; {dict(seen)}", flush=True)
 

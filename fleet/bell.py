@@ -28,6 +28,9 @@ class Bell:
         stamp = self.store.stamp("bell")
         if stamp == self._stamp and (self._looks % _OPEN or not self.store.late):
             return False
+        if self._text is not None and not self.store.late:  # nobody replaces it by the same
+            self._stamp = stamp
+            return True
         text, before = self.store.news("bell"), self._text
         self._stamp, self._text = stamp, text
         return text != before

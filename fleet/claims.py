@@ -100,6 +100,7 @@ class Claims:
         self.store, self.history, self.watch, self.launch = store, history, watch, launch
         self._records: dict[str, dict[str, Value]] = history.recent()
         self._own: dict[str, tuple[int, int]] = history.recent()  # what this worker has claimed: version, number
+        self._tried: dict[str, bool] = history.recent()  # what it has tried to claim: the reply may have been lost
 
     def held(self, id: str) -> bool:
         """Somebody has claimed it and has not given it up, as far as the listings have shown."""
@@ -124,8 +125,8 @@ class Claims:
         return self.record(id, "claim", self.count(id) - 1)
 
     def claimed(self, id: str) -> bool:
-        """By this worker, as far as it knows without looking."""
-        return id in self._own
+        """Perhaps by this worker, as far as it knows without looking."""
+        return id in self._own or id in self._tried
 
     def mine(self, id: str) -> bool:
         """Claimed by this worker, which makes one thing at a time: an attempt that came to nothing, or a claim whose
@@ -142,6 +143,7 @@ class Claims:
             self._saw(id, "claim", n)
             return False
         claim = {"by": self.store.name, "identity": [*host.identity], "launch": self.launch, "machine": host.name}
+        self._tried[id] = True
         try:
             stands = self.store.settle(path, claim, durable=False)
         except (faults.Damaged, faults.Refused):  # not synced, so a crash may have torn it: it will look dead

@@ -56,8 +56,12 @@ class History:
         return replace(self.outcome(self.origin(id)).member, id=id)
 
     def round(self, round: int) -> list[Member]:
+        """Read once all of it is there: nobody needs a part of it."""
+        ids = [*self._known(round).recipes]
+        if missing := next((id for id in ids if not self.finished(id)), ""):
+            raise NotYet(missing)
         self.look_back(round)
-        return [self[id] for id in [*self._known(round).recipes]]
+        return [self[id] for id in ids]
 
     def plan(self, round: int) -> Sequence[Recipe]:
         return self._known(round).plan
@@ -146,7 +150,8 @@ class History:
     def look_back(self, round: int) -> None:
         """For whoever wants all of a finished round: its summary, if there is one, spares opening each register."""
         there = self._known(round)
-        if there.told is None and self._round_finished(round) and summary.NAME in (there.names or ()):
+        listed = summary.NAME in (there.names or ()) or not self.store.late  # there, to ask costs less than to list
+        if there.told is None and self._round_finished(round) and listed:
             done, origins = summary.read(self.store, round)
             there.told = {name(round, slot): each for slot, each in done.items()}
             there.origins |= {name(round, slot): id for slot, id in origins.items()}
@@ -159,6 +164,14 @@ class History:
             origins = {place(id)[1]: self.origin(id) for id in there.recipes if id not in there.made}
             done = {slot: (each.version, each.record) for slot, each in made.items()}
             summary.write(self.store, round, done, origins)
+
+    def share(self) -> None:
+        """Where each read costs, whoever has looked for summaries in vain, and so read whole rounds, writes them."""
+        for round, there in [*self._rounds.items()] if not self.store.late else ():
+            read = there.outcomes.keys() >= {*there.made} and there.recipes.keys() <= {*there.made, *there.origins}
+            if there.told == {} and there.made and read and self._round_finished(round):
+                self.sum_up(round)
+                there.names = (there.names or set()) | {summary.NAME}
 
     def open_rounds(self) -> list[int]:
         """Those that something may be made in: also old ones, if something of them was voided."""

@@ -59,9 +59,20 @@ def prune(store: Store, history: History, keep_every: int = 0) -> None:
         if 0 < round < limit and id not in kept and (not keep_every or round % keep_every):
             useless = [attempt for attempt, _ in found]
         else:
-            useless = _beaten(history, id, found) if len(found) > 1 or history.over else []
+            doubtful = len(found) > 1 or history.over and _may_be_lost(history, id)
+            useless = _beaten(history, id, found) if doubtful else []
         for attempt in useless:
             payload.drop(store, attempt)
+
+
+def _may_be_lost(history: History, id: str) -> bool:
+    """Its one attempt may have come to nothing. Of a member that had to be made it is the one that stands: so much is
+    certain without reading what every slot's register says."""
+    try:
+        recipe = history.recipe(id)
+    except (KeyError, NotYet):
+        return False
+    return recipe.optional or recipe.role != "member"
 
 
 def _beaten(history: History, id: str, attempts: list[tuple[str, int]]) -> list[str]:
@@ -70,6 +81,7 @@ def _beaten(history: History, id: str, attempts: list[tuple[str, int]]) -> list[
     try:
         if place(id)[0] > history.last or not history.finished(id):
             return []
+        history.look_back(place(id)[0])
         outcome = history.outcome(id)
     except (KeyError, NotYet):
         return []

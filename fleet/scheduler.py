@@ -40,9 +40,6 @@ class Scheduler:
         for id in free:
             if not self._polite(id) and self._take(id):
                 return id
-        for id in held:
-            if self.context.claims.mine(id):
-                return id
         return next((id for id in self._orphans(held) if self._take(id)), None) if tick else None
 
     def _orphans(self, held: list[str]) -> Iterator[str]:

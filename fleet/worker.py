@@ -26,7 +26,7 @@ from fleet.work import Maker
 
 _NEVER = -math.inf
 _GLANCE, _SPAN = 0.25, 4  # short recipes come several to a look: so many seconds, and so often what the look took
-_PLAN_PATIENCE = 1.0  # whoever published last plans first; others only if no plan has come after so long
+_PLAN_PATIENCE = 1.0  # whoever published last plans first; others only if no plan has come after so long and a breath
 _PULSE = 5.0  # seconds between two pulses, at most: people want to see how far each is
 _PROBES = 4  # so many awaited names are opened in one slow tick, whatever the listings say
 _SELDOM = 30  # breaths between two looks at others' pulses
@@ -77,7 +77,8 @@ class Worker:
         self._looking = 0.0  # seconds that a fruitless look took
         self._glance = _GLANCE
         self._waits_for = ""
-        self._plannable: tuple[int | None, float] = (None, _NEVER)
+        self._plannable: tuple[int | None, int] = (None, 0)
+        self._plannable_since = _NEVER
 
     def run(self) -> str:
         """Work until the run is over or this process is asked to end; says which."""
@@ -265,9 +266,9 @@ class Worker:
     def _plan(self, fresh: bool, now: float) -> bool:
         """Write down what can be planned, unless somebody else is likely doing just that."""
         round = planning.plannable(self.history)
-        if round != self._plannable[0]:
-            self._plannable = (round, now)
-        if round is None or not (fresh or now - self._plannable[1] > _PLAN_PATIENCE):
+        if (round, self.history.first_open) != self._plannable:
+            self._plannable, self._plannable_since = (round, self.history.first_open), now
+        if round is None or not (fresh or now - self._plannable_since > _PLAN_PATIENCE + self._breath):
             return False
         try:
             planned, waits_for = planning.plan_ahead(self.store, self.strategy, self.history)
@@ -278,5 +279,6 @@ class Worker:
             self.events.note("plan waits", waits_for)
         if planned:
             self.events.note("planned", rounds=planned, upto=self.history.last)
+            self.history.share()
             planning.prune(self.store, self.history, self.options.keep_every)
         return planned > 0

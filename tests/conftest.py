@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.browser import CHROMIUM, Browser
+from tests.bucket_runs import in_a_bucket, proxy, server, store, surroundings  # noqa: F401 (fixtures)
 from tests.helpers import Toys, until
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads that wait for each other cost minutes on a busy machine

@@ -10,6 +10,7 @@ from typing import Any, Self
 import torch
 
 from fleet.context import Stopped
+from fleet.places import address
 from fleet.plain import say
 from fleet.run_config import UserError
 from train.own_loop.own_model import OwnModel, metrics_of
@@ -116,7 +117,7 @@ class OwnLoopRun:
             self._handlers = {number: signal.signal(number, self._stop) for number in _SIGNALS}
         if self._worker:
             joined = self._worker.joined
-            say(f"{'New run' if joined.new else 'Joined the run'} {joined.folder}")
+            say(f"{'New run' if joined.new else 'Joined the run'} {address(joined.folder)}")
             self._worker.start()
         try:
             self._take()
