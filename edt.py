@@ -85,7 +85,8 @@ class EDT:
     def groups(self, generation: int) -> dict[int, tuple[str, ...]]:
         """Each slot's parents by their names, in the order of the slots."""
         slots = self.group_slots(generation)
-        ids = {group[0]: tuple(f"{generation - 1}/m{p}" for p in group) for group in slots.values()}
+        groups = {group[0]: group for group in slots.values()}
+        ids = {first: tuple(f"{generation - 1}/m{p}" for p in group) for first, group in groups.items()}
         return {k: ids[slots[k][0]] for k in range(self.c.population_size)}
 
     def means(self, generation: int) -> list[Recipe]:

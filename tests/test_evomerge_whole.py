@@ -67,7 +67,7 @@ def test_the_self_test_and_the_benchmarks_run(tmp_path):
 def test_on_machines_the_same_model_wins(tmp_path, monkeypatch):
     with Lab(tmp_path / "lab") as lab:
         monkeypatch.setenv("XDG_STATE_HOME", str(lab.folder / "state"))
-        c = config(lab.shared)
+        c = config(lab.shared, num_generations=2)
         c.machines, c.ssh_config = str(lab.shared / "machines.json"), str(lab.ssh_config)
         Path(c.machines).write_text(json.dumps([{"host": each.name, "python": sys.executable} for each in lab]))
         c.save(lab.shared / "mine.json")

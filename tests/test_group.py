@@ -56,8 +56,9 @@ def test_a_group_makes_what_one_process_makes_within_rounding(pretraining, strat
 @pytest.mark.slow
 def test_a_group_is_stopped_and_goes_on_and_loses_one_of_its_processes(pretraining):
     """Ctrl-C in the middle, then a rank that is killed: the bytes are those of two calm groups."""
-    wanted = whole(pretraining(**TWO, inner_steps=30), 2)
-    run = pretraining(**TWO, inner_steps=30, snapshot_minutes=0.001)
+    short = {**TWO, "max_generations": 1, "inner_steps": 30}
+    wanted = whole(pretraining(**short), 2)
+    run = pretraining(**short, snapshot_minutes=0.001)
     first = run.start(1)
     until(lambda: others(run), "a group is there", LONG)
     first.send(signal.SIGINT)
@@ -180,10 +181,11 @@ def test_local_groups_share_out_the_gpus(monkeypatch):
 @pytest.mark.skipif(bool(why_not()), reason=f"no machines: {why_not()}")
 def test_on_machines_groups_make_the_same_bytes(pretraining, tmp_path, monkeypatch):
     """machines.json alone says that workers are groups."""
-    wanted = whole(pretraining(**TWO, sharding_strategy="NO_SHARD"), 1)
+    keys = {"max_generations": 1, "batch_size": 4}
+    wanted = whole(pretraining(**keys, devices_per_worker=2, sharding_strategy="NO_SHARD"), 1)
     with Lab(tmp_path / "lab") as lab:
         monkeypatch.setenv("XDG_STATE_HOME", str(lab.folder / "state"))
-        run = pretraining(**{key: value for key, value in TWO.items() if key != "devices_per_worker"})
+        run = pretraining(**keys)
         about = {"python": sys.executable, "devices_per_worker": 2, "sharding_strategy": "NO_SHARD"}
         machines, mine = lab.shared / "machines.json", lab.shared / "evolution.json"
         machines.write_text(json.dumps([{"host": each.name, **about} for each in lab]))

@@ -300,6 +300,7 @@ LINKS = [
     if "://" not in link
 ]
 NAMES = [name for name in re.findall(r"`([^`\n]+)`", PROSE) if re.fullmatch(r"\S+(/\S*|\.(py|md|json|txt))", name)]
+NAMES += dict.fromkeys(re.findall(r"`([\w/]+\.py)`", (ROOT / "docs" / "design.md").read_text()))
 
 
 @pytest.mark.parametrize("page, link", LINKS)

@@ -110,33 +110,20 @@ def diloco(run: Path) -> dict[str, torch.Tensor]:
     return exporter.layout.views(weights)
 
 
-def test_two_peers_do_what_diloco_does(start, tmp_path):
-    peers = [
-        start(n, 2, total_steps=16, per_device_train_batch_size=4, **{"hv.hivemind_compression": "none"})
-        for n in (0, 1)
-    ]
-    for each in peers:
-        each.ends()
-    assert peers[0].met() == [(1, 2), (2, 2), (3, 2), (4, 2)]
-    assert apart(peers[0].weights, peers[1].weights) == 0.0
-    keys = {"algorithm": "diloco", "population_size": 2, "max_generations": 4, "inner_steps": 4}
-    keys |= {"first_inner_steps": 4, "inner_optimizer": "adamw", "lr_schedule": "cosine"}
-    more = {"batch_size": 4, "seq_length": 16, "lr": 1e-2, "warmup_steps": 2, "max_epochs": 1e6}
-    finished(tmp_path, **keys, **more, initial_population=(str(tmp_path / "model"),))
-    assert apart(peers[0].weights, diloco(tmp_path / "run")) < 1e-4
-
-
 STEP = re.compile(
     r"outer step (\d+), (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) UTC: met (.+); took ([\d.]+) s, ([\d.]+) s of them "
     r"waiting for others; drift ([\d.e-]+) %"
 )
 
 
-def test_a_peer_says_of_each_outer_step_whom_it_met_how_long_it_took_and_how_far_it_had_drifted(start):
-    peers = [start(n, 2, total_steps=8, **{"hv.hivemind_compression": "none"}) for n in (0, 1)]
+def test_two_peers_do_what_diloco_does_and_say_so_step_by_step(start, tmp_path):
+    peers = [
+        start(n, 2, total_steps=16, per_device_train_batch_size=4, **{"hv.hivemind_compression": "none"})
+        for n in (0, 1)
+    ]
     for each, other in zip(peers, ("peer-1", "peer-0"), strict=True):
         said = STEP.findall(each.ends())
-        assert [(number, whom) for number, _, whom, *_ in said] == [("1", other), ("2", other)]
+        assert [(number, whom) for number, _, whom, *_ in said] == [(str(step), other) for step in range(1, 5)]
         rows = [row for row in each.rows() if row["outer_round"]]
         for (_, _, _, took, waited, drift), row in zip(said, rows, strict=True):
             assert float(row[f"met/{other}"]) == 1.0
@@ -146,6 +133,13 @@ def test_a_peer_says_of_each_outer_step_whom_it_met_how_long_it_took_and_how_far
             assert drift == f"{100 * float(row['drift']):.3g}"
     drifts = [[float(row["drift"]) for row in each.rows() if row["drift"]] for each in peers]
     assert drifts[0] == pytest.approx(drifts[1], rel=1e-4)  # of two, each is as far from the middle as the other
+    assert peers[0].met() == [(1, 2), (2, 2), (3, 2), (4, 2)]
+    assert apart(peers[0].weights, peers[1].weights) == 0.0
+    keys = {"algorithm": "diloco", "population_size": 2, "max_generations": 4, "inner_steps": 4}
+    keys |= {"first_inner_steps": 4, "inner_optimizer": "adamw", "lr_schedule": "cosine"}
+    more = {"batch_size": 4, "seq_length": 16, "lr": 1e-2, "warmup_steps": 2, "max_epochs": 1e6}
+    finished(tmp_path, **keys, **more, initial_population=(str(tmp_path / "model"),))
+    assert apart(peers[0].weights, diloco(tmp_path / "run")) < 1e-4
 
 
 def test_with_parts_on_two_ranks_each_part_meets_its_like(start):
@@ -162,13 +156,13 @@ def test_with_parts_on_two_ranks_each_part_meets_its_like(start):
 
 @pytest.mark.parametrize("every", [0, 10])
 def test_peers_do_not_drift_apart(start, every):
-    keys = {"total_steps": 40, "hv.local_steps": 1, "hv.average_state_every": every}
+    keys = {"total_steps": 20, "hv.local_steps": 1, "hv.average_state_every": every}
     peers = [start(n, 2, **keys) for n in (0, 1)]
     for each in peers:
         each.ends()
-    assert peers[0].met()[-1] == (40, 2)
+    assert peers[0].met()[-1] == (20, 2)
     found = apart(peers[0].weights, peers[1].weights)
-    print(f"an exchange every {every}: {found:.2g} apart after 40 outer steps")
+    print(f"an exchange every {every}: {found:.2g} apart after 20 outer steps")
     assert found == 0.0 if every else 0 < found < 0.05
 
 

@@ -125,7 +125,11 @@ def select_parents(rule: str, candidates: int, count: int, tournament_size: int,
 
 
 def hypercubes(generation: int, population: int, size: int, rng: Rng) -> dict[int, list[int]]:
-    return {k: hypercube(k, generation, population, size) for k in range(population)}
+    found = dict[int, list[int]]()
+    for k in range(population):
+        if k not in found:
+            found |= dict.fromkeys(group := hypercube(k, generation, population, size), group)
+    return found
 
 
 def hypercube(k: int, generation: int, population: int, size: int) -> list[int]:
