@@ -20,7 +20,9 @@ class Bell:
 
     def ring(self) -> None:
         with contextlib.suppress(faults.Fault):
-            self.store.post("bell", self.store.host.token())
+            token = self.store.host.token()
+            # two lengths differ where stamps tell nothing more than the second, as over SFTP
+            self.store.post("bell", token + "." * int(token[:2], 16))
 
     def rung(self) -> bool:
         """Has anybody rung since the last look?"""

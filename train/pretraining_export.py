@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from fleet import faults, launches, lm_eval_command
+from fleet.busy_notice import saying
 from fleet.history import History
 from fleet.host import Host
 from fleet.metrics.file_sinks import TABLE
@@ -231,8 +232,9 @@ def has_weights(member: Member) -> bool:
 def show(exporter: Exporter, what: str, out: Path) -> None:
     """Export, and let the model say something."""
     torch.set_num_threads(exporter.config.threads)
-    best, beside = exporter.best_tested() if what == "average" else ("", {})
-    tested = exporter.export(what, out)
+    with saying("the model is tested and exported", say):
+        best, beside = exporter.best_tested() if what == "average" else ("", {})
+        tested = exporter.export(what, out)
     say(f"Exported ({what}): {out}", f"{exporter.told_on}: {metrics_text(tested)}", sep="\n")
     if best:
         say(f"The best member, {best}, on the same text: {metrics_text(beside)}")

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fleet.busy_notice import saying
 from fleet.errors import absolute, refuse
 from fleet.method import Method
 from fleet.places import beside, here
@@ -49,7 +50,8 @@ def _late(module: str, function: str, *asked: Any) -> Any:
 
 
 def show_result(config: TrainConfig, folder: Path) -> None:
-    from train.pretraining_export import Exporter, show
+    with saying("loading what exports the model", say):
+        from train.pretraining_export import Exporter, show
 
     show(Exporter(folder), "average", beside(folder) / "export")
 
