@@ -68,13 +68,14 @@ def run(app: Callable[[], object]) -> int:
         if handler != signal.SIG_IGN:  # nohup, and jobs in the background of a script
             signal.signal(each, stop)
     try:
-        code = _ended(app)
+        return _ended(app)
     except Terminated as stopped:
+        before = {}  # told once is enough, until the process has ended
         say("\nInterrupted; nothing is left behind.", file=sys.stderr)
         return 128 + stopped.number
-    for each, handler in before.items():
-        signal.signal(each, handler)
-    return code
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def _ended(app: Callable[[], object]) -> int:
