@@ -13,7 +13,7 @@ from fleet.remote.launcher import Launcher, place
 from launch_to_machines import METHOD_SCRIPTS
 from tests.commands import answer
 from tests.small import KEYS, config, finished, shared
-from train.advise import Circumstances, Forecast, advice, facts, sizes_of
+from train.forecast import Circumstances, Forecast, advice, facts, sizes_of
 from train.learner import best_device
 from train.memory import memory_of
 
@@ -97,6 +97,7 @@ def test_it_says_what_the_estimate_rests_on_and_how_to_have_a_better_one(tmp_pat
     (tmp_path / "c.json").write_text(json.dumps({**KEYS, "tokenizer": str(shared() / "tokenizer")}))
     command = ("-m", "train.advise", str(tmp_path / "c.json"))
     said = " ".join(answer(*command)[1].split())
+    assert said.startswith("loading what tries a step ") and "trying a step and the disk " in said
     assert f"tried here on {best_device().type} with THREADS 1, by one worker alone" in said
     assert said.endswith("For other machines: the same command there, or --step SECONDS and --disk MB/s.")
     told = " ".join(answer(*command, "--step", "2", "--disk", "20")[1].split())

@@ -90,7 +90,7 @@ def preview(config: TrainConfig, where: Path) -> Iterator[str]:
         text_sources.check(source)
         text_sources.check_keys(source)
     counts = [*counted(config, whole=True)]
-    refuse_short(counts)
+    refuse_short(config, counts)
     return in_words(counts)
 
 
@@ -104,7 +104,10 @@ def slow_start(config: TrainConfig) -> str:
     steps = config.total_steps
     if config.forked or config.warmup_steps <= steps / 10:
         return ""
-    return f"the rate rises for {config.warmup_steps} of {steps} steps: WARMUP_STEPS {steps // 20}"
+    long = f"{config.warmup_steps} of {steps} steps"
+    if config.warmup_steps >= steps:
+        long = f"{config.warmup_steps} steps, and the run has {steps}"
+    return f"the rate rises for {long}: WARMUP_STEPS {steps // 20}"
 
 
 def found_from(config: TrainConfig, where: Path) -> TrainConfig:
