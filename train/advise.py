@@ -15,6 +15,7 @@ from rich.table import Table
 from fleet import machines
 from fleet.busy_notice import saying
 from fleet.console import console
+from fleet.places import address, here, in_bucket
 from fleet.plain import bytes_of, say
 from fleet.run_config import UserError, load
 from fleet.single_command import command
@@ -50,11 +51,9 @@ def advise(
     if (algorithm := named(config) or "edt") not in ("edt", "diloco"):
         raise UserError(f"{config}: advice is there for pre-training (edt, diloco), not for {algorithm}: {_INSTEAD}")
     c = resolve_auto(found_from(load(config, TrainConfig).model_copy(update={"algorithm": algorithm}), where), where)
-    if machines_file and not workers:
-        workers = sum(
-            len(each.devices) // (each.devices_per_worker or c.devices_per_worker) or each.workers
-            for each in machines.load(machines_file)
-        )
+    workers = workers or (_seats(machines_file, c) if machines_file else c.num_machines)
+    if in_bucket(base := here(Path(c.base_dir), where)) and not disk:
+        raise UserError(f"{address(base)}: how fast a bucket is depends on where one is: say it, --disk 50")
     with saying("loading what tries a step", say):
         from train import forecast
         from train.learner import best_device
@@ -62,23 +61,25 @@ def advise(
     if not step and sizes.parameters > MOST_MEASURED and best_device().type == "cpu":
         raise UserError(f"{sizes.parameters:,} parameters {_UNTRIED}")
     with saying("trying a step and the disk", say) if not (step and disk) else nullcontext():
-        here = forecast.Circumstances(
-            workers or c.num_machines,
-            step or forecast.timed(c, sizes.longest),
-            disk * 1e6 or forecast.disk_speed((where / c.base_dir).resolve()),
-        )
+        step_there = step or forecast.timed(c, sizes.longest)
+        known = forecast.Circumstances(workers, step_there, disk * 1e6 or forecast.disk_speed(base))
     tried = f"tried here on {best_device().type} with THREADS {c.threads}, by one worker alone"
     basis = (
-        f"a step of {forecast.seconds(here.step)}, {'as --step says' if step else tried}; "
-        f"{bytes_of(here.disk)}/s of the disk, {'as --disk says' if disk else 'tried at BASE_DIR'}"
+        f"a step of {forecast.seconds(known.step)}, {'as --step says' if step else tried}; "
+        f"{bytes_of(known.disk)}/s of the disk, {'as --disk says' if disk else 'tried at BASE_DIR'}"
     )
-    f = forecast.Forecast(c, sizes, here)
+    f = forecast.Forecast(c, sizes, known)
     with saying("counting the tokens of its text", say):
         found = [*forecast.facts(f), ("basis", basis)]
         changes = [*forecast.advice(f)]
     show(found, changes)
     if not (step and disk):
         say("\nFor other machines: the same command there, or --step SECONDS and --disk MB/s.")
+
+
+def _seats(file: Path, c: TrainConfig) -> int:
+    there = ((each, each.devices_per_worker or c.devices_per_worker) for each in machines.load(file))
+    return sum(len(each.devices) // devices or each.workers for each, devices in there)
 
 
 def show(found: Sequence[tuple[str, str]], changes: Sequence[str]) -> None:

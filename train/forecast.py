@@ -238,9 +238,12 @@ def timed(config: TrainConfig, vocabulary: int) -> float:
 def disk_speed(folder: Path) -> float:
     """Bytes a second that are safely on it."""
     there = next(each for each in (folder, *folder.parents) if each.is_dir())
-    with tempfile.TemporaryFile(dir=there) as file:
-        began = time.perf_counter()
-        file.write(os.urandom(1 << 20) * (_PROBE >> 20))
-        file.flush()
-        os.fsync(file.fileno())
-        return _PROBE / (time.perf_counter() - began)
+    try:
+        with tempfile.TemporaryFile(dir=there) as file:
+            began = time.perf_counter()
+            file.write(os.urandom(1 << 20) * (_PROBE >> 20))
+            file.flush()
+            os.fsync(file.fileno())
+            return _PROBE / (time.perf_counter() - began)
+    except OSError as error:
+        raise UserError(f"{there}: cannot be tried: {error.strerror}; say how fast it is, --disk 110") from None
