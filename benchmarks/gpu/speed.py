@@ -14,15 +14,19 @@ from functools import partial
 from itertools import repeat
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from benchmarks.gpu.running import say_row
 from benchmarks.train_loop import bare_optimizers
+from train.chat_examples import Example
 from train.kernels import in_fixed_order
-from train.learner import Learner, best_device
+from train.learner import Learner, MicroBatch, Objective, best_device
 from train.memory import largest_batch, memory_of
 from train.model import built, described, without_numbers
+from train.objectives import sft_loss
+from train.packing import Batch, attends_by_bounds, bounded, chosen_rows, plan, widened
 from train.training_config import TrainConfig
 
 WORDS, MOST_BATCH = 32000, 16
@@ -118,11 +122,37 @@ def measures(trial: Trial, compiles: bool) -> Iterator[tuple[str, float, TrainCo
         yield what, found, each.config
 
 
-def ours(trial: Trial, compiled: bool, deterministic: bool) -> float:
-    learner, windows, watch = learner_of(trial, compiled, deterministic), trial.windows(), Stopwatch(trial)
-    for _ in learner.train(repeat([windows], trial.steps), repeat(1e-4)):
+def ours(trial: Trial, compiled: bool, deterministic: bool, rows: Batch | None = None) -> float:
+    learner, watch = learner_of(trial, compiled, deterministic, rows and sft_loss), Stopwatch(trial)
+    part: MicroBatch = trial.windows() if rows is None else rows
+    for _ in learner.train(repeat([part], trial.steps), repeat(1e-4)):
         watch.step()
     return watch.rate
+
+
+def of_rows(preset: str, length: int, dry: bool) -> None:
+    """What fine-tuning learns from: rows of several examples, told apart by a mask or by their bounds."""
+    entry, words, length = (TOY, 512, length // 32) if dry else (preset, WORDS, length)
+    device, size = best_device(), 2 if dry else 8
+    config = TrainConfig(
+        initial_population=(entry,), vocab_size=words, seq_length=length, batch_size=size, precision="bf16-mixed",
+        inner_optimizer="adamw",
+    )  # fmt: skip
+    trial, rows = Trial(config, device, 1, 1) if dry else Trial(config, device), packed(config)
+    able = attends_by_bounds(learner_of(trial).answer, length)
+    for compiled in (False,) if dry else (True, False):
+        for what, part in {"bounds": bounded(rows), "a mask": rows}.items() if able else [("a mask", rows)]:
+            torch._dynamo.reset()
+            rate = ours(trial, compiled, True, part)
+            say_row(model=preset, T=length, batch=size, by=what, compiled=compiled, **{"tokens/s": rate})
+
+
+def packed(config: TrainConfig) -> Batch:
+    rng = np.random.default_rng(1)
+    sizes = rng.integers(config.seq_length // 16, config.seq_length // 2, 16 * config.batch_size)
+    some = [Example(rng.integers(0, config.vocab_size, n), np.arange(n) > n // 4) for n in sizes]
+    rows = plan([*map(int, sizes)], config.seq_length)[: config.batch_size]
+    return widened(chosen_rows(some, rows, True), config.seq_length, best_device())
 
 
 def evaluation(trial: Trial) -> float:
@@ -133,11 +163,13 @@ def evaluation(trial: Trial) -> float:
     return watch.rate
 
 
-def learner_of(trial: Trial, compiled: bool = False, deterministic: bool = True) -> Learner:
+def learner_of(
+    trial: Trial, compiled: bool = False, deterministic: bool = True, objective: Objective | None = None
+) -> Learner:
     keys = {"compile": compiled, "deterministic": deterministic}
     known = {key: value for key, value in keys.items() if key in TrainConfig.model_fields}
     config = trial.config.model_copy(update=known)
-    learner = Learner(built(config.initial_population[0], config.vocab_size, 1), config)
+    learner = Learner(built(config.initial_population[0], config.vocab_size, 1), config, objective=objective)
     in_fixed_order(torch.get_num_threads())
     if not deterministic:
         in_any_order()
