@@ -1,5 +1,6 @@
 """Which kernels a process computes with: sums in a fixed order while it learns, the fastest while it looks."""
 
+import inspect
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -16,6 +17,7 @@ from train.fixed_order import in_fixed_order as in_fixed_order
 
 MIXED = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 _MORE = ("dropout", "softcap", "position_bias")  # that flash attention of several texts does not know
+_GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters  # older versions of torch need not be told
 _NONE = "does not have a deterministic implementation"  # in torch's words
 
 
@@ -93,7 +95,7 @@ def _attention(
     narrow = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else value.dtype
     flat = [each.transpose(1, 2).flatten(0, 1).to(narrow) for each in (query, key, value)]
     how: dict[str, Any] = {"scale": asked.get("scaling"), "window_size": (-1, 0)}
-    if heads != key.shape[1]:
+    if heads != key.shape[1] and _GROUPS:
         how["enable_gqa"] = True
     found: Any = varlen_attn(flat[0], flat[1], flat[2], bounds, bounds, width, width, **how)
     return found.unflatten(0, (rows, width)), None
