@@ -2,17 +2,20 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import masking_utils
+from transformers import AttentionInterface, masking_utils
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from fleet.errors import first_line
 from fleet.run_config import UserError
 from train.fixed_order import in_fixed_order as in_fixed_order
 
 MIXED = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
+_MORE = ("dropout", "softcap", "position_bias")  # that flash attention of several texts does not know
 _NONE = "does not have a deterministic implementation"  # in torch's words
 
 
@@ -78,7 +81,32 @@ def _mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, **a
     return found
 
 
+def _attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **asked: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Told where texts begin, flash attention goes from one to the next, and computes nothing of what a mask hides."""
+    if (bounds := asked.pop("text_bounds", None)) is None:
+        return sdpa_attention_forward(module, query, key, value, mask, **asked)
+    if mask is not None or any(asked.get(key) for key in _MORE):
+        raise ValueError("texts are told apart here, and nothing else is")
+    kind, (rows, heads, width, _) = query.device.type, query.shape
+    narrow = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else value.dtype
+    flat = [each.transpose(1, 2).flatten(0, 1).to(narrow) for each in (query, key, value)]
+    found = _from_text_to_text(flat, bounds, width, heads != key.shape[1], asked.get("scaling"))
+    return found.unflatten(0, (rows, width)), None
+
+
+def _from_text_to_text(flat: list[Tensor], bounds: Tensor, width: int, groups: bool, scale: float | None) -> Any:
+    from torch.nn.attention import varlen  # only GPUs need what it loads
+
+    how: dict[str, Any] = {"scale": scale, "window_size": (-1, 0)}
+    if "enable_gqa" in signature(varlen.varlen_attn).parameters:  # older versions of torch need not be told
+        how["enable_gqa"] = groups
+    return varlen.varlen_attn(flat[0], flat[1], flat[2], bounds, bounds, width, width, **how)
+
+
 masking_utils.AttentionMaskInterface.register("sdpa", _mask)
+AttentionInterface.register("sdpa", _attention)
 
 
 def sent(numbers: Tensor, device: torch.device | str, non_blocking: bool = True) -> Tensor:
