@@ -50,10 +50,11 @@ def advise(
     where = config.absolute().parent
     if (algorithm := named(config) or "edt") not in ("edt", "diloco"):
         raise UserError(f"{config}: advice is there for pre-training (edt, diloco), not for {algorithm}: {_INSTEAD}")
-    c = resolve_auto(found_from(load(config, TrainConfig).model_copy(update={"algorithm": algorithm}), where), where)
-    workers = workers or (_seats(machines_file, c) if machines_file else c.num_machines)
+    c = found_from(load(config, TrainConfig).model_copy(update={"algorithm": algorithm}), where)
     if in_bucket(base := here(Path(c.base_dir), where)) and not disk:
         raise UserError(f"{address(base)}: how fast a bucket is depends on where one is: say it, --disk 50")
+    c = resolve_auto(c, where)
+    workers = workers or (_seats(machines_file, c) if machines_file else c.num_machines)
     with saying("loading what tries a step", say):
         from train import forecast
         from train.learner import best_device
