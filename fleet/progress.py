@@ -182,4 +182,4 @@ def duration(seconds: float) -> str:
     for size, word in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {word}"
-    return f"{seconds:.0f} seconds"
+    return "1 second" if round(seconds) == 1 else f"{seconds:.0f} seconds"

@@ -35,7 +35,7 @@ _WORKERS, _ERRORS, _MEMBERS = 24, 5, 8  # so many lines of each at most
 _ROUNDS = 4  # in a terminal
 _NO_WORD = re.compile(r"[{\[]|[0-9a-f]{64}\Z")
 _LONGEST = 40  # signs of a value
-_NARROW = 100  # columns
+_NARROW, _TINY = 100, 60  # columns; of fewer than these, not even what may take several lines has all of its own
 _LOOK = 2.0  # seconds between two pictures in a terminal;
 _SELDOM = 5  # elsewhere one of so many is shown
 _COLUMNS = ("worker", "machine", "made", "a minute", "written", "does", "ago")
@@ -245,7 +245,7 @@ def show(run_dir: Path, *, watch: Annotated[bool, Parameter(help="Go on until Ct
     """
     shown, view = console(), View(run_dir)
     if not watch:
-        printed(shown, view.picture())
+        printed(shown, view.picture(columns=shown.width if shown.width < _TINY else 0))
         return
 
     if shown.is_terminal:

@@ -124,7 +124,8 @@ def facts(f: Forecast) -> Iterator[tuple[str, str]]:
     each = f"{f.tokens // c.population_size:,} of each slot; {f.per_parameter:.3g} a parameter"
     yield "tokens", f"{f.tokens:,} in all, {each}"
     yield from (("text", line) for line in in_words(counted(c, whole=True)))
-    yield "rounds", f"{c.max_generations}, of {c.steps_in(1)} to {c.inner_steps} steps; {c.total_steps:,} of a slot"
+    grows = f"{c.steps_in(1)} to " if c.steps_in(1) < c.inner_steps else ""
+    yield "rounds", f"{c.max_generations}, of {grows}{c.inner_steps} steps; {c.total_steps:,} of a slot"
     always = f"{bytes_of(f.memory.kept)} of them always"
     yield "memory", f"{bytes_of(f.memory.total)} of a worker's device, {always}; in parts: python -m train.memory"
     yield "machines", f"{f.here.workers} workers for {c.population_size} slots; {f.busy:.0%} of them train at a time"
