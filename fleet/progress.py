@@ -62,14 +62,14 @@ class Progress:
             line = self.line(round)
             self._live.console.print(line, highlight=False, soft_wrap=True) if self._live else say(line)
             self._told = round + 1
-        silent = self._now() - self._spoke
-        if self._live or last or silent >= self._patience:
+        due = last or (self._now() - self._spoke >= self._patience and not self.history.over)  # the last comes soon
+        if self._live or due:
             self.look_around()
         if self._live and not self._live.is_started:
             self._live.start()
         if self._live:
             self._live.update(Group(self.table(), *map(Text, self.ends())), refresh=True)
-        elif last or silent >= self._patience:
+        elif due:
             self._spoke = self._now()
             first, *others = self.ends()
             said = "; ".join(filter(None, ["" if last else self.making(), first]))
@@ -182,4 +182,4 @@ def duration(seconds: float) -> str:
     for size, word in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {word}"
-    return "1 second" if round(seconds) == 1 else f"{seconds:.0f} seconds"
+    return f"{seconds:.0f} seconds"

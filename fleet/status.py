@@ -33,7 +33,7 @@ from fleet.worker_notes import NotesReader, WorkerNotes
 
 _WORKERS, _ERRORS, _MEMBERS = 24, 5, 8  # so many lines of each at most
 _ROUNDS = 4  # in a terminal
-_NO_WORD = re.compile(r"[{\[]|[0-9a-f]{64}\Z")
+_NO_WORD = re.compile(r"[{\[]|([0-9a-f]{32}){1,2}\Z")
 _LONGEST = 40  # signs of a value
 _NARROW, _TINY = 100, 60  # columns; of fewer than these, not even what may take several lines has all of its own
 _LOOK = 2.0  # seconds between two pictures in a terminal;

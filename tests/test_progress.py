@@ -15,7 +15,7 @@ from fleet import launches
 from fleet.history import History
 from fleet.host import Host
 from fleet.processes import options
-from fleet.progress import Progress, counted, duration
+from fleet.progress import Progress, counted
 from fleet.run import open_run
 from fleet.time_left import TimeLeft, Underway, underway
 from fleet.work import Work
@@ -122,10 +122,6 @@ def test_what_a_launched_run_leaves_behind(tmp_path):
 
 def test_the_tokens_of_several_texts_are_not_so_many_tokens():
     assert [counted(n, "tokens") for n in (1, 2)] == ["tokens", "tokens of 2 texts"]
-
-
-def test_a_time_is_told_in_few_words():
-    assert [*map(duration, (0.4, 1.2, 119, 7000))] == ["0 seconds", "1 second", "119 seconds", "117 minutes"]
 
 
 def test_nobody_has_begun(toys):

@@ -273,5 +273,6 @@ def test_it_fits_a_terminal(toys, columns, lines):
 
 
 def test_only_what_people_read_is_shown_of_metrics():
-    found = {"loss": 1.5, "each": "[1, 2]", "objectives": '{"a": 1}', "stepped_from": "0a" * 32, "source": "my.txt"}
+    found = {"loss": 1.5, "each": "[1, 2]", "objectives": '{"a": 1}', "stepped_from": "0a" * 16, "source": "my.txt"}
+    found["digest"] = "0a" * 32
     assert metrics_text(found) == "loss=1.5 source=my.txt"
