@@ -12,7 +12,7 @@ import torch
 from fleet.digest import digest
 from fleet.history import opened
 from tests.helpers import ROOT, one_of
-from tests.own_loops import MODELS, train
+from tests.own_loops import MODELS, started, train
 
 
 @pytest.fixture
@@ -59,6 +59,31 @@ def test_any_model_with_any_optimizer(alone, kind):
     assert the_digest(alone / "hurried") == the_digest(alone / "calm")
     for name, one in model.state_dict().items():  # what the run has come to, in whatever process
         assert torch.equal(one, again.state_dict()[name]) or name == "gone", name
+
+
+BY_FITNESS: dict[str, Any] = {
+    "algorithm": "edt", "selection": "rank", "population_size": 4, "group_size": 2, "elitism": 1, "max_generations": 3,
+    "genes": {"lr": 0.01}, "lr_spread": 4, "after": "first", "script_digest": "one",
+}  # fmt: skip
+
+
+def test_what_is_reported_as_fitness_decides_who_survives_and_whose_genome_goes_on(alone):
+    """The first slot is to be the fittest, whatever its loss; with one process and with two."""
+    train("plain", alone / "one", **BY_FITNESS)
+    history = opened(alone / "one")
+    for round in (1, 2):
+        there = {f"{round}/m{k}": history[f"{round}/m{k}"].metrics for k in range(4)}
+        fittest = max(there, key=lambda id: there[id]["fitness"])
+        assert fittest != min(there, key=lambda id: there[id]["loss"])
+        elite, *children = [each for each in history.plan(round + 1) if each.slot.startswith("m")]
+        assert elite.parents == (fittest,)
+        for child in children:
+            best = max(child.parents, key=lambda id: there[id]["fitness"])
+            assert history[f"{round + 1}/{child.slot}"].metrics["genome_lr"] == there[best]["genome_lr"]
+    other = started("plain", alone / "two", **BY_FITNESS, together=True)
+    train("plain", alone / "two", **BY_FITNESS, together=True)
+    other.ends()
+    assert the_digest(alone / "two") == the_digest(alone / "one")
 
 
 @pytest.mark.slow

@@ -14,12 +14,14 @@ import torch
 from torch import nn
 
 from diloco import join
+from edt import EDT
 from edt import join as join_edt
 from fleet.digest import digest
 from fleet.history import opened
 from fleet.run_config import UserError
-from tests.helpers import LONG, ROOT, Started, kill, until
-from tests.own_loops import KEYS, loader, net, noised, steps, train
+from tests.helpers import LONG, ROOT, kill, until
+from tests.own_loops import KEYS, loader, net, noised, started, steps, train
+from train.own_loop_config import OwnLoopConfig
 
 
 @pytest.fixture(autouse=True)
@@ -157,6 +159,39 @@ def test_a_loop_that_never_calls_step(tmp_path):
         run.step()
 
 
+def in_a_population(folder: Path, report: dict[str, float], tell_loss: bool = False) -> Any:
+    """Whose second slot says other things than the rest."""
+    torch.manual_seed(1)
+    optimizer = sgd(model := net())
+    keys = {**KEYS, "population_size": 3, "group_size": 1, "selection": "rank"}
+    with join_edt(folder, model, optimizer, **keys) as run:
+        for batch in run.batches(loader):
+            loss = noised(model, batch)
+            loss.backward()
+            if report:
+                run.report(**report | ({"fitness": float("nan")} if run.slot == 1 else {}))
+            run.step(loss if tell_loss else None)
+    return opened(folder)
+
+
+def test_fitness_alone_decides_where_there_is_no_loss_and_nobody_who_has_none_is_before_who_has(tmp_path):
+    """A fitness that is no number is a verdict on that member, as a loss is; its children are others'."""
+    history = in_a_population(tmp_path / "run", {"fitness": -5.0})
+    assert history.over and history["1/m1"].metrics == {"diverged": True, "diverged_in_a_row": 1}
+    assert [each.id for each in EDT(own_config(tmp_path)).pool(2, history)] == ["1/m0", "1/m2", "1/m1"]
+    history = in_a_population(tmp_path / "told", {"fitness": -5.0}, tell_loss=True)
+    assert history.over and "fitness" not in history["2/m1"].metrics
+
+
+def own_config(folder: Path) -> OwnLoopConfig:
+    return OwnLoopConfig(project_name="run", base_dir=str(folder), population_size=3)
+
+
+def test_who_is_fit_is_to_be_said_where_it_decides(tmp_path):
+    with pytest.raises(UserError, match=r"nothing says who is fit, which SELECTION rank goes by: hand over evaluate="):
+        in_a_population(tmp_path / "run", {})
+
+
 def test_a_loop_that_ends_early_says_so_and_can_be_gone_on_with(tmp_path, capsys):
     train("norm", tmp_path / "calm")
     train("norm", tmp_path / "run", only=7)
@@ -224,13 +259,6 @@ def test_data_loaders_that_fork(tmp_path):
 # -- real processes ----------------------------------------------------------------------------------------------------
 
 
-def started(folder: Path, **keys: Any) -> Started:
-    out = folder.parent / f"{len([*folder.parent.glob('*.out')])}.out"
-    words = [sys.executable, "-m", "tests.own_loops", "norm", str(folder), json.dumps(keys)]
-    with out.open("wb") as file:
-        return Started(subprocess.Popen(words, cwd=ROOT, stdout=file, stderr=file), out)
-
-
 LENGTHY = {"inner_steps": 300, "snapshot_minutes": 0.001, "dead_seconds": 2.0}
 
 
@@ -242,14 +270,14 @@ def half_way(folder: Path) -> bool:
 def test_killed_and_interrupted_scripts_that_are_run_again_go_on(tmp_path):
     """One process is killed in the middle of a round, another is asked to end; a third and a fourth go on together."""
     folder = tmp_path / "run"
-    one, two = started(folder, **LENGTHY), started(folder, **LENGTHY)
+    one, two = started("norm", folder, **LENGTHY), started("norm", folder, **LENGTHY)
     until(lambda: half_way(folder), "the second round is half done", LONG)
     kill(one.process.pid)
     two.send(signal.SIGTERM)
     two.ends(130)
     assert "Stopped; what was done is kept, and the same command goes on from here." in two.said
     one.end()
-    three, four = started(folder, **LENGTHY), started(folder, **LENGTHY)
+    three, four = started("norm", folder, **LENGTHY), started("norm", folder, **LENGTHY)
     three.ends(0)
     four.ends(0)
     train("norm", tmp_path / "alone", script_digest=opened_digest(folder), **LENGTHY)

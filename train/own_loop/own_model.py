@@ -108,7 +108,7 @@ class OwnModel:
         finally:
             for each, training in modes:
                 each.training = training
-        return metrics_of(found if isinstance(found, Mapping) else {"loss": found})
+        return finite(numbers_of(found if isinstance(found, Mapping) else {"loss": found}))
 
     def seed(self, value: int) -> None:
         """Whatever the loop draws from."""
@@ -196,9 +196,12 @@ def digest_of(tensor: Tensor) -> str:
     return hashlib.sha256(bytes_of(tensor.cpu().contiguous().flatten())).hexdigest()[:16]
 
 
-def metrics_of(values: Mapping[str, Any]) -> dict[str, float]:
+def numbers_of(values: Mapping[str, Any]) -> dict[str, float]:
     """As plain numbers."""
-    found = {name: float(value) for name, value in values.items()}
+    return {name: float(value.detach() if torch.is_tensor(value) else value) for name, value in values.items()}
+
+
+def finite(found: dict[str, float]) -> dict[str, float]:
     if bad := [name for name, value in found.items() if value != value or abs(value) == float("inf")]:
         raise NotFinite(f"{bad[0]} is {found[bad[0]]}")
     return found

@@ -13,7 +13,7 @@ from fleet.context import Stopped
 from fleet.places import address
 from fleet.plain import say
 from fleet.run_config import UserError
-from train.own_loop.own_model import OwnModel, metrics_of
+from train.own_loop.own_model import OwnModel, numbers_of
 from train.own_loop.own_worker import OwnWorker
 from train.own_loop.turn_taking import Ended, GoOn, Hands, OwnTurn
 from train.own_loop_config import OwnLoopConfig
@@ -108,7 +108,7 @@ class OwnLoopRun:
     def report(self, **metrics: Any) -> None:
         """Of the member whose turn it is, before its last step: `fitness`, the more the better, or `loss` decide who
         has children; others are there to look at."""
-        self._now.reported |= metrics_of(metrics)
+        self._now.reported |= numbers_of(metrics)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
