@@ -1,11 +1,14 @@
 """What people do wrong with a loop of their own is said in a line; what breaks off goes on."""
 
+import contextlib
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +20,12 @@ from diloco import join
 from edt import EDT
 from edt import join as join_edt
 from fleet.digest import digest
+from fleet.fork import go_on
 from fleet.history import opened
+from fleet.remote.launcher import place
 from fleet.run_config import UserError
-from tests.helpers import LONG, ROOT, kill, until
+from launch_to_machines import METHOD_SCRIPTS
+from tests.helpers import LONG, ROOT, SOON, kill, until
 from tests.own_loops import KEYS, loader, net, noised, started, steps, train
 from train.own_loop_config import OwnLoopConfig
 
@@ -98,8 +104,8 @@ def joined(folder: Path, model: nn.Module, optimizer: Any = None, **keys: Any) -
 
 def other(**changes: nn.Module) -> nn.Sequential:
     model = net()
-    for place, module in changes.items():
-        model[int(place)] = module
+    for number, module in changes.items():
+        model[int(number)] = module
     return model
 
 
@@ -256,6 +262,38 @@ def test_data_loaders_that_fork(tmp_path):
         forked(asks=True)(tmp_path / "asks")
 
 
+def test_a_process_that_the_loop_forks_leaves_the_run_alone(tmp_path):
+    optimizer = sgd(model := net())
+    with join(tmp_path / "run", model, optimizer, **KEYS) as run:
+        if not (child := os.fork()):
+            signal.alarm(int(SOON))
+            with contextlib.suppress(UserError):
+                run.step()
+            run.__exit__(None, None, None)  # the end of its block
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        with pytest.raises(UserError, match="a data loader's worker knows nothing of it"):
+            ForkingPickler.dumps(run)  # as for a data loader that spawns
+        steps(run, (model, [optimizer], noised), run.batches(loader))
+    assert run.over
+
+
+# -- other doors -------------------------------------------------------------------------------------------------------
+
+
+def test_a_fork_and_the_launcher_say_what_to_do_instead(tmp_path):
+    for algorithm, begin in {"edt-loop": join_edt, "diloco-loop": join}.items():
+        model, run = net(), tmp_path / algorithm
+        begin(run, model, sgd(model), **KEYS)
+        for settings in ((), ("ALGORITHM=edt",)):
+            with pytest.raises(UserError, match=f"a run of {algorithm} cannot be forked: .* train.export {run}"):
+                go_on(run, name="new", set=settings)
+        file = tmp_path / "mine.json"
+        file.write_text(json.dumps({"ALGORITHM": algorithm}))
+        with pytest.raises(UserError, match="start your script on each machine"):
+            place(file, "", METHOD_SCRIPTS)
+
+
 # -- real processes ----------------------------------------------------------------------------------------------------
 
 
@@ -312,6 +350,9 @@ def test_a_script_called_train_joins_and_loads_no_library_that_it_has_no_use_for
     done = subprocess.run([sys.executable, "train.py", "run"], **program)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [f"New run {tmp_path / 'run'}", ""]
+    (tmp_path / "train.py").write_text(SCRIPT.replace("torch.ones(4, 2)", "[]"))
+    done = subprocess.run([sys.executable, "train.py", "another"], **program)
+    assert (done.returncode, done.stderr) == (1, "make_loader(0, 1) gave no batch\n")
     (tmp_path / "main.py").write_text("import fleet\n" + SCRIPT)
     done = subprocess.run([sys.executable, "main.py", "run"], **program)
     assert f"{tmp_path / 'fleet.py'}: `join` needs a package of this name: give your module another one" in done.stderr

@@ -110,6 +110,10 @@ class OwnLoopRun:
         has children; others are there to look at."""
         self._now.reported |= numbers_of(metrics)
 
+    def __reduce__(self) -> str:
+        raise UserError("a run stays in the process that has joined it: a data loader's worker knows nothing of it; "
+                        "ask before, in make_loader")  # fmt: skip
+
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
@@ -128,7 +132,7 @@ class OwnLoopRun:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         turn, self._turn = self._turn, None
-        if isinstance(error, KeyboardInterrupt):  # asked twice: at once
+        if isinstance(error, KeyboardInterrupt) or os.getpid() != self._pid:  # asked twice: at once; or forked
             return
         if turn:
             if self._worker:
