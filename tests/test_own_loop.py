@@ -1,5 +1,6 @@
 """A user's own loop as the maker of members: the same bytes however many processes train, and whatever they train."""
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -50,7 +51,15 @@ def test_a_run_that_is_left_and_gone_on_with_has_the_bytes_of_one_that_is_not(al
     assert the_digest(alone / "hurried") == the_digest(alone / "calm")
 
 
-@pytest.mark.parametrize("kind", one_of(MODELS, ["muon", "tied"]))
+@pytest.fixture
+def kind(request: pytest.FixtureRequest) -> str:
+    """Of a model; skipped where its optimizer's package is missing."""
+    if request.param == "free":
+        pytest.importorskip("schedulefree", reason="schedulefree is missing (requirements-dev.txt)")
+    return str(request.param)
+
+
+@pytest.mark.parametrize("kind", one_of(MODELS, ["muon", "tied", "free"]), indirect=True)
 def test_any_model_with_any_optimizer(alone, kind):
     keys = {"inner_optimizer_state": "narrow", "max_generations": 3}
     model, _ = train(kind, alone / "calm", **keys)
@@ -59,6 +68,18 @@ def test_any_model_with_any_optimizer(alone, kind):
     assert the_digest(alone / "hurried") == the_digest(alone / "calm")
     for name, one in model.state_dict().items():  # what the run has come to, in whatever process
         assert torch.equal(one, again.state_dict()[name]) or name == "gone", name
+
+
+@pytest.mark.parametrize("kind", one_of(["muon", "free"], ["free"]), indirect=True)
+@pytest.mark.parametrize("algorithm", one_of(["diloco", "edt"], ["diloco"]))
+def test_two_processes_of_which_one_is_killed_with_any_optimizer(alone, kind, algorithm):
+    keys = {"algorithm": algorithm, "max_generations": 3, "dead_seconds": 2.0, "script_digest": "one"}
+    calm, _ = train(kind, alone / "calm", **keys)
+    other = started(kind, alone / "both", **keys, together=True, after="die")
+    model, _ = train(kind, alone / "both", **keys, together=True)
+    other.ends(-signal.SIGKILL)
+    assert the_digest(alone / "both") == the_digest(alone / "calm")
+    assert all(torch.equal(one, model.state_dict()[name]) for name, one in calm.state_dict().items())
 
 
 BY_FITNESS: dict[str, Any] = {

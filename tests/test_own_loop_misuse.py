@@ -59,6 +59,13 @@ def test_what_learns_is_to_be_an_optimizer_of_the_model(tmp_path, learning, why)
     assert not (tmp_path / "run").exists()
 
 
+def test_an_optimizer_of_two_modes_is_to_train(tmp_path):
+    free = pytest.importorskip("schedulefree", reason="schedulefree is missing (requirements-dev.txt)")
+    model = net()
+    with pytest.raises(UserError, match=r"AdamWScheduleFree is not in train mode: call its train\(\) before join"):
+        join(tmp_path / "run", model, free.AdamWScheduleFree(model.parameters()))
+
+
 def test_a_parameter_that_no_optimizer_has_is_named(tmp_path):
     model = net()
     with pytest.raises(UserError, match=r"parameter 2\.weight is in no optimizer \(2 of 4\)"):

@@ -3,9 +3,9 @@
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fleet.plain import say
@@ -123,9 +123,9 @@ class OwnLoopRuntime:
         return said, {key: buffers if key == BUFFERS else states[key.removeprefix("state-")] for key in said.keys}
 
     def _load_beside(self, said: KeptBeside, filled: Callable[[str, Tensor], None]) -> None:
-        found = said.vectors(filled)
-        self.hands.ask("load_buffers", found.pop(BUFFERS, torch.empty(0)))
-        self.hands.ask("load_beside", said.plain, {key.removeprefix("state-"): each for key, each in found.items()})
+        buffers, states = said.parted(filled)
+        self.hands.ask("load_buffers", buffers)
+        self.hands.ask("load_beside", said.plain, states)
 
     # -- genomes ------------------------------------------------------------------------------------------------------
 
@@ -147,8 +147,10 @@ class OwnLoopRuntime:
             return {}
         self._load_weights(weights)
         if joining := _JOINING.get(work.recipe.task):
-            said = beside.first_of(parents_of(work))
-            self.hands.ask("load_buffers", beside.buffers_of(said, joining, parents_of(work)))
+            said, members = beside.first_of(parents_of(work)), parents_of(work)
+            if self.model.of_two_modes:
+                self._load_beside(said, partial(joining, members))
+            self.hands.ask("load_buffers", beside.buffers_of(said, joining, members))
             self.hands.ask("load_counters", said.plain["counters"])
         self.hands.ask("seed", self.config.seed)
         return dict(self.hands.ask("evaluate"))
