@@ -16,7 +16,7 @@ from train.kernels import in_fixed_order, looking
 from train.learner import Learner
 from train.model import built
 from train.objectives import answer_logprobs, sft_loss
-from train.packing import Batch, batch, can_pack, plan, single
+from train.packing import Batch, attends_by_bounds, batch, bounded, can_pack, plan, single
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here: nothing is tested on one")
 PRECISIONS = ("32-true", "tf32-true", "bf16-mixed")
@@ -30,9 +30,10 @@ def as_before():
     torch.use_deterministic_algorithms(False)
 
 
-def packed_rows() -> Batch:
+def packed_rows(bounds: bool = False) -> Batch:
     given = some_examples([40, 90, 33, 120, 7, 61, 15, 80])
-    return batch(given, plan([len(each.tokens) for each in given], 128))
+    rows = batch(given, plan([len(each.tokens) for each in given], 128))
+    return bounded(rows) if bounds else rows
 
 
 def trained(part: torch.Tensor | Batch, steps: int = 3, **keys: object) -> Learner:
@@ -47,7 +48,7 @@ def trained(part: torch.Tensor | Batch, steps: int = 3, **keys: object) -> Learn
 @pytest.mark.parametrize("rows", [False, True])
 def test_a_step_is_the_same_each_time(precision, optimizer, rows):
     in_fixed_order(1, precision=precision)
-    part = packed_rows() if rows else WINDOWS
+    part = packed_rows(precision == "bf16-mixed") if rows else WINDOWS
     found = [trained(part, precision=precision, inner_optimizer=optimizer).vector.clone() for _ in range(3)]
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2]) and found[0].isfinite().all()
 
@@ -90,12 +91,17 @@ def test_breeding_repeats_itself(tmp_path, mutation):
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("most", [1 << 28, 0])
-@pytest.mark.parametrize("rows", ["", "single", "packed"])
+@pytest.mark.parametrize("rows", ["", "single", "packed", "bounded"])
 def test_no_step_is_waited_for(monkeypatch, optimizer, most, rows):
     monkeypatch.setattr(chunked_loss, "MOST", most)
     given = config(inner_optimizer=optimizer, z_loss=1e-3, precision="bf16-mixed")
     learner = Learner(built(MODEL, 257, 3), given, objective=sft_loss if rows else None)
-    part = {"": WINDOWS, "single": single(some_examples((7, 9))), "packed": packed_rows()}[rows]
+    part = {
+        "": WINDOWS,
+        "single": single(some_examples((7, 9))),
+        "packed": packed_rows(),
+        "bounded": packed_rows(True),
+    }[rows]
     learner.begin()
     learner.step([part, part], 1e-3)  # what is found out once
     torch.cuda.set_sync_debug_mode("error")
@@ -132,6 +138,28 @@ def test_models_are_packed_on_it_as_on_a_cpu(kind, keys):
         assert answer_logprobs(there, made.to("cuda")).tolist() == pytest.approx(here.tolist(), rel=1e-4)
         with looking(torch.device("cuda"), "bf16-mixed"):
             assert answer_logprobs(there, made.to("cuda")).tolist() == pytest.approx(here.tolist(), rel=0.02)
+
+
+@pytest.mark.parametrize("kind, keys", [each for each in PACKABLE if each[0] != "mixtral"])
+def test_models_without_windows_attend_by_bounds_and_learn_the_same(kind, keys):
+    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0} if kind == "gpt2" else {}
+    found = []
+    for bounds in (False, True):
+        given = config(precision="bf16-mixed")
+        learner = Learner(of(kind, **keys, **dropout).train(), given, objective=sft_loss)
+        assert attends_by_bounds(learner.answer, 128) == ("sliding_window" not in keys)
+        rows = packed_rows(bounds and "sliding_window" not in keys)
+        learner.begin()
+        learner.step([rows], 0.0)
+        found.append((learner.summed_loss(), learner.gradient.clone()))
+    (loss, gradient), (other, steps) = found
+    assert loss == pytest.approx(other, rel=2e-3) and (gradient - steps).norm() <= 0.03 * gradient.norm()
+
+
+def test_dropout_and_wide_numbers_keep_the_mask():
+    dropping = Learner(of("gpt2"), config(precision="bf16-mixed"))
+    assert not attends_by_bounds(dropping.answer, 64)
+    assert not attends_by_bounds(Learner(of("llama"), config()).answer, 64)
 
 
 @pytest.mark.parametrize("deterministic", [True, False])

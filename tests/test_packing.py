@@ -1,19 +1,23 @@
 """Several examples in one row: none has an effect on another."""
 
+import itertools
 from itertools import chain
 
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from fleet.run_config import UserError
 from tests.chat_rows import PACKABLE, SMALL, of, some_examples
+from train import kernels, packing
 from train.adapters import adapted
+from train.chunked_loss import ModelForward
 from train.objectives import (
     answer_logprobs,
     sft_loss,
 )
-from train.packing import batch, can_pack, plan
+from train.packing import attends_by_bounds, batch, bounded, can_pack, plan, widened
 
 
 def by_itself(model, example):
@@ -36,6 +40,40 @@ def test_examples_stand_in_the_first_row_with_room():
 
 
 @torch.no_grad()
+def text_by_text(q, k, v, bounds, same, widest, most, *, scale, window_size, enable_gqa=False):
+    """What flash attention of several texts says, by torch's attention of one."""
+    assert same is bounds and most == widest and window_size == (-1, 0) and enable_gqa == (q.shape[1] != k.shape[1])
+    found = torch.full_like(q, torch.nan)
+    for begin, end in itertools.pairwise(bounds.tolist()):
+        one = (each[begin:end].transpose(0, 1)[None] for each in (q, k, v))
+        said = scaled_dot_product_attention(*one, is_causal=True, scale=scale, enable_gqa=enable_gqa)
+        found[begin:end] = said[0].transpose(0, 1)
+    return found
+
+
+@pytest.mark.parametrize("kind, keys", [("llama", {}), ("gpt2", {}), ("qwen2", {"num_key_value_heads": 1})])
+def test_by_bounds_a_model_says_what_it_says_by_a_mask(monkeypatch, kind, keys):
+    monkeypatch.setattr(kernels, "varlen_attn", text_by_text)
+    model, given = of(kind, **keys), some_examples([7, 12, 9, 5, 3])
+    rows = widened(batch(given, [(0, 1), (2, 3), (4,)]), 64, torch.device("cuda"))
+    assert rows.tokens.shape == (3, 32)
+    parts = bounded(rows)
+    assert parts.bounds.tolist() == [0, 7, 19, 32, 41, 46, 64, 67, 96, 96, 96, 96, 96, 96, 96, 96, 96]
+    forward = ModelForward(model, model, torch.device("cuda"))  # which looks at no positions
+    found = [answer_logprobs(forward, each).tolist() for each in (rows, parts)]
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
+
+
+def test_who_has_other_kernels_keeps_the_mask(monkeypatch):
+    asked = []
+    monkeypatch.setattr(packing, "_tried", lambda *given, **more: asked.append(given) or True)
+    cuda, cpu, narrow = torch.device("cuda"), torch.device("cpu"), torch.bfloat16
+    for keys, device, dtype in [({}, cpu, narrow), ({}, cuda, None), ({"sliding_window": 32}, cuda, narrow)]:
+        assert not attends_by_bounds(ModelForward(of("mistral", **keys), None, device, dtype), 64)
+    assert not asked
+    assert attends_by_bounds(ModelForward(of("mistral", sliding_window=64), None, cuda, narrow), 64) and asked
+
+
 @pytest.mark.parametrize("kind, keys", PACKABLE)
 def test_a_packed_loss_is_that_of_single_examples(kind, keys):
     model, given = of(kind, **keys), some_examples([7, 12, 1 + 1, 9, 5, 14])

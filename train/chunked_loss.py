@@ -34,7 +34,7 @@ class ModelForward:
     dtype: torch.dtype | None = None
 
     def __call__(self, **asked: Any) -> Any:
-        with self._precision(), self._told("position_ids" in asked):
+        with self._precision(), self._told("position_ids" in asked and "text_bounds" not in asked):
             return self.run(**asked)
 
     def _told(self, packed: bool) -> AbstractContextManager[Any]:

@@ -1,18 +1,23 @@
 """Which kernels a process computes with: sums in a fixed order while it learns, the fastest while it looks."""
 
+import inspect
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import masking_utils
+from torch.nn.attention.varlen import varlen_attn
+from transformers import AttentionInterface, masking_utils
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from fleet.errors import first_line
 from fleet.run_config import UserError
 from train.fixed_order import in_fixed_order as in_fixed_order
 
 MIXED = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
+_MORE = ("dropout", "softcap", "position_bias")  # that flash attention of several texts does not know
+_GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters  # older versions of torch need not be told
 _NONE = "does not have a deterministic implementation"  # in torch's words
 
 
@@ -78,7 +83,26 @@ def _mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, **a
     return found
 
 
+def _attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **asked: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Told where texts begin, flash attention goes from one to the next, and computes nothing of what a mask hides."""
+    if (bounds := asked.pop("text_bounds", None)) is None:
+        return sdpa_attention_forward(module, query, key, value, mask, **asked)
+    if mask is not None or any(asked.get(key) for key in _MORE):
+        raise ValueError("texts are told apart here, and nothing else is")
+    kind, (rows, heads, width, _) = query.device.type, query.shape
+    narrow = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else value.dtype
+    flat = [each.transpose(1, 2).flatten(0, 1).to(narrow) for each in (query, key, value)]
+    how: dict[str, Any] = {"scale": asked.get("scaling"), "window_size": (-1, 0)}
+    if heads != key.shape[1] and _GROUPS:
+        how["enable_gqa"] = True
+    found: Any = varlen_attn(flat[0], flat[1], flat[2], bounds, bounds, width, width, **how)
+    return found.unflatten(0, (rows, width)), None
+
+
 masking_utils.AttentionMaskInterface.register("sdpa", _mask)
+AttentionInterface.register("sdpa", _attention)
 
 
 def sent(numbers: Tensor, device: torch.device | str, non_blocking: bool = True) -> Tensor:

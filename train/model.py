@@ -36,6 +36,7 @@ SHAPES: Mapping[str, dict[str, Any]] = {
     ),
 }
 
+_WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "local_attention")
 _WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
 Entered = str | Mapping[str, Any]  # an entry of INITIAL_POPULATION
 
@@ -233,3 +234,9 @@ def _fresh(entry: Entered) -> dict[str, Any]:
 def _short(entry: Entered) -> str:
     text = entry if isinstance(entry, str) else json.dumps(entry)
     return repr(text if len(text) < 80 else text[:77] + "...")
+
+
+def reach(config: PretrainedConfig, most: int) -> int:
+    """Tokens that every layer sees back, so many at the most."""
+    said = [getattr(config.get_text_config(), key, None) for key in _WINDOWS]
+    return min([most, *(each for each in said if isinstance(each, int) and each > 0)])

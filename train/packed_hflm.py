@@ -18,10 +18,10 @@ from lm_eval.models.huggingface import HFLM
 from torch import Tensor
 
 from train.chunked_loss import MOST
+from train.model import reach
 from train.packing import one_of_few
 from train.verdicts import works
 
-_WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "local_attention")
 _TOKENS = {"cpu": 1024, "cuda": 32768}  # of a batch, where nobody says how many it has, or how many requests
 LikelihoodRequest = tuple[Any, list[int], list[int]]  # lm-eval's: the texts, the context's tokens, the continuation's
 
@@ -131,9 +131,8 @@ class PackedHFLM(HFLM):  # type: ignore[misc]
         self.shares, self._tried = works(alike), True
 
     def _reach(self) -> int:
-        """Tokens that every layer sees back: a mask of one's own would let some see farther."""
-        said = [getattr(self.model.config.get_text_config(), key, None) for key in _WINDOWS]
-        return min([int(self.max_length), *(each for each in said if isinstance(each, int) and each > 0)])
+        """A mask of one's own would let some layers see farther than theirs."""
+        return reach(self.model.config, int(self.max_length))
 
 
 def _rows(requests: Sequence[LikelihoodRequest], reach: int, most: int) -> list[PackedRow]:

@@ -2,7 +2,7 @@
 begin again, transformers begins again too, in every kind of attention. Whether a model does so is tried out on it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
@@ -14,7 +14,9 @@ from torch.nn.functional import pad
 
 from fleet.run_config import UserError
 from train.chat_examples import Example
-from train.kernels import sent
+from train.chunked_loss import Model, ModelForward
+from train.kernels import MIXED, sent
+from train.model import reach
 from train.verdicts import works
 
 _OPEN = 32  # rows that an example is tried in
@@ -22,6 +24,7 @@ _CLOSE = {torch.float32: 1e-5, torch.float64: 1e-5}  # of the largest answer; ro
 _ROUGH = 0.05  # of narrow numbers, whose leaks may be smaller than rounding is
 _FILLING = -1
 _NARROWEST = 32  # tokens
+_BOUNDS, _TRIED = 16, 64
 
 Rows = Sequence[Sequence[int]]
 
@@ -36,6 +39,7 @@ class Batch:
     example: Tensor  # the number of the example that it belongs to, or -1
     examples: int  # how many were given numbers
     packed: bool  # whether a row may hold several
+    bounds: Tensor | None = None  # where examples begin and end, all rows behind each other, for who attends by them
 
     @property
     def count(self) -> int:
@@ -45,10 +49,11 @@ class Batch:
     @property
     def inputs(self) -> dict[str, Any]:
         """What the model is asked. What fills a row's end stands behind all that counts, and nobody looks ahead."""
-        return {"input_ids": self.tokens, **({"position_ids": self.positions} if self.packed else {})}
+        bounds = {} if self.bounds is None else {"text_bounds": self.bounds}
+        return {"input_ids": self.tokens, **({"position_ids": self.positions, **bounds} if self.packed else {})}
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
-        names = ("tokens", "positions", "learned", "example")
+        names = ("tokens", "positions", "learned", "example", *(() if self.bounds is None else ("bounds",)))
         there: dict[str, Any] = {name: sent(getattr(self, name), device, non_blocking) for name in names}
         return replace(self, **there)
 
@@ -108,35 +113,64 @@ def widened(batch: Batch, most: int, device: torch.device) -> Batch:
     return replace(batch, **wide)
 
 
+def bounded(batch: Batch) -> Batch:
+    """With where its examples, and the filling of each row, begin and end. Of a few counts, as with widths: what is
+    behind the last one is empty."""
+    begins = torch.ones_like(batch.example, dtype=torch.bool)
+    begins[:, 1:] = batch.example.diff() != 0
+    (places,) = begins.flatten().nonzero(as_tuple=True)
+    more = -len(places) % _BOUNDS + 1
+    return replace(batch, bounds=pad(places, (0, more), value=begins.numel()).to(torch.int32))
+
+
 def single(examples: Sequence[Example]) -> Batch:
     """Each in a row of its own."""
     return batch(examples, [(number,) for number in range(len(examples))], packed=False)
 
 
-@torch.no_grad()
 def can_pack(model: Any, length: int) -> bool:
     """Ask a model in both ways. Recurrent states go on where another example begins, and some models have positions of
     their own: they say something else, or what stands before changes what they say."""
-    training = model.training
-    model.eval()
+    return _tried(model, model, length)
+
+
+def attends_by_bounds(forward: ModelForward, width: int) -> bool:
+    """Whether a model that can be packed needs no mask for it. Flash attention of several texts knows neither fp32 nor
+    dropout nor layers that see less, and some models do not hand on where texts begin."""
+    module, narrow = forward.module, forward.dtype or forward.module.dtype
+    if forward.device.type != "cuda" or narrow not in MIXED.values() or reach(module.config, width) < width:
+        return False
+    return _tried(module, replace(forward, run=module), min(_TRIED, width), bounded, training=True)
+
+
+@torch.no_grad()
+def _tried(
+    module: Any, model: Model, length: int, also: Callable[[Batch], Batch] = lambda batch: batch, training: bool = False
+) -> bool:
+    """As it is while it trains, or not."""
+
+    def logits(asked: Batch) -> Tensor:
+        found: Tensor = model(**also(asked).to(module.device).inputs, use_cache=False).logits
+        return found
+
+    before, words = module.training, int(module.config.get_text_config().vocab_size)
+    module.train(training)
     try:
-        return works(lambda: _alike(model, max(8, length)))
+        return works(lambda: _alike(logits, words, max(8, length)))
     finally:
-        model.train(training)
+        module.train(before)
 
 
-def _alike(model: Any, length: int) -> bool:
+def _alike(logits: Callable[[Batch], Tensor], words: int, length: int) -> bool:
     """Of two rows of two examples; the fifth is another one in the place of the first."""
-    words, rng, first = int(model.config.get_text_config().vocab_size), np.random.default_rng(1), length // 3
+    rng, first = np.random.default_rng(1), length // 3
     sizes = (first, length - first, length - first, first, first)
     tokens = (rng.integers(0, words, size).astype(np.int32) for size in sizes)
     examples = [Example(each, np.ones(len(each), dtype=np.bool_)) for each in tokens]
     rows: Rows = [(0, 1), (2, 3)]
 
     def said(rows: Rows, packed: bool) -> Tensor:
-        asked = batch(examples, rows, packed).to(model.device)
-        found: Tensor = model(**asked.inputs, use_cache=False).logits
-        return found
+        return logits(batch(examples, rows, packed))
 
     together = said(rows, True)
     after_another, largest = said([(4, 1), rows[1]], True)[0, len(examples[0].tokens) :], together.abs().max()

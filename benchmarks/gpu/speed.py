@@ -5,6 +5,7 @@ Operations of a token are counted as 6 for each parameter but the table of words
 attention. The limit beside it is one large product of bf16 matrices, measured in the same process.
 """
 
+import copy
 import gc
 import tempfile
 import time
@@ -20,13 +21,16 @@ from torch import Tensor
 from benchmarks.gpu.running import say_row
 from benchmarks.train_loop import bare_optimizers
 from train.kernels import in_fixed_order
-from train.learner import Learner, best_device
+from train.learner import Learner, MicroBatch, best_device
 from train.memory import largest_batch, memory_of
 from train.model import built, described, without_numbers
+from train.objectives import sft_loss
+from train.packing import Batch
 from train.training_config import TrainConfig
 
 WORDS, MOST_BATCH = 32000, 16
 TOY = {"config": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}}
+_MADE: list[Any] = []  # one preset a process
 _ROOM = 0.9  # of the memory that is free: the allocator leaves gaps
 
 
@@ -118,9 +122,10 @@ def measures(trial: Trial, compiles: bool) -> Iterator[tuple[str, float, TrainCo
         yield what, found, each.config
 
 
-def ours(trial: Trial, compiled: bool, deterministic: bool) -> float:
-    learner, windows, watch = learner_of(trial, compiled, deterministic), trial.windows(), Stopwatch(trial)
-    for _ in learner.train(repeat([windows], trial.steps), repeat(1e-4)):
+def ours(trial: Trial, compiled: bool, deterministic: bool, rows: Batch | None = None) -> float:
+    learner, watch = learner_of(trial, compiled, deterministic, rows), Stopwatch(trial)
+    part: MicroBatch = trial.windows() if rows is None else rows
+    for _ in learner.train(repeat([part], trial.steps), repeat(1e-4)):
         watch.step()
     return watch.rate
 
@@ -133,15 +138,22 @@ def evaluation(trial: Trial) -> float:
     return watch.rate
 
 
-def learner_of(trial: Trial, compiled: bool = False, deterministic: bool = True) -> Learner:
+def learner_of(trial: Trial, compiled: bool = False, deterministic: bool = True, rows: Batch | None = None) -> Learner:
     keys = {"compile": compiled, "deterministic": deterministic}
     known = {key: value for key, value in keys.items() if key in TrainConfig.model_fields}
     config = trial.config.model_copy(update=known)
-    learner = Learner(built(config.initial_population[0], config.vocab_size, 1), config)
+    learner = Learner(model_of(config), config, objective=None if rows is None else sft_loss)
     in_fixed_order(torch.get_num_threads())
     if not deterministic:
         in_any_order()
     return learner
+
+
+def model_of(config: TrainConfig) -> Any:
+    """The same, each time; to make a large one takes a processor longer than all steps."""
+    if not _MADE:
+        _MADE.append(built(config.initial_population[0], config.vocab_size, 1))
+    return copy.deepcopy(_MADE[0])
 
 
 def in_any_order() -> None:
@@ -152,7 +164,7 @@ def in_any_order() -> None:
 def bare(trial: Trial, compiled: bool = False) -> float:
     """As anybody would write it."""
     in_any_order()
-    model: Any = built(trial.config.initial_population[0], trial.config.vocab_size, 1)
+    model: Any = model_of(trial.config)
     model.to(trial.device)
     optimizers, tokens, watch = bare_optimizers(model, "adamw"), trial.windows().to(trial.device), Stopwatch(trial)
     run = torch.compile(model) if compiled else model
@@ -186,8 +198,7 @@ def trainer(trial: Trial) -> float:
             use_cpu=trial.device.type == "cpu", dataloader_pin_memory=False,
         )  # fmt: skip
         data = [{"input_ids": row, "labels": row} for row in rows]
-        model = built(c.initial_population[0], c.vocab_size, 1)
-        Trainer(model, settings, train_dataset=data, callbacks=[Clock()]).train()
+        Trainer(model_of(c), settings, train_dataset=data, callbacks=[Clock()]).train()
     return watch.rate
 
 

@@ -59,6 +59,12 @@ def speed(preset: str, length: int, compiles: bool = True) -> Callable[[bool], N
     return make
 
 
+def rows_of_several(dry: bool) -> None:
+    from benchmarks.gpu import rows
+
+    rows.run("150m", 2048, dry)
+
+
 def waiting(algorithm: str) -> Callable[[bool], None]:
     def make(dry: bool) -> None:
         from benchmarks.gpu import rounds
@@ -128,9 +134,10 @@ STEPS: list[Step] = [
     Made("speed 150m 1024", _ABOUT, 120, speed("150m", 1024)),
     Made("speed 1b 2048", _ABOUT, 150, speed("1b", 2048)),
     Made("speed 60m 1024", _ABOUT, 90, speed("60m", 1024)),
+    Made("rows", "tokens a second where rows hold several examples, by a mask or by their bounds", 90, rows_of_several),
     Made("merging", "on the processor and on the GPU", 60, merging),
-    Made("waiting diloco", _WAITS, 100, waiting("diloco")),
-    Made("waiting edt", _WAITS, 100, waiting("edt")),
+    Made("waiting diloco", _WAITS, 160, waiting("diloco")),
+    Made("waiting edt", _WAITS, 160, waiting("edt")),
     Made("searching", "merge-search candidates a minute", 90, searching),
     Made("several", "one model on all GPUs, FSDP2 (FULL_SHARD)", 120, several),
     Made("speed 150m 2048", _ABOUT, 120, speed("150m", 2048)),

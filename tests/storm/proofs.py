@@ -234,7 +234,7 @@ def _patched(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 def _unchecked() -> contextlib.AbstractContextManager[Any]:
     def read(self: payload.Payload, name: str) -> bytes:
-        return b"".join(self.store.blocks(self._place(name)))
+        return b"".join(self.store.blocks(self.place(name)))
 
     return _patched(payload.Payload, "read", read)
 
@@ -399,6 +399,8 @@ def caught(mutant: Mutant, seeds: int) -> str:
                 except (TypeError, AttributeError):  # it is the mutant that is broken
                     raise
                 except Exception as broken:  # a violation, or a worker that breaks over what it finds
+                    if any(kind.__name__ in str(broken) for kind in (TypeError, AttributeError)):
+                        raise  # and makers have called it a failure of their recipe
                     return f"seed {seed}, {config.algorithm}: {broken}"
     return ""
 
