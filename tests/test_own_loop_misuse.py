@@ -172,18 +172,17 @@ def test_a_loop_that_never_calls_step(tmp_path):
         run.step()
 
 
-def in_a_population(folder: Path, report: dict[str, float], tell_loss: bool = False) -> Any:
+def in_a_population(folder: Path, report: dict[str, float]) -> Any:
     """Whose second slot says other things than the rest."""
     torch.manual_seed(1)
     optimizer = sgd(model := net())
     keys = {**KEYS, "population_size": 3, "group_size": 1, "selection": "rank"}
     with join_edt(folder, model, optimizer, **keys) as run:
         for batch in run.batches(loader):
-            loss = noised(model, batch)
-            loss.backward()
+            noised(model, batch).backward()
             if report:
                 run.report(**report | ({"fitness": float("nan")} if run.slot == 1 else {}))
-            run.step(loss if tell_loss else None)
+            run.step()
     return opened(folder)
 
 
@@ -192,8 +191,6 @@ def test_fitness_alone_decides_where_there_is_no_loss_and_nobody_who_has_none_is
     history = in_a_population(tmp_path / "run", {"fitness": -5.0})
     assert history.over and history["1/m1"].metrics == {"diverged": True, "diverged_in_a_row": 1}
     assert [each.id for each in EDT(own_config(tmp_path)).pool(2, history)] == ["1/m0", "1/m2", "1/m1"]
-    history = in_a_population(tmp_path / "told", {"fitness": -5.0}, tell_loss=True)
-    assert history.over and "fitness" not in history["2/m1"].metrics
 
 
 def own_config(folder: Path) -> OwnLoopConfig:
@@ -343,6 +340,16 @@ with join(sys.argv[1], model, torch.optim.SGD(model.parameters(), 0.1), populati
         run.step()
 print(*sorted({name.partition(".")[0] for name in sys.modules} & {"transformers", "datasets", "tokenizers", "lm_eval"}))
 """
+
+
+@pytest.mark.slow
+def test_a_data_loader_that_spawns_does_not_join_by_importing_the_script(tmp_path):
+    loader = "torch.utils.data.DataLoader(torch.ones(4, 2), num_workers=1, multiprocessing_context='spawn')"
+    (tmp_path / "mine.py").write_text(SCRIPT.replace("torch.ones(4, 2)", loader))
+    home = {"PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "mine.py", "run"], cwd=tmp_path, capture_output=True, text=True, env=home)
+    assert done.returncode == 1 and done.stdout.count("run") == 1
+    assert "a data loader's process imports this script, which is to join the run only where it is" in done.stderr
 
 
 def test_a_script_called_train_joins_and_loads_no_library_that_it_has_no_use_for(tmp_path):
