@@ -1,6 +1,7 @@
 """Donors that each know another part of some facts, and a task that asks for all of them: made on the spot."""
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import yaml
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from fleet.places import address
 from merge.evolve import search_config as configs
 from merge.evolve.search_config import MergeGenome, SearchConfig
 from merge.evolve.search_space import Space
@@ -122,12 +124,13 @@ def genome_file(folder: Path, facts: Path, method: str = "linear", base: bool = 
 
 def command(file: Path, out: Path, facts: Path, *more: str) -> list[str]:
     strategy = () if "--strategy" in more else ("--strategy", "fleet")
-    words = ["--storage-path", str(out), "--task-search-path", str(facts / "tasks"), *strategy, *more]
+    words = ["--storage-path", address(out), "--task-search-path", str(facts / "tasks"), *strategy, *more]
     return [sys.executable, "-m", "merge.evolve", str(file), *words]
 
 
-def search(file: Path, out: Path, facts: Path, *more: str) -> str:
-    done = subprocess.run(command(file, out, facts, *more), capture_output=True, text=True, cwd=ROOT)
+def search(file: Path, out: Path, facts: Path, *more: str, cwd: Path = ROOT) -> str:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command(file, out, facts, *more), capture_output=True, text=True, cwd=cwd, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

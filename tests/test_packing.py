@@ -6,11 +6,12 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
 
 from fleet.run_config import UserError
 from tests.chat_rows import PACKABLE, SMALL, of, some_examples
-from train import kernels, packing
+from train import packing
 from train.adapters import adapted
 from train.chunked_loss import ModelForward
 from train.objectives import (
@@ -53,7 +54,7 @@ def text_by_text(q, k, v, bounds, same, widest, most, *, scale, window_size, ena
 
 @pytest.mark.parametrize("kind, keys", [("llama", {}), ("gpt2", {}), ("qwen2", {"num_key_value_heads": 1})])
 def test_by_bounds_a_model_says_what_it_says_by_a_mask(monkeypatch, kind, keys):
-    monkeypatch.setattr(kernels, "varlen_attn", text_by_text)
+    monkeypatch.setattr(varlen, "varlen_attn", text_by_text)
     model, given = of(kind, **keys), some_examples([7, 12, 9, 5, 3])
     rows = widened(batch(given, [(0, 1), (2, 3), (4,)]), 64, torch.device("cuda"))
     assert rows.tokens.shape == (3, 32)

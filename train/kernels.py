@@ -1,13 +1,12 @@
 """Which kernels a process computes with: sums in a fixed order while it learns, the fastest while it looks."""
 
-import inspect
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, masking_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -17,7 +16,6 @@ from train.fixed_order import in_fixed_order as in_fixed_order
 
 MIXED = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 _MORE = ("dropout", "softcap", "position_bias")  # that flash attention of several texts does not know
-_GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters  # older versions of torch need not be told
 _NONE = "does not have a deterministic implementation"  # in torch's words
 
 
@@ -94,11 +92,17 @@ def _attention(
     kind, (rows, heads, width, _) = query.device.type, query.shape
     narrow = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else value.dtype
     flat = [each.transpose(1, 2).flatten(0, 1).to(narrow) for each in (query, key, value)]
-    how: dict[str, Any] = {"scale": asked.get("scaling"), "window_size": (-1, 0)}
-    if heads != key.shape[1] and _GROUPS:
-        how["enable_gqa"] = True
-    found: Any = varlen_attn(flat[0], flat[1], flat[2], bounds, bounds, width, width, **how)
+    found = _from_text_to_text(flat, bounds, width, heads != key.shape[1], asked.get("scaling"))
     return found.unflatten(0, (rows, width)), None
+
+
+def _from_text_to_text(flat: list[Tensor], bounds: Tensor, width: int, groups: bool, scale: float | None) -> Any:
+    from torch.nn.attention import varlen  # only GPUs need what it loads
+
+    how: dict[str, Any] = {"scale": scale, "window_size": (-1, 0)}
+    if "enable_gqa" in signature(varlen.varlen_attn).parameters:  # older versions of torch need not be told
+        how["enable_gqa"] = groups
+    return varlen.varlen_attn(flat[0], flat[1], flat[2], bounds, bounds, width, width, **how)
 
 
 masking_utils.AttentionMaskInterface.register("sdpa", _mask)
