@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, zip_longest
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from evomerge.formula import Blend, Formula
 from evomerge.given_models import check_alike, check_causal
 from evomerge.model_builder import builder
 from evomerge.texts import KINDS, unseen
-from fleet.run_config import UserError
+from fleet.errors import UserError, from_home
 from merge.live_models import LiveModel
 from merge.search.search_worker import CandidateEvaluator
 from train import lm_eval_tasks, text_sources
@@ -181,7 +180,7 @@ def cut(e: EvaluationSettings) -> list[list[str]]:
     """A file's passage groups: what is long is cut, and between two of its groups a passage is left out."""
     if not e.text.endswith(text_sources.FILES):
         raise UserError(f"{e.text}: a text file ends in {', '.join(text_sources.FILES)}")
-    source = Dataset(source=str(Path(e.text).expanduser()), text_field=e.text_field)
+    source = Dataset(source=str(from_home(e.text)), text_field=e.text_field)
     documents, found = text_sources.documents(source), list[list[str]]()
     if text_sources.is_one_document(source):
         documents = iter(["".join(islice(documents, e.passages))])  # of which each has several passages

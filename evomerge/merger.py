@@ -12,6 +12,7 @@ from evomerge.given_models import check_alike, resolved
 from evomerge.model_builder import ModelBuilder
 from evomerge.utils import EvoMergeException, expected, log
 from evomerge.variation import Pool, combined
+from fleet.errors import from_home
 
 
 class AdvancedModelMerger:
@@ -21,7 +22,7 @@ class AdvancedModelMerger:
     """
 
     def __init__(self, config: Configuration, out: Path | str = "") -> None:
-        self.config, self.out = config, Path(out or f"{config.out}-models").expanduser()
+        self.config, self.out = config, from_home(out or f"{config.out}-models")
         self.settings = config.merge_settings
 
     def merge(self, models: Sequence[ModelReference] = (), techniques: Sequence[Technique] = ()) -> ModelReference:

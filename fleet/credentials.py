@@ -73,7 +73,7 @@ def _profile() -> str:
 
 
 def _file(variable: str, name: str) -> Path:
-    return Path(os.environ.get(variable) or Path("~/.aws", name)).expanduser()
+    return Path(os.path.expanduser(os.environ.get(variable) or f"~/.aws/{name}"))  # there may be no home
 
 
 def may_be_plain() -> bool:

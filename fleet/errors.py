@@ -44,6 +44,14 @@ def absolute(path: Path) -> Path:
         raise UserError(f"{path}: no such place: {why}") from None
 
 
+def from_home(path: Path | str) -> Path:
+    """`~/model`, as the system finds it."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:  # nobody is at home there, as in some containers
+        raise UserError(f"{path}: {error}") from None
+
+
 @contextlib.contextmanager
 def _mounts_that_may_come_back() -> Iterator[None]:
     """Such a place is there; whoever uses it says what is the matter with it."""

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from fleet.errors import Lacking, UserError
+from fleet.errors import Lacking, UserError, from_home
 from fleet.scratch import FOLDER, alone
 
 _GB, _DEFAULT = 1 << 30, "50"
@@ -95,8 +95,9 @@ class LocalCopies:
 
 
 def _base() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    return Path(os.environ.get("FLEET_CACHE") or Path(cache, "fleet"))
+    if named := os.environ.get("FLEET_CACHE"):
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or from_home("~/.cache"), "fleet")
 
 
 def _limit() -> int:

@@ -172,7 +172,9 @@ def _is_told(recipe: Recipe, round: int) -> bool:
 
 def counted(number: int, task: str) -> str:
     """So many recipes of a task."""
-    many = {"child": "children", "data": "data", "tokens": "tokens"}.get(task, f"{task}s")
+    if number > 1 and task == "tokens":
+        return f"tokens of {number} texts"
+    many = {"child": "children", "data": "data"}.get(task, f"{task}s")
     return task if number == 1 else f"{number} {many}"
 
 

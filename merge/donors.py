@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fleet.errors import Lacking
+from fleet.errors import Lacking, from_home
 from fleet.places import of_hub
 from merge.donor import Donor, LazyTensor, changed, read_config, tensors_in
 from merge.hub import fetched
@@ -64,7 +64,7 @@ class Donors:
         if model.endswith(".gguf"):
             from merge.gguf.reading import open_gguf
 
-            donor = open_gguf(_path(model), self.stack)
+            donor = open_gguf(from_home(model), self.stack)
         else:
             folder = located(model)
             donor = Donor(model, folder, read_config(folder), tensors_in(folder, self.stack))
@@ -79,22 +79,15 @@ def _parts(reference: str) -> tuple[str, str]:
     """A model and its adapter; a + may also be part of a path."""
     places = [n for n, sign in enumerate(reference) if sign == "+"]
     for place in reversed([*places, len(reference)]):
-        if _path(reference[:place]).exists():
+        if from_home(reference[:place]).exists():
             return reference[:place], reference[place + 1 :]
     model, _, adapter = reference.partition("+")
     return model, adapter
 
 
-def _path(text: str) -> Path:
-    try:
-        return Path(text).expanduser()
-    except RuntimeError as error:
-        raise UserError(f"{text}: {error}") from None
-
-
 def located(reference: str) -> Path:
     """The folder of a model: a local one, or one of the hub, which is fetched."""
-    if (folder := _path(reference)).is_dir():
+    if (folder := from_home(reference)).is_dir():
         return folder
     name, _ = of_hub(reference)
     if name.startswith(("/", ".", "~")) or name.count("/") > 1 or folder.exists():

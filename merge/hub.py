@@ -3,6 +3,7 @@
 import contextlib
 import fnmatch
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,7 +100,7 @@ def _sent(name: str, file: Path, folder: Path, repo: str) -> Path | bytes:
         text = text.replace(place, repo)
     for begin, end in (("=", " "), ('"', '"')):  # of a command, of a line of Python
         text = text.replace(f"{begin}{folder}{end}", f"{begin}{repo}{end}")
-    return text.replace(f"{Path.home()}/", "~/").encode()
+    return text.replace(os.path.expanduser("~/"), "~/").encode()
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fleet.errors import UserError
 from fleet.idle_workers import crowded, idle
 from fleet.machines import Machine
 from fleet.plain import bytes_of
@@ -13,7 +14,7 @@ from fleet.remote.launcher import Launcher, place
 from launch_to_machines import METHOD_SCRIPTS
 from tests.commands import answer
 from tests.small import KEYS, config, finished, shared
-from train.advise import Circumstances, Forecast, advice, facts, sizes_of
+from train.forecast import Circumstances, Forecast, advice, disk_speed, facts, sizes_of
 from train.learner import best_device
 from train.memory import memory_of
 
@@ -97,11 +98,21 @@ def test_it_says_what_the_estimate_rests_on_and_how_to_have_a_better_one(tmp_pat
     (tmp_path / "c.json").write_text(json.dumps({**KEYS, "tokenizer": str(shared() / "tokenizer")}))
     command = ("-m", "train.advise", str(tmp_path / "c.json"))
     said = " ".join(answer(*command)[1].split())
+    assert said.startswith("loading what tries a step ") and "trying a step and the disk " in said
     assert f"tried here on {best_device().type} with THREADS 1, by one worker alone" in said
     assert said.endswith("For other machines: the same command there, or --step SECONDS and --disk MB/s.")
     told = " ".join(answer(*command, "--step", "2", "--disk", "20")[1].split())
     assert "a step of 2 s, as --step says; 20 MB/s of the disk, as --disk says" in told
     assert "For other machines" not in told
+
+
+def test_a_bucket_and_a_disk_that_cannot_be_tried_are_refused_in_a_line(tmp_path):
+    file = tmp_path / "c.json"
+    file.write_text(json.dumps({**KEYS, "tokenizer": str(shared() / "tokenizer"), "base_dir": "s3://mine/runs"}))
+    code, _, errors = answer("-m", "train.advise", str(file))
+    assert code == 2 and errors.startswith("s3://mine/runs: how fast a bucket is")
+    with pytest.raises(UserError, match="cannot be tried: .*--disk 110"):
+        disk_speed(Path("/proc"))
 
 
 def test_memory_is_of_the_words_that_the_tokenizer_has_and_of_models_in_other_words():

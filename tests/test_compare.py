@@ -45,6 +45,8 @@ def test_it_ends_with_a_page_and_the_same_command_finds_all_done(tmp_path):
     command = [sys.executable, "-m", "train.compare", str(file), "--workers", "1"]
     said = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     page = tmp_path / "runs" / "compared" / PAGE
+    before = said.partition("1 of 4: ")[0].splitlines()
+    assert any("the rate rises for" in line for line in before) and len({*before}) == len(before)
     assert all(name in page.read_text() for name in ("edt", "diloco", "small-batch", "synchronous"))
     rows = [line.split() for line in said.splitlines()[-4:]]
     assert {row[1] for row in rows} == {f"{c.sequences * c.seq_length:,}"} and len(rows) == 4

@@ -116,6 +116,7 @@ def meeting(tmp_path: Path) -> Iterator[str]:
 @pytest.mark.slow
 def test_two_peers_on_one_machine(meeting, tmp_path):
     said = run(small(TWO, prepared(tmp_path)).replace("ADDRESS", meeting))
+    assert "taking step 1" in said
     assert said.count("step 0 of 8") == 2 and is_a_model(tmp_path / "peer0") and is_a_model(tmp_path / "peer1")
 
 

@@ -27,6 +27,7 @@ FLOORS = (
             "train.cluster*",
             "train.train_fsdp",
             "train.advise",
+            "train.forecast",
             "train.finetune",
             "train.compare",
             "train.export",

@@ -64,6 +64,8 @@ def test_a_run_on_three_machines_has_the_same_bytes(fleet):
     for file in run.folder.rglob("*"):  # for its user alone
         assert not file.stat().st_mode & 0o077, file
     assert "The run is over. To start another one" in run.says("launch")
+    said = run.says("stop")
+    assert "The run is over." in said and "Asked" not in said and said.count("no worker is left") == 3
 
 
 def test_it_stops_goes_on_and_is_watched(fleet, lab):

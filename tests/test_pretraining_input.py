@@ -85,6 +85,11 @@ def test_too_little_text_is_known_before_there_is_a_run(tmp_path):
     said = refused(tmp_path, datasets=[str(shared() / "text.jsonl")], max_generations=212)
     assert re.search("training tokens where the run needs 108,545: [0-9,]+ are missing; give it more text", said)
     assert "same command" not in said and not (tmp_path / "runs").exists()
+    (enough,) = re.findall(r"raise MAX_EPOCHS to (\d+)\b", said)
+    keys = {"datasets": [str(shared() / "text.jsonl")], "max_generations": 212}
+    check_text(config(**keys, max_epochs=float(enough)))
+    with pytest.raises(UserError, match=f"MAX_EPOCHS to {enough}"):
+        check_text(config(**keys, max_epochs=float(enough) - 1))
 
 
 def test_too_little_built_in_text_is_known_before_there_is_a_run(monkeypatch):

@@ -15,7 +15,7 @@ from fleet import launches
 from fleet.history import History
 from fleet.host import Host
 from fleet.processes import options
-from fleet.progress import Progress
+from fleet.progress import Progress, counted
 from fleet.run import open_run
 from fleet.time_left import TimeLeft, Underway, underway
 from fleet.work import Work
@@ -118,6 +118,10 @@ def test_what_a_launched_run_leaves_behind(tmp_path):
         said = following.stdout.read()
     assert following.returncode == 0 and "The run is over after " in said
     assert f"Exported (average): {tmp_path / 'run' / 'export'}" in said and "Evaluate it: lm_eval" in said
+
+
+def test_the_tokens_of_several_texts_are_not_so_many_tokens():
+    assert [counted(n, "tokens") for n in (1, 2)] == ["tokens", "tokens of 2 texts"]
 
 
 def test_nobody_has_begun(toys):

@@ -16,9 +16,11 @@ from unittest import mock
 import pytest
 
 from fleet import run as place_of_runs
+from fleet.credentials import settings_for
 from fleet.disk_store import DiskStore
 from fleet.errors import absolute
 from fleet.host import Host
+from fleet.local_copies import LocalCopies
 from fleet.run import Mount, create_run, mount_of, open_run
 from fleet.run_config import UserError
 from tests.helpers import Toys, listing, mounted, one_of, until
@@ -373,3 +375,15 @@ def test_the_name_of_a_process_is_any_bytes(name):
 def test_who_has_no_home_is_told_so():
     with pytest.raises(UserError, match="~nobody-of-this-name/runs: no such place: Could not determine home directory"):
         absolute(Path("~nobody-of-this-name/runs"))
+
+
+def test_what_lies_at_home_is_missed_in_a_line_where_nobody_has_one(monkeypatch, tmp_path):
+    """As in a container whose user has no name."""
+    for name in ("HOME", "XDG_CACHE_HOME", "FLEET_CACHE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ACCESS_KEY_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 5)
+    assert settings_for("s3://mine") == {"region": "us-east-1"}
+    with pytest.raises(UserError, match="~/.cache: .* home directory"):
+        LocalCopies("s3://mine/run")
+    monkeypatch.setenv("FLEET_CACHE", str(tmp_path))
+    assert LocalCopies("s3://mine/run").base == tmp_path

@@ -23,7 +23,7 @@ from train.lm_eval_tasks import TaskRequest
 from train.member.pretraining_runtime import evaluated
 from train.passages import Losses, mean_and_error
 from train.posttrain.example_rows import ExampleRows
-from train.pretraining_export import Exporter, sample, show
+from train.pretraining_export import Exporter, samples, show
 from train.splits import HELD_OUT, SPLITS, Split, part_of, part_of_chunk, parts_of
 from train.training_config import Dataset
 
@@ -121,13 +121,18 @@ def test_where_there_are_several_sources_the_loss_of_each_is_told(tmp_path, caps
     assert one.startswith(base.source) and two.startswith(other.source) and found[0] != found[1]
     assert (found[0] + 3 * found[1]) / 4 == pytest.approx(tested["loss"], abs=1e-4)
     show(exporter, "1-m0", tmp_path / "out")
-    assert f"The exported model's loss by source: {one}, {two}\n" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"The exported model's loss by source: {one}, {two}\n" in said
+    shown = said.partition("how the model goes on:\n")[2]
+    assert all(f"{each.source}: " in shown for each in (base, other)) and shown.count("|") == 2
+    assert all(map(str.strip, shown.splitlines())), "no line is empty"
 
 
 def test_a_model_with_few_positions_gets_a_shorter_beginning(tmp_path):
     gpt2 = {"config": {"model_type": "gpt2", "n_positions": 6, "n_embd": 32, "n_layer": 1, "n_head": 2}}
     finished(tmp_path, initial_population=(gpt2,), seq_length=4, max_generations=1)
-    assert sample(Exporter(tmp_path / "run")).count("|") == 1
+    (said,) = samples(Exporter(tmp_path / "run"))
+    assert said.count("|") == 1
 
 
 def test_diloco_is_told_on_test_text(tmp_path):

@@ -1,268 +1,34 @@
-"""What a run comes to before it is begun: tokens, memory, the disk's time beside that of training; and what to change.
+"""What a run of pre-training comes to, and what to change: said before it is begun.
 
-    python -m train.advise evolution.json
-    python -m train.advise configs/150m.json --workers 8 --disk 110 --step 0.9
-
-Nothing is made but a small file that tells how fast the disk is, and is gone at once.
+python -m train.advise evolution.json
+python -m train.advise configs/150m.json --workers 8 --disk 110 --step 0.9
 """
 
-import itertools
-import math
-import os
-import tempfile
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from itertools import repeat
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
-import torch
 from cyclopts import Parameter
 from rich.table import Table
 
 from fleet import machines
+from fleet.busy_notice import saying
 from fleet.console import console
-from fleet.idle_workers import idle
+from fleet.places import address, here, in_bucket
 from fleet.plain import bytes_of, say
-from fleet.progress import duration
 from fleet.run_config import UserError, load
 from fleet.single_command import command
 from fleet.start import named
-from merge.wire import WIRES
 from train.auto_settings import resolve_auto
-from train.exchange_config import NARROW
-from train.kernels import in_fixed_order
-from train.learner import Learner, best_device
-from train.member.counted_text import check_text, counted, in_words
-from train.member.error_feedback import LOST_WIRE
-from train.member.vectors import moments_of
-from train.memory import Memory, memory_of
-from train.model import built, layout_of, skeleton
-from train.optimizers import WEIGHTS, layouts_of
-from train.training_commands import check_settings, found_from, slow_start
+from train.training_commands import found_from
 from train.training_config import TrainConfig
 
 MOST_MEASURED = 300_000_000  # parameters of a model whose step is timed here unasked
-FEW, MANY = 5, 200  # tokens a parameter: as a rule, 20 serve a model best, and more of them one that is used much
-MOST_WORDS = 2 / 3  # of all parameters, for single words
-_PROBE = 32 << 20  # bytes
 _UNTRIED = "are too many to try on a CPU: give this command where the GPUs are, or say what a step takes, --step 0.9"
 _INSTEAD = (
     "try it with MAX_GENERATIONS 1 and another PROJECT_NAME; from its first generation on a run says how much is left"
 )
-_FIRST, _TIMED = 2, 5  # steps
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Of what travels, in numbers."""
-
-    parameters: int
-    words: int  # of embeddings and heads
-    moments: int
-    longest: int  # the vocabulary
-
-
-@dataclass(frozen=True)
-class Circumstances:
-    """What the configuration does not say."""
-
-    workers: int
-    step: float  # seconds
-    disk: float  # bytes a second, of all together
-
-
-@dataclass(frozen=True)
-class Forecast:
-    config: TrainConfig
-    sizes: Sizes
-    here: Circumstances
-
-    @property
-    def tokens(self) -> int:
-        return self.config.sequences * self.config.seq_length
-
-    @property
-    def per_parameter(self) -> float:
-        return self.tokens / self.sizes.parameters
-
-    @property
-    def turns(self) -> int:
-        """Slots that one worker has to train one after the other in a round."""
-        return math.ceil(self.config.population_size / self.here.workers)
-
-    @property
-    def busy(self) -> float:
-        """The share of the workers that have something to train."""
-        return self.config.population_size / (self.here.workers * self.turns)
-
-    @property
-    def moved(self) -> tuple[float, float]:
-        """Bytes that a slot writes and reads in a round; EDT's evaluations of the averaged model are left out."""
-        c, count, moments = self.config, self.sizes.parameters, self._moments
-        if c.algorithm == "edt":
-            own, parents = _bytes(count, c.wire) * (2 if c.outer_momentum else 1) + moments, c.parents_of_a_child
-            return (own * (1 + 1 / parents), 2 * own) if c.mean_parts > 1 else (own, own * parents)
-        change, lost = _bytes(count, c.wire), _bytes(count, LOST_WIRE) if c.feeds_back else 0.0
-        weights, update = _bytes(count, "fp32"), _bytes(count, c.wire) if c.wire in NARROW else 0.0
-        momentum = weights if c.outer_momentum else 0.0
-        shard = (weights + momentum + update + lost + moments) * (1 + c.overlap) / c.population_size
-        model = (update or weights) * min(1.0, self.here.workers / c.population_size)  # each worker reads it once
-        reads = model + change + lost + 2 * moments + (2 * momentum + lost) / c.population_size
-        return change + lost + moments + shard, reads
-
-    @property
-    def _moments(self) -> float:
-        each = moments_of(self.config, self.sizes.parameters, self.sizes.moments)
-        return sum(_bytes(moment.count, moment.wire) for moment in each)
-
-    @property
-    def last_round(self) -> tuple[float, float]:
-        """Seconds of training and of the disk, in the longest rounds, if nothing is done while the disk works."""
-        disk = self.config.population_size * sum(self.moved) / self.here.disk
-        return self.config.inner_steps * self.here.step * self.turns, disk
-
-    @property
-    def memory(self) -> Memory:
-        """Of a worker's device; what it exchanges is in main memory."""
-        return memory_of(self.config.model_copy(update={"vocab_size": self.sizes.longest}))
-
-
-def _bytes(count: int, wire: str) -> float:
-    entry = WIRES[wire].entry(count)
-    return float(math.prod(entry.shape) * entry.dtype.itemsize)
-
-
-# -- what is said ------------------------------------------------------------------------------------------------------
-
-
-def facts(f: Forecast) -> Iterator[tuple[str, str]]:
-    c, s, (written, read) = f.config, f.sizes, f.moved
-    yield "model", f"{s.parameters:,} parameters, {s.words / s.parameters:.0%} of them for single words"
-    each = f"{f.tokens // c.population_size:,} of each slot; {f.per_parameter:.3g} a parameter"
-    yield "tokens", f"{f.tokens:,} in all, {each}"
-    yield from (("text", line) for line in in_words(counted(c, whole=True)))
-    yield "rounds", f"{c.max_generations}, of {c.steps_in(1)} to {c.inner_steps} steps; {c.total_steps:,} of a slot"
-    always = f"{bytes_of(f.memory.kept)} of them always"
-    yield "memory", f"{bytes_of(f.memory.total)} of a worker's device, {always}; in parts: python -m train.memory"
-    yield "machines", f"{f.here.workers} workers for {c.population_size} slots; {f.busy:.0%} of them train at a time"
-    yield "exchange", f"a slot writes {bytes_of(written)} and reads {bytes_of(read)} a round"
-    train, disk = f.last_round
-    yield "a round", f"{_seconds(train)} of training, {_seconds(disk)} of a disk of {bytes_of(f.here.disk)}/s"
-    whole = c.total_steps * f.here.step * f.turns
-    yield "the run", f"{duration(whole)} of training, {duration(disk * c.max_generations)} of the disk"
-
-
-def advice(f: Forecast) -> Iterator[str]:
-    """What an expert would change, and to what; nothing where all is well."""
-    c = f.config
-    if few := idle(f.here.workers, c.population_size):
-        yield few
-    if c.algorithm == "edt" and not c.selects_by_fitness and 1 < c.population_size == c.parents_of_a_child:
-        group = next((size for size in range(c.population_size // 2, 1, -1) if c.population_size % size == 0), 0)
-        instead = f"GROUP_SIZE {group}" if group else 'ALGORITHM "diloco"'
-        yield f"all are everybody's parents, which is DiLoCo at twice the bytes: {instead}"
-    if short := refused(c):
-        yield f"it would be refused: {short}"
-    if _share(f) > 0.25:
-        yield from _cheaper(f)
-    if f.per_parameter < FEW:
-        longer = c.max_generations + math.ceil((FEW / f.per_parameter - 1) * c.total_steps / c.inner_steps)
-        few = f"{f.per_parameter:.2g} tokens a parameter are few (20 are usual); MAX_GENERATIONS {longer} has {FEW}"
-        short = refused(c.model_copy(update={"max_generations": longer}))
-        yield f"{few}, and takes more text or MAX_EPOCHS" if short else few
-    if f.per_parameter > MANY:
-        yield f"{f.per_parameter:.0f} tokens a parameter are many: a larger model makes more of them"
-    if f.sizes.words > f.sizes.parameters * MOST_WORDS:
-        yield f"{f.sizes.words / f.sizes.parameters:.0%} of the model stand for single words: a smaller VOCAB_SIZE"
-    if slow := slow_start(c):
-        yield slow
-
-
-def refused(config: TrainConfig) -> str:
-    """Why the run would be, by its settings or for too little text; what a hub has, nobody counts."""
-    try:
-        check_settings(config)
-        check_text(config)
-    except UserError as error:
-        return str(error)
-    return ""
-
-
-def _cheaper(f: Forecast) -> Iterator[str]:
-    """Fewer bytes first, then fewer rounds."""
-    c, told = f.config, list[str]()
-    for key, value in (("wire_dtype", ""), ("inner_optimizer_state", "narrow")):
-        fewer = replace(f, config=f.config.model_copy(update={key: value}))
-        forgets = key == "inner_optimizer_state" and not c.keeps_moments
-        if not forgets and _share(f) > 0.25 and sum(fewer.moved) < sum(f.moved):
-            told.append(f'{key.upper()} "{value or fewer.config.wire}"')
-            f = fewer
-    short = c.steps_in(1) * 4 < c.inner_steps
-    if (share := _share(f)) > 0.25:
-        told, short = [*told, _longer(c, math.ceil(c.inner_steps * share / 0.25))], False
-    yield f"the disk takes {_share(replace(f, config=c)):.0%} of a round's training: {', and '.join(told)}"
-    if short:
-        yield f"the first rounds are shorter still: FIRST_INNER_STEPS {math.ceil(c.inner_steps / 4)}"
-
-
-def _longer(c: TrainConfig, steps: int) -> str:
-    """Rounds of so many steps, with what else they take: they grow from a quarter of it, and come to that length."""
-    first = max(c.first_inner_steps, math.ceil(steps / 4))
-    grown = c.model_copy(update={"inner_steps": steps, "first_inner_steps": first})
-    need = next(round for round in itertools.count(1) if grown.steps_in(round) == steps)
-    more = f" and MAX_GENERATIONS {need}" if need > c.max_generations else ""
-    return f"INNER_STEPS {steps} with FIRST_INNER_STEPS {first}{more} (longer rounds cost some quality)"
-
-
-def _share(f: Forecast) -> float:
-    """Of the disk's time in a round's training."""
-    train, disk = f.last_round
-    return disk / train
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.2g} s" if value < 60 else duration(value)
-
-
-# -- what is looked up and measured ------------------------------------------------------------------------------------
-
-
-def sizes_of(config: TrainConfig) -> Sizes:
-    from train.member.pretraining_round_zero import named_tokenizer
-    from train.token_budget import tokenizer_name
-
-    name = tokenizer_name(config)
-    vocabulary = len(named_tokenizer(name, config.trust_remote_code)) if name else config.vocab_size
-    layout = layout_of(skeleton(config.initial_population[0], vocabulary, config.trust_remote_code))
-    tables = [shape for shape in list(layout.shapes.values())[layout.within :] if len(shape) > 1]
-    words, longest = sum(map(math.prod, tables)), max(shape[0] for shape in tables)
-    moments = sum(each.size for kind, each in layouts_of(layout, config).items() if kind != WEIGHTS)
-    return Sizes(layout.size, words, moments, longest)
-
-
-def timed(config: TrainConfig, vocabulary: int) -> float:
-    """Seconds of a step on this machine's device, on tokens without a meaning."""
-    in_fixed_order(config.threads, config.deterministic, config.precision)
-    learner = Learner(built(config.initial_population[0], vocabulary, 1, config.trust_remote_code), config)
-    windows = torch.randint(vocabulary, (config.batch_size, config.seq_length + 1))
-    batches, ends = repeat([windows] * config.gradient_accumulation, _FIRST + _TIMED), list[float]()
-    for _ in learner.train(batches, repeat(0.0)):
-        learner.summed_loss()  # waits for the device
-        ends.append(time.perf_counter())
-    return (ends[-1] - ends[_FIRST - 1]) / _TIMED
-
-
-def disk_speed(folder: Path) -> float:
-    """Bytes a second that are safely on it."""
-    there = next(each for each in (folder, *folder.parents) if each.is_dir())
-    with tempfile.TemporaryFile(dir=there) as file:
-        began = time.perf_counter()
-        file.write(os.urandom(1 << 20) * (_PROBE >> 20))
-        file.flush()
-        os.fsync(file.fileno())
-        return _PROBE / (time.perf_counter() - began)
 
 
 def advise(
@@ -284,37 +50,45 @@ def advise(
     where = config.absolute().parent
     if (algorithm := named(config) or "edt") not in ("edt", "diloco"):
         raise UserError(f"{config}: advice is there for pre-training (edt, diloco), not for {algorithm}: {_INSTEAD}")
-    c = resolve_auto(found_from(load(config, TrainConfig).model_copy(update={"algorithm": algorithm}), where), where)
-    if machines_file and not workers:
-        workers = sum(
-            len(each.devices) // (each.devices_per_worker or c.devices_per_worker) or each.workers
-            for each in machines.load(machines_file)
-        )
-    sizes = sizes_of(c)
+    c = found_from(load(config, TrainConfig).model_copy(update={"algorithm": algorithm}), where)
+    if in_bucket(base := here(Path(c.base_dir), where)) and not disk:
+        raise UserError(f"{address(base)}: how fast a bucket is depends on where one is: say it, --disk 50")
+    c = resolve_auto(c, where)
+    workers = workers or (_seats(machines_file, c) if machines_file else c.num_machines)
+    with saying("loading what tries a step", say):
+        from train import forecast
+        from train.learner import best_device
+    sizes = forecast.sizes_of(c)
     if not step and sizes.parameters > MOST_MEASURED and best_device().type == "cpu":
         raise UserError(f"{sizes.parameters:,} parameters {_UNTRIED}")
-    here = Circumstances(
-        workers or c.num_machines,
-        step or timed(c, sizes.longest),
-        disk * 1e6 or disk_speed((where / c.base_dir).resolve()),
-    )
+    with saying("trying a step and the disk", say) if not (step and disk) else nullcontext():
+        step_there = step or forecast.timed(c, sizes.longest)
+        known = forecast.Circumstances(workers, step_there, disk * 1e6 or forecast.disk_speed(base))
     tried = f"tried here on {best_device().type} with THREADS {c.threads}, by one worker alone"
     basis = (
-        f"a step of {_seconds(here.step)}, {'as --step says' if step else tried}; "
-        f"{bytes_of(here.disk)}/s of the disk, {'as --disk says' if disk else 'tried at BASE_DIR'}"
+        f"a step of {forecast.seconds(known.step)}, {'as --step says' if step else tried}; "
+        f"{bytes_of(known.disk)}/s of the disk, {'as --disk says' if disk else 'tried at BASE_DIR'}"
     )
-    show(Forecast(c, sizes, here), basis)
+    f = forecast.Forecast(c, sizes, known)
+    with saying("counting the tokens of its text", say):
+        found = [*forecast.facts(f), ("basis", basis)]
+        changes = [*forecast.advice(f)]
+    show(found, changes)
     if not (step and disk):
         say("\nFor other machines: the same command there, or --step SECONDS and --disk MB/s.")
 
 
-def show(forecast: Forecast, basis: str) -> None:
+def _seats(file: Path, c: TrainConfig) -> int:
+    there = ((each, each.devices_per_worker or c.devices_per_worker) for each in machines.load(file))
+    return sum(len(each.devices) // devices or each.workers for each, devices in there)
+
+
+def show(found: Sequence[tuple[str, str]], changes: Sequence[str]) -> None:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    for name, words in (*facts(forecast), ("basis", basis)):
-        table.add_row(name, words)
+    for row in found:
+        table.add_row(*row)
     console().print(table)
-    found = [*advice(forecast)]
-    say("", *(f"- {line}" for line in found) if found else ("Nothing to change.",), sep="\n")
+    say("", *(f"- {line}" for line in changes) if changes else ("Nothing to change.",), sep="\n")
 
 
 if __name__ == "__main__":

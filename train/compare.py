@@ -9,6 +9,7 @@ import subprocess
 import sys
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
@@ -58,7 +59,8 @@ def compare(
     """
     where, wanted = config.absolute().parent, load(config, TrainConfig)
     out = (out or where / wanted.base_dir / "compared").absolute()
-    runs = {name: prepare(each, where) for name, each in variants(wanted, out).items()}
+    told = cache(say)  # what is said of several runs once
+    runs = {name: prepare(each, where, told) for name, each in variants(wanted, out).items()}
     out.mkdir(parents=True, exist_ok=True)
     if wanted.lr_spread > 1:
         say(f"EDT's members begin with rates {wanted.lr_spread:g} times apart, as LR_SPREAD says; all others have LR")

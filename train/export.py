@@ -1,12 +1,14 @@
 """A finished model as a Hugging Face folder, and to the hub: `python -m train.export RUN --push org/name`."""
 
+import importlib
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from fleet import faults
+from fleet.busy_notice import saying
 from fleet.errors import UserError, absolute
 from fleet.help_pages import app
 from fleet.history import opened
@@ -68,18 +70,19 @@ def _made(run: Path, what: str, out: Path | None, overwrite: bool, ready: bool) 
         return _winner(run, algorithm, what, out, ready)
     out = out or beside(run) / "export"
     if algorithm == "edt-evomerge":
-        from train.posttrain_results import taken  # after --help: it needs torch
-
-        taken(run, what, out)
+        _late("posttrain_results").taken(run, what, out)
     elif algorithm.endswith("-loop"):
-        from train.own_loop.loop_export import exported
-
-        exported(run, what, out)
+        _late("own_loop.loop_export").exported(run, what, out)
     else:
-        from train.pretraining_export import Exporter, show
-
-        show(Exporter(run), what or "average", out)
+        late = _late("pretraining_export")
+        late.show(late.Exporter(run), what or "average", out)
     return out
+
+
+def _late(module: str) -> Any:
+    """After --help: it needs torch."""
+    with saying("loading what exports the model", say):
+        return importlib.import_module(f"train.{module}")
 
 
 def _winner(run: Path, algorithm: str, what: str, out: Path | None, ready: bool) -> Path:

@@ -27,7 +27,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from fleet.errors import UserError
+from fleet.errors import UserError, from_home
 from fleet.help_pages import app
 from train.cluster.finetune_options import FinetuneOptions
 from train.command_line import run
@@ -60,7 +60,7 @@ def main(
 
     with joined() as ranks:
         try:
-            return finetune(model, rows, out.expanduser().absolute(), options, ranks)
+            return finetune(model, rows, from_home(out).absolute(), options, ranks)
         except Exception as error:
             if not (short := short_memory(error)):
                 raise

@@ -86,7 +86,7 @@ def _made_anew(old: TrainConfig, new: TrainConfig, history: History, number: int
             if other:  # the file has grown; who prepares the fork counts whether it suffices
                 more = True
             elif got[part] < least[part]:
-                raise UserError(too_short(new.datasets[number], part, got[part], least[part]))
+                raise UserError(too_short(new, number, part, got[part]))
         else:
             more = more or got[part] < wanted[part]
     return more

@@ -46,6 +46,7 @@ from train.verdicts import NotFinite, ran_out
 T = TypeVar("T")
 _SHARDS = ("shard", "gathered")  # the tasks whose members are parts of the model; others' that have weights are whole
 _PROMPT, _SAMPLE = 8, 60  # tokens
+_SAMPLED = 4  # sources
 
 
 class Exporter:
@@ -245,18 +246,25 @@ def show(exporter: Exporter, what: str, out: Path) -> None:
             root = address(exporter.store.root)
             say(f"Every member's metrics: {root}/{TABLE}\nThe loss over the rounds: {root}/{loss_picture.PICTURE}")
     say(lm_eval_command.told(out))
-    say(f"Held-out text, and after | how the model goes on:\n{sample(exporter)}")
+    say("Held-out text, and after | how the model goes on:", *samples(exporter), sep="\n")
 
 
-def sample(exporter: Exporter) -> str:
-    """How a text begins that it has never seen, and after a mark what it makes of it."""
+def samples(exporter: Exporter) -> list[str]:
+    """Of each source, of some where there are many."""
+    files = zip(exporter.config.datasets, exporter.sources(exporter.unseen), strict=True)
+    there = [(source.source, file.values) for source, file in files if len(file.values)][:_SAMPLED]
+    return [f"{f'{name}: ' if len(there) > 1 else ''}{sample(exporter, unseen)}" for name, unseen in there]
+
+
+def sample(exporter: Exporter, unseen: Any) -> str:
+    """How a text begins that it has never seen, and after a mark what it makes of it; without the empty lines."""
     model, tokenizer = exporter.model.eval(), exporter.tokenizer()
     torch.manual_seed(exporter.config.seed)
-    unseen = next(each.values for each in exporter.sources(exporter.unseen) if len(each.values))
     most = getattr(model.config, "max_position_embeddings", None) or _PROMPT + _SAMPLE
     given = torch.tensor(unseen[: min(_PROMPT, most - 1)].astype("int64"))[None]
     count = max(1, min(_SAMPLE, most - given.shape[1]))
     more = {"do_sample": True, "top_k": 20, "temperature": 0.8, "use_cache": True}
     said = cast(Any, model).generate(given, max_new_tokens=count, **more)
     parts = said[0].split([given.shape[1], said.shape[1] - given.shape[1]])
-    return "|".join(str(tokenizer.decode(part, skip_special_tokens=True)) for part in parts)
+    text = "|".join(str(tokenizer.decode(part, skip_special_tokens=True)) for part in parts)
+    return "\n".join(line for line in text.splitlines() if line.strip())

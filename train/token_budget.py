@@ -24,9 +24,7 @@ def tokenizer_sources(config: TrainConfig) -> list[Dataset]:
 
 def needed(config: TrainConfig, number: int) -> dict[SplitName, int]:
     """Tokens that the run cannot do without, of one source."""
-    source = config.datasets[number]
-    share = source.weight / math.fsum(each.weight for each in config.datasets)
-    train = math.ceil((config.sequences - origin_of(config, number)[0]) * share / config.max_epochs)
+    train = math.ceil(_taken(config, number) / config.max_epochs)
     held = {part: held_count(config, number, part) for part in HELD_OUT}
     return {
         "train": train * config.seq_length + 1,
@@ -34,9 +32,18 @@ def needed(config: TrainConfig, number: int) -> dict[SplitName, int]:
     }
 
 
-def too_short(source: Dataset, part: str, count: int, wanted: int) -> str:
+def _taken(config: TrainConfig, number: int) -> float:
+    """Sequences that the run takes from one source, from where it began to."""
+    share = config.datasets[number].weight / math.fsum(each.weight for each in config.datasets)
+    return (config.sequences - origin_of(config, number)[0]) * share
+
+
+def too_short(config: TrainConfig, number: int, part: SplitName, count: int) -> str:
+    source, wanted = config.datasets[number], needed(config, number)[part]
+    windows = (count - 1) // config.seq_length
+    enough = f" to {math.ceil(_taken(config, number) / windows)}" if windows > 0 else ""
     what, help = {
-        "train": ("training", "train less, or raise MAX_EPOCHS"),
+        "train": ("training", f"train less, or raise MAX_EPOCHS{enough}"),
         "validation": ("validation", "raise HELD_OUT, or lower EVAL_SEQUENCES"),
         "test": ("test", "raise HELD_OUT, or lower TEST_SEQUENCES"),
     }[part]

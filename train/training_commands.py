@@ -64,7 +64,7 @@ def _located(sources: tuple[Any, ...], where: Path, endings: tuple[str, ...]) ->
 # -- pre-training ------------------------------------------------------------------------------------------------------
 
 
-def prepare(config: TrainConfig, where: Path) -> TrainConfig:
+def prepare(config: TrainConfig, where: Path, tell: Callable[[str], object] = say) -> TrainConfig:
     """Complain about what cannot work before anything is trained; find out what the run is to be bound to."""
     config = resolve_auto(found_from(config, where), where)
     check_settings(config)
@@ -75,9 +75,9 @@ def prepare(config: TrainConfig, where: Path) -> TrainConfig:
     if not run_begun(here(Path(config.base_dir), where) / config.project_name):
         for source in config.datasets:
             text_sources.check_keys(source)
-        check_text(config, say)
+        check_text(config, tell)
         if slow := slow_start(config):
-            say(f"Note: {slow}.")
+            tell(f"Note: {slow}.")
     of_python = any(text_sources.kind_of(each).of_python for each in (*config.datasets, *tokenizer_sources(config)))
     return config.model_copy(update={"stdlib_digest": text_sources.stdlib_digest() if of_python else ""})
 
@@ -90,7 +90,7 @@ def preview(config: TrainConfig, where: Path) -> Iterator[str]:
         text_sources.check(source)
         text_sources.check_keys(source)
     counts = [*counted(config, whole=True)]
-    refuse_short(counts)
+    refuse_short(config, counts)
     return in_words(counts)
 
 
@@ -104,7 +104,10 @@ def slow_start(config: TrainConfig) -> str:
     steps = config.total_steps
     if config.forked or config.warmup_steps <= steps / 10:
         return ""
-    return f"the rate rises for {config.warmup_steps} of {steps} steps: WARMUP_STEPS {steps // 20}"
+    long = f"{config.warmup_steps} of {steps} steps"
+    if config.warmup_steps >= steps:
+        long = f"{config.warmup_steps} steps, and the run has {steps}"
+    return f"the rate rises for {long}: WARMUP_STEPS {steps // 20}"
 
 
 def found_from(config: TrainConfig, where: Path) -> TrainConfig:

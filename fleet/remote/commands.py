@@ -201,8 +201,11 @@ class Commands:
         launcher = self._launcher(common)
         with launcher.links() as links:
             proxy, run_id = launcher.open(links)
+            state = proxy.ask("state")
             proxy.ask("stop", why="stopped by its user")
-            if not now:
+            if state["over"] or state["ended"]:
+                say("The run is over.")
+            elif not now:
                 say("Asked the workers to end at their next step. Ctrl-C stops waiting; to kill them:")
                 say(f"  {launcher.command('stop', '--now')}")
             left = (killed if now else waited)(links, launcher.machines, run_id)

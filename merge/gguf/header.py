@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from gguf import GGML_QUANT_SIZES
 
+from fleet.errors import from_home
 from merge.tensor_files import UserError
 
 VERSIONS = (2, 3)
@@ -63,7 +64,7 @@ def read_gguf(path: Path | str) -> Gguf:
     >>> read_gguf("model.gguf").metadata["general.architecture"]
     'llama'
     """
-    path = Path(path).expanduser()
+    path = from_home(path)
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     size = path.stat().st_size

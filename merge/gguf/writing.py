@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, LlamaFileType, quantize
 
+from fleet.errors import from_home
 from merge import tensor_names
 from merge.atomic_output import atomic_file, file_free_for
 from merge.donor import Donor, LazyTensor
@@ -64,7 +65,7 @@ def export_gguf(
     """
     if (kind := type.upper()) not in TYPES:
         raise UserError(f"{type} is none of the types that can be written: {', '.join(TYPES)}")
-    out = file_free_for(Path(out).expanduser(), overwrite)
+    out = file_free_for(from_home(out), overwrite)
     with Donors() as donors:
         donor = donors[str(model_dir)]
         writer, jobs, notes = _planned(donor, kind, pre)

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from fleet import lm_eval_command
+from fleet.busy_notice import saying
 from fleet.run_config import UserError
 from merge.atomic_output import atomic_folder, free_for
 from train.cluster.checkpoints import CheckpointKeeper
@@ -106,9 +107,8 @@ class Steps:
     def _steps(self, batches: Batches, begin: int, activations: "Activations") -> tuple[int, bool]:
         """Until the end, or until it is told to stop, or has taken the state of others who are further."""
         o, learner, told, done = self.options, self.learner, 0.0, begin
-        rates = (rate(self.c, step) for step in range(begin, o.last_step))
         seen, tokens = time.monotonic(), o.total_batch_size * o.seq_length
-        for done, _ in enumerate(learner.train(self._batches(batches, begin, activations), rates), begin + 1):
+        for done in self._taken(batches, begin, activations):
             loss, before, seen = learner.step_loss(done, _ADVICE), seen, time.monotonic()
             values = {"loss": loss, "lr": rate(self.c, done - 1), "tokens": float(done * tokens)}
             values["tokens_per_second"] = tokens / (seen - before)
@@ -126,6 +126,16 @@ class Steps:
                 return later, stopped
             seen = time.monotonic()
         return done, False
+
+    def _taken(self, batches: Batches, begin: int, activations: "Activations") -> Iterator[int]:
+        """Each step's number once it is taken. The first one takes long, above all where the model is compiled."""
+        rates = (rate(self.c, step) for step in range(begin, self.options.last_step))
+        steps = self.learner.train(self._batches(batches, begin, activations), rates)
+        compiled = ", for which the model is compiled" if self.options.torch_compile else ""
+        with saying(f"taking step {begin + 1}{compiled}", partial(say, self.learner.ranks)):
+            first = next(steps)
+        yield begin + first
+        yield from (begin + count for count in steps)
 
     def _exchange(self, step: int) -> dict[str, float]:
         """With the other peers. Where they cannot be met, what was learned is kept, and the next start tries again."""

@@ -22,12 +22,12 @@ _WHAT = {"train": "training"}
 
 def check_text(config: TrainConfig, tell: Tell | None = None) -> None:
     """Complain of all sources that are too short before anything is made of them."""
-    refuse_short(counted(config, tell=tell))
+    refuse_short(config, counted(config, tell=tell))
 
 
-def refuse_short(counts: Iterable[tuple[Dataset, Counts, Counts]]) -> None:
-    short = [too_short(source, part, got[part], least[part])
-             for source, got, least in counts for part in got if got[part] < least[part]]  # fmt: skip
+def refuse_short(config: TrainConfig, counts: Iterable[tuple[Dataset, Counts, Counts]]) -> None:
+    short = [too_short(config, number, part, got[part])
+             for number, (_, got, least) in enumerate(counts) for part in got if got[part] < least[part]]  # fmt: skip
     if short:
         raise UserError("\n".join(short))
 

@@ -109,7 +109,7 @@ def make_tokens(runtime: PretrainingRuntime, work: Work, args: SourceArgs) -> Ma
             work.at = ("tokens", got["train"], wanted["train"])
     for part, count in got.items():
         if count < least[part]:
-            raise Failed(f"{too_short(source, part, count, least[part])}, in a run with another PROJECT_NAME")
+            raise Failed(f"{too_short(config, args.source, part, count)}, in a run with another PROJECT_NAME")
     counted = {f"{part}_bytes": _bytes(tokenizer(), tokens) for part, tokens in held.items() if tokens}
     size = (
         {"size": there} if (there := text_sources.size(source)) else {}
