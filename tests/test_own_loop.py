@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from fleet.digest import digest
 from fleet.history import opened
 from tests.helpers import ROOT, one_of
-from tests.own_loops import MODELS, started, train
+from tests.own_loops import MODELS, noised, started, train
+from train.own_loop.loop_export import exported
 
 
 @pytest.fixture
@@ -82,14 +84,29 @@ def test_two_processes_of_which_one_is_killed_with_any_optimizer(alone, kind, al
     assert all(torch.equal(one, model.state_dict()[name]) for name, one in calm.state_dict().items())
 
 
+@pytest.mark.parametrize("kind", ["free"], indirect=True)
+def test_an_optimizer_of_two_modes_leaves_the_weights_to_be_looked_at_and_an_export_has_those_it_trains(
+    alone, kind, capsys
+):
+    model, _ = train(kind, alone / "run", max_generations=1)
+    exported(alone / "run", "average", alone / "out")
+    assert "Note: these are the weights that AdamWScheduleFree trains" in capsys.readouterr().out
+    trained = load_file(alone / "out/model.safetensors")
+    assert not any(torch.equal(one, trained[name]) for name, one in model.state_dict().items())
+    loss = opened(alone / "run")["1/global"].metrics["loss"]
+    batch = torch.linspace(0, 1, 96).view(8, 12)
+    torch.manual_seed(1)  # the SEED of runs
+    assert noised(model, batch).item() == pytest.approx(loss, rel=1e-6)  # it was evaluated so
+
+
 BY_FITNESS: dict[str, Any] = {
     "algorithm": "edt", "selection": "rank", "population_size": 4, "group_size": 2, "elitism": 1, "max_generations": 3,
-    "genes": {"lr": 0.01}, "lr_spread": 4, "after": "first", "script_digest": "one",
+    "genes": {"lr": 0.01}, "lr_spread": 4, "after": "third", "script_digest": "one",
 }  # fmt: skip
 
 
 def test_what_is_reported_as_fitness_decides_who_survives_and_whose_genome_goes_on(alone):
-    """The first slot is to be the fittest, whatever its loss; with one process and with two."""
+    """The third slot is to be the fittest, whatever its loss; with one process and with two."""
     train("plain", alone / "one", **BY_FITNESS)
     history = opened(alone / "one")
     for round in (1, 2):
