@@ -115,10 +115,10 @@ class EDT:
 
     def pool(self, generation: int, history: Past) -> list[Member]:
         """The last generation, and with PREVIOUS_GENERATION the one before; the fittest first. DiLoCo's replicas and
-        shards, which stand in the round that a fork of it goes on from, have no loss."""
-        bred = [recipe.slot for recipe in history.plan(generation - 1) if recipe.role in ("member", "kept")]
-        members = [history[f"{generation - 1}/{slot}"] for slot in bred]
-        once = {member.origin: member for member in members if member and "loss" in member.metrics}
+        shards, which stand in the round that a fork of it goes on from, are called otherwise."""
+        there = [recipe.slot for recipe in history.plan(generation - 1) if recipe.role in ("member", "kept")]
+        members = [history[f"{generation - 1}/{slot}"] for slot in there if slot[0] in "mp" and slot[1:].isdigit()]
+        once = {member.origin: member for member in members if member}
         return sorted(once.values(), key=lambda member: (unfitness(member.metrics), member.origin))
 
     def pick_parents(self, pool: Sequence[Member], rng: np.random.Generator) -> tuple[str, ...]:

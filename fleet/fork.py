@@ -95,7 +95,13 @@ def go_on(
     if in_bucket(run):
         raise UserError(f"{address(run)}: a run is forked on a disk; python -m fleet.copy brings it there, and back")
     _, about = open_run(run.absolute(), Host(), "fork")
-    algorithm = str(settings.get("algorithm", about["config"].get("algorithm")))
+    was = str(about["config"].get("algorithm"))
+    if was.endswith("-loop"):
+        raise UserError(
+            f"a run of {was} cannot be forked: let your script begin with what `python -m train.export {run}` writes, "
+            "and join a new run"
+        )
+    algorithm = str(settings.get("algorithm", was))
     script = ROOT / f"{algorithm.replace('-', '_')}.py"
     if not algorithm.replace("-", "").isalnum() or not script.is_file():
         raise UserError(f"a run of {algorithm} cannot be forked; those of edt and diloco can")

@@ -2,6 +2,8 @@
 
 import json
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -10,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from tests.helpers import LONG, ROOT, Started, until
 
 KEYS = {"population_size": 2, "inner_steps": 5, "max_generations": 2, "poll_seconds": 0.02, "dead_seconds": 5.0}
 Made = tuple[nn.Module, list[Any], Callable[[nn.Module, Tensor], Tensor]]  # a model, what learns, the loss of a batch
@@ -71,6 +75,16 @@ def muon() -> Made:
     return model, [torch.optim.Muon(matrices, 1e-2), torch.optim.SGD(rest, 1e-2, momentum=0.9)], noised
 
 
+def free() -> Made:
+    """Without a schedule: what is trained and what is to be looked at are two."""
+    import schedulefree
+
+    model = net()
+    optimizer = schedulefree.AdamWScheduleFree(model.parameters(), 1e-2, warmup_steps=3)
+    optimizer.train()
+    return model, [optimizer], noised
+
+
 def scheduled() -> Made:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
@@ -101,10 +115,10 @@ def counted() -> Made:
     return made
 
 
-MODELS = {each.__name__: each for each in (plain, norm, tied, muon, scheduled, kinds, counted)}
+MODELS = {each.__name__: each for each in (plain, norm, tied, muon, free, scheduled, kinds, counted)}
 
 
-def steps(run: Any, made: Made, batches: Iterable[Tensor]) -> None:
+def steps(run: Any, made: Made, batches: Iterable[Tensor], after: Callable[[Any, Tensor], None] | None = None) -> None:
     """As people write them; a gradient scaler, if there is one, is the last of what learns."""
     model, learning, loss_of = made
     optimizers = [each for each in learning if isinstance(each, torch.optim.Optimizer)]
@@ -121,6 +135,8 @@ def steps(run: Any, made: Made, batches: Iterable[Tensor]) -> None:
             scaler.update()
         for each in schedulers:
             each.step()
+        if after:
+            after(run, loss)
         run.step(loss)
 
 
@@ -131,9 +147,12 @@ def train(
     seed: int = 1,
     only: int = 10**6,
     wrap: str = "",
+    together: bool = False,
+    after: str = "",
     **keys: Any,
 ) -> tuple[nn.Module, bool]:
-    """A run in this process, or so many steps of it; the model that it ends with, and whether the run is over."""
+    """A run in this process, or so many steps of it; the model that it ends with, and whether the run is over.
+    `together`: in the first rounds nobody goes on before two processes train."""
     import diloco
     import edt
 
@@ -145,8 +164,41 @@ def train(
         return made[2](made[0], torch.linspace(0, 1, 96).view(8, 12))
 
     with join(folder, made[0], *made[1], evaluate=evaluate, **{**KEYS, **keys}) as run:
-        steps(run, made, (batch for _, batch in zip(range(only), run.batches(loader), strict=False)))
+        batches = run.batches(met(Path(folder)) if together else loader)
+        steps(run, made, (batch for _, batch in zip(range(only), batches, strict=False)), AFTER[after])
     return made[0], run.over
+
+
+# -- two processes -----------------------------------------------------------------------------------------------------
+
+
+def met(folder: Path) -> Callable[[int, int], Iterable[Any]]:
+    def make_loader(slot: int, round: int) -> Iterable[Any]:
+        if round < 3:
+            until(lambda: len([*folder.glob(f"rounds/{round:05d}/*.claim.0")]) > 1, "two processes train", LONG)
+        return loader(slot, round)
+
+    return make_loader
+
+
+def die(run: Any, loss: Tensor) -> None:
+    if (run.round, run.steps_taken) == (2, 3):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def third_is_fittest(run: Any, loss: Tensor) -> None:
+    run.report(fitness=-abs(run.slot - 1.9))
+
+
+AFTER: dict[str, Callable[[Any, Tensor], None] | None] = {"": None, "die": die, "third": third_is_fittest}
+
+
+def started(kind: str, folder: Path, **keys: Any) -> Started:
+    """Such a process by itself."""
+    out = folder.parent / f"{len([*folder.parent.glob('*.out')])}.out"
+    words = [sys.executable, "-m", "tests.own_loops", kind, str(folder), json.dumps(keys)]
+    with out.open("wb") as file:
+        return Started(subprocess.Popen(words, cwd=ROOT, stdout=file, stderr=file), out)
 
 
 # -- two ranks that share a model --------------------------------------------------------------------------------------

@@ -1,11 +1,14 @@
 """What people do wrong with a loop of their own is said in a line; what breaks off goes on."""
 
+import contextlib
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +17,17 @@ import torch
 from torch import nn
 
 from diloco import join
+from edt import EDT
 from edt import join as join_edt
 from fleet.digest import digest
+from fleet.fork import go_on
 from fleet.history import opened
+from fleet.remote.launcher import place
 from fleet.run_config import UserError
-from tests.helpers import LONG, ROOT, Started, kill, until
-from tests.own_loops import KEYS, loader, net, noised, steps, train
+from launch_to_machines import METHOD_SCRIPTS
+from tests.helpers import LONG, ROOT, SOON, kill, until
+from tests.own_loops import KEYS, loader, net, noised, started, steps, train
+from train.own_loop_config import OwnLoopConfig
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +57,13 @@ def test_what_learns_is_to_be_an_optimizer_of_the_model(tmp_path, learning, why)
     with pytest.raises(UserError, match=re.escape(why)):
         join(tmp_path / "run", net(), *learning)
     assert not (tmp_path / "run").exists()
+
+
+def test_an_optimizer_of_two_modes_is_to_train(tmp_path):
+    free = pytest.importorskip("schedulefree", reason="schedulefree is missing (requirements-dev.txt)")
+    model = net()
+    with pytest.raises(UserError, match=r"AdamWScheduleFree is not in train mode: call its train\(\) before join"):
+        join(tmp_path / "run", model, free.AdamWScheduleFree(model.parameters()))
 
 
 def test_a_parameter_that_no_optimizer_has_is_named(tmp_path):
@@ -96,8 +111,8 @@ def joined(folder: Path, model: nn.Module, optimizer: Any = None, **keys: Any) -
 
 def other(**changes: nn.Module) -> nn.Sequential:
     model = net()
-    for place, module in changes.items():
-        model[int(place)] = module
+    for number, module in changes.items():
+        model[int(number)] = module
     return model
 
 
@@ -155,6 +170,36 @@ def test_a_loop_that_never_calls_step(tmp_path):
         run.step()
     with pytest.raises(UserError, match="nobody's turn"):
         run.step()
+
+
+def in_a_population(folder: Path, report: dict[str, float]) -> Any:
+    """Whose second slot says other things than the rest."""
+    torch.manual_seed(1)
+    optimizer = sgd(model := net())
+    keys = {**KEYS, "population_size": 3, "group_size": 1, "selection": "rank"}
+    with join_edt(folder, model, optimizer, **keys) as run:
+        for batch in run.batches(loader):
+            noised(model, batch).backward()
+            if report:
+                run.report(**report | ({"fitness": float("nan")} if run.slot == 1 else {}))
+            run.step()
+    return opened(folder)
+
+
+def test_fitness_alone_decides_where_there_is_no_loss_and_nobody_who_has_none_is_before_who_has(tmp_path):
+    """A fitness that is no number is a verdict on that member, as a loss is; its children are others'."""
+    history = in_a_population(tmp_path / "run", {"fitness": -5.0})
+    assert history.over and history["1/m1"].metrics == {"diverged": True, "diverged_in_a_row": 1}
+    assert [each.id for each in EDT(own_config(tmp_path)).pool(2, history)] == ["1/m0", "1/m2", "1/m1"]
+
+
+def own_config(folder: Path) -> OwnLoopConfig:
+    return OwnLoopConfig(project_name="run", base_dir=str(folder), population_size=3)
+
+
+def test_who_is_fit_is_to_be_said_where_it_decides(tmp_path):
+    with pytest.raises(UserError, match=r"nothing says who is fit, which SELECTION rank goes by: hand over evaluate="):
+        in_a_population(tmp_path / "run", {})
 
 
 def test_a_loop_that_ends_early_says_so_and_can_be_gone_on_with(tmp_path, capsys):
@@ -221,14 +266,39 @@ def test_data_loaders_that_fork(tmp_path):
         forked(asks=True)(tmp_path / "asks")
 
 
+def test_a_process_that_the_loop_forks_leaves_the_run_alone(tmp_path):
+    optimizer = sgd(model := net())
+    with join(tmp_path / "run", model, optimizer, **KEYS) as run:
+        if not (child := os.fork()):
+            signal.alarm(int(SOON))
+            with contextlib.suppress(UserError):
+                run.step()
+            run.__exit__(None, None, None)  # the end of its block
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        with pytest.raises(UserError, match="a data loader's worker knows nothing of it"):
+            ForkingPickler.dumps(run)  # as for a data loader that spawns
+        steps(run, (model, [optimizer], noised), run.batches(loader))
+    assert run.over
+
+
+# -- other doors -------------------------------------------------------------------------------------------------------
+
+
+def test_a_fork_and_the_launcher_say_what_to_do_instead(tmp_path):
+    for algorithm, begin in {"edt-loop": join_edt, "diloco-loop": join}.items():
+        model, run = net(), tmp_path / algorithm
+        begin(run, model, sgd(model), **KEYS)
+        for settings in ((), ("ALGORITHM=edt",)):
+            with pytest.raises(UserError, match=f"a run of {algorithm} cannot be forked: .* train.export {run}"):
+                go_on(run, name="new", set=settings)
+        file = tmp_path / "mine.json"
+        file.write_text(json.dumps({"ALGORITHM": algorithm}))
+        with pytest.raises(UserError, match="start your script on each machine"):
+            place(file, "", METHOD_SCRIPTS)
+
+
 # -- real processes ----------------------------------------------------------------------------------------------------
-
-
-def started(folder: Path, **keys: Any) -> Started:
-    out = folder.parent / f"{len([*folder.parent.glob('*.out')])}.out"
-    words = [sys.executable, "-m", "tests.own_loops", "norm", str(folder), json.dumps(keys)]
-    with out.open("wb") as file:
-        return Started(subprocess.Popen(words, cwd=ROOT, stdout=file, stderr=file), out)
 
 
 LENGTHY = {"inner_steps": 300, "snapshot_minutes": 0.001, "dead_seconds": 2.0}
@@ -242,14 +312,14 @@ def half_way(folder: Path) -> bool:
 def test_killed_and_interrupted_scripts_that_are_run_again_go_on(tmp_path):
     """One process is killed in the middle of a round, another is asked to end; a third and a fourth go on together."""
     folder = tmp_path / "run"
-    one, two = started(folder, **LENGTHY), started(folder, **LENGTHY)
+    one, two = started("norm", folder, **LENGTHY), started("norm", folder, **LENGTHY)
     until(lambda: half_way(folder), "the second round is half done", LONG)
     kill(one.process.pid)
     two.send(signal.SIGTERM)
     two.ends(130)
     assert "Stopped; what was done is kept, and the same command goes on from here." in two.said
     one.end()
-    three, four = started(folder, **LENGTHY), started(folder, **LENGTHY)
+    three, four = started("norm", folder, **LENGTHY), started("norm", folder, **LENGTHY)
     three.ends(0)
     four.ends(0)
     train("norm", tmp_path / "alone", script_digest=opened_digest(folder), **LENGTHY)
@@ -272,6 +342,16 @@ print(*sorted({name.partition(".")[0] for name in sys.modules} & {"transformers"
 """
 
 
+@pytest.mark.slow
+def test_a_data_loader_that_spawns_does_not_join_by_importing_the_script(tmp_path):
+    loader = "torch.utils.data.DataLoader(torch.ones(4, 2), num_workers=1, multiprocessing_context='spawn')"
+    (tmp_path / "mine.py").write_text(SCRIPT.replace("torch.ones(4, 2)", loader))
+    home = {"PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "mine.py", "run"], cwd=tmp_path, capture_output=True, text=True, env=home)
+    assert (done.returncode, done.stdout) == (1, f"New run {tmp_path / 'run'}\n")
+    assert "a data loader's process imports this script, which is to join the run only where it is" in done.stderr
+
+
 def test_a_script_called_train_joins_and_loads_no_library_that_it_has_no_use_for(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "fleet.py").write_text("")
@@ -284,6 +364,9 @@ def test_a_script_called_train_joins_and_loads_no_library_that_it_has_no_use_for
     done = subprocess.run([sys.executable, "train.py", "run"], **program)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [f"New run {tmp_path / 'run'}", ""]
+    (tmp_path / "train.py").write_text(SCRIPT.replace("torch.ones(4, 2)", "[]"))
+    done = subprocess.run([sys.executable, "train.py", "another"], **program)
+    assert (done.returncode, done.stderr) == (1, "make_loader(0, 1) gave no batch\n")
     (tmp_path / "main.py").write_text("import fleet\n" + SCRIPT)
     done = subprocess.run([sys.executable, "main.py", "run"], **program)
     assert f"{tmp_path / 'fleet.py'}: `join` needs a package of this name: give your module another one" in done.stderr

@@ -27,9 +27,12 @@ def by_fitness(rivals: Sequence[Rival]) -> list[Rival]:
     return sorted(rivals, key=lambda one: (-one.fitness, one.id))
 
 
-def unfitness(metrics: Mapping[str, Any]) -> float:
-    """Of a member: the less, the fitter. Its loss, unless it has a fitness; who has neither is the last."""
-    return -float(metrics["fitness"]) if "fitness" in metrics else float(metrics.get("loss", math.inf))
+def unfitness(metrics: Mapping[str, Any]) -> tuple[bool, float]:
+    """Of a member: the less, the fitter. Its loss, unless it has a fitness; who has none, as after training that has
+    diverged, comes after all who have, and who has neither is the last."""
+    if "fitness" in metrics:
+        return False, -float(metrics["fitness"])
+    return True, float(metrics.get("loss", math.inf))
 
 
 def by_fronts(rivals: Sequence[Rival]) -> list[Rival]:

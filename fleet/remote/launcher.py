@@ -62,6 +62,11 @@ def place(file: Path, algorithm: str, scripts: MethodScripts) -> RunLocation:
         raise UserError(f"{file}: an object is expected, {{...}}")
     keys = lowered(value, str(file))
     algorithm = algorithm or str(keys.get("algorithm") or "") or next(iter(scripts))
+    if algorithm.endswith("-loop"):
+        raise UserError(
+            f"{file}: ALGORITHM {algorithm}: a training loop of your own is no method that the launcher knows: start "
+            "your script on each machine, with the run's folder on the shared disk"
+        )
     if algorithm not in scripts:
         raise UserError(f"ALGORITHM {algorithm!r}: the launcher starts {' or '.join(scripts)}")
     said = Path(str(keys.get("base_dir") or "runs"))

@@ -33,12 +33,13 @@ class KeptBeside:
         rows = [[key, each.count, each.wire] for key, each in zip(self.keys, self.moments, strict=True)]
         return json.dumps({"plain": self.plain, "moments": rows}).encode()
 
-    def vectors(self, filled: Callable[[str, Tensor], None]) -> dict[str, Tensor]:
-        """Each of them, by its key."""
+    def parted(self, filled: Callable[[str, Tensor], None]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Buffers, and each of the optimizers' vectors by its name."""
         rooms = {key: torch.empty(each.count) for key, each in zip(self.keys, self.moments, strict=True)}
         for room, each in zip(rooms.values(), self.moments, strict=True):
             filled(each.stem, room)
-        return rooms
+        buffers = rooms.pop(BUFFERS, torch.empty(0))
+        return buffers, {key.removeprefix("state-"): room for key, room in rooms.items()}
 
 
 def kept_beside(c: ExchangeConfig, plain: Any, buffers: Tensor, states: Mapping[str, Tensor]) -> KeptBeside:

@@ -47,6 +47,9 @@ def exported(run_dir: Path, what: str, out: Path) -> None:
         except OSError as error:
             raise UserError(f"{out}: cannot be written: {error.strerror}") from None
     say(f"Exported: {out / WEIGHTS}", *_lines(result, history), sep="\n")
+    for name in about.get("of_two_modes", ()):
+        say(f"Note: these are the weights that {name} trains; your script's model has those of its eval mode, when the "
+            "run is over.")  # fmt: skip
     if frozen := about["frozen"]:
         say(f"Without what was frozen ({len(frozen)} tensors, such as {next(iter(frozen))}), which your script has.")
 

@@ -1,18 +1,22 @@
 """From the arguments of `join` to a run: settings are read and checked, and this process becomes one of its workers."""
 
+import multiprocessing
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fleet import faults
 from fleet.errors import refuse
 from fleet.joined_worker import JoinedWorker
 from fleet.method import Method
 from fleet.permissions import keep_private
 from fleet.places import address, here
+from fleet.plain import say
 from fleet.run_config import UserError, lowered, read_json, validated
 from train.own_loop.loop_ranks import FollowingRank, LeadingRank, ranks_here
 from train.own_loop.own_model import Evaluate, OwnModel
@@ -36,6 +40,11 @@ def joined(
     evaluate: Evaluate | None,
     keys: Mapping[str, Any],
 ) -> OwnLoopRun:
+    if getattr(sys.excepthook, "func", None) is not _in_a_line:
+        sys.excepthook = partial(_in_a_line, sys.excepthook)
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # it imports the script that has started it
+        raise UserError("a data loader's process imports this script, which is to join the run only where it is "
+                        'started: put that below if __name__ == "__main__":')  # fmt: skip
     keep_private()
     ranks = ranks_here()
     config, where = configured(method.algorithm, settings, {**keys, "ranks": ranks.count if ranks else 1})
@@ -46,6 +55,14 @@ def joined(
     worker = JoinedWorker(method, config, here(Path(config.base_dir), where), [*script], command)
     mine = OwnWorker(worker, config, own, LeadingRank(ranks, own) if ranks else None)
     return OwnLoopRun(config, own, mine.hands, mine)
+
+
+def _in_a_line(before: Callable[..., object], kind: type[BaseException], error: BaseException, at: Any) -> None:
+    """Whatever people can set right, nobody has caught, and a data loader may have put its own words around."""
+    if isinstance(error, (UserError, faults.Fault)):
+        say(str(error).rpartition(f"{UserError.__name__}: ")[2].strip(), file=sys.stderr)
+    else:
+        before(kind, error, at)
 
 
 def configured(algorithm: str, settings: Settings, keys: Mapping[str, Any]) -> tuple[OwnLoopConfig, Path]:

@@ -7,7 +7,8 @@ frozen is never touched, and only looked at once, since all processes must have 
 import hashlib
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -39,6 +40,8 @@ class OwnModel:
         frozen = {name: p for name, p in named.items() if not p.requires_grad}
         self.constants = {**frozen, **{name: each for name, each in others.items() if name not in self.counters}}
         check(self.parameters, learning)
+        # such as are free of a schedule: they train other weights than those to be looked at
+        self.of_two_modes = [each for each in learning if trains(each) is not None]
         self.layout = VectorLayout({name: tuple(p.shape) for name, p in self.parameters.items()}, 0, (), 0)
         self.described = self._described()  # as it comes: all ranks that share it are here
 
@@ -100,15 +103,27 @@ class OwnModel:
         """By the user's own function: the same random numbers each time, and no gradients."""
         if self._evaluate is None:
             return {}
+        with torch.no_grad(), self._shown():
+            found = self._evaluate()
+        return finite(numbers_of(found if isinstance(found, Mapping) else {"loss": found}))
+
+    @contextmanager
+    def _shown(self) -> Iterator[None]:
         modes = [(each, each.training) for each in self.module.modules()]
         self.module.eval()
+        self.show()
         try:
-            with torch.no_grad():
-                found = self._evaluate()
+            yield
         finally:
             for each, training in modes:
                 each.training = training
-        return metrics_of(found if isinstance(found, Mapping) else {"loss": found})
+            for optimizer in self.of_two_modes:
+                optimizer.train()
+
+    def show(self) -> None:
+        """What optimizers have the model be for whoever looks at it."""
+        for optimizer in self.of_two_modes:
+            optimizer.eval()
 
     def seed(self, value: int) -> None:
         """Whatever the loop draws from."""
@@ -131,6 +146,7 @@ class OwnModel:
             "frozen": frozen,
             "first": {name: digest_of(self.read(p.detach())) for name, p in self.parameters.items()},
             "beside": self.beside()[0],
+            "of_two_modes": [name_of(each) for each in self.of_two_modes],
         }
 
     def _names(self) -> dict[str, str]:
@@ -179,12 +195,20 @@ def check(parameters: Mapping[str, Tensor], learning: Sequence[Any]) -> None:
         ours = {id(p) for group in groups for p in group["params"]}
         if groups and not ours & mine:
             raise UserError(f"{name_of(each)} has no parameter of this model: was it made for another one?")
+        if trains(each) is False:
+            raise UserError(f"{name_of(each)} is not in train mode: call its train() before join")
         held |= ours
     if left := [name for name, each in parameters.items() if id(each) not in held]:
         raise UserError(
             f"parameter {left[0]} is in no optimizer ({len(left)} of {len(parameters)}): give it to one, or "
             "requires_grad_(False)"
         )
+
+
+def trains(owner: Any) -> bool | None:
+    """Whether an optimizer is in its train mode; nothing where it has none."""
+    modes = [bool(group["train_mode"]) for group in getattr(owner, "param_groups", ()) if "train_mode" in group]
+    return all(modes) if modes else None
 
 
 def name_of(owner: Any) -> str:
@@ -196,9 +220,12 @@ def digest_of(tensor: Tensor) -> str:
     return hashlib.sha256(bytes_of(tensor.cpu().contiguous().flatten())).hexdigest()[:16]
 
 
-def metrics_of(values: Mapping[str, Any]) -> dict[str, float]:
+def numbers_of(values: Mapping[str, Any]) -> dict[str, float]:
     """As plain numbers."""
-    found = {name: float(value) for name, value in values.items()}
+    return {name: float(value.detach() if torch.is_tensor(value) else value) for name, value in values.items()}
+
+
+def finite(found: dict[str, float]) -> dict[str, float]:
     if bad := [name for name, value in found.items() if value != value or abs(value) == float("inf")]:
         raise NotFinite(f"{bad[0]} is {found[bad[0]]}")
     return found

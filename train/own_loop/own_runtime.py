@@ -3,9 +3,9 @@
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fleet.plain import say
@@ -20,7 +20,7 @@ from train.member.vectors import WEIGHTS, Begun, Joining, Moment, file_of, kept,
 from train.own_loop import beside, loop_genome
 from train.own_loop.beside import BUFFERS, KeptBeside
 from train.own_loop.loop_genome import LoopGenome
-from train.own_loop.own_model import OwnModel
+from train.own_loop.own_model import OwnModel, finite
 from train.own_loop.state_tree import first_difference
 from train.own_loop.turn_taking import HandOver, OwnTurn
 from train.own_loop_config import OwnLoopConfig
@@ -63,7 +63,8 @@ class OwnLoopRuntime:
             for moment, vector in zip(said.moments, found.values(), strict=True):
                 vectors.save(saver, moment.stem, vector)
             saver.write(beside.FILE, said.data())
-            return {"total": _finite(own.total), "losses": own.losses, "drawn": own.drawn, "reported": own.reported}
+            reported, total = finite(own.reported), _finite(own.total)
+            return {"total": total, "losses": own.losses, "drawn": own.drawn, "reported": reported}
 
         work.steps = turn.steps
         for done in self.hands.train(own):
@@ -81,7 +82,7 @@ class OwnLoopRuntime:
         self._load_beside(beside.read(saved.read(beside.FILE)), lambda stem, room: vectors.load(saved, stem, room))
 
     def _told(self, turn: Turn, own: OwnTurn) -> Metrics:
-        metrics: Metrics = {**own.reported}
+        metrics: Metrics = {**finite(own.reported)}
         if own.losses:
             metrics["train_loss"] = _finite(own.total) / turn.steps
         if isinstance(turn, ChildArgs) and not self.model.evaluates and own.losses:
@@ -122,9 +123,9 @@ class OwnLoopRuntime:
         return said, {key: buffers if key == BUFFERS else states[key.removeprefix("state-")] for key in said.keys}
 
     def _load_beside(self, said: KeptBeside, filled: Callable[[str, Tensor], None]) -> None:
-        found = said.vectors(filled)
-        self.hands.ask("load_buffers", found.pop(BUFFERS, torch.empty(0)))
-        self.hands.ask("load_beside", said.plain, {key.removeprefix("state-"): each for key, each in found.items()})
+        buffers, states = said.parted(filled)
+        self.hands.ask("load_buffers", buffers)
+        self.hands.ask("load_beside", said.plain, states)
 
     # -- genomes ------------------------------------------------------------------------------------------------------
 
@@ -146,8 +147,10 @@ class OwnLoopRuntime:
             return {}
         self._load_weights(weights)
         if joining := _JOINING.get(work.recipe.task):
-            said = beside.first_of(parents_of(work))
-            self.hands.ask("load_buffers", beside.buffers_of(said, joining, parents_of(work)))
+            said, members = beside.first_of(parents_of(work)), parents_of(work)
+            if self.model.of_two_modes:
+                self._load_beside(said, partial(joining, members))
+            self.hands.ask("load_buffers", beside.buffers_of(said, joining, members))
             self.hands.ask("load_counters", said.plain["counters"])
         self.hands.ask("seed", self.config.seed)
         return dict(self.hands.ask("evaluate"))
@@ -193,6 +196,16 @@ def own_maker(config: OwnLoopConfig, runtime: OwnLoopRuntime) -> Maker:
     return with_verdicts(lambda: runtime, making(TASKS), _ADVICE)
 
 
+def make_own_child(runtime: OwnLoopRuntime, work: Work, turn: ChildArgs) -> Metrics:
+    metrics, c = exchange_tasks.make_child(runtime, work, turn), runtime.config
+    if (c.selects_by_fitness or c.genes) and not {"loss", "fitness", "diverged"} & metrics.keys():
+        raise CannotServe(
+            f"nothing says who is fit, which {f'SELECTION {c.selects}' if c.selects_by_fitness else 'GENES'} goes by: "
+            "hand over evaluate=, give run.step the loss, or run.report(fitness=...) before a round's last step"
+        )
+    return metrics
+
+
 def make_first(runtime: OwnLoopRuntime, work: Work, args: InitArgs) -> Metrics:
     return runtime.begin(work)
 
@@ -235,7 +248,7 @@ TASKS: Mapping[str, Task[OwnLoopRuntime]] = {
     "shard": Task(make_own_shard, ShardArgs),
     "half": Task(make_own_shard, ShardArgs),
     "global": Task(exchange_tasks.evaluate_global, EvaluationArgs),
-    "child": Task(exchange_tasks.make_child, ChildArgs),
+    "child": Task(make_own_child, ChildArgs),
     "mean-part": Task(exchange_tasks.make_mean_part, ShardArgs),
     "mean": Task(exchange_tasks.evaluate_mean, EvaluationArgs),
 }

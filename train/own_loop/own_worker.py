@@ -15,7 +15,7 @@ from train.own_loop_config import OwnLoopConfig
 
 class OwnWorker:
     def __init__(self, joined: JoinedWorker, config: OwnLoopConfig, model: OwnModel, lead: LeadingRank | None) -> None:
-        self.joined, self.config = joined, config
+        self.joined, self.config, self.model = joined, config, model
         answer = lead.answer if lead else lambda what, given: getattr(model, what)(*given)
         self.hands = HandOver(answer, joined.host.stop, lead.told if lead else _unheard)
         self._runtime = OwnLoopRuntime(config, model, self.hands)
@@ -35,7 +35,7 @@ class OwnWorker:
             with torch.no_grad():
                 how = self.joined.run(own_maker(self.config, self._runtime), own_maker(self.config, self._runtime))
                 if how == "over":
-                    result_of(self.joined.history, self.config).into(self.hands)
+                    result_of(self.joined.history, self.config).into(self.hands, bool(self.model.of_two_modes))
             self.hands.end(how)
         except BaseException as error:
             self.hands.end(error=error)

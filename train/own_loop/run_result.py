@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -11,6 +12,7 @@ from fleet.run_config import UserError
 from train.kept_rounds import files_of
 from train.member import vectors
 from train.member.exchange_tasks import outer_of
+from train.member.vectors import Begun
 from train.own_loop import beside
 from train.own_loop.beside import KeptBeside
 from train.own_loop.turn_taking import HandOver
@@ -27,6 +29,7 @@ class RunResult:
     weights: Tensor
     buffers: Tensor
     said: KeptBeside
+    begun: Begun
 
     def told(self, history: History) -> list[Member]:
         """Whose metrics say how good it is: all together, where the run has looked at them, or each member."""
@@ -35,9 +38,12 @@ class RunResult:
         looks = [each for each in there if each and each.recipe.role == "summary" and each.recipe.parents == ids]
         return looks or [*self.members]
 
-    def into(self, hands: HandOver) -> None:
+    def into(self, hands: HandOver, of_two_modes: bool) -> None:
         """The user's model, which holds it from then on."""
         hands.ask("load_weights", self.weights)
+        if of_two_modes:
+            hands.ask("load_beside", self.said.plain, self.said.parted(self.begun)[1])
+            hands.ask("show")
         hands.ask("load_buffers", self.buffers)
         hands.ask("load_counters", self.said.plain["counters"])
 
@@ -77,4 +83,4 @@ def _together(history: History, c: OwnLoopConfig, members: Sequence[Member]) -> 
     size = files_of(history, FIRST).metrics["parameters"]
     join = vectors.joined if c.shares_one_model else vectors.mean
     weights, said = vectors.without_lookahead(outer_of(c), join, files, size), beside.first_of(files)
-    return RunResult(tuple(members), weights, beside.buffers_of(said, join, files), said)
+    return RunResult(tuple(members), weights, beside.buffers_of(said, join, files), said, partial(join, files))

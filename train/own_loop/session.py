@@ -13,7 +13,7 @@ from fleet.context import Stopped
 from fleet.places import address
 from fleet.plain import say
 from fleet.run_config import UserError
-from train.own_loop.own_model import OwnModel, metrics_of
+from train.own_loop.own_model import OwnModel, numbers_of
 from train.own_loop.own_worker import OwnWorker
 from train.own_loop.turn_taking import Ended, GoOn, Hands, OwnTurn
 from train.own_loop_config import OwnLoopConfig
@@ -108,7 +108,11 @@ class OwnLoopRun:
     def report(self, **metrics: Any) -> None:
         """Of the member whose turn it is, before its last step: `fitness`, the more the better, or `loss` decide who
         has children; others are there to look at."""
-        self._now.reported |= metrics_of(metrics)
+        self._now.reported |= numbers_of(metrics)
+
+    def __reduce__(self) -> str:
+        raise UserError("a run stays in the process that has joined it: a data loader's worker knows nothing of it; "
+                        "ask before, in make_loader")  # fmt: skip
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -128,7 +132,7 @@ class OwnLoopRun:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         turn, self._turn = self._turn, None
-        if isinstance(error, KeyboardInterrupt):  # asked twice: at once
+        if isinstance(error, KeyboardInterrupt) or os.getpid() != self._pid:  # asked twice: at once; or forked
             return
         if turn:
             if self._worker:
