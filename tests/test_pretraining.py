@@ -255,6 +255,8 @@ def test_a_run_ends_with_a_model_that_others_load(pretraining, algorithm):
 def test_the_best_or_any_member_can_be_exported(tmp_path):
     history = finished(tmp_path)
     best = min((m for m in history.round(3) if m.id.startswith("3/m")), key=lambda m: m.metrics["loss"])
+    with pytest.raises(UserError, match="--what 9-m0: the run is over after 3 rounds"):
+        weights(history, "9-m0")
     slot = best.id.replace("/", "-")
     assert torch.equal(weights(history, "best"), weights(history, slot))
     assert not torch.equal(weights(history, "best"), weights(history, "average"))

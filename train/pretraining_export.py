@@ -114,6 +114,8 @@ class Exporter:
         if not (match := re.fullmatch(r"([0-9]{1,5})-([a-z0-9][a-z0-9_-]*)", what)):
             raise UserError(f"--what {what}: average, best, or a round and a slot, as in 3-m0")
         round, slot = int(match[1]), match[2]
+        if self.history.over and round > self.last:
+            raise UserError(f"--what {what}: the run is over after {self.last} rounds")
         return self._average(round) if slot in ("average", "global") else self._one(name(round, slot))
 
     def sources(self, part: str) -> list[TokenFile]:
