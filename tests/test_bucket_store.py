@@ -146,6 +146,16 @@ def refused(run: BucketToys, keys: bool = True, **env: str) -> str:
     return errors
 
 
+def test_a_path_may_be_called_after_what_else_is_missing(
+    in_a_bucket: Callable[..., BucketToys], proxy: BucketProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+    store = at(in_a_bucket("credentials").folder, Host(), "w")
+    proxy.decide = lambda request: "403"
+    with pytest.raises(faults.Denied, match="/bell: ExpiredToken: said by the proxy"):
+        store.state("bell")
+
+
 def test_a_bucket_that_cannot_be_used_is_refused_in_one_line(
     in_a_bucket: Callable[..., BucketToys], server: Seaweed, proxy: BucketProxy, tmp_path: Path
 ) -> None:
