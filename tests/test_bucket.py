@@ -88,7 +88,7 @@ def test_an_outage_and_credentials_that_run_out_are_waited_for(
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
     run = in_a_bucket(sleep=0.2)
     started = run.start(1)
-    until(lambda: [name for name in names_of(run) if name.endswith(".0.done")], "something is made")
+    until(lambda: [name for name in names_of(run) if name.endswith(".0.done")], "something is made", pause=0.2)
     proxy.decide = lambda request: "403"
     logs, refused = Path(os.environ["FLEET_CACHE"]), re.compile("waits .*ExpiredToken")
     until(lambda: any(refused.search(each.read_text()) for each in logs.rglob("*.log")), "it says what it waits for")
