@@ -173,6 +173,7 @@ def main(quick: bool = False, only: str = "") -> None:
         clock, processors = ([pair.ratio(kind) for pair in found] for kind in ("clock", "processors"))
         cells = [spread(rates, 0), *(spread(each, 3) for each in (clock, processors, [pair.noise for pair in found]))]
         trainer = f"{trainer_rate(config):.0f}" if optimizer == "adamw" else NONE
+        print(f"{name}, {optimizer}: {', '.join(cells)}", flush=True)  # minutes before the table
         shown.add_row(f"{name}, {optimizer}", *cells, goal(median(clock) >= 0.97, "at least 0.97"), trainer)
     Console(width=170).print(shown)
 
