@@ -51,8 +51,9 @@ def train(options: TrainingOptions, ranks: Ranks) -> int:
         begin = resumed(options, keeper, learner, outer)
         if begin < options.last_step:  # what cannot be had is known now, and Ctrl-C ends the wait for it at once
             material.batches.reach(options.hv.world_rank if options.hv else 0, begin)
-        held = f"{learner.layout.size:,} numbers on each of {ranks.count} ranks"
-        say(ranks, f"{held}; step {begin} of {options.total_steps}")
+        held = f"{learner.layout.size:,} numbers" + (f" on each of {ranks.count} ranks" if ranks.count > 1 else "")
+        until = f", and no more than {options.last_step} now" if options.last_step < options.total_steps else ""
+        say(ranks, f"{held}; step {begin} of {options.total_steps}{until}")
         kind = options.metric_logger_type if ranks.first else "dummy"
         lines = stack.enter_context(closing(log_of(kind, options.ckpt.path, options.project, begin)))
         peer = met(options, learner, outer, material.bound, stack) if outer else None
