@@ -114,12 +114,16 @@ def seaweed(place: Path | None = None) -> Iterator[Seaweed]:
 
 
 def _free_ports() -> dict[str, int]:
-    names = ["metrics", *(each + grpc for each in _PORTS for grpc in ("", ".grpc"))]
+    """Of those that no system hands out by itself to whoever connects, or they may be gone when the server takes them."""
+    found: dict[str, int] = {}
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in names]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return {name: each.getsockname()[1] for name, each in zip(names, sockets, strict=True)}
+        for name in ("metrics", *(each + grpc for each in _PORTS for grpc in ("", ".grpc"))):
+            mine = stack.enter_context(socket.socket())
+            while name not in found:
+                with contextlib.suppress(OSError):
+                    mine.bind(("127.0.0.1", 20_000 + secrets.randbelow(12_000)))
+                    found[name] = mine.getsockname()[1]
+    return found
 
 
 def _dies_with_us() -> None:

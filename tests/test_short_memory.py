@@ -19,6 +19,7 @@ from fleet.run_config import UserError
 from fleet.scratch import passing
 from fleet.work import Failed, NotOnThisMachine
 from fleet.worker import Worker
+from tests.chat_rows import of
 from tests.helpers import LONG, until
 from tests.small import config, finished, worker
 from train.verdicts import short_memory, with_verdicts
@@ -212,22 +213,14 @@ def test_a_trial_that_had_no_room_is_no_answer(monkeypatch):
     """Whether a model can be asked in a quicker way must not depend on how much memory its machine has."""
     from train import packing
 
-    class Model:
-        training = False
-
-        def train(self, mode):
-            pass
-
-        def eval(self):
-            pass
-
-    def tried(model, length):
+    def tried(*given):
         raise raised
 
+    model = of("llama")
     monkeypatch.setattr(packing, "_alike", tried)
     raised = RuntimeError("position 9 is out of range")
-    assert not packing.can_pack(Model(), 8)
+    assert not packing.can_pack(model, 8)
     for raised in (MemoryError(), torch.OutOfMemoryError(GPU), RuntimeError("CUDA error: launch failure")):
         with pytest.raises(type(raised)):
-            packing.can_pack(Model(), 8)
+            packing.can_pack(model, 8)
     assert short_memory(raised) == ""
