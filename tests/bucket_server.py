@@ -114,7 +114,7 @@ def seaweed(place: Path | None = None) -> Iterator[Seaweed]:
 
 
 def _free_ports() -> dict[str, int]:
-    """Of those that no system hands out by itself to whoever connects, or they may be gone when the server takes them."""
+    """Of those that no system hands out to whoever connects: they would be gone when the server takes them."""
     found: dict[str, int] = {}
     with contextlib.ExitStack() as stack:
         for name in ("metrics", *(each + grpc for each in _PORTS for grpc in ("", ".grpc"))):
