@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ _ROUGH = 0.05  # of narrow numbers, whose leaks may be smaller than rounding is
 _FILLING = -1
 _NARROWEST = 32  # tokens
 _BOUNDS, _TRIED = 16, 64
+_BY_BOUNDS: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 Rows = Sequence[Sequence[int]]
 
@@ -140,7 +142,9 @@ def attends_by_bounds(forward: ModelForward, width: int) -> bool:
     module, narrow = forward.module, forward.dtype or forward.module.dtype
     if forward.device.type != "cuda" or narrow not in MIXED.values() or reach(module.config, width) < width:
         return False
-    return _tried(module, replace(forward, run=module), min(_TRIED, width), bounded, training=True)
+    if module not in _BY_BOUNDS:  # asked anew for each step of a training
+        _BY_BOUNDS[module] = _tried(module, replace(forward, run=module), min(_TRIED, width), bounded, training=True)
+    return _BY_BOUNDS[module]
 
 
 @torch.no_grad()
