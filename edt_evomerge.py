@@ -19,6 +19,7 @@ import numpy as np
 from fleet.recipe import Past, Recipe, kept_as
 from train.member import posttraining_genome
 from train.parent_selection import RULES, Rival, by_fitness, matched, select_parents
+from train.posttrain import rollout_recipes as rollouts
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.posttrain.posttrain_fitness import rival_of
 from train.training_commands import breeding
@@ -37,7 +38,8 @@ class EvoMerge:
         if generation == 1:
             return self.evaluated(1, self.first_members())
         if generation <= self.c.max_generations:
-            return self.evaluated(generation, self.children(generation, history))
+            members = self.evaluated(generation, self.children(generation, history))
+            return [*members, *rollouts.carried(self.c, history.plan(generation - 1), generation)]
         return self.final_evaluations(generation, history) if generation == self.c.max_generations + 1 else []
 
     # -- what a run needs once ----------------------------------------------------------------------------------------
@@ -78,12 +80,12 @@ class EvoMerge:
         if self.plans_ahead:
             ids = [f"{generation - 1}/m{k}" for k in range(self.c.population_size)]
             pairs = [matched(ids, k, self.rng(generation)) for k in range(self.c.population_size)]
-            return [self.child_of(generation, k, pair, genomes) for k, pair in enumerate(pairs)]
+            return [self.child_of(generation, k, pair, genomes, history) for k, pair in enumerate(pairs)]
         order = self.order(generation - 1, history)
         best = enumerate(order[: self.c.elitism])
         elite = [Recipe(f"m{k}", parents=(one.id,), genome=genomes[one.id]) for k, one in best]
         children = [
-            self.child_of(generation, k, self.parents(generation, k, order), genomes)
+            self.child_of(generation, k, self.parents(generation, k, order), genomes, history)
             for k in range(len(elite), self.c.population_size)
         ]
         fittest = self.best(generation - 1, history)
@@ -102,24 +104,42 @@ class EvoMerge:
         return [order[n].id for n in picked]
 
     def child_of(
-        self, generation: int, k: int, parents: Sequence[str], genomes: Mapping[str, posttraining_genome.Genome]
+        self,
+        generation: int,
+        k: int,
+        parents: Sequence[str],
+        genomes: Mapping[str, posttraining_genome.Genome],
+        history: Past,
     ) -> Recipe:
         genome = posttraining_genome.child(self.c, [genomes[id] for id in parents], self.rng(generation, k, 2))
-        return self.child(generation, k, unique(*parents), genome)
+        others = rollouts.shared(self.c, history.plan(generation - 1), generation - 1, k)
+        return self.child(generation, k, unique(*parents), genome, others)
 
-    def child(self, generation: int, k: int, parents: tuple[str, ...], genome: posttraining_genome.Genome) -> Recipe:
+    def child(
+        self,
+        generation: int,
+        k: int,
+        parents: tuple[str, ...],
+        genome: posttraining_genome.Genome,
+        others: tuple[str, ...] = (),
+    ) -> Recipe:
         technique = str(self.c.crossover["method"]) if len(parents) > 1 else "copy"
         base = f"0/init-{self.c.models.index(self.c.base_model)}" if self.c.base_model else ""
         how = self.c.mutation if self.c.mutation != "none" else ""
+        own = f"{generation}/{rollouts.slot_of(k)}" if how == "grpo" else ""
+        more = {"rollouts": own, "others": others} if own else {}
         args = PosttrainChildArgs(
-            on="validation", generation=generation, slot=k, technique=technique, base=base, how=how
+            on="validation", generation=generation, slot=k, technique=technique, base=base, how=how, **more
         )
-        return Recipe(f"m{k}", "child", parents, self.needs(parents, base), args=args.plain(), genome=genome)
+        needs = unique(own, *others, *self.needs(parents, base))
+        return Recipe(f"m{k}", "child", parents, needs, args=args.plain(), genome=genome)
 
     def evaluated(self, generation: int, members: list[Recipe]) -> list[Recipe]:
-        """Who was not made in this generation answers its questions, too."""
+        """Whoever learns from rewards answers first. Who was not made in this generation answers its questions, too."""
         asked = EvaluationArgs(on="validation", generation=generation)
-        return [*members, *(self.evaluation(evaluation_of(m.slot), m.parents[0], asked) for m in members if m.carried)]
+        answering = [rollouts.of_child(child, self.needs) for child in members if child.args.get("rollouts")]
+        looks = (self.evaluation(evaluation_of(m.slot), m.parents[0], asked) for m in members if m.carried)
+        return [*answering, *members, *looks]
 
     def evaluation(self, slot: str, id: str, asked: EvaluationArgs, role: str = "look") -> Recipe:
         return Recipe(slot, "look", (id,), self.needs((id,)), role, asked.plain())

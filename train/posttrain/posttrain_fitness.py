@@ -74,7 +74,7 @@ def standard_error(c: PosttrainConfig, single: Single) -> float | None:
 
 
 def asked(c: PosttrainConfig) -> TaskRequest:
-    names = tuple(dict.fromkeys(each.task for each in c.fitness if each.task != LOSS))
+    names = tuple(dict.fromkeys(each.task for each in c.fitness if each.of_lm_eval))
     return TaskRequest(names, None, c.num_fewshot, False, None, True, c.task_path, c.seed)
 
 
@@ -83,7 +83,7 @@ def load_tasks(c: PosttrainConfig) -> dict[str, Any]:
     if not asked(c).tasks:
         return {}
     loaded = lm_eval_tasks.load(asked(c), c.allow_benchmark_tasks)
-    lm_eval_tasks.check_metrics(loaded, [(each.task, each.metric) for each in c.fitness if each.task != LOSS])
+    lm_eval_tasks.check_metrics(loaded, [(each.task, each.metric) for each in c.fitness if each.of_lm_eval])
     lm_eval_tasks.parted(asked(c), loaded, c.holdout)
     for name, task in loaded["tasks"].items():
         if c.num_fewshot and not lm_eval_tasks.has_examples(task):
@@ -101,7 +101,7 @@ def marks_of(
     marks = evaluation.marks(model, drawn(c, evaluation.parted(c.holdout)[asked.on], asked))
     single, values = dict[str, Sequence[float]](), dict[str, float]()
     for each in c.fitness:
-        if each.task != LOSS:
+        if each.of_lm_eval:
             values[each.key] = float(marks.results[each.task][each.metric])
             mean = lm_eval_tasks.is_mean(evaluation.loaded, each.task, each.metric)
             answers = marks.single.get(each.task, {}).get(each.metric, []) if mean else []
