@@ -22,6 +22,7 @@ from train.member.counted_text import check_text, counted, in_words, refuse_shor
 from train.posttrain import posttrain_fitness
 from train.posttrain.posttrain_config import GYM, PosttrainConfig
 from train.posttrain_results import BreedView, show_winner
+from train.rl import reward_curves
 from train.rl.verifier import digest_of
 from train.skills import PREFIX, write_tasks
 from train.token_budget import tokenizer_name, tokenizer_sources
@@ -41,8 +42,9 @@ def run(algorithm: str, about: str | None, strategy: Callable[[TrainConfig], Str
 
 def breeding(algorithm: str, about: str | None, strategy: Any) -> Method[PosttrainConfig]:
     make, libraries = partial(_late, "member.posttraining_tasks", "maker"), ("train.member.posttraining_tasks",)
-    more = (prepare_breeding, resolve_auto, show_winner)
-    return Method(algorithm, about or "", PosttrainConfig, strategy, make, *more, view=BreedView, libraries=libraries)
+    steps = (prepare_breeding, resolve_auto, show_winner)
+    more: dict[str, Any] = {"view": BreedView, "libraries": libraries, "points": reward_curves.points}
+    return Method(algorithm, about or "", PosttrainConfig, strategy, make, *steps, **more)
 
 
 def _late(module: str, function: str, *asked: Any) -> Any:

@@ -71,7 +71,7 @@ def make_child(runtime: PosttrainingRuntime, work: Work, args: PosttrainChildArg
         runtime.forget()
         if not child.fits(dtype):
             raise NotFinite(f"its weights are too large for {dtype}")
-        return child, {**metrics, **evaluated(runtime, work, args, child, dtype)}
+        return child, {**metrics, **rl_tasks.told(work, args), **evaluated(runtime, work, args, child, dtype)}
 
     def untrained() -> Finetuned:
         child = born()

@@ -84,7 +84,7 @@ def judged(
     how = Asking(temperature, c.of_grpo.max_tokens, ends, c.batch_size * c.seq_length)
     model.eval()
     with checking(c) as terms:
-        for n, some in enumerate(generation.batches(prompts, how)):
+        for some in generation.batches(prompts, how):
             part = slice(some.start, some.stop)
             with looking(runtime.device, c.precision):
                 said = generation.answers(model, tokenizer, prompts[part], seeds[part], how)
@@ -134,6 +134,12 @@ def begun(learner: Learner, steps: Sequence[Sequence[grpo.LessonBatch]]) -> list
 
 def rollouts_in(work: Work, id: str) -> Rollouts:
     return rollouts.unpacked(work.inputs[id].read(FILE))
+
+
+def told(work: Work, args: PosttrainChildArgs) -> Metrics:
+    """Of its own answers: a child's row in tables has it, too."""
+    there = work.inputs[args.rollouts].metrics if args.rollouts else {}
+    return {key: there[key] for key in there if key != "samples"}
 
 
 # -- held-out rewards --------------------------------------------------------------------------------------------------

@@ -219,10 +219,9 @@ class PosttrainConfig(MutationSection, FitnessSection, BreedSection, FleetConfig
         gym = next((each.source for each in data if each.source.startswith(GYM)), "")
         yield gym and not grpo, f"{gym} asks questions, from which only MUTATION grpo learns"
         if self.grpo:
-            yield (
-                self.grpo.max_tokens >= self.seq_length,
-                f"GRPO: max_tokens is {self.grpo.max_tokens}; with a question it must fit into SEQ_LENGTH, {self.seq_length}",
-            )
+            most = self.grpo.max_tokens
+            too_long = f"GRPO: max_tokens is {most}; with a question it must fit into SEQ_LENGTH, {self.seq_length}"
+            yield most >= self.seq_length, too_long
         yield self.top_k > len(data), f"TOP_K is {self.top_k}, of {len(data)} MUTATION_DATASETS"
         yield (
             rule and rule.several and len(self.fitness) < 2,

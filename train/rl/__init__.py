@@ -1,1 +1,1 @@
-"""Rewards that can be verified: questions with exact answers, a model's own answers to them, and how it learns from these."""
+"""Rewards that can be verified: questions with exact answers, a model's own answers, and how it learns from these."""

@@ -63,7 +63,12 @@ def _of_skill(name: str, seed: int, count: int, holdout: float) -> Questions:
 
 
 def _asked(each: Any) -> Row:
-    return {"prompt": each.text, "answer": each.choices[each.answer], "checker": "choice", "choices": list(each.choices)}
+    return {
+        "prompt": each.text,
+        "answer": each.choices[each.answer],
+        "checker": "choice",
+        "choices": list(each.choices),
+    }
 
 
 # -- reasoning-gym -----------------------------------------------------------------------------------------------------

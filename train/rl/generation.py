@@ -58,7 +58,11 @@ def answers(model: Any, tokenizer: Any, prompts: Sequence[Prompt], seeds: Sequen
     there = [[0] * (width - len(each)) + [1] * len(each) for each in prompts]
     draw = _Draw(torch.tensor(seeds, dtype=torch.int64, device=device), how.temperature, width)
     config = GenerationConfig(
-        max_new_tokens=how.longest, eos_token_id=list(how.ends), pad_token_id=how.ends[0], do_sample=False, use_cache=True
+        max_new_tokens=how.longest,
+        eos_token_id=list(how.ends),
+        pad_token_id=how.ends[0],
+        do_sample=False,
+        use_cache=True,
     )
     found = model.generate(
         input_ids=torch.tensor(rows, device=device),

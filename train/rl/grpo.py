@@ -141,7 +141,13 @@ def begun(model: Model, part: LessonBatch, device: torch.device) -> LessonBatch:
 
 
 def steps_of(
-    some: Sequence[Lesson], packed: bool, length: int, rows_of_part: int, parts_of_step: int, temperature: float, device: torch.device
+    some: Sequence[Lesson],
+    packed: bool,
+    length: int,
+    rows_of_part: int,
+    parts_of_step: int,
+    temperature: float,
+    device: torch.device,
 ) -> list[list[LessonBatch]]:
     """Steps, each of some parts, which are rows in which several answers stand, where the model can read such rows."""
     rows = packing.plan([len(each.example.tokens) for each in some], length, packed)

@@ -66,8 +66,8 @@ def check_first_questions(c: PosttrainConfig, source: DatasetSource, tokenizer: 
     shortest = min(map(len, prompts))
     if shortest + c.of_grpo.max_tokens > c.seq_length:
         raise UserError(
-            f"environment {source.source}: the shortest of its first questions has {shortest} tokens, and with max_tokens "
-            f"{c.of_grpo.max_tokens} it does not fit into SEQ_LENGTH {c.seq_length}"
+            f"environment {source.source}: the shortest of its first questions has {shortest} tokens, and with "
+            f"max_tokens {c.of_grpo.max_tokens} it does not fit into SEQ_LENGTH {c.seq_length}"
         )
 
 

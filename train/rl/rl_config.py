@@ -16,25 +16,37 @@ TEMPERATURES = (0.1, 4.0)  # how far a genome may go
 class Grpo(Section):
     """Of a child's answers, and of its steps."""
 
-    answers: int = bound(8, "To each question, a group: what counts is how much better than its group one is.", ge=2, le=4096)
+    answers: int = bound(
+        8, "To each question, a group: what counts is how much better than its group one is.", ge=2, le=4096
+    )
     max_tokens: int = bound(32, "The longest answer; a question with it must fit into SEQ_LENGTH.", ge=1, le=10**6)
-    temperature: float = bound(1.0, "Of the answers, in the first members' genomes.", ge=TEMPERATURES[0], le=TEMPERATURES[1])
+    temperature: float = bound(
+        1.0, "Of the answers, in the first members' genomes.", ge=TEMPERATURES[0], le=TEMPERATURES[1]
+    )
     rewards: dict[str, float] = bound(
         {CORRECT: 1.0, "format": 0.1, "brief": 0.0},
-        "Weights of the terms, in the first members' genomes; one of 0 stays 0. What members compete by is FITNESS alone.",
+        "Weights of the terms, in the first members' genomes; one of 0 stays 0. Members compete by FITNESS alone.",
     )
     clip_low: float = bound(0.2, "So far below 1 the ratio of a token's probabilities counts.", gt=0, lt=1)
     clip_high: float = bound(0.28, "And so far above.", gt=0, le=100)
     by_spread: bool = bound(True, "Divide what is better or worse by the group's standard deviation.")
     kl: float = bound(0.0, "How much leaving what the parents made counts, in nats a token.", ge=0, le=100)
     share: float = bound(
-        0.0, "Learn from so many of the others' groups, too, as a share of one's own questions: those that tell most.", ge=0, le=100
+        0.0,
+        "Learn from so many of the others' groups, too, as a share of one's own questions: those that tell most.",
+        ge=0,
+        le=100,
     )
     staleness: int = bound(1, "Of others: at most so many generations old.", ge=1, le=100)
     truncation: float = bound(
-        2.0, "The most that a token counts because the policy that learns would say it more often than the one that did.", ge=1, le=100
+        2.0,
+        "The most that a token counts because the policy that learns would say it more often than the one that did.",
+        ge=1,
+        le=100,
     )
-    verifier: Text | None = bound(None, "A .py file of one's own with `reward(prompt, answer, row)`: named terms from 0 to 1.")
+    verifier: Text | None = bound(
+        None, "A .py file of one's own with `reward(prompt, answer, row)`: named terms from 0 to 1."
+    )
     allow_verifier: bool = bound(False, "Let its code run, in a process of its own.")
     verifier_seconds: float = bound(5.0, "For each answer.", gt=0, le=3600)
 

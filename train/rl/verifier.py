@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import json
-import math
 import os
 import selectors
 import signal
@@ -48,39 +47,31 @@ class Verifier:
 
     def terms(self, row: Row, answer: str) -> Terms:
         """What it says of one answer, or why that cannot be used."""
-        said = self._asked({"file": self.file, "of": [row["prompt"], answer, {k: v for k, v in row.items() if k != "prompt"}]})
+        more = {key: value for key, value in row.items() if key != "prompt"}
+        said = self._asked(json.dumps({"file": self.file, "of": [row["prompt"], answer, more]}))
         self._limit = self.seconds
-        if "error" in said:
-            raise UserError(f"verifier {self.file}: {first_line(ValueError(said['error']))}; the answer was {answer[:80]!r}")
-        for name, value in said["terms"].items():
-            if not (math.isfinite(value) and 0 <= value <= 1):
-                raise UserError(
-                    f"verifier {self.file}: its term {name!r} is {value}, not from 0 to 1; the answer was {answer[:80]!r}"
-                )
-        terms: Terms = said["terms"]
-        return terms
-
-    def _asked(self, what: Any) -> dict[str, Any]:
-        process = self._process
-        assert process.stdin and process.stdout
-        line = b""
-        try:
-            process.stdin.write(json.dumps(what).encode() + b"\n")
-            process.stdin.flush()
-            with selectors.DefaultSelector() as selector:
-                selector.register(process.stdout, selectors.EVENT_READ)
-                line = process.stdout.readline() if selector.select(self._limit) else b"late"
-        except BrokenPipeError:
-            pass
-        if line == b"late":
-            raise UserError(
-                f"verifier {self.file}: no answer within {self._limit:g} seconds (verifier_seconds); the answer was "
-                f"{what['of'][1][:80]!r}"
-            )
-        if not line:
-            raise UserError(f"verifier {self.file}: its process ended; the answer was {what['of'][1][:80]!r}")
-        found: dict[str, Any] = json.loads(line)
+        found: Terms = said.get("terms", {})
+        wrong = said.get("error") or next((_wrong(*each) for each in found.items() if _wrong(*each)), "")
+        if wrong:
+            raise UserError(f"verifier {self.file}: {first_line(ValueError(wrong))}; the answer was {answer[:80]!r}")
         return found
+
+    def _asked(self, line: str) -> dict[str, Any]:
+        process, said = self._process, b""
+        assert process.stdin and process.stdout
+        with contextlib.suppress(BrokenPipeError), selectors.DefaultSelector() as selector:
+            process.stdin.write(line.encode() + b"\n")
+            process.stdin.flush()
+            selector.register(process.stdout, selectors.EVENT_READ)
+            if not selector.select(self._limit):
+                return {"error": f"no answer within {self._limit:g} seconds (verifier_seconds)"}
+            said = process.stdout.readline()
+        found: dict[str, Any] = json.loads(said) if said else {"error": "its process ended"}
+        return found
+
+
+def _wrong(name: str, value: float) -> str:
+    return "" if 0 <= value <= 1 else f"its term {name!r} is {value}, not from 0 to 1"
 
 
 def digest_of(file: str) -> str:
