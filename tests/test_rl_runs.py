@@ -40,13 +40,10 @@ def test_one_worker_or_two_a_run_has_the_same_bytes_rollouts_included(tmp_path):
     assert child.digests["model.safetensors"] != history[child.recipe.parents[0]].digests["model.safetensors"]
     point = reward_curves.points(history, 2)[0].values
     assert point["reward"] == pytest.approx(np.mean([history[f"2/r{k}"].metrics["reward"] for k in (1, 2, 3)]))
-    assert "reward/a.jsonl/correct" not in point and any(key.endswith("a.jsonl/correct") for key in point)
-    assert (
-        "fitness/best" in point and fleet_points.points(history, 2)[0].values["fitness/best"] == point["fitness/best"]
-    )
-    assert re.search(
-        r"answers: correct 0\.\d+, format .*, \d+% of the groups tell nothing, \d", reward_curves.line(history, 2)
-    )
+    assert any(key.endswith("a.jsonl/correct") for key in point) and point["generated/second"] > 0
+    assert point["fitness/best"] == fleet_points.points(history, 2)[0].values["fitness/best"]
+    line = reward_curves.line(history, 2)
+    assert re.search(r"answers: correct 0\.\d+, format .*, \d+% of the groups tell nothing, \d", line)
     assert json.loads(history["2/r1"].metrics["samples"])["best"][0]["question"]
 
 
