@@ -16,9 +16,9 @@ from fleet.report.registers import RoundRegisters
 
 _OF_ALL = ("reward", "silent", "ended")  # of metrics; each environment's terms are called reward/ENVIRONMENT/TERM
 _NOTE = (
-    "What answers were worth that models learned from: the mean over a round's members, and one standard deviation around "
-    "it. `reward` is by each member's own weights, `silent` the share of questions to which all answers were worth the "
-    "same, `ended` that of answers that came to an end."
+    "What answers were worth that models learned from: the mean over a round's members, and one standard deviation "
+    "around it. Reward is by each member's own weights, silent the share of questions to which all answers were worth "
+    "the same, ended that of answers that came to an end."
 )
 _ANSWERS = 24  # of a round, that are shown
 
