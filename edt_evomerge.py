@@ -11,14 +11,14 @@
 docs/post-training.md explains it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from fleet.recipe import Past, Recipe, kept_as
 from train.member import posttraining_genome
-from train.parent_selection import RULES, Rival, by_fitness, matched, select_parents
+from train.parent_selection import RULES, Rival, by_fitness, exploited, matched, select_parents
 from train.posttrain import rollout_recipes as rollouts
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.posttrain.posttrain_fitness import rival_of
@@ -82,15 +82,35 @@ class EvoMerge:
             pairs = [matched(ids, k, self.rng(generation)) for k in range(self.c.population_size)]
             return [self.child_of(generation, k, pair, genomes, history) for k, pair in enumerate(pairs)]
         order = self.order(generation - 1, history)
+        if self.c.selection == "pbt":
+            return [*self.exploiting(generation, order, genomes, history), *self.kept(generation, history, ())]
         best = enumerate(order[: self.c.elitism])
         elite = [Recipe(f"m{k}", parents=(one.id,), genome=genomes[one.id]) for k, one in best]
         children = [
             self.child_of(generation, k, self.parents(generation, k, order), genomes, history)
             for k in range(len(elite), self.c.population_size)
         ]
+        return [*elite, *children, *self.kept(generation, history, elite)]
+
+    def kept(self, generation: int, history: Past, elite: Sequence[Recipe]) -> list[Recipe]:
+        """The fittest so far, if it has no place yet."""
         fittest = self.best(generation - 1, history)
-        kept = [] if any(one.parents == (fittest,) for one in elite) else [kept_as("best", fittest)]
-        return [*elite, *children, *kept]
+        return [] if any(one.parents == (fittest,) for one in elite) else [kept_as("best", fittest)]
+
+    def exploiting(
+        self,
+        generation: int,
+        order: Sequence[Rival],
+        genomes: Mapping[str, posttraining_genome.Genome],
+        history: Past,
+    ) -> Iterator[Recipe]:
+        """Population based training: the worst become the best ones' copies with changed genes."""
+        ids = [one.id for one in order]
+        for k in range(self.c.population_size):
+            own, rng = f"{generation - 1}/m{k}", self.rng(generation, k)
+            parent = exploited(ids, own, rng)
+            genome = genomes[parent] if parent == own else posttraining_genome.mutated(self.c, genomes[parent], rng)
+            yield self.child(generation, k, (parent,), genome, self.others(generation, k, history))
 
     @property
     def plans_ahead(self) -> bool:
@@ -112,8 +132,11 @@ class EvoMerge:
         history: Past,
     ) -> Recipe:
         genome = posttraining_genome.child(self.c, [genomes[id] for id in parents], self.rng(generation, k, 2))
-        others = rollouts.shared(self.c, history.plan(generation - 1), generation - 1, k)
-        return self.child(generation, k, unique(*parents), genome, others)
+        return self.child(generation, k, unique(*parents), genome, self.others(generation, k, history))
+
+    def others(self, generation: int, k: int, history: Past) -> tuple[str, ...]:
+        """Whose rollouts a child learns from besides its own."""
+        return rollouts.shared(self.c, history.plan(generation - 1), generation - 1, k)
 
     def child(
         self,

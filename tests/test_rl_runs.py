@@ -64,6 +64,22 @@ def test_nothing_is_shared_unless_asked_for(tmp_path):
     assert all(not recipe.args.get("others") for recipe in history.plan(2))
 
 
+def test_population_based_training_copies_the_best_over_the_worst(tmp_path):
+    c = rl_config(tmp_path, selection="pbt", elitism=0, population_size=5, max_generations=3)
+    history = finished(c)
+    for generation in (2, 3):
+        before = {k: history[f"{generation - 1}/{'look-' * (generation == 2 and k < 2)}m{k}"] for k in range(5)}
+        order = sorted(before, key=lambda k: -before[k].metrics["fitness"])
+        for k in range(5):
+            child = history[f"{generation}/m{k}"].recipe
+            parent = order[0] if k == order[-1] else k
+            assert child.parents == (f"{generation - 1}/m{parent}",)
+            genome = history.recipe(child.parents[0]).genome or posttraining_genome.unmutated(c)
+            assert (child.genome != genome) == (k == order[-1])
+    with pytest.raises(ValueError, match="it must be 0"):
+        rl_config(tmp_path, selection="pbt", elitism=1)
+
+
 OTHER = [
     {"grpo": {"answers": 5}}, {"grpo": {"max_tokens": 4}}, {"grpo": {"temperature": 0.6}}, {"grpo": {"clip_low": 1e-4}},
     {"grpo": {"clip_high": 1e-4}}, {"grpo": {"by_spread": False}}, {"grpo": {"kl": 5.0}}, {"grpo": {"share": 0.2}},

@@ -13,7 +13,7 @@ from train.training_config import OF_DETERMINISTIC, OF_PRECISION, Precision
 if TYPE_CHECKING:
     Selection = str
 else:
-    Selection = Literal[*RULES, "matching"]
+    Selection = Literal[*RULES, "matching", "pbt"]
 
 SLERP = {
     "method": "slerp",
@@ -98,7 +98,10 @@ class BreedSection(Section):
     trust_remote_code: bool = bound(False, "Let models and tokenizers of the hub run code of their own.")
     population_size: int = bound(6, "Members of a generation.", ge=2, le=4096)
     max_generations: int = bound(5, "Generations.", ge=1, le=90_000)
-    selection: Selection = bound("rank", "Who the parents are; matching: everybody equally often.")
+    selection: Selection = bound(
+        "rank",
+        "Who the parents are; matching: everybody equally often; pbt: each its own, and the worst copy the best.",
+    )
     tournament_size: int = bound(2, "SELECTION tournament and pareto: so many compete to be a parent.", ge=1, le=4096)
     elitism: int = bound(1, "So many of the best go on unchanged.", ge=0, le=4095)
     crossover: dict[str, Any] = bound(SLERP, "A method of the merge engine with its parameters, as in recipes.")
@@ -188,6 +191,10 @@ class PosttrainConfig(MutationSection, FitnessSection, BreedSection, FleetConfig
         repeated = ", ".join({each.key: "" for each in self.fitness if self.fitness.count(each) > 1})
         rule = RULES.get(self.selection)
         yield self.elitism >= size, f"ELITISM is {self.elitism}: it must be below POPULATION_SIZE, which is {size}"
+        yield (
+            self.selection == "pbt" and self.elitism,
+            f"ELITISM is {self.elitism}: with SELECTION pbt everybody goes on learning; it must be 0",
+        )
         yield self.quorum < 1, "QUORUM is below 1, but a generation is complete only with all of its members"
         yield repeated, f"FITNESS has {repeated} twice"
         yield not any(each.weight for each in self.fitness), "FITNESS: all weights are 0"
