@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -143,7 +144,8 @@ def test_a_tokenizer_without_an_end_token_is_refused():
     words = tokenizer(CHATML)
     words.eos_token = None
     with pytest.raises(UserError, match="no end token"):
-        generation.ends_of(words, small().generation_config)
+        generation.ends_of(words, SimpleNamespace(eos_token_id=None))
+    assert generation.ends_of(tokenizer(CHATML), SimpleNamespace(eos_token_id=[9, 6])) == (6, 9)
 
 
 def test_a_prompt_is_what_stands_before_the_answer():

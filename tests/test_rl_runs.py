@@ -43,7 +43,7 @@ def test_one_worker_or_two_a_run_has_the_same_bytes_rollouts_included(tmp_path):
     assert any(key.endswith("a.jsonl/correct") for key in point) and point["generated/second"] > 0
     assert point["fitness/best"] == fleet_points.points(history, 2)[0].values["fitness/best"]
     line = reward_curves.line(history, 2)
-    assert re.search(r"answers: correct 0\.\d+, format .*, \d+% of the groups tell nothing, \d", line)
+    assert re.search(r"answers: brief .*, correct 0\.\d+, format .*, \d+% of the groups tell nothing, \d", line)
     assert json.loads(history["2/r1"].metrics["samples"])["best"][0]["question"]
 
 

@@ -71,7 +71,7 @@ class PosttrainChildArgs(EvaluationArgs):
     base: str = ""  # what the merge counts changes from, where that is none of the parents
     how: str = ""  # it learns; or it stays what its parents made it
     rollouts: str = ""  # of grpo: its own
-    others: tuple[str, ...] = ()  # and those that others share
+    others: list[str] = []  # and those that others share
 
 
 def round_zero(c: ExchangeConfig, one_start: bool = False) -> list[Recipe]:

@@ -79,9 +79,11 @@ def judged(
     """Each answer, and what its environment's checker tells of it."""
     c, model, tokenizer = runtime.config, child.live.model, child.live.tokenizer
     writer = ChatWriter(tokenizer)
-    prompts = [writer.prompt(row["prompt"]) for _, row in asked]
+    once = {id(row): writer.prompt(row["prompt"]) for row in {id(row): row for _, row in asked}.values()}
+    prompts = [once[id(row)] for _, row in asked]
     ends = generation.ends_of(tokenizer, model.generation_config)
-    how = Asking(temperature, c.of_grpo.max_tokens, ends, c.batch_size * c.seq_length)
+    room = c.of_grpo.answers * c.batch_size * c.seq_length  # far less than learning needs, which remembers every layer
+    how = Asking(temperature, c.of_grpo.max_tokens, ends, room)
     model.eval()
     with checking(c) as terms:
         for some in generation.batches(prompts, how):
