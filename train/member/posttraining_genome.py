@@ -6,7 +6,7 @@ from typing import Any
 
 from train.parent_selection import Rng
 from train.posttrain.posttrain_config import PosttrainConfig
-from train.rl.rl_config import TEMPERATURES
+from train.rl.rl_config import COOLER, WARMER
 
 Genome = Mapping[str, Any]  # data: name -> weight; rate; crossover: of the merge; temperature, rewards: of grpo
 _RATES = (0.1, 10.0)
@@ -56,8 +56,9 @@ def mutated(c: PosttrainConfig, genome: Genome, rng: Rng) -> Genome:
         return {name: _within(each * factor(), _LEAST, _MOST) if each else 0.0 for name, each in weights.items()}
 
     found = {"data": weighed(genome["data"]), "rate": _within(genome["rate"] * factor(), *_RATES)}
-    if "temperature" in genome:
-        found["temperature"] = _within(genome["temperature"] * factor(), *TEMPERATURES)
+    if c.grpo:
+        given = c.grpo.temperature
+        found["temperature"] = _within(genome["temperature"] * factor(), given * COOLER, given * WARMER)
         found["rewards"] = weighed(genome["rewards"])
     if "crossover" not in genome:
         return found

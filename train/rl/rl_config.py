@@ -10,7 +10,7 @@ from fleet.run_config import Section, Text, bound, whole
 
 CORRECT = "correct"
 TERMS = (CORRECT, "format", "brief")  # that the built-in checkers give
-TEMPERATURES = (0.1, 4.0)  # how far a genome may go
+COOLER, WARMER = 0.7, 1.3  # how far a genome's temperature may be from the one that is given, times it
 
 
 class Grpo(Section):
@@ -21,7 +21,7 @@ class Grpo(Section):
     )
     max_tokens: int = bound(32, "The longest answer; a question with it must fit into SEQ_LENGTH.", ge=1, le=10**6)
     temperature: float = bound(
-        1.0, "Of the answers, in the first members' genomes.", ge=TEMPERATURES[0], le=TEMPERATURES[1]
+        1.0, "Of the answers, in the first members' genomes.", ge=0.1, le=4
     )
     rewards: dict[str, float] = bound(
         {CORRECT: 1.0, "format": 0.1, "brief": 0.0},
