@@ -150,10 +150,11 @@ join = edt_loop.joining(ALGORITHM, EDT)  # for a training loop of your own: docs
 
 
 def command() -> None:
-    from edt_evomerge import METHOD
+    import edt_es
+    import edt_evomerge
     from train.training_commands import run
 
-    run(ALGORITHM, __doc__, EDT, METHOD)
+    run(ALGORITHM, __doc__, EDT, edt_evomerge.METHOD, edt_es.METHOD)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ METHOD_SCRIPTS = {
     "diloco": ("diloco.py",),
     "merge-search": ("-m", "merge.evolve"),
     "evomerge": ("-m", "evomerge.cli"),
+    "es": ("edt.py", "--algorithm", "es"),
 }
 
 

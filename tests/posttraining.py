@@ -62,19 +62,22 @@ def config(folder: Path, models: int = 3, **keys: Any) -> PosttrainConfig:
     there = tuple(str(model(folder / f"model{n}", n + 1)) for n in range(models))
     data = tuple({"source": str(chats(folder / f"{name}.jsonl", name))} for name in ("cat", "dog ran"))
     given = {"initial_population": there, "mutation_datasets": data, **KEYS, **keys}
-    return PosttrainConfig(algorithm="edt-evomerge", base_dir=str(folder), **given)
+    return PosttrainConfig(**{"algorithm": "edt-evomerge", "base_dir": str(folder), **given})
 
 
 def worker(c: PosttrainConfig, name: str = "w", make: Any = None) -> Worker:
     """One more worker of the run, in this process."""
+    from edt_es import EvolutionStrategies
     from edt_evomerge import EvoMerge
-    from train.member.posttraining_tasks import maker
+    from train.member import es_tasks, posttraining_tasks
 
     chosen = prepare(c, Path(c.base_dir))
     create_run(Path(c.base_dir), c.project_name, chosen.bound(), Host())
     store, _ = open_run(Path(c.base_dir) / c.project_name, Host(), name)
     launch = launches.latest(store) or launches.begin(store, chosen.operational())
-    return Worker(store, EvoMerge(chosen), make or maker(chosen), options(chosen, launch))
+    is_es = c.algorithm == "es"
+    strategy, maker = (EvolutionStrategies, es_tasks.maker) if is_es else (EvoMerge, posttraining_tasks.maker)
+    return Worker(store, strategy(chosen), make or maker(chosen), options(chosen, launch))
 
 
 def finished(c: PosttrainConfig) -> History:
@@ -99,3 +102,12 @@ def rl_config(folder: Path, models: int = 2, **keys: Any) -> PosttrainConfig:
     grpo = {"answers": 4, "max_tokens": 6, "share": 1.0, **keys.pop("grpo", {})}
     given = {"mutation": "grpo", "mutation_datasets": data, "fitness": ("reward",), "sft_examples": 6, "grpo": grpo}
     return config(folder, models, **{**given, **keys})
+
+
+def es_config(folder: Path, **keys: Any) -> PosttrainConfig:
+    """The same questions, of one model and its neighbours."""
+    es = {"max_tokens": 6, "sigma": 0.05, "publish_every": 2, **keys.pop("es", {})}
+    folder.mkdir(exist_ok=True, parents=True)
+    data = tuple({"source": str(questions(folder / f"{letter}.jsonl", letter))} for letter in ("a", "o"))
+    given = {"algorithm": "es", "mutation_datasets": data, "sft_examples": 6, "max_generations": 5, "lr": 0.02}
+    return config(folder, 1, **{**given, "es": es, **keys})

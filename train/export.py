@@ -69,7 +69,7 @@ def _made(run: Path, what: str, out: Path | None, overwrite: bool, ready: bool) 
     if algorithm in _WINNERS:
         return _winner(run, algorithm, what, out, ready)
     out = out or beside(run) / "export"
-    if algorithm == "edt-evomerge":
+    if algorithm in ("edt-evomerge", "es"):
         _late("posttrain_results").taken(run, what, out)
     elif algorithm.endswith("-loop"):
         _late("own_loop.loop_export").exported(run, what, out)

@@ -42,14 +42,15 @@ class BreedView(Progress):
             return "\n".join(["the given models and the data are ready", *map(data_text, data)])
         if round == self.history.last - 1 and self.history.ended:
             return "the winner and all that it began with have answered the held-out questions"
-        members = [each for each in self.history.round(round) if each and self.values([each])]
+        made = (each for each in self.history.round(round) if each and each.id == each.origin)
+        members, answers = [each for each in made if self.values([each])], reward_curves.line(self.history, round)
         if not members:
-            return super().line(round)
+            return f"generation {round}: {answers}" if answers else super().line(round)
         best, values = max(members, key=lambda each: each.metrics["fitness"]), self.values(members)
         slot, mean = place(best.id)[1].removeprefix("look-"), sum(values) / len(values)
         words = [f"generation {round}: fitness: best {_with_error(best)} ({slot}), mean {mean:.4f}"]
         said = ", ".join([*words, *self.diverged(self.history.round(round))])
-        return "; ".join(filter(None, [said, reward_curves.line(self.history, round)]))
+        return "; ".join(filter(None, [said, answers]))
 
 
 def data_text(member: Member) -> str:
@@ -87,6 +88,8 @@ def taken(run_dir: Path, what: str, out: Path) -> None:
     id = what.replace("-", "/", 1)
     if what in ("", "best"):
         fit = [each for each in history.round(last) if each and "fitness" in each.metrics]
+        if not fit:
+            raise UserError("no member is published yet; there is nothing to export")
         best = next((each for each in fit if each.id.endswith("/winner")), None) or max(
             fit, key=lambda each: each.metrics["fitness"]
         )

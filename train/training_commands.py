@@ -40,8 +40,10 @@ def run(algorithm: str, about: str | None, strategy: Callable[[TrainConfig], Str
     main(Method(algorithm, about or "", TrainConfig, strategy, make, *steps, **more), others=others)
 
 
-def breeding(algorithm: str, about: str | None, strategy: Any) -> Method[PosttrainConfig]:
-    make, libraries = partial(_late, "member.posttraining_tasks", "maker"), ("train.member.posttraining_tasks",)
+def breeding(
+    algorithm: str, about: str | None, strategy: Any, tasks: str = "member.posttraining_tasks"
+) -> Method[PosttrainConfig]:
+    make, libraries = partial(_late, tasks, "maker"), (f"train.{tasks}",)
     steps = (prepare_breeding, resolve_auto, show_winner)
     more: dict[str, Any] = {"view": BreedView, "libraries": libraries, "points": reward_curves.points}
     return Method(algorithm, about or "", PosttrainConfig, strategy, make, *steps, **more)
@@ -172,7 +174,7 @@ def prepare_breeding(config: PosttrainConfig, where: Path) -> PosttrainConfig:
         round_zero.check_learning(c, first, round_zero.common_template([first, *others]))
     for note in [*dict.fromkeys(notes), *_few(c, loaded)]:
         say(f"Note: {note}.")
-    verifier = digest_of(c.grpo.verifier) if c.grpo and c.grpo.verifier else ""
+    verifier = digest_of(c.answering.verifier) if c.answering and c.answering.verifier else ""
     return c.model_copy(
         update={"tasks_digest": lm_eval_tasks.digest(loaded) if loaded else "", "verifier_digest": verifier}
     )
@@ -199,6 +201,7 @@ def _absolute(c: PosttrainConfig, where: Path) -> PosttrainConfig:
         "mutation_datasets": _located(c.mutation_datasets, where, endings),
         "crossover": {**c.crossover, **base},
         "grpo": c.grpo.found_from(where) if c.grpo else None,
+        "es": c.es.found_from(where) if c.es else None,
         "task_path": (*(whole(folder, where, endings) for folder in c.task_path), *_built_in_tasks(c, beside)),
     }
     return c.model_copy(update=found)

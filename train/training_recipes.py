@@ -63,6 +63,30 @@ class RolloutArgs(Args):
     base: str = ""  # as its child's
 
 
+class PerturbationArgs(Args):
+    """Of evolution strategies: two opposite neighbours of a round's model."""
+
+    generation: int
+    pair: int
+    base: str  # whose weights were published last
+    since: str = ""  # what knows the rounds since then
+
+
+class StepArgs(Args):
+    """A round's rewards, beside those since the weights were published."""
+
+    pairs: int
+    since: str = ""
+
+
+class PublishArgs(EvaluationArgs):
+    """A round's model as files."""
+
+    pairs: int
+    base: str
+    since: str = ""
+
+
 class PosttrainChildArgs(EvaluationArgs):
     """A child of post-training."""
 

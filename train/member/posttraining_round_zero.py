@@ -96,7 +96,7 @@ def make_data(runtime: PosttrainingRuntime, work: Work, args: SourceArgs) -> Met
     """All rows of a data set that the run can make use of, with their masks."""
     c, source = runtime.config, runtime.config.mutation_datasets[args.source]
     tokenizer = tokenizer_in(work.inputs[FIRST].folder, FIRST, c.trust_remote_code)
-    if c.mutation == "grpo":
+    if c.answering:
         told, file = made_questions(c, source, tokenizer)
         work.write(ROWS, file)
         return told
@@ -111,8 +111,8 @@ def check_learning(c: PosttrainConfig, first: Donor, template: str) -> None:
     tokenizer.chat_template = tokenizer.chat_template or template or None
     config = described(str(first.folder), c.trust_remote_code)
     for source in c.mutation_datasets:
-        (check_first_questions if c.mutation == "grpo" else check_first_rows)(c, source, tokenizer)
-    if c.mutation == "grpo":
+        (check_first_questions if c.answering else check_first_rows)(c, source, tokenizer)
+    if c.answering:
         check_answering(c, first.reference, config, tokenizer)
     if c.adapter:
         places_of(without_numbers(config, c.trust_remote_code), c.adapter)

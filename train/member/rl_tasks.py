@@ -39,7 +39,11 @@ def make_rollouts(runtime: PosttrainingRuntime, work: Work, args: RolloutArgs) -
     places = {id: work.inputs[id].folder for id in unique(*parents, args.base)}
     runtime.forget()
     child = runtime.take_on(posttraining_genome.crossed(c, parents, genome, args.base), places)
-    asked = [(name, row) for name, row in own_questions(c, work, args) for _ in range(c.of_grpo.answers)]
+    asked = [
+        (name, row)
+        for name, row in own_questions(c, work, genome, (args.generation, args.slot))
+        for _ in range(c.of_grpo.answers)
+    ]
     key = (c.seed, args.generation, args.slot)
     seeds = [generation.seed_of(*key, n // c.of_grpo.answers, n % c.of_grpo.answers) for n in range(len(asked))]
     said = [*judged(runtime, work, child, asked, seeds, genome["temperature"])]
@@ -55,14 +59,16 @@ def make_rollouts(runtime: PosttrainingRuntime, work: Work, args: RolloutArgs) -
     return {**rollouts.told(found, genome["rewards"]), "samples": samples}
 
 
-def own_questions(c: PosttrainConfig, work: Work, args: RolloutArgs) -> list[tuple[str, Row]]:
+def own_questions(
+    c: PosttrainConfig, work: Work, genome: posttraining_genome.Genome, where: Sequence[int]
+) -> list[tuple[str, Row]]:
     """Of each environment its share, in an order of the slot's own."""
-    wanted_of = posttraining_genome.portions(posttraining_genome.mixture(c, work.recipe.genome), c.sft_examples)
+    wanted_of = posttraining_genome.portions(posttraining_genome.mixture(c, genome), c.sft_examples)
     found = []
     for n, name in enumerate(posttraining_genome.names(c)):
         if wanted := wanted_of.get(name):
             rows = questions_in(work, n)
-            there, key = len(rows.parts["train"]), (c.seed, args.generation, args.slot, n)
+            there, key = len(rows.parts["train"]), (c.seed, *where, n)
             numbers = [shuffled(k % there, there, (*key, k // there)) for k in range(wanted)]  # the first ones
             found += [(name, rows.rows[number]) for number in numbers]
     return found
@@ -82,8 +88,8 @@ def judged(
     once = {id(row): writer.prompt(row["prompt"]) for row in {id(row): row for _, row in asked}.values()}
     prompts = [once[id(row)] for _, row in asked]
     ends = generation.ends_of(tokenizer, model.generation_config)
-    room = c.of_grpo.answers * c.batch_size * c.seq_length  # far less than learning needs, which remembers every layer
-    how = Asking(temperature, c.of_grpo.max_tokens, ends, room)
+    room = (c.grpo.answers if c.grpo else 1) * c.batch_size * c.seq_length  # far less than learning needs
+    how = Asking(temperature, c.of_answers.max_tokens, ends, room)
     model.eval()
     with checking(c) as terms:
         for some in generation.batches(prompts, how):
@@ -98,13 +104,16 @@ def judged(
 @contextmanager
 def checking(c: PosttrainConfig) -> Iterator[Any]:
     """What tells an answer's terms: a verifier of the user's own, or each environment's checker."""
-    sources, longest = dict(zip(posttraining_genome.names(c), c.mutation_datasets, strict=True)), c.of_grpo.max_tokens
-    if c.of_grpo.verifier is None:
+    sources, longest = (
+        dict(zip(posttraining_genome.names(c), c.mutation_datasets, strict=True)),
+        c.of_answers.max_tokens,
+    )
+    if c.of_answers.verifier is None:
         yield lambda name, row, said: environments.reward_terms(sources[name], c.seed, row, said, longest)
         return
-    if digest_of(c.of_grpo.verifier) != c.verifier_digest:
-        raise UserError(f"verifier {c.of_grpo.verifier}: it is another one than when the run began")
-    with Verifier(c.of_grpo.verifier, c.of_grpo.verifier_seconds) as verifier:
+    if digest_of(c.of_answers.verifier) != c.verifier_digest:
+        raise UserError(f"verifier {c.of_answers.verifier}: it is another one than when the run began")
+    with Verifier(c.of_answers.verifier, c.of_answers.verifier_seconds) as verifier:
         yield lambda name, row, said: verifier.terms(row, said.text)
 
 

@@ -7,7 +7,7 @@ from pydantic import field_validator, model_validator
 
 from fleet.run_config import FleetConfig, Section, Text, bound
 from train.parent_selection import RULES
-from train.rl.rl_config import CORRECT, Grpo
+from train.rl.rl_config import CORRECT, Answering, Es, Grpo
 from train.training_config import OF_DETERMINISTIC, OF_PRECISION, Precision
 
 if TYPE_CHECKING:
@@ -25,6 +25,12 @@ SLERP = {
 }
 LOSS, REWARD = "loss", "reward"
 GYM = "gym:"  # of the names of reasoning-gym's generators
+ES = "es"  # evolution strategies: the algorithm, and what it does to its one model
+_NOT_OF_ES = (
+    *("selection", "tournament_size", "elitism", "crossover", "crossover_evolves", "mutation_probability"),
+    *("mutation_strength", "sft_epochs", "dpo_beta", "adapter", "gradient_accumulation", "lr_schedule"),
+    *("warmup_steps", "clip"),
+)  # keys that say nothing to it
 
 
 class Objective(Section):
@@ -96,7 +102,7 @@ class BreedSection(Section):
         ..., "Hub ids, local folders or .gguf files to begin with.", min_length=1, max_length=256, strict=False
     )
     trust_remote_code: bool = bound(False, "Let models and tokenizers of the hub run code of their own.")
-    population_size: int = bound(6, "Members of a generation.", ge=2, le=4096)
+    population_size: int = bound(6, "Members of a generation; of es, perturbations.", ge=2, le=4096)
     max_generations: int = bound(5, "Generations.", ge=1, le=90_000)
     selection: Selection = bound(
         "rank",
@@ -126,31 +132,38 @@ class MutationSection(Section):
 
     tasks_digest: str = bound("", "Of FITNESS's questions; found out by whoever starts the run.")
     verifier_digest: str = bound("", "Of GRPO's verifier; found out by whoever starts the run.")
-    mutation: Literal["sft", "dpo", "grpo", "none"] = bound("sft", "How a child is trained on its data.")
+    mutation: Literal["sft", "dpo", "grpo", "es", "none"] = bound(
+        "sft", "How a child is trained on its data; es is for ALGORITHM es, which says so by itself."
+    )
     mutation_datasets: tuple[DatasetSource, ...] = bound(
         (), "Data that genomes choose from; each a name or an object.", strict=False
     )
     mutation_probability: float = bound(0.5, "The share of children whose genes are mutated.", ge=0, le=1)
     mutation_strength: float = bound(0.5, "How far: the deviation of a factor's logarithm.", ge=0, le=10)
     top_k: int = bound(0, "Learn from so many data sets of the greatest weights; 0: from all, in proportion.", ge=0)
-    sft_examples: int = bound(1000, "Rows that a child learns from; of grpo, its own questions.", ge=1, le=10**9)
+    sft_examples: int = bound(
+        1000, "Rows that a child learns from; of grpo, its own questions; of es, a round's.", ge=1, le=10**9
+    )
     sft_epochs: float = bound(1.0, "How often; of grpo, from each answer.", gt=0, le=1000)
     dpo_beta: float = bound(0.1, "MUTATION dpo: how far it may go from where it began.", gt=0, le=100)
     grpo: Grpo | None = bound(None, "MUTATION grpo: a child learns from rewards of its own answers.")
+    es: Es | None = bound(None, "ALGORITHM es: how a round's perturbations are made and rewarded.")
     adapter: Adapter | None = bound(None, "LoRA instead of all weights.")
     batch_size: int = bound(
         8, "Rows of a micro-batch, each of SEQ_LENGTH tokens; of questions, as many tokens at a time.", ge=1, le=65536
     )
     gradient_accumulation: int = bound(1, "Micro-batches of one step, BATCH_SIZE rows each.", ge=1, le=65536)
     seq_length: int = bound(512, "Tokens of a row, in which several examples may stand.", ge=8, le=10**6)
-    lr: float = bound(1e-4, "The highest learning rate.", gt=0, le=10)
+    lr: float = bound(1e-4, "The highest learning rate; of es, every round's.", gt=0, le=10)
     lr_schedule: Literal["cosine", "constant", "linear"] = bound("cosine", "How it falls: to a tenth, or to nothing.")
     warmup_steps: int = bound(10, "Steps of linear warm-up; half of all steps at most.", ge=0, le=10**8)
-    weight_decay: float = bound(0.0, "Weight decay of matrices.", ge=0, le=10)
+    weight_decay: float = bound(0.0, "Weight decay of matrices; of es, towards the given model.", ge=0, le=10)
     clip: float = bound(1.0, "The largest norm of a step's gradient; 0 does not clip.", ge=0, le=1e6)
     precision: Precision = bound("auto", OF_PRECISION)
     deterministic: bool = bound(True, OF_DETERMINISTIC)
-    dtype: Literal["", "float32", "bfloat16", "float16"] = bound("", "Of members' files; empty: the first model's own.")
+    dtype: Literal["", "float32", "bfloat16", "float16"] = bound(
+        "", "Of members' files; empty: the first model's own, of es float32."
+    )
 
 
 class PosttrainConfig(MutationSection, FitnessSection, BreedSection, FleetConfig):
@@ -163,8 +176,11 @@ class PosttrainConfig(MutationSection, FitnessSection, BreedSection, FleetConfig
         if not isinstance(values, dict):
             return values
         found = dict(values)
-        if found.get("mutation") == "grpo" and found.get("grpo") is None:
-            found["grpo"] = {}
+        if found.get("algorithm") == ES:
+            found = {"mutation": ES, "fitness": REWARD, **found}
+        for how in ("grpo", ES):
+            if found.get("mutation") == how and found.get(how) is None:
+                found[how] = {}
         if isinstance(fitness := found.get("fitness"), str):
             found["fitness"] = (fitness,)
         for key, name in (("fitness", "task"), ("mutation_datasets", "source")):
@@ -219,21 +235,39 @@ class PosttrainConfig(MutationSection, FitnessSection, BreedSection, FleetConfig
             self.asks_loss and not data,
             "FITNESS asks for the loss on held-out rows of MUTATION_DATASETS, and there are none",
         )
-        grpo, rewarded = self.mutation == "grpo", any(each.task == REWARD for each in self.fitness)
-        yield grpo and self.asks_loss, "FITNESS asks for the loss, but with MUTATION grpo rows are questions: reward"
-        yield rewarded and not grpo, "FITNESS asks for the reward, which only MUTATION grpo has"
-        yield self.grpo and not grpo, f"GRPO has no effect: MUTATION is {self.mutation}"
+        how, rewarded = self.mutation, any(each.task == REWARD for each in self.fitness)
+        asks = how in ("grpo", ES)
+        yield asks and self.asks_loss, f"FITNESS asks for the loss, but with MUTATION {how} rows are questions: reward"
+        yield rewarded and not asks, "FITNESS asks for the reward, which only MUTATION grpo has"
+        yield self.grpo and how != "grpo", f"GRPO has no effect: MUTATION is {how}"
+        yield self.es and how != ES, f"ES has no effect: MUTATION is {how}"
+        yield from self._problems_of_es()
         gym = next((each.source for each in data if each.source.startswith(GYM)), "")
-        yield gym and not grpo, f"{gym} asks questions, from which only MUTATION grpo learns"
-        if self.grpo:
-            most = self.grpo.max_tokens
-            too_long = f"GRPO: max_tokens is {most}; with a question it must fit into SEQ_LENGTH, {self.seq_length}"
+        yield gym and not asks, f"{gym} asks questions, from which only MUTATION grpo learns"
+        if self.answering:
+            most = self.answering.max_tokens
+            too_long = (
+                f"{how.upper()}: max_tokens is {most}; with a question it must fit into SEQ_LENGTH, {self.seq_length}"
+            )
             yield most >= self.seq_length, too_long
         yield self.top_k > len(data), f"TOP_K is {self.top_k}, of {len(data)} MUTATION_DATASETS"
         yield (
             rule and rule.several and len(self.fitness) < 2,
             f"SELECTION {self.selection} needs several objectives in FITNESS",
         )
+
+    def _problems_of_es(self) -> Iterator[tuple[object, str]]:
+        is_es, size = self.mutation == ES, self.population_size
+        yield self.algorithm == ES and not is_es, f"MUTATION is {self.mutation}: with ALGORITHM es leave it out"
+        yield is_es and self.algorithm not in ("", ES), f"MUTATION es is for ALGORITHM es, not {self.algorithm}"
+        if not is_es:
+            return
+        fields = type(self).model_fields
+        unused = [key for key in _NOT_OF_ES if getattr(self, key) != fields[key].default]
+        yield unused, f"{', '.join(unused).upper()}: no effect with ALGORITHM es; leave it out"
+        given = len(self.initial_population)
+        yield given > 1, f"INITIAL_POPULATION has {given} models: ALGORITHM es goes on from one"
+        yield size % 2, f"POPULATION_SIZE is {size}: with ALGORITHM es, members are pairs of opposites: {size + 1}"
 
     @property
     def base_model(self) -> str:
@@ -257,6 +291,21 @@ class PosttrainConfig(MutationSection, FitnessSection, BreedSection, FleetConfig
     @property
     def asks_reward(self) -> bool:
         return any(each.task == REWARD for each in self.fitness)
+
+    @property
+    def answering(self) -> Answering | None:
+        """Where its rows are questions."""
+        return self.grpo or self.es
+
+    @property
+    def of_answers(self) -> Answering:
+        assert self.answering is not None  # where its rows are questions
+        return self.answering
+
+    @property
+    def of_es(self) -> Es:
+        assert self.es is not None  # where ALGORITHM is es
+        return self.es
 
     @property
     def of_grpo(self) -> Grpo:

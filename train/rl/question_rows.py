@@ -43,12 +43,12 @@ def made_questions(
     found = environments.questions_of(source, c.seed, wanted(c), c.holdout)
     writer, kept = ChatWriter(tokenizer), {part: list[Row]() for part in SPLITS}
     for row, part in zip(found.rows, found.parts, strict=True):
-        if len(writer.prompt(row["prompt"])) + c.of_grpo.max_tokens <= c.seq_length:
+        if len(writer.prompt(row["prompt"])) + c.of_answers.max_tokens <= c.seq_length:
             kept[part].append(row)
     if missing := [part for part, rows in kept.items() if not rows]:
         raise UserError(
             f"environment {source.source}: none of its {len(found.rows)} questions is left for {missing[0]}: with "
-            f"max_tokens {c.of_grpo.max_tokens} they must fit into SEQ_LENGTH {c.seq_length}"
+            f"max_tokens {c.of_answers.max_tokens} they must fit into SEQ_LENGTH {c.seq_length}"
         )
     there = sum(map(len, kept.values()))
     told = {"rows": there, "held": there - len(kept["train"]), "cut": 0, "left_out": len(found.rows) - there}
@@ -64,10 +64,10 @@ def check_first_questions(c: PosttrainConfig, source: DatasetSource, tokenizer: 
         raise UserError(f"environment {source.source}: {len(there)} questions in it; at least 3 are needed")
     prompts = [located(lambda row: writer.prompt(row["prompt"]), row, where) for where, row in there]
     shortest = min(map(len, prompts))
-    if shortest + c.of_grpo.max_tokens > c.seq_length:
+    if shortest + c.of_answers.max_tokens > c.seq_length:
         raise UserError(
             f"environment {source.source}: the shortest of its first questions has {shortest} tokens, and with "
-            f"max_tokens {c.of_grpo.max_tokens} it does not fit into SEQ_LENGTH {c.seq_length}"
+            f"max_tokens {c.of_answers.max_tokens} it does not fit into SEQ_LENGTH {c.seq_length}"
         )
 
 

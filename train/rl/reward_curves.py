@@ -10,11 +10,11 @@ from fleet.metrics import points as fleet_points
 from fleet.metrics.sink import Point
 from fleet.recipe import name
 
-TASK = "rollouts"
+TASKS = ("rollouts", "pair")  # whose answers a model learns from
 TERM = "reward/"  # how the names of terms begin: reward/ENVIRONMENT/TERM
 _NOTHING = (
     "all answers to each question had the same reward, so there was nothing to learn: easier or harder questions, a "
-    "higher temperature or other rewards would tell more"
+    "higher temperature (of es, sigma) or other rewards would tell more"
 )
 
 
@@ -60,13 +60,13 @@ def _values(history: History, round: int) -> Mapping[str, float]:
 def _told(history: History, round: int) -> list[Mapping[str, Any]]:
     """By those rollouts that were made in this round."""
     return [
-        each.metrics for each in history.round(round) if each and each.recipe.task == TASK and each.id == each.origin
+        each.metrics for each in history.round(round) if each and each.recipe.task in TASKS and each.id == each.origin
     ]
 
 
 def _speed(history: History, round: int) -> float:
     """Tokens that one worker generates in a second, all that belongs to it included."""
-    ids = [name(round, recipe.slot) for recipe in history.plan(round) if recipe.task == TASK]
+    ids = [name(round, recipe.slot) for recipe in history.plan(round) if recipe.task in TASKS]
     outcomes = [history.outcome(id) for id in ids]
     tokens = sum(each.member.metrics.get("generated", 0) for each in outcomes if each.member)
     return float(tokens) / max(1e-9, math.fsum(each.seconds for each in outcomes if each.member))

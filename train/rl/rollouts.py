@@ -45,7 +45,7 @@ class Rollouts:
 def reward(terms: Terms, weights: Mapping[str, float]) -> float:
     """The terms' weighted mean, from 0 to 1."""
     if missing := [name for name, weight in weights.items() if weight and name not in terms]:
-        raise UserError(f"GRPO: rewards has {missing[0]!r}, but an answer is told {', '.join(terms) or 'nothing'}")
+        raise UserError(f"rewards has {missing[0]!r}, but an answer is told {', '.join(terms) or 'nothing'}")
     total = math.fsum(weights.values())
     return math.fsum(weight * terms[name] for name, weight in weights.items() if weight) / total
 
