@@ -20,9 +20,7 @@ class Grpo(Section):
         8, "To each question, a group: what counts is how much better than its group one is.", ge=2, le=4096
     )
     max_tokens: int = bound(32, "The longest answer; a question with it must fit into SEQ_LENGTH.", ge=1, le=10**6)
-    temperature: float = bound(
-        1.0, "Of the answers, in the first members' genomes.", ge=0.1, le=4
-    )
+    temperature: float = bound(1.0, "Of the answers, in the first members' genomes.", ge=0.1, le=4)
     rewards: dict[str, float] = bound(
         {CORRECT: 1.0, "format": 0.1, "brief": 0.0},
         "Weights of the terms, in the first members' genomes; one of 0 stays 0. Members compete by FITNESS alone.",
