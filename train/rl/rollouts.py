@@ -107,14 +107,22 @@ def told(rollouts: Rollouts, weights: Mapping[str, float]) -> dict[str, Any]:
 
 
 def samples(rollouts: Rollouts, weights: Mapping[str, float], count: int = 2) -> dict[str, list[dict[str, Any]]]:
-    """The best and the worst answers, each with its question and its rewards."""
+    """The best and the worst answers, each to another question, with its rewards."""
     every = [
         {"question": group.question, "answer": said.text, "reward": reward(terms, weights), **terms}
         for group in rollouts.groups
         for said, terms in zip(group.answers, group.terms, strict=True)
     ]
-    order = sorted(range(len(every)), key=lambda n: (-every[n]["reward"], n))
-    return {"best": [every[n] for n in order[:count]], "worst": [every[n] for n in order[::-1][:count]]}
+    order = sorted(every, key=lambda each: -each["reward"])
+    return {"best": _to_several(order)[:count], "worst": _to_several(order[::-1])[:count]}
+
+
+def _to_several(answers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of each question the first."""
+    found: dict[str, dict[str, Any]] = {}
+    for each in answers:
+        found.setdefault(each["question"], each)
+    return [*found.values()]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -17,7 +17,7 @@ def main() -> None:
         try:
             asked = json.loads(line)
             reward = reward or _loaded(asked["file"])
-            found = {"terms": {str(k): float(v) for k, v in dict(reward(*asked["of"])).items()}}
+            found: dict[str, Any] = {"terms": {str(k): float(v) for k, v in dict(reward(*asked["of"])).items()}}
         except (Exception, SystemExit) as error:
             found = {"error": f"{type(error).__name__}: {error}"}
         with contextlib.suppress(BrokenPipeError):
@@ -31,7 +31,7 @@ def _loaded(file: str) -> Any:
         raise ImportError(f"{file} is no Python file")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.reward  # type: ignore[attr-defined]
+    return module.reward
 
 
 if __name__ == "__main__":
