@@ -25,7 +25,7 @@ from train.posttrain.posttrain_config import (
     MutationSection,
     Objective,
 )
-from train.rl.rl_config import Grpo
+from train.rl.rl_config import Answering, Es, Grpo
 from train.training_config import Dataset, GroupSection, TrainConfig, TrainSection
 
 ROOT = Path(__file__).parent.parent
@@ -55,6 +55,11 @@ POSTTRAIN = {
     "source": lambda: table([DatasetSource], spelled=str),
     "adapter": lambda: table([Adapter], spelled=str),
 }
+RL = {
+    "answering": lambda: table([Answering], spelled=str),
+    "grpo": lambda: table([Grpo], spelled=str),
+    "es": lambda: table([Es], spelled=str),
+}
 FSDP = {
     "options": lambda: options(TrainingOptions),
     "ckpt": lambda: options(CheckpointOptions, "ckpt."),
@@ -71,7 +76,7 @@ PAGES = {
     DOC: TABLES,
     DOCS / "evomerge.md": EVOMERGE,
     DOCS / "post-training.md": POSTTRAIN,
-    DOCS / "rl.md": {"grpo": lambda: table([Grpo], spelled=str)},
+    DOCS / "rl.md": RL,
 }
 PLACE = r"(<!-- begin {name}: made by `make docs` -->\n).*?(<!-- end {name} -->)"
 

@@ -237,11 +237,11 @@ class PosttrainConfig(MutationSection, FitnessSection, BreedSection, FleetConfig
         )
         how, rewarded = self.mutation, any(each.task == REWARD for each in self.fitness)
         asks = how in ("grpo", ES)
+        yield from self._problems_of_es()
         yield asks and self.asks_loss, f"FITNESS asks for the loss, but with MUTATION {how} rows are questions: reward"
         yield rewarded and not asks, "FITNESS asks for the reward, which only MUTATION grpo has"
         yield self.grpo and how != "grpo", f"GRPO has no effect: MUTATION is {how}"
         yield self.es and how != ES, f"ES has no effect: MUTATION is {how}"
-        yield from self._problems_of_es()
         gym = next((each.source for each in data if each.source.startswith(GYM)), "")
         yield gym and not asks, f"{gym} asks questions, from which only MUTATION grpo learns"
         if self.answering:
