@@ -202,6 +202,7 @@ class PosttrainConfig(MutationSection, FitnessSection, BreedSection, FleetConfig
             any(each.task == LOSS and each.weight < 0 for each in self.fitness),
             "FITNESS: loss counts as less is better already; give it a weight above 0",
         )
+        yield from self._problems_of_rewards()
         yield (
             learns and not data,
             f"MUTATION is {self.mutation}, but MUTATION_DATASETS is empty: there is nothing to learn from",
@@ -219,21 +220,23 @@ class PosttrainConfig(MutationSection, FitnessSection, BreedSection, FleetConfig
             self.asks_loss and not data,
             "FITNESS asks for the loss on held-out rows of MUTATION_DATASETS, and there are none",
         )
-        grpo, rewarded = self.mutation == "grpo", any(each.task == REWARD for each in self.fitness)
-        yield grpo and self.asks_loss, "FITNESS asks for the loss, but with MUTATION grpo rows are questions: reward"
-        yield rewarded and not grpo, "FITNESS asks for the reward, which only MUTATION grpo has"
-        yield self.grpo and not grpo, f"GRPO has no effect: MUTATION is {self.mutation}"
-        gym = next((each.source for each in data if each.source.startswith(GYM)), "")
-        yield gym and not grpo, f"{gym} asks questions, from which only MUTATION grpo learns"
-        if self.grpo:
-            most = self.grpo.max_tokens
-            too_long = f"GRPO: max_tokens is {most}; with a question it must fit into SEQ_LENGTH, {self.seq_length}"
-            yield most >= self.seq_length, too_long
         yield self.top_k > len(data), f"TOP_K is {self.top_k}, of {len(data)} MUTATION_DATASETS"
         yield (
             rule and rule.several and len(self.fitness) < 2,
             f"SELECTION {self.selection} needs several objectives in FITNESS",
         )
+
+    def _problems_of_rewards(self) -> Iterator[tuple[object, str]]:
+        grpo, rewarded = self.mutation == "grpo", any(each.task == REWARD for each in self.fitness)
+        yield grpo and self.asks_loss, "FITNESS asks for the loss, but with MUTATION grpo rows are questions: reward"
+        yield rewarded and not grpo, "FITNESS asks for the reward, which only MUTATION grpo has"
+        yield self.grpo and not grpo, f"GRPO has no effect: MUTATION is {self.mutation}"
+        gym = next((each.source for each in self.mutation_datasets if each.source.startswith(GYM)), "")
+        yield gym and not grpo, f"{gym} asks questions, from which only MUTATION grpo learns"
+        if self.grpo:
+            most = self.grpo.max_tokens
+            too_long = f"GRPO: max_tokens is {most}; with a question it must fit into SEQ_LENGTH, {self.seq_length}"
+            yield most >= self.seq_length, too_long
 
     @property
     def base_model(self) -> str:
