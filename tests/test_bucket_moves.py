@@ -21,7 +21,7 @@ from fleet.places import address
 from fleet.remote.code import pack
 from fleet.remote.run_proxy import RunProxy
 from fleet.run import NoRun, at, create_run, open_run
-from tests.bucket_runs import BucketToys
+from tests.bucket_runs import BUCKET, BucketToys
 from tests.bucket_server import Seaweed
 from tests.commands import answer
 from tests.helpers import LONG, ROOT, Toys, until
@@ -80,6 +80,37 @@ def test_what_is_damaged_or_another_run_is_not_copied(
     assert code == 2 and f"{file}: is damaged" in said
     with pytest.raises(NoRun):
         open_run(tmp_path / "copy", Host(), "test")
+
+
+def forked(run: Path, config: Path, *words: str) -> tuple[int, str, str]:
+    """In a process of its own, which becomes that of the run's method."""
+    command = [sys.executable, "-m", "fleet.fork", address(run), "--config", str(config), *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.slow
+def test_a_fork_in_a_bucket_goes_on_as_one_on_a_disk(pretraining: Callable[..., Toys], tmp_path: Path) -> None:
+    digests, ends = [], ("--name", "longer", "--set", "MAX_GENERATIONS=4")
+    for base in (tmp_path / "disk", Path(f"{BUCKET}/{tmp_path.name}")):
+        run = pretraining(str(ROOT / "edt_sim.py"), max_generations=2)
+        elsewhere, old, config = ("env", "-C", str(run.place)), base / "toy", run.place / "longer.json"
+        run.start(1, elsewhere, base_dir=address(base)).ends(0, LONG)
+        before = digest(opened(old))
+        code, said, errors = forked(old, config, *ends)
+        assert code == 0 and f"{address(base / 'longer')}: goes on from round 2" in said, said + errors
+        run.run([*elsewhere, *run.script, "--config", str(config), "--workers", "2"]).ends(0, LONG)
+        assert digest(opened(old)) == before, "the old one stays as it is"
+        digests.append(digest(opened(base / "longer")))
+        code, said, errors = forked(old, tmp_path / "free.json", *ends)
+        assert code == 2 and errors == f"{address(base / 'longer')}: is there already; choose another --name\n"
+    assert digests[0] == digests[1]
+    store, _ = open_run(old, Host(), "test")
+    attempt = opened(old).outcome("2/m0").attempt
+    store.replace(f"files/{attempt}/weights-0.safetensors", b"damaged")
+    code, said, errors = forked(old, tmp_path / "free.json", "--name", "other", *ends[2:])
+    assert code == 2 and "2/m0 is damaged where it comes from" in errors, said + errors
+    assert not at(base / "other", Host(), "test").names(""), "nothing of it is left"
 
 
 # -- machines that share no disk ---------------------------------------------------------------------------------------
