@@ -66,14 +66,14 @@ class WorkerArchive:
 
     def _move_notes(self, names: set[str]) -> None:
         mine = f"{self.store.name}{END}"
+        if self.events.begun and mine not in names:  # put away by somebody who took this worker for gone
+            self.events.begin_anew()
         gone = [n for n in names if n.endswith(END) and n != mine and n.removesuffix(END) + _PULSE not in names]
         if len(gone) > KEPT:
             self.store.folder(ENDED)
             by_age = sorted(gone, key=lambda name: (self.store.stamp(f"workers/{name}")[2:3], name))
             for name in by_age[:-KEPT][:_MOST]:
                 self._move(name)
-        if self.events.begun and mine not in names:
-            self.events.begin_anew()
 
     def _move(self, name: str) -> None:
         """A rename has one winner, who alone goes on with the sums."""

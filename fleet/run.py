@@ -90,8 +90,8 @@ def begun(folder: Path) -> bool:
 
 def taken(place: Path) -> bool:
     """Whether anything is there."""
-    if in_bucket(place):
-        return bool(at(place, Host(), "reader").names(""))
+    if in_bucket(place):  # some list folders that nothing is in any more
+        return bool(at(place, Host(), "reader").everything())
     return place.exists() or place.is_symlink()
 
 

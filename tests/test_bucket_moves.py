@@ -11,20 +11,30 @@ from unittest import mock
 
 import pytest
 
-from fleet import faults, launches
+from edt import EDT
+from fleet import faults, fork, launches
 from fleet.digest import digest
 from fleet.disk import FileWriter
 from fleet.disk_store import DiskStore
+from fleet.fork import ForkOrder
 from fleet.history import opened
 from fleet.host import Host
+from fleet.method import Method
 from fleet.places import address
+from fleet.processes import options
 from fleet.remote.code import pack
 from fleet.remote.run_proxy import RunProxy
 from fleet.run import NoRun, at, create_run, open_run
+from fleet.run_config import UserError
+from fleet.worker import Worker
 from tests.bucket_runs import BUCKET, BucketToys
 from tests.bucket_server import Seaweed
 from tests.commands import answer
 from tests.helpers import LONG, ROOT, Toys, until
+from tests.small import config, strategy, worker
+from train.forking import forked
+from train.member.pretraining_tasks import maker
+from train.training_config import TrainConfig
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
@@ -82,35 +92,36 @@ def test_what_is_damaged_or_another_run_is_not_copied(
         open_run(tmp_path / "copy", Host(), "test")
 
 
-def forked(run: Path, config: Path, *words: str) -> tuple[int, str, str]:
-    """In a process of its own, which becomes that of the run's method."""
-    command = [sys.executable, "-m", "fleet.fork", address(run), "--config", str(config), *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout, done.stderr
+def fork_of(run: Path, name: str, config: Path) -> None:
+    """By the command, and what the process that it becomes would do."""
+    with mock.patch("os.execv") as becomes:
+        fork.go_on(Path(address(run)), name=name, set=("MAX_GENERATIONS=4",), config=config)
+    order = ForkOrder.model_validate_json(becomes.call_args[0][1][-1])
+    assert fork.fork(Method("edt", "", TrainConfig, EDT, maker, forked=forked), order) == 0
 
 
 @pytest.mark.slow
-def test_a_fork_in_a_bucket_goes_on_as_one_on_a_disk(pretraining: Callable[..., Toys], tmp_path: Path) -> None:
-    digests, ends = [], ("--name", "longer", "--set", "MAX_GENERATIONS=4")
+def test_a_fork_in_a_bucket_goes_on_as_one_on_a_disk(tmp_path: Path) -> None:
+    digests = []
     for base in (tmp_path / "disk", Path(f"{BUCKET}/{tmp_path.name}")):
-        run = pretraining(str(ROOT / "edt_sim.py"), max_generations=2)
-        elsewhere, old, config = ("env", "-C", str(run.place)), base / "toy", run.place / "longer.json"
-        run.start(1, elsewhere, base_dir=address(base)).ends(0, LONG)
-        before = digest(opened(old))
-        code, said, errors = forked(old, config, *ends)
-        assert code == 0 and f"{address(base / 'longer')}: goes on from round 2" in said, said + errors
-        run.run([*elsewhere, *run.script, "--config", str(config), "--workers", "2"]).ends(0, LONG)
-        assert digest(opened(old)) == before, "the old one stays as it is"
+        assert worker(base, config(max_generations=2)).run() == "over"
+        before, file = digest(opened(base / "run")), tmp_path / f"{len(digests)}.json"
+        fork_of(base / "run", "longer", file)
+        assert json.loads(file.read_text())["BASE_DIR"] == address(base)
+        store, about = open_run(base / "longer", Host(), "w")
+        longer = TrainConfig(**about["config"])
+        launch = launches.begin(store, longer.operational())
+        assert Worker(store, strategy(longer), maker(longer), options(longer, launch)).run() == "over"
+        assert digest(opened(base / "run")) == before, "the old one stays as it is"
         digests.append(digest(opened(base / "longer")))
-        code, said, errors = forked(old, tmp_path / "free.json", *ends)
-        assert code == 2 and errors == f"{address(base / 'longer')}: is there already; choose another --name\n"
+        with pytest.raises(UserError, match=f"{address(base / 'longer')}: is there already; choose another --name"):
+            fork_of(base / "run", "longer", tmp_path / "free.json")
     assert digests[0] == digests[1]
-    store, _ = open_run(old, Host(), "test")
-    attempt = opened(old).outcome("2/m0").attempt
-    store.replace(f"files/{attempt}/weights-0.safetensors", b"damaged")
-    code, said, errors = forked(old, tmp_path / "free.json", "--name", "other", *ends[2:])
-    assert code == 2 and "2/m0 is damaged where it comes from" in errors, said + errors
-    assert not at(base / "other", Host(), "test").names(""), "nothing of it is left"
+    store, _ = open_run(base / "run", Host(), "test")
+    store.replace(f"files/{opened(base / 'run').outcome('2/m0').attempt}/weights-0.safetensors", b"damaged")
+    with pytest.raises(UserError, match="2/m0 is damaged where it comes from"):
+        fork_of(base / "run", "other", tmp_path / "free.json")
+    assert not at(base / "other", Host(), "test").everything(), "nothing of it is left"
 
 
 # -- machines that share no disk ---------------------------------------------------------------------------------------
