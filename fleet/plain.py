@@ -84,6 +84,11 @@ def _give_up(file: IO[str]) -> None:
             pass
 
 
+def several(number: int, what: str) -> str:
+    """1 round, 2 rounds."""
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
 def bytes_of(value: float) -> str:
     """As people say it: 12 B, 3.4 MB, 150 GB."""
     return in_units(value, _SIZES, "B")

@@ -21,7 +21,7 @@ from fleet.host import Host
 from fleet.metrics.file_sinks import TABLE
 from fleet.permissions import leaving
 from fleet.places import address
-from fleet.plain import say
+from fleet.plain import say, several
 from fleet.recipe import Member, name, place
 from fleet.run import open_run
 from fleet.run_config import UserError
@@ -115,7 +115,7 @@ class Exporter:
             raise UserError(f"--what {what}: average, best, or a round and a slot, as in 3-m0")
         round, slot = int(match[1]), match[2]
         if self.history.over and round > self.last:
-            raise UserError(f"--what {what}: the run is over after {self.last} rounds")
+            raise UserError(f"--what {what}: the run is over after {several(self.last, 'round')}")
         return self._average(round) if slot in ("average", "global") else self._one(name(round, slot))
 
     def sources(self, part: str) -> list[TokenFile]:
@@ -216,7 +216,7 @@ class Exporter:
         counts = [self.history[id].metrics for id in token_files(self.config)]
         parts = (
             f"{model_card.front(self.config)}\n# {self.config.project_name}: {what}",
-            f"Made by {self.config.algorithm} in {round} rounds.",
+            f"Made by {self.config.algorithm} in {several(round, 'round')}.",
             f"## Metrics\n\n{self.told_on}: {metrics_text(tested)}",
             lm_eval_command.section(out),
             model_card.data_of(self.config, counts),

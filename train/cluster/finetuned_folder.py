@@ -11,6 +11,7 @@ import torch
 import yaml
 
 from fleet.lm_eval_command import lm_eval
+from fleet.plain import several
 from merge import live_models
 from merge.atomic_output import atomic_folder
 from merge.donors import Donors
@@ -134,7 +135,7 @@ def card(about: Finetuned, out: Path) -> str:
     return "\n".join(
         (
             f"---\n{yaml.safe_dump(fields, sort_keys=False).strip()}\n---\n# {out.name}",
-            f"\nThis is {what} `{about.model}`, by {c.mutation} on `{about.rows}` in {about.steps} steps. The loss on",
+            f"\nThis is {what} `{about.model}`, by {c.mutation} on `{about.rows}` in {several(about.steps, 'step')}. The loss on",
             f"held-out rows was {about.before:.4f} before and is {about.after:.4f}.",
             f"\n## How to use it\n\n```python\n{_program(about, out)}\n```",
             "\n## As one file, and evaluated\n\n```sh\n" + "\n".join(commands) + "\n```",

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from fleet import lm_eval_command
 from fleet.busy_notice import saying
+from fleet.plain import several
 from fleet.run_config import UserError
 from merge.atomic_output import atomic_folder, free_for
 from train.cluster.checkpoints import CheckpointKeeper
@@ -217,6 +218,6 @@ def card(options: TrainingOptions, out: Path) -> str:
     how = json.dumps(options.bound(), indent=2)
     return (
         f"---\nlibrary_name: transformers\n---\n# {out.parent.name}\n\nTrained by `train_fsdp` from "
-        f"`{options.path_model}` on `{options.dataset_name_or_path}`, for {options.last_step:,} steps.\n\n"
+        f"`{options.path_model}` on `{options.dataset_name_or_path}`, for {several(options.last_step, 'step')}.\n\n"
         f"{lm_eval_command.section(out)}\n\n## How it was made\n\n```json\n{how}\n```\n"
     )
