@@ -206,7 +206,7 @@ def export(learner: SharedLearner, tokenizer: PreTrainedTokenizerBase, options: 
         with atomic_folder(out, sum(each.nbytes for each in kept.values()), overwrite=True) as draft:
             save_file(kept, draft / "model.safetensors", {"format": "pt"})
             tokenizer.save_pretrained(draft)
-            (draft / "README.md").write_text(card(options, out))
+            (draft / "README.md").write_text(card(options, out), encoding="utf-8")
             (draft / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n")
             shutil.copymode(draft / "config.json", draft / "model.safetensors")  # which would be the user's alone
 
