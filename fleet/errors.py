@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import sys
 import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -42,6 +43,7 @@ def from_home(path: Path | str) -> Path:
         found = Path(path).expanduser()
         with _mounts_that_may_come_back():
             found.exists()  # a name may be too long, or lie where this user may not look
+        str(found).encode()  # libraries that read models open no other names
         return found
 
 
@@ -51,8 +53,10 @@ def _leading(path: Path | str) -> Iterator[None]:
         yield
     except (RuntimeError, OSError) as error:  # links in a circle; nobody knows where this user is at home
         raise UserError(f"{path}: no such place: {getattr(error, 'strerror', None) or error}") from None
-    except UnicodeEncodeError as error:
-        why = f"a locale of {error.encoding} cannot name it; set LC_ALL=C.UTF-8, or PYTHONUTF8=1"
+    except UnicodeEncodeError:
+        of = sys.getfilesystemencoding()
+        locale = f"a locale of {of} cannot name it; set LC_ALL=C.UTF-8, or PYTHONUTF8=1"
+        why = locale if of != "utf-8" else "its name is no UTF-8; choose another one, which all libraries can open"
         raise UserError(f"{path}: no such place: {why}") from None
 
 

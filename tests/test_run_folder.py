@@ -399,6 +399,14 @@ def test_whatever_a_name_is_for_it_leads_nowhere_in_a_line(tmp_path, monkeypatch
     assert code == 2 and said.count("\n") == 1 and "cannot be read" in said
 
 
+def test_a_name_may_hold_whatever_utf_8_has(toys):
+    """A line's end of Unicode's, too. What is no UTF-8 libraries that read models cannot open."""
+    toys("a\x85 b\u2028", max_generations=1).start(1).ends(0)
+    refused = toys("d\udcfcrer").start(1)
+    refused.ends(2)
+    assert "no such place: its name is no UTF-8" in refused.said and "Traceback" not in refused.said
+
+
 def test_who_has_no_home_is_told_so():
     with pytest.raises(UserError, match="~nobody-of-this-name/runs: no such place: Could not determine home directory"):
         absolute(Path("~nobody-of-this-name/runs"))
