@@ -36,14 +36,13 @@ class TournamentView(SearchProgress):
         return ", ".join(words)
 
     def speed(self) -> str:
-        found, done = self.found(), self.history.first_open - max(1, self._began_at)
+        found = self.found()
         e = found.config.evolution_settings
         if found.tested:
             return f"{duration(self.seconds())} in all"
         if len(found.generations) == e.num_generations:
             return "held-out test"
-        each = f", about {duration(self.seconds() / done)} each" if done > 0 else ""
-        return f"generation {len(found.generations) + 1} of at most {e.num_generations}{each}"
+        return f"generation {len(found.generations) + 1} of at most {e.num_generations}"
 
     def table(self) -> Table:
         found = self.found()
