@@ -92,7 +92,7 @@ def taken(place: Path) -> bool:
     """Whether anything is there."""
     if in_bucket(place):  # some list folders that nothing is in any more
         return bool(at(place, Host(), "reader").everything())
-    return place.exists() or place.is_symlink()
+    return os.path.lexists(place)
 
 
 def create_run(
