@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -76,6 +77,25 @@ def test_nobody_ever_learns_from_a_skills_held_out_questions():
 
     learned = {row["messages"][0]["content"] for row in rows("skill:kinds", 1, 3000)}
     assert not learned & (sides["validation"] | sides["test"])
+
+
+def test_a_generator_of_reasoning_gym_asks_and_judges():
+    pytest.importorskip("reasoning_gym", reason="pip install -r requirements-rl.txt")
+    source = DatasetSource(source="gym:chain_sum", options={"max_terms": 3})
+    found, again = (environments.questions_of(source, 5, 40, 0.5) for _ in range(2))
+    assert found == again and len(found.rows) == 40 and {*found.parts} == {"train", "validation", "test"}
+    for row in found.rows[:5]:
+        right, wrong = (environments.reward_terms(source, 5, row, said(text), 8) for text in (row["answer"], "no"))
+        assert right["correct"] == 1.0 and wrong["correct"] < 0.5
+    with pytest.raises(UserError, match="gym:chain_sum: reasoning-gym cannot make it"):
+        environments.questions_of(DatasetSource(source="gym:chain_sum", options={"nope": 3}), 5, 40, 0.5)
+
+
+def test_a_generator_needs_its_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    environments._generator.cache_clear()
+    with pytest.raises(UserError, match="gym:leg_counting needs the package reasoning-gym"):
+        environments.questions_of(DatasetSource(source="gym:leg_counting"), 5, 40, 0.5)
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------

@@ -218,6 +218,8 @@ class PosttrainConfig(MutationSection, FitnessSection, BreedSection, FleetConfig
             any(each.task == LOSS and each.weight < 0 for each in self.fitness),
             "FITNESS: loss counts as less is better already; give it a weight above 0",
         )
+        yield from self._problems_of_es()
+        yield from self._problems_of_rewards()
         yield (
             learns and not data,
             f"MUTATION is {self.mutation}, but MUTATION_DATASETS is empty: there is nothing to learn from",
@@ -235,21 +237,6 @@ class PosttrainConfig(MutationSection, FitnessSection, BreedSection, FleetConfig
             self.asks_loss and not data,
             "FITNESS asks for the loss on held-out rows of MUTATION_DATASETS, and there are none",
         )
-        how, rewarded = self.mutation, any(each.task == REWARD for each in self.fitness)
-        asks = how in ("grpo", ES)
-        yield from self._problems_of_es()
-        yield asks and self.asks_loss, f"FITNESS asks for the loss, but with MUTATION {how} rows are questions: reward"
-        yield rewarded and not asks, "FITNESS asks for the reward, which only MUTATION grpo has"
-        yield self.grpo and how != "grpo", f"GRPO has no effect: MUTATION is {how}"
-        yield self.es and how != ES, f"ES has no effect: MUTATION is {how}"
-        gym = next((each.source for each in data if each.source.startswith(GYM)), "")
-        yield gym and not asks, f"{gym} asks questions, from which only MUTATION grpo learns"
-        if self.answering:
-            most = self.answering.max_tokens
-            too_long = (
-                f"{how.upper()}: max_tokens is {most}; with a question it must fit into SEQ_LENGTH, {self.seq_length}"
-            )
-            yield most >= self.seq_length, too_long
         yield self.top_k > len(data), f"TOP_K is {self.top_k}, of {len(data)} MUTATION_DATASETS"
         yield (
             rule and rule.several and len(self.fitness) < 2,
@@ -268,6 +255,20 @@ class PosttrainConfig(MutationSection, FitnessSection, BreedSection, FleetConfig
         given = len(self.initial_population)
         yield given > 1, f"INITIAL_POPULATION has {given} models: ALGORITHM es goes on from one"
         yield size % 2, f"POPULATION_SIZE is {size}: with ALGORITHM es, members are pairs of opposites: {size + 1}"
+
+    def _problems_of_rewards(self) -> Iterator[tuple[object, str]]:
+        how, rewarded = self.mutation, any(each.task == REWARD for each in self.fitness)
+        asks = how in ("grpo", ES)
+        yield asks and self.asks_loss, f"FITNESS asks for the loss, but with MUTATION {how} rows are questions: reward"
+        yield rewarded and not asks, "FITNESS asks for the reward, which only MUTATION grpo has"
+        yield self.grpo and how != "grpo", f"GRPO has no effect: MUTATION is {how}"
+        yield self.es and how != ES, f"ES has no effect: MUTATION is {how}"
+        gym = next((each.source for each in self.mutation_datasets if each.source.startswith(GYM)), "")
+        yield gym and not asks, f"{gym} asks questions, from which only MUTATION grpo learns"
+        if self.answering:
+            most, room = self.answering.max_tokens, self.seq_length
+            too_long = f"{how.upper()}: max_tokens is {most}; with a question it must fit into SEQ_LENGTH, {room}"
+            yield most >= room, too_long
 
     @property
     def base_model(self) -> str:

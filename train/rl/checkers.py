@@ -74,7 +74,7 @@ def verifiable(row: Any) -> Row:
     checker, answer = row.get("checker") or "exact", str(row["answer"])
     if checker not in CHECKERS:
         raise UserError(f"there is no checker {checker!r}; there are {', '.join(CHECKERS)}")
-    found: Row = {"prompt": prompt, "answer": answer, "checker": checker}
+    found: dict[str, Any] = {"prompt": prompt, "answer": answer, "checker": checker}
     if checker == "numeric" and not _NUMBER.fullmatch(answer.strip()):
         raise UserError(f"the checker is numeric, and the answer {answer!r} no number")
     if checker == "regex":

@@ -81,7 +81,7 @@ class _Draw(LogitsProcessor):
         self._seeds, self._temperature, self._width = seeds, temperature, width
         self._found = list[Tensor]()
 
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # type: ignore[override]
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         logprobs = torch.log_softmax(scores.float() / (self._temperature or 1.0), -1)
         step = input_ids.shape[1] - self._width
         drawn = logprobs + gumbel(self._seeds, step, scores.shape[-1]) if self._temperature else logprobs

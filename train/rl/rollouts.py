@@ -108,7 +108,7 @@ def told(rollouts: Rollouts, weights: Mapping[str, float]) -> dict[str, Any]:
 
 def samples(rollouts: Rollouts, weights: Mapping[str, float], count: int = 2) -> dict[str, list[dict[str, Any]]]:
     """The best and the worst answers, each to another question, with its rewards."""
-    every = [
+    every: list[dict[str, Any]] = [
         {"question": group.question, "answer": said.text, "reward": reward(terms, weights), **terms}
         for group in rollouts.groups
         for said, terms in zip(group.answers, group.terms, strict=True)
