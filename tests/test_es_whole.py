@@ -1,0 +1,58 @@
+"""Evolution strategies as processes: killed, and the configuration that comes along, smaller. Slow."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fleet.digest import digest
+from fleet.history import opened
+from tests.helpers import pids
+from tests.posttraining import es_config, finished
+
+ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.slow
+
+
+def test_a_killed_run_goes_on_and_has_the_same_model(tmp_path):
+    """Two workers are killed two rounds after weights were published; who takes their places replays these."""
+    c = es_config(tmp_path, es={"publish_every": 3})
+    history = finished(c)
+    known = {key.upper(): value for key, value in c.model_dump(mode="json").items()}
+    file = tmp_path / "again.json"
+    file.write_text(json.dumps({**known, "PROJECT_NAME": "again", "NUM_MACHINES": 2}))
+    command = [sys.executable, str(ROOT / "edt_sim.py"), "--config", str(file)]
+    first = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    for line in first.stdout:
+        if line.startswith("generation 2"):
+            break
+    first.send_signal(signal.SIGSTOP)
+    for pid in pids("--worker", str(tmp_path / "again")):
+        os.kill(pid, signal.SIGKILL)
+    first.kill()
+    assert opened(tmp_path / "again").first_open < 6
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "The winner, 5/model" in done.stdout
+    assert digest(opened(tmp_path / "again")) == digest(history)
+
+
+def test_the_configuration_that_comes_along_runs_to_its_end(tmp_path):
+    """With fewer rounds and questions; the page shows what answers were worth, and the last model can be exported."""
+    known = json.loads((ROOT / "configs/es.json").read_text())
+    smaller = {"BASE_DIR": str(tmp_path), "MAX_GENERATIONS": 2, "QUESTIONS": 20, "SFT_EXAMPLES": 16}
+    (tmp_path / "es.json").write_text(json.dumps({**known, **smaller, "POPULATION_SIZE": 4}))
+    command = [sys.executable, str(ROOT / "edt_sim.py"), "--config", str(tmp_path / "es.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    assert "of the groups tell nothing" in done.stdout and "the winner is ahead by" in done.stdout
+    for told in (["fleet.report"], ["train.export", "--out", str(tmp_path / "out")]):
+        ask = [sys.executable, "-m", *told, str(tmp_path / "es")]
+        made = subprocess.run(ask, cwd=ROOT, capture_output=True, text=True)
+        assert made.returncode == 0, made.stderr
+    page = (tmp_path / "es" / "report.html").read_text()
+    assert "/correct" in page and "Answers of the last round" in page
