@@ -17,7 +17,7 @@ def check(file: Path) -> None:
     value = read_json(file)
     if isinstance(value, list):
         assert len(machines.load(file)) == len(value)
-    elif (algorithm := named(file)) == "edt-evomerge":
+    elif (algorithm := named(file)) in ("edt-evomerge", "es"):
         load(file, PosttrainConfig)
     else:
         check_settings(load(file, TrainConfig).model_copy(update={"algorithm": algorithm or "edt"}))

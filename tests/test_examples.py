@@ -67,6 +67,7 @@ WRITTEN_ELSEWHERE = [
     ("post-training.md", "One model by itself", "tests/test_finetune.py learns from rows of each kind"),
     ("rl.md", "Questions", "tests/test_rl.py has such rows"),
     ("rl.md", "Rewards", "tests/test_rl_runs.py has such a verifier"),
+    ("rl.md", "Evolution strategies", "tests/test_es.py has the formula, and reads this configuration"),
     ("train_fsdp.md", "Between clusters, with Hivemind", "tests/test_peers.py reads what peers say of a step"),
 ]
 
