@@ -13,6 +13,7 @@ docs/post-training.md explains it.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -150,7 +151,7 @@ class EvoMerge:
         base = f"0/init-{self.c.models.index(self.c.base_model)}" if self.c.base_model else ""
         how = self.c.mutation if self.c.mutation != "none" else ""
         own = f"{generation}/{rollouts.slot_of(k)}" if how == "grpo" else ""
-        more = {"rollouts": own, "others": [*others]} if own else {}
+        more: dict[str, Any] = {"rollouts": own, "others": [*others]} if own else {}
         args = PosttrainChildArgs(
             on="validation", generation=generation, slot=k, technique=technique, base=base, how=how, **more
         )
