@@ -205,7 +205,7 @@ def _carried(
 
 
 def _free(target: Path, option: str) -> None:
-    if target.exists() or target.is_symlink():
+    if os.path.lexists(target):
         raise UserError(f"{target}: is there already; choose another {option}")
 
 
