@@ -12,6 +12,7 @@ the same command goes on.
 """
 
 import logging
+import os
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -125,7 +126,8 @@ def main(
         from evomerge.utils import generate_text, load_models
 
         ((_, loaded, tokenizer),) = load_models([ModelReference("", what.generate)])
-        say(generate_text(loaded, tokenizer, what.prompt, what.max_length or 100))
+        prompt = os.fsencode(what.prompt).decode(errors="replace")  # UTF-8, whatever the locale is
+        say(generate_text(loaded, tokenizer, prompt, what.max_length or 100))
     if pareto:
         from evomerge import tournament_results, tournament_view
         from fleet.console import console
