@@ -53,7 +53,19 @@ if TYPE_CHECKING:
     Keys = Any
 else:
     named = {"base_model": "--base", "merge_method": "--method", "num_generations": "--generations"}
-    plain = ("text", "tasks", "task_path", "seed", "workers", "machines", "ssh_config", "metrics", "log_level")
+    plain = (
+        "text",
+        "tasks",
+        "task_path",
+        "fitness_from",
+        "fitness_questions",
+        "seed",
+        "workers",
+        "machines",
+        "ssh_config",
+        "metrics",
+        "log_level",
+    )
     sections = (Configuration, MergeSettings, EvolutionSettings, EvaluationSettings)
     Keys = flags({_HOW: {**named, **dict.fromkeys(plain)}, _OUT: {"out": None}}, *sections)
 

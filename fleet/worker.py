@@ -150,8 +150,8 @@ class Worker:
             self._ticked = now
             if not self._first:
                 self._obey()
-                self._hear_of_peers(now)
-                self._archive.tidy()
+                if not self._archive.tidy():  # one after the other, so that no look costs much
+                    self._hear_of_peers(now)
         fresh, self._fresh = self._fresh, False
         self.history.look(probe=_PROBES if tick else 0)
         self._looked = now
