@@ -13,12 +13,14 @@ docs/post-training.md explains it.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from fleet.recipe import Past, Recipe, kept_as
+from fleet.recipe import Past, Recipe, kept_as, place
+from train.fitness_config import FINALISTS, KNOWN
 from train.member import posttraining_genome
-from train.parent_selection import RULES, Rival, by_fitness, exploited, matched, select_parents
+from train.parent_selection import RULES, Rival, attracted, by_fitness, exploited, matched, select_parents
 from train.posttrain import rollout_recipes as rollouts
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.posttrain.posttrain_fitness import rival_of
@@ -36,11 +38,14 @@ class EvoMerge:
         if generation == 0:
             return self.round_zero()
         if generation == 1:
-            return self.evaluated(1, self.first_members())
-        if generation <= self.c.max_generations:
-            members = self.evaluated(generation, self.children(generation, history))
+            return self.evaluated(1, self.first_members(), history)
+        last = self.c.max_generations
+        if generation <= last:
+            members = self.evaluated(generation, self.children(generation, history), history)
             return [*members, *rollouts.carried(self.c, history.plan(generation - 1), generation)]
-        return self.final_evaluations(generation, history) if generation == self.c.max_generations + 1 else []
+        ending = [self.finals] if self.asks_few(last) else []
+        ending = [*ending, self.final_evaluations]
+        return ending[generation - last - 1](generation, history) if generation <= last + len(ending) else []
 
     # -- what a run needs once ----------------------------------------------------------------------------------------
 
@@ -86,11 +91,17 @@ class EvoMerge:
             return [*self.exploiting(generation, order, genomes, history), *self.kept(generation, history, ())]
         best = enumerate(order[: self.c.elitism])
         elite = [Recipe(f"m{k}", parents=(one.id,), genome=genomes[one.id]) for k, one in best]
+        kept = self.kept(generation, history, elite)
+        rival = ""
+        if self.c.fitness_from == "racing":
+            fittest = self.best(generation - 1, history)
+            there = next(one.slot for one in (*elite, *kept) if one.parents == (fittest,))
+            rival = f"{generation}/{evaluation_of(there)}"
         children = [
-            self.child_of(generation, k, self.parents(generation, k, order), genomes, history)
+            self.child_of(generation, k, self.parents(generation, k, order), genomes, history, rival)
             for k in range(len(elite), self.c.population_size)
         ]
-        return [*elite, *children, *self.kept(generation, history, elite)]
+        return [*elite, *children, *kept]
 
     def kept(self, generation: int, history: Past, elite: Sequence[Recipe]) -> list[Recipe]:
         """The fittest so far, if it has no place yet."""
@@ -120,7 +131,10 @@ class EvoMerge:
     def parents(self, generation: int, k: int, order: Sequence[Rival]) -> list[str]:
         if self.c.selection == "matching":
             return matched(sorted(one.id for one in order), k - self.c.elitism, self.rng(generation))
-        picked = select_parents(self.c.selection, len(order), 2, self.c.tournament_size, self.rng(generation, k))
+        rng, alone = self.rng(generation, k), self.c.mates == "attraction"
+        picked = select_parents(self.c.selection, len(order), 1 if alone else 2, self.c.tournament_size, rng)
+        if alone:
+            picked.append(attracted(order, picked[0], rng))
         return [order[n].id for n in picked]
 
     def child_of(
@@ -130,9 +144,10 @@ class EvoMerge:
         parents: Sequence[str],
         genomes: Mapping[str, posttraining_genome.Genome],
         history: Past,
+        rival: str = "",
     ) -> Recipe:
         genome = posttraining_genome.child(self.c, [genomes[id] for id in parents], self.rng(generation, k, 2))
-        return self.child(generation, k, unique(*parents), genome, self.others(generation, k, history))
+        return self.child(generation, k, unique(*parents), genome, self.others(generation, k, history), rival)
 
     def others(self, generation: int, k: int, history: Past) -> tuple[str, ...]:
         """Whose rollouts a child learns from besides its own."""
@@ -145,27 +160,56 @@ class EvoMerge:
         parents: tuple[str, ...],
         genome: posttraining_genome.Genome,
         others: tuple[str, ...] = (),
+        rival: str = "",
     ) -> Recipe:
         technique = str(self.c.crossover["method"]) if len(parents) > 1 else "copy"
         base = f"0/init-{self.c.models.index(self.c.base_model)}" if self.c.base_model else ""
         how = self.c.mutation if self.c.mutation != "none" else ""
         own = f"{generation}/{rollouts.slot_of(k)}" if how == "grpo" else ""
-        more = {"rollouts": own, "others": [*others]} if own else {}
-        args = PosttrainChildArgs(
-            on="validation", generation=generation, slot=k, technique=technique, base=base, how=how, **more
-        )
-        needs = unique(own, *others, *self.needs(parents, base))
+        asked = {**self.asked(generation), **({"rival": rival} if rival else {})}
+        asked = {**asked, **({"rollouts": own, "others": [*others]} if own else {})}
+        args = PosttrainChildArgs(**asked, slot=k, technique=technique, base=base, how=how)
+        more = (*self.known(generation), *((rival,) if rival else ()))
+        needs = (*unique(own, *others), *self.needs(parents, base), *more)
         return Recipe(f"m{k}", "child", parents, needs, args=args.plain(), genome=genome)
 
-    def evaluated(self, generation: int, members: list[Recipe]) -> list[Recipe]:
-        """Whoever learns from rewards answers first. Who was not made in this generation answers its questions, too."""
-        asked = EvaluationArgs(on="validation", generation=generation)
+    def evaluated(self, generation: int, members: list[Recipe], history: Past) -> list[Recipe]:
+        """Whoever learns from rewards answers first. Who was not made in this generation answers its questions, too; in
+        a race before the others."""
+        asked, carried = EvaluationArgs(**self.asked(generation)), [one for one in members if one.carried]
+        looks = [self.evaluation(evaluation_of(m.slot), m.parents[0], asked, generation=generation) for m in carried]
         answering = [rollouts.of_child(child, self.needs) for child in members if child.args.get("rollouts")]
-        looks = (self.evaluation(evaluation_of(m.slot), m.parents[0], asked) for m in members if m.carried)
-        return [*answering, *members, *looks]
+        if self.c.fitness_from == "racing":
+            return [*carried, *looks, *answering, *(one for one in members if not one.carried)]
+        calibration = [self.calibration(history)] if self.known(generation) else []
+        return [*calibration, *answering, *members, *looks]
 
-    def evaluation(self, slot: str, id: str, asked: EvaluationArgs, role: str = "look") -> Recipe:
-        return Recipe(slot, "look", (id,), self.needs((id,)), role, asked.plain())
+    def evaluation(self, slot: str, id: str, asked: EvaluationArgs, role: str = "look", generation: int = 0) -> Recipe:
+        return Recipe(slot, "look", (id,), (*self.needs((id,)), *self.known(generation)), role, asked.plain())
+
+    def asked(self, generation: int) -> dict[str, Any]:
+        few = {"few": KNOWN} if self.asks_few(generation) else {}
+        return {"on": "validation", "generation": generation, **few}
+
+    def asks_few(self, generation: int) -> bool:
+        return self.c.fitness_from == "irt" and generation > 1
+
+    def known(self, generation: int) -> tuple[str, ...]:
+        """What the second generation waits for; those after it find it there."""
+        return (KNOWN,) if self.asks_few(generation) and generation == 2 else ()
+
+    def calibration(self, history: Past) -> Recipe:
+        there = [f"1/{recipe.slot}" for recipe in history.plan(1) if recipe.task in ("child", "look")]
+        return Recipe(place(KNOWN)[1], "calibrate", (), (*there,), "tool")
+
+    def finals(self, generation: int, history: Past) -> list[Recipe]:
+        """The best by their estimates answer all questions."""
+        last = generation - 1
+        at = {f"{last}/{recipe.slot}": answers_of(recipe) for recipe in history.plan(last)}
+        best = [one.id for one in by_fitness(self.rivals(last, history))[:FINALISTS]]
+        asked = {id: EvaluationArgs(on="validation", generation=last, earlier=f"{last}/{at[id]}") for id in best}
+        looks = [self.evaluation(evaluation_of(place(id)[1]), id, asked[id]) for id in best]
+        return [*(kept_as(place(id)[1], id) for id in best), *looks]
 
     def final_evaluations(self, generation: int, history: Past) -> list[Recipe]:
         best, asked = self.best(generation - 1, history), EvaluationArgs(on="test")
@@ -191,8 +235,8 @@ class EvoMerge:
         found = []
         for recipe in history.plan(generation):
             if recipe.role in ("member", "kept"):
-                slot = evaluation_of(recipe.slot) if recipe.carried else recipe.slot
-                found.append(rival_of(self.c, f"{generation}/{recipe.slot}", history[f"{generation}/{slot}"].metrics))
+                metrics = history[f"{generation}/{answers_of(recipe)}"].metrics
+                found.append(rival_of(self.c, f"{generation}/{recipe.slot}", metrics))
         return found
 
     def genomes(self, generation: int, history: Past) -> dict[str, posttraining_genome.Genome]:
@@ -207,6 +251,11 @@ class EvoMerge:
 def evaluation_of(slot: str) -> str:
     """Where a member that was made before answers."""
     return f"look-{slot}"
+
+
+def answers_of(recipe: Recipe) -> str:
+    """Where a generation's questions were answered by one of its members."""
+    return evaluation_of(recipe.slot) if recipe.carried else recipe.slot
 
 
 def short_name(model: str) -> str:
