@@ -28,9 +28,9 @@ LOSS, REWARD = "loss", "reward"
 GYM = "gym:"  # of the names of reasoning-gym's generators
 ES = "es"  # evolution strategies: the algorithm, and what it does to its one model
 _NOT_OF_ES = (
-    *("selection", "tournament_size", "elitism", "crossover", "crossover_evolves", "mutation_probability"),
+    *("selection", "tournament_size", "mates", "elitism", "crossover", "crossover_evolves", "mutation_probability"),
     *("mutation_strength", "sft_epochs", "dpo_beta", "adapter", "gradient_accumulation", "lr_schedule"),
-    *("warmup_steps", "clip"),
+    *("warmup_steps", "clip", "fitness_from", "fitness_questions"),
 )  # keys that say nothing to it
 
 
