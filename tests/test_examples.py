@@ -52,6 +52,8 @@ NOT_RUN = [
     ("exchange.md", "python -m benchmarks.*", "a minute; tests/test_advise.py compares bytes with what a run moves"),
     ("forks.md", "python -m fleet.fork .*|python edt.py .*", "tests/test_fork.py forks runs that are smaller"),
     ("forks.md", "python -m train.compare .*", "tests/test_compare.py compares smaller ones"),
+    ("merging.md", "python -m merge.lora .*", "tests/test_lora.py makes and merges adapters of tiny models"),
+    ("merging.md", "python -m merge raw.yml .*", "tests/test_merge_raw.py merges files of its own"),
     ("own-loop.md", "python -m examples.*", "tests/test_own_loop_examples.py runs each of these, and kills it"),
     ("post-training.md", ".*", "tests/test_posttrain_whole.py runs this configuration, here and on machines"),
     ("report.md", "ssh .*", "it shows the page of the block above it from another machine"),
@@ -242,6 +244,14 @@ def a_recipe(world: World, here: list[Block]) -> None:
     base = merging.weights(world.root / "org/base")
     assert {each.dtype for each in merged.values()} == {torch.bfloat16}
     assert any(not torch.equal(each.float(), base[name]) for name, each in merged.items())
+
+
+@example("merging.md", "Stages")
+def stages(world: World, here: list[Block]) -> None:
+    donors(world)
+    do_all(world, here, "stages.yml")
+    assert merging.weights(world.root / "merged-model").keys() == merging.weights(world.root / "org/base").keys()
+    assert not [*world.root.glob(".merged-model*")]
 
 
 @example("merging.md", "GGUF files")
