@@ -26,7 +26,8 @@ STAGES: Mapping[str, tuple[Technique, ...]] = {
 }
 TECHNIQUES = tuple(each for stage in STAGES.values() for each in stage)
 _PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)(?:/(?:tree|blob)/([^/?#]+))?[^ ]*")
-_PLAIN = re.compile(r"[^\x00-\x1f\x7f]{1,200}")
+_LONGEST = 200  # characters of a name
+_PLAIN = re.compile(rf"[^\x00-\x1f\x7f]{{1,{_LONGEST}}}")
 
 
 class Editable(BaseModel):
@@ -59,14 +60,14 @@ class ModelReference(Editable):
         values = {"path": values} if isinstance(values, str) else values
         if isinstance(values, dict) and not values.get("name"):
             path = str(values.get("path", "")).rstrip("/")
-            return {**values, "name": re.split(r"[/:]", path.removesuffix(".gguf"))[-1]}
+            return {**values, "name": re.split(r"[/:]", path.removesuffix(".gguf"))[-1][:_LONGEST]}
         return values
 
     @field_validator("name")
     @classmethod
     def _readable(cls, name: str) -> str:
         if not _PLAIN.fullmatch(name):
-            raise ValueError("a name of up to 200 characters is expected, without control characters")
+            raise ValueError(f"a name of up to {_LONGEST} characters is expected, without control characters")
         return name
 
     @property
@@ -270,6 +271,11 @@ def default_models() -> list[ModelReference]:
     return [ModelReference(name, BUILTIN + name) for name in SPECIALISTS]
 
 
+def model_at(path: str) -> ModelReference:
+    """As people give one in a command."""
+    return validated(ModelReference, {"path": path}, f"model {path}", spelled=str)
+
+
 def create_default_config() -> Configuration:
     return Configuration(models=default_models())
 
@@ -277,7 +283,7 @@ def create_default_config() -> Configuration:
 def with_models(config: Configuration, given: Sequence[str]) -> Configuration:
     """The first so many models replaced; an empty text keeps the one that is there."""
     there = [*config.models, *default_models()][: max(3, len(config.models))]
-    replaced = [ModelReference("", path) if path else each for path, each in zip(given, there, strict=False)]
+    replaced = [model_at(path) if path else each for path, each in zip(given, there, strict=False)]
     models, names = [*replaced, *there[len(given) :]], set[str]()
     for each in models:
         name, n = each.name, 2
