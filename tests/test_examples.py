@@ -442,6 +442,8 @@ def test_a_command_that_is_not_run_has_its_options(block, line):
             assert all(re.search(rf"^{each.partition('=')[0]} \?=", makefile, re.M) for each in settings)
         case ["python", "-m", module, _] if module.startswith("examples."):  # which has no options
             assert (ROOT / f"{module.replace('.', '/')}.py").is_file()
+        case ["python", "-m", "merge.lora", verb, *arguments]:
+            check_options(help_of("-m", "merge.lora", verb), arguments)
         case ["python", "-m", module, *arguments] if (ROOT / module.partition(".")[0]).exists():
             check_options(help_of("-m", module), arguments)
         case [command, *arguments] if command in MODULES:
