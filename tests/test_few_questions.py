@@ -1,6 +1,7 @@
 """Fitness from fewer questions than there are: by a race, or by item response theory; in every search."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -149,7 +150,7 @@ def test_a_tournament_of_few_questions_is_the_same_with_two_workers(facts, tmp_p
         (tmp_path / name).mkdir()
         done = tournaments.cli("--config", tmp_path / f"{name}.json", "--run", "--workers", workers)
         assert done.returncode == 0, done.stderr
-        assert "all questions have been answered by 5 finalists" in done.stdout
+        assert re.search("all questions have been answered by [1-5] finalists?, best 0", done.stdout), done.stdout
         found.append(digest(opened(tmp_path / name / "run")))
     assert found[0] == found[1]
 

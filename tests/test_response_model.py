@@ -77,3 +77,7 @@ def test_questions_are_chosen_by_what_they_tell_and_always_the_same():
     assert informative(model, weights, np.arange(6), 2, [0, 1, 2]) == [0, 1]
     assert informative(model, weights, np.array([0, 1, 0, 1, 2, 2]), 1, range(3)) == [1]  # two marks of one question
     assert informative(model, weights, np.arange(6), 9, range(6)) == [*range(6)]
+    two = np.array([0, 0, 0, 1.0, 1, 0])
+    assert informative(ResponseModel(two[:, None], 0 * two), two, np.arange(6), 9, range(6)) == [3, 4], (
+        "others say nothing"
+    )

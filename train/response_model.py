@@ -91,6 +91,8 @@ def informative(model: ResponseModel, weights: Array, questions: Array, count: i
         across = np.einsum("ja,gab,jb->gj", model.slopes, inverse, model.slopes)
         gain = (chance @ (v * along**2 / (1 + v * across) + v * weights**2)) * left
         whole = np.bincount(questions, gain)
+        if not whole.max() > 0:  # the others count for nothing
+            break
         found.append(int(np.argmax(np.round(whole / whole.max(), 9))))
         its = questions == found[-1]
         left = left & ~its
