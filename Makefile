@@ -7,13 +7,17 @@ CONFIG ?= evolution.json
 # A test starts hundreds of processes, and none is to compile our modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run breed test test-short test-slow test-nfs storm gpu bucket screenshots pictures lint docs clean
+.PHONY: run breed rl test test-short test-slow test-nfs storm gpu bucket screenshots pictures lint docs clean
 run: $(VENV)/.run
 	$(RUN) edt_sim.py --config $(CONFIG)
 
 # Small chat models that are fine-tuned, merged and bred.
 breed: $(VENV)/.run
 	$(RUN) edt_sim.py --config configs/posttrain.json
+
+# The same models learn from rewards of their own answers.
+rl: $(VENV)/.run
+	$(RUN) edt_sim.py --config configs/rl.json
 
 # Types are looked at beside the tests, which often wait.
 test: $(VENV)/.test

@@ -11,7 +11,7 @@
 docs/post-training.md explains it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,8 @@ import numpy as np
 from fleet.recipe import Past, Recipe, kept_as, place
 from train.fitness_config import FINALISTS, KNOWN
 from train.member import posttraining_genome
-from train.parent_selection import RULES, Rival, attracted, by_fitness, matched, select_parents
+from train.parent_selection import RULES, Rival, attracted, by_fitness, exploited, matched, select_parents
+from train.posttrain import rollout_recipes as rollouts
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.posttrain.posttrain_fitness import rival_of
 from train.training_commands import breeding
@@ -40,7 +41,8 @@ class EvoMerge:
             return self.evaluated(1, self.first_members(), history)
         last = self.c.max_generations
         if generation <= last:
-            return self.evaluated(generation, self.children(generation, history), history)
+            members = self.evaluated(generation, self.children(generation, history), history)
+            return [*members, *rollouts.carried(self.c, history.plan(generation - 1), generation)]
         ending = [self.finals] if self.asks_few(last) else []
         ending = [*ending, self.final_evaluations]
         return ending[generation - last - 1](generation, history) if generation <= last + len(ending) else []
@@ -83,19 +85,43 @@ class EvoMerge:
         if self.plans_ahead:
             ids = [f"{generation - 1}/m{k}" for k in range(self.c.population_size)]
             pairs = [matched(ids, k, self.rng(generation)) for k in range(self.c.population_size)]
-            return [self.child_of(generation, k, pair, genomes) for k, pair in enumerate(pairs)]
+            return [self.child_of(generation, k, pair, genomes, history) for k, pair in enumerate(pairs)]
         order = self.order(generation - 1, history)
+        if self.c.selection == "pbt":
+            return [*self.exploiting(generation, order, genomes, history), *self.kept(generation, history, ())]
         best = enumerate(order[: self.c.elitism])
         elite = [Recipe(f"m{k}", parents=(one.id,), genome=genomes[one.id]) for k, one in best]
-        fittest = self.best(generation - 1, history)
-        kept = [] if any(one.parents == (fittest,) for one in elite) else [kept_as("best", fittest)]
-        there = next(one.slot for one in (*elite, *kept) if one.parents == (fittest,))
-        rival = f"{generation}/{evaluation_of(there)}" if self.c.fitness_from == "racing" else ""
+        kept = self.kept(generation, history, elite)
+        rival = ""
+        if self.c.fitness_from == "racing":
+            fittest = self.best(generation - 1, history)
+            there = next(one.slot for one in (*elite, *kept) if one.parents == (fittest,))
+            rival = f"{generation}/{evaluation_of(there)}"
         children = [
-            self.child_of(generation, k, self.parents(generation, k, order), genomes, rival)
+            self.child_of(generation, k, self.parents(generation, k, order), genomes, history, rival)
             for k in range(len(elite), self.c.population_size)
         ]
         return [*elite, *children, *kept]
+
+    def kept(self, generation: int, history: Past, elite: Sequence[Recipe]) -> list[Recipe]:
+        """The fittest so far, if it has no place yet."""
+        fittest = self.best(generation - 1, history)
+        return [] if any(one.parents == (fittest,) for one in elite) else [kept_as("best", fittest)]
+
+    def exploiting(
+        self,
+        generation: int,
+        order: Sequence[Rival],
+        genomes: Mapping[str, posttraining_genome.Genome],
+        history: Past,
+    ) -> Iterator[Recipe]:
+        """Population based training: the worst become the best ones' copies with changed genes."""
+        ids = [one.id for one in order]
+        for k in range(self.c.population_size):
+            own, rng = f"{generation - 1}/m{k}", self.rng(generation, k)
+            parent = exploited(ids, own, rng)
+            genome = genomes[parent] if parent == own else posttraining_genome.mutated(self.c, genomes[parent], rng)
+            yield self.child(generation, k, (parent,), genome, self.others(generation, k, history))
 
     @property
     def plans_ahead(self) -> bool:
@@ -117,30 +143,46 @@ class EvoMerge:
         k: int,
         parents: Sequence[str],
         genomes: Mapping[str, posttraining_genome.Genome],
+        history: Past,
         rival: str = "",
     ) -> Recipe:
         genome = posttraining_genome.child(self.c, [genomes[id] for id in parents], self.rng(generation, k, 2))
-        return self.child(generation, k, unique(*parents), genome, rival)
+        return self.child(generation, k, unique(*parents), genome, self.others(generation, k, history), rival)
+
+    def others(self, generation: int, k: int, history: Past) -> tuple[str, ...]:
+        """Whose rollouts a child learns from besides its own."""
+        return rollouts.shared(self.c, history.plan(generation - 1), generation - 1, k)
 
     def child(
-        self, generation: int, k: int, parents: tuple[str, ...], genome: posttraining_genome.Genome, rival: str = ""
+        self,
+        generation: int,
+        k: int,
+        parents: tuple[str, ...],
+        genome: posttraining_genome.Genome,
+        others: tuple[str, ...] = (),
+        rival: str = "",
     ) -> Recipe:
         technique = str(self.c.crossover["method"]) if len(parents) > 1 else "copy"
         base = f"0/init-{self.c.models.index(self.c.base_model)}" if self.c.base_model else ""
         how = self.c.mutation if self.c.mutation != "none" else ""
+        own = f"{generation}/{rollouts.slot_of(k)}" if how == "grpo" else ""
         asked = {**self.asked(generation), **({"rival": rival} if rival else {})}
+        asked = {**asked, **({"rollouts": own, "others": [*others]} if own else {})}
         args = PosttrainChildArgs(**asked, slot=k, technique=technique, base=base, how=how)
-        needs = (*self.needs(parents, base), *self.known(generation), *((rival,) if rival else ()))
+        more = (*self.known(generation), *((rival,) if rival else ()))
+        needs = (*unique(own, *others), *self.needs(parents, base), *more)
         return Recipe(f"m{k}", "child", parents, needs, args=args.plain(), genome=genome)
 
     def evaluated(self, generation: int, members: list[Recipe], history: Past) -> list[Recipe]:
-        """Who was not made in this generation answers its questions, too; in a race before the others."""
+        """Whoever learns from rewards answers first. Who was not made in this generation answers its questions, too; in
+        a race before the others."""
         asked, carried = EvaluationArgs(**self.asked(generation)), [one for one in members if one.carried]
         looks = [self.evaluation(evaluation_of(m.slot), m.parents[0], asked, generation=generation) for m in carried]
+        answering = [rollouts.of_child(child, self.needs) for child in members if child.args.get("rollouts")]
         if self.c.fitness_from == "racing":
-            return [*carried, *looks, *(one for one in members if not one.carried)]
+            return [*carried, *looks, *answering, *(one for one in members if not one.carried)]
         calibration = [self.calibration(history)] if self.known(generation) else []
-        return [*calibration, *members, *looks]
+        return [*calibration, *answering, *members, *looks]
 
     def evaluation(self, slot: str, id: str, asked: EvaluationArgs, role: str = "look", generation: int = 0) -> Recipe:
         return Recipe(slot, "look", (id,), (*self.needs((id,)), *self.known(generation)), role, asked.plain())

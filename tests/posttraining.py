@@ -81,3 +81,22 @@ def finished(c: PosttrainConfig) -> History:
     one = worker(c)
     assert one.run() == "over"
     return one.history
+
+
+# -- learning from rewards ---------------------------------------------------------------------------------------------
+
+
+def questions(file: Path, answer: str, count: int = 60) -> Path:
+    rows = [{"prompt": f"{WORDS.split()[n % 9]} {n}", "answer": answer, "checker": "regex"} for n in range(count)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def rl_config(folder: Path, models: int = 2, **keys: Any) -> PosttrainConfig:
+    """Whether there is an "a" or an "o" in what it says: an untrained model's answers differ in that."""
+    folder.mkdir(exist_ok=True, parents=True)
+    data = tuple({"source": str(questions(folder / f"{letter}.jsonl", letter))} for letter in ("a", "o"))
+    asked = keys.pop("grpo", {})
+    grpo = None if asked is None else {"answers": 4, "max_tokens": 6, "share": 1.0, **asked}
+    given = {"mutation": "grpo", "mutation_datasets": data, "fitness": ("reward",), "sft_examples": 6, "grpo": grpo}
+    return config(folder, models, **{**given, **keys})

@@ -25,6 +25,7 @@ from train.posttrain.posttrain_config import (
     MutationSection,
     Objective,
 )
+from train.rl.rl_config import Grpo
 from train.training_config import Dataset, GroupSection, TrainConfig, TrainSection
 
 ROOT = Path(__file__).parent.parent
@@ -70,6 +71,7 @@ PAGES = {
     DOC: TABLES,
     DOCS / "evomerge.md": EVOMERGE,
     DOCS / "post-training.md": POSTTRAIN,
+    DOCS / "rl.md": {"grpo": lambda: table([Grpo], spelled=str)},
 }
 PLACE = r"(<!-- begin {name}: made by `make docs` -->\n).*?(<!-- end {name} -->)"
 

@@ -52,8 +52,11 @@ NOT_RUN = [
     ("exchange.md", "python -m benchmarks.*", "a minute; tests/test_advise.py compares bytes with what a run moves"),
     ("forks.md", "python -m fleet.fork .*|python edt.py .*", "tests/test_fork.py forks runs that are smaller"),
     ("forks.md", "python -m train.compare .*", "tests/test_compare.py compares smaller ones"),
+    ("merging.md", "python -m merge.lora .*", "tests/test_lora.py makes and merges adapters of tiny models"),
+    ("merging.md", "python -m merge raw.yml .*", "tests/test_merge_raw.py merges files of its own"),
     ("own-loop.md", "python -m examples.*", "tests/test_own_loop_examples.py runs each of these, and kills it"),
     ("post-training.md", ".*", "tests/test_posttrain_whole.py runs this configuration, here and on machines"),
+    ("rl.md", ".*", "minutes; tests/test_rl_whole.py runs this configuration with smaller numbers"),
     ("report.md", "ssh .*", "it shows the page of the block above it from another machine"),
     ("train_fsdp.md", ".*", "tests/test_fsdp_page.py runs each of these, smaller"),
     ("troubleshooting.md", ".*", "looks at a run, as those of getting-started.md and test_launcher.py"),
@@ -64,6 +67,8 @@ WRITTEN_ELSEWHERE = [
     ("own-loop.md", "", "tests/own_loops.py is such a loop"),
     ("own-loop.md", "A population", "examples/characters.py is such a loop"),
     ("post-training.md", "One model by itself", "tests/test_finetune.py learns from rows of each kind"),
+    ("rl.md", "Questions", "tests/test_rl.py has such rows"),
+    ("rl.md", "Rewards", "tests/test_rl_runs.py has such a verifier"),
     ("train_fsdp.md", "Between clusters, with Hivemind", "tests/test_peers.py reads what peers say of a step"),
 ]
 
@@ -242,6 +247,14 @@ def a_recipe(world: World, here: list[Block]) -> None:
     base = merging.weights(world.root / "org/base")
     assert {each.dtype for each in merged.values()} == {torch.bfloat16}
     assert any(not torch.equal(each.float(), base[name]) for name, each in merged.items())
+
+
+@example("merging.md", "Stages")
+def stages(world: World, here: list[Block]) -> None:
+    donors(world)
+    do_all(world, here, "stages.yml")
+    assert merging.weights(world.root / "merged-model").keys() == merging.weights(world.root / "org/base").keys()
+    assert not [*world.root.glob(".merged-model*")]
 
 
 @example("merging.md", "GGUF files")
@@ -432,6 +445,8 @@ def test_a_command_that_is_not_run_has_its_options(block, line):
             assert all(re.search(rf"^{each.partition('=')[0]} \?=", makefile, re.M) for each in settings)
         case ["python", "-m", module, _] if module.startswith("examples."):  # which has no options
             assert (ROOT / f"{module.replace('.', '/')}.py").is_file()
+        case ["python", "-m", "merge.lora", verb, *arguments]:
+            check_options(help_of("-m", "merge.lora", verb), arguments)
         case ["python", "-m", module, *arguments] if (ROOT / module.partition(".")[0]).exists():
             check_options(help_of("-m", module), arguments)
         case [command, *arguments] if command in MODULES:

@@ -27,7 +27,7 @@ from fleet.run import open_run
 from tests.helpers import ROOT
 from tests.small import KEYS, shared
 
-EXTRAS = ("ray", "hivemind", "metrics", "posttrain", "bucket", "dev")
+EXTRAS = ("ray", "hivemind", "metrics", "posttrain", "rl", "bucket", "dev")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 

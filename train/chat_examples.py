@@ -104,6 +104,15 @@ class ChatWriter:
             raise UserError(f"one message of the assistant is expected after the prompt, not {roles}")
         return self.example(self._turn([*asked, *told]))
 
+    def prompt(self, prompt: Any) -> list[int]:
+        """A question, up to where its answer begins."""
+        if not self.tokenizer.chat_template and isinstance(prompt, str):
+            tokens: list[int] = self.tokenizer(prompt, verbose=False)["input_ids"]
+            return tokens[: len(tokens) - (tokens[-1:] == [self.tokenizer.eos_token_id])]
+        asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        found: list[int] = self.tokenizer(self._written(asked, ask=True), add_special_tokens=False)["input_ids"]
+        return found
+
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _turn(self, messages: Sequence[Message]) -> Marked:

@@ -131,6 +131,13 @@ def uniformly(candidates: int, count: int, tournament_size: int, rng: Rng) -> Se
     return list(rng.choice(candidates, count, replace=False))
 
 
+def exploited(order: Sequence[str], own: str, rng: Rng) -> str:
+    """Population based training: who is of the worst fifth goes on from one of the best fifth, all others from their
+    own."""
+    some = max(1, len(order) // 5)
+    return order[int(rng.integers(some))] if own in order[-some:] else own
+
+
 @dataclass(frozen=True)
 class SelectionRule:
     """How parents are picked: `pick(candidates, count, tournament_size, rng)` gives their places in the order."""

@@ -23,6 +23,7 @@ from train import model_card
 from train.kept_rounds import files_of
 from train.posttrain import posttrain_fitness
 from train.posttrain.posttrain_config import PosttrainConfig
+from train.rl import reward_curves
 
 _INIT = "0/init-"
 
@@ -47,7 +48,8 @@ class BreedView(Progress):
         best, values = max(members, key=lambda each: each.metrics["fitness"]), self.values(members)
         slot, mean = place(best.id)[1].removeprefix("look-"), sum(values) / len(values)
         words = [f"generation {round}: fitness: best {_with_error(best)} ({slot}), mean {mean:.4f}"]
-        return ", ".join([*words, *self.diverged(self.history.round(round))])
+        said = ", ".join([*words, *self.diverged(self.history.round(round))])
+        return "; ".join(filter(None, [said, reward_curves.line(self.history, round)]))
 
 
 def data_text(member: Member) -> str:

@@ -91,7 +91,7 @@ def questions(skill: str, seed: int, part: SkillSplit) -> Iterator[Question]:
 
 def rows(name: str, seed: int, count: int, part: SkillSplit = "train") -> list[Row]:
     """So many conversations of a skill: "skill:compare", or of all in turn: "skill:mixed"."""
-    return [right(each) for each in islice(questions(_skill(name), seed, part), count)]
+    return [right(each) for each in islice(questions(skill_named(name), seed, part), count)]
 
 
 def right(each: Question) -> Row:
@@ -106,7 +106,7 @@ def _is_held_out(asked: str) -> bool:
     return hashlib.blake2b(asked.encode(), digest_size=8).digest()[-1] % _HELD_OUT == 0
 
 
-def _skill(name: str) -> str:
+def skill_named(name: str) -> str:
     known = [PREFIX + skill for skill in (*SKILLS, MIXED)]
     if name not in known:
         nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]

@@ -196,6 +196,11 @@ def preference(row: Any) -> Row:
     raise UserError(f"{PAIR}, is expected")
 
 
+def prompt_of(row: Mapping[str, Any]) -> Any:
+    """What is asked: a text, or messages; None where there is neither."""
+    return _text_or_messages(row.get("prompt"))
+
+
 def opening(row: Row) -> str:
     """What a conversation is known by: the first thing that its user says; of a text, all of it."""
     begin = row.get("messages", row.get("prompt", row.get("text")))

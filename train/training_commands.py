@@ -20,8 +20,10 @@ from train.auto_settings import resolve_auto
 from train.exchange_checks import exchange_problems
 from train.member.counted_text import check_text, counted, in_words, refuse_short
 from train.posttrain import posttrain_fitness
-from train.posttrain.posttrain_config import PosttrainConfig
+from train.posttrain.posttrain_config import GYM, PosttrainConfig
 from train.posttrain_results import BreedView, show_winner
+from train.rl import reward_curves
+from train.rl.verifier import digest_of
 from train.skills import PREFIX, write_tasks
 from train.token_budget import tokenizer_name, tokenizer_sources
 from train.training_config import PRESETS, PRESETS_REACH, TrainConfig
@@ -40,8 +42,9 @@ def run(algorithm: str, about: str | None, strategy: Callable[[TrainConfig], Str
 
 def breeding(algorithm: str, about: str | None, strategy: Any) -> Method[PosttrainConfig]:
     make, libraries = partial(_late, "member.posttraining_tasks", "maker"), ("train.member.posttraining_tasks",)
-    more = (prepare_breeding, resolve_auto, show_winner)
-    return Method(algorithm, about or "", PosttrainConfig, strategy, make, *more, view=BreedView, libraries=libraries)
+    steps = (prepare_breeding, resolve_auto, show_winner)
+    more: dict[str, Any] = {"view": BreedView, "libraries": libraries, "points": reward_curves.points}
+    return Method(algorithm, about or "", PosttrainConfig, strategy, make, *steps, **more)
 
 
 def _late(module: str, function: str, *asked: Any) -> Any:
@@ -158,7 +161,7 @@ def prepare_breeding(config: PosttrainConfig, where: Path) -> PosttrainConfig:
     from train.model import described
 
     c = resolve_auto(_absolute(config, where), where)
-    source_names.check([each.source for each in c.mutation_datasets], where, kinds=(f"{PREFIX}*",))
+    source_names.check([each.source for each in c.mutation_datasets], where, kinds=(f"{PREFIX}*", f"{GYM}*"))
     loaded = posttrain_fitness.load_tasks(c)
     with Donors() as donors:
         first, *others = (donors[name] for name in c.models)
@@ -169,7 +172,10 @@ def prepare_breeding(config: PosttrainConfig, where: Path) -> PosttrainConfig:
         round_zero.check_learning(c, first, round_zero.common_template([first, *others]))
     for note in [*dict.fromkeys(notes), *_few(c, loaded)]:
         say(f"Note: {note}.")
-    return c.model_copy(update={"tasks_digest": lm_eval_tasks.digest(loaded) if loaded else ""})
+    verifier = digest_of(c.grpo.verifier) if c.grpo and c.grpo.verifier else ""
+    return c.model_copy(
+        update={"tasks_digest": lm_eval_tasks.digest(loaded) if loaded else "", "verifier_digest": verifier}
+    )
 
 
 def _few(c: PosttrainConfig, loaded: Mapping[str, Any]) -> list[str]:
@@ -192,6 +198,7 @@ def _absolute(c: PosttrainConfig, where: Path) -> PosttrainConfig:
         "initial_population": tuple(models),
         "mutation_datasets": _located(c.mutation_datasets, where, endings),
         "crossover": {**c.crossover, **base},
+        "grpo": c.grpo.found_from(where) if c.grpo else None,
         "task_path": (*(whole(folder, where, endings) for folder in c.task_path), *_built_in_tasks(c, beside)),
     }
     return c.model_copy(update=found)

@@ -58,6 +58,14 @@ class ShardArgs(Args):
     old: str = ""
 
 
+class RolloutArgs(Args):
+    """A policy's own answers, of which its child learns."""
+
+    generation: int
+    slot: int
+    base: str = ""  # as its child's
+
+
 class PosttrainChildArgs(EvaluationArgs):
     """A child of post-training."""
 
@@ -65,6 +73,8 @@ class PosttrainChildArgs(EvaluationArgs):
     technique: str
     base: str = ""  # what the merge counts changes from, where that is none of the parents
     how: str = ""  # it learns; or it stays what its parents made it
+    rollouts: str = ""  # of grpo: its own
+    others: list[str] = []  # and those that others share
 
 
 def round_zero(c: ExchangeConfig, one_start: bool = False) -> list[Recipe]:

@@ -132,6 +132,8 @@ class Facts:
     tree: Tree = field(default_factory=lambda: Tree({}))
     tree_from: int = 0  # the first round that the tree shows
     genomes: Sequence[Node] = ()
+    rewards: Mapping[int, Mapping[str, Sequence[float]]] = field(default_factory=dict)  # by round, of each reward
+    answers: Sequence[Sequence[str]] = ()  # of the last round that is complete
     last: Sequence[tuple[str, str]] = ()  # the members of the last round, with their metrics as text
     shares: tuple[float, float, float] | None = None  # of the workers' time: at work, for the disk, for others
     written: float = 0.0

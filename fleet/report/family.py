@@ -166,8 +166,8 @@ def constant(found: Genes) -> tuple[list[str], Genes]:
     return same, Genes(found.rounds, genes, traits)
 
 
-def genome(found: Genes) -> list[str]:
-    pictures = [_gene(f"gene-{n}", found, gene) for n, gene in enumerate(found.genes[:_GENES])]
+def genome(found: Genes, called: str = "gene") -> list[str]:
+    pictures = [_gene(f"{called}-{n}", found, gene) for n, gene in enumerate(found.genes[:_GENES])]
     return pictures + [_trait(f"trait-{n}", found, trait) for n, trait in enumerate(found.traits[:_TRAITS])]
 
 

@@ -8,6 +8,7 @@ from fleet.report.curves import NAMES
 from fleet.report.facts import Facts, Failure
 from fleet.report.formatting import count, figure, lasting, moment, name, share, text
 from fleet.report.page_parts import Part, document, framed, heading, lines_of, plain_table, pre, table, value_of
+from fleet.report.rewards import rewards_part
 
 _MEANS = {
     "score": "Higher is better: members are chosen by it.",
@@ -34,6 +35,7 @@ def sections(facts: Facts) -> list[Part]:
     return [
         ("summary", "At a glance", _summary(facts)),
         ("fitness", "Fitness" if facts.measure == "score" else "Loss", _fitness(facts)),
+        ("rewards", "Rewards", rewards_part(facts.rewards, facts.answers)),
         ("workers", "Who did what when", _workers(facts)),
         ("family", "Family tree", _family(facts)),
         ("genome", "The genome's history", family.genome_part(facts.genomes)),

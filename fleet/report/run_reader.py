@@ -27,6 +27,7 @@ from fleet.report.aggregation import (
 )  # fmt: skip
 from fleet.report.facts import DonorScore, Facts, Failure, Round, Span, WorkerRow
 from fleet.report.registers import RoundRegisters, quickly, registers_of
+from fleet.report.rewards import Rewards, answers_of, rewards_of
 from fleet.report.worker_stories import WorkerStory
 from fleet.run import open_run
 from fleet.worker_notes import NotesReader, number
@@ -66,6 +67,8 @@ class RunReader:
         self._recent = deque[RoundRegisters]()
         self._donors = dict[tuple[str, str], DonorScore]()
         self._genomes = dict[int, list[Node]]()
+        self._rewards = dict[int, Rewards]()
+        self._answers = list[list[str]]()
         self._stride = 1
         self._kinds = dict[str, str]()  # of members by what was done for them
         self._summaries = set[str]()
@@ -126,9 +129,12 @@ class RunReader:
         self.failures = [*self.failures, *self._failures_of(found)][-_FAILURES:]
         if found.round % self._stride == 0:
             self._genomes[found.round] = [alone(member) for member in found.members.values() if not member.absent]
+            self._rewards[found.round] = rewards_of(found)
+        self._answers = answers_of(found) or self._answers
         if len(self._genomes) > 2 * _GENOMES:
             self._stride *= 2
             self._genomes = {n: nodes for n, nodes in self._genomes.items() if n % self._stride == 0}
+            self._rewards = {n: rewards for n, rewards in self._rewards.items() if n % self._stride == 0}
 
     def _remember(self, found: RoundRegisters) -> None:
         for recipe in found.plan:
@@ -208,6 +214,7 @@ class RunReader:
             shares=worker_notes.shares(self.notes),
             tree=tree_of(sheets), tree_from=min((each.round for each in sheets), default=0),
             genomes=[node for nodes in self._genomes.values() for node in nodes], last=last_members(sheets),
+            rewards=self._rewards, answers=self._answers,
         )  # fmt: skip
 
     def _state(self, launch: int, rows: list[WorkerRow]) -> str:

@@ -6,8 +6,9 @@ from typing import Any
 
 from train.parent_selection import Rng
 from train.posttrain.posttrain_config import PosttrainConfig
+from train.rl.rl_config import COOLER, WARMER
 
-Genome = Mapping[str, Any]  # data: name -> weight; rate; crossover: the parameters of the merge
+Genome = Mapping[str, Any]  # data: name -> weight; rate; crossover: of the merge; temperature, rewards: of grpo
 _RATES = (0.1, 10.0)
 _LEAST, _MOST = 1e-6, 1e6  # weights of data, whose mean is 1 at the beginning
 
@@ -22,6 +23,7 @@ def unmutated(c: PosttrainConfig) -> Genome:
     return {
         "data": {name: each.weight / mean for name, each in zip(names(c), c.mutation_datasets, strict=True)},
         "rate": 1.0,
+        **({"temperature": c.grpo.temperature, "rewards": c.grpo.rewards} if c.grpo else {}),
         **({"crossover": c.curves} if c.crossover_evolves else {}),
     }
 
@@ -49,10 +51,15 @@ def mutated(c: PosttrainConfig, genome: Genome, rng: Rng) -> Genome:
     def factor() -> float:
         return math.exp(strength * rng.standard_normal())
 
-    data = {
-        name: _within(weight * factor(), _LEAST, _MOST) if weight else 0.0 for name, weight in genome["data"].items()
-    }
-    found = {"data": data, "rate": _within(genome["rate"] * factor(), *_RATES)}
+    def weighed(weights: Mapping[str, float]) -> dict[str, float]:
+        """What counts nothing stays so."""
+        return {name: _within(each * factor(), _LEAST, _MOST) if each else 0.0 for name, each in weights.items()}
+
+    found = {"data": weighed(genome["data"]), "rate": _within(genome["rate"] * factor(), *_RATES)}
+    if c.grpo:
+        given = c.grpo.temperature
+        found["temperature"] = _within(genome["temperature"] * factor(), given * COOLER, given * WARMER)
+        found["rewards"] = weighed(genome["rewards"])
     if "crossover" not in genome:
         return found
     from merge.parameters import within  # which brings torch
@@ -95,7 +102,10 @@ def _crossed(parents: Sequence[Genome], rng: Rng) -> Genome:
         return parents[int(rng.integers(len(parents)))]
 
     data = {name: one()["data"][name] for name in parents[0]["data"]}
-    return {"data": data, **{key: one()[key] for key in ("rate", "crossover") if key in parents[0]}}
+    found = {"data": data, **{key: one()[key] for key in ("rate", "crossover", "temperature") if key in parents[0]}}
+    if "rewards" in parents[0]:
+        found["rewards"] = {name: one()["rewards"][name] for name in parents[0]["rewards"]}
+    return found
 
 
 def _bent(value: Any, strength: float, rng: Rng) -> Any:

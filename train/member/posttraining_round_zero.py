@@ -22,6 +22,8 @@ from train.member.posttraining_runtime import PosttrainingRuntime, merged, said_
 from train.model import described, without_numbers
 from train.posttrain.example_rows import check_first_rows, made_rows
 from train.posttrain.posttrain_config import PosttrainConfig
+from train.rl.generation import ends_of
+from train.rl.question_rows import check_first_questions, made_questions
 from train.training_recipes import FIRST, InitArgs, SourceArgs
 
 Metrics = Mapping[str, Any]
@@ -94,6 +96,10 @@ def make_data(runtime: PosttrainingRuntime, work: Work, args: SourceArgs) -> Met
     """All rows of a data set that the run can make use of, with their masks."""
     c, source = runtime.config, runtime.config.mutation_datasets[args.source]
     tokenizer = tokenizer_in(work.inputs[FIRST].folder, FIRST, c.trust_remote_code)
+    if c.mutation == "grpo":
+        told, file = made_questions(c, source, tokenizer)
+        work.write(ROWS, file)
+        return told
     made, parts, file = made_rows(c, source, tokenizer)
     work.write(ROWS, file)
     return {"rows": len(made.kept), "held": len(parts) - parts.count("train"), "cut": made.cut, "left_out": made.empty}
@@ -103,11 +109,21 @@ def check_learning(c: PosttrainConfig, first: Donor, template: str) -> None:
     """Whether the first rows of all data can be written and learned, and the adapter has a place."""
     tokenizer = tokenizer_in(first.folder, first.reference, c.trust_remote_code)
     tokenizer.chat_template = tokenizer.chat_template or template or None
+    config = described(str(first.folder), c.trust_remote_code)
     for source in c.mutation_datasets:
-        check_first_rows(c, source, tokenizer)
+        (check_first_questions if c.mutation == "grpo" else check_first_rows)(c, source, tokenizer)
+    if c.mutation == "grpo":
+        check_answering(c, first.reference, config, tokenizer)
     if c.adapter:
-        config = described(str(first.folder), c.trust_remote_code)
         places_of(without_numbers(config, c.trust_remote_code), c.adapter)
+
+
+def check_answering(c: PosttrainConfig, called: str, config: Any, tokenizer: Any) -> None:
+    """Whether its answers can end, and rows are not longer than it can read."""
+    ends_of(tokenizer, config)
+    most = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if isinstance(most, int) and c.seq_length > most:
+        raise UserError(f"SEQ_LENGTH is {c.seq_length}, but {called} has {most} positions")
 
 
 def check_crossover(c: PosttrainConfig, donors: Donors) -> None:

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,18 +17,28 @@ from train.chat_examples import Example
 from train.fitness_from import Interview, calibrated
 from train.kernels import in_fixed_order, looking
 from train.learner import Learner, rate
-from train.member import inner_loop, posttraining_genome
+from train.member import inner_loop, posttraining_genome, rl_tasks
 from train.member.posttraining_round_zero import ROWS, make_data, make_init
 from train.member.posttraining_runtime import ChildModel, PosttrainingRuntime, merged, write_model
 from train.posttrain import posttrain_fitness
 from train.posttrain.example_rows import ExampleRows
 from train.posttrain.posttrain_config import LOSS, PosttrainConfig
+from train.rl.grpo import grpo_loss, settings_of
 from train.training_config import TrainConfig, alone
-from train.training_recipes import FIRST, EvaluationArgs, InitArgs, PosttrainChildArgs, SourceArgs, unique
+from train.training_recipes import (
+    FIRST,
+    EvaluationArgs,
+    InitArgs,
+    PosttrainChildArgs,
+    RolloutArgs,
+    SourceArgs,
+    unique,
+)
 from train.verdicts import NotFinite, with_verdicts
 
 Metrics = Mapping[str, Any]
 Born = Callable[[], ChildModel]  # a child as its parents made it, before it has learned anything
+T = TypeVar("T")
 Finetuned = tuple[ChildModel, dict[str, Any]]
 _ADVICE = (
     "a smaller BATCH_SIZE with as much more GRADIENT_ACCUMULATION, a smaller SEQ_LENGTH, or an ADAPTER need less, in a "
@@ -63,7 +73,7 @@ def make_child(runtime: PosttrainingRuntime, work: Work, args: PosttrainChildArg
         runtime.forget()
         if not child.fits(dtype):
             raise NotFinite(f"its weights are too large for {dtype}")
-        return child, {**metrics, **evaluated(runtime, work, args, child, dtype)}
+        return child, {**metrics, **rl_tasks.told(work, args), **evaluated(runtime, work, args, child, dtype)}
 
     def untrained() -> Finetuned:
         child = born()
@@ -82,12 +92,18 @@ def make_child(runtime: PosttrainingRuntime, work: Work, args: PosttrainChildArg
 
 def finetuned(runtime: PosttrainingRuntime, work: Work, args: PosttrainChildArgs, born: Born) -> Finetuned:
     """The child learns."""
-    c, examples, child = runtime.config, training_examples(runtime.config, work, args), born()
+    c, lessons, child = runtime.config, learned_from(runtime.config, work, args), born()
     model = child.live.model
+    if not lessons:
+        return child, {"tokens": 0, "steps": 0}
     if c.adapter:
         model = adapters.adapted(model, c.adapter, c.seed + args.generation * 4096 + args.slot, runtime.device)
-    steps = objectives.steps_of(c, model, examples)
-    config, loss = inner(c, len(steps), work.recipe.genome["rate"]), objectives.objective_of(c).loss(c)
+    of_rewards = c.mutation == "grpo"
+    steps: list[list[Any]] = (
+        rl_tasks.steps(runtime, work, model, lessons) if of_rewards else objectives.steps_of(c, model, lessons)
+    )
+    config = inner(c, len(steps), work.recipe.genome["rate"])
+    loss = partial(grpo_loss, s=settings_of(c.of_grpo)) if of_rewards else objectives.objective_of(c).loss(c)
     if c.adapter:
         learner = Learner(model, config, runtime.device, loss)
     else:
@@ -97,7 +113,7 @@ def finetuned(runtime: PosttrainingRuntime, work: Work, args: PosttrainChildArgs
         """The child's own, whoever makes it and after whatever else."""
         return int(np.random.default_rng([c.seed, args.generation, args.slot, step, 7]).integers(1 << 31))
 
-    parts = objectives.begun(c, learner, steps)
+    parts = rl_tasks.begun(learner, steps) if of_rewards else objectives.begun(c, learner, steps)
     total = inner_loop.train(
         work, learner, learner.reset_optimizer, len(steps), parts.__getitem__, partial(rate, config), seed
     )
@@ -109,7 +125,7 @@ def finetuned(runtime: PosttrainingRuntime, work: Work, args: PosttrainChildArgs
         adapters.merged(model)
     return child, {
         "train_loss": total / len(steps),
-        "tokens": sum(len(example.tokens) for example in examples),
+        "tokens": sum(len(each.tokens) for each in lessons),
         "steps": len(steps),
     }
 
@@ -134,6 +150,14 @@ def highest(c: PosttrainConfig, factor: float) -> float:
     return min(10.0, c.lr * factor)
 
 
+def learned_from(c: PosttrainConfig, work: Work, args: PosttrainChildArgs) -> list[Any]:
+    """Examples, or answers that were rewarded, in an order of the child's own."""
+    if c.mutation != "grpo":
+        return training_examples(c, work, args)
+    found = [[each] for each in rl_tasks.lessons(c, work, args)]
+    return in_epochs(found, c.sft_epochs, (c.seed, args.generation, args.slot)) if found else []
+
+
 def training_examples(c: PosttrainConfig, work: Work, args: PosttrainChildArgs) -> list[Example]:
     """What a child learns from: of each data set its share, as often as it may see them, in an order of its own."""
     wanted_of = posttraining_genome.portions(posttraining_genome.mixture(c, work.recipe.genome), c.sft_examples)
@@ -147,7 +171,7 @@ def training_examples(c: PosttrainConfig, work: Work, args: PosttrainChildArgs) 
     return in_epochs(found, c.sft_epochs, key)
 
 
-def in_epochs(rows: Sequence[Sequence[Example]], epochs: float, key: Sequence[int]) -> list[Example]:
+def in_epochs(rows: Sequence[Sequence[T]], epochs: float, key: Sequence[int]) -> list[T]:
     """All rows as often as that, each time in another order."""
     orders = [np.random.default_rng([*key, 5, n]).permutation(len(rows)) for n in range(math.ceil(epochs))]
     order = np.concatenate(orders)[: max(1, round(len(rows) * epochs))]
@@ -191,6 +215,9 @@ def evaluated(
                 single, values = json.loads(told["single"]), json.loads(told.pop("scores"))
         if c.asks_loss:
             single[LOSS], values[LOSS] = rows, _mean(rows)
+    if c.asks_reward:
+        marks, means = rl_tasks.held_out_terms(runtime, work, asked, child)
+        single, values = {**single, **marks}, {**values, **means}
     if not all(map(math.isfinite, values.values())):
         raise NotFinite(f"what it answers comes to {values}")
     found = posttrain_fitness.fitness_of(c, single, values, told)
@@ -243,6 +270,7 @@ def losses(c: PosttrainConfig, work: Work, asked: EvaluationArgs, model: Any) ->
 TASKS: Mapping[str, Task[PosttrainingRuntime]] = {
     "init": Task(make_init, InitArgs),
     "data": Task(make_data, SourceArgs),
+    "rollouts": Task(rl_tasks.make_rollouts, RolloutArgs),
     "child": Task(make_child, PosttrainChildArgs),
     "look": Task(evaluate, EvaluationArgs),
     "calibrate": Task(calibrate),

@@ -8,12 +8,13 @@ from pydantic import field_validator, model_validator
 from fleet.run_config import FleetConfig, Section, Text, bound
 from train.fitness_config import FEW_ALONE, OF_FITNESS_FROM, OF_FITNESS_QUESTIONS, FitnessFrom
 from train.parent_selection import RULES
+from train.rl.rl_config import CORRECT, Grpo
 from train.training_config import OF_DETERMINISTIC, OF_PRECISION, Precision
 
 if TYPE_CHECKING:
     Selection = str
 else:
-    Selection = Literal[*RULES, "matching"]
+    Selection = Literal[*RULES, "matching", "pbt"]
 
 SLERP = {
     "method": "slerp",
@@ -23,14 +24,15 @@ SLERP = {
         {"value": 0.5},
     ],
 }
-LOSS = "loss"
+LOSS, REWARD = "loss", "reward"
+GYM = "gym:"  # of the names of reasoning-gym's generators
 
 
 class Objective(Section):
     """What members are compared by."""
 
-    task: Text = bound(..., "A task of lm-eval, or loss: on held-out rows of MUTATION_DATASETS.")
-    metric: Text = bound("acc,none", "What counts of a task.")
+    task: Text = bound(..., "A task of lm-eval; or loss or reward: on held-out rows of MUTATION_DATASETS.")
+    metric: Text = bound("acc,none", "What counts of a task; of reward, which term: correct, if nothing is said.")
     weight: float = bound(
         1.0,
         "Its share of the fitness; negative where a task's metric is the better the lower. Of loss always above 0.",
@@ -46,17 +48,31 @@ class Objective(Section):
     def key(self) -> str:
         return self.task if self.metric == "acc,none" or self.task == LOSS else f"{self.task}:{self.metric}"
 
+    @property
+    def term(self) -> str:
+        """Of reward, by a checker that no genome touches."""
+        return CORRECT if self.metric == "acc,none" else self.metric
+
+    @property
+    def of_lm_eval(self) -> bool:
+        return self.task not in (LOSS, REWARD)
+
 
 class DatasetSource(Section):
-    """Rows to learn from: conversations, or text; preferences for MUTATION dpo."""
+    """Rows to learn from: conversations, or text; preferences for MUTATION dpo, questions and answers for grpo."""
 
-    source: Text = bound(..., '"skill:..." (built in), a local .jsonl or .parquet file, or a hub dataset.')
+    source: Text = bound(
+        ..., '"skill:..." (built in), a local .jsonl or .parquet file, or a hub dataset; of grpo also "gym:...".'
+    )
     weight: float = bound(1.0, "Of the first members' genomes.", ge=0, le=1e6)
     name: str = bound("", "Hub: which configuration of the dataset.")
     split: Text = bound("train", "Hub: which split.")
+    options: dict[str, Any] = bound({}, '"gym:...": how hard, as the generator of reasoning-gym calls it.')
 
     @model_validator(mode="after")
     def _of_the_hub(self) -> "DatasetSource":
+        if self.options and not self.source.startswith(GYM):
+            raise ValueError(f"{self.source} is no generator of reasoning-gym: it has no options")
         if self.source.endswith((".jsonl", ".parquet")) and (self.name or self.split != "train"):
             raise ValueError(f"{self.source} is a file: it has no name and no split")
         return self
@@ -87,7 +103,10 @@ class BreedSection(Section):
     trust_remote_code: bool = bound(False, "Let models and tokenizers of the hub run code of their own.")
     population_size: int = bound(6, "Members of a generation.", ge=2, le=4096)
     max_generations: int = bound(5, "Generations.", ge=1, le=90_000)
-    selection: Selection = bound("rank", "Who the parents are; matching: everybody equally often.")
+    selection: Selection = bound(
+        "rank",
+        "Who the parents are; matching: everybody equally often; pbt: each its own, and the worst copy the best.",
+    )
     tournament_size: int = bound(
         2, "SELECTION tournament, pareto and niches: so many compete to be a parent.", ge=1, le=4096
     )
@@ -122,16 +141,18 @@ class MutationSection(Section):
     """What children learn, and how."""
 
     tasks_digest: str = bound("", "Of FITNESS's questions; found out by whoever starts the run.")
-    mutation: Literal["sft", "dpo", "none"] = bound("sft", "How a child is trained on its data.")
+    verifier_digest: str = bound("", "Of GRPO's verifier; found out by whoever starts the run.")
+    mutation: Literal["sft", "dpo", "grpo", "none"] = bound("sft", "How a child is trained on its data.")
     mutation_datasets: tuple[DatasetSource, ...] = bound(
         (), "Data that genomes choose from; each a name or an object.", strict=False
     )
     mutation_probability: float = bound(0.5, "The share of children whose genes are mutated.", ge=0, le=1)
     mutation_strength: float = bound(0.5, "How far: the deviation of a factor's logarithm.", ge=0, le=10)
     top_k: int = bound(0, "Learn from so many data sets of the greatest weights; 0: from all, in proportion.", ge=0)
-    sft_examples: int = bound(1000, "Rows that a child learns from.", ge=1, le=10**9)
-    sft_epochs: float = bound(1.0, "How often.", gt=0, le=1000)
+    sft_examples: int = bound(1000, "Rows that a child learns from; of grpo, its own questions.", ge=1, le=10**9)
+    sft_epochs: float = bound(1.0, "How often; of grpo, from each answer.", gt=0, le=1000)
     dpo_beta: float = bound(0.1, "MUTATION dpo: how far it may go from where it began.", gt=0, le=100)
+    grpo: Grpo | None = bound(None, "MUTATION grpo: a child learns from rewards of its own answers.")
     adapter: Adapter | None = bound(None, "LoRA instead of all weights.")
     batch_size: int = bound(
         8, "Rows of a micro-batch, each of SEQ_LENGTH tokens; of questions, as many tokens at a time.", ge=1, le=65536
@@ -158,6 +179,8 @@ class PosttrainConfig(MutationSection, FitnessSection, BreedSection, FleetConfig
         if not isinstance(values, dict):
             return values
         found = dict(values)
+        if found.get("mutation") == "grpo" and found.get("grpo") is None:
+            found["grpo"] = {}
         if isinstance(fitness := found.get("fitness"), str):
             found["fitness"] = (fitness,)
         for key, name in (("fitness", "task"), ("mutation_datasets", "source")):
@@ -184,6 +207,10 @@ class PosttrainConfig(MutationSection, FitnessSection, BreedSection, FleetConfig
         repeated = ", ".join({each.key: "" for each in self.fitness if self.fitness.count(each) > 1})
         rule = RULES.get(self.selection)
         yield self.elitism >= size, f"ELITISM is {self.elitism}: it must be below POPULATION_SIZE, which is {size}"
+        yield (
+            self.selection == "pbt" and self.elitism,
+            f"ELITISM is {self.elitism}: with SELECTION pbt everybody goes on learning; it must be 0",
+        )
         yield self.quorum < 1, "QUORUM is below 1, but a generation is complete only with all of its members"
         yield repeated, f"FITNESS has {repeated} twice"
         yield not any(each.weight for each in self.fitness), "FITNESS: all weights are 0"
@@ -191,6 +218,7 @@ class PosttrainConfig(MutationSection, FitnessSection, BreedSection, FleetConfig
             any(each.task == LOSS and each.weight < 0 for each in self.fitness),
             "FITNESS: loss counts as less is better already; give it a weight above 0",
         )
+        yield from self._problems_of_rewards()
         yield (
             learns and not data,
             f"MUTATION is {self.mutation}, but MUTATION_DATASETS is empty: there is nothing to learn from",
@@ -219,6 +247,18 @@ class PosttrainConfig(MutationSection, FitnessSection, BreedSection, FleetConfig
             f"SELECTION {self.selection} needs several objectives in FITNESS",
         )
 
+    def _problems_of_rewards(self) -> Iterator[tuple[object, str]]:
+        grpo, rewarded = self.mutation == "grpo", any(each.task == REWARD for each in self.fitness)
+        yield grpo and self.asks_loss, "FITNESS asks for the loss, but with MUTATION grpo rows are questions: reward"
+        yield rewarded and not grpo, "FITNESS asks for the reward, which only MUTATION grpo has"
+        yield self.grpo and not grpo, f"GRPO has no effect: MUTATION is {self.mutation}"
+        gym = next((each.source for each in self.mutation_datasets if each.source.startswith(GYM)), "")
+        yield gym and not grpo, f"{gym} asks questions, from which only MUTATION grpo learns"
+        if self.grpo:
+            most = self.grpo.max_tokens
+            too_long = f"GRPO: max_tokens is {most}; with a question it must fit into SEQ_LENGTH, {self.seq_length}"
+            yield most >= self.seq_length, too_long
+
     def _problems_of_few_questions(self) -> Iterator[tuple[object, str]]:
         how, races = self.fitness_from, self.fitness_from == "racing"
         yield (
@@ -231,6 +271,10 @@ class PosttrainConfig(MutationSection, FitnessSection, BreedSection, FleetConfig
             "FITNESS_FROM is racing, but SELECTION or MATES compare what all members say to the same questions",
         )
         yield (
+            races and self.selection == "pbt",
+            "FITNESS_FROM is racing, but with SELECTION pbt nobody races another one",
+        )
+        yield (
             races and self.selection == "matching" and not self.elitism,
             "FITNESS_FROM is racing, but without ELITISM SELECTION matching knows nobody whom the others race",
         )
@@ -238,7 +282,7 @@ class PosttrainConfig(MutationSection, FitnessSection, BreedSection, FleetConfig
     @property
     def tasks(self) -> list[Objective]:
         """Of lm-eval."""
-        return [each for each in self.fitness if each.task != LOSS]
+        return [each for each in self.fitness if each.of_lm_eval]
 
     @property
     def compares_questions(self) -> bool:
@@ -263,3 +307,12 @@ class PosttrainConfig(MutationSection, FitnessSection, BreedSection, FleetConfig
     @property
     def asks_loss(self) -> bool:
         return any(each.task == LOSS for each in self.fitness)
+
+    @property
+    def asks_reward(self) -> bool:
+        return any(each.task == REWARD for each in self.fitness)
+
+    @property
+    def of_grpo(self) -> Grpo:
+        assert self.grpo is not None  # where MUTATION is grpo
+        return self.grpo

@@ -1,0 +1,1 @@
+"""Rewards that can be verified: questions with exact answers, a model's own answers, and how it learns from these."""
