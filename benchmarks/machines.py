@@ -19,7 +19,7 @@ clocked again once that file is gone.
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,27 +31,38 @@ from benchmarks.exchange import LARGE
 from benchmarks.figures import goal, table
 from benchmarks.throttle import why_not
 from benchmarks.trials import COMMON, Trial, run, trial
-from benchmarks.utilisation import PARAMETERS, share_of, trained
+from benchmarks.utilisation import PARAMETERS, counted, share_of, trained
 
 TOKENS, STEPS = 65_536, 500  # of a step; of a round
 PEAK, SHARE = 989e12, 0.4  # of an H100 in bf16; how much of it is used
 REAL = STEPS * 6 * LARGE * TOKENS / (PEAK * SHARE)  # seconds of a round on its device
 LINKS: Mapping[str, tuple[float, float]] = {"10": (10.0, 0.0), "1": (1.0, 0.0), "0.1": (0.1, 0.05)}  # Gbit/s, seconds
-METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "DiLoCo": ("DiLoCo", {}),
-    "DiLoCo, OVERLAP 1": ("DiLoCo", {"overlap": 1}),
-    "EDT": ("EDT, pairs", {}),
+
+
+@dataclass(frozen=True)
+class Method:
+    name: str
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    slots: int = 1  # of a machine
+
+
+METHODS: Mapping[str, Method] = {
+    "DiLoCo": Method("DiLoCo"),
+    "DiLoCo, narrow": Method("DiLoCo", {"inner_optimizer_state": "narrow"}),
+    "DiLoCo, OVERLAP 1": Method("DiLoCo", {"overlap": 1}, slots=2),
+    "EDT": Method("EDT, pairs"),
 }
 COUNTS = (2, 4, 8)
-ROUND = 12  # sequences of a slot
+ROUND = 12  # sequences of a machine
 PLAIN = {"compile": False}  # which would take minutes of a slice
+WARM = 2  # the first round that is clocked: nobody has read anything before it
 RISES = 9  # of so many steps, the rate rises for one, as it does in trials of 1,440 sequences
 LANE = {"disk_lane": True}
 PART = 0.35  # of one machine's sequences, for each of several: what is left of MOST is for what is no training
 MOST = 0.4  # of one machine's time: the goal for four at 1 Gbit/s, with MORE times its tokens a second
 MORE = 3.7
 Row = tuple[str, int, str]
-GOALS: Sequence[Row] = [("DiLoCo", 4, "1"), ("DiLoCo, OVERLAP 1", 4, "1")]
+GOALS: Sequence[Row] = [("DiLoCo", 4, "1"), ("DiLoCo, narrow", 4, "1"), ("DiLoCo, OVERLAP 1", 4, "1")]
 ROWS: Sequence[Row] = [*GOALS, ("EDT", 4, "1"), ("DiLoCo", 2, "1"), ("DiLoCo", 8, "1"), ("DiLoCo", 4, "0.1")]
 MEASURED = Path(__file__).with_name("clocked.jsonl")
 _APART = 1.05  # a training that took so much longer than its device's time was held up by this machine
@@ -60,7 +71,7 @@ app = App(name="python -m benchmarks.machines", help=__doc__, version_flags=[])
 
 @dataclass(frozen=True)
 class Clocked:
-    """Some rounds, from the first step of the first machine to the last step of the last one."""
+    """Some rounds, each from a machine's first step to its first one of the next round."""
 
     round: float  # seconds
     utilisation: float
@@ -68,16 +79,15 @@ class Clocked:
     load: float  # of this machine meanwhile
 
 
-def clocked(each: Trial, second: float, rate: float, delay: float) -> Clocked:
+def clocked(each: Trial, machines: int, second: float, rate: float, delay: float) -> Clocked:
     """`second` is what a sequence takes on a device."""
     config = each.config.model_copy(update=LANE)
     step, cores = second * config.batch_size, (os.cpu_count() or 1) / max(COUNTS)
-    found, _ = trained(config, each.slots, step, (rate, delay), shared=False, cores=cores)
-    there = [one for one in found if one]
-    long = [end - begin > _APART * step * config.steps_in(n) for one in there for n, begin, end in one]
-    begun, ended = min(one[0][1] for one in there), max(one[-1][2] for one in there)
-    share = share_of(there, min(3, config.max_generations))
-    return Clocked((ended - begun) / config.max_generations, share, sum(long) / len(long), os.getloadavg()[0])
+    hosts, _ = trained(config, machines, step, (rate, delay), shared=False, cores=cores)
+    long = [end - begin > _APART * step * config.steps_in(n) for one in hosts for n, begin, end in one]
+    found = [counted(one, WARM) for one in hosts]
+    took = sum(one.whole for one in found) / sum(one.rounds for one in found)
+    return Clocked(took, share_of(hosts, WARM), sum(long) / len(long), os.getloadavg()[0])
 
 
 def remembered(key: Sequence[Any], make: Callable[[], Clocked]) -> Clocked:
@@ -94,11 +104,12 @@ def remembered(key: Sequence[Any], make: Callable[[], Clocked]) -> Clocked:
 
 def apart(method: str, seed: int, sequences: int, machines: int) -> Trial:
     """In rounds of ROUND sequences, with the settings that were found for so many machines."""
-    name, keys = METHODS[method]
-    steps = max(1, round(ROUND / trial(name, seed, sequences, machines).config.batch_size))
-    more = {"inner_steps": steps, "first_inner_steps": steps, "shards": 0, **PLAIN, **keys}
-    more["warmup_steps"] = max(1, round(steps * sequences / ROUND / RISES))
-    return trial(name, seed, sequences, machines, **more)
+    known = METHODS[method]
+    slots, sequences = machines * known.slots, sequences // known.slots
+    steps = max(1, round(ROUND / known.slots / trial(known.name, seed, sequences, slots).config.batch_size))
+    more = {"inner_steps": steps, "first_inner_steps": steps, "shards": 0, **PLAIN, **known.keys}
+    more["warmup_steps"] = max(1, round(steps * sequences * known.slots / ROUND / RISES))
+    return trial(known.name, seed, sequences, slots, **more)
 
 
 def scaled(gbits: float, seconds: float) -> float:
@@ -108,7 +119,7 @@ def scaled(gbits: float, seconds: float) -> float:
 
 @app.default
 def main(
-    seconds: float = 12.0, sequences: int = 1440, rounds: int = 5, seed: int = 1, quick: bool = False, only: str = ""
+    seconds: float = 30.0, sequences: int = 1440, rounds: int = 6, seed: int = 1, quick: bool = False, only: str = ""
 ) -> None:
     """
     Parameters
@@ -139,7 +150,7 @@ def main(
         each = apart(name, seed, ROUND * rounds, count)
         found = remembered(
             [*row, seconds, rounds, seed],
-            partial(clocked, each, second, scaled(gbits, seconds), delay * seconds / REAL),
+            partial(clocked, each, count, second, scaled(gbits, seconds), delay * seconds / REAL),
         )
         more = count * seconds / found.round
         part = found.round * result.trial.config.max_generations / (sequences * second)

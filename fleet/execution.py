@@ -42,7 +42,7 @@ class Execution:
         context, began = self.context, self.context.host.now()
         read, version = context.store.bytes_read + context.store.bytes_at_hand, context.history.slot(id).version
         waited = context.store.seconds
-        writer = PayloadWriter(context.store, f"{prefix_of(id)}{version}.{context.host.token()}")
+        writer = PayloadWriter(context.store, f"{prefix_of(id)}{version}.{context.host.token()}", late=bool(self.lane))
         outcome: list[Value] = []
         with self._failing(id, writer), self._working(id, writer) as work:
             metrics = _checked(self.make(work))
@@ -121,6 +121,8 @@ class Execution:
             made.stands = self._offer(made.id, made.outcome.version, made.outcome.record)
         except faults.Fault as fault:
             made.fault = fault
+        finally:
+            made.writer.held.clear()  # nobody waits in vain for a file of what could not be written
 
     def collect(self) -> bool:
         """In the first lane: what has come of it; true if something has."""
