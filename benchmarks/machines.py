@@ -44,12 +44,13 @@ class Method:
     name: str
     keys: Mapping[str, Any] = field(default_factory=dict)
     slots: int = 1  # of a machine
+    part: float = 0.35  # of one machine's sequences, for each of several: what is left of MOST is for all else
 
 
 METHODS: Mapping[str, Method] = {
     "DiLoCo": Method("DiLoCo"),
     "DiLoCo, narrow": Method("DiLoCo", {"inner_optimizer_state": "narrow"}),
-    "DiLoCo, OVERLAP 1": Method("DiLoCo", {"overlap": 1}, slots=2),
+    "DiLoCo, OVERLAP 1": Method("DiLoCo", {"overlap": 1, "lr": 1.4e-2}, slots=2, part=0.385),
     "EDT": Method("EDT, pairs"),
 }
 COUNTS = (2, 4, 8)
@@ -58,7 +59,6 @@ PLAIN = {"compile": False}  # which would take minutes of a slice
 WARM = 2  # the first round that is clocked: nobody has read anything before it
 RISES = 9  # of so many steps, the rate rises for one, as it does in trials of 1,440 sequences
 LANE = {"disk_lane": True}
-PART = 0.35  # of one machine's sequences, for each of several: what is left of MOST is for what is no training
 MOST = 0.4  # of one machine's time: the goal for four at 1 Gbit/s, with MORE times its tokens a second
 MORE = 3.7
 Row = tuple[str, int, str]
@@ -127,7 +127,7 @@ def main(
     seconds
         Of a machine's device for a whole round, for which the real one takes as the page says.
     sequences
-        Of one machine; each of several has 0.35 of them.
+        Of one machine; each of several has a part of them.
     rounds
         That the clock runs for.
     quick
@@ -140,7 +140,7 @@ def main(
     wanted = [row for row in every() if named(row) == only] if only else GOALS if quick else ROWS
     if not wanted:
         raise SystemExit(f"ONLY: {only} is no row; one is {named(GOALS[0])}")
-    several = {row: apart(row[0], seed, round(PART * sequences), row[1]) for row in wanted}
+    several = {row: apart(row[0], seed, round(METHODS[row[0]].part * sequences), row[1]) for row in wanted}
     alone, *results = run([trial("one process, Muon", seed, sequences, 1, **PLAIN), *several.values()])
     shown = table("Machines", *_COLUMNS, note=_note(seconds, sequences, rounds, alone.averaged))
     second = seconds / ROUND  # of a sequence
@@ -191,10 +191,10 @@ def _row(shown: Any, row: Row, found: Clocked, more: float, part: float, above: 
 
 def _note(seconds: float, sequences: int, rounds: int, loss: float) -> str:
     size = f"{PARAMETERS:,.0f} parameters, {sequences} sequences of {COMMON['seq_length']} tokens on one machine"
-    return f"""{size} (loss {loss:.3f}), {PART:g} of them
-on each of several. A round takes {seconds:g} s of a device, the real one's {REAL:.0f} s; links are as much slower as
-the model is smaller, and as much faster as its round is shorter. Clocked: {rounds} rounds, from the first step to the
-last one. Held up: trainings for which this machine was too slow; load: its average meanwhile."""
+    return f"""{size} (loss {loss:.3f}),
+a part of them on each of several. A round takes {seconds:g} s of a device, the real one's {REAL:.0f} s; links are as much
+slower as the model is smaller, and as much faster as its round is shorter. Clocked: {rounds} rounds but the first one, each
+to the next one's first step. Held up: trainings for which this machine was too slow; load: its average meanwhile."""
 
 
 if __name__ == "__main__":
