@@ -192,9 +192,9 @@ def _row(shown: Any, row: Row, found: Clocked, more: float, part: float, above: 
 def _note(seconds: float, sequences: int, rounds: int, loss: float) -> str:
     size = f"{PARAMETERS:,.0f} parameters, {sequences} sequences of {COMMON['seq_length']} tokens on one machine"
     return f"""{size} (loss {loss:.3f}),
-a part of them on each of several. A round takes {seconds:g} s of a device, the real one's {REAL:.0f} s; links are as much
-slower as the model is smaller, and as much faster as its round is shorter. Clocked: {rounds} rounds but the first one, each
-to the next one's first step. Held up: trainings for which this machine was too slow; load: its average meanwhile."""
+a part of them on each of several. A round takes {seconds:g} s of a device, the real one's {REAL:.0f} s; links are as
+much slower as the model is smaller, and as much faster as its round is shorter. Clocked: {rounds} rounds but the first
+one, each to the next one's first step. Held up: trainings for which this machine was too slow; load: its average."""
 
 
 if __name__ == "__main__":
