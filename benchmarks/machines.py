@@ -37,6 +37,7 @@ TOKENS, STEPS = 65_536, 500  # of a step; of a round
 PEAK, SHARE = 989e12, 0.4  # of an H100 in bf16; how much of it is used
 REAL = STEPS * 6 * LARGE * TOKENS / (PEAK * SHARE)  # seconds of a round on its device
 LINKS: Mapping[str, tuple[float, float]] = {"10": (10.0, 0.0), "1": (1.0, 0.0), "0.1": (0.1, 0.05)}  # Gbit/s, seconds
+ROUND = 12  # sequences of a machine, for which the real one has STEPS
 
 
 @dataclass(frozen=True)
@@ -44,17 +45,17 @@ class Method:
     name: str
     keys: Mapping[str, Any] = field(default_factory=dict)
     slots: int = 1  # of a machine
+    round: int = ROUND  # sequences of a machine
     part: float = 0.35  # of one machine's sequences, for each of several: what is left of MOST is for all else
 
 
 METHODS: Mapping[str, Method] = {
     "DiLoCo": Method("DiLoCo"),
     "DiLoCo, narrow": Method("DiLoCo", {"inner_optimizer_state": "narrow"}),
-    "DiLoCo, OVERLAP 1": Method("DiLoCo", {"overlap": 1, "lr": 1.4e-2}, slots=2, part=0.385),
+    "DiLoCo, OVERLAP 1": Method("DiLoCo", {"overlap": 1, "lr": 1.4e-2}, slots=2, round=ROUND // 2, part=0.385),
     "EDT": Method("EDT, pairs"),
 }
 COUNTS = (2, 4, 8)
-ROUND = 12  # sequences of a machine
 PLAIN = {"compile": False}  # which would take minutes of a slice
 WARM = 2  # the first round that is clocked: nobody has read anything before it
 RISES = 9  # of so many steps, the rate rises for one, as it does in trials of 1,440 sequences
@@ -103,12 +104,12 @@ def remembered(key: Sequence[Any], make: Callable[[], Clocked]) -> Clocked:
 
 
 def apart(method: str, seed: int, sequences: int, machines: int) -> Trial:
-    """In rounds of ROUND sequences, with the settings that were found for so many machines."""
+    """In rounds of as many sequences, with the settings that were found for so many machines."""
     known = METHODS[method]
     slots, sequences = machines * known.slots, sequences // known.slots
-    steps = max(1, round(ROUND / known.slots / trial(known.name, seed, sequences, slots).config.batch_size))
+    steps = max(1, round(known.round / known.slots / trial(known.name, seed, sequences, slots).config.batch_size))
     more = {"inner_steps": steps, "first_inner_steps": steps, "shards": 0, **PLAIN, **known.keys}
-    more["warmup_steps"] = max(1, round(steps * sequences * known.slots / ROUND / RISES))
+    more["warmup_steps"] = max(1, round(steps * sequences * known.slots / known.round / RISES))
     return trial(known.name, seed, sequences, slots, **more)
 
 
@@ -152,7 +153,7 @@ def main(
             [*row, seconds, rounds, seed],
             partial(clocked, each, count, second, scaled(gbits, seconds), delay * seconds / REAL),
         )
-        more = count * seconds / found.round
+        more = count * second * METHODS[name].round / found.round
         part = found.round * result.trial.config.max_generations / (sequences * second)
         _row(shown, row, found, more, part, result.averaged - alone.averaged)
     Console(width=150).print(shown)

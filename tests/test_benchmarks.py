@@ -7,7 +7,7 @@ import time
 import pytest
 
 from benchmarks.cpu_slices import sliced
-from benchmarks.machines import LARGE, PARAMETERS, REAL, ROUND, apart, scaled
+from benchmarks.machines import LARGE, PARAMETERS, REAL, apart, scaled
 from benchmarks.machines import METHODS as ON_MACHINES
 from benchmarks.speedup import ALONE, SLOTS, best_alone, needed, seconds, serial, share, worth
 from benchmarks.trials import METHODS, Result, Trial, trial
@@ -77,7 +77,7 @@ def test_a_scaled_link_takes_as_large_a_part_of_a_round():
     for name, method in ON_MACHINES.items():
         config = apart(name, 1, 576, 4).config
         assert config.population_size == 4 * method.slots
-        assert config.steps_in(1) * config.batch_size * method.slots == ROUND
+        assert config.steps_in(1) * config.batch_size * method.slots == method.round
         assert config.total_steps * config.batch_size * method.slots == 576
 
 
