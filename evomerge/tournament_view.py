@@ -7,6 +7,7 @@ from rich.table import Table
 from evomerge.config import EvaluationSettings
 from evomerge.fitness_evaluator import BITS, key
 from evomerge.tournament_results import TournamentEntry, TournamentOutcome, ahead, best_first, interval, read
+from fleet.plain import several
 from fleet.progress import duration
 from merge.search.search_progress import SearchProgress, number, table
 from merge.search.search_strategy import CHECK
@@ -21,13 +22,13 @@ class TournamentView(SearchProgress):
         e, count = found.config.evolution_settings, len(found.generations)
         if number == 0:
             score, layers = score_in_words(found.config.evaluation_settings), self.history[CHECK].metrics["layers"]
-            return f"models fit together: {layers} layers; score: {score}"
+            return f"models fit together: {several(layers, 'layer')}; score: {score}"
         if number > count:
-            why = "" if count == e.num_generations else f" (nothing got better for {e.patience} generations)"
-            return f"the end after {count} generations{why}; now the held-out test"
+            why = "" if count == e.num_generations else f" (nothing got better for {several(e.patience, 'generation')})"
+            return f"the end after {several(count, 'generation')}{why}; now the held-out test"
         entries = found.generations[number - 1]
         good = best_first(entries)
-        words = [f"generation {number}: {len(entries)} models"]
+        words = [f"generation {number}: {several(len(entries), 'model')}"]
         words += [f"{len(entries) - len(good)} failed"] if len(good) < len(entries) else []
         words += [f"best {good[0].score:.4f} ({good[0].name})"] if good else []
         if number == 1 and (given := best_first(found.models)):
@@ -35,14 +36,13 @@ class TournamentView(SearchProgress):
         return ", ".join(words)
 
     def speed(self) -> str:
-        found, done = self.found(), self.history.first_open - max(1, self._began_at)
+        found = self.found()
         e = found.config.evolution_settings
         if found.tested:
             return f"{duration(self.seconds())} in all"
         if len(found.generations) == e.num_generations:
             return "held-out test"
-        each = f", about {duration(self.seconds() / done)} each" if done > 0 else ""
-        return f"generation {len(found.generations) + 1} of at most {e.num_generations}{each}"
+        return f"generation {len(found.generations) + 1} of at most {e.num_generations}"
 
     def table(self) -> Table:
         found = self.found()

@@ -14,7 +14,7 @@ from fleet.worker_notes import END
 
 ENDED = "workers/ended"
 KEPT = 32  # workers that are gone and still shown
-_PULSES, _MOST = 8, 64  # pulses that are looked at in one go, and notes that are moved
+_PULSES, _MOST = 4, 64  # pulses that are looked at in one go, and notes that are moved
 _PULSE = ".pulse"
 _SELDOM = 60  # breaths between two times
 
@@ -30,17 +30,18 @@ class WorkerArchive:
         self._turn, self._drafts = 0, set[str]()
         self._tidied = store.host.now()
 
-    def tidy(self) -> None:
-        """Now and then; what does not succeed is left to the next time, or to somebody else."""
+    def tidy(self) -> bool:
+        """Now and then, and says so; what does not succeed is left to the next time, or to somebody else."""
         now = self.store.host.now()
         if now - self._tidied < max(self.patience / 10, _SELDOM * self.store.breath):
-            return
+            return False
         self._tidied = now
         names = set(self.store.names("workers"))
         tasks = (self._remove_drafts, partial(self._remove_pulses, names, now), partial(self._move_notes, names))
         for task in tasks:
             with contextlib.suppress(faults.Fault):
                 task()
+        return True
 
     def _remove_drafts(self) -> None:
         """A draft lives for a moment; one that is still there after a time in which any worker would have looked dead
@@ -65,14 +66,14 @@ class WorkerArchive:
 
     def _move_notes(self, names: set[str]) -> None:
         mine = f"{self.store.name}{END}"
+        if self.events.begun and mine not in names:  # put away by somebody who took this worker for gone
+            self.events.begin_anew()
         gone = [n for n in names if n.endswith(END) and n != mine and n.removesuffix(END) + _PULSE not in names]
         if len(gone) > KEPT:
             self.store.folder(ENDED)
             by_age = sorted(gone, key=lambda name: (self.store.stamp(f"workers/{name}")[2:3], name))
             for name in by_age[:-KEPT][:_MOST]:
                 self._move(name)
-        if self.events.begun and mine not in self.store.names("workers"):
-            self.events.begin_anew()
 
     def _move(self, name: str) -> None:
         """A rename has one winner, who alone goes on with the sums."""

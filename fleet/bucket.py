@@ -219,6 +219,9 @@ class Bucket(Store):
         self.copies.drop(folder)
         self.objects.remove(*(name for name, *_ in self.objects.below(folder)))
 
+    def dissolve(self) -> None:
+        self.clear("")
+
     @property
     def ops(self) -> int:
         return self.objects.ops

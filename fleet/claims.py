@@ -124,6 +124,10 @@ class Claims:
     def holder(self, id: str) -> Value:
         return self.record(id, "claim", self.count(id) - 1)
 
+    def known(self, id: str) -> bool:
+        """Who holds it is known without looking."""
+        return self._path(id, "claim", self.count(id) - 1) in self._records.get(id, {})
+
     def claimed(self, id: str) -> bool:
         """Perhaps by this worker, as far as it knows without looking."""
         return id in self._own or id in self._tried

@@ -16,13 +16,12 @@ from fleet.host import Host
 from fleet.places import address, here
 from fleet.plain import bytes_of, say
 from fleet.round_state import SlotState, parse
-from fleet.run import NoRun, open_run, ready
+from fleet.run import PART, NoRun, begin_copy, end_copy, open_run
 from fleet.run_config import UserError
 from fleet.single_command import command
 from fleet.store import Store, Unreadable, compare
 
-_MARK = "copying"  # a register: whose copy this will be
-_LEFT = ("tmp", "bell", "run.json", _MARK)  # what means nothing elsewhere, or comes last
+_LEFT = ("tmp", "bell", "run.json", PART)  # what means nothing elsewhere, or comes last
 _GROWING = (".events", ".log")
 _ALIVE = 25.0  # seconds after which a pulse that stands still is nobody's
 _TOLD = 5.0  # seconds between two words about how far it is
@@ -56,9 +55,7 @@ def copy(run_a: Path, run_b: Path, /) -> None:
             _grown(source, target, name)
         else:
             target.replace(name, source.load(name, _WHOLE))
-    target.settle("run.json", source.read("run.json"))
-    with contextlib.suppress(faults.Missing):
-        target.remove(_MARK)
+    end_copy(target, source.read("run.json"))
     say(f"{address(target.root)}: the whole run, {bytes_of(total)} of files checked. {address(source.root)} is left as")
     say("it was: go on with one of the two, as BASE_DIR says which.")
 
@@ -83,10 +80,7 @@ def _opened(place: Path, host: Host, run_id: str) -> Store:
             raise UserError(f"{address(place)}: another run is there; choose another place")
         return target
     except NoRun:
-        target = ready(place, host, "copy", may_hold=_MARK)
-    if target.settle(_MARK, {"id": run_id}) != {"id": run_id}:
-        raise UserError(f"{address(place)}: a part of another run's copy is there; choose another place")
-    return target
+        return begin_copy(place, host, "copy", run_id)
 
 
 def _attempts(source: Store) -> tuple[Mapping[str, tuple[int, str]], set[str]]:
@@ -115,14 +109,24 @@ def _payload(source: Store, target: Store, name: str, wanted: tuple[int, str] | 
             compare(name, target.hash_of(name, like), wanted or source.hash_of(name))
             return there
         target.remove(name)
+    try:
+        return bring(source, target, name, wanted)
+    except (faults.Damaged, faults.Missing):
+        raise UserError(
+            f"{address(source.root)}/{name}: is damaged: let the run go on there, which makes it again"
+        ) from None
+
+
+def bring(source: Store, target: Store, name: str, wanted: tuple[int, str] | None = None) -> int:
+    """A file of an attempt, compared with what a register says of it, if one does, before it counts as there."""
     seen, size = checksum(wanted[1] if wanted else ""), 0
     with contextlib.closing(target.create(name)) as file:
         for block in source.blocks(name):
             seen.update(block)
             size += len(block)
             file.write(block)
-        if wanted and (size, seen.hexdigest()) != wanted:
-            raise UserError(f"{address(source.root)}/{name}: is damaged: let the run go on there, which makes it again")
+        if wanted:
+            compare(name, (size, seen.hexdigest()), wanted)
         file.sync()
     return size
 

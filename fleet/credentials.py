@@ -61,7 +61,7 @@ def _keys() -> dict[str, str | None]:
 def _of_profile(file: Path) -> dict[str, str]:
     read = configparser.ConfigParser(interpolation=None)
     try:
-        read.read_string(file.read_text())
+        read.read_string(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, configparser.Error):
         return {}
     sections = (_profile(), f"profile {_profile()}")

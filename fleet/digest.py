@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fleet.history import History, opened
 from fleet.places import address
-from fleet.plain import say
+from fleet.plain import say, several
 from fleet.recipe import to_json
 from fleet.single_command import command
 from fleet.strictjson import text
@@ -33,7 +33,7 @@ def show(run_dir: Path, /, *more: Path) -> None:
     for folder in (run_dir, *more):
         history = opened(folder)
         state = "over" if history.over else "not over"
-        say(f"{digest(history)}  {address(folder)}  ({max(0, history.first_open - 1)} rounds, {state})")
+        say(f"{digest(history)}  {address(folder)}  ({several(max(0, history.first_open - 1), 'round')}, {state})")
 
 
 if __name__ == "__main__":

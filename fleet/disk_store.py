@@ -3,6 +3,7 @@
 import builtins
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from posixpath import basename, dirname
@@ -171,6 +172,20 @@ class DiskStore(Store):
             with contextlib.suppress(faults.Missing):
                 self.disk.remove(f"{folder}/{name}")
         self.disk.rmdir(folder)
+
+    def borrow(self, other: Store, name: str) -> bool:
+        if not isinstance(other, DiskStore):
+            return False
+        try:
+            os.link(other.root / name, self.root / name, follow_symlinks=False)
+            return True
+        except FileNotFoundError:
+            raise faults.Missing(name) from None
+        except OSError:  # another disk, or one that links no file of somebody else
+            return False
+
+    def dissolve(self) -> None:
+        shutil.rmtree(self.root, ignore_errors=True)
 
     @property
     def ops(self) -> int:

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import sys
 import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -32,24 +33,31 @@ def refuse(problems: Iterable[tuple[object, str]]) -> None:
 
 def absolute(path: Path) -> Path:
     """From the user's home on, and through all links; or why it leads nowhere."""
-    try:
-        found = path.expanduser().resolve()
-        with _mounts_that_may_come_back():
-            found.exists()  # a name may be too long, or lie where this user may not look
-        return found
-    except (RuntimeError, OSError) as error:  # links in a circle; nobody knows where this user is at home
-        raise UserError(f"{path}: no such place: {getattr(error, 'strerror', None) or error}") from None
-    except UnicodeEncodeError as error:
-        why = f"a locale of {error.encoding} cannot name it; set LC_ALL=C.UTF-8, or PYTHONUTF8=1"
-        raise UserError(f"{path}: no such place: {why}") from None
+    with _leading(path):
+        return from_home(path).resolve()
 
 
 def from_home(path: Path | str) -> Path:
-    """`~/model`, as the system finds it."""
+    """`~/model`, as the system finds it; or why it leads nowhere. What is not there yet may be made."""
+    with _leading(path):
+        found = Path(path).expanduser()
+        with _mounts_that_may_come_back():
+            found.exists()  # a name may be too long, or lie where this user may not look
+        str(found).encode()  # libraries that read models open no other names
+        return found
+
+
+@contextlib.contextmanager
+def _leading(path: Path | str) -> Iterator[None]:
     try:
-        return Path(path).expanduser()
-    except RuntimeError as error:  # nobody is at home there, as in some containers
-        raise UserError(f"{path}: {error}") from None
+        yield
+    except (RuntimeError, OSError) as error:  # links in a circle; nobody knows where this user is at home
+        raise UserError(f"{path}: no such place: {getattr(error, 'strerror', None) or error}") from None
+    except UnicodeEncodeError:
+        of = sys.getfilesystemencoding()
+        locale = f"a locale of {of} cannot name it; set LC_ALL=C.UTF-8, or PYTHONUTF8=1"
+        why = locale if of != "utf-8" else "its name is no UTF-8; choose another one, which all libraries can open"
+        raise UserError(f"{path}: no such place: {why}") from None
 
 
 @contextlib.contextmanager

@@ -1,13 +1,12 @@
 """`python -m fleet.fork RUN --round R --set KEY=VALUE ... --name NEW`: a new run that goes on from a round of another.
 
-The registers of the rounds up to R are linked, or copied to another disk, with the files of round R and round 0: they
-never change, so both runs have them. What the method has to say about its own state stands in `Carried`.
+The registers of the rounds up to R, which never change, are the new run's, too, with the files of round R and round 0:
+linked on a disk, copied in a bucket. What the method has to say about its own state stands in `Carried`.
 """
 
 import contextlib
 import json
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,20 +17,20 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from pydantic import BaseModel, ConfigDict
 
-from fleet import faults, launches, payload, results_version, summary
-from fleet.disk import Disk
+from fleet import faults, launches, results_version, summary
+from fleet.copy import bring
 from fleet.history import History
 from fleet.host import Host
 from fleet.our_packages import ROOT, spoken
-from fleet.places import address, in_bucket
+from fleet.places import address, here
 from fleet.plain import say
 from fleet.plan_format import record_of
 from fleet.recipe import NotYet, Recipe, check, folder, name, place
 from fleet.round_state import parse
-from fleet.run import create_run, open_run
+from fleet.run import about, begin_copy, end_copy, open_run, taken
 from fleet.run_config import UserError, is_bound
 from fleet.single_command import command
-from fleet.store import Store
+from fleet.store import Store, compare
 
 _PATIENCE = 5.0  # seconds between two lines about how far it is
 _EXAMPLES = """Go on with a finished run for twice as many rounds:
@@ -92,21 +91,19 @@ def go_on(
     settings = dict(map(_setting, set))
     if "base_dir" in settings:
         raise UserError("--set BASE_DIR: a fork lies beside the run that it goes on from")
-    if in_bucket(run):
-        raise UserError(f"{address(run)}: a run is forked on a disk; python -m fleet.copy brings it there, and back")
-    _, about = open_run(run.absolute(), Host(), "fork")
-    was = str(about["config"].get("algorithm"))
+    run = here(run)
+    was = str(open_run(run, Host(), "fork")[1]["config"].get("algorithm"))
     if was.endswith("-loop"):
         raise UserError(
-            f"a run of {was} cannot be forked: let your script begin with what `python -m train.export {run}` writes, "
-            "and join a new run"
+            f"a run of {was} cannot be forked: let your script begin with what `python -m train.export {address(run)}` "
+            "writes, and join a new run"
         )
     algorithm = str(settings.get("algorithm", was))
     script = ROOT / f"{algorithm.replace('-', '_')}.py"
     if not algorithm.replace("-", "").isalnum() or not script.is_file():
         raise UserError(f"a run of {algorithm} cannot be forked; those of edt and diloco can")
     file = config or Path(f"{name}.json")
-    order = ForkOrder(run=run.absolute(), round=round, settings=settings, name=name, config=file.absolute())
+    order = ForkOrder(run=run, round=round, settings=settings, name=name, config=file.absolute())
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, str(script), "--fork", order.model_dump_json()])
 
@@ -135,16 +132,17 @@ def fork(method: Any, order: ForkOrder) -> int:
         history.look_far()
     round = _round(history, order)
     carried = _carried(method, order, store, run, history, round)
-    base = order.run.resolve().parent
+    base = order.run.parent
     if carried.config.group_readable:
         os.umask(0o027)
-    _free(base / order.name, "--name")
-    _free(order.config, "--config")
-    _make(base, order.name, carried, history, round)
+    for where, option in ((base / order.name, "--name"), (order.config, "--config")):
+        if taken(where):
+            raise UserError(f"{address(where)}: is there already; choose another {option}")
+    _make(base / order.name, carried, history, round)
     _write_down(order.config, base, carried.config)
     for note in carried.notes:
         say(f"Note: {note}.")
-    say(f"{base / order.name}: goes on from round {round} of {order.run}. Start it with")
+    say(f"{address(base / order.name)}: goes on from round {round} of {address(order.run)}. Start it with")
     say(f"{' '.join(spoken(Path(sys.argv[0]).stem))} --config {order.config}")
     return 0
 
@@ -154,7 +152,9 @@ def _round(history: History, order: ForkOrder) -> int:
     last = history.first_open - 1
     round = last if order.round is None else order.round
     if last < 1:
-        raise UserError(f"{order.run}: no round that trains is finished yet: wait for round 1, or start a new run")
+        raise UserError(
+            f"{address(order.run)}: no round that trains is finished yet: wait for round 1, or start a new run"
+        )
     if not 1 <= round <= last:
         whole = f"rounds 1 to {last} are finished" if round else "round 0 only prepares: start a new run instead"
         raise UserError(f"--round {round}: {whole}")
@@ -194,7 +194,7 @@ def _carried(
             "an earlier round with --round"
         )
     # where a run is, text is not counted: what it has to suffice for is known only with the fork
-    there = {"base_dir": str(order.run.parent), "project_name": order.run.name}
+    there = {"base_dir": address(order.run.parent), "project_name": order.run.name}
     ready = method.prepare(new.model_copy(update=there), Path.cwd())
     new = ready.model_copy(update={key: getattr(new, key) for key in there})
     found: Carried = method.forked(old, new, history, round, method.strategy(new).plan(0, history))
@@ -204,17 +204,12 @@ def _carried(
     return found
 
 
-def _free(target: Path, option: str) -> None:
-    if target.exists() or target.is_symlink():
-        raise UserError(f"{target}: is there already; choose another {option}")
-
-
-def _make(base: Path, project: str, carried: Carried, history: History, round: int) -> None:
-    """Whole under a name of its own, then under the right one: nobody finds half a run."""
+def _make(target: Path, carried: Carried, history: History, round: int) -> None:
+    """Nobody finds half a run: it is one with its run.json, which comes last."""
     host, _last[0] = Host(), time.monotonic()
-    draft = f"{project[:40]}.fork-{host.token()}"
+    said = about(carried.config.bound(), host)
+    store = begin_copy(target, host, "fork", str(said["id"]))
     try:
-        store, _ = create_run(base, draft, carried.config.bound(), host)
         for each in range(round + 1):
             _carry_round(history, store, each, carried)
             _said(f"{each + 1} of {round + 1} rounds are carried over")
@@ -223,11 +218,10 @@ def _make(base: Path, project: str, carried: Carried, history: History, round: i
             _carry_files(history, store, id)
             _said(f"the files of {n + 1} of {len(ids)} members are carried over")
         store.sync("files")
-        _free(base / project, "--name")
-        os.rename(base / draft, base / project)
-        Disk(base).sync("")
-    finally:
-        shutil.rmtree(base / draft, ignore_errors=True)
+        end_copy(store, said)
+    except BaseException:
+        store.dissolve()
+        raise
 
 
 def _carry_round(history: History, store: Store, round: int, carried: Carried) -> None:
@@ -242,8 +236,9 @@ def _carry_round(history: History, store: Store, round: int, carried: Carried) -
         decided = said and said.kind in ("done", "void") and name(round, said.slot) not in carried.anew
         if decided or register in same:
             path = f"{folder(round)}/{register}"
-            _link(there, store, path)
-            store.read(path)
+            value = there.read(path)
+            if not store.borrow(there, path):
+                store.settle(path, value)
     if plan is not None:
         store.settle(f"{folder(round)}/plan", {"by": store.name, **record_of(plan)})
     store.sync(folder(round))
@@ -254,32 +249,25 @@ def _carry_files(history: History, store: Store, id: str) -> None:
     outcome = history.outcome(id)
     where = f"files/{outcome.attempt}"
     store.begin(where)
-    for file in outcome.files:
-        _link(history.store, store, f"{where}/{file}")
-    try:
-        payload.Payload(store, outcome.attempt, outcome.files).check()
-    except (faults.Damaged, faults.Missing) as fault:
-        needed = "every round needs it: let that run go on, which makes it again, or if it is over, start a new one"
-        help = "choose another --round" if place(id)[0] else needed
-        raise UserError(f"{id} is damaged where it comes from: {fault}; {help}") from None
+    for file, wanted in outcome.files.items():
+        path = f"{where}/{file}"
+        try:
+            if store.borrow(history.store, path):
+                compare(path, store.hash_of(path, wanted[1]), wanted)
+            else:
+                bring(history.store, store, path, wanted)
+        except (faults.Damaged, faults.Missing) as fault:
+            if not history.store.stamp(path):
+                gone = f"{address(history.store.root)}/{path}: was removed meanwhile: the run goes on"
+                raise UserError(f"{gone}; choose another --round") from None
+            needed = "every round needs it: let that run go on, which makes it again, or if it is over, start a new one"
+            help = "choose another --round" if place(id)[0] else needed
+            raise UserError(f"{id} is damaged where it comes from: {fault}; {help}") from None
     store.sync(where)
 
 
-def _link(old: Store, new: Store, path: str) -> None:
-    """Neither run ever changes it; each removes its own name of it."""
-    try:
-        os.link(old.root / path, new.root / path, follow_symlinks=False)
-    except FileNotFoundError:
-        raise UserError(f"{old.root}/{path}: was removed meanwhile: the run goes on; choose another --round") from None
-    except OSError:  # another disk, or one that links no file of somebody else
-        with contextlib.closing(new.create(path)) as file:
-            for block in old.blocks(path):
-                file.write(block)
-            file.sync()
-
-
 def _write_down(file: Path, base: Path, config: Any) -> None:
-    values = {**config.bound(), **config.operational(), "base_dir": str(base)}
+    values = {**config.bound(), **config.operational(), "base_dir": address(base)}
     given = config.model_dump(mode="json", exclude_defaults=True)
     kept = {key.upper(): value for key, value in values.items() if key in given or key == "base_dir"}
     try:

@@ -191,10 +191,10 @@ def _called(script: Sequence[str], words: list[str]) -> list[str]:
     """Known by its own words to whoever lists processes: the kernel reads them where they were when this program was
     started."""
     with contextlib.suppress(OSError):
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        fields = Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()
         first, last = int(fields[45]), int(fields[46])
         with open("/proc/self/mem", "r+b", buffering=0) as memory:
             memory.seek(first)
-            memory.write("\0".join([*script, *words]).encode()[: last - first - 1].ljust(last - first, b"\0"))
+            memory.write(os.fsencode("\0".join([*script, *words]))[: last - first - 1].ljust(last - first, b"\0"))
     sys.argv[1:] = words
     return words

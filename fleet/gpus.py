@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fleet.plain import several
+
 
 @dataclass(frozen=True)
 class Accelerators:
@@ -40,17 +42,15 @@ def choose(worker: str, each: int = 1) -> None:
 
 def sharing(workers: int, there: int, each: int = 1) -> str:
     """What is worth a word where workers take so many GPUs in turn; nothing where each has its own and none is idle."""
-    want, whose = workers * each, "1 worker" if workers == 1 else f"{workers} workers"
+    want, whose = workers * each, several(workers, "worker")
     if want > there > 0:
         most = min(workers, math.ceil(want / there))
-        return f"{whose} take {_gpus(there)} in turn, up to {most} on one, which share its memory and its speed"
+        return (
+            f"{whose} take {several(there, 'GPU')} in turn, up to {most} on one, which share its memory and its speed"
+        )
     if want < there:
-        return f"{whose} use{'s' * (workers == 1)} {want} of {_gpus(there)}; the others stay idle"
+        return f"{whose} use{'s' * (workers == 1)} {want} of {several(there, 'GPU')}; the others stay idle"
     return ""
-
-
-def _gpus(count: int) -> str:
-    return "1 GPU" if count == 1 else f"{count} GPUs"
 
 
 def workers(given: int | None, gpus: int | None, threads: int) -> int:

@@ -2,13 +2,15 @@
 
 import math
 
+from fleet.plain import several
+
 
 def crowded(workers: int, threads: int, processors: int) -> str:
     """Where workers without a device of their own are more than there are processors for."""
     fit = max(1, processors // threads)
     if workers <= fit:
         return ""
-    shared = "1 processor" if processors == 1 else f"{processors} processors"
+    shared = several(processors, "processor")
     return f"{workers} workers share {shared}: {fit} of them (--workers) make the same as soon, in less memory"
 
 
@@ -17,8 +19,8 @@ def idle(workers: int, slots: int) -> str:
     Without a number of slots, it differs from round to round."""
     if not slots:
         return ""
-    if workers > slots:
-        return f"{workers - slots} workers have nothing to do: POPULATION_SIZE {workers}"
+    if (few := workers - slots) > 0:
+        return f"{several(few, 'worker')} {'has' if few == 1 else 'have'} nothing to do: POPULATION_SIZE {workers}"
     turns = math.ceil(slots / workers)
     if workers * turns == slots:
         return ""

@@ -16,7 +16,7 @@ from fleet.forkserver import ForkServer
 from fleet.history import History
 from fleet.host import Host
 from fleet.places import address, here
-from fleet.plain import plain, say
+from fleet.plain import plain, say, several
 from fleet.processes import keeper_of, this_command, this_script, thread_counts
 from fleet.progress import Progress
 from fleet.recipe import NotYet
@@ -83,7 +83,7 @@ class Starter:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._signal)
         self._log = store.log(f"workers/{self.log_name()}.log")
-        say(f"{self.count} worker{'s' * (self.count > 1)}; what they say: {self._log.where}")
+        say(f"{several(self.count, 'worker')}; what they say: {self._log.where}")
         seats = [LocalSeat(n) for n in range(self.count)]
         try:
             self._work(seats, history)

@@ -19,6 +19,9 @@ _SIZES = ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _MOST = 200_000  # characters of one thing that is said
 _failed: list[IO[str]] = []  # streams that once took nothing
 
+for _name in ("stdin", "stdout", "stderr"):  # closed ones lead nowhere, rather than to what is opened next
+    if getattr(sys, _name) is None:
+        setattr(sys, _name, os.fdopen(os.open(os.devnull, os.O_RDWR), "r" if _name == "stdin" else "w"))
 if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that knows fewer characters shows what it can
     sys.stdout.reconfigure(errors="replace")
 
@@ -82,6 +85,11 @@ def _give_up(file: IO[str]) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
         except (OSError, ValueError):  # there is no such stream any more
             pass
+
+
+def several(number: int, what: str) -> str:
+    """1 round, 2 rounds."""
+    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def bytes_of(value: float) -> str:

@@ -13,7 +13,7 @@ from rich.text import Text
 from fleet import faults, launches
 from fleet.console import console
 from fleet.history import History
-from fleet.plain import bytes_of, plain, say
+from fleet.plain import bytes_of, plain, say, several
 from fleet.recipe import Member, NotYet, Recipe, name
 from fleet.time_left import TimeLeft, Underway, underway
 from fleet.worker_notes import NotesReader, WorkerNotes
@@ -36,6 +36,7 @@ class Progress:
         self.history, self.rounds = history, rounds
         self._now = history.store.host.now
         self._told = self._began_at = history.first_open
+        self._before = {each for each in range(self._told + 1, history.last + 1) if self._finished(each)}
         self._notes, self._left = NotesReader(history.store, WorkerNotes), TimeLeft(history, rounds, steps_in)
         self._launch = launches.latest(history.store)
         self._least = max(_LOOK, 2 * history.store.breath)
@@ -58,7 +59,7 @@ class Progress:
             self._live.stop()
 
     def _tell(self, last: bool) -> None:
-        for round in range(self._told, self.history.first_open):
+        for round in sorted({*range(self._told, self.history.first_open)} - self._before):
             line = self.line(round)
             self._live.console.print(line, highlight=False, soft_wrap=True) if self._live else say(line)
             self._told = round + 1
@@ -75,6 +76,10 @@ class Progress:
             said = "; ".join(filter(None, ["" if last else self.making(), first]))
             if lines := [*filter(None, [said]), *others]:
                 say(*lines, sep="\n")
+
+    def _finished(self, round: int) -> bool:
+        """It may be, though one before it is open: what a fork carries over comes after a round 0 of more tokens."""
+        return all(self.history.finished(name(round, recipe.slot)) for recipe in self.history.plan(round))
 
     def look_around(self) -> None:
         """How far each worker is, and what the last recipes took."""
@@ -179,7 +184,7 @@ def counted(number: int, task: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    for size, word in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+    for size, word in ((86400, "day"), (3600, "hour"), (60, "minute")):
         if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {word}"
-    return f"{seconds:.0f} seconds"
+            return several(round(seconds / size), word)
+    return several(round(seconds), "second")

@@ -20,6 +20,7 @@ from fleet.places import address, in_bucket
 from fleet.run_config import Section, UserError
 from fleet.store import FOLDERS, Store, Value
 
+PART = "copying"  # a register: whose run this will be, as long as it has no run.json
 FORMAT = 2  # 1: recipes had merge, train, evaluate and publish
 
 
@@ -87,6 +88,13 @@ def begun(folder: Path) -> bool:
     return (folder / "run.json").is_file()
 
 
+def taken(place: Path) -> bool:
+    """Whether anything is there."""
+    if in_bucket(place):  # some list folders that nothing is in any more
+        return bool(at(place, Host(), "reader").everything())
+    return os.path.lexists(place)
+
+
 def create_run(
     base: Path, project: str, bound: Mapping[str, Any], host: Host, section: type[Section] | None = None
 ) -> tuple[Store, bool]:
@@ -113,7 +121,7 @@ def _make_folder(base: Path, project: str, bound: Mapping[str, Any], host: Host)
     if not begun(base / project):
         store = ready(base / project, host, f"starter-{host.token()}")
         with _refusing(base):
-            store.settle("run.json", _about(bound, host))
+            store.settle("run.json", about(bound, host))
 
 
 def ready(place: Path, host: Host, name: str, may_hold: str = "") -> Store:
@@ -132,6 +140,21 @@ def ready(place: Path, host: Host, name: str, may_hold: str = "") -> Store:
             )
         store.prove()
     return store
+
+
+def begin_copy(place: Path, host: Host, name: str, id: str) -> Store:
+    """A run that is made of more than its configuration: nobody takes it for one before `end_copy`."""
+    store = ready(place, host, name, may_hold=PART)
+    if store.settle(PART, {"id": id}) != {"id": id}:
+        raise UserError(f"{address(place)}: a part of another run's copy is there; choose another place")
+    return store
+
+
+def end_copy(store: Store, run: Mapping[str, Any]) -> None:
+    """All of it is there."""
+    store.settle("run.json", dict(run))
+    with contextlib.suppress(faults.Missing):
+        store.remove(PART)
 
 
 def _names_below(place: Path, host: Host, name: str) -> Store:
@@ -168,7 +191,8 @@ def _refusing(base: Path) -> Iterator[None]:
         raise UserError(f"{at}: no room to start a run: {error}") from None
 
 
-def _about(bound: Mapping[str, Any], host: Host) -> Value:
+def about(bound: Mapping[str, Any], host: Host) -> Value:
+    """What stands in a new run's run.json."""
     kind = results_version.kind(str(bound.get("algorithm")))
     return {
         "format": FORMAT,

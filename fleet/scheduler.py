@@ -43,12 +43,15 @@ class Scheduler:
         return next((id for id in self._orphans(held) if self._take(id)), None) if tick else None
 
     def _orphans(self, held: list[str]) -> Iterator[str]:
-        """What is claimed and yet to be had. Pulses cost file operations: a few are looked at each time, in turn."""
+        """What is claimed and yet to be had. Pulses cost file operations: a few are looked at each time, in turn; where
+        each look costs, so few claims are read, too, and their holders' pulses when it is their turn again."""
         claims = self.context.claims
         self._turn += _PULSES
         for n, id in enumerate(held):
-            claim, looked_at = claims.holder(id), (n - self._turn) % len(held) < _PULSES
-            if claims.watch.gone(claim) or looked_at and (claims.watch.silent(claim) or self._helps(id)):
+            known, in_turn = claims.known(id) or not claims.store.breath, (n - self._turn) % len(held) < _PULSES
+            claim = claims.holder(id) if known or in_turn else {}
+            old = in_turn and (known or not claim)  # or it has no holder that could be known
+            if claims.watch.gone(claim) or old and (claims.watch.silent(claim) or self._helps(id)):
                 yield id
 
     def _makeable(self) -> list[str]:

@@ -166,7 +166,7 @@ def _chosen(config: Path, preset: str) -> tuple[Path, Path]:
         raise UserError(f"--preset {preset} and --config {config}: one of them")
     if preset:
         return presets.file_of(preset), Path.cwd()
-    if not config.exists() and config == _USUAL:
+    if config == _USUAL and not os.path.exists(config):
         there = ", ".join(presets.known())
         raise UserError(f"{config}: is not in this folder; --config names another file, --preset one of {there}")
     return config, config.absolute().parent

@@ -22,7 +22,7 @@ from fleet.console import console, in_full
 from fleet.history import History
 from fleet.host import Host
 from fleet.places import address
-from fleet.plain import bytes_of, heard, plain
+from fleet.plain import bytes_of, heard, plain, several
 from fleet.progress import duration
 from fleet.recipe import Member, NotYet, name, place
 from fleet.run import open_run
@@ -114,7 +114,8 @@ class View:
         launch = launches.latest(self.store)
         why, recent = launches.ordered(self.store, launch), [d for d in notes if d.launch == launch]
         at_work = [d for d in recent if not d.ended and d.name not in self._lost]
-        at = f"{address(self.store.root)}\nlaunch {launch}, {max(0, self.history.first_open - 1)} rounds finished"
+        rounds = several(max(0, self.history.first_open - 1), "round")
+        at = f"{address(self.store.root)}\nlaunch {launch}, {rounds} finished"
         if self.over:
             state = "the run is over"
         elif why:
@@ -122,7 +123,7 @@ class View:
         elif recent and not at_work:
             state = "nobody works on it now; start it again to go on"
         else:
-            state = f"{len(at_work)} workers, {sum(d.rate for d in at_work):.1f} a minute"
+            state = f"{several(len(at_work), 'worker')}, {sum(d.rate for d in at_work):.1f} a minute"
             if benched := [f"{plain(d.name)} ({plain(d.benched)})" for d in at_work if d.benched]:
                 state += f"; {len(benched)} benched: {_some(benched)}"
         written, read = (sum(getattr(d, what) for d in notes) for what in ("written", "read"))

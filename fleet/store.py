@@ -269,6 +269,14 @@ class Store(ABC):
     def clear(self, folder: str) -> None:
         """Remove an attempt's folder with all that is in it."""
 
+    def borrow(self, other: "Store", name: str) -> bool:
+        """Have what another run has under that name, too, where that takes no room: neither ever changes it."""
+        return False
+
+    @abstractmethod
+    def dissolve(self) -> None:
+        """Remove the run with all that is in it."""
+
     # -- what it has cost ---------------------------------------------------------------------------------------------
 
     @property

@@ -150,8 +150,8 @@ class Worker:
             self._ticked = now
             if not self._first:
                 self._obey()
-                self._hear_of_peers(now)
-                self._archive.tidy()
+                if not self._archive.tidy():  # one after the other, so that no look costs much
+                    self._hear_of_peers(now)
         fresh, self._fresh = self._fresh, False
         self.history.look(probe=_PROBES if tick else 0)
         self._looked = now
@@ -239,7 +239,8 @@ class Worker:
     def _obey(self) -> None:
         """What holds for everybody: the run was stopped, or has had its time."""
         if self.host.now() - self._began > self.options.time_limit:
-            limit = f"its time limit of {self.options.time_limit / 3600:g} hours"
+            hours = self.options.time_limit / 3600
+            limit = f"its time limit of {hours:g} hour{'s' * (hours != 1)}"
             if launches.latest(self.store) > self.options.launch:
                 raise Stopped(f"{limit} is over; a later launch of the run may have another")
             launches.end(self.store, limit)

@@ -24,6 +24,7 @@ class Request:
     method: str
     path: str
     number: int
+    key: str  # who asks
 
 
 @dataclass
@@ -53,7 +54,8 @@ class BucketProxy:
         method, path, _ = head.split(b"\r\n", 1)[0].decode().split(" ", 2)
         self._number += 1
         self.seen["LIST" if method == "GET" and "list-type=2" in path else method] += 1
-        fault = self.decide(Request(method, path, self._number))
+        key = head.partition(b"Credential=")[2].partition(b"/")[0].decode()
+        fault = self.decide(Request(method, path, self._number, key))
         self.faults[fault] += bool(fault)
         if fault in _REPLIES:
             status, code, more = _REPLIES[fault]

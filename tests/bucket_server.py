@@ -45,7 +45,8 @@ class Seaweed:
     process: subprocess.Popen[bytes] | None = None
 
     def __post_init__(self) -> None:
-        rights = {"owner": ["Admin", "Read", "Write", "List"], "reader": ["Read", "List"]}
+        all = ["Admin", "Read", "Write", "List"]
+        rights = {"owner": all, "renewed": all, "reader": ["Read", "List"]}
         self.keys = {who: (f"{who}-{secrets.token_hex(4)}", secrets.token_hex(16)) for who in rights}
         there = [{"name": who, "credentials": [{"accessKey": key, "secretKey": secret}], "actions": rights[who]}
                  for who, (key, secret) in self.keys.items()]  # fmt: skip

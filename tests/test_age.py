@@ -117,7 +117,7 @@ def test_notes_of_those_who_are_gone_are_put_away_and_still_count(toys):
     before = report.look()
     store, _ = open_run(run.folder, Host(), "sweeper")
     archive = WorkerArchive(store, Events(store), patience=0.0)
-    until(lambda: archive.tidy() or not [*run.folder.glob("workers/*.pulse")], "the pulses are removed")
+    until(lambda: archive.tidy() and not [*run.folder.glob("workers/*.pulse")], "the pulses are removed")
     archive.tidy()
     assert len([*run.folder.glob("workers/*.events")]) == KEPT + 1 and len([*run.folder.glob("workers/ended/*")]) == 20
     found = NotesReader(store, WorkerNotes).look()

@@ -18,7 +18,7 @@ from fleet.places import address
 from fleet.run import create_run, open_run
 from tests.bucket_proxy import BucketProxy
 from tests.bucket_runs import BUCKET, BucketToys, done_in, events_of, names_of, sealed
-from tests.bucket_server import seaweed
+from tests.bucket_server import Seaweed, seaweed
 from tests.commands import answer
 from tests.helpers import LONG, ROOT, TOY, Toys, until
 
@@ -90,8 +90,7 @@ def test_an_outage_and_credentials_that_run_out_are_waited_for(
     started = run.start(1)
     until(lambda: [name for name in names_of(run) if name.endswith(".0.done")], "something is made", pause=0.2)
     proxy.decide = lambda request: "403"
-    logs, refused = Path(os.environ["FLEET_CACHE"]), re.compile("waits .*ExpiredToken")
-    until(lambda: any(refused.search(each.read_text()) for each in logs.rglob("*.log")), "it says what it waits for")
+    refused = says_that_it_waits("ExpiredToken")
     assert started.process.poll() is None
     proxy.decide = lambda request: ""
     started.ends(0)
@@ -99,6 +98,40 @@ def test_an_outage_and_credentials_that_run_out_are_waited_for(
     waits = [event for event in events_of(run) if event.get("what") == "waits"]
     assert any(refused.search(f"waits {event['why']}") for event in waits), "what was waited for is said"
     assert os.environ["AWS_SECRET_ACCESS_KEY"] not in json.dumps(events_of(run)) + started.said
+
+
+def says_that_it_waits(why: str) -> re.Pattern[str]:
+    """In the log of a worker, which is kept on this machine."""
+    logs, said = Path(os.environ["FLEET_CACHE"]), re.compile(f"waits .*{why}")
+    until(lambda: any(said.search(each.read_text()) for each in logs.rglob("*.log")), "it says what it waits for")
+    return said
+
+
+@pytest.mark.slow
+def test_keys_that_are_renewed_in_a_profile_are_found_by_who_waits(
+    in_a_bucket: Callable[..., BucketToys],
+    proxy: BucketProxy,
+    server: Seaweed,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def write(who: str) -> None:
+        key, secret = server.keys[who]
+        (tmp_path / "keys").write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = {secret}\n")
+
+    write("owner")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "keys"))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+    run = in_a_bucket(sleep=0.2)
+    started = run.start(1)
+    until(lambda: [name for name in names_of(run) if name.endswith(".0.done")], "something is made", pause=0.2)
+    proxy.decide = lambda request: "403" if request.key == server.keys["owner"][0] else ""
+    says_that_it_waits("ExpiredToken")
+    write("renewed")
+    started.ends(0)
+    run.same()
 
 
 @pytest.mark.slow

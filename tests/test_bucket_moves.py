@@ -11,20 +11,30 @@ from unittest import mock
 
 import pytest
 
-from fleet import faults, launches
+from edt import EDT
+from fleet import faults, fork, launches
 from fleet.digest import digest
 from fleet.disk import FileWriter
 from fleet.disk_store import DiskStore
+from fleet.fork import ForkOrder
 from fleet.history import opened
 from fleet.host import Host
+from fleet.method import Method
 from fleet.places import address
+from fleet.processes import options
 from fleet.remote.code import pack
 from fleet.remote.run_proxy import RunProxy
 from fleet.run import NoRun, at, create_run, open_run
-from tests.bucket_runs import BucketToys
+from fleet.run_config import UserError
+from fleet.worker import Worker
+from tests.bucket_runs import BUCKET, BucketToys
 from tests.bucket_server import Seaweed
 from tests.commands import answer
 from tests.helpers import LONG, ROOT, Toys, until
+from tests.small import config, strategy, worker
+from train.forking import forked
+from train.member.pretraining_tasks import maker
+from train.training_config import TrainConfig
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
@@ -80,6 +90,38 @@ def test_what_is_damaged_or_another_run_is_not_copied(
     assert code == 2 and f"{file}: is damaged" in said
     with pytest.raises(NoRun):
         open_run(tmp_path / "copy", Host(), "test")
+
+
+def fork_of(run: Path, name: str, config: Path) -> None:
+    """By the command, and what the process that it becomes would do."""
+    with mock.patch("os.execv") as becomes:
+        fork.go_on(Path(address(run)), name=name, set=("MAX_GENERATIONS=4",), config=config)
+    order = ForkOrder.model_validate_json(becomes.call_args[0][1][-1])
+    assert fork.fork(Method("edt", "", TrainConfig, EDT, maker, forked=forked), order) == 0
+
+
+@pytest.mark.slow
+def test_a_fork_in_a_bucket_goes_on_as_one_on_a_disk(tmp_path: Path) -> None:
+    digests = []
+    for base in (tmp_path / "disk", Path(f"{BUCKET}/{tmp_path.name}")):
+        assert worker(base, config(max_generations=2)).run() == "over"
+        before, file = digest(opened(base / "run")), tmp_path / f"{len(digests)}.json"
+        fork_of(base / "run", "longer", file)
+        assert json.loads(file.read_text())["BASE_DIR"] == address(base)
+        store, about = open_run(base / "longer", Host(), "w")
+        longer = TrainConfig(**about["config"])
+        launch = launches.begin(store, longer.operational())
+        assert Worker(store, strategy(longer), maker(longer), options(longer, launch)).run() == "over"
+        assert digest(opened(base / "run")) == before, "the old one stays as it is"
+        digests.append(digest(opened(base / "longer")))
+        with pytest.raises(UserError, match=f"{address(base / 'longer')}: is there already; choose another --name"):
+            fork_of(base / "run", "longer", tmp_path / "free.json")
+    assert digests[0] == digests[1]
+    store, _ = open_run(base / "run", Host(), "test")
+    store.replace(f"files/{opened(base / 'run').outcome('2/m0').attempt}/weights-0.safetensors", b"damaged")
+    with pytest.raises(UserError, match="2/m0 is damaged where it comes from"):
+        fork_of(base / "run", "other", tmp_path / "free.json")
+    assert not at(base / "other", Host(), "test").everything(), "nothing of it is left"
 
 
 # -- machines that share no disk ---------------------------------------------------------------------------------------

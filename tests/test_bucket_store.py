@@ -68,6 +68,8 @@ def test_a_file_is_one_object_however_it_was_made(store: Store) -> None:
     assert found.read("small") == b"small" and found.path("large").read_bytes() == data
     with found.open("large") as reader:
         assert reader.read(len(data)) == data
+    copies = [file.name for file in Path(os.environ["FLEET_CACHE"]).rglob("*") if file.is_file()]
+    assert sorted(copies) == ["again", "by-a-library", "large"], "nothing lies on this machine's disk twice"
     found.path("large").write_bytes(b"damaged")
     assert Payload(again(store), draft.attempt, files).path("large").read_bytes() == data, "a wrong copy is not used"
     store.objects.put(f"{draft.place}/small", b"smalt")
@@ -75,6 +77,35 @@ def test_a_file_is_one_object_however_it_was_made(store: Store) -> None:
         found.read("small")
     draft.drop()
     assert not store.names(draft.place)
+
+
+_LARGE = """
+import os, resource, sys
+from pathlib import Path
+from fleet.host import Host
+from fleet.payload import Payload, PayloadWriter
+from fleet.run import at
+
+store, megabyte = at(Path(sys.argv[1]), Host(), "w"), os.urandom(1 << 20)
+draft = PayloadWriter(store, "00001.m0.0.token")
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+with draft.create("weights") as file:
+    for _ in range(400):
+        file.write(megabyte)
+with Payload(store, draft.attempt, draft.seal()).open("weights") as file:
+    while file.read(1 << 20):
+        pass
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_what_goes_there_and_back(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", _LARGE, f"{BUCKET}/{tmp_path.name}"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 256, "MB"
+    assert not [file for file in Path(os.environ["FLEET_CACHE"]).rglob("*") if file.is_file()]
 
 
 def test_what_nobody_uses_makes_room(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

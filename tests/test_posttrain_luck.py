@@ -177,7 +177,7 @@ def test_the_same_row_is_never_on_both_sides(tmp_path):
 @pytest.mark.parametrize(("keys", "said"), [
     ({"crossover": {"method": "nope"}}, "CROSSOVER: there is no method 'nope'; there are linear"),
     ({"adapter": {"r": 4, "targets": ["nosuch"]}}, "adapter: no linear layer has 'nosuch' in its name"),
-    ({"seq_length": 8}, "rows have something to learn (60 were left out"),
+    ({"seq_length": 8}, "rows with something to learn (60 were left out"),
 ])  # fmt: skip
 def test_what_can_never_work_is_known_at_once(tmp_path, keys, said):
     with pytest.raises(ValueError, match=re.escape(said)):

@@ -18,7 +18,7 @@ from fleet.scratch import passing
 from fleet.work import Interrupted
 from merge.outer_step import OuterOptimizer
 from tests.commands import answer
-from tests.helpers import LONG, kill, until
+from tests.helpers import LONG, kill, mounted, until
 from tests.small import config, finished, run_digest, whole, worker
 from train.batches import batch, owned
 from train.learner import Learner, rate
@@ -302,6 +302,11 @@ def test_a_folder_that_has_files_is_not_written_into_unasked(tmp_path):
     code, *said = answer("-m", "train.export", str(tmp_path / "run"), "--out", str(tmp_path / "loop" / "mine"))
     assert code == 2 and "loop/mine: no such place" in "".join(said) and "Traceback" not in "".join(said)
     assert json.loads((out / "config.json").read_text())["model_type"] == "llama"
+    (small := tmp_path / "small").mkdir()
+    with mounted(small, options="size=100k"):
+        code, *said = answer("-m", "train.export", str(tmp_path / "run"), "--out", str(small / "model"))
+        assert code == 2 and "small/model: cannot be written: " in said[1] and said[1].count("\n") == 1
+        assert not [*(small / "model").iterdir()]
 
 
 def test_what_is_evaluated_is_what_is_exported(tmp_path):

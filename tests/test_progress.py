@@ -15,7 +15,7 @@ from fleet import launches
 from fleet.history import History
 from fleet.host import Host
 from fleet.processes import options
-from fleet.progress import Progress, counted
+from fleet.progress import Progress, counted, duration
 from fleet.run import open_run
 from fleet.time_left import TimeLeft, Underway, underway
 from fleet.work import Work
@@ -187,3 +187,23 @@ def test_time_left_is_of_the_whole_run(toys):
     for each in (left, after):
         each.learn()
     assert left.tokens == 1000 * len(told) and after.tokens == 0, "of this start alone"
+
+
+def test_what_a_fork_carries_over_is_not_told_again(toys, capsys):
+    """It makes its tokens anew: round 0 is open, and the rounds after it are not."""
+    run: Toys = toys(max_generations=2).prepare()
+    run.work()
+    for register in (run.folder / "rounds" / "00000").glob("init-0.*"):
+        register.unlink()
+    progress = Progress(run.history(), 2)
+    run.work()
+    progress.show(last=True)
+    said = capsys.readouterr().out
+    assert "round 0: init" in said and "round 1: " not in said
+
+
+@pytest.mark.parametrize(
+    "seconds, words", [(0.6, "1 second"), (119, "119 seconds"), (120, "2 minutes"), (2e5, "2 days")]
+)
+def test_time_is_said_as_people_do(seconds, words):
+    assert duration(seconds) == words

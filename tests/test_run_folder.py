@@ -22,8 +22,14 @@ from fleet.errors import absolute
 from fleet.host import Host
 from fleet.local_copies import LocalCopies
 from fleet.run import Mount, create_run, mount_of, open_run
-from fleet.run_config import UserError
+from fleet.run_config import UserError, read_json
+from merge.donors import located
+from merge.gguf.header import read_gguf
+from tests.commands import answer
 from tests.helpers import Toys, listing, mounted, one_of, until
+from train.cluster.finetune_options import model_named
+from train.model import can_be_built
+from train.source_names import check as check_sources
 
 ROOT = Path(__file__).parent.parent
 # root may write everywhere; without its capabilities it may not
@@ -370,6 +376,35 @@ def test_the_name_of_a_process_is_any_bytes(name):
     env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code, name], env=env, capture_output=True, check=True)
     assert re.fullmatch(rb"gr\?\?er [0-9]+\n", done.stdout)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "loop/model"])
+def test_whatever_a_name_is_for_it_leads_nowhere_in_a_line(tmp_path, monkeypatch, name):
+    """A model, a text, a run, a recipe's donor, a file: too long for any disk, or links in a circle."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+    path, there = tmp_path / name, str(tmp_path / name)
+    for call in (
+        lambda: check_sources([there], tmp_path),
+        lambda: can_be_built(there, trust=False),
+        lambda: model_named(there),
+        lambda: located(there),
+        lambda: read_gguf(f"{there}.gguf"),
+        lambda: open_run(path, Host(), "test"),
+        lambda: read_json(path),
+    ):
+        with pytest.raises(UserError):
+            call()
+    code, _, said = answer("edt_sim.py", "--config", there)
+    assert code == 2 and said.count("\n") == 1 and "cannot be read" in said
+
+
+def test_a_name_may_hold_whatever_utf_8_has(toys):
+    """A line's end of Unicode's, too. What is no UTF-8 libraries that read models cannot open."""
+    toys("a\x85 b\u2028", max_generations=1).start(1).ends(0)
+    refused = toys("d\udcfcrer").start(1)
+    refused.ends(2)
+    assert "no such place: its name is no UTF-8" in refused.said and "Traceback" not in refused.said
 
 
 def test_who_has_no_home_is_told_so():

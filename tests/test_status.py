@@ -220,7 +220,7 @@ def test_watching_ends_where_nobody_reads_any_more(toys):
 
 @pytest.mark.parametrize("command", ["status", "report", "ancestry"])
 def test_nobody_listens(toys, command):
-    """A pipe whose reader has gone, or a full disk: output is for people, and no traceback helps them."""
+    """A pipe whose reader has gone, a full disk, no output at all: it is for people, and no traceback helps them."""
     run: Toys = toys()
     run.start(1).ends(0)
     words = [sys.executable, "-m", f"fleet.{command}", str(run.folder)]
@@ -232,13 +232,16 @@ def test_nobody_listens(toys, command):
     with open(writer, "w") as broken:
         done = subprocess.run(words, stdout=broken, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+    closed = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *words], stderr=subprocess.PIPE, text=True, check=False)
+    assert (closed.returncode, closed.stderr) == (0, "")
 
 
-def test_a_run_goes_on_where_nobody_listens(toys):
+@pytest.mark.parametrize("where, said", [("/dev/full", "No space left on device"), ("&-", "")])
+def test_a_run_goes_on_where_nobody_listens(toys, where, said):
     run: Toys = toys()
-    started = run.start(1, before=("sh", "-c", 'exec "$@" > /dev/full', "sh"))
+    started = run.start(1, before=("sh", "-c", f'exec "$@" >{where}', "sh"))
     started.ends(0)
-    assert "Traceback" not in started.said and "No space left on device" in started.said
+    assert "Traceback" not in started.said and said in started.said
     assert run.is_over()
 
 

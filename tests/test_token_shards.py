@@ -150,7 +150,7 @@ def test_the_learning_rate_rises_for_a_tenth_unless_it_is_set(place, capsys):
 def test_the_model_says_how_it_is_evaluated(place, capsys):
     assert run(place, "out", max_steps=1) == "0"
     line, card = f"lm_eval --model hf --model_args pretrained={place}/out/model ", place / "out" / "model" / "README.md"
-    assert line in capsys.readouterr().out and line in card.read_text() and "for 1 steps" in card.read_text()
+    assert line in capsys.readouterr().out and line in card.read_text() and "for 1 step." in card.read_text()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU it is another one")

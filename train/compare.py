@@ -17,6 +17,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from fleet.errors import absolute
 from fleet.help_pages import app
 from fleet.history import History, opened
 from fleet.host import Host
@@ -58,7 +59,7 @@ def compare(
     begin around it, and that of the fittest goes on.
     """
     where, wanted = config.absolute().parent, load(config, TrainConfig)
-    out = (out or where / wanted.base_dir / "compared").absolute()
+    out = absolute(out or where / wanted.base_dir / "compared")
     told = cache(say)  # what is said of several runs once
     runs = {name: prepare(each, where, told) for name, each in variants(wanted, out).items()}
     out.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,7 @@
 """A finished model as a Hugging Face folder, and to the hub: `python -m train.export RUN --push org/name`."""
 
 import importlib
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -58,8 +59,8 @@ def export(
 
 def _made(run: Path, what: str, out: Path | None, overwrite: bool, ready: bool) -> Path:
     """The model's folder. One that is there already is only sent."""
-    its = any((run / name).is_file() for name in ("config.json", "adapter_config.json"))
-    if ready and its and not (run / "run.json").is_file():
+    its = any(os.path.isfile(run / name) for name in ("config.json", "adapter_config.json"))
+    if ready and its and not os.path.isfile(run / "run.json"):
         if what or out:
             raise UserError(f"{run}: a model's folder; --what and --out are for runs")
         return run

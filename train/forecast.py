@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from fleet.idle_workers import idle
-from fleet.plain import bytes_of
+from fleet.plain import bytes_of, several
 from fleet.progress import duration
 from fleet.run_config import UserError
 from merge.wire import WIRES
@@ -128,7 +128,8 @@ def facts(f: Forecast) -> Iterator[tuple[str, str]]:
     yield "rounds", f"{c.max_generations}, of {grows}{c.inner_steps} steps; {c.total_steps:,} of a slot"
     always = f"{bytes_of(f.memory.kept)} of them always"
     yield "memory", f"{bytes_of(f.memory.total)} of a worker's device, {always}; in parts: python -m train.memory"
-    yield "machines", f"{f.here.workers} workers for {c.population_size} slots; {f.busy:.0%} of them train at a time"
+    there = f"{several(f.here.workers, 'worker')} for {several(c.population_size, 'slot')}"
+    yield "machines", f"{there}; {f.busy:.0%} of them train at a time"
     yield "exchange", f"a slot writes {bytes_of(written)} and reads {bytes_of(read)} a round"
     train, disk = f.last_round
     yield "a round", f"{seconds(train)} of training, {seconds(disk)} of a disk of {bytes_of(f.here.disk)}/s"

@@ -221,10 +221,10 @@ def _fresh(entry: Entered) -> dict[str, Any]:
     if entry in SHAPES:
         return {"model_type": "llama", "tie_word_embeddings": entry == "tiny", "use_cache": False, **SHAPES[entry]}
     file = Path(entry) / "config.json"
-    has_weights = file.is_file() and any(each.suffix in _WEIGHTS for each in file.parent.iterdir())
-    if entry.endswith(".json") or (file.is_file() and not has_weights):
+    has_weights = os.path.isfile(file) and any(each.suffix in _WEIGHTS for each in file.parent.iterdir())
+    if entry.endswith(".json") or (os.path.isfile(file) and not has_weights):
         try:
-            said = json.loads((file if file.is_file() else Path(entry)).read_text(encoding="utf-8"))
+            said = json.loads((file if os.path.isfile(file) else Path(entry)).read_text(encoding="utf-8"))
             return {"model_type": "llama", **said}
         except (OSError, ValueError, RecursionError) as error:
             raise UserError(f"model {_short(entry)}: cannot be read as JSON: {error}") from None

@@ -10,6 +10,7 @@ import yaml
 from fleet.digest import digest
 from fleet.history import History
 from fleet.places import of_hub
+from fleet.plain import several
 from fleet.status import metrics_text
 from train import loss_picture
 from train.training_config import PRESETS, TrainConfig
@@ -31,7 +32,7 @@ def complete(folder: Path, history: History) -> None:
 def of_run(history: History, run: Mapping[str, Any], card: str, has_curve: bool) -> str:
     config, rounds = (
         run["config"],
-        f"{max(0, history.first_open - 1)} rounds{'' if history.over else ', and it goes on'}",
+        f"{several(max(0, history.first_open - 1), 'round')}{'' if history.over else ', and it goes on'}",
     )
     begun = f", begun by {run['code']}" if run.get("code") else ""
     parts = [

@@ -15,7 +15,7 @@ from fleet.console import console
 from fleet.history import History, opened
 from fleet.permissions import leaving
 from fleet.places import beside
-from fleet.plain import say
+from fleet.plain import say, several
 from fleet.progress import Progress
 from fleet.recipe import Member, place
 from fleet.run_config import UserError
@@ -52,7 +52,7 @@ class BreedView(Progress):
 
 def data_text(member: Member) -> str:
     found = member.metrics
-    words = [f"{found['rows'] - found['held']} rows to learn from", f"{found['held']} held out"]
+    words = [f"{several(found['rows'] - found['held'], 'row')} to learn from", f"{found['held']} held out"]
     words += [f"{found['cut']} were cut at SEQ_LENGTH"] if found["cut"] else []
     words += [f"{found['left_out']} left out, with no answer to learn"] if found["left_out"] else []
     return f"- {member.recipe.args['name']}: {', '.join(words)}"
@@ -178,5 +178,5 @@ def _described(known: Tree, history: History, id: str) -> str:
     if "steps" in member.metrics:
         data = member.recipe.genome["data"]
         shares = ", ".join(f"{each / sum(data.values()):.0%} {name}" for name, each in data.items() if each)
-        words += [f"{member.recipe.args['how']} for {member.metrics['steps']} steps on {shares}"]
+        words += [f"{member.recipe.args['how']} for {several(member.metrics['steps'], 'step')} on {shares}"]
     return f"- `{id}`: {'; '.join(words)}; fitness {member.metrics['fitness']:.4f}"

@@ -4,12 +4,13 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
@@ -21,10 +22,11 @@ from fleet.host import Host
 from fleet.metrics.file_sinks import TABLE
 from fleet.permissions import leaving
 from fleet.places import address
-from fleet.plain import say
+from fleet.plain import say, several
 from fleet.recipe import Member, name, place
 from fleet.run import open_run
 from fleet.run_config import UserError
+from fleet.scratch import scratch
 from fleet.status import metrics_text
 from fleet.work import InputMember
 from train import loss_picture, model_card
@@ -72,15 +74,12 @@ class Exporter:
     def export(self, what: str, out: Path) -> Mapping[str, Any]:
         """Write the folder; how good the model in it is."""
         members = self._hold(what)
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"{out}: cannot be written: {error.strerror}") from None
-        disable_progress_bar()
-        save(self.model, self.tokenizer(), out)
         tested = self.tested(members)
-        (out / "README.md").write_text(self._readme(what, members, tested, out), encoding="utf-8")
-        model_card.complete(out, self.history)
+        disable_progress_bar()
+        with _filling(out) as draft:
+            save(self.model, self.tokenizer(), draft)
+            (draft / "README.md").write_text(self._readme(what, members, tested, out), encoding="utf-8")
+            model_card.complete(draft, self.history)
         return tested
 
     def best_tested(self) -> tuple[str, Mapping[str, Any]]:
@@ -115,7 +114,7 @@ class Exporter:
             raise UserError(f"--what {what}: average, best, or a round and a slot, as in 3-m0")
         round, slot = int(match[1]), match[2]
         if self.history.over and round > self.last:
-            raise UserError(f"--what {what}: the run is over after {self.last} rounds")
+            raise UserError(f"--what {what}: the run is over after {several(self.last, 'round')}")
         return self._average(round) if slot in ("average", "global") else self._one(name(round, slot))
 
     def sources(self, part: str) -> list[TokenFile]:
@@ -216,7 +215,7 @@ class Exporter:
         counts = [self.history[id].metrics for id in token_files(self.config)]
         parts = (
             f"{model_card.front(self.config)}\n# {self.config.project_name}: {what}",
-            f"Made by {self.config.algorithm} in {round} rounds.",
+            f"Made by {self.config.algorithm} in {several(round, 'round')}.",
             f"## Metrics\n\n{self.told_on}: {metrics_text(tested)}",
             lm_eval_command.section(out),
             model_card.data_of(self.config, counts),
@@ -225,6 +224,19 @@ class Exporter:
             f"## Configuration\n\n```json\n{json.dumps(self.config.bound(), indent=2)}\n```",
         )
         return "\n\n".join(parts) + "\n"
+
+
+@contextlib.contextmanager
+def _filling(out: Path) -> Iterator[Path]:
+    """A folder whose files go into this one once all of them are written; or why they cannot be."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with scratch(".unfinished", out) as draft:
+            yield draft
+            for file in draft.iterdir():
+                file.replace(out / file.name)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{out}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
 
 
 def has_weights(member: Member) -> bool:

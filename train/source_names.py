@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import os
 import re
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
@@ -20,7 +21,7 @@ def check(names: Iterable[str], where: Path, kinds: tuple[str, ...] = _KINDS) ->
     """Refuse what the hub cannot have, and what looks like something that is here, seen from a folder."""
     built_in = [kind for kind in kinds if "*" not in kind]
     for name in names:
-        if any(fnmatchcase(name, kind) for kind in kinds) or name.endswith(FILES) or Path(name).exists():
+        if any(fnmatchcase(name, kind) for kind in kinds) or name.endswith(FILES) or os.path.exists(name):
             continue
         if not _HUB.fullmatch(name):
             raise UserError(f"dataset {name}: no such file or folder, and no name that the hub can have")

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import os
 import re
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -302,7 +303,7 @@ def _hub(source: str, name: str, split: str, streaming: bool) -> Iterator[Row]:
     from datasets import load_dataset
 
     ends = ", ".join(FILES)
-    if Path(source).is_file():
+    if os.path.isfile(source):
         raise UserError(f"dataset {source}: how a file is read follows from its name, which must end in one of {ends}")
     try:
         yield from load_dataset(source, name or None, split=split, streaming=streaming)

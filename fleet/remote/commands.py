@@ -160,7 +160,7 @@ class Commands:
         watch: Annotated[bool, Parameter(negative="", help="Go on until Ctrl-C.")] = False,
     ) -> int:  # fmt: skip
         """Show what the run does, and what its machines wrote down."""
-        launcher = self._launcher(common, None if common.machines.exists() else [])
+        launcher = self._launcher(common, None if os.path.exists(common.machines) else [])
         proxy, _ = launcher.open(None)
         if watch:
             return watched(launcher, finish=False)
@@ -174,7 +174,7 @@ class Commands:
         follow: Annotated[bool, Parameter(name=["--follow", "-f"], negative="", help="Go on until Ctrl-C.")] = False,
     ) -> int:  # fmt: skip
         """Show the ends of the workers' logs, of one machine or of all."""
-        launcher = self._launcher(common, None if common.machines.exists() else [])
+        launcher = self._launcher(common, None if os.path.exists(common.machines) else [])
         proxy, _ = launcher.open(None)
         seen: dict[str, int] = {}
         while True:

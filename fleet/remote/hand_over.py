@@ -2,6 +2,7 @@
 command ends."""
 
 import json
+import os
 from pathlib import Path
 
 from fleet.our_packages import ROOT, spoken
@@ -16,7 +17,7 @@ def hand_over(config: FleetConfig, script: tuple[str, ...], machines: Path, ssh_
     file = base / f"{config.project_name}.{config.algorithm}.json"
     words = ["--config", str(file), "--machines", str(machines)]
     words += ["--ssh-config", str(ssh_config)] if ssh_config else []
-    if not machines.is_file():
+    if not os.path.isfile(machines):
         raise UserError(f"{machines}: cannot be read")
     values = {key.upper(): value for key, value in config.model_dump(mode="json").items()}
     file.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

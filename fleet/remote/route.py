@@ -2,6 +2,7 @@
 
 import base64
 import getpass
+import os
 import re
 import subprocess
 from dataclasses import dataclass
@@ -123,7 +124,7 @@ def known(route: Route) -> HostKeys:
     """Also of hashed names and of patterns: ssh-keygen finds the lines."""
     keys, revoked, notes = list[paramiko.PKey](), set[bytes](), list[str]()
     for file in route.known_hosts:
-        if not file.is_file():
+        if not os.path.isfile(file):
             continue
         command = ["ssh-keygen", "-F", route.known_as, "-f", str(file)]
         found = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=15)

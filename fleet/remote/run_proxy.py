@@ -61,7 +61,7 @@ class RunProxy:
         with tempfile.TemporaryDirectory() as draft:
             if text:
                 file = str(Path(draft, "evolution.json"))
-                Path(file).write_text(text)
+                Path(file).write_text(text, encoding="utf-8")
             words = [sys.executable, *command, "--config", file]
             done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, cwd=self._root)
         if done.returncode:

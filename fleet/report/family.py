@@ -6,6 +6,7 @@ from itertools import pairwise, product
 from fleet.ancestry.genes import GeneHistory, Genes, Trait, genes_of
 from fleet.ancestry.layout import Edge, TreeLayout, laid_out
 from fleet.ancestry.tree import Node, Tree, by_place, line_of
+from fleet.plain import several
 from fleet.report.formatting import CELL, cells_of, figure, name, text, thinned
 from fleet.report.page_parts import table
 from fleet.report.svg import Axis, Point, Scale, band, chart, frame, line, path, stretched, word
@@ -120,7 +121,7 @@ def shades(grown: Tree, ids: Sequence[str]) -> dict[str, str]:
 
 
 def said(grown: Tree, since: int = 0) -> str:
-    parts = [f"{len(grown.nodes)} members" + (f" since round {since}" if since else "")]
+    parts = [several(len(grown.nodes), "member") + (f" since round {since}" if since else "")]
     if winner := grown.nodes.get(grown.winner):
         parts.append(f"the winner is {winner.name[:100]}")
         parts.append(f"its line, through the fitter parents: {', '.join(line_of(grown).main[-12:])}")

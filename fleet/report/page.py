@@ -2,7 +2,7 @@
 
 import json
 
-from fleet.plain import bytes_of
+from fleet.plain import bytes_of, several
 from fleet.report import curves, family, timeline
 from fleet.report.curves import NAMES
 from fleet.report.facts import Facts, Failure
@@ -86,7 +86,7 @@ def _asked(facts: Facts) -> str:
 
 def _machines(facts: Facts) -> str:
     machines = len({row.machine for row in facts.rows})
-    return f"{machines} machine{'s' * (machines != 1)}, {len(facts.rows)} workers' places"
+    return f"{several(machines, 'machine')}, {several(len(facts.rows), 'place')} of workers"
 
 
 def _fitness(facts: Facts) -> str:

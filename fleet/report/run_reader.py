@@ -14,6 +14,7 @@ from fleet.archive import ENDED
 from fleet.claims import Watch, pulse_at
 from fleet.host import Host
 from fleet.places import address
+from fleet.plain import several
 from fleet.recipe import Member, Recipe, folder, name, place
 from fleet.report.aggregation import (
     dated,
@@ -192,7 +193,7 @@ class RunReader:
         rounds = [dated(each, at) for each in (*self.done, *(summed_up(found) for found in self.open.values()))]
         sheets = [*self._recent, *self.open.values()]
         if hidden := sum(notes.hidden for notes in self.notes):
-            troubled.append(Failure(0.0, "workers", "", "", f"notes of {hidden} workers cannot be read"))
+            troubled.append(Failure(0.0, "workers", "", "", f"notes of {several(hidden, 'worker')} cannot be read"))
         failures = (
             self._damage + self.failures + [each for found in self.open.values() for each in self._failures_of(found)]
         )
@@ -216,7 +217,7 @@ class RunReader:
             if why := launches.ordered(self.store, launch):
                 return f"stopped: {why}"
         if at_work := sum(row.ending == "works" for row in rows):
-            return f"running, {at_work} worker{'s' * (at_work > 1)}"
+            return f"running, {several(at_work, 'worker')}"
         return "nobody works on it now; the same command goes on with it" if rows else "not begun yet"
 
     def _rows(self, now: float, dead: float) -> tuple[list[WorkerRow], list[Failure]]:

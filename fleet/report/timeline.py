@@ -3,6 +3,7 @@
 import html
 from collections.abc import Sequence
 
+from fleet.plain import several
 from fleet.report.curves import in_time
 from fleet.report.facts import KINDS, Facts, WorkerRow
 from fleet.report.formatting import clipped, lasting, moment, share, text
@@ -53,9 +54,9 @@ def said(facts: Facts) -> str:
         return "Nobody has worked on it yet."
     slow = min(facts.rows, key=lambda row: row.useful)
     lost = ", ".join(f"{row.machine} {row.name}" for row in facts.rows if any(s.kind == "lost" for s in row.sessions))
-    machines = len({row.machine for row in facts.rows})
+    machines = several(len({row.machine for row in facts.rows}), "machine")
     return (
-        f"{len(facts.rows)} places of workers on {machines} machines; the least useful share of time is "
+        f"{several(len(facts.rows), 'place')} of workers on {machines}; the least useful share of time is "
         f"{share(slow.useful)}, of {clipped(slow.name, 60)}. Lost: {clipped(lost, 300) or 'none'}."
     )
 

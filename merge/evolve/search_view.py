@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from fleet.plain import several
 from fleet.progress import duration
 from fleet.recipe import NotYet
 from merge.evolve import scoring
@@ -23,14 +24,15 @@ class SearchView(SearchProgress):
     def checked(self) -> str:
         metrics = self.history[CHECK].metrics
         notes = "".join(f"\nNote: {note}." for note in json.loads(metrics["notes"]))
-        what = f"{metrics['coordinates']} coordinates, {metrics['tensors']} tensors of {metrics['dtype']}"
+        coordinates, tensors = (several(metrics[f"{each}s"], each) for each in ("coordinate", "tensor"))
+        what = f"{coordinates}, {tensors} of {metrics['dtype']}"
         return f"checked: {what}{notes}"
 
     def generation(self, found: SearchOutcome, number: int) -> str:
         rows = [row for row in found.rows if row.generation == number]
         if not rows:
             return "held-out test: done"
-        scores, words = [row.score for row in rows if row.score is not None], [f"{len(rows)} candidates"]
+        scores, words = [row.score for row in rows if row.score is not None], [several(len(rows), "candidate")]
         if failed := [row.error for row in rows if row.score is None]:
             words.append(f"{len(failed)} failed ({_first_words(failed[0])})")
         if given_up := sum(row.given_up for row in rows):

@@ -11,6 +11,7 @@ A model is a folder, a hub id, or any of them + a PEFT adapter. Such files have 
 Qwen 3.
 """
 
+import os
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -57,7 +58,7 @@ def main(
     """
     keep_memory()
     open_many()
-    if out is None and not (model.endswith(".gguf") or Path(model).is_file()):
+    if out is None and not (model.endswith(".gguf") or os.path.isfile(model)):
         made = Path(model.rstrip("/")).name
         words = shlex.join(["python", "-m", "merge.gguf", model, f"{made}.gguf"])
         raise UserError(f"{model} is no .gguf file to look at; one is made of it by: {words}")

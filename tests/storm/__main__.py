@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable
+from itertools import count, islice
 from multiprocessing import get_context
 from multiprocessing.pool import Pool
 
@@ -11,13 +12,20 @@ from rich.progress import track
 from tests.storm import proofs
 
 _CHUNKS, _CHUNK = 10, 8  # what a storm leaves suspended stays in memory, so a process has so many chunks of storms
+PLACES = (("on a disk", proofs.Watched, ()), ("in a bucket", proofs.WatchedBucket, (1,)))
 
 app = App(help=__doc__, version_flags=[])
 
 
 @app.default
 def main(
-    seeds: int = 2000, first: int = 0, jobs: int = 2, crashes: bool = True, mutants: bool = True, every: int = 1
+    seeds: int = 2000,
+    first: int = 0,
+    jobs: int = 2,
+    crashes: bool = True,
+    mutants: bool = True,
+    every: int = 1,
+    bucket: bool = False,
 ) -> int:
     """Run simulated storms over the real protocol code, every fourth in a bucket; a broken promise comes with its seed.
 
@@ -39,16 +47,21 @@ def main(
         Also break each rule of the protocol on purpose, and see that the storms notice.
     every
         Of the calls at which a worker may die, only every so manieth.
+    bucket
+        Only in a bucket: of the seeds from the first one on, so many as are of such storms.
     """
     broken = 0
     with get_context("spawn").Pool(jobs, proofs.quiet, maxtasksperchild=_CHUNKS) as pool:
-        broken += each(pool, f"{seeds} storms", proofs.storm_problem, range(first, first + seeds))
+        some = islice(filter(proofs.over_a_bucket, count(first)) if bucket else count(first), seeds)
+        broken += each(pool, f"{seeds} storms", proofs.storm_problem, some)
         for name, config in proofs.TINY.items() if crashes else ():
-            for where, kind, more in (("on a disk", proofs.Watched, ()), ("in a bucket", proofs.WatchedBucket, (1,))):
+            for where, kind, more in PLACES[bucket:]:
                 points = proofs.crash_points(config, kind=kind)[::every]
                 cases = ((name, point, *more) for point in points)
                 broken += each(pool, f"{name}, {where}: {3 * len(points)} crashes", proofs.crash_problem, cases)
     for name, mutant in proofs.MUTANTS.items() if mutants else ():
+        if bucket and issubclass(mutant.kind, proofs.Watched):
+            continue
         found = proofs.caught(mutant, 40)
         print(f"{name}: {'noticed: ' + found[:160] if found else 'NOT NOTICED'}", flush=True)
         broken += not found

@@ -66,21 +66,27 @@ def weather(seed: int, config: ToyConfig, wanted: str, kind: Kind = Watched, bad
     return storm
 
 
-def elastic(seed: int) -> None:
+def elastic(seed: int, kind: Kind, bad: Bad) -> None:
     """Who is closed depends on chance there, so only the other promises can be held."""
-    Storm(seed, ELASTIC, STORM).run()
+    Storm(seed, ELASTIC, bad, kind=kind).run()
 
 
 def storm(seed: int) -> None:
     """One seed, one storm over one of the methods' shapes; every sixth is elastic."""
     shapes = [config for name, config in CONFIGS.items() if name != "long"]
+    kind = WatchedBucket if over_a_bucket(seed) else Watched
     if seed % (len(shapes) + 1) == len(shapes):
-        return elastic(seed)
+        return elastic(seed, kind, BUCKET if kind is WatchedBucket else STORM)
     config = shapes[seed % (len(shapes) + 1)]
     if config is CONFIGS["rank"] and seed // (len(shapes) + 1) % 2:
         config = CONFIGS["long"]
-    kind, bad = (WatchedBucket, in_a_bucket(bad_of(seed))) if seed % 4 == 3 else (Watched, bad_of(seed))
+    bad = in_a_bucket(bad_of(seed)) if kind is WatchedBucket else bad_of(seed)
     weather(seed, config, undisturbed(config), kind, bad)
+
+
+def over_a_bucket(seed: int) -> bool:
+    """Every fourth, of each shape and of each kind of misfortune."""
+    return (seed // 12 + seed % 6) % 4 == 3
 
 
 def bad_of(seed: int) -> Bad:

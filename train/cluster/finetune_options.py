@@ -1,6 +1,7 @@
 """The options of `python -m train.finetune`, and what an expert would choose where they are left out."""
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -174,7 +175,7 @@ def _batches(o: FinetuneOptions, examples: "Sequence[Sequence[Example]]", size: 
 def model_named(model: str, option: str = "MODEL") -> str:
     """A hub id, or the whole path of what lies here."""
     found = whole(model, Path())
-    if found.startswith("/") and not Path(found.partition("+")[0]).exists():
+    if found.startswith("/") and not os.path.exists(found.partition("+")[0]):
         raise UserError(f"{option} {model}: no such file or folder")
     return found
 

@@ -11,6 +11,7 @@ import torch
 import yaml
 
 from fleet.lm_eval_command import lm_eval
+from fleet.plain import several
 from merge import live_models
 from merge.atomic_output import atomic_folder
 from merge.donors import Donors
@@ -93,7 +94,7 @@ def write(
                 _adapter(draft, donor, learner.model, about)
             else:
                 _model(draft, donor, child, learner.model, dict(state), about)
-            (draft / "README.md").write_text(card(about, out))
+            (draft / "README.md").write_text(card(about, out), encoding="utf-8")
 
     learner.ranks.some(learner.ranks.first, written)
 
@@ -130,11 +131,11 @@ def card(about: Finetuned, out: Path) -> str:
     keys = (*_SHOWN, *(["dpo_beta"] if c.mutation == "dpo" else []), *(["adapter"] if c.adapter else []))
     how = {key: c.model_dump(mode="json")[key] for key in keys}
     commands = about.next_commands(out)
-    what = "an adapter (LoRA) of" if about.is_adapter else "a fine-tuned"
+    what, steps = "an adapter (LoRA) of" if about.is_adapter else "a fine-tuned", several(about.steps, "step")
     return "\n".join(
         (
             f"---\n{yaml.safe_dump(fields, sort_keys=False).strip()}\n---\n# {out.name}",
-            f"\nThis is {what} `{about.model}`, by {c.mutation} on `{about.rows}` in {about.steps} steps. The loss on",
+            f"\nThis is {what} `{about.model}`, by {c.mutation} on `{about.rows}` in {steps}. The loss on",
             f"held-out rows was {about.before:.4f} before and is {about.after:.4f}.",
             f"\n## How to use it\n\n```python\n{_program(about, out)}\n```",
             "\n## As one file, and evaluated\n\n```sh\n" + "\n".join(commands) + "\n```",

@@ -13,6 +13,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from fleet.errors import refuse
+from fleet.plain import several
 from fleet.run_config import UserError, whole
 from merge.atomic_output import free_for
 from train import objectives, packing, text_sources
@@ -139,7 +140,7 @@ def data_of(donor: Opened, rows: str, o: FinetuneOptions, ranks: Ranks) -> Finet
         made = objectives.OBJECTIVES[objective].examples(told, donor.tokenizer, most)
         cut = f", {made.cut:,} cut at {most:,} tokens" if made.cut else ""
         lost = f", {made.empty:,} left out, with nothing to learn" if made.empty else ""
-        say(ranks, f"{len(made.kept):,} examples {what}{cut}{lost}")
+        say(ranks, f"{several(len(made.kept), 'example')} {what}{cut}{lost}")
         if not made.kept:
             raise UserError(f"{rows}: no row {what} has anything to learn in its first {most:,} tokens")
         return made.kept
@@ -165,7 +166,8 @@ def planned(
         c = c.model_copy(update={"warmup_steps": round(len(steps) / 10)})
     tokens = sum(len(example.tokens) for example in chain(*data.learned)) * c.sft_epochs
     what = f"an adapter of rank {c.adapter.r}" if c.adapter else "all weights"
-    say(ranks, f"{what}, {len(steps):,} steps of about {tokens / len(steps):,.0f} tokens, learning rate {c.lr:g}")
+    each = f"{several(len(steps), 'step')} of about {tokens / len(steps):,.0f} tokens"
+    say(ranks, f"{what}, {each}, learning rate {c.lr:g}")
     return c, steps, held
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from fleet import plain
+from fleet.plain import several
 from fleet.run_config import UserError
 from fleet.scratch import sweep
 from train.cluster import token_data
@@ -185,7 +186,7 @@ def met(
         **{"ranks": learner.ranks.count, "outer_lr": options.hv.outer_lr, "max_steps": options.last_step},
         "galaxy_size": options.hv.galaxy_size,
     }
-    say(learner.ranks, f"waiting for {options.hv.galaxy_size} peers")
+    say(learner.ranks, f"waiting for {several(options.hv.galaxy_size, 'peer')}")
     peer = peers().Peer(options.hv, spec, learner, outer)
     stack.callback(peer.close)
     return peer

@@ -5,7 +5,6 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -52,7 +51,7 @@ def _text_of(source: str) -> str:
     """What tells it from another text of the same name: of a file, its length and pieces from everywhere."""
     if source == "stdlib":
         return text_sources.stdlib_digest()
-    if not Path(source).is_file():
+    if not os.path.isfile(source):
         return ""
     with open(source, "rb") as file:
         size = os.fstat(file.fileno()).st_size

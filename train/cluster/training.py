@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from fleet import lm_eval_command
 from fleet.busy_notice import saying
+from fleet.plain import several
 from fleet.run_config import UserError
 from merge.atomic_output import atomic_folder, free_for
 from train.cluster.checkpoints import CheckpointKeeper
@@ -205,7 +206,7 @@ def export(learner: SharedLearner, tokenizer: PreTrainedTokenizerBase, options: 
         with atomic_folder(out, sum(each.nbytes for each in kept.values()), overwrite=True) as draft:
             save_file(kept, draft / "model.safetensors", {"format": "pt"})
             tokenizer.save_pretrained(draft)
-            (draft / "README.md").write_text(card(options, out))
+            (draft / "README.md").write_text(card(options, out), encoding="utf-8")
             (draft / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n")
             shutil.copymode(draft / "config.json", draft / "model.safetensors")  # which would be the user's alone
 
@@ -217,6 +218,6 @@ def card(options: TrainingOptions, out: Path) -> str:
     how = json.dumps(options.bound(), indent=2)
     return (
         f"---\nlibrary_name: transformers\n---\n# {out.parent.name}\n\nTrained by `train_fsdp` from "
-        f"`{options.path_model}` on `{options.dataset_name_or_path}`, for {options.last_step:,} steps.\n\n"
+        f"`{options.path_model}` on `{options.dataset_name_or_path}`, for {several(options.last_step, 'step')}.\n\n"
         f"{lm_eval_command.section(out)}\n\n## How it was made\n\n```json\n{how}\n```\n"
     )

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save
 from transformers import PreTrainedTokenizerBase
 
+from fleet.plain import several
 from fleet.run_config import UserError
 from train import text_sources
 from train.chat_examples import ChatExamples, Example
@@ -72,7 +73,7 @@ def _learnable(
     made = objective_of(c).examples(there, tokenizer, c.seq_length)
     if len(made.kept) < 2:
         lost = f" ({made.empty} were left out: no answer in them, or none in their first {c.seq_length} tokens)"
-        few = f"{len(made.kept)} rows have something to learn{lost if made.empty else ''}"
+        few = f"{several(len(made.kept), 'row')} with something to learn{lost if made.empty else ''}"
         raise UserError(f"data set {source.source}: {few}; at least 2 are needed")
     return made
 
