@@ -112,7 +112,8 @@ class Execution:
         self.lane.take(made)
 
     def send(self, made: Pending) -> None:
-        """In the second lane."""
+        """In the second lane, by its own view of the disk, so that it is known who has waited."""
+        first, made.writer.store = made.writer.store, self.context.store
         try:
             if not all(parent.counts for parent in made.parents):
                 raise faults.Passing(f"{made.id}: what it was made of does not count")
@@ -122,6 +123,7 @@ class Execution:
         except faults.Fault as fault:
             made.fault = fault
         finally:
+            made.writer.store = first
             made.writer.held.clear()  # nobody waits in vain for a file of what could not be written
 
     def collect(self) -> bool:
