@@ -13,12 +13,14 @@ docs/post-training.md explains it.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from fleet.recipe import Past, Recipe, kept_as
+from fleet.recipe import Past, Recipe, kept_as, place
+from train.fitness_config import FINALISTS, KNOWN
 from train.member import posttraining_genome
-from train.parent_selection import RULES, Rival, by_fitness, matched, select_parents
+from train.parent_selection import RULES, Rival, attracted, by_fitness, matched, select_parents
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.posttrain.posttrain_fitness import rival_of
 from train.training_commands import breeding
@@ -35,10 +37,13 @@ class EvoMerge:
         if generation == 0:
             return self.round_zero()
         if generation == 1:
-            return self.evaluated(1, self.first_members())
-        if generation <= self.c.max_generations:
-            return self.evaluated(generation, self.children(generation, history))
-        return self.final_evaluations(generation, history) if generation == self.c.max_generations + 1 else []
+            return self.evaluated(1, self.first_members(), history)
+        last = self.c.max_generations
+        if generation <= last:
+            return self.evaluated(generation, self.children(generation, history), history)
+        ending = [self.finals] if self.asks_few(last) else []
+        ending = [*ending, self.final_evaluations]
+        return ending[generation - last - 1](generation, history) if generation <= last + len(ending) else []
 
     # -- what a run needs once ----------------------------------------------------------------------------------------
 
@@ -82,12 +87,14 @@ class EvoMerge:
         order = self.order(generation - 1, history)
         best = enumerate(order[: self.c.elitism])
         elite = [Recipe(f"m{k}", parents=(one.id,), genome=genomes[one.id]) for k, one in best]
-        children = [
-            self.child_of(generation, k, self.parents(generation, k, order), genomes)
-            for k in range(len(elite), self.c.population_size)
-        ]
         fittest = self.best(generation - 1, history)
         kept = [] if any(one.parents == (fittest,) for one in elite) else [kept_as("best", fittest)]
+        there = next(one.slot for one in (*elite, *kept) if one.parents == (fittest,))
+        rival = f"{generation}/{evaluation_of(there)}" if self.c.fitness_from == "racing" else ""
+        children = [
+            self.child_of(generation, k, self.parents(generation, k, order), genomes, rival)
+            for k in range(len(elite), self.c.population_size)
+        ]
         return [*elite, *children, *kept]
 
     @property
@@ -98,31 +105,69 @@ class EvoMerge:
     def parents(self, generation: int, k: int, order: Sequence[Rival]) -> list[str]:
         if self.c.selection == "matching":
             return matched(sorted(one.id for one in order), k - self.c.elitism, self.rng(generation))
-        picked = select_parents(self.c.selection, len(order), 2, self.c.tournament_size, self.rng(generation, k))
+        rng, alone = self.rng(generation, k), self.c.mates == "attraction"
+        picked = select_parents(self.c.selection, len(order), 1 if alone else 2, self.c.tournament_size, rng)
+        if alone:
+            picked.append(attracted(order, picked[0], rng))
         return [order[n].id for n in picked]
 
     def child_of(
-        self, generation: int, k: int, parents: Sequence[str], genomes: Mapping[str, posttraining_genome.Genome]
+        self,
+        generation: int,
+        k: int,
+        parents: Sequence[str],
+        genomes: Mapping[str, posttraining_genome.Genome],
+        rival: str = "",
     ) -> Recipe:
         genome = posttraining_genome.child(self.c, [genomes[id] for id in parents], self.rng(generation, k, 2))
-        return self.child(generation, k, unique(*parents), genome)
+        return self.child(generation, k, unique(*parents), genome, rival)
 
-    def child(self, generation: int, k: int, parents: tuple[str, ...], genome: posttraining_genome.Genome) -> Recipe:
+    def child(
+        self, generation: int, k: int, parents: tuple[str, ...], genome: posttraining_genome.Genome, rival: str = ""
+    ) -> Recipe:
         technique = str(self.c.crossover["method"]) if len(parents) > 1 else "copy"
         base = f"0/init-{self.c.models.index(self.c.base_model)}" if self.c.base_model else ""
         how = self.c.mutation if self.c.mutation != "none" else ""
-        args = PosttrainChildArgs(
-            on="validation", generation=generation, slot=k, technique=technique, base=base, how=how
-        )
-        return Recipe(f"m{k}", "child", parents, self.needs(parents, base), args=args.plain(), genome=genome)
+        asked = {**self.asked(generation), **({"rival": rival} if rival else {})}
+        args = PosttrainChildArgs(**asked, slot=k, technique=technique, base=base, how=how)
+        needs = (*self.needs(parents, base), *self.known(generation), *((rival,) if rival else ()))
+        return Recipe(f"m{k}", "child", parents, needs, args=args.plain(), genome=genome)
 
-    def evaluated(self, generation: int, members: list[Recipe]) -> list[Recipe]:
-        """Who was not made in this generation answers its questions, too."""
-        asked = EvaluationArgs(on="validation", generation=generation)
-        return [*members, *(self.evaluation(evaluation_of(m.slot), m.parents[0], asked) for m in members if m.carried)]
+    def evaluated(self, generation: int, members: list[Recipe], history: Past) -> list[Recipe]:
+        """Who was not made in this generation answers its questions, too; in a race before the others."""
+        asked, carried = EvaluationArgs(**self.asked(generation)), [one for one in members if one.carried]
+        looks = [self.evaluation(evaluation_of(m.slot), m.parents[0], asked, generation=generation) for m in carried]
+        if self.c.fitness_from == "racing":
+            return [*carried, *looks, *(one for one in members if not one.carried)]
+        calibration = [self.calibration(history)] if self.known(generation) else []
+        return [*calibration, *members, *looks]
 
-    def evaluation(self, slot: str, id: str, asked: EvaluationArgs, role: str = "look") -> Recipe:
-        return Recipe(slot, "look", (id,), self.needs((id,)), role, asked.plain())
+    def evaluation(self, slot: str, id: str, asked: EvaluationArgs, role: str = "look", generation: int = 0) -> Recipe:
+        return Recipe(slot, "look", (id,), (*self.needs((id,)), *self.known(generation)), role, asked.plain())
+
+    def asked(self, generation: int) -> dict[str, Any]:
+        few = {"few": KNOWN} if self.asks_few(generation) else {}
+        return {"on": "validation", "generation": generation, **few}
+
+    def asks_few(self, generation: int) -> bool:
+        return self.c.fitness_from == "irt" and generation > 1
+
+    def known(self, generation: int) -> tuple[str, ...]:
+        """What the second generation waits for; those after it find it there."""
+        return (KNOWN,) if self.asks_few(generation) and generation == 2 else ()
+
+    def calibration(self, history: Past) -> Recipe:
+        there = [f"1/{recipe.slot}" for recipe in history.plan(1) if recipe.task in ("child", "look")]
+        return Recipe(place(KNOWN)[1], "calibrate", (), (*there,), "tool")
+
+    def finals(self, generation: int, history: Past) -> list[Recipe]:
+        """The best by their estimates answer all questions."""
+        last = generation - 1
+        at = {f"{last}/{recipe.slot}": answers_of(recipe) for recipe in history.plan(last)}
+        best = [one.id for one in by_fitness(self.rivals(last, history))[:FINALISTS]]
+        asked = {id: EvaluationArgs(on="validation", generation=last, earlier=f"{last}/{at[id]}") for id in best}
+        looks = [self.evaluation(evaluation_of(place(id)[1]), id, asked[id]) for id in best]
+        return [*(kept_as(place(id)[1], id) for id in best), *looks]
 
     def final_evaluations(self, generation: int, history: Past) -> list[Recipe]:
         best, asked = self.best(generation - 1, history), EvaluationArgs(on="test")
@@ -148,8 +193,8 @@ class EvoMerge:
         found = []
         for recipe in history.plan(generation):
             if recipe.role in ("member", "kept"):
-                slot = evaluation_of(recipe.slot) if recipe.carried else recipe.slot
-                found.append(rival_of(self.c, f"{generation}/{recipe.slot}", history[f"{generation}/{slot}"].metrics))
+                metrics = history[f"{generation}/{answers_of(recipe)}"].metrics
+                found.append(rival_of(self.c, f"{generation}/{recipe.slot}", metrics))
         return found
 
     def genomes(self, generation: int, history: Past) -> dict[str, posttraining_genome.Genome]:
@@ -164,6 +209,11 @@ class EvoMerge:
 def evaluation_of(slot: str) -> str:
     """Where a member that was made before answers."""
     return f"look-{slot}"
+
+
+def answers_of(recipe: Recipe) -> str:
+    """Where a generation's questions were answered by one of its members."""
+    return evaluation_of(recipe.slot) if recipe.carried else recipe.slot
 
 
 def short_name(model: str) -> str:

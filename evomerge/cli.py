@@ -12,6 +12,7 @@ the same command goes on.
 """
 
 import logging
+import os
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -29,8 +30,8 @@ from evomerge.config import (
     EvaluationSettings,
     EvolutionSettings,
     MergeSettings,
-    ModelReference,
     create_default_config,
+    model_at,
     with_models,
 )
 from fleet import help_pages
@@ -52,7 +53,19 @@ if TYPE_CHECKING:
     Keys = Any
 else:
     named = {"base_model": "--base", "merge_method": "--method", "num_generations": "--generations"}
-    plain = ("text", "tasks", "task_path", "seed", "workers", "machines", "ssh_config", "metrics", "log_level")
+    plain = (
+        "text",
+        "tasks",
+        "task_path",
+        "fitness_from",
+        "fitness_questions",
+        "seed",
+        "workers",
+        "machines",
+        "ssh_config",
+        "metrics",
+        "log_level",
+    )
     sections = (Configuration, MergeSettings, EvolutionSettings, EvaluationSettings)
     Keys = flags({_HOW: {**named, **dict.fromkeys(plain)}, _OUT: {"out": None}}, *sections)
 
@@ -124,8 +137,9 @@ def main(
     if what.generate:
         from evomerge.utils import generate_text, load_models
 
-        ((_, loaded, tokenizer),) = load_models([ModelReference("", what.generate)])
-        say(generate_text(loaded, tokenizer, what.prompt, what.max_length or 100))
+        ((_, loaded, tokenizer),) = load_models([model_at(what.generate)])
+        prompt = os.fsencode(what.prompt).decode(errors="replace")  # UTF-8, whatever the locale is
+        say(generate_text(loaded, tokenizer, prompt, what.max_length or 100))
     if pareto:
         from evomerge import tournament_results, tournament_view
         from fleet.console import console

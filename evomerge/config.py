@@ -11,11 +11,13 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from fleet.places import here
 from fleet.run_config import FleetConfig, Metrics, Text, UserError, bound, lowered, read_json, validated
+from train.fitness_config import FEW_ALONE, OF_FITNESS_FROM, OF_FITNESS_QUESTIONS, FitnessFrom
 
 MergeSpace = Literal["ps", "dfs", "ps_dfs"]
 Technique = Literal["linear", "slerp", "ties", "dare", "frankenmerge", "dfs"]
 
 BUILTIN = "builtin:"
+BITS = "bits per byte"
 SPECIALISTS = ("code", "prose", "names")
 STAGES: Mapping[str, tuple[Technique, ...]] = {
     "first": ("linear", "slerp"),
@@ -24,7 +26,8 @@ STAGES: Mapping[str, tuple[Technique, ...]] = {
 }
 TECHNIQUES = tuple(each for stage in STAGES.values() for each in stage)
 _PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)(?:/(?:tree|blob)/([^/?#]+))?[^ ]*")
-_PLAIN = re.compile(r"[^\x00-\x1f\x7f]{1,200}")
+_LONGEST = 200  # characters of a name
+_PLAIN = re.compile(rf"[^\x00-\x1f\x7f]{{1,{_LONGEST}}}")
 
 
 class Editable(BaseModel):
@@ -57,14 +60,14 @@ class ModelReference(Editable):
         values = {"path": values} if isinstance(values, str) else values
         if isinstance(values, dict) and not values.get("name"):
             path = str(values.get("path", "")).rstrip("/")
-            return {**values, "name": re.split(r"[/:]", path.removesuffix(".gguf"))[-1]}
+            return {**values, "name": re.split(r"[/:]", path.removesuffix(".gguf"))[-1][:_LONGEST]}
         return values
 
     @field_validator("name")
     @classmethod
     def _readable(cls, name: str) -> str:
         if not _PLAIN.fullmatch(name):
-            raise ValueError("a name of up to 200 characters is expected, without control characters")
+            raise ValueError(f"a name of up to {_LONGEST} characters is expected, without control characters")
         return name
 
     @property
@@ -119,6 +122,15 @@ class EvolutionSettings(Editable):
     num_generations: int = Field(8, ge=1, le=10_000, description="The most there will be.")
     patience: int = Field(5, ge=1, le=10_000, description="Generations without a better model, after which it ends.")
     tournament_size: int = Field(3, ge=1, le=256, description="So many compete for each place among the parents.")
+    selection: Literal["score", "niches"] = Field(
+        "score",
+        description="Who wins a tournament. niches: by score, but what a question or passage brings is divided among "
+        "those who solve it.",
+    )
+    mates: Literal["lower half", "attraction"] = Field(
+        "lower half",
+        description="Who are merged with each other. attraction: a winner and somebody who solves what it does not.",
+    )
     elite: int = Field(2, ge=1, le=255, description="So many of the best go on unchanged.")
     mutation_rate: float = Field(0.5, gt=0, le=1, description="How likely each coefficient or layer is mutated.")
     mutation_strength: float = Field(0.3, gt=0, le=10, description="How far.")
@@ -127,6 +139,11 @@ class EvolutionSettings(Editable):
     )
     seed: int = Field(1, ge=0, le=2**63 - 1, description="Where all randomness begins.")
 
+    @property
+    def compares_questions(self) -> str:
+        """Why models are compared question by question; empty: they are not."""
+        return "mates attraction" if self.mates == "attraction" else "selection niches" * (self.selection == "niches")
+
 
 class TaskSettings(Editable):
     """A task of lm-eval."""
@@ -134,6 +151,11 @@ class TaskSettings(Editable):
     name: str = Field(..., min_length=1, description="Its name.")
     metric: str = Field("acc,none", min_length=1, description="What counts of it.")
     weight: float = Field(1.0, ge=-1e6, le=1e6, description="Its share of the score; negative where less is better.")
+
+    @property
+    def key(self) -> str:
+        """Its name among objectives."""
+        return self.name if self.metric == "acc,none" else f"{self.name}:{self.metric}"
 
 
 class EvaluationSettings(Editable):
@@ -156,6 +178,8 @@ class EvaluationSettings(Editable):
     task_path: list[str] = Field([], description="Folders with tasks of one's own.")
     limit: int | None = Field(None, ge=2, description="Questions of a task.")
     num_fewshot: int | None = Field(None, ge=0, description="Examples in prompts.")
+    fitness_from: FitnessFrom = Field("all", description=OF_FITNESS_FROM)
+    fitness_questions: int = Field(0, ge=0, le=1_000_000, description=OF_FITNESS_QUESTIONS)
     holdout: float = Field(
         0.3, ge=0, lt=1, description="The share of a task's questions that is held out for the test at the end."
     )
@@ -179,6 +203,10 @@ class EvaluationSettings(Editable):
     def _something(self) -> Self:
         if not self.tasks and not self.text_weight:
             raise ValueError("text_weight is 0 and there are no tasks: nothing says which model is better")
+        if self.fitness_from != "all" and not self.tasks:
+            raise ValueError(f"fitness_from {self.fitness_from} is about the questions of tasks, and there are none")
+        if self.fitness_questions and self.fitness_from != "irt":
+            raise ValueError(f"fitness_questions: {FEW_ALONE}")
         return self
 
 
@@ -243,6 +271,11 @@ def default_models() -> list[ModelReference]:
     return [ModelReference(name, BUILTIN + name) for name in SPECIALISTS]
 
 
+def model_at(path: str) -> ModelReference:
+    """As people give one in a command."""
+    return validated(ModelReference, {"path": path}, f"model {path}", spelled=str)
+
+
 def create_default_config() -> Configuration:
     return Configuration(models=default_models())
 
@@ -250,7 +283,7 @@ def create_default_config() -> Configuration:
 def with_models(config: Configuration, given: Sequence[str]) -> Configuration:
     """The first so many models replaced; an empty text keeps the one that is there."""
     there = [*config.models, *default_models()][: max(3, len(config.models))]
-    replaced = [ModelReference("", path) if path else each for path, each in zip(given, there, strict=False)]
+    replaced = [model_at(path) if path else each for path, each in zip(given, there, strict=False)]
     models, names = [*replaced, *there[len(given) :]], set[str]()
     for each in models:
         name, n = each.name, 2

@@ -12,7 +12,7 @@ from evomerge.config import Configuration, ModelReference
 from evomerge.formula import Formula, in_words
 from evomerge.given_models import resolved
 from evomerge.merger import AdvancedModelMerger, known
-from evomerge.tournament import last_generation
+from evomerge.tournament import last_generation, scored, worth
 from evomerge.utils import EvoMergeException, expected, log
 from evomerge.variation import Pool, Scored, can_mutate, crossed, first, mutated, next_generation, ranked
 from fleet.run_config import UserError
@@ -82,6 +82,8 @@ class EvolutionaryMerger:
 
     def evolve(self, population: Sequence[ModelReference] = ()) -> ModelReference:
         """Generation after generation, from these models or the first merged ones; the winner."""
+        if (how := self.config.evaluation_settings.fitness_from) != "all":
+            raise EvoMergeException(f"fitness_from {how} is for runs, run_evolutionary_tournament(config); here: all")
         there = list(population) or self.create_merged_models()
         with expected():
             formulas, models, base = _joined([known(model) for model in there])
@@ -102,7 +104,9 @@ class EvolutionaryMerger:
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _next(self, evaluator: Any, entries: Sequence[Scored], pool: Pool, generation: int) -> list[Scored]:
-        children = next_generation(entries, pool, self.e, [self.e.seed, generation])
+        children = next_generation(
+            entries, pool, self.e, [self.e.seed, generation], worth(self.config.evaluation_settings)
+        )
         kept = {entry.id: entry for entry in entries}
         return [
             kept[one.parents[0]] if one.carried else self._scored(evaluator, f"{generation}/m{n}", one.formula)
@@ -112,7 +116,7 @@ class EvolutionaryMerger:
     def _scored(self, evaluator: Any, id: str, formula: Formula) -> Scored:
         log.info("evaluating %s (%s)", id, in_words(formula))
         try:
-            return Scored(id, formula, float(evaluator.scored(formula)["score"]))
+            return scored(id, formula, evaluator.scored(formula))
         except UserError as error:
             log.warning("%s (%s): %s", id, in_words(formula), error)
             return Scored(id, formula, None)

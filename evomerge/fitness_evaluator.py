@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from evomerge.config import Configuration, EvaluationSettings, ModelReference, TournamentConfig
+from evomerge.config import BITS, Configuration, EvaluationSettings, ModelReference, TournamentConfig
 from evomerge.formula import Blend, Formula
 from evomerge.given_models import check_alike, check_causal
 from evomerge.model_builder import builder
@@ -20,13 +20,13 @@ from evomerge.texts import KINDS, unseen
 from fleet.errors import UserError, from_home
 from merge.live_models import LiveModel
 from merge.search.search_worker import CandidateEvaluator
-from train import lm_eval_tasks, text_sources
+from train import fitness_from, lm_eval_tasks, text_sources
+from train.fitness_from import Answers, Interview, Items
 from train.lm_eval_tasks import TaskEvaluation, TaskRequest
 from train.passages import Losses, PassageReader, as_metrics
 from train.splits import HELD_OUT, EvalSplit, Split, normal, parts_of
 from train.training_config import Dataset
 
-BITS = "bits per byte"
 PASSAGE = 800  # characters of a passage, about
 _SHORTEST = 8  # bytes
 GROUP = 4  # passages that are neighbours: what one of them says of a model, the others nearly say, too
@@ -38,10 +38,9 @@ Metrics = Mapping[str, Any]
 class FitnessQuestions:
     """All that models of one tokenizer are asked."""
 
-    def __init__(
-        self, e: EvaluationSettings, seed: int, tokenizer: Any, longest: int | None, loaded: dict[str, Any]
-    ) -> None:
-        self.e = e
+    def __init__(self, c: TournamentConfig, tokenizer: Any, longest: int | None, loaded: dict[str, Any]) -> None:
+        self.e, seed = (e := c.evaluation_settings), c.evolution_settings.seed
+        self.compares = bool(c.evolution_settings.compares_questions)  # question by question
         self.text = texts(e) if e.text_weight else {}
         readers = partial(PassageReader, longest=longest, batch=e.batch_tokens)
         self.readers = {on: readers(tokenizer, some.texts) for on, some in self.text.items()}
@@ -52,42 +51,65 @@ class FitnessQuestions:
         if self.evaluation:
             self.evaluation.forget()
 
-    def evaluated(self, model: Any, on: EvalSplit) -> Metrics:
+    def evaluated(self, model: Any, how: Interview) -> Metrics:
         """The score, each objective, and what intervals are made of."""
+        on = how.on
         found: dict[str, Any] = {}
         objectives: dict[str, float] = {}
-        score = 0.0
+        solved, score = dict[str, list[float]](), 0.0
         if on in self.readers:
             losses: Losses = self.readers[on].losses(model).together(self.text[on].group)
             found |= as_metrics(losses)
             objectives[BITS] = losses.bits_per_byte
             score -= self.e.text_weight * losses.bits_per_byte
+            solved[BITS] = [math.exp(-nats / size) for nats, size in zip(losses.nats, losses.bytes, strict=True)]
             if on == "test":
                 found |= {"each": json.dumps([round(x, 6) for x in losses.nats]), "sizes": json.dumps(losses.bytes)}
-        if self.evaluation:
+        if self.evaluation and self.e.fitness_from != "all" and on == "validation":
+            told = self.interviewed(model, how, score)
+            found |= {key: value for key, value in told.items() if key not in ("score", "scores")}
+            objectives |= json.loads(told["scores"])
+            score += told["score"]
+        elif self.evaluation:
             marks = self.evaluation.marks(model, self.evaluation.parted(self.e.holdout)[on])
             for task in self.e.tasks:
-                objectives[key(task)] = float(marks.results[task.name][task.metric])
-                score += task.weight * objectives[key(task)]
+                objectives[task.key] = float(marks.results[task.name][task.metric])
+                score += task.weight * objectives[task.key]
+            there = fitness_from.single(self.e.tasks, marks)
+            solved |= {
+                task.key: [x if task.weight > 0 else 1 - x for x in there.get(task.key, ())] for task in self.e.tasks
+            }
         if not math.isfinite(score):
             raise UserError(f"the score is {score}: {objectives}")
         name = "score" if on == "validation" else "test_score"  # two things that nobody should compare
-        return {**found, name: score, "objectives": json.dumps(objectives)}
+        told = {key: [round(min(1.0, max(0.0, x)), 6) for x in some] for key, some in solved.items()}
+        more = {"solved": json.dumps(told)} if self.compares and on == "validation" else {}
+        return {**found, **more, name: score, "objectives": json.dumps(objectives)}
+
+    def interviewed(self, model: Any, how: Interview, score: float) -> Metrics:
+        """What it says to tasks, perhaps to few of their questions; the score that it has without them is known."""
+        assert self.evaluation
+        answers = Answers(self.e.tasks, partial(self.evaluation.marks, model))
+        theirs = json.loads(how.rival["objectives"]).get(BITS, 0.0) if how.rival else 0.0
+        ahead = score + self.e.text_weight * theirs if how.rival else 0.0
+        everything = self.evaluation.parted(self.e.holdout)["validation"]
+        return how.of(self.e.tasks, answers, everything, self.evaluation.asked.seed, ahead)
 
 
 class FormulaEvaluator(CandidateEvaluator[FitnessQuestions]):
     def __init__(self, config: TournamentConfig) -> None:
-        super().__init__()
+        super().__init__(config.evolution_settings.seed, config.evaluation_settings.fitness_questions)
         torch.set_num_threads(config.threads)
-        self.e, self.m, self.models = config.evaluation_settings, config.merge_settings, config.models
-        self.builder, self.seed = builder(config), config.evolution_settings.seed
+        self.config, self.e = config, config.evaluation_settings
+        self.m, self.models = config.merge_settings, config.models
+        self.builder = builder(config)
         self.digest = digest(self.e)
 
     def loaded(self) -> dict[str, Any]:
-        return load_tasks(self.e, self.seed)
+        return load_tasks(self.e, self.seed, self.config.evolution_settings.compares_questions)
 
     def questions_for(self, live: LiveModel) -> FitnessQuestions:
-        return FitnessQuestions(self.e, self.seed, live.tokenizer, self.builder.context(), self.eval_tasks)
+        return FitnessQuestions(self.config, live.tokenizer, self.builder.context(), self.eval_tasks)
 
     def check(self) -> Mapping[str, Any]:
         references = [*self.models, *([self.m.base_model] if self.m.base_model else [])]
@@ -99,9 +121,13 @@ class FormulaEvaluator(CandidateEvaluator[FitnessQuestions]):
         self.questions(self.builder.model(Formula(blend=names[0])))
         return {"layers": layers}
 
-    def scored(self, formula: Formula, on: EvalSplit = "validation") -> Mapping[str, Any]:
+    def items(self) -> Items:
+        parts = lm_eval_tasks.parted(asked(self.e, self.seed), self.eval_tasks, self.e.holdout)
+        return Items(self.e.tasks, parts["validation"])
+
+    def scored(self, formula: Formula, how: Interview = Interview()) -> Mapping[str, Any]:
         live = self.builder.model(formula, self.forget)
-        return self.questions(live).evaluated(live.model, on)
+        return self.questions(live).evaluated(live.model, how)
 
 
 def alone(config: Configuration, models: Mapping[str, str], base: str = "") -> FormulaEvaluator:
@@ -118,13 +144,9 @@ def alone(config: Configuration, models: Mapping[str, str], base: str = "") -> F
     )
 
 
-def key(task: Any) -> str:
-    return task.name if task.metric == "acc,none" else f"{task.name}:{task.metric}"
-
-
 def gains(e: EvaluationSettings, objectives: Mapping[str, float]) -> dict[str, float]:
     """Each objective, turned so that more is better; those that weigh nothing are none."""
-    signs = {BITS: -1.0, **{key(task): math.copysign(1.0, task.weight) for task in e.tasks if task.weight}}
+    signs = {BITS: -1.0, **{task.key: math.copysign(1.0, task.weight) for task in e.tasks if task.weight}}
     return {name: signs[name] * value for name, value in objectives.items() if name in signs}
 
 
@@ -133,12 +155,15 @@ def asked(e: EvaluationSettings, seed: int) -> TaskRequest:
     return TaskRequest(names, e.limit, e.num_fewshot, shuffle=True, task_path=tuple(e.task_path), seed=seed)
 
 
-def load_tasks(e: EvaluationSettings, seed: int) -> dict[str, Any]:
+def load_tasks(e: EvaluationSettings, seed: int, compares: str = "") -> dict[str, Any]:
+    """Why their questions are compared one by one, if they are."""
     if not e.tasks:
         return {}
     loaded = lm_eval_tasks.load(asked(e, seed), e.allow_benchmark_tasks)
     lm_eval_tasks.check_metrics(loaded, [(task.name, task.metric) for task in e.tasks])
     lm_eval_tasks.parted(asked(e, seed), loaded, e.holdout)
+    if compares or e.fitness_from != "all":
+        fitness_from.check(e.tasks, loaded, compares or f"fitness_from {e.fitness_from}")
     return loaded
 
 

@@ -1,15 +1,18 @@
 """What the tournament proposes, as recipes of a run: the first generation, then children of the one before. Pure."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
-from evomerge.config import EvolutionSettings, TournamentConfig
+from evomerge.config import BITS, EvaluationSettings, EvolutionSettings, TournamentConfig
 from evomerge.formula import Formula, in_words, makeup
 from evomerge.variation import Child, Pool, Scored, first, next_generation, ranked
-from fleet.recipe import Member, Past, Recipe
+from fleet.recipe import Member, Past, Recipe, kept_as, place
 from merge.search.search_strategy import CHECK, QuestionArgs, SearchStrategy
+from train.fitness_config import FINALISTS, KNOWN
 from train.splits import EvalSplit
 
 
@@ -35,16 +38,44 @@ class Tournament(SearchStrategy):
             made = first(pool, self.e.population_size, self.e.seed)
             children = [Child(one, in_words(one), tuple(numbers[name] for name in one.models)) for one in made]
             return [*self.given("validation", history), *self.members(1, children)]
-        population = [as_scored(member) for member in members_of(history, round - 1)]
-        return self.members(round, next_generation(population, pool, self.e, [self.e.seed, round]))
+        last = members_of(history, round - 1)
+        children = next_generation(
+            [*map(as_scored, last)], pool, self.e, [self.e.seed, round], worth(self.c.evaluation_settings)
+        )
+        known = [self.calibration(history)] if round == 2 and self.fitness_from == "irt" else []
+        return [*known, *self.members(round, children, self.interview(round, last))]
+
+    def interview(self, round: int, last: Sequence[Member]) -> dict[str, Any]:
+        """How children are asked."""
+        if self.fitness_from == "irt":
+            return {"few": KNOWN, "draw": round}
+        whole = [one for one in last if "score" in one.metrics and not one.metrics.get("given_up")]
+        best = ranked([*map(as_scored, whole)])[:1] if self.fitness_from == "racing" else []
+        return {"rival": best[0].id} if best else {}
+
+    def finals(self, last: int, history: Past) -> list[Recipe]:
+        """The best by their estimates answer all questions; everybody stays within reach."""
+        there = {member.id: member for member in members_of(history, last) if "score" in member.metrics}
+        best = [there[one.id] for one in ranked([*map(as_scored, there.values())])[:FINALISTS]]
+        looks = [
+            Recipe(f"look-{place(one.id)[1]}", "score", (one.id,), role="look", args=_all_of_it(one), optional=True)
+            for one in best
+            if "standard_error" in one.metrics
+        ]
+        return [*(kept_as(place(id)[1], id) for id in there), *looks] if looks else []
 
     def winner(self, last: int, history: Past) -> Recipe | None:
-        alive = {member.id: member for member in members_of(history, last) if "score" in member.metrics}
-        order = ranked([as_scored(member) for member in alive.values()])
+        if self.finals(last, history):
+            there = [*members_of(history, last + 1, "kept"), *members_of(history, last + 1, "look")]
+            there = [one for one in there if "standard_error" not in one.metrics]  # estimates do not count any more
+        else:
+            there = members_of(history, last)
+        order = ranked([as_scored(one) for one in there if "score" in one.metrics])
         if not order:
             return None
-        best = alive[order[0].id]
-        return Recipe("winner", "score", (best.id,), role="winner", args={**best.recipe.args, "on": "test"})
+        best = next(one for one in there if one.id == order[0].id)
+        args = {**_model_of(best), "on": "test"}
+        return Recipe("winner", "score", (best.id.replace("/look-", "/"),), role="winner", args=args)
 
     def given(self, on: EvalSplit, history: Past) -> list[Recipe]:
         formulas = {name: Formula(blend=name).model_dump(mode="json") for name in self.names}
@@ -59,18 +90,35 @@ class Tournament(SearchStrategy):
     def names(self) -> list[str]:
         return [model.name for model in self.c.models]
 
-    def members(self, round: int, children: Sequence[Child]) -> list[Recipe]:
-        return [self.member(round, n, child) for n, child in enumerate(children)]
+    @property
+    def fitness_from(self) -> str:
+        return self.c.evaluation_settings.fitness_from
 
-    def member(self, round: int, n: int, child: Child) -> Recipe:
+    def members(
+        self, round: int, children: Sequence[Child], how: Mapping[str, Any] = MappingProxyType({})
+    ) -> list[Recipe]:
+        return [self.member(round, n, child, how) for n, child in enumerate(children)]
+
+    def member(self, round: int, n: int, child: Child, how: Mapping[str, Any]) -> Recipe:
         if child.carried:
             return Recipe(f"m{n}", parents=child.parents)
         name, formula = f"{child.technique.replace('+', '-')}-{round}.{n}", child.formula
         plain = formula.model_dump(mode="json")
-        args = FormulaArgs(name=name, technique=child.technique, formula=plain, on="validation").plain()
+        args = FormulaArgs(name=name, technique=child.technique, formula=plain, on="validation", **how).plain()
+        needs = (KNOWN,) if "few" in how and round == 2 else ()
         # what a reader wants to follow over the generations; a child inherits its formula
         shown = {"share": makeup(formula), "layers": len(formula.path), "technique": in_words(formula)}
-        return Recipe(f"m{n}", "score", child.parents, args=args, genome=shown, optional=True)
+        return Recipe(f"m{n}", "score", child.parents, needs, args=args, genome=shown, optional=True)
+
+
+def _model_of(one: Member) -> dict[str, Any]:
+    """Of a recipe's arguments what it makes."""
+    return {key: one.recipe.args[key] for key in ("name", "technique", "formula") if key in one.recipe.args}
+
+
+def _all_of_it(one: Member) -> dict[str, Any]:
+    """What makes the same, and asks it whatever it was not asked."""
+    return {**_model_of(one), "on": "validation", "earlier": one.id}
 
 
 def formula_of(recipe: Recipe) -> Formula:
@@ -83,7 +131,16 @@ def members_of(history: Past, round: int, role: str = "member") -> list[Member]:
 
 
 def as_scored(member: Member) -> Scored:
-    return Scored(member.id, formula_of(member.recipe), member.metrics.get("score"))
+    return scored(member.id, formula_of(member.recipe), member.metrics)
+
+
+def scored(id: str, formula: Formula, metrics: Mapping[str, Any]) -> Scored:
+    return Scored(id, formula, metrics.get("score"), json.loads(metrics.get("solved", "{}")))
+
+
+def worth(e: EvaluationSettings) -> dict[str, float]:
+    """Of each objective, to whom it is solved by."""
+    return {BITS: e.text_weight, **{task.key: abs(task.weight) for task in e.tasks}}
 
 
 def scores(history: Past, last: int) -> list[list[float]]:

@@ -30,7 +30,7 @@ def maker(config: TournamentConfig) -> Maker:
 
 def _score(evaluator: Any, work: Work, args: FormulaArgs) -> Mapping[str, Any]:
     try:
-        return dict(evaluator.scored(formula_of(work.recipe), args.on))
+        return dict(evaluator.scored(formula_of(work.recipe), search_worker.interview(evaluator, work, args)))
     except UserError as error:  # names the model that it is about
         if args.name in str(error):
             raise  # as it is: what it came of says whose fault it is

@@ -51,6 +51,7 @@ class TournamentOutcome:
     generations: Sequence[Sequence[TournamentEntry]]  # finished ones; the elite stands in each that it has lived in
     models: Sequence[TournamentEntry]
     tested: Sequence[TournamentEntry]  # the winner first; empty before the end
+    finalists: Sequence[TournamentEntry] = ()  # who have answered all questions, where scores are estimates
 
     @property
     def all(self) -> list[TournamentEntry]:
@@ -59,7 +60,8 @@ class TournamentOutcome:
 
     @property
     def best(self) -> TournamentEntry | None:
-        return next(iter(best_first(self.all)), None)
+        sure = [each for each in self.all if "standard_error" not in each.metrics]
+        return next(iter(best_first([*self.finalists, *sure] if self.finalists else self.all)), None)
 
     @property
     def front(self) -> list[TournamentEntry]:
@@ -88,15 +90,16 @@ def found_in(folder: Path) -> TournamentOutcome:
 def read(history: History) -> TournamentOutcome:
     """From a run's registers: all generations that are finished."""
     config = TournamentConfig.joined(history.store.read("run.json")["config"], {})
-    generations, models, tested = [], list[TournamentEntry](), list[TournamentEntry]()
+    generations, models, tested, finalists = [], *(list[TournamentEntry]() for _ in range(3))
     for round in range(1, history.first_open):
         if entries := history.once("entries", round, partial(_entries, history, round)):
             generations.append(entries)
+        finalists += _entries(history, round, "look")
         if round == 1:
             models = _entries(history, round, "given")
         elif round == history.first_open - 1 and (given := _entries(history, round, "given")):
             tested = [entry(history[f"{round}/winner"]), *given]
-    return TournamentOutcome(config, generations, models, tested)
+    return TournamentOutcome(config, generations, models, tested, finalists)
 
 
 def _entries(history: History, round: int, role: str = "member") -> list[TournamentEntry]:
@@ -118,7 +121,7 @@ def as_json(found: TournamentOutcome) -> bytes:
         "generations": [[entry.id for entry in generation] for generation in found.generations],
         "best": [max(scores, default=None) for scores in best],
         "pareto_front": [entry.id for entry in found.front],
-        "models": {entry.id: _listed(entry) for entry in [*found.models, *found.all]},
+        "models": {entry.id: _listed(entry) for entry in [*found.models, *found.all, *found.finalists]},
     }
     return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
 
@@ -138,6 +141,7 @@ def _listed(entry: TournamentEntry) -> dict[str, Any]:
         "technique": entry.technique,
         "parents": list(entry.parents),
         "score": entry.score,
+        **({"standard_error": each} if (each := entry.metrics.get("standard_error")) else {}),
         "objectives": entry.objectives,
         "shares": {name: round(share, 4) for name, share in makeup(entry.formula).items()},
         "formula": entry.formula.model_dump(mode="json"),

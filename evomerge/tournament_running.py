@@ -78,7 +78,9 @@ def prepared(config: Configuration) -> TournamentConfig:
     m.base_model = models.pop() if base else None
     if m.base_model and m.base_model.path in [model.path for model in models]:
         raise UserError(f"base_model {m.base_model.name} is one of the models: its change of itself is nothing")
-    fitness_evaluator.load_tasks(e, config.evolution_settings.seed)
+    compares = config.evolution_settings.compares_questions
+    refuse([(compares and e.fitness_from != "all", f"fitness_from {e.fitness_from}: {compares} compares all marks")])
+    fitness_evaluator.load_tasks(e, config.evolution_settings.seed, compares)
     if e.text:
         e.text = str(absolute(Path(e.text)))
     e.task_path = [str(absolute(Path(folder))) for folder in e.task_path]

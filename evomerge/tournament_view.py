@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
-from evomerge.config import EvaluationSettings
-from evomerge.fitness_evaluator import BITS, key
+from evomerge.config import BITS, EvaluationSettings
 from evomerge.tournament_results import TournamentEntry, TournamentOutcome, ahead, best_first, interval, read
 from fleet.plain import several
 from fleet.progress import duration
@@ -23,6 +22,9 @@ class TournamentView(SearchProgress):
         if number == 0:
             score, layers = score_in_words(found.config.evaluation_settings), self.history[CHECK].metrics["layers"]
             return f"models fit together: {several(layers, 'layer')}; score: {score}"
+        if number == count + 1 and (finalists := best_first(found.finalists)):
+            who = several(len(finalists), "finalist")
+            return f"all questions have been answered by {who}, best {finalists[0].score:.4f}"
         if number > count:
             why = "" if count == e.num_generations else f" (nothing got better for {several(e.patience, 'generation')})"
             return f"the end after {several(count, 'generation')}{why}; now the held-out test"
@@ -82,7 +84,7 @@ def better_ones(found: TournamentOutcome) -> Iterator[str]:
 def score_in_words(e: EvaluationSettings) -> str:
     """What it is the sum of."""
     parts = [f"- {e.text_weight:g} x bits per byte"] if e.text_weight else []
-    parts += [f"{'+' if task.weight >= 0 else '-'} {abs(task.weight):g} x {key(task)}" for task in e.tasks]
+    parts += [f"{'+' if task.weight >= 0 else '-'} {abs(task.weight):g} x {task.key}" for task in e.tasks]
     return " ".join(parts).removeprefix("+ ")
 
 

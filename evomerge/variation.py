@@ -2,9 +2,10 @@
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from evomerge.config import STAGES, EvolutionSettings, MergeSettings
 from evomerge.formula import BLEND, MOST, Blend, Formula, Step, in_words, lighter
 from evomerge.techniques import ENGINE_METHODS
 from merge.parameters import within
-from train.parent_selection import Rng, winner
+from train.parent_selection import Rival, Rng, attracted, by_niches, winner
 
 _LEAST, _GREATEST = 1e-3, 1e3  # shares
 _SCALES = (0.1, 3.0)
@@ -40,6 +41,7 @@ class Scored:
     id: str
     formula: Formula
     score: float | None  # None: it could not be made, or not be scored
+    solved: Mapping[str, Sequence[float]] = field(default_factory=dict)  # of each objective, how far each question
 
 
 @dataclass(frozen=True)
@@ -237,11 +239,37 @@ def _number(id: str) -> list[int]:
     return [int(part) for part in re.findall("[0-9]+", id)]
 
 
-def next_generation(population: Sequence[Scored], pool: Pool, e: EvolutionSettings, seed: Sequence[int]) -> list[Child]:
+def _rival(one: Scored, worth: Mapping[str, float]) -> Rival:
+    """As niches and attraction see it."""
+    marks = [mark for some in one.solved.values() for mark in some]
+    worths = [worth[key] / len(some) for key, some in one.solved.items() for _ in some]
+    return Rival(one.id, one.score or 0.0, {}, marks, worths)
+
+
+def _attracted(alive: Sequence[Scored], rivals: Sequence[Rival], e: EvolutionSettings, rng: Rng) -> list[Scored]:
+    one = winner(len(alive), e.tournament_size, rng)
+    return [alive[one], alive[attracted(rivals, one, rng)]]
+
+
+def _two_of(lower: Sequence[Scored], rng: Rng) -> list[Scored]:
+    return [lower[int(k)] for k in sorted(rng.choice(len(lower), 2, replace=False))]
+
+
+def next_generation(
+    population: Sequence[Scored],
+    pool: Pool,
+    e: EvolutionSettings,
+    seed: Sequence[int],
+    worth: Mapping[str, float] = MappingProxyType({}),
+) -> list[Child]:
     """The elite; mutants of those who win tournaments; merges of the lower half, who get another chance together."""
     order = ranked(population)
     alive = [one for one in order if one.score is not None]
     elite = alive[: min(e.elite, e.population_size - 1)]
+    rivals = [_rival(one, worth) for one in alive]
+    if e.selection == "niches":
+        rivals, there = by_niches(rivals), {one.id: one for one in alive}
+        alive = [there[rival.id] for rival in rivals]
     found = [Child(one.formula, "elite", (one.id,), carried=True) for one in elite]
     seen = [weights_of(one.formula) for one in order]
     lower = alive[len(order) // 2 :]
@@ -249,10 +277,10 @@ def next_generation(population: Sequence[Scored], pool: Pool, e: EvolutionSettin
     for n in range(len(found), e.population_size):
         rng = np.random.default_rng([*seed, n])
         if n < e.population_size - merges:
-            one = alive[winner(len(alive), e.tournament_size, rng)]
-            child = Child(mutated(one.formula, pool, e, rng), "mutation", (one.id,))
+            best = alive[winner(len(alive), e.tournament_size, rng)]
+            child = Child(mutated(best.formula, pool, e, rng), "mutation", (best.id,))
         else:
-            pair = [lower[int(k)] for k in sorted(rng.choice(len(lower), 2, replace=False))]
+            pair = _attracted(alive, rivals, e, rng) if e.mates == "attraction" else _two_of(lower, rng)
             child = Child(*crossed(pair[0].formula, pair[1].formula, pool, e, rng), (pair[0].id, pair[1].id))
         for _ in range(20):  # nothing is made twice, where there is anything else
             if weights_of(child.formula) not in seen:

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import os
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
@@ -43,7 +44,7 @@ def from_home(path: Path | str) -> Path:
         found = Path(path).expanduser()
         with _mounts_that_may_come_back():
             found.exists()  # a name may be too long, or lie where this user may not look
-        str(found).encode()  # libraries that read models open no other names
+        os.fsencode(found), str(found).encode()  # libraries that read models open no other names
         return found
 
 

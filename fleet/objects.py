@@ -92,17 +92,17 @@ class Objects:
 
     def pieces(self, name: str) -> Iterator[bytes]:
         """A large object, range by range, the next ones on their way."""
-        first, size = self._call(name, self._first, name, PIECE)
-        self.bytes_read += size
+        first = self._call(name, self._begun, name, PIECE)
+        self.bytes_read += (size := first.meta["size"] if first else 0)
         begins, ahead = iter(range(PIECE, size, PIECE)), ThreadPoolExecutor(_AT_ONCE)
 
         def ask(count: int) -> Iterator[Future[Any]]:
             for begin in islice(begins, count):
                 yield ahead.submit(self._range, name, begin, min(PIECE, size - begin))
 
-        coming = deque(ask(_AT_ONCE))
+        coming = deque(ask(_AT_ONCE))  # before the first one is there
         try:
-            yield first
+            yield self._body(name, first) if first else b""
             while coming:
                 piece = coming.popleft().result()
                 coming.extend(ask(1))
@@ -114,13 +114,21 @@ class Objects:
 
     def _first(self, name: str, most: int) -> tuple[bytes, int]:
         """So much of the beginning, and how much there is."""
+        found = self._begun(name, most)
+        return (bytes(found.bytes()), found.meta["size"]) if found else (b"", 0)
+
+    def _begun(self, name: str, most: int) -> Any:
+        """So much of the beginning, on its way."""
         try:
-            found = self._obstore.get(self._bucket, name, options={"range": (0, most)})
-            return bytes(found.bytes()), found.meta["size"]
+            return self._obstore.get(self._bucket, name, options={"range": (0, most)})
         except Exception as error:
             if "416" not in first_line(error):  # nothing in it, so no range of it
                 raise
-            return b"", 0
+            return None
+
+    def _body(self, name: str, found: Any) -> Any:
+        self.ops -= 1  # it was counted when it was asked for
+        return memoryview(self._call(name, found.bytes))
 
     def _range(self, name: str, begin: int, length: int) -> Any:
         """As a view: it is not copied for being handed on."""

@@ -31,8 +31,8 @@ LAST: Mapping[str, Sequence[str]] = {
         ],
     ),
     # Then no candidate was scored beyond those that were asked for; then questions were called validation and test;
-    # then a question's words decided which it is for; then checksums were XXH3.
-    "merge-search": ["commit acf0c07", "commit 5fc2cdb", "commit 780815b", "commit 880d80a"],
+    # then a question's words decided which it is for; then checksums were XXH3; then a race asked no question twice.
+    "merge-search": ["commit acf0c07", "commit 5fc2cdb", "commit 780815b", "commit 880d80a", "commit 8d4f4b6"],
     # Then questions were for validation and test, and bits per byte left out a first token, which nothing predicts;
     # then their words decided which they are for, and passages of the two were no neighbours any more; then checksums
     # were XXH3.

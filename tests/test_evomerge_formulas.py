@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from evomerge.formula import Blend, Formula, Step, in_words, leaves, lighter, ma
 from evomerge.model_builder import ModelBuilder
 from evomerge.techniques import MEAN, MERGED, recipes
 from evomerge.tournament import last_generation
-from evomerge.variation import Pool, Scored, crossed, mutated, next_generation, ranked
+from evomerge.variation import Child, Pool, Scored, crossed, mutated, next_generation, ranked
 from merge.engine import MergeOptions
 from merge.merge_recipe import merge_of
 from merge.merging import merge
@@ -214,6 +215,25 @@ def test_a_generation_has_the_elite_mutants_of_winners_and_merges_of_the_lower_h
     assert next_generation(there, pool(), EvolutionSettings(elite=2), [1, 3]) != children
     assert len([one for one in next_generation(there, pool(), EvolutionSettings(elite=4), [1, 2]) if one.carried]) == 4
     assert len(next_generation(there, pool(), EvolutionSettings(population_size=12), [1, 2])) == 12
+
+
+def test_who_alone_solves_something_is_a_parent():
+    there = population(0.9, 0.9, 0.9, 0.9, 0.3, 0.2, 0.1, 0.1)
+    solved = [{"t": [1, 1, 1, 0]}] * 4 + [{"t": [0, 0, 0, 1]}] + [{"t": [0, 0, 0, 0]}] * 3
+    there = [replace(one, solved=each) for one, each in zip(there, solved, strict=True)]
+
+    def born(**keys) -> list[Child]:
+        settings = EvolutionSettings(elite=1, population_size=8, **keys)
+        return [child for n in range(40) for child in next_generation(there, pool(), settings, [n], {"t": 1.0})]
+
+    mutants = [
+        [one.parents for one in born(selection=how) if one.technique == "mutation"] for how in ("score", "niches")
+    ]
+    by_score, by_niche = (each.count(("1/m4",)) for each in mutants)
+    assert by_niche > 1.5 * by_score
+    pairs = {frozenset(one.parents) for one in born(mates="attraction") if len(one.parents) == 2}
+    crowd = {f"1/m{n}" for n in range(4)}
+    assert pairs and all(len(pair & crowd) < 2 for pair in pairs), "they have nothing to add to each other"
 
 
 def test_nothing_is_made_twice():

@@ -83,6 +83,9 @@ def test_missing_and_broken_files_are_refused(tmp_path):
     (["--run", "--out", "{}/a b"], "folder's name"),
     (["--evaluate", "{}"], "model_type"),
     (["--run", "--model1", "a/b", "--model2", "a/b"], "a/b is given twice"),
+    (["--run", "--model1", "https://example.org/a"], "a link to a model's hub page is expected"),
+    (["--generate", "https://example.org/a", "--prompt", "x"], "a link to a model's hub page is expected"),
+    (["--generate", "/" + 300 * "x", "--prompt", "x"], "no such place: File name too long"),
 ])  # fmt: skip
 def test_what_cannot_be_done_is_said_in_a_line(tmp_path, here, words, said):
     done = here(*(word.format(tmp_path) for word in words))
@@ -95,7 +98,7 @@ def test_a_prompt_longer_than_the_context_is_refused(tournament, here):
     assert done.returncode == 2 and "context of 64" in done.stderr
     done = here("--generate", winner, "--prompt", "the cat sat on a mat and", "--max-length", 3)
     assert done.returncode == 2 and "max_length" in done.stderr
-    done = here("--generate", winner, "--prompt", "the cat", "--max-length", 12)
+    done = here("--generate", winner, "--prompt", "the cat\udcff", "--max-length", 12)  # a byte that is no UTF-8
     assert done.returncode == 0 and done.stdout.startswith("the cat")
 
 

@@ -12,6 +12,7 @@ from tokenizers.processors import TemplateProcessing
 
 from evomerge import fitness_evaluator, tournament_results, tournament_running
 from evomerge.config import (
+    BITS,
     Configuration,
     EvaluationSettings,
     MergeSettings,
@@ -131,7 +132,7 @@ def test_a_passage_begins_with_whole_words():
 def test_nobody_beats_the_front_in_everything():
     class Point:
         def __init__(self, bits, acc, score=0.0):
-            self.objectives, self.score = {fitness_evaluator.BITS: bits, "acc": acc}, score
+            self.objectives, self.score = {BITS: bits, "acc": acc}, score
 
     e = EvaluationSettings(tasks=[TaskSettings(name="acc")])
     c = type("C", (), {"evaluation_settings": e})
@@ -185,12 +186,10 @@ def test_the_score_is_the_weighted_sum_of_all_objectives(facts):
     c = facts.model_copy(deep=True)
     found = evaluate_model(c.models[0], c)
     parts = found["objectives"]
-    assert parts.keys() == {fitness_evaluator.BITS, "facts"}
-    assert found["score"] == pytest.approx(3 * parts["facts"] - parts[fitness_evaluator.BITS])
+    assert parts.keys() == {BITS, "facts"}
+    assert found["score"] == pytest.approx(3 * parts["facts"] - parts[BITS])
     c.evaluation_settings.text_weight = 0.5
-    assert evaluate_model(c.models[0], c)["score"] == pytest.approx(
-        3 * parts["facts"] - 0.5 * parts[fitness_evaluator.BITS]
-    )
+    assert evaluate_model(c.models[0], c)["score"] == pytest.approx(3 * parts["facts"] - 0.5 * parts[BITS])
     c.evaluation_settings.tasks = [TaskSettings(name="facts", metric="acc_norm,none", weight=-1)]
     c.evaluation_settings.text_weight = 0
     again = evaluate_model(c.models[0], c)

@@ -319,6 +319,14 @@ def test_it_is_found_from_the_root_from_its_folder_and_as_a_module(where, script
     )
 
 
+def test_its_folder_hides_no_library_where_the_root_is_found_already():
+    """As after `pip install -e`: train/kernels.py has the name of one that transformers looks for."""
+    code = "import runpy, sys; sys.path[0] = 'train'; runpy.run_path('train/train_fsdp.py'); print(*sys.path)"
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    assert "train" not in done.stdout.split() and done.stdout.split()[0] == str(ROOT)
+
+
 @pytest.mark.parametrize("name", ["none", "fp16", "scaled-fp16", "uniform8bit", "quantile8bit"])
 def test_what_travels_compressed_arrives(name):
     from hivemind.compression import CompressionInfo, deserialize_torch_tensor

@@ -26,6 +26,7 @@ from tests.hub import call, hub
 from tests.merging import weights
 from tests.searching import ROOT, command, completed, genome_file, genotypes, rows, search, wait_for
 from train import lm_eval_tasks
+from train.fitness_from import Interview, calibrated
 
 
 @pytest.mark.parametrize("method", ["linear", "slerp", "dare_ties", "della", "karcher"])
@@ -64,22 +65,42 @@ def test_a_search_keeps_questions_for_the_end(facts, tmp_path):
 
 
 def test_a_race_gives_up_on_the_hopeless_alone(facts, tmp_path):
-    config = completed(genome_file(tmp_path, facts), facts, race=True)
+    config = completed(genome_file(tmp_path, facts), facts, fitness_from="racing")
     evaluator, one = RecipeEvaluator(config), Space(config.genome, 2)
     best = evaluator.scored(one.recipe([1, 1, 1]))
     assert best["asked"] == 72 and not best["given_up"]
-    again = evaluator.scored(one.recipe([1, 1, 1.01]), best)
+    again = evaluator.scored(one.recipe([1, 1, 1.01]), Interview(rival=best))
     assert again["asked"] == 72 and not again["given_up"]
-    poor = evaluator.scored(one.recipe([1, 0, 0]), best)
+    poor = evaluator.scored(one.recipe([1, 0, 0]), Interview(rival=best))
     assert poor["asked"] < 72 and poor["given_up"] and poor["score"] < best["score"]
     assert abs(poor["score"] - evaluator.scored(one.recipe([1, 0, 0]))["score"]) < 0.25
+
+
+def test_few_questions_tell_about_what_all_do(facts, tmp_path):
+    """Of models of which nothing was known before; and finalists are asked nothing again."""
+    config = completed(genome_file(tmp_path, facts), facts, fitness_from="irt", fitness_questions=16)
+    evaluator, one = RecipeEvaluator(config), Space(config.genome, 2)
+    first = [[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0], [0, 1, 1], [1, 0, 1], [0.6, 0.3, 0.3], [0.2, 0.5, 0.5]]
+    answers = [json.loads(evaluator.scored(one.recipe(each))["single"]) for each in first]
+    known = calibrated(evaluator.items(), answers, evaluator.fewest)
+    assert known["respondents"] == 8 and known["few"] == 16 and known["widening"] >= 1
+    for draw, point in enumerate(([1, 1, 1], [0.3, 0.6, 0.2], [0, 0.1, 1])):
+        whole = evaluator.scored(one.recipe(point))
+        found = evaluator.scored(one.recipe(point), Interview(few=evaluator.few(known, draw)))
+        assert found["asked"] == 16 and 0 < found["standard_error"] < 0.3
+        assert abs(found["score"] - whole["score"]) < 3 * found["standard_error"]
+        rest = evaluator.scored(one.recipe(point), Interview(earlier=found))
+        assert rest["asked"] == 72 - 16 and rest["score"] == whole["score"] and rest["single"] == whole["single"]
+    assert (
+        found["questions"] != evaluator.scored(one.recipe(point), Interview(few=evaluator.few(known, 0)))["questions"]
+    )
 
 
 def test_a_race_needs_marks_of_single_questions(facts, tmp_path):
     text = (facts / "tasks" / "facts.yaml").read_text().replace("task: facts", "task: counted")
     (tmp_path / "counted.yaml").write_text(text.replace("aggregation: mean", "aggregation: median"))
     file = genome_file(tmp_path, facts, tasks=["counted"])
-    for option in ({"race": True}, {"holdout": 0.5}):
+    for option in ({"fitness_from": "racing"}, {"fitness_from": "irt"}, {"holdout": 0.5}):
         with pytest.raises(UserError, match="is not a mean over single questions"):
             RecipeEvaluator(completed(file, facts, task_path=(str(tmp_path),), **option)).check()
     RecipeEvaluator(completed(file, facts, task_path=(str(tmp_path),))).check()
@@ -152,10 +173,11 @@ def test_a_search_finds_a_better_model_and_writes_it_down(facts, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_search_goes_on_as_if_nothing_had_been(facts, tmp_path):
+@pytest.mark.parametrize("how", ["all", "irt"])
+def test_a_killed_search_goes_on_as_if_nothing_had_been(how, facts, tmp_path):
     file = genome_file(tmp_path, facts, "dare_ties", base=True)
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    more = ("--max-fevals", "24", "--population-size", "6", "--random-seed", "4")
+    more = ("--max-fevals", "24", "--population-size", "6", "--random-seed", "4", "--fitness-from", how)
     search(file, whole, facts, *more, "--workers", "1")
     started = subprocess.Popen(command(file, cut, facts, *more, "--workers", "2"), cwd=ROOT, start_new_session=True)
     wait_for(lambda: (cut / "rounds" / "00002" / "plan").exists())
@@ -164,9 +186,9 @@ def test_a_killed_search_goes_on_as_if_nothing_had_been(facts, tmp_path):
     for pid in workers:
         with_suppressed_kill(pid)
     started.wait()
-    assert len(genotypes(whole)) == 24
+    assert len(genotypes(whole)[:24]) == 24
     search(file, cut, facts, *more, "--workers", "2")
-    assert genotypes(cut) == genotypes(whole)
+    assert genotypes(cut) == genotypes(whole) and digest(opened(cut)) == digest(opened(whole))
     assert [row["scores"] for row in rows(cut)] == [row["scores"] for row in rows(whole)]
     assert (cut / "best_config.yaml").read_text() == (whole / "best_config.yaml").read_text()
 

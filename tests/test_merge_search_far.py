@@ -83,6 +83,7 @@ def test_help_explains_every_option():
         *("--in-memory", "--no-in-memory", "--vllm", "--batch-size", "--task-search-path", "--num-gpus"),
         *("--merge-cuda", "--load-in-8bit", "--load-in-4bit", "--random-seed", "--reshard", "--save-final-model"),
         *("--trust-remote-code", "--metrics", "--wandb", "--wandb-project", "--wandb-entity", "--race"),
+        *("--fitness-from", "--fitness-questions"),
         *("--storage-path",),
         *("--holdout", "--allow-benchmark-tasks", "--i-understand-the-depths-of-the-evils-i-am-unleashing"),
     ):
@@ -212,16 +213,29 @@ def test_an_option_that_is_refused_is_named_and_leaves_no_folder_behind(facts, t
 
 
 @slow
-@pytest.mark.parametrize("more", [("--race",), ("--reshard",), ("--no-in-memory",), ("--random-seed", "5")])
+@pytest.mark.parametrize(
+    "more", [("--race",), ("--fitness-from", "irt"), ("--reshard",), ("--no-in-memory",), ("--random-seed", "5")]
+)
 def test_options_of_a_whole_search(more, facts, tmp_path):
     out = tmp_path / "search"
     search(genome_file(tmp_path, facts), out, facts, "--max-fevals", "28", "--sigma0", "2", *more)
     found = rows(out)
-    assert len(found) == 28 and all(row["score"] is not None for row in found)
+    assert len(found[:28]) == 28 and all(row["score"] is not None for row in found)
+    assert "irt" in more or len(found) == 28
     if "--race" in more:
         assert any(row["given_up"] and row["asked"] < 72 for row in found)
         best = max((row for row in found if not row["given_up"]), key=lambda row: row["score"])
         assert best["score"] >= max(row["score"] for row in found)
+    if "irt" in more:
+        few, finalists = [row for row in found[:28] if row["standard_error"]], found[28:]
+        assert len(few) == 21 and {row["asked"] for row in few} == {16}
+        assert finalists and {(row["generation"], row["asked"], row["standard_error"]) for row in finalists} == {
+            (5, 56, None)
+        }
+        best = max((row for row in found if not row["standard_error"]), key=lambda row: row["score"])
+        assert yaml.safe_load((out / "best_config.yaml").read_text())["models"][0]["parameters"][
+            "weight"
+        ] == pytest.approx(abs(best["genotype"][0]))
     if "--reshard" in more:
         assert len(list((out / "files").glob("00000.model-*/model.safetensors"))) == 3
 

@@ -16,7 +16,17 @@ from merge.merging import merge
 from tests import merging, posttraining, searching
 from tests.posttraining import chats, config, finished, model, preferences, worker
 from train.member import posttraining_genome
-from train.parent_selection import Rival, by_fitness, by_fronts, crowding, fronts, matched, select_parents
+from train.parent_selection import (
+    Rival,
+    attracted,
+    by_fitness,
+    by_fronts,
+    by_niches,
+    crowding,
+    fronts,
+    matched,
+    select_parents,
+)
 from train.posttrain import posttrain_fitness
 from train.posttrain.posttrain_config import SLERP, PosttrainConfig
 from train.posttrain_results import exported, show_winner
@@ -64,7 +74,7 @@ def test_the_ends_of_a_front_are_the_loneliest():
     assert by_fitness(front)[0].id == "a"  # of equal ones the first
 
 
-@pytest.mark.parametrize("rule", ["rank", "tournament", "random", "pareto"])
+@pytest.mark.parametrize("rule", ["rank", "tournament", "random", "pareto", "niches"])
 def test_fitter_ones_are_parents_more_often(rule):
     counts = [0] * 8
     for n in range(400):
@@ -87,6 +97,29 @@ def test_matching_makes_everybody_a_parent_equally_often():
     ids = [f"m{n}" for n in range(6)]
     families = [matched(ids, k, np.random.default_rng(5)) for k in range(6)]
     assert sorted(each for family in families for each in family) == sorted(ids * 2)
+
+
+def knowing(id: str, *solved: float) -> Rival:
+    return Rival(id, sum(solved), {}, solved, (1.0,) * len(solved))
+
+
+def test_who_solves_what_nobody_else_does_has_a_niche_of_its_own():
+    crowd = [knowing(f"crowd-{n}", 1, 1, 1, 0) for n in range(4)]
+    alone, idle = knowing("alone", 0, 0, 0, 1), knowing("idle", 0, 0, 0, 0)
+    assert by_fitness([*crowd, alone, idle])[0].id == "crowd-0"
+    order = [one.id for one in by_niches([*crowd, alone, idle])]
+    assert order[0] == "alone" and order[-1] == "idle", "1 beside 3/4 and nothing"
+    halves = by_niches([knowing("both", 0.5, 0.5), knowing("one", 1, 0)])
+    assert [one.id for one in halves] == ["both", "one"], "1/3 + 1 beside 2/3"
+
+
+def test_mates_are_attracted_by_what_they_add():
+    rivals = [knowing("a", 1, 1, 0, 0), knowing("same", 1, 1, 0, 0), knowing("b", 0, 0, 1, 0), knowing("c", 0, 0, 1, 1)]
+    drawn = [attracted(rivals, 0, np.random.default_rng(n)) for n in range(300)]
+    assert {*drawn} == {2, 3}, "1/2 by b, 1/2 + 1 by c, and nothing by its like"
+    assert 0.65 < drawn.count(3) / 300 < 0.85
+    alike = [knowing(str(n), 1, 0) for n in range(3)]
+    assert {attracted(alike, 1, np.random.default_rng(n)) for n in range(50)} == {0, 2}
 
 
 # -- what is inherited ------------------------------------------------------------------------------------------------
@@ -352,6 +385,24 @@ def test_tasks_and_losses_are_weighted_together(tmp_path):
             assert member.metrics["error"] > 0
 
 
+def test_niches_and_attraction_choose_by_the_same_questions(tmp_path):
+    searching.task(tmp_path / "tasks")
+    objectives = ({"task": "facts"}, {"task": "loss", "weight": 0.5})
+    more = {"fitness": objectives, "task_path": (str(tmp_path / "tasks"),), "max_generations": 3}
+    plain, found = (
+        finished(config(tmp_path / name, **keys, **more))
+        for name, keys in (("plain", {}), ("niches", {"selection": "niches", "mates": "attraction"}))
+    )
+    parents = [[recipe.parents for recipe in history.plan(2)] for history in (plain, found)]
+    assert parents[0] != parents[1] and "single" not in plain["2/m1"].metrics
+    for member in found.round(2):
+        if "fitness" in member.metrics:
+            marks = json.loads(member.metrics["single"])
+            one = posttrain_fitness.rival_of(config(tmp_path / "c", selection="niches", **more), "x", member.metrics)
+            assert len(one.solved) == len(one.worth) == len(marks["facts"]) + len(marks["loss"])
+            assert all(0 <= each <= 1 for each in one.solved) and sum(one.worth) == pytest.approx(1.5)
+
+
 # -- bad input --------------------------------------------------------------------------------------------------------
 
 
@@ -393,6 +444,7 @@ def test_padded_vocabularies_are_bridged_and_it_is_said(tmp_path):
     ({"MUTATION_DATASETS": [{"source": "x.jsonl", "weight": 0}]}, "all weights are 0"),
     ({"ELITISM": 6}, "below POPULATION_SIZE"), ({"TOP_K": 3}, "TOP_K is 3"), ({"CROSSOVER": {"t": 1}}, "method"),
     ({"SELECTION": "pareto"}, "several objectives"),
+    ({"SELECTION": "matching", "MATES": "attraction"}, "SELECTION matching says who both parents are"),
     ({"SELECTION": "beauty"}, "SELECTION"), ({"INNER_STEPS": 3}, "unknown key"),
     ({"MUTATION": "none", "FITNESS": ["x"]}, "no effect"),
 ])  # fmt: skip

@@ -356,12 +356,14 @@ def test_links_in_a_circle_are_said_in_a_line(toys, tmp_path):
         assert str(place)[:200] in refused.said and "Traceback" not in refused.said
 
 
-def test_a_base_dir_that_cannot_be_is_said_in_a_line_by_whoever_looks_there_first(tmp_path):
-    """Pre-training looks for a run before it counts the text. Each has another reason."""
+def test_a_place_that_cannot_be_is_said_in_a_line_by_whoever_looks_there_first(tmp_path):
+    """Pre-training looks at a text, and for a run, before it counts. Each has another reason."""
     ascii = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     rounds = {"population_size": 2, "max_generations": 2, "first_inner_steps": 1, "inner_steps": 1}
-    for name, more, why in (("x" * 300, {}, "File name too long"), ("d\xfcrer", ascii, "set LC_ALL=C.UTF-8")):
-        keys = {"project_name": "there", "base_dir": str(tmp_path / name), **rounds}
+    named = {"base_dir": str(tmp_path / "d\xfcrer")}, {"datasets": [str(tmp_path / "gr\xf6\xdfe.txt")]}
+    cannot = [(keys, ascii, "set LC_ALL=C.UTF-8") for keys in named]
+    for told, more, why in (({"base_dir": str(tmp_path / ("x" * 300))}, {}, "File name too long"), *cannot):
+        keys = {"project_name": "there", "base_dir": str(tmp_path), **rounds, **told}
         (tmp_path / "run.json").write_text(json.dumps({key.upper(): value for key, value in keys.items()}))
         words = [sys.executable, str(ROOT / "edt_sim.py"), "--config", str(tmp_path / "run.json")]
         done = subprocess.run(words, env={**os.environ, **more}, capture_output=True, text=True, check=False)

@@ -114,6 +114,16 @@ def test_every_field_of_the_file_and_every_option_reaches_the_search(facts, tmp_
     assert evaluator.questions(evaluator.live.now)._lm._most == 3 and torch.get_num_threads() == 2
 
 
+def test_a_race_was_a_key_of_its_own(facts, tmp_path):
+    """In the folders of searches that an older version began, and on command lines still."""
+    config = completed(genome_file(tmp_path, facts), facts)
+    for race, now in ((True, "racing"), (False, "all")):
+        older = {key: value for key, value in config.bound().items() if not key.startswith("fitness_")}
+        assert SearchConfig.joined({**older, "race": race}, {}).fitness_from == now
+    with pytest.raises(UserError, match="--fitness-questions: it says how many questions irt asks, and nothing else"):
+        completed(genome_file(tmp_path, facts), facts, fitness_questions=20)
+
+
 def test_models_that_lie_here_have_whole_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("m", "lora"):
@@ -148,5 +158,5 @@ def test_a_search_of_an_older_kind_is_refused_before_anything_of_it_is_read(fact
     (tmp_path / "x" / "run.json").unlink()
     store.settle("run.json", {**about, "results": 2})
     other = config.model_copy(update={"max_fevals": 7})
-    with pytest.raises(UserError, match="results of kind 2 and this code would give it those of kind 5"):
+    with pytest.raises(UserError, match="results of kind 2 and this code would give it those of kind 6"):
         search_running.make_way(other, tmp_path / "x")

@@ -195,20 +195,21 @@ class TaskEvaluation:
             self._lm = self._lm or PackedHFLM(model, self.tokenizer, *self._size)
             self._lm.ask(model.eval())
             lm = self._lm
-        chosen = {name: sorted(numbers) for name, numbers in (questions or self.questions()).items()}
+        chosen = {name: sorted(some) for name, some in (questions or self.questions()).items() if some}
+        tasks = {name: task for name, task in self.loaded["tasks"].items() if name in chosen}
         for task in self._cached.values():
             task.answers.clear()
         with _quiet():
             found = evaluate(
                 lm,
-                self.loaded,
+                {**self.loaded, "tasks": tasks},
                 samples=chosen,
                 bootstrap_iters=0,
                 log_samples=False,
                 apply_chat_template=self.chat,
                 fewshot_as_multiturn=self.chat and self.asked.fewshot_as_multiturn,
             )
-        return Marks(found["results"], {name: task.single() for name, task in self._cached.items()})
+        return Marks(found["results"], {name: self._cached[name].single() for name in tasks})
 
 
 def has_examples(task: Any) -> bool:

@@ -17,6 +17,8 @@ class Rival:
     id: str
     fitness: float
     objectives: Mapping[str, float]
+    solved: Sequence[float] = ()  # how far each question, between 0 and 1: the same ones for all rivals
+    worth: Sequence[float] = ()  # of each question
 
 
 # -- who is fitter -----------------------------------------------------------------------------------------------------
@@ -77,6 +79,34 @@ def crowding(front: Sequence[Rival]) -> dict[str, float]:
     return found
 
 
+def by_niches(rivals: Sequence[Rival]) -> list[Rival]:
+    """By shared fitness: a question's worth is divided among those who solve it (M2N2: Abrantes, Lange and Tang, 2025).
+    So whoever solves what few do is fit, however little else it knows."""
+    rewards, solved = _rewards(rivals), _solved(rivals)
+    shares = {one.id: float(share) for one, share in zip(rivals, solved @ rewards, strict=True)}
+    return sorted(rivals, key=lambda one: (-shares[one.id], -one.fitness, one.id))
+
+
+def attracted(rivals: Sequence[Rival], one: int, rng: Rng) -> int:
+    """The mate of one of them: each of the others is as likely as what it solves beyond the one is worth, which is the
+    more the fewer solve it. If nobody has anything to add, all are equally likely."""
+    others = [n for n in range(len(rivals)) if n != one] or [one]
+    solved = _solved(rivals)
+    gains = np.maximum(solved[others] - solved[one], 0) @ _rewards(rivals)
+    return int(rng.choice(others, p=gains / gains.sum() if gains.sum() > 0 else None))
+
+
+def _solved(rivals: Sequence[Rival]) -> np.ndarray:
+    return np.array([one.solved for one in rivals], float).reshape(len(rivals), -1)
+
+
+def _rewards(rivals: Sequence[Rival]) -> np.ndarray:
+    """What solving each question brings, where all who do share its worth; what nobody solves brings nothing yet."""
+    by = _solved(rivals).sum(0)
+    found: np.ndarray = np.divide(np.array(rivals[0].worth, float), by, out=np.zeros_like(by), where=by > 0)
+    return found
+
+
 # -- the fitter are parents more often: `count` places in the order of fitness, in which 0 is the fittest -------------
 
 
@@ -108,6 +138,7 @@ class SelectionRule:
     pick: Callable[[int, int, int, Rng], Sequence[int]]
     order: Callable[[Sequence[Rival]], list[Rival]] = by_fitness
     several: bool = False  # objectives that it needs
+    marks: bool = False  # of single questions that it needs
 
 
 RULES: Mapping[str, SelectionRule] = {
@@ -115,8 +146,9 @@ RULES: Mapping[str, SelectionRule] = {
     "tournament": SelectionRule(by_tournaments),
     "random": SelectionRule(uniformly),
     "pareto": SelectionRule(by_tournaments, by_fronts, several=True),
+    "niches": SelectionRule(by_tournaments, by_niches, marks=True),
 }
-BY_LOSS = tuple(name for name, rule in RULES.items() if not rule.several)
+BY_LOSS = tuple(name for name, rule in RULES.items() if not (rule.several or rule.marks))
 
 
 def select_parents(rule: str, candidates: int, count: int, tournament_size: int, rng: Rng) -> list[int]:

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from fleet.errors import first_line
+from fleet.errors import first_line, from_home
 from fleet.run_config import UserError
 from train.splits import Split, SplitName, part_of, part_of_chunk
 from train.training_config import Dataset
@@ -152,6 +152,7 @@ def _blocks(path: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _in_one_line(path: Path) -> Iterator[None]:
+    from_home(path)  # complains of a name that cannot be
     try:
         yield
     except UnicodeDecodeError as error:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 ROOT = Path(__file__).resolve().parent.parent
-if str(ROOT) not in sys.path:  # as a script: our modules are found by their whole names only
+if not __package__:  # as a script: our modules are found by their whole names only
     sys.path[0] = str(ROOT)
 
 from cyclopts import Parameter  # noqa: E402

@@ -30,6 +30,9 @@ class EvaluationArgs(Args):
 
     on: EvalSplit
     generation: int = 0  # of post-training, which draws its own questions
+    rival: str = ""  # in a race: whom to be ahead of
+    few: str = ""  # where it stands what is known of all questions, of which few are asked
+    earlier: str = ""  # who has answered few of them for it already
 
 
 class Turn(Args):

@@ -54,7 +54,8 @@ else:
     Keys = flags(
         {
             _SEARCH: {
-                **dict.fromkeys(("max_fevals", "sigma0", "population_size", "race", "holdout")),
+                **dict.fromkeys(("max_fevals", "sigma0", "population_size", "holdout")),
+                **dict.fromkeys(("fitness_from", "fitness_questions")),
                 "seed": "--random-seed",
             },
             _WHERE: {"threads": None},
@@ -99,6 +100,7 @@ def main(
     batch_size: Annotated[str, Parameter(group=_HOW)] = "auto",
     save_final_model: Annotated[bool, Parameter(group=_AFTER, negative="")] = False,
     wandb: Annotated[bool, Parameter(group=_AFTER, negative="")] = False,
+    race: Annotated[bool, Parameter(group=_SEARCH, negative="")] = False,
 ) -> int:
     """Search.
 
@@ -116,6 +118,8 @@ def main(
         Merge the winner into final_model.
     wandb:
         Report to Weights & Biases: the same as --metrics wandb.
+    race:
+        The same as --fitness-from racing.
     """
     from merge.evolve import search_running  # after --help: it needs torch
 
@@ -126,6 +130,8 @@ def main(
     known |= {"time_limit_hours": timeout / 3600, "batch_size": 0 if batch_size == "auto" else int(batch_size)}
     known |= {"buffered": strategy == "buffered", "in_memory": known.get("in_memory", True) and strategy in _LIVE}
     known["metrics"] = (*known.get("metrics", ("csv",)), *(("wandb",) if wandb else ()))
+    if race:
+        refuse([(known.setdefault("fitness_from", "racing") != "racing", "--race: it is --fitness-from racing")])
     known["task_path"] = tuple(str(absolute(Path(each))) for each in known.get("task_path", ()))
     run = {"base_dir": address(where.parent), "project_name": where.name, "algorithm": search_config.ALGORITHM}
     config = search_config.read(genome_config_path, {**known, **run})

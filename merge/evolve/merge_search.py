@@ -13,6 +13,7 @@ from merge.evolve.search_config import SearchConfig
 from merge.evolve.search_space import Space
 from merge.merge_recipe import alone
 from merge.search.search_strategy import CHECK, QuestionArgs, SearchStrategy
+from train.fitness_config import FINALISTS, KNOWN
 from train.splits import EvalSplit
 
 Points = Sequence[Sequence[float]]
@@ -23,7 +24,7 @@ class MergeArgs(Args):
 
 
 class ScoreArgs(MergeArgs, QuestionArgs):
-    rival: str = ""  # in a race: the candidate to be ahead of
+    """What is merged, and what it is asked."""
 
 
 class TwinArgs(QuestionArgs):
@@ -41,6 +42,11 @@ class Candidate:
     score: float | None  # None: it failed
     given_up: bool = False
     twin: bool = False  # another one had the same recipe, and was scored for both
+    estimated: bool = False  # from a few questions
+
+    @property
+    def id(self) -> str:
+        return f"{self.generation}/c{self.index}"
 
 
 @dataclass(frozen=True)
@@ -70,15 +76,39 @@ class MergeSearch(SearchStrategy):
         search, past = self.search(space), self.past(round - 1, history)
         points = self.next(search, past)[: self.c.max_fevals - (round - 1) * search.population]
         given = self.given("validation", history) if round == 1 else []
-        return [*self.candidates(round, points, space, past), *given]
+        known = [self.calibration(history)] if round == 2 and self.c.fitness_from == "irt" else []
+        return [*known, *self.candidates(round, points, space, past), *given]
 
     def given(self, on: EvalSplit, history: Past) -> list[Recipe]:
         dtype = self.space(history).dtype  # the numbers that candidates have
         rounded = {"out_dtype": dtype} if dtype else {}
         return [self._score(f"donor-{n}", "given", alone(name, **rounded), on) for n, name in enumerate(self.c.models)]
 
+    def finals(self, last: int, history: Past) -> list[Recipe]:
+        """The best by their estimates, as far as these are only that."""
+        past, space = self.past(last, history), self.space(history)
+        first = sorted((one for each in past for one in each if one.score is not None and not one.twin), key=_by_score)
+        return [
+            Recipe(
+                f"c{n}",
+                "score",
+                (),
+                self.ground(),
+                args=ScoreArgs(recipe=space.recipe(one.point), on="validation", earlier=one.id).plain(),
+                genome={"point": one.point},
+                optional=True,
+            )
+            for n, one in enumerate(one for one in first[:FINALISTS] if one.estimated)
+        ]
+
     def winner(self, last: int, history: Past) -> Recipe | None:
-        if not self.c.holdout or not (found := best(self.past(last, history))):
+        if not self.c.holdout:
+            return None
+        past = self.past(last, history)
+        if self.finals(last, history):
+            past = [[one for one in each if not one.estimated] for each in past]
+            past = [*past, candidates(self.space(history), history, last + 1)]
+        if not (found := best(past)):
             return None
         return self._score("winner", "winner", self.space(history).recipe(found.point), "test")
 
@@ -102,7 +132,10 @@ class MergeSearch(SearchStrategy):
     def candidates(self, round: int, points: Points, space: Space, past: Sequence[Sequence[Candidate]]) -> list[Recipe]:
         """Nothing is scored twice: a point with the recipe of an earlier one has its score."""
         known = {one.recipe: f"{one.generation}/c{one.index}" for each in past for one in each if not one.twin}
-        rival = best(past) if self.c.race else None
+        rival = best(past) if self.c.fitness_from == "racing" else None
+        how: dict[str, Any] = {"rival": rival.id} if rival else {}
+        if self.c.fitness_from == "irt" and round > 1:
+            how = {"few": KNOWN, "draw": round}
         found: list[Recipe] = []
         for n, point in enumerate(points):
             recipe, id = space.recipe(point), f"{round}/c{n}"
@@ -113,13 +146,13 @@ class MergeSearch(SearchStrategy):
                 args = TwinArgs(twin=twin, on="validation").plain()
                 found.append(Recipe(f"c{n}", "twin", (), (*self.ground(), *there), args=args, **more))
                 continue
-            against = {"rival": f"{rival.generation}/c{rival.index}"} if rival else {}
             merged = []
             if self.c.buffered:
                 args = MergeArgs(recipe=recipe).plain()
                 merged = [Recipe(f"m{n}", "merge", (), self.ground(), "tool", args, optional=True)]
             needs = (*self.ground(), *(f"{round}/{each.slot}" for each in merged))
-            args = ScoreArgs(recipe=recipe, on="validation", **against).plain()
+            needs = (*needs, *([KNOWN] if "few" in how and round == 2 else []))
+            args = ScoreArgs(recipe=recipe, on="validation", **how).plain()
             found += [*merged, Recipe(f"c{n}", "score", (), needs, args=args, **more)]
         return found
 
@@ -140,8 +173,11 @@ def candidates(space: Space, history: Past, round: int) -> list[Candidate]:
         if "point" in recipe.genome:
             member = history[f"{round}/{recipe.slot}"]
             point, twin = tuple(recipe.genome["point"]), recipe.task == "twin"
-            came = (member.metrics.get("score"), bool(member.metrics.get("given_up"))) if member else (None, False)
-            found.append(Candidate(round, int(recipe.slot[1:]), point, digest_of(space.recipe(point)), *came, twin))
+            came = member.metrics if member else {}
+            how = {"given_up": bool(came.get("given_up")), "twin": twin, "estimated": "standard_error" in came}
+            found.append(
+                Candidate(round, int(recipe.slot[1:]), point, digest_of(space.recipe(point)), came.get("score"), **how)
+            )
     return found
 
 
@@ -152,4 +188,9 @@ def digest_of(recipe: Mapping[str, Any]) -> str:
 def best(past: Sequence[Sequence[Candidate]]) -> Candidate | None:
     """The best score; of equal ones the first. One that was given up in a race is behind somebody."""
     good = [one for each in past for one in each if one.score is not None and not one.given_up]
-    return max(good, key=lambda one: (one.score, -one.generation, -one.index), default=None)
+    return min(good, key=_by_score, default=None)
+
+
+def _by_score(one: Candidate) -> tuple[float, int, int]:
+    """The best first, of equal ones the first that was tried."""
+    return -(one.score or 0.0), one.generation, one.index

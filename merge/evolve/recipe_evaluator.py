@@ -20,7 +20,6 @@ from merge.donors import Donors
 from merge.engine import MergeOptions
 from merge.evolve import scoring
 from merge.evolve.cma_es import Search
-from merge.evolve.scoring import Metrics
 from merge.evolve.search_config import SearchConfig
 from merge.evolve.search_space import Space
 from merge.live_models import LiveModel, LiveModels
@@ -30,8 +29,8 @@ from merge.merging import merge_into
 from merge.search.search_worker import CandidateEvaluator
 from merge.tensor_group import in_memory
 from train import lm_eval_tasks
+from train.fitness_from import Interview, Items, Metrics
 from train.lm_eval_tasks import TaskEvaluation
-from train.splits import EvalSplit
 
 _MEMORY = Path("/dev/shm")
 _GLANCE = 1 << 16  # bytes of a file at each end
@@ -64,7 +63,7 @@ class Resident(Donors):
 
 class RecipeEvaluator(CandidateEvaluator[TaskEvaluation]):
     def __init__(self, config: SearchConfig) -> None:
-        super().__init__()
+        super().__init__(config.seed, config.fitness_questions)
         torch.set_num_threads(config.threads)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         merging = device if config.merge_cuda else "cpu"
@@ -133,27 +132,24 @@ class RecipeEvaluator(CandidateEvaluator[TaskEvaluation]):
             raise UserError(broken[0])
         return stats.written
 
-    def scored(
-        self,
-        recipe: Mapping[str, Any],
-        rival: Metrics | None = None,
-        on: EvalSplit = "validation",
-        there: Path | None = None,
-    ) -> Metrics:
-        """What became of a candidate; with a rival, it is given up once it has no hope to beat it. It may be merged
-        already."""
+    def scored(self, recipe: Mapping[str, Any], how: Interview = Interview(), there: Path | None = None) -> Metrics:
+        """What became of a candidate, which may be merged already."""
         said = merge_of(recipe, text_of(recipe))
         plan = plan_merge(said, self.donors)
         live = self._shaped(said, plan)
         evaluation = self.questions(live)
         if live.places is not None and not there:
             live.fill(plan, self.how)
-            return scoring.scored(self.config, evaluation, live.model, rival, on)
+            return scoring.scored(self.config, evaluation, live.model, how)
         with ExitStack() as stack:
             if not there:
                 there = stack.enter_context(passing("candidate", self._scratch()))
                 self.merged(recipe, there)
-            return scoring.scored(self.config, evaluation, self._read(there, evaluation), rival, on)
+            return scoring.scored(self.config, evaluation, self._read(there, evaluation), how)
+
+    def items(self) -> Items:
+        c = self.config
+        return Items(c.tasks, lm_eval_tasks.parted(scoring.asked(c), self.eval_tasks, c.holdout)["validation"])
 
     # -- inside -------------------------------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ class CandidateRow:
     error: str
     given_up: bool = False
     asked: int = 0  # questions
+    standard_error: float | None = None  # of a score that is estimated from few questions
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,14 @@ class SearchOutcome:
     @property
     def best(self) -> CandidateRow | None:
         good = [row for row in self.rows if row.score is not None and not row.given_up]
+        if any(row.score is not None for row in self.finalists):
+            good = [row for row in good if row.standard_error is None]
         return max(good, key=lambda row: (row.score, -row.generation, -row.index), default=None)
+
+    @property
+    def finalists(self) -> Sequence[CandidateRow]:
+        """Who has answered all questions, after all candidates had answered a few."""
+        return self.rows[self.config.max_fevals :]
 
     def recipe(self, row: CandidateRow) -> dict[str, Any]:
         return self.space.recipe(row.genotype)
@@ -73,14 +81,14 @@ def _of_round(config: SearchConfig, history: History, generation: int) -> Found:
     history.look_back(generation)
     for recipe in history.plan(generation):
         id = f"{generation}/{recipe.slot}"
-        if not history.finished(id) or recipe.task in ("merge", "check"):
+        if not history.finished(id) or recipe.task in ("merge", "check", "calibrate"):
             continue
         outcome = history.outcome(id)
         metrics = outcome.member.metrics
         if "point" in recipe.genome:
             scores, seconds = json.loads(metrics.get("scores", "{}")), round(outcome.seconds, 3)
             told = (recipe.genome["point"], metrics.get("score"), scores, seconds, outcome.why)
-            more = (bool(metrics.get("given_up")), int(metrics.get("asked", 0)))
+            more = (bool(metrics.get("given_up")), int(metrics.get("asked", 0)), metrics.get("standard_error"))
             rows.append(CandidateRow(generation, int(recipe.slot[1:]), *told, *more))
         elif recipe.questions == "test":
             tested[names.get(recipe.slot, recipe.slot)] = metrics
@@ -103,8 +111,8 @@ def files(found: SearchOutcome) -> dict[str, bytes]:
 def _table(found: SearchOutcome) -> str:
     text = io.StringIO()
     tasks = sorted({key for row in found.rows for key in row.scores})
-    columns = ["generation", "index", "score", *tasks, "seconds", "asked", "given_up", "error", "genotype"]
-    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    columns = ["generation", "index", "score", *tasks, "seconds", "asked", "given_up", "standard_error", "error"]
+    writer = csv.DictWriter(text, [*columns, "genotype"], restval="", lineterminator="\n")
     writer.writeheader()
     for row in found.rows:
         line = {key: value for key, value in vars(row).items() if key != "scores"}

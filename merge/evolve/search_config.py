@@ -10,6 +10,7 @@ from fleet.errors import refuse
 from fleet.run_config import FleetConfig, Section, Text, UserError, bound, operational, validated, whole
 from merge import strictyaml
 from merge.merge_recipe import fields
+from train.fitness_config import FEW_ALONE, OF_FITNESS_FROM, OF_FITNESS_QUESTIONS, FitnessFrom
 
 ALGORITHM = "merge-search"
 METHODS = Literal[
@@ -103,11 +104,8 @@ class SearchConfig(FleetConfig):
     seed: int = bound(
         0, "Of the points, of shuffled questions, and of what is held out for the test.", ge=0, le=2**63 - 1
     )
-    race: bool = bound(
-        False,
-        "Ask eighths, quarters and halves of the questions first, and give up on candidates that fall far behind the "
-        "best.",
-    )
+    fitness_from: FitnessFrom = bound("all", OF_FITNESS_FROM)
+    fitness_questions: int = bound(0, OF_FITNESS_QUESTIONS, ge=0, le=10**6)
     holdout: float = bound(0.0, "Hold out this share of the questions, to test the winner by at the end.", ge=0, lt=1)
     batch_size: int = bound(0, "Requests at a time; 0: as many as suit the kind of device.", ge=0, le=65536)
     task_path: tuple[Text, ...] = bound(
@@ -127,6 +125,15 @@ class SearchConfig(FleetConfig):
     in_memory: bool = operational(True, "Build candidates in a model that stays in memory, instead of folders.")
     merge_cuda: bool = operational(False, "Merge on the GPU.")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _older(cls, values: Any) -> Any:
+        """A race was a key of its own."""
+        if not isinstance(values, dict) or "race" not in values:
+            return values
+        found = {key: value for key, value in values.items() if key != "race"}
+        return {**found, "fitness_from": "racing"} if values["race"] else found
+
     @model_validator(mode="after")
     def _check(self) -> "SearchConfig":
         keys, weights = {task.key for task in self.tasks}, [task.weight for task in self.tasks]
@@ -134,6 +141,7 @@ class SearchConfig(FleetConfig):
             [
                 (len(keys) < len(self.tasks), "tasks: one of them stands there twice with the same metric"),
                 (not any(weights), "tasks: all weights are 0, so that every score would be 0"),
+                (self.fitness_questions and self.fitness_from != "irt", f"--fitness-questions: {FEW_ALONE}"),
                 (0 < self.population_size < 3, "population_size: CMA-ES needs at least 3 candidates of a generation"),
             ]
         )

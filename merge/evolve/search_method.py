@@ -30,7 +30,7 @@ def _check_can_serve(evaluator: Any, work: Work) -> None:
     name, task = work.writer.store.name, work.recipe.task
     if (task == "merge") != name.startswith(MERGER) and name.startswith((MERGER, SCORER)):
         raise NotOnThisMachine("this worker has another part")
-    if task in ("score", "twin") and evaluator.digest != work.history[CHECK].metrics["digest"]:
+    if task in ("score", "twin", "calibrate") and evaluator.digest != work.history[CHECK].metrics["digest"]:
         raise CannotServe(  # no candidate is to blame
             "the questions or the models have changed since this search began: put them back, or begin another search"
         )
@@ -55,8 +55,7 @@ def _score(evaluator: Any, work: Work, args: ScoreArgs) -> Mapping[str, Any]:
         raise Failed("it could not be merged")
     _know_copies(evaluator, work)
     merged = [input.folder for id, input in work.inputs.items() if place(id)[0] and input.files]
-    rival = work.history[args.rival].metrics if args.rival else None
-    return dict(evaluator.scored(args.recipe, rival, args.on, *merged))
+    return dict(evaluator.scored(args.recipe, search_worker.interview(evaluator, work, args), *merged))
 
 
 TASKS: Mapping[str, Task[Any]] = {

@@ -8,10 +8,10 @@ from rich.table import Table
 from fleet.plain import several
 from fleet.progress import duration
 from fleet.recipe import NotYet
-from merge.evolve import scoring
 from merge.evolve.records import SearchOutcome, read
 from merge.search.search_progress import SearchProgress, number, table
 from merge.search.search_strategy import CHECK
+from train import fitness_from
 
 
 class SearchView(SearchProgress):
@@ -32,9 +32,12 @@ class SearchView(SearchProgress):
         rows = [row for row in found.rows if row.generation == number]
         if not rows:
             return "held-out test: done"
-        scores, words = [row.score for row in rows if row.score is not None], [several(len(rows), "candidate")]
+        kind = "finalist" if rows[0] in found.finalists else "candidate"
+        scores, words = [row.score for row in rows if row.score is not None], [several(len(rows), kind)]
         if failed := [row.error for row in rows if row.score is None]:
             words.append(f"{len(failed)} failed ({_first_words(failed[0])})")
+        if asked := sum(row.standard_error is not None for row in rows):
+            words.append(f"{asked} estimated from few questions")
         if given_up := sum(row.given_up for row in rows):
             words.append(f"{given_up} given up early")
         if scores:
@@ -50,7 +53,7 @@ class SearchView(SearchProgress):
         except (NotYet, KeyError):
             return None
         done = sum(row.generation >= self._began_at for row in found.rows)
-        return done, len(found.rows), found.config.max_fevals
+        return done, len(found.rows), found.config.max_fevals + len(found.finalists)
 
     def speed(self) -> str:
         """Candidates a minute."""
@@ -85,7 +88,7 @@ def table_of(found: SearchOutcome) -> Table:
 def _tested(found: SearchOutcome, name: str) -> str:
     if "score" not in (metrics := found.tested.get(name, {})):
         return "-"
-    mean, error = scoring.mean_and_error(found.config, json.loads(metrics["single"]))
+    mean, error = fitness_from.mean_and_error(found.config.tasks, json.loads(metrics["single"]))
     return f"{mean:.4f} ± {1.96 * error:.4f}"
 
 

@@ -3,8 +3,9 @@ winner and the given models on questions by which nothing was selected. Pure."""
 
 from abc import ABC, abstractmethod
 
-from fleet.recipe import Past, Recipe
+from fleet.recipe import Past, Recipe, place
 from fleet.tasks import Args
+from train.fitness_config import KNOWN
 from train.splits import EvalSplit
 
 CHECK = "0/check"
@@ -14,6 +15,10 @@ class QuestionArgs(Args):
     """Of every task that scores."""
 
     on: EvalSplit
+    rival: str = ""  # in a race: the candidate to be ahead of
+    few: str = ""  # where it stands what is known of all questions, of which few are asked
+    draw: int = 0  # which few
+    earlier: str = ""  # who has answered few of them for it already
 
 
 class SearchStrategy(ABC):
@@ -25,7 +30,9 @@ class SearchStrategy(ABC):
         last = self.last_generation(round, history)
         if last is None:
             return self.generation(round, history)
-        winner = self.winner(last, history) if round == last + 1 else None
+        if (finals := self.finals(last, history)) and round == last + 1:
+            return finals
+        winner = self.winner(last, history) if round == last + 1 + bool(finals) else None
         return [winner, *self.given("test", history)] if winner else []
 
     @abstractmethod
@@ -40,9 +47,18 @@ class SearchStrategy(ABC):
     def given(self, on: EvalSplit, history: Past) -> list[Recipe]:
         """The models themselves, to compare with."""
 
+    def finals(self, last: int, history: Past) -> list[Recipe]:
+        """Where scores are estimates: those who answer all questions before one of them wins."""
+        return []
+
     @abstractmethod
     def winner(self, last: int, history: Past) -> Recipe | None:
         """The best candidate, to be tested; None: there is none, or no test."""
+
+    def calibration(self, history: Past) -> Recipe:
+        """By those who answer everything: the first generation, and the models themselves."""
+        there = [f"1/{recipe.slot}" for recipe in history.plan(1) if recipe.task == "score"]
+        return Recipe(place(KNOWN)[1], "calibrate", (), (CHECK, *there), "tool")
 
     def copies(self) -> list[Recipe]:
         """What round 0 makes besides its check."""

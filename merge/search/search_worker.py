@@ -1,6 +1,7 @@
 """What the workers of every search do: check whether it can work, score, and write its records for people."""
 
 import contextlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -11,6 +12,8 @@ from fleet.history import History
 from fleet.recipe import NotYet
 from fleet.tasks import Args, Task, making
 from fleet.work import Maker, Work
+from merge.search.search_strategy import CHECK, QuestionArgs
+from train.fitness_from import FewQuestions, Interview, Items, calibrated
 
 E = TypeVar("E", bound="CandidateEvaluator[Any]")
 F = TypeVar("F")
@@ -24,8 +27,10 @@ class Forgetful(Protocol):
 class CandidateEvaluator(ABC, Generic[Q]):
     """A worker's memory: models that stay open, and what all candidates of one tokenizer are asked, made once."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int, fewest: int) -> None:
+        self.seed, self.fewest = seed, fewest  # of few questions, how many; 0: as many as suit
         self._questions: tuple[str, Q] | None = None
+        self._few: tuple[int, FewQuestions] | None = None
 
     @cached_property
     def eval_tasks(self) -> dict[str, Any]:
@@ -48,6 +53,16 @@ class CandidateEvaluator(ABC, Generic[Q]):
             self._questions = live.words, self.questions_for(live)
         return self._questions[1]
 
+    @abstractmethod
+    def items(self) -> Items:
+        """Marks of all questions for validation."""
+
+    def few(self, calibration: Mapping[str, Any], draw: int) -> FewQuestions:
+        """A generation is asked the same ones."""
+        if self._few is None or self._few[0] != draw:
+            self._few = draw, FewQuestions.of(self.items(), calibration, self.seed, draw)
+        return self._few[1]
+
     def forget(self) -> None:
         """Let go of the last model: the next one needs its room."""
         if self._questions:
@@ -60,7 +75,7 @@ def maker(
     """With an evaluator that stays; `check_can_serve` raises where this worker is not the one to make a recipe."""
     from train.verdicts import with_verdicts
 
-    every: Mapping[str, Task[Any]] = {"check": Task(_check), **tasks}
+    every: Mapping[str, Task[Any]] = {"check": Task(_check), "calibrate": Task(_calibrate), **tasks}
     made = making(every)
 
     def make(known: E, work: Work) -> Mapping[str, Any]:
@@ -72,6 +87,17 @@ def maker(
 
 def _check(evaluator: CandidateEvaluator[Any], work: Work, args: Args) -> Mapping[str, Any]:
     return evaluator.check()
+
+
+def interview(evaluator: CandidateEvaluator[Any], work: Work, args: QuestionArgs) -> Interview:
+    """By what others have answered, or the candidate itself."""
+    rival, known, earlier = (work.history[id].metrics if id else None for id in (args.rival, args.few, args.earlier))
+    return Interview(args.on, rival, evaluator.few(known, args.draw) if known else None, earlier)
+
+
+def _calibrate(evaluator: CandidateEvaluator[Any], work: Work, args: Args) -> Mapping[str, Any]:
+    known = [input.metrics for id, input in work.inputs.items() if id != CHECK]
+    return calibrated(evaluator.items(), [json.loads(each["single"]) for each in known], evaluator.fewest)
 
 
 def keeping(

@@ -21,6 +21,7 @@ from merge.merge_recipe import MergeRecipe, merge_of, text_of
 from merge.merging import SHARD, furnish, merge_into
 from merge.tensor_group import in_memory
 from train import lm_eval_tasks
+from train.fitness_from import FewQuestions
 from train.learner import Learner, best_device
 from train.lm_eval_tasks import TaskEvaluation
 from train.posttrain import posttrain_fitness
@@ -37,6 +38,7 @@ class PosttrainingRuntime:
         self._models = LiveModels(str(self.device), config.trust_remote_code)
         self._learner: Learner | None = None
         self._evaluation: TaskEvaluation | None = None
+        self._few: tuple[int, FewQuestions] | None = None
 
     # -- the model ----------------------------------------------------------------------------------------------------
 
@@ -83,6 +85,13 @@ class PosttrainingRuntime:
             room = self.config.batch_size * self.config.seq_length  # as when it learns, which needs far more
             self._evaluation = TaskEvaluation(posttrain_fitness.asked(self.config), tokenizer, self.loaded, tokens=room)
         return self._evaluation
+
+    def few(self, calibration: Mapping[str, Any], draw: int) -> FewQuestions:
+        """A generation is asked the same ones."""
+        if self._few is None or self._few[0] != draw:
+            items = posttrain_fitness.items(self.config, self.loaded)
+            self._few = draw, FewQuestions.of(items, calibration, self.config.seed, draw)
+        return self._few[1]
 
 
 @dataclass(frozen=True)

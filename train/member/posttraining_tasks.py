@@ -1,5 +1,6 @@
 """What a worker of post-training makes: the given models and the data in one form, children that merge and learn."""
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -8,11 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from fleet.tasks import Task, making
+from fleet.tasks import Args, Task, making
 from fleet.work import Maker, Work
 from train import adapters, objectives, packing
 from train.batches import shuffled
 from train.chat_examples import Example
+from train.fitness_from import Interview, calibrated
 from train.kernels import in_fixed_order, looking
 from train.learner import Learner, rate
 from train.member import inner_loop, posttraining_genome
@@ -176,19 +178,51 @@ def evaluated(
             for parameter in model.parameters():
                 parameter.copy_(parameter.to(dtype).float())
     model.eval()
-    single, values = dict[str, Sequence[float]](), dict[str, float]()
+    single, values, told = dict[str, Sequence[float]](), dict[str, float](), dict[str, Any]()
     with looking(runtime.device, c.precision):
+        rows = losses(c, work, asked, model) if c.asks_loss else []
         if evaluation := runtime.evaluation(child.live.tokenizer):
-            marks, means = posttrain_fitness.marks_of(c, evaluation, model, asked)
-            single, values = {**marks}, {**means}
+            if c.fitness_from == "all" or asked.on == "test":
+                marks, means = posttrain_fitness.marks_of(c, evaluation, model, asked)
+                single, values = {**marks}, {**means}
+            else:
+                how = interview(runtime, work, asked)
+                told = {**posttrain_fitness.interviewed(c, evaluation, model, asked, how, _ahead(c, how, rows))}
+                single, values = json.loads(told["single"]), json.loads(told.pop("scores"))
         if c.asks_loss:
-            single[LOSS] = losses(c, work, asked, model)
-            values[LOSS] = math.fsum(single[LOSS]) / len(single[LOSS])
+            single[LOSS], values[LOSS] = rows, _mean(rows)
     if not all(map(math.isfinite, values.values())):
         raise NotFinite(f"what it answers comes to {values}")
-    found = posttrain_fitness.fitness_of(c, single, values)
+    found = posttrain_fitness.fitness_of(c, single, values, told)
     at_the_end = asked.on == "test"
-    return {**found.metrics(keep=at_the_end), **({} if at_the_end else {"score": found.value})}
+    keep = at_the_end or c.compares_questions or bool(told)
+    return {**told, **found.metrics(keep), **({} if at_the_end else {"score": found.value})}
+
+
+def interview(runtime: PosttrainingRuntime, work: Work, asked: EvaluationArgs) -> Interview:
+    """By what others have answered, or the member itself."""
+    ids = (asked.rival, asked.few, asked.earlier)
+    rival, known, earlier = (work.history[id].metrics if id else None for id in ids)
+    return Interview(asked.on, rival, runtime.few(known, asked.generation) if known else None, earlier)
+
+
+def _ahead(c: PosttrainConfig, how: Interview, rows: Sequence[float]) -> float:
+    """Of a rival, by the loss."""
+    if not (how.rival and rows):
+        return 0.0
+    theirs = float(json.loads(how.rival["objectives"])[LOSS])
+    return sum(each.weight for each in c.fitness if each.task == LOSS) * (theirs - _mean(rows))
+
+
+def _mean(rows: Sequence[float]) -> float:
+    return math.fsum(rows) / len(rows)
+
+
+def calibrate(runtime: PosttrainingRuntime, work: Work, args: Args) -> Metrics:
+    """What the first generation's answers say of the questions."""
+    answered = [input.metrics for input in work.inputs.values()]
+    single = [json.loads(each["single"]) for each in answered if "single" in each]
+    return calibrated(posttrain_fitness.items(runtime.config, runtime.loaded), single, runtime.config.fitness_questions)
 
 
 def losses(c: PosttrainConfig, work: Work, asked: EvaluationArgs, model: Any) -> list[float]:
@@ -211,4 +245,5 @@ TASKS: Mapping[str, Task[PosttrainingRuntime]] = {
     "data": Task(make_data, SourceArgs),
     "child": Task(make_child, PosttrainChildArgs),
     "look": Task(evaluate, EvaluationArgs),
+    "calibrate": Task(calibrate),
 }

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import field_validator, model_validator
 
 from fleet.run_config import FleetConfig, Section, Text, bound
+from train.fitness_config import FEW_ALONE, OF_FITNESS_FROM, OF_FITNESS_QUESTIONS, FitnessFrom
 from train.parent_selection import RULES
 from train.training_config import OF_DETERMINISTIC, OF_PRECISION, Precision
 
@@ -36,6 +37,10 @@ class Objective(Section):
         ge=-1e6,
         le=1e6,
     )
+
+    @property
+    def name(self) -> str:
+        return self.task
 
     @property
     def key(self) -> str:
@@ -83,7 +88,14 @@ class BreedSection(Section):
     population_size: int = bound(6, "Members of a generation.", ge=2, le=4096)
     max_generations: int = bound(5, "Generations.", ge=1, le=90_000)
     selection: Selection = bound("rank", "Who the parents are; matching: everybody equally often.")
-    tournament_size: int = bound(2, "SELECTION tournament and pareto: so many compete to be a parent.", ge=1, le=4096)
+    tournament_size: int = bound(
+        2, "SELECTION tournament, pareto and niches: so many compete to be a parent.", ge=1, le=4096
+    )
+    mates: Literal["selection", "attraction"] = bound(
+        "selection",
+        "Who the second parent is. attraction: the likelier, the more it solves of what the first does not, above all "
+        "of what few solve.",
+    )
     elitism: int = bound(1, "So many of the best go on unchanged.", ge=0, le=4095)
     crossover: dict[str, Any] = bound(SLERP, "A method of the merge engine with its parameters, as in recipes.")
     crossover_evolves: bool = bound(False, "Curves of CROSSOVER are genes, too.")
@@ -98,7 +110,11 @@ class FitnessSection(Section):
     task_path: tuple[Text, ...] = bound((), "Folders with tasks of one's own.", strict=False)
     allow_benchmark_tasks: bool = bound(False, "Let lm-eval's own tasks be the target: public test sets.")
     num_fewshot: int | None = bound(None, "Examples in prompts.", ge=0)
-    questions: int = bound(64, "Of each task (or held-out rows), drawn anew for each generation.", ge=2, le=10**6)
+    questions: int = bound(
+        64, "Of each task (or held-out rows), drawn anew for each generation; a task's, of irt, once.", ge=2, le=10**6
+    )
+    fitness_from: FitnessFrom = bound("all", OF_FITNESS_FROM)
+    fitness_questions: int = bound(0, OF_FITNESS_QUESTIONS, ge=0, le=10**6)
     holdout: float = bound(0.5, "The share of questions that only the end asks.", gt=0, lt=1)
 
 
@@ -193,10 +209,41 @@ class PosttrainConfig(MutationSection, FitnessSection, BreedSection, FleetConfig
             "FITNESS asks for the loss on held-out rows of MUTATION_DATASETS, and there are none",
         )
         yield self.top_k > len(data), f"TOP_K is {self.top_k}, of {len(data)} MUTATION_DATASETS"
+        yield from self._problems_of_few_questions()
+        yield (
+            self.mates != "selection" and self.selection == "matching",
+            f"MATES is {self.mates}, but SELECTION matching says who both parents are",
+        )
         yield (
             rule and rule.several and len(self.fitness) < 2,
             f"SELECTION {self.selection} needs several objectives in FITNESS",
         )
+
+    def _problems_of_few_questions(self) -> Iterator[tuple[object, str]]:
+        how, races = self.fitness_from, self.fitness_from == "racing"
+        yield (
+            how != "all" and not self.tasks,
+            f"FITNESS_FROM is {how}, which is about the questions of tasks, and FITNESS has none",
+        )
+        yield self.fitness_questions and how != "irt", f"FITNESS_QUESTIONS: {FEW_ALONE}"
+        yield (
+            races and self.compares_questions,
+            "FITNESS_FROM is racing, but SELECTION or MATES compare what all members say to the same questions",
+        )
+        yield (
+            races and self.selection == "matching" and not self.elitism,
+            "FITNESS_FROM is racing, but without ELITISM SELECTION matching knows nobody whom the others race",
+        )
+
+    @property
+    def tasks(self) -> list[Objective]:
+        """Of lm-eval."""
+        return [each for each in self.fitness if each.task != LOSS]
+
+    @property
+    def compares_questions(self) -> bool:
+        """Parents are chosen by what they say to single questions."""
+        return self.mates == "attraction" or self.selection in RULES and RULES[self.selection].marks
 
     @property
     def base_model(self) -> str:
