@@ -32,7 +32,7 @@ from tests.searching import PARTS, donors, task
 ROOT = Path(__file__).parent.parent
 TASKS, POPULATION = 8, 8
 PARENTS: Mapping[str, Mapping[str, Any]] = {
-    "rank": {},
+    "rank": {"SELECTION": "rank"},
     "pareto": {"SELECTION": "pareto"},
     "niches": {"SELECTION": "niches"},
     "rank, attraction": {"MATES": "attraction"},

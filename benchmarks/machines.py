@@ -19,7 +19,7 @@ clocked again once that file is gone.
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,27 +31,39 @@ from benchmarks.exchange import LARGE
 from benchmarks.figures import goal, table
 from benchmarks.throttle import why_not
 from benchmarks.trials import COMMON, Trial, run, trial
-from benchmarks.utilisation import PARAMETERS, share_of, trained
+from benchmarks.utilisation import PARAMETERS, counted, share_of, trained
 
 TOKENS, STEPS = 65_536, 500  # of a step; of a round
 PEAK, SHARE = 989e12, 0.4  # of an H100 in bf16; how much of it is used
 REAL = STEPS * 6 * LARGE * TOKENS / (PEAK * SHARE)  # seconds of a round on its device
 LINKS: Mapping[str, tuple[float, float]] = {"10": (10.0, 0.0), "1": (1.0, 0.0), "0.1": (0.1, 0.05)}  # Gbit/s, seconds
-METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "DiLoCo": ("DiLoCo", {}),
-    "DiLoCo, OVERLAP 1": ("DiLoCo", {"overlap": 1}),
-    "EDT": ("EDT, pairs", {}),
+ROUND = 12  # sequences of a machine, for which the real one has STEPS
+
+
+@dataclass(frozen=True)
+class Method:
+    name: str
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    slots: int = 1  # of a machine
+    round: int = ROUND  # sequences of a machine
+    part: float = 0.35  # of one machine's sequences, for each of several: what is left of MOST is for all else
+
+
+METHODS: Mapping[str, Method] = {
+    "DiLoCo": Method("DiLoCo"),
+    "DiLoCo, narrow": Method("DiLoCo", {"inner_optimizer_state": "narrow"}),
+    "DiLoCo, OVERLAP 1": Method("DiLoCo", {"overlap": 1, "lr": 1.4e-2}, slots=2, round=ROUND // 2, part=0.385),
+    "EDT": Method("EDT, pairs"),
 }
 COUNTS = (2, 4, 8)
-ROUND = 12  # sequences of a slot
 PLAIN = {"compile": False}  # which would take minutes of a slice
+WARM = 2  # the first round that is clocked: nobody has read anything before it
 RISES = 9  # of so many steps, the rate rises for one, as it does in trials of 1,440 sequences
 LANE = {"disk_lane": True}
-PART = 0.35  # of one machine's sequences, for each of several: what is left of MOST is for what is no training
 MOST = 0.4  # of one machine's time: the goal for four at 1 Gbit/s, with MORE times its tokens a second
 MORE = 3.7
 Row = tuple[str, int, str]
-GOALS: Sequence[Row] = [("DiLoCo", 4, "1"), ("DiLoCo, OVERLAP 1", 4, "1")]
+GOALS: Sequence[Row] = [("DiLoCo", 4, "1"), ("DiLoCo, narrow", 4, "1"), ("DiLoCo, OVERLAP 1", 4, "1")]
 ROWS: Sequence[Row] = [*GOALS, ("EDT", 4, "1"), ("DiLoCo", 2, "1"), ("DiLoCo", 8, "1"), ("DiLoCo", 4, "0.1")]
 MEASURED = Path(__file__).with_name("clocked.jsonl")
 _APART = 1.05  # a training that took so much longer than its device's time was held up by this machine
@@ -60,7 +72,7 @@ app = App(name="python -m benchmarks.machines", help=__doc__, version_flags=[])
 
 @dataclass(frozen=True)
 class Clocked:
-    """Some rounds, from the first step of the first machine to the last step of the last one."""
+    """Some rounds, each from a machine's first step to its first one of the next round."""
 
     round: float  # seconds
     utilisation: float
@@ -68,16 +80,15 @@ class Clocked:
     load: float  # of this machine meanwhile
 
 
-def clocked(each: Trial, second: float, rate: float, delay: float) -> Clocked:
+def clocked(each: Trial, machines: int, second: float, rate: float, delay: float) -> Clocked:
     """`second` is what a sequence takes on a device."""
     config = each.config.model_copy(update=LANE)
     step, cores = second * config.batch_size, (os.cpu_count() or 1) / max(COUNTS)
-    found, _ = trained(config, each.slots, step, (rate, delay), shared=False, cores=cores)
-    there = [one for one in found if one]
-    long = [end - begin > _APART * step * config.steps_in(n) for one in there for n, begin, end in one]
-    begun, ended = min(one[0][1] for one in there), max(one[-1][2] for one in there)
-    share = share_of(there, min(3, config.max_generations))
-    return Clocked((ended - begun) / config.max_generations, share, sum(long) / len(long), os.getloadavg()[0])
+    hosts, _ = trained(config, machines, step, (rate, delay), shared=False, cores=cores)
+    long = [end - begin > _APART * step * config.steps_in(n) for one in hosts for n, begin, end in one]
+    found = [counted(one, WARM) for one in hosts]
+    took = sum(one.whole for one in found) / sum(one.rounds for one in found)
+    return Clocked(took, share_of(hosts, WARM), sum(long) / len(long), os.getloadavg()[0])
 
 
 def remembered(key: Sequence[Any], make: Callable[[], Clocked]) -> Clocked:
@@ -93,12 +104,13 @@ def remembered(key: Sequence[Any], make: Callable[[], Clocked]) -> Clocked:
 
 
 def apart(method: str, seed: int, sequences: int, machines: int) -> Trial:
-    """In rounds of ROUND sequences, with the settings that were found for so many machines."""
-    name, keys = METHODS[method]
-    steps = max(1, round(ROUND / trial(name, seed, sequences, machines).config.batch_size))
-    more = {"inner_steps": steps, "first_inner_steps": steps, "shards": 0, **PLAIN, **keys}
-    more["warmup_steps"] = max(1, round(steps * sequences / ROUND / RISES))
-    return trial(name, seed, sequences, machines, **more)
+    """In rounds of as many sequences, with the settings that were found for so many machines."""
+    known = METHODS[method]
+    slots, sequences = machines * known.slots, sequences // known.slots
+    steps = max(1, round(known.round / known.slots / trial(known.name, seed, sequences, slots).config.batch_size))
+    more = {"inner_steps": steps, "first_inner_steps": steps, "shards": 0, **PLAIN, **known.keys}
+    more["warmup_steps"] = max(1, round(steps * sequences * known.slots / known.round / RISES))
+    return trial(known.name, seed, sequences, slots, **more)
 
 
 def scaled(gbits: float, seconds: float) -> float:
@@ -108,7 +120,7 @@ def scaled(gbits: float, seconds: float) -> float:
 
 @app.default
 def main(
-    seconds: float = 12.0, sequences: int = 1440, rounds: int = 5, seed: int = 1, quick: bool = False, only: str = ""
+    seconds: float = 30.0, sequences: int = 1440, rounds: int = 6, seed: int = 1, quick: bool = False, only: str = ""
 ) -> None:
     """
     Parameters
@@ -116,7 +128,7 @@ def main(
     seconds
         Of a machine's device for a whole round, for which the real one takes as the page says.
     sequences
-        Of one machine; each of several has 0.35 of them.
+        Of one machine; each of several has a part of them.
     rounds
         That the clock runs for.
     quick
@@ -129,7 +141,7 @@ def main(
     wanted = [row for row in every() if named(row) == only] if only else GOALS if quick else ROWS
     if not wanted:
         raise SystemExit(f"ONLY: {only} is no row; one is {named(GOALS[0])}")
-    several = {row: apart(row[0], seed, round(PART * sequences), row[1]) for row in wanted}
+    several = {row: apart(row[0], seed, round(METHODS[row[0]].part * sequences), row[1]) for row in wanted}
     alone, *results = run([trial("one process, Muon", seed, sequences, 1, **PLAIN), *several.values()])
     shown = table("Machines", *_COLUMNS, note=_note(seconds, sequences, rounds, alone.averaged))
     second = seconds / ROUND  # of a sequence
@@ -139,9 +151,9 @@ def main(
         each = apart(name, seed, ROUND * rounds, count)
         found = remembered(
             [*row, seconds, rounds, seed],
-            partial(clocked, each, second, scaled(gbits, seconds), delay * seconds / REAL),
+            partial(clocked, each, count, second, scaled(gbits, seconds), delay * seconds / REAL),
         )
-        more = count * seconds / found.round
+        more = count * second * METHODS[name].round / found.round
         part = found.round * result.trial.config.max_generations / (sequences * second)
         _row(shown, row, found, more, part, result.averaged - alone.averaged)
     Console(width=150).print(shown)
@@ -180,10 +192,10 @@ def _row(shown: Any, row: Row, found: Clocked, more: float, part: float, above: 
 
 def _note(seconds: float, sequences: int, rounds: int, loss: float) -> str:
     size = f"{PARAMETERS:,.0f} parameters, {sequences} sequences of {COMMON['seq_length']} tokens on one machine"
-    return f"""{size} (loss {loss:.3f}), {PART:g} of them
-on each of several. A round takes {seconds:g} s of a device, the real one's {REAL:.0f} s; links are as much slower as
-the model is smaller, and as much faster as its round is shorter. Clocked: {rounds} rounds, from the first step to the
-last one. Held up: trainings for which this machine was too slow; load: its average meanwhile."""
+    return f"""{size} (loss {loss:.3f}),
+a part of them on each of several. A round takes {seconds:g} s of a device, the real one's {REAL:.0f} s; links are as
+much slower as the model is smaller, and as much faster as its round is shorter. Clocked: {rounds} rounds but the first
+one, each to the next one's first step. Held up: trainings for which this machine was too slow; load: its average."""
 
 
 if __name__ == "__main__":

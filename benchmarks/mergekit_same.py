@@ -67,6 +67,8 @@ RECIPES = {
     "model_stock": {"base": 0, "others": [1, 2]},
     "model_stock, rows": {"base": 0, "others": [1, 2], "filter_wise": True},
     "sce": {"base": 0, "others": [1, 2], "select_topk": 0.4},
+    "ram": {"base": 0, "others": [1, 2], "epsilon": 0.003},
+    "ramplus_tl": {"base": 0, "others": [1, 2], "epsilon": 0.003, "r": 0.5, "alpha": 0.9},
     "nearswap": {"base": 0, "others": [1], "t": 0.01},
     "arcee_fusion": {"base": 0, "others": [1]},
 }  # fmt: skip

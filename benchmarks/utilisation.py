@@ -5,7 +5,7 @@
 Runs of a small model: four hosts, each with a worker, and a mount of the one disk through a pipe of so many bytes a
 second. A training takes the same time in all of them, in which the processor is mostly free, as a GPU leaves it. The
 pipe is so narrow that the whole exchange, all in fp32, would take as long as the training. Utilisation: of each
-worker's time from the beginning of its third round to the end of its last training, what it trained.
+worker's time from the beginning of its third round to that of its last one, what it trained.
 """
 
 import json
@@ -115,11 +115,28 @@ def trained(
         return [json.loads(each.out.read_text()) for each in paced], moved
 
 
+@dataclass(frozen=True)
+class Counted:
+    """Whole rounds of a host: each has its trainings, and all that comes before the next one's first."""
+
+    rounds: int
+    whole: float
+    trained: float
+
+
+def counted(trained: list[tuple[int, float, float]], warm: int) -> Counted:
+    first = dict[int, float]()  # training of a round: when it began
+    for n, begin, _ in trained:
+        if n >= warm:
+            first[n] = min(begin, first.get(n, begin))
+    last = max(first, default=warm)
+    within = [end - begin for n, begin, end in trained if warm <= n < last]
+    return Counted(len(first) - 1, first[last] - min(first.values()), sum(within)) if within else Counted(0, 0.0, 0.0)
+
+
 def share_of(hosts: list[list[tuple[int, float, float]]], warm: int = WARM) -> float:
-    counted = [[each for each in trained if each[0] >= warm] for trained in hosts]
-    there = [trained for trained in counted if trained]
-    whole = sum(max(end for *_, end in each) - min(begin for _, begin, _ in each) for each in there)
-    return sum(end - begin for each in there for _, begin, end in each) / whole
+    found = [counted(trained, warm) for trained in hosts]
+    return sum(each.trained for each in found) / sum(each.whole for each in found)
 
 
 @app.default

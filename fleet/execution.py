@@ -42,7 +42,7 @@ class Execution:
         context, began = self.context, self.context.host.now()
         read, version = context.store.bytes_read + context.store.bytes_at_hand, context.history.slot(id).version
         waited = context.store.seconds
-        writer = PayloadWriter(context.store, f"{prefix_of(id)}{version}.{context.host.token()}")
+        writer = PayloadWriter(context.store, f"{prefix_of(id)}{version}.{context.host.token()}", late=bool(self.lane))
         outcome: list[Value] = []
         with self._failing(id, writer), self._working(id, writer) as work:
             metrics = _checked(self.make(work))
@@ -112,7 +112,8 @@ class Execution:
         self.lane.take(made)
 
     def send(self, made: Pending) -> None:
-        """In the second lane."""
+        """In the second lane, by its own view of the disk, so that it is known who has waited."""
+        first, made.writer.store = made.writer.store, self.context.store
         try:
             if not all(parent.counts for parent in made.parents):
                 raise faults.Passing(f"{made.id}: what it was made of does not count")
@@ -121,6 +122,9 @@ class Execution:
             made.stands = self._offer(made.id, made.outcome.version, made.outcome.record)
         except faults.Fault as fault:
             made.fault = fault
+        finally:
+            made.writer.store = first
+            made.writer.held.clear()  # nobody waits in vain for a file of what could not be written
 
     def collect(self) -> bool:
         """In the first lane: what has come of it; true if something has."""

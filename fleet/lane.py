@@ -22,7 +22,7 @@ _UNSAID = ("waited", "over")  # of the second lane
 
 @dataclass(eq=False)
 class Pending:
-    """A member whose files are written and whose outcome does not stand yet."""
+    """A member that is made, and whose outcome does not stand yet; nor need its files be on the disk."""
 
     outcome: Outcome
     writer: PayloadWriter
@@ -37,7 +37,8 @@ class Pending:
     @property
     def input(self) -> InputMember:
         """As its children read it."""
-        return InputMember(self.writer.store, self.outcome.attempt, self.outcome.files, member=self.outcome.member)
+        member, files = self.outcome.member, self.outcome.files
+        return InputMember(self.writer.store, self.outcome.attempt, files, held=self.writer.held, member=member)
 
     @property
     def counts(self) -> bool:

@@ -17,15 +17,26 @@ from fleet.store import Store, compare
 Files = dict[str, tuple[int, str]]  # name -> size, checksum
 
 SNAPSHOT = "snapshot."  # so begin the names of the files that are not the member's own
+_PAUSE = 0.01  # seconds between two looks at a file that is on its way to the disk
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
-class PayloadWriter:
-    """What one attempt is writing. Its folder is made with the first file."""
+class _Held(io.BytesIO):
+    """A file that is still in memory."""
 
-    def __init__(self, store: Store, attempt: str) -> None:
+    def sync(self) -> None:
+        pass
+
+
+class PayloadWriter:
+    """What one attempt is writing. Its folder is made with the first file. What may come `late` to the disk stays in
+    memory until it is sealed, so that whoever makes the next member waits for no disk."""
+
+    def __init__(self, store: Store, attempt: str, late: bool = False) -> None:
         self.store, self.attempt = store, attempt
         self.written = 0
+        self.held: dict[str, bytes] = {}
+        self._late = late
         self.has_snapshot = self._made = False
         self._foreign: set[str] = set()  # written by somebody else's library
         self._digests: Files = {}
@@ -39,7 +50,7 @@ class PayloadWriter:
         """A new file, hashed while it is written and there when the block ends:
         `with work.create("weights") as file: file.write(block)`. One that is read `again` meanwhile says so."""
         self.check(name)
-        with self.hashed(name, again) as file:
+        with self._hold(name) if self._late and not again else self.hashed(name, again) as file:
             yield file
         self._digests[name] = file.seal()
         self.written += file.size
@@ -74,6 +85,7 @@ class PayloadWriter:
 
     def seal(self) -> Files:
         """Everything on the disk, durable, with its checksums."""
+        self._write_held()
         if not self._made:
             return {}
         if self.has_snapshot:
@@ -88,6 +100,7 @@ class PayloadWriter:
 
     def drop(self, keep_snapshot: bool = False) -> None:
         """Leave nothing behind, or only the snapshot from which the next attempt can go on."""
+        self.held.clear()
         if self._made and not (keep_snapshot and self.has_snapshot):
             drop(self.store, self.attempt)
         elif self._made:
@@ -115,6 +128,22 @@ class PayloadWriter:
             yield file
             file.sync()
 
+    @contextlib.contextmanager
+    def _hold(self, name: str) -> Iterator[HashedFile]:
+        held = _Held()
+        with contextlib.closing(HashedFile(held)) as file:
+            yield file
+            self.held[name] = held.getvalue()
+
+    def _write_held(self) -> None:
+        while self.held:
+            name, data = next(iter(self.held.items()))
+            self._folder()
+            with contextlib.closing(self.store.create(f"{self.place}/{name}")) as file:
+                file.write(data)
+                file.sync()
+            self.held.pop(name, None)  # who reads it from now on reads the disk
+
     def remove(self, which: Callable[[str], bool]) -> None:
         with contextlib.suppress(faults.Fault):
             for name in filter(which, self.store.names(self.place)):
@@ -135,6 +164,7 @@ class Payload:
     files: Mapping[str, tuple[int, str]]
     prefix: str = ""
     used: set[str] = field(default_factory=set, compare=False)  # what was read, by name
+    held: Mapping[str, bytes] = field(default_factory=dict, compare=False)  # what is not on the disk yet
 
     def read(self, name: str) -> bytes:
         place, (size, known) = self.place(name), self.files[name]
@@ -159,6 +189,8 @@ class Payload:
             compare(place, reader.finish(), (size, known))
 
     def path(self, name: str) -> Path:
+        while name in self.held:
+            self.store.host.pause(_PAUSE)
         return self.store.local(self.place(name), *self.files[name])
 
     def check(self, fresh: bool = False) -> None:
@@ -169,8 +201,10 @@ class Payload:
             compare(self.place(name), self.store.hash_of(self.place(name), self.files[name][1]), self.files[name])
 
     def _at_hand(self, name: str) -> bytes | None:
-        """If it was read ahead: then it was found right."""
+        """If it was read ahead, or has not left this process yet: then it is right."""
         self.used.add(name)
+        if (there := self.held.get(name)) is not None:
+            return there
         if (there := self.store.at_hand.take(self.place(name), self.store.host)) is not None:
             self.store.bytes_at_hand += len(there)
         return there

@@ -6,6 +6,7 @@ For example:
     python -m merge recipe.yml merged-model --shard-size 2GB --threads 8 --overwrite
     python -m merge recipe.yml merged-model --device cuda --seed 7
     python -m merge org/model-a+./my-adapter merged-model
+    python -m merge recipe.yml merged.safetensors --raw
 
 A recipe:
 
@@ -18,9 +19,11 @@ A recipe:
       t: [0, 0.5, 1]        # over the layers
     dtype: bfloat16
 
-docs/merging.md explains all methods and their parameters.
+Several recipes in one file, with a line --- between them, are stages: each but the last has a name, `name: stage-a`,
+which others have among their models. docs/merging.md explains all methods and their parameters.
 """
 
+import functools
 import resource
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,12 +31,16 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter, validators
 
 from fleet import help_pages, lm_eval_command
+from fleet.errors import UserError
 from fleet.plain import bytes_of, say
 from merge.merge_command import bar, keep_memory, open_many, run
 
 if TYPE_CHECKING:
+    from merge.engine import MergeOptions
     from merge.merge_recipe import MergeRecipe
+    from merge.merging import MergeStats
 
+_SHARD = "5GB"
 app = help_pages.app("python -m merge", __doc__)
 
 
@@ -43,10 +50,11 @@ def main(
     out: Path,
     *,
     overwrite: Annotated[bool, Parameter(negative="")] = False,
-    shard_size: str = "5GB",
+    shard_size: str = _SHARD,
     threads: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 0,
     device: str = "cpu",
     seed: int = 0,
+    raw: Annotated[bool, Parameter(negative="")] = False,
     quiet: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
     """Merge.
@@ -56,7 +64,7 @@ def main(
     recipe:
         The recipe, a YAML file; or a model + its PEFT adapter, which are to become one.
     out:
-        The folder to make.
+        The folder to make; with --raw also a file.
     overwrite:
         Replace the folder if it exists.
     shard_size:
@@ -67,18 +75,21 @@ def main(
         Where the arithmetic is done: cpu, cuda, cuda:1, mps.
     seed:
         Of random drops, in dare and della.
+    raw:
+        Of any .safetensors, files or folders, whatever they are, if only their tensors have the same names.
     quiet:
         No progress.
     """
     from merge import atomic_output  # after --help: it needs torch
     from merge.engine import MergeOptions
-    from merge.merging import merge
 
     keep_memory()
     open_many()
     how, size = MergeOptions(threads, device, seed), atomic_output.size_of(shard_size)
-    with bar(quiet) as progress:
-        stats = merge(told(recipe), out, shard_size=size, overwrite=overwrite, how=how, progress=progress)
+    if raw and size != atomic_output.size_of(_SHARD):
+        raise UserError("--shard-size: of --raw merges the result has as many files as its first model")
+    merged = _merged_raw if raw else functools.partial(_merged, size=size)
+    stats = merged(recipe, out, overwrite, how, quiet)
     for note in stats.notes:
         say(f"Note: {note}.")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -87,7 +98,27 @@ def main(
         f"{out}: {bytes_of(stats.written)} made of {bytes_of(stats.read)} in {stats.seconds:.1f} s, "
         f"{bytes_of(speed)}/s read and written, peak memory {bytes_of(peak)}"
     )
-    say(lm_eval_command.told(out))
+    if not raw:
+        say(lm_eval_command.told(out))
+
+
+def _merged(recipe: Path, out: Path, overwrite: bool, how: "MergeOptions", quiet: bool, size: int) -> "MergeStats":
+    from merge.merging import merge
+    from merge.stages import has_stages, merge_stages
+
+    if recipe.is_file() and has_stages(recipe):
+        shown = functools.partial(bar, quiet)
+        return merge_stages(recipe, out, shard_size=size, overwrite=overwrite, how=how, shown=shown)
+    with bar(quiet) as progress:
+        return merge(told(recipe), out, shard_size=size, overwrite=overwrite, how=how, progress=progress)
+
+
+def _merged_raw(recipe: Path, out: Path, overwrite: bool, how: "MergeOptions", quiet: bool) -> "MergeStats":
+    from merge.merge_recipe import load
+    from merge.raw_models import merge_raw
+
+    with bar(quiet) as progress:
+        return merge_raw(load(recipe), out, overwrite=overwrite, how=how, progress=progress)
 
 
 def told(recipe: Path) -> "Path | MergeRecipe":

@@ -5,8 +5,9 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fleet.errors import absolute
@@ -25,6 +26,7 @@ class Taken(UserError):
     """Something is there, which nobody said is to be replaced."""
 
 
+RECIPE = "mergekit_config.yml"  # the name by which others look for it
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 
 
@@ -39,38 +41,53 @@ def size_of(text: str) -> int:
 TensorPlace = tuple[int, int]  # where a tensor's bytes go: the file's descriptor, and the first byte
 
 
-def shards(jobs: Sequence[Job], most: int) -> list[list[Job]]:
+@dataclass(frozen=True)
+class WeightFile:
+    """A file to write: its tensors by the names that they have in it."""
+
+    name: str
+    jobs: Mapping[str, Job]
+    about: Mapping[str, str] = field(default_factory=lambda: {"format": "pt"})
+
+
+def shards(jobs: Sequence[Job], most: int) -> list[WeightFile]:
     """Tensors in their order, in files of at most so many bytes; a larger tensor has a file to itself."""
-    found: list[list[Job]] = [[]]
+    found: list[dict[str, Job]] = [{}]
     size = 0
     for job in jobs:
         if found[-1] and size + job.bytes > most:
-            found.append([])
+            found.append({})
             size = 0
-        found[-1].append(job)
+        found[-1][job.name] = job
         size += job.bytes
-    return found
+    return [WeightFile(name, part) for name, part in zip(_names(len(found)), found, strict=True)]
 
 
 @contextmanager
-def laid_out(folder: Path, parts: Sequence[Sequence[Job]]) -> Iterator[dict[str, TensorPlace]]:
-    """The weight files, all headers written, all room reserved: each tensor's place; at the end they are synced."""
-    names, places = _names(len(parts)), dict[str, TensorPlace]()
+def laid_out(folder: Path, files: Sequence[WeightFile]) -> Iterator[dict[str, TensorPlace]]:
+    """The weight files, all headers written, all room reserved: each job's place; at the end they are synced."""
+    places = dict[str, TensorPlace]()
     with ExitStack() as stack:
-        for name, part in zip(names, parts, strict=True):
-            file = stack.enter_context((folder / name).open("w+b", buffering=0))
-            write_header(file, Header({job.name: TensorEntry(job.dtype, job.shape) for job in part}, {"format": "pt"}))
+        for each in files:
+            (folder / each.name).parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context((folder / each.name).open("w+b", buffering=0))
+            entries = {name: TensorEntry(job.dtype, job.shape) for name, job in each.jobs.items()}
+            write_header(file, Header(entries, each.about))
             begin = file.tell()
-            for job in part:
+            for job in each.jobs.values():
                 places[job.name] = (file.fileno(), begin)
                 begin += job.bytes
             os.posix_fallocate(file.fileno(), 0, begin)
         yield places
         for descriptor in {file for file, _ in places.values()}:
             os.fsync(descriptor)
-    if len(parts) > 1:
-        weights = {job.name: name for name, part in zip(names, parts, strict=True) for job in part}
-        about = {"total_size": sum(job.bytes for part in parts for job in part)}
+
+
+def write_index(folder: Path, files: Sequence[WeightFile]) -> None:
+    """Where a model is in several files, which tensor is in which."""
+    if len(files) > 1:
+        weights = {name: each.name for each in files for name in each.jobs}
+        about = {"total_size": sum(job.bytes for each in files for job in each.jobs.values())}
         write_json(folder / "model.safetensors.index.json", {"metadata": about, "weight_map": weights})
 
 
@@ -94,7 +111,7 @@ def free_for(out: Path, overwrite: bool, needed: Iterable[Path] = ()) -> Path:
 def _check_replaceable(out: Path, overwrite: bool, needed: Iterable[Path]) -> None:
     if not overwrite:
         raise Taken(f"{out} exists; --overwrite replaces it")
-    known = any((out / name).is_file() for name in ("config.json", "adapter_config.json"))
+    known = any((out / name).is_file() for name in ("config.json", "adapter_config.json", RECIPE))
     if not out.is_dir() or (any(out.iterdir()) and not known):
         raise UserError(f"{out} is not the folder of a model; it is not replaced")
     if inside := next((path for path in needed if path.resolve().is_relative_to(out)), None):
@@ -121,12 +138,12 @@ def atomic_folder(out: Path, size: int, overwrite: bool, needed: Iterable[Path] 
 def _drafted(out: Path, size: int) -> Iterator[Path]:
     _check_room(out, size + (1 << 20))
     draft = out.parent / f".{out.name}.unfinished"
-    with _held(draft.with_suffix(".lock"), out):
+    with held(draft.with_suffix(".lock"), out):
         shutil.rmtree(draft, ignore_errors=True)  # of a merge that was killed
         draft.mkdir()
         try:
             yield draft
-            for path in (*draft.iterdir(), draft):
+            for path in (*draft.rglob("*"), draft):
                 sync(path)
             _replace(draft, out)
         except BaseException:
@@ -135,7 +152,8 @@ def _drafted(out: Path, size: int) -> Iterator[Path]:
 
 
 @contextmanager
-def _held(lock: Path, out: Path) -> Iterator[None]:
+def held(lock: Path, out: Path) -> Iterator[None]:
+    """While this file is locked, nobody else writes there."""
     with lock.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

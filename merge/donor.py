@@ -5,11 +5,11 @@ import math
 import os
 import shlex
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,7 +17,9 @@ from torch import Tensor
 from fleet.untrusted_model import check_config
 from merge.tensor_files import DTYPES, TensorEntry, UserError, bytes_of, read_header, read_json
 from merge.tensor_group import RowReader, in_memory
+from merge.tensor_names import is_buffer, is_embedding, is_head, named_alike
 
+C = TypeVar("C", bound=Mapping[str, Any])
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 
 
@@ -54,17 +56,27 @@ class Donor:
 
     @property
     def vocabulary_size(self) -> int:
-        text = self.config.get("text_config")
-        size = self.config.get("vocab_size") or (text.get("vocab_size") if isinstance(text, dict) else 0) or 0
+        size = self.config.get("vocab_size") or self.of_text.get("vocab_size") or 0
         if type(size) is not int:
             raise UserError(f"{self.folder}/config.json: vocab_size is {str(size)[:60]!r}; a whole number is expected")
         return size
 
     @property
+    def of_text(self) -> Mapping[str, Any]:
+        """What its configuration says of the layers that words go through; a part of it, where there are others."""
+        return text_part(self.config)
+
+    @property
     def layers(self) -> int | None:
         """How many its configuration promises."""
-        count = next((self.config[key] for key in LAYER_COUNTS if key in self.config), None)
+        count = next((self.of_text[key] for key in LAYER_COUNTS if key in self.of_text), None)
         return count if type(count) is int else None
+
+
+def text_part(config: C) -> C:
+    part: Any = config.get("text_config")
+    inside = isinstance(part, dict) and not any(key in config for key in LAYER_COUNTS)
+    return part if inside else config
 
 
 def refuse_adapter(folder: Path) -> None:
@@ -86,6 +98,29 @@ def read_config(folder: Path) -> dict[str, Any]:
     return value
 
 
+View = Mapping[str, LazyTensor]  # a model's tensors, its output head among them only where it is one of its own
+
+
+def views_of(models: Sequence[Donor]) -> list[View]:
+    """Output heads that are the embeddings are left out, unless another model has one of its own."""
+    heads = {name for donor in models if not tied(donor) for name in donor.tensors if is_head(name)}
+    views: list[View] = []
+    for donor in models:
+        view = {name: each for name, each in donor.tensors.items() if not is_buffer(name, len(each.shape))}
+        if tied(donor):
+            embedding = next((each for name, each in view.items() if is_embedding(name)), None)
+            view = {name: each for name, each in view.items() if not is_head(name)}
+            view |= {name: embedding for name in heads if embedding}
+        views.append(named_alike(view, views[0]) if views else view)
+    return views
+
+
+def tied(donor: Donor) -> bool:
+    """Whether its output head is its embeddings."""
+    said = donor.config.get("tie_word_embeddings")
+    return bool(said) if said is not None else not any(map(is_head, donor.tensors))
+
+
 # -- weight files ------------------------------------------------------------------------------------------------------
 
 
@@ -95,7 +130,7 @@ def tensors_in(folder: Path, stack: ExitStack, stem: str = "") -> dict[str, Lazy
     found: dict[str, LazyTensor] = {}
     for path in paths:
         try:
-            found |= _safetensors(path, stack) if path.suffix == ".safetensors" else _pickled(path)
+            found |= safetensors_in(path, stack) if path.suffix == ".safetensors" else _pickled(path)
         except (UserError, OSError) as error:
             raise UserError(f"{path}: {error}") from None
     if missing := promised.keys() - found.keys():
@@ -129,7 +164,7 @@ def _shards(folder: Path, index: Path) -> tuple[list[Path], Mapping[str, str]]:
     return [folder / name for name in names], there
 
 
-def _safetensors(path: Path, stack: ExitStack) -> dict[str, LazyTensor]:
+def safetensors_in(path: Path, stack: ExitStack) -> dict[str, LazyTensor]:
     file = stack.enter_context(path.open("rb", buffering=0))
     header = read_header(file, os.fstat(file.fileno()).st_size)
     begin, found = file.tell(), {}

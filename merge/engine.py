@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,14 +53,23 @@ def merged(job: Job, how: MergeOptions) -> Iterator[Tensor]:
             each.done()
 
 
-def write(jobs: list[Job], folder: Path, shard_size: int, how: MergeOptions, progress: Progress) -> list[str]:
-    """All tensors into the folder's files; the names of those with numbers that are none.
+def write(jobs: Sequence[Job], folder: Path, shard_size: int, how: MergeOptions, progress: Progress) -> list[str]:
+    """All tensors into a model's files; the names of those with numbers that are none."""
+    files = atomic_output.shards(jobs, shard_size)
+    broken = write_files(files, folder, how, progress)
+    atomic_output.write_index(folder, files)
+    return broken
 
-    The largest first, so that no thread is left with one at the end.
-    """
+
+def write_files(
+    files: Sequence[atomic_output.WeightFile], folder: Path, how: MergeOptions, progress: Progress
+) -> list[str]:
+    """The same into files that somebody has named. The largest tensors come first, so that no thread is left with one
+    at the end."""
     stop, broken = threading.Event(), set[str]()
+    jobs = [job for each in files for job in each.jobs.values()]
     with (
-        atomic_output.laid_out(folder, atomic_output.shards(jobs, shard_size)) as places,
+        atomic_output.laid_out(folder, files) as places,
         flushed({file for file, _ in places.values()}) as written,
         one_thread_each(),
     ):

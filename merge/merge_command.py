@@ -71,7 +71,7 @@ def run(app: Callable[[], object]) -> int:
         return _ended(app)
     except Terminated as stopped:
         before = {}  # told once is enough, until the process has ended
-        say("\nInterrupted; nothing is left behind.", file=sys.stderr)
+        say(f"\nInterrupted; {_left(stopped) or 'nothing is left behind'}.", file=sys.stderr)
         return 128 + stopped.number
     finally:
         for each, handler in before.items():
@@ -82,6 +82,11 @@ def _ended(app: Callable[[], object]) -> int:
     try:
         app()
     except (UserError, OSError) as error:
-        say(error, file=sys.stderr)
+        say(*filter(None, (error, _left(error))), sep="; ", file=sys.stderr)
         return 2
     return 0
+
+
+def _left(error: BaseException) -> str:
+    """What was told of that lies there now, for the next time."""
+    return "; ".join(getattr(error, "__notes__", ()))

@@ -1,5 +1,6 @@
 """What a recipe makes: every tensor of the result, of which tensors it is made, and how. Nothing is merged here."""
 
+import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from typing import Any
 
 import torch
 
-from merge.donor import Donor, LazyTensor, changed
+from merge.donor import Donor, LazyTensor, View, changed, text_part, tied, views_of
 from merge.donors import Donors
 from merge.merge_recipe import MergeInput, MergeRecipe, Settings
 from merge.methods import MergeMethod
@@ -16,13 +17,12 @@ from merge.parameters import check_names, method_of, resolved
 from merge.tensor_files import UserError
 from merge.tensor_names import (
     comes_first,
-    is_buffer,
     is_embedding,
     is_head,
     is_vocabulary,
     layer_of,
-    named_alike,
     stacks,
+    text_stack,
 )
 from merge.vocabulary import Vocabulary, different_words
 
@@ -73,9 +73,6 @@ class ResolvedSlice:
     parameters: Settings
 
 
-View = Mapping[str, LazyTensor]  # a model's tensors, its output head among them only where it is one of its own
-
-
 def plan_merge(recipe: MergeRecipe, donors: Donors) -> Plan:
     """All jobs, in the order of the result's files; or all that does not fit together, before anything is merged."""
     parts = [_part(recipe, number) for number in range(len(recipe.slices))]
@@ -89,11 +86,17 @@ def plan_merge(recipe: MergeRecipe, donors: Donors) -> Plan:
         key = (repr(said), *same, leader.reference)
         vocabulary = donors.remembered(key, lambda: Vocabulary(said, models, leader))
     notes += vocabulary.notes if vocabulary else donors.remembered(("words", *same), lambda: _other_words(models))
-    views = {donor.reference: view for donor, view in zip(models, _untied(models), strict=True)}
-    _same_names(parts[0], views)
-    jobs = [_job(recipe, views, vocabulary, *each) for each in _names(parts, views)]
+    views = {donor.reference: view for donor, view in zip(models, views_of(models), strict=True)}
+    jobs = jobs_of(recipe, views, vocabulary)
     config = _config(leader, vocabulary.source if vocabulary else None, parts, jobs, donors)
     return Plan(jobs, config, leader, vocabulary, notes)
+
+
+def jobs_of(recipe: MergeRecipe, views: Mapping[str, View], vocabulary: Vocabulary | None = None) -> list[Job]:
+    """Whatever the tensors are of, if only all of them have the same names."""
+    parts = [_part(recipe, number) for number in range(len(recipe.slices))]
+    _same_names(parts[0], views)
+    return [_job(recipe, views, vocabulary, *each) for each in _names(parts, views)]
 
 
 def _other_words(models: Sequence[Donor]) -> list[str]:
@@ -138,26 +141,6 @@ def _with_base(recipe: MergeRecipe, method: MergeMethod, inputs: tuple[MergeInpu
     return inputs if listed else (*inputs, MergeInput(str(base)))
 
 
-def _untied(models: Sequence[Donor]) -> list[View]:
-    """Output heads that are the embeddings are left out, unless another model has one of its own."""
-    heads = {name for donor in models if not tied(donor) for name in donor.tensors if is_head(name)}
-    views: list[View] = []
-    for donor in models:
-        view = {name: each for name, each in donor.tensors.items() if not is_buffer(name, len(each.shape))}
-        if tied(donor):
-            embedding = next((each for name, each in view.items() if is_embedding(name)), None)
-            view = {name: each for name, each in view.items() if not is_head(name)}
-            view |= {name: embedding for name in heads if embedding}
-        views.append(named_alike(view, views[0]) if views else view)
-    return views
-
-
-def tied(donor: Donor) -> bool:
-    """Whether its output head is its embeddings."""
-    said = donor.config.get("tie_word_embeddings")
-    return bool(said) if said is not None else not any(map(is_head, donor.tensors))
-
-
 # -- which tensors -----------------------------------------------------------------------------------------------------
 
 
@@ -173,10 +156,8 @@ def _names(
             depth = _place(layer[1], last[layer[0]]) if layer else 0.0
             yield parts[0], name, [name] * len(parts[0].inputs), depth
         return
-    (stack, _), *more = stacks(first).items() or [("", set())]
-    if more:
-        raise UserError(f"slices need one stack of layers; there are {stack}, {', '.join(name for name, _ in more)}")
-    once = [name for name in first if not layer_of(name)]
+    stack = text_stack(first)
+    once = [name for name in first if not name.startswith(f"{stack}.")]
     for name in (name for name in once if comes_first(name)):
         yield parts[0], name, [name] * len(parts[0].inputs), 0.0
     made = 0
@@ -276,7 +257,7 @@ def _same_shape(name: str, inputs: Sequence[MergeInput], stored: Sequence[LazyTe
 def _config(
     leader: Donor, tokens: Donor | None, parts: Sequence[ResolvedSlice], jobs: Sequence[Job], donors: Donors
 ) -> Config:
-    config = dict(leader.config)
+    config: Config = copy.deepcopy(dict(leader.config))
     floats = {job.dtype for job in jobs if job.method}
     if len(floats) == 1:
         key = "dtype" if "dtype" in config else "torch_dtype"
@@ -284,12 +265,13 @@ def _config(
     if any(is_head(job.name) for job in jobs) and tied(leader):
         config["tie_word_embeddings"] = False
     if rows := [job.shape[0] for job in jobs if is_embedding(job.name)]:
-        where = config if "vocab_size" in config else config.get("text_config", config)
+        where = config if "vocab_size" in config else text_part(config)
         where["vocab_size"] = rows[0]
     if tokens:
         config |= {key: tokens.config[key] for key in TOKEN_IDS if key in tokens.config}
     config.pop("auto_map", None)
     firsts = [(part.inputs[0].model, part.inputs[0].layers) for part in parts]
     if firsts[0][1]:
-        stacked(config, [(donors[model], layer) for model, layers in firsts for layer in range(*(layers or (0, 0)))])
+        of_each = [(donors[model], layer) for model, layers in firsts for layer in range(*(layers or (0, 0)))]
+        stacked(text_part(config), of_each)
     return config

@@ -13,6 +13,7 @@ import yaml
 
 from fleet import lm_eval_command
 from merge import atomic_output, engine
+from merge.atomic_output import RECIPE as RECIPE
 from merge.donor import Donor
 from merge.donors import Donors
 from merge.merge_planning import Plan, plan_merge
@@ -20,7 +21,6 @@ from merge.merge_recipe import MergeRecipe, load, nearest
 from merge.tensor_files import UserError, read_json, write_json
 
 SHARD = 5 * 10**9  # bytes of a weight file
-RECIPE = "mergekit_config.yml"  # the name by which others look for it
 TEMPLATES = Path(__file__).parent / "templates"
 _SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json")
 _VOCABULARY = ("tokenizer.json", "tokenizer.model", "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt")
@@ -150,14 +150,14 @@ def _set_template(folder: Path, template: str) -> None:
         write_json(settings, {key: each for key, each in said.items() if key != "chat_template"})
 
 
-def card(recipe: MergeRecipe) -> str:
-    """README.md, with the fields that the hub reads."""
-    local = [name for name in recipe.models if name.startswith(("/", ".", "~")) or name.count("/") != 1]
-    hub = [name for name in recipe.models if name not in local]
+def card(recipe: MergeRecipe, models: Sequence[str] = ()) -> str:
+    """README.md, with the fields that the hub reads. MODELS: those that it comes from, if these are others."""
+    models = models or recipe.models
+    hub = [name for name in models if not name.startswith(("/", ".", "~")) and name.count("/") == 1]
     fields = {"library_name": "transformers", "tags": ["merge"], **({"base_model": hub} if hub else {})}
     about = yaml.safe_dump(fields, sort_keys=False).strip()
-    models = "\n".join(f"- `{name}`{' (base)' if name == recipe.base_model else ''}" for name in recipe.models)
+    listed = "\n".join(f"- `{name}`{' (base)' if name == recipe.base_model else ''}" for name in models)
     return (
-        f"---\n{about}\n---\n# A merge of {len(recipe.models)} models\n\nMethod: `{recipe.method}`.\n\n{models}\n\n"
+        f"---\n{about}\n---\n# A merge of {len(models)} models\n\nMethod: `{recipe.method}`.\n\n{listed}\n\n"
         f"The recipe, `{RECIPE}`:\n\n```yaml\n{recipe.text.rstrip()}\n```\n"
     )

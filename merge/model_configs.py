@@ -15,11 +15,13 @@ _HARMLESS = (
 )
 _HARMLESS_PARTS = ("token_id", "dropout", "pdrop", "_drop", "output_", "return_dict")
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "cls_token_id")
+_NUMBERS_OF_LAYERS = ("mlp_only_layers", "moe_layers")
 _FIRST_LAYERS = ("first_k_dense_replace",)
 _EVERY_SO_MANY = (
     *("decoder_sparse_step", "moe_layer_freq", "interleave_moe_layer_step", "no_rope_layer_interval"),
     *("expert_layer_period", "attn_layer_period", "global_attn_every_n_layers", "cross_attention_interval"),
 )
+_SETTLED_BY_LIST = {"no_rope_layer_interval": "no_rope_layers", "interleave_moe_layer_step": "moe_layers"}
 _SETTLED_BY_TYPES = ("sliding_window_pattern", "full_attention_interval", "max_window_layers")
 
 
@@ -57,22 +59,22 @@ def differences(models: Sequence[Donor], leader: Donor, layers_are_cut: bool) ->
 def stacked(config: dict[str, Any], sources: Sequence[tuple[Donor, int]]) -> None:
     """Settle what the configuration says of single layers: each of the result's is a layer of some model."""
     leader = sources[0][0]
-    moved = any(donor.config != leader.config or layer != n for n, (donor, layer) in enumerate(sources))
+    moved = any(donor.of_text != leader.of_text or layer != n for n, (donor, layer) in enumerate(sources))
     for key, value in list(config.items()):
         if key in LAYER_COUNTS:
             config[key] = len(sources)
+        elif key in _NUMBERS_OF_LAYERS and isinstance(value, list):
+            config[key] = [n for n, (donor, layer) in enumerate(sources) if layer in (donor.of_text.get(key) or ())]
         elif isinstance(value, list) and len(value) == leader.layers:
             config[key] = [_of_layer(donor, key, layer) for donor, layer in sources]
-        elif key == "mlp_only_layers" and isinstance(value, list):
-            config[key] = [n for n, (donor, layer) in enumerate(sources) if layer in (donor.config.get(key) or ())]
         elif key in _FIRST_LAYERS and type(value) is int:
-            config[key] = _first(key, [layer < int(donor.config.get(key) or 0) for donor, layer in sources])
+            config[key] = _first(key, [layer < int(donor.of_text.get(key) or 0) for donor, layer in sources])
         elif moved and _by_number(config, key):
             _check_period(key, sources)
 
 
 def _of_layer(donor: Donor, key: str, layer: int) -> Any:
-    value = donor.config.get(key)
+    value = donor.of_text.get(key)
     if not isinstance(value, list) or layer >= len(value):
         raise UserError(f"{donor.reference}: its config.json says nothing of layer {layer} in {key}")
     return value[layer]
@@ -91,13 +93,13 @@ def _by_number(config: Mapping[str, Any], key: str) -> bool:
     if key in _SETTLED_BY_TYPES:
         used = key != "max_window_layers" or config.get("use_sliding_window")
         return bool(used) and "layer_types" not in config
-    return key in _EVERY_SO_MANY
+    return key in _EVERY_SO_MANY and not config.get(_SETTLED_BY_LIST.get(key, ""))
 
 
 def _check_period(key: str, sources: Sequence[tuple[Donor, int]]) -> None:
     """What a layer is follows from its number: it must get a number of the same kind."""
     for n, (donor, layer) in enumerate(sources):
-        value = donor.config.get(key)
+        value = donor.of_text.get(key)
         if value in (None, 0, 1) or layer == n:
             continue
         if key == "max_window_layers" or type(value) is not int or layer % value != n % value:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from merge.merge_recipe import MergeInput, MergeRecipe, Setting, Settings, nearest, scalar_of, setting_of
-from merge.methods import IGNORED, LACKING, METHODS, REQUIRED, MergeMethod, Param
+from merge.methods import IGNORED, METHODS, REQUIRED, MergeMethod, Param
 from merge.methods.task_vectors import check_della
 from merge.methods.weighted_sums import check_shares
 from merge.tensor_files import UserError
@@ -20,8 +20,7 @@ _EDGE = 0.99  # of what a density leaves for an epsilon
 
 def method_of(recipe: MergeRecipe) -> MergeMethod:
     if recipe.method not in METHODS:
-        elsewhere = ", a method of mergekit that is not supported here" if recipe.method in LACKING else ""
-        raise UserError(f"merge_method is {recipe.method!r}{elsewhere}; {nearest(recipe.method, METHODS)}")
+        raise UserError(f"merge_method is {recipe.method!r}; {nearest(recipe.method, METHODS)}")
     return METHODS[recipe.method]
 
 

@@ -1,5 +1,7 @@
 """YAML as this project reads it: data only, no anchors, no tags, no key twice; bounded in size and in depth."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +72,20 @@ def read(path: Path) -> str:
 
 def parse(text: str) -> Any:
     """The data; or where and why it is refused."""
-    try:
+    with _in_words():
         return yaml.load(text, Loader=_Loader)  # a SafeLoader
+
+
+def parse_all(text: str) -> list[Any]:
+    """The same of each document, where there are several with `---` between them."""
+    with _in_words():
+        return [each for each in yaml.load_all(text, Loader=_Loader) if each is not None]
+
+
+@contextmanager
+def _in_words() -> Iterator[None]:
+    try:
+        yield
     except BadYaml:
         raise
     except yaml.MarkedYAMLError as error:

@@ -75,8 +75,12 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def write_header(sink: ByteSink, header: Header) -> None:
-    """The tensors' bytes are to follow in this order."""
+def write_header(sink: ByteSink, header: Header, room: int = 0) -> None:
+    """The tensors' bytes are to follow in this order. It takes this room, if it needs no more."""
+    sink.write(packed(header, room))
+
+
+def packed(header: Header, room: int = 0) -> bytes:
     fields: dict[str, Any] = {"__metadata__": dict(header.about)} if header.about else {}
     begin = 0
     for name, entry in header.tensors.items():
@@ -84,8 +88,8 @@ def write_header(sink: ByteSink, header: Header) -> None:
         fields[name] = {"dtype": _NAMES[entry.dtype], "shape": list(entry.shape), "data_offsets": place}
         begin += entry.bytes
     text = json.dumps(fields, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    sink.write(len(text).to_bytes(8, "little") + text)
+    text += b" " * max(-len(text) % 8, room - 8 - len(text))
+    return len(text).to_bytes(8, "little") + text
 
 
 def read_header(source: ByteSource, size: int | None = None) -> Header:
@@ -142,7 +146,7 @@ def fill(source: ByteSource, tensor: Tensor) -> None:
 
 def bytes_of(tensor: Tensor) -> memoryview:
     """The bytes of a contiguous tensor in this machine's memory."""
-    return memoryview(tensor.view(torch.uint8).numpy() if tensor.numel() else b"").cast("B")  # type: ignore[arg-type]
+    return memoryview(tensor.view(-1).view(torch.uint8).numpy() if tensor.numel() else b"").cast("B")  # type: ignore[arg-type]
 
 
 def _exactly(source: ByteSource, count: int) -> bytes:

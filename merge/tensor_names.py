@@ -4,12 +4,15 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
+from fleet.errors import UserError
+
 T = TypeVar("T")
 
 _NUMBERED = re.compile(r"^(.+?)\.(\d{1,6})\.(.+)$")
 _HEAD = re.compile(r"(^|\.)(lm_head|embed_out|cls\.predictions)(\.decoder)?\.(weight|bias)$")
 _OUTERMOST = re.compile(r"^(model|transformer|gpt_neox|bert|roberta)\.")
 _EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|word_embeddings|embed_in)\.weight$")
+_OF_TEXT = re.compile(r"(^|\.)(language_model|text_model)\.")
 _BUFFER = re.compile(r"\.(rotary_emb\.inv_freq|attn\.masked_bias|attn\.bias|attention\.masked_bias|attention\.bias)$")
 _TO_RESIDUAL = re.compile(
     r"\.(o_proj|out_proj|down_proj|c_proj|fc2|fc_out|dense_4h_to_h|w2|wo|(attention|self_attention|self_attn|output)\.dense)"
@@ -56,8 +59,19 @@ def stacks(names: Iterable[str]) -> dict[str, set[int]]:
     return found
 
 
+def text_stack(names: Iterable[str]) -> str:
+    """The stack that words go through: the only one, or the only one that says so."""
+    found = [*stacks(names)] or [""]
+    of_text = [each for each in found if _OF_TEXT.search(each)] if len(found) > 1 else found
+    if len(of_text) != 1:
+        raise UserError(f"slices need one stack of layers, or one of a language_model; there are {', '.join(found)}")
+    return of_text[0]
+
+
 def comes_first(name: str) -> bool:
-    """Whether a tensor outside the layers stands before them."""
+    """Whether a tensor outside the layers stands before them: also in the layers of another stack."""
+    if layer_of(name):
+        return True
     behind = _HEAD.search(name) or "embedding_norm" in name
     return not behind and any(word in name for word in ("emb", "wte", "wpe", "project_in"))
 

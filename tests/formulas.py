@@ -171,6 +171,23 @@ def sce(xs, base, select_topk=1.0):
     return base + mixed / torch.where(divisor == 0, 1.0, divisor)
 
 
+def ram(xs, base, epsilon=1e-5, r=0.0, alpha=0.0):
+    changes = [x - base for x in xs]
+    moved = [change.abs() > epsilon for change in changes]
+    count = sum(each.int() for each in moved)
+    found = base.clone()
+    for change, each in zip(changes, moved, strict=True):
+        unique, shared = each & (count == 1), each & (count > 1)
+        ratio = int(shared.sum()) / int(unique.sum()) if unique.any() else 0.0
+        found += torch.where(unique, (1 + r * min(ratio, alpha)) * change, 0.0)
+        found += torch.where(shared, change / count.clamp(min=1), 0.0)
+    return found
+
+
+def ramplus_tl(xs, base, epsilon=1e-5, r=0.1, alpha=0.2):
+    return ram(xs, base, epsilon, r, alpha)
+
+
 def nearswap(xs, base, t):
     distance = (xs[0] - base).abs()
     share = torch.where(distance > 0, (t / torch.where(distance > 0, distance, 1.0)).clamp(0, 1), 0.0)

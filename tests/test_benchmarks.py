@@ -7,11 +7,12 @@ import time
 import pytest
 
 from benchmarks.cpu_slices import sliced
-from benchmarks.machines import LARGE, PARAMETERS, REAL, ROUND, apart, scaled
+from benchmarks.machines import LARGE, PARAMETERS, REAL, apart, scaled
 from benchmarks.machines import METHODS as ON_MACHINES
 from benchmarks.speedup import ALONE, SLOTS, best_alone, needed, seconds, serial, share, worth
 from benchmarks.trials import METHODS, Result, Trial, trial
 from benchmarks.tune import not_again, wanted
+from benchmarks.utilisation import Counted, counted, share_of
 from benchmarks.workers import cpu_of
 
 
@@ -73,10 +74,18 @@ def test_a_scaled_link_takes_as_large_a_part_of_a_round():
     real = 2 * LARGE / (1e9 / 8) / REAL
     for round in (3.0, 12.0):
         assert 2 * PARAMETERS / scaled(1.0, round) / round == pytest.approx(real)
-    for name in ON_MACHINES:
+    for name, method in ON_MACHINES.items():
         config = apart(name, 1, 576, 4).config
-        assert config.steps_in(1) * config.batch_size == ROUND
-        assert config.total_steps * config.batch_size == 576
+        assert config.population_size == 4 * method.slots
+        assert config.steps_in(1) * config.batch_size * method.slots == method.round
+        assert config.total_steps * config.batch_size * method.slots == 576
+
+
+def test_utilisation_is_of_whole_rounds():
+    """Which end when the next one's first training begins; who trains two slots has two trainings in each."""
+    host = [(1, 0.0, 8.0), (2, 10.0, 14.0), (2, 14.0, 18.0), (3, 20.0, 28.0), (4, 30.0, 38.0)]
+    assert counted(host, 2) == Counted(2, 20.0, 16.0)
+    assert share_of([host, host], 2) == 0.8 and counted(host[:1], 1).rounds == 0
 
 
 def busy() -> None:

@@ -52,6 +52,8 @@ NOT_RUN = [
     ("exchange.md", "python -m benchmarks.*", "a minute; tests/test_advise.py compares bytes with what a run moves"),
     ("forks.md", "python -m fleet.fork .*|python edt.py .*", "tests/test_fork.py forks runs that are smaller"),
     ("forks.md", "python -m train.compare .*", "tests/test_compare.py compares smaller ones"),
+    ("merging.md", "python -m merge.lora .*", "tests/test_lora.py makes and merges adapters of tiny models"),
+    ("merging.md", "python -m merge raw.yml .*", "tests/test_merge_raw.py merges files of its own"),
     ("own-loop.md", "python -m examples.*", "tests/test_own_loop_examples.py runs each of these, and kills it"),
     ("post-training.md", ".*", "tests/test_posttrain_whole.py runs this configuration, here and on machines"),
     ("rl.md", ".*", "minutes; tests/test_rl_whole.py runs this configuration with smaller numbers"),
@@ -248,6 +250,14 @@ def a_recipe(world: World, here: list[Block]) -> None:
     assert any(not torch.equal(each.float(), base[name]) for name, each in merged.items())
 
 
+@example("merging.md", "Stages")
+def stages(world: World, here: list[Block]) -> None:
+    donors(world)
+    do_all(world, here, "stages.yml")
+    assert merging.weights(world.root / "merged-model").keys() == merging.weights(world.root / "org/base").keys()
+    assert not [*world.root.glob(".merged-model*")]
+
+
 @example("merging.md", "GGUF files")
 def gguf_files(world: World, here: list[Block]) -> None:
     pytest.importorskip("gguf", reason="gguf is not installed: GGUF files are not tested")
@@ -436,6 +446,8 @@ def test_a_command_that_is_not_run_has_its_options(block, line):
             assert all(re.search(rf"^{each.partition('=')[0]} \?=", makefile, re.M) for each in settings)
         case ["python", "-m", module, _] if module.startswith("examples."):  # which has no options
             assert (ROOT / f"{module.replace('.', '/')}.py").is_file()
+        case ["python", "-m", "merge.lora", verb, *arguments]:
+            check_options(help_of("-m", "merge.lora", verb), arguments)
         case ["python", "-m", module, *arguments] if (ROOT / module.partition(".")[0]).exists():
             check_options(help_of("-m", module), arguments)
         case [command, *arguments] if command in MODULES:

@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 from fleet.errors import UserError
 from fleet.untrusted_model import check_config, check_words, endless
 from merge import strictyaml
-from merge.donors import Donors, matcher
+from merge.adapters import matcher
+from merge.donors import Donors
 from tests import merging
 from train import text_sources
 from train.member.pretraining_round_zero import named_tokenizer

@@ -30,9 +30,14 @@ TOY = {"algorithm": "diloco", "population_size": 3, "shards": 2, "max_generation
 
 
 class Held(DiskStore):
-    """No outcome of a member stands before somebody says so."""
+    """No outcome of a member stands, nor is there a file of it, before somebody says so."""
 
     go = threading.Event()
+
+    def create(self, name, again=False):
+        if ".m" in name and not name.startswith("files/00000"):
+            assert self.go.wait(LONG)
+        return super().create(name, again)
 
     def settle(self, name, value, durable=True):
         if name.endswith(".done") and "/m" in name and not name.startswith("rounds/00000"):
@@ -68,7 +73,7 @@ def test_the_bytes_are_those_of_one_lane(tmp_path, algorithm):
     assert digest(one) == digest(two)
 
 
-def test_a_child_is_made_before_its_parent_stands(tmp_path):
+def test_a_child_is_made_before_its_parent_stands_or_is_on_the_disk(tmp_path):
     """And whatever the second lane has taken stands at the end."""
     Held.go = threading.Event()
     begun = list[str]()
@@ -77,10 +82,12 @@ def test_a_child_is_made_before_its_parent_stands(tmp_path):
 
     def make(work):
         begun.append(work.id)
+        found = made(work)
         if work.id == "2/m0":
             assert not (tmp_path / "run" / "rounds" / "00001" / "m0.0.done").exists()
+            assert not [*(tmp_path / "run" / "files").glob("00001.m0.*/*")]
             Held.go.set()
-        return made(work)
+        return found
 
     one = toy(tmp_path, make=make, kind=Held, algorithm="matching", population_size=1, disk_lane=True)
     assert one.run() == "over" and "2/m0" in begun

@@ -180,9 +180,9 @@ def test_every_parameter_of_every_method_changes_the_result(models, tmp_path):
 
     turned = {
         **{"weight": -0.7, "density": 0.3, "gamma": 0.3, "epsilon": 0.4, "lambda": 0.5, "t": 0.05, "select_topk": 0.3},
-        **{"scale": 0.5, "residual": 0.5, "max_iter": 0, "tol": 1.0, "eps": 10.0},
+        **{"scale": 0.5, "residual": 0.5, "max_iter": 0, "tol": 1.0, "eps": 10.0, "r": 0.5, "alpha": 2.0},
     }
-    needs = {"nuslerp_row_wise": {"nuslerp_flatten": False}}
+    needs = {"nuslerp_row_wise": {"nuslerp_flatten": False}, "r": {"epsilon": 0.05}, "alpha": {"epsilon": 0.05}}
     for method, spec in METHODS.items():
         unturned = made(method, "unturned")
         for key, param in spec.params.items():

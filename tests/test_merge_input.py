@@ -38,7 +38,7 @@ TIES = "merge_method: ties\nbase_model: A\nmodels: [{model: B, parameters: {weig
 
 @pytest.mark.parametrize("text, why", [
     ("merge_method: tiles\n" + MODELS, "merge_method is 'tiles'; the nearest known one is ties"),
-    ("merge_method: ramplus_tl\n" + MODELS, "a method of mergekit that is not supported here; the nearest known"),
+    ("merge_method: ramplus\n" + MODELS, "merge_method is 'ramplus'; the nearest known one is ramplus_tl"),
     ("gate_mode: hidden\nexperts: []\nbase_model: A\n", "mergekit's key 'gate_mode' is not supported here"),
     ("merge_method: linear\nmodules: {}\n", "mergekit's key 'modules' is not supported here"),
     ("merge_methd: ties\n" + MODELS, "unknown key 'merge_methd'; the nearest known one is merge_method"),

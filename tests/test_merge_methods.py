@@ -81,6 +81,10 @@ CASES = [
     ("model_stock", 4, True, {"filter_wise": True}),
     *(("sce", 4, True, {"select_topk": share}) for share in (1.0, 0.3, 0.0)),
     ("sce", 2, True, {}),
+    ("ram", 4, True, {}),
+    *(("ram", n, True, {"epsilon": 0.08}) for n in (2, 4)),
+    ("ramplus_tl", 3, True, {}),
+    *(("ramplus_tl", n, True, {"epsilon": 0.08, "r": 0.5, "alpha": alpha}) for n in (2, 5) for alpha in (0.1, 9.0)),
     *(("nearswap", 2, True, {"t": t}) for t in (0.0, 0.05, 3.0)),
     ("arcee_fusion", 2, True, {}),
 ]  # fmt: skip

@@ -42,6 +42,7 @@ def _delta_method(thin: Any, vote: bool, normalize: bool, rescale: bool | None =
 
 _GAMMA = {"gamma": Param(0.01, each=True, low=0, high=1)}
 _EPSILON = {"epsilon": Param(0.15, each=True, low=0, high=1)}
+_MOVED = {"epsilon": Param(1e-5, low=0)}
 _T = {"t": Param()}
 
 METHODS: Mapping[str, MergeMethod] = {
@@ -93,6 +94,8 @@ METHODS: Mapping[str, MergeMethod] = {
         weighted_sums.model_stock, {"filter_wise": Param(False, kind=bool)}, "required", least=2
     ),
     "sce": MergeMethod(fusion.sce, {"select_topk": Param(1.0, low=0, high=1)}, "required"),
+    "ram": MergeMethod(fusion.ram, _MOVED, "required"),
+    "ramplus_tl": MergeMethod(fusion.ramplus_tl, {"r": Param(0.1), "alpha": Param(0.2, low=0), **_MOVED}, "required"),
     "nearswap": MergeMethod(fusion.nearswap, {"t": Param(low=0)}, "required", most=1),
     "arcee_fusion": MergeMethod(fusion.arcee_fusion, {}, "required", most=1),
     "passthrough": MergeMethod(
@@ -100,5 +103,4 @@ METHODS: Mapping[str, MergeMethod] = {
     ),
 }
 
-LACKING = ("ram", "ramplus_tl")  # mergekit's
 IGNORED = ("int8_mask",)  # stands in many recipes; it saves memory that is not used here

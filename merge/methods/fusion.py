@@ -57,6 +57,37 @@ def variance(tensors: Sequence[Tensor]) -> Tensor:
     return total.div_(len(tensors))
 
 
+def ram(group: Group, p: Params) -> Iterator[Tensor]:
+    """What one model alone has changed is taken over as it is; of what several have, their mean."""
+    return _shared_out(group, p["epsilon"], [1.0] * len(group.others))
+
+
+def ramplus_tl(group: Group, p: Params) -> Iterator[Tensor]:
+    """The same; and what a model alone has changed counts for more, the more of its changes others have, too."""
+    unique, shared = torch.zeros(2, len(group.others), dtype=torch.int64)
+    for _, changes in group.changes():
+        moved, count = _moved(changes, p["epsilon"])
+        for n, each in enumerate(moved):
+            unique[n] += int((each & (count == 1)).sum())
+            shared[n] += int((each & (count > 1)).sum())
+    ratios = [s / max(1, u) for s, u in zip(shared.tolist(), unique.tolist(), strict=True)]
+    return _shared_out(group, p["epsilon"], [1 + p["r"] * min(ratio, p["alpha"]) for ratio in ratios])
+
+
+def _shared_out(group: Group, epsilon: float, factors: Sequence[float]) -> Iterator[Tensor]:
+    for base, changes in group.changes():
+        moved, count = _moved(changes, epsilon)
+        parts = [masked_(change, each).div_(count.clamp(min=1)) for change, each in zip(changes, moved, strict=True)]
+        alone = [torch.where(count == 1, part * factor, part) for part, factor in zip(parts, factors, strict=True)]
+        yield base + summed(alone)
+
+
+def _moved(changes: Sequence[Tensor], epsilon: float) -> tuple[list[Tensor], Tensor]:
+    """Which numbers each model has changed by more than epsilon, and how many models have."""
+    moved = [change.abs() > epsilon for change in changes]
+    return moved, summed([each.float() for each in moved])
+
+
 def nearswap(group: Group, p: Params) -> Iterator[Tensor]:
     """Towards the other by at most t."""
     for base, (change,) in group.changes():

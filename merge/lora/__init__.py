@@ -1,0 +1,1 @@
+"""LoRA adapters: made of what fine-tuning has changed, and merged among themselves."""
