@@ -17,6 +17,7 @@ from fleet.round_state import Outcome
 from fleet.store import Value
 
 _PAUSE, _GLANCE = 0.005, 0.02  # seconds between two looks at the other lane: by the first, by the second
+_OVER = 5.0  # and at a run that is over, for what was voided since
 _UNSAID = ("waited", "over")  # of the second lane
 
 
@@ -115,13 +116,12 @@ class Lane:
 
     def _run(self) -> None:
         try:
-            over = False
-            while self._next or not (over or self._ending or self._host.stopping):
+            while self._next or not (self._ending or self._host.stopping):
                 if made := self._next:
                     self._publish(made)
                     self._next = None
-                else:
-                    over = self._turn()
+                elif self._turn():  # over, as far as it knows: the first lane may know of something that is void
+                    self.rest(_OVER)
         except BaseException as error:
             self._error = error
         finally:
