@@ -49,7 +49,7 @@ BESIDE = {
     "tests": (
         *("benchmarks.trials", "benchmarks.speedup", "benchmarks.tune"),  # whose arithmetic is tested
         *("benchmarks.chunked_loss", "benchmarks.gpu*", "benchmarks.machines", "benchmarks.cpu_slices"),
-        "benchmarks.workers",
+        *("benchmarks.workers", "benchmarks.utilisation"),
     ),
 }
 THIRD_PARTY = {
