@@ -444,7 +444,8 @@ def test_padded_vocabularies_are_bridged_and_it_is_said(tmp_path):
     ({"MUTATION_DATASETS": [{"source": "x.jsonl", "weight": 0}]}, "all weights are 0"),
     ({"ELITISM": 6}, "below POPULATION_SIZE"), ({"TOP_K": 3}, "TOP_K is 3"), ({"CROSSOVER": {"t": 1}}, "method"),
     ({"SELECTION": "pareto"}, "several objectives"),
-    ({"SELECTION": "matching", "MATES": "attraction"}, "SELECTION matching says who both parents are"),
+    ({"SELECTION": "matching", "MATES": "attraction"}, "SELECTION matching says who the parents are"),
+    ({"SELECTION": "pbt", "MATES": "attraction", "ELITISM": 0}, "SELECTION pbt says who the parents are"),
     ({"SELECTION": "beauty"}, "SELECTION"), ({"INNER_STEPS": 3}, "unknown key"),
     ({"MUTATION": "none", "FITNESS": ["x"]}, "no effect"),
 ])  # fmt: skip

@@ -256,8 +256,8 @@ class PosttrainConfig(MutationSection, FitnessSection, BreedSection, FleetConfig
         yield self.top_k > len(data), f"TOP_K is {self.top_k}, of {len(data)} MUTATION_DATASETS"
         yield from self._problems_of_few_questions()
         yield (
-            self.mates != "selection" and self.selection == "matching",
-            f"MATES is {self.mates}, but SELECTION matching says who both parents are",
+            self.mates != "selection" and self.selection in ("matching", "pbt"),
+            f"MATES is {self.mates}, but SELECTION {self.selection} says who the parents are",
         )
         yield (
             rule and rule.several and len(self.fitness) < 2,
