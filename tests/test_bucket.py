@@ -183,7 +183,7 @@ def test_who_waits_long_asks_at_most_twenty_times_a_minute(
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
     run = in_a_bucket(algorithm="matching", population_size=1, max_generations=1, dead_seconds=60.0, sleep=240.0)
     run.start(2)
-    until(lambda: [name for name in names_of(run) if ".claim." in name], "the long one is begun", LONG)
+    until(lambda: [name for name in names_of(run) if ".claim." in name], "the long one is begun", LONG, pause=0.2)
     time.sleep(60)  # naps grow
     before = sum(proxy.seen.values())
     time.sleep(120)
