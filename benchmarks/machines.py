@@ -150,7 +150,7 @@ def main(
         gbits, delay = LINKS[link]
         each = apart(name, seed, ROUND * rounds, count)
         found = remembered(
-            [*row, seconds, rounds, seed],
+            [*row, seconds, rounds, seed, METHODS[name].slots, METHODS[name].round],
             partial(clocked, each, count, second, scaled(gbits, seconds), delay * seconds / REAL),
         )
         more = count * second * METHODS[name].round / found.round
