@@ -1,17 +1,22 @@
 """Tiny chat models, data and runs of EDT-EvoMerge: made on the spot."""
 
 import json
+import os
 import random
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 from fleet import launches
-from fleet.history import History
+from fleet.history import History, opened
 from fleet.host import Host
 from fleet.processes import options
 from fleet.run import create_run, open_run
 from fleet.worker import Worker
 from tests import merging
+from tests.helpers import ROOT, pids
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.training_commands import prepare_breeding as prepare
 
@@ -112,3 +117,21 @@ def es_config(folder: Path, **keys: Any) -> PosttrainConfig:
     data = tuple({"source": str(questions(folder / f"{letter}.jsonl", letter))} for letter in ("a", "o"))
     given = {"algorithm": "es", "mutation_datasets": data, "sft_examples": 6, "max_generations": 5, "lr": 0.02}
     return config(folder, 1, **{**given, "es": es, **keys})
+
+
+def killed_and_gone_on(file: Path, place: Path, line: str, rounds: int) -> str:
+    """What the same command says after its starter and all of its workers were killed, when a line began so."""
+    command = [sys.executable, str(ROOT / "edt_sim.py"), "--config", str(file)]
+    first = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert first.stdout
+    for told in first.stdout:
+        if told.startswith(line):
+            break
+    first.send_signal(signal.SIGSTOP)
+    for pid in pids("--worker", str(place)):
+        os.kill(pid, signal.SIGKILL)
+    first.kill()
+    assert opened(place).first_open < rounds
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

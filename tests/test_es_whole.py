@@ -1,8 +1,6 @@
 """Evolution strategies as processes that are killed; then the report, and the model as a folder. Slow."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +9,7 @@ import pytest
 
 from fleet.digest import digest
 from fleet.history import opened
-from tests.helpers import pids
-from tests.posttraining import es_config, finished
+from tests.posttraining import es_config, finished, killed_and_gone_on
 
 ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.slow
@@ -25,19 +22,8 @@ def test_a_killed_run_goes_on_and_has_the_same_model(tmp_path):
     known = {key.upper(): value for key, value in c.model_dump(mode="json").items()}
     file = tmp_path / "again.json"
     file.write_text(json.dumps({**known, "PROJECT_NAME": "again", "NUM_MACHINES": 2}))
-    command = [sys.executable, str(ROOT / "edt_sim.py"), "--config", str(file)]
-    first = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    for line in first.stdout:
-        if line.startswith("generation 2"):
-            break
-    first.send_signal(signal.SIGSTOP)
-    for pid in pids("--worker", str(tmp_path / "again")):
-        os.kill(pid, signal.SIGKILL)
-    first.kill()
-    assert opened(tmp_path / "again").first_open < 6
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "The winner, 5/model" in done.stdout
+    said = killed_and_gone_on(file, tmp_path / "again", "generation 2", 6)
+    assert "The winner, 5/model" in said
     assert digest(opened(tmp_path / "again")) == digest(history)
     for told in (["fleet.report"], ["train.export", "--out", str(tmp_path / "out")]):
         ask = [sys.executable, "-m", *told, str(tmp_path / "again")]

@@ -1,8 +1,6 @@
 """EDT-EvoMerge as processes: killed, and on several machines. Slow."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +11,8 @@ from fleet.ancestry.tree import as_json
 from fleet.ancestry.tree_builder import tree
 from fleet.digest import digest
 from fleet.history import History, opened
-from tests.helpers import pids
 from tests.lab.machines import Lab, why_not
-from tests.posttraining import config, finished
+from tests.posttraining import config, finished, killed_and_gone_on
 
 ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.slow
@@ -36,18 +33,7 @@ def same(one: History, other: History) -> None:
 
 def test_a_killed_run_goes_on_and_has_the_same_winner(tmp_path):
     finished(config(tmp_path))
-    command = [sys.executable, str(ROOT / "edt_sim.py"), "--config", str(described(tmp_path, NUM_MACHINES=1))]
-    first = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    for line in first.stdout:
-        if line.startswith("generation 1"):
-            break
-    first.send_signal(signal.SIGSTOP)
-    for pid in pids("--worker", str(tmp_path / "again")):
-        os.kill(pid, signal.SIGKILL)
-    first.kill()
-    assert opened(tmp_path / "again").first_open < 5
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    killed_and_gone_on(described(tmp_path, NUM_MACHINES=1), tmp_path / "again", "generation 1", 5)
     same(opened(tmp_path / "run"), opened(tmp_path / "again"))
 
 

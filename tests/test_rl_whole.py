@@ -1,8 +1,6 @@
 """Learning from rewards as processes: killed, and as `make rl` runs it, smaller. Slow."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +9,7 @@ import pytest
 
 from fleet.digest import digest
 from fleet.history import opened
-from tests.helpers import pids
-from tests.posttraining import finished, rl_config
+from tests.posttraining import finished, killed_and_gone_on, rl_config
 
 ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.slow
@@ -24,18 +21,7 @@ def test_a_killed_run_goes_on_and_has_the_same_rollouts_and_winner(tmp_path):
     known = {key.upper(): value for key, value in c.model_dump(mode="json").items()}
     file = tmp_path / "again.json"
     file.write_text(json.dumps({**known, "PROJECT_NAME": "again", "NUM_MACHINES": 4}))
-    command = [sys.executable, str(ROOT / "edt_sim.py"), "--config", str(file)]
-    first = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    for line in first.stdout:
-        if line.startswith("generation 1"):
-            break
-    first.send_signal(signal.SIGSTOP)
-    for pid in pids("--worker", str(tmp_path / "again")):
-        os.kill(pid, signal.SIGKILL)
-    first.kill()
-    assert opened(tmp_path / "again").first_open < 5
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    killed_and_gone_on(file, tmp_path / "again", "generation 1", 5)
     assert digest(opened(tmp_path / "again")) == digest(history)
 
 
