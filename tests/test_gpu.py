@@ -76,14 +76,15 @@ def test_it_learns_and_whole_runs_repeat_themselves(tmp_path, precision):
     assert runs[0] == runs[1]
 
 
-@pytest.mark.parametrize("mutation", ["sft", "dpo"])
+@pytest.mark.parametrize("mutation", ["sft", "dpo", "grpo", "es"])
 def test_breeding_repeats_itself(tmp_path, mutation):
-    keys = {"mutation": mutation}
+    keys, of = {"mutation": mutation}, {"grpo": posttraining.rl_config, "es": posttraining.es_config}
     if mutation == "dpo":
         keys["mutation_datasets"] = ({"source": str(posttraining.preferences(tmp_path / "pairs.jsonl"))},)
     found = []
     for _ in range(2):  # in the same place: paths are part of a run
-        history = posttraining.finished(posttraining.config(tmp_path / "here", **keys))
+        config = of.get(mutation, posttraining.config)(tmp_path / "here", **({} if mutation == "es" else keys))
+        history = posttraining.finished(config)
         found.append(digest(history))
         (tmp_path / "here" / "run").rename(tmp_path / f"run{len(found)}")
     assert found[0] == found[1]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.rounds import idle
+from benchmarks.gpu.rounds import Use, unused
 from benchmarks.gpu.running import Session
 from benchmarks.gpu.speed import TOY, operations
 from benchmarks.gpu.steps import STEPS
@@ -51,8 +51,9 @@ def test_results_of_another_machine_or_code_are_not_gone_on_with(tmp_path, no_gp
 
 
 def test_a_device_waits_while_nobody_uses_it():
-    assert idle([(2, 0.0, 2.0), (2, 1.0, 3.0), (3, 5.0, 10.0), (3, 6.0, 7.0)]) == (pytest.approx(0.2), 10.0)
-    assert idle([(2, 3.0, 5.0)]) == (0.0, 2.0)
+    used = [Use(2, 0.0, 2.0), Use(2, 1.0, 3.0), Use(3, 5.0, 10.0), Use(3, 6.0, 7.0), Use(4, 11.0, 14.0)]
+    assert unused(used, 2, 4) == (3.0, 11.0) and unused(used, 2, 3) == (2.0, 5.0)
+    assert unused([Use(1, 0.0, 4.0), Use(2, 1.0, 6.0), Use(3, 5.0, 8.0)], 2, 3) == (0.0, 4.0), "rounds that overlap"
 
 
 def test_operations_of_a_token():

@@ -134,11 +134,6 @@ def steps_of(c: PosttrainConfig, model: Any, examples: Sequence[Example]) -> lis
 def begun(c: PosttrainConfig, learner: Learner, steps: Sequence[Sequence[Batch]]) -> list[list[Any]]:
     """With what the model says of them that they begin with; on a GPU in a few widths, where it can without masks."""
     begin, device = objective_of(c).part, learner.device
-    packed = [batch.tokens.shape[1] for step in steps for batch in step if batch.packed]
-    bounds = bool(packed) and packing.attends_by_bounds(learner.answer, max(c.seq_length, *packed))
-
-    def there(batch: Batch) -> Batch:
-        wide = packing.widened(batch, c.seq_length, device)
-        return packing.bounded(wide) if bounds and wide.packed else wide
-
-    return [[begin(learner, there(batch)) for batch in step] for step in steps]
+    wide = [[packing.widened(batch, c.seq_length, device) for batch in step] for step in steps]
+    told_apart = packing.telling_apart(learner.answer, [batch for step in wide for batch in step])
+    return [[begin(learner, told_apart(batch)) for batch in step] for step in wide]

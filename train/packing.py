@@ -147,6 +147,13 @@ def attends_by_bounds(forward: ModelForward, width: int) -> bool:
     return _BY_BOUNDS[module]
 
 
+def telling_apart(forward: ModelForward, batches: Sequence[Batch]) -> Callable[[Batch], Batch]:
+    """How a model tells these rows' examples apart: by their bounds, where it needs no mask, else as they are."""
+    widths = [each.tokens.shape[1] for each in batches if each.packed]
+    bounds = bool(widths) and attends_by_bounds(forward, max(widths))
+    return lambda batch: bounded(batch) if bounds and batch.packed else batch
+
+
 @torch.no_grad()
 def _tried(
     module: Any, model: Model, length: int, also: Callable[[Batch], Batch] = lambda batch: batch, training: bool = False

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.gpu.running import ROOT, say_row
 from benchmarks.gpu.speed import TOY
@@ -105,6 +105,14 @@ def _wait(processes: "list[subprocess.Popen[bytes]]") -> None:
 # -- how long the device waits -----------------------------------------------------------------------------------------
 
 
+class Use(NamedTuple):
+    """Of the device."""
+
+    round: int
+    begin: float
+    end: float
+
+
 @dataclass(frozen=True)
 class _Seat:
     """A worker in a process of its own, which writes down when it used the device."""
@@ -118,19 +126,19 @@ class _Seat:
         from train.training_recipes import OFF_DEVICE
         from train.verdicts import with_verdicts
 
-        used = list[tuple[int, float, float]]()
+        used = list[Use]()
 
         class Device(PretrainingRuntime):
             def train(self, work: Any, turn: Any, *more: Any, **keys: Any) -> Any:
                 began = time.monotonic()
                 found = super().train(work, turn, *more, **keys)
-                used.append((turn.round, began, time.monotonic()))
+                used.append(Use(turn.round, began, time.monotonic()))
                 return found
 
             def evaluate(self, work: Any, *more: Any) -> Any:
                 began = time.monotonic()
                 found = super().evaluate(work, *more)
-                used.append((int(work.id.partition("/")[0]), began, time.monotonic()))
+                used.append(Use(int(work.id.partition("/")[0]), began, time.monotonic()))
                 return found
 
         run = self.folder / "run"
@@ -145,34 +153,40 @@ class _Seat:
 
 
 def waiting(algorithm: str, dry: bool) -> None:
-    """Two workers, each with half of the slots, share the GPU: of the time from the second round on, what none uses."""
+    """Two workers, each with half of the slots, share the GPU: what none uses of whole rounds from the second on."""
     shape = {"batch_size": 2, "seq_length": 16} if dry else {"batch_size": 8, "seq_length": 1024}
-    for lane in (False, True):
-        steps, rounds = (4, 3) if dry else (25, 3)
-        config = config_of(algorithm, TOY if dry else "150m", 4, rounds, steps, **shape, disk_lane=lane)
+    steps, rounds, slots = (4, 4, 4) if dry else (60, 4, 4)
+    ways: list[dict[str, Any]] = [{}, {"disk_lane": True}]
+    if algorithm == "diloco":
+        ways.append({"disk_lane": True, "overlap": 1})
+    for more in ways:
+        config = config_of(algorithm, TOY if dry else "150m", slots, rounds, steps, **shape, **more)
         with tempfile.TemporaryDirectory() as place:
-            folder = Path(place)
-            begun(folder, config)
-            seats = [_Seat(folder, f"{name}-0") for name in ("one", "two")]
-            processes = [get_context("spawn").Process(target=each.work) for each in seats]
-            for process in processes:
-                process.start()
-            for process in processes:
-                process.join()
-            found = [json.loads((folder / f"{each.name}.used").read_text()) for each in seats]
-            tokens = rounds * 4 * steps * config.batch_size * config.seq_length
-            share, seconds = idle([each for used in found for each in used if each[0] >= 2])
-            say_row(
-                method=algorithm, lane=lane, waits=share, rounds=rounds - 1,
-                **{"tokens/s": tokens * (rounds - 1) / rounds / seconds, "seconds": seconds},
-            )  # fmt: skip
+            used = _used_by_two(Path(place), config)
+        idle, seconds = (each / (rounds - 2) for each in unused(used, 2, rounds))
+        tokens = slots * steps * config.batch_size * config.seq_length
+        say_row(
+            method=algorithm, lane=config.disk_lane, overlap=getattr(config, "overlap", 0), waits=idle / seconds,
+            **{"waits, s a round": idle, "round, s": seconds, "tokens/s": tokens / seconds},
+        )  # fmt: skip
 
 
-def idle(used: list[tuple[int, float, float]]) -> tuple[float, float]:
-    """The share of the time from the first use to the last in which nobody used it, and that time."""
-    spans = sorted((begin, end) for _, begin, end in used)
-    begin, end, busy = spans[0][0], spans[0][0], 0.0
-    for first, last in spans:
-        busy += max(0.0, last - max(first, end))
-        end = max(end, last)
-    return 1 - busy / (end - begin), end - begin
+def _used_by_two(folder: Path, config: TrainConfig) -> list[Use]:
+    begun(folder, config)
+    seats = [_Seat(folder, f"{name}-0") for name in ("one", "two")]
+    processes = [get_context("spawn").Process(target=each.work) for each in seats]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    return [Use(*each) for seat in seats for each in json.loads((folder / f"{seat.name}.used").read_text())]
+
+
+def unused(used: list[Use], first: int, last: int) -> tuple[float, float]:
+    """Seconds in which nobody used it from where a round began to where another one did, and all seconds between."""
+    begin, end = (min(each.begin for each in used if each.round == n) for n in (first, last))
+    at, idle = begin, 0.0
+    for each in sorted((each for each in used if each.begin < end), key=lambda use: use.begin):
+        idle += max(0.0, each.begin - at)
+        at = max(at, each.end)
+    return idle + max(0.0, end - at), end - begin

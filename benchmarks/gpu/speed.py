@@ -21,7 +21,7 @@ from torch import Tensor
 from benchmarks.gpu.running import say_row
 from benchmarks.train_loop import bare_optimizers
 from train.kernels import in_fixed_order
-from train.learner import Learner, MicroBatch, best_device
+from train.learner import Learner, MicroBatch, Objective, best_device
 from train.memory import largest_batch, memory_of
 from train.model import built, described, without_numbers
 from train.objectives import sft_loss
@@ -123,7 +123,8 @@ def measures(trial: Trial, compiles: bool) -> Iterator[tuple[str, float, TrainCo
 
 
 def ours(trial: Trial, compiled: bool, deterministic: bool, rows: Batch | None = None) -> float:
-    learner, watch = learner_of(trial, compiled, deterministic, rows), Stopwatch(trial)
+    learner = learner_of(trial, compiled, deterministic, None if rows is None else sft_loss)
+    watch = Stopwatch(trial)
     part: MicroBatch = trial.windows() if rows is None else rows
     for _ in learner.train(repeat([part], trial.steps), repeat(1e-4)):
         watch.step()
@@ -138,11 +139,13 @@ def evaluation(trial: Trial) -> float:
     return watch.rate
 
 
-def learner_of(trial: Trial, compiled: bool = False, deterministic: bool = True, rows: Batch | None = None) -> Learner:
+def learner_of(
+    trial: Trial, compiled: bool = False, deterministic: bool = True, objective: Objective | None = None
+) -> Learner:
     keys = {"compile": compiled, "deterministic": deterministic}
     known = {key: value for key, value in keys.items() if key in TrainConfig.model_fields}
     config = trial.config.model_copy(update=known)
-    learner = Learner(model_of(config), config, objective=None if rows is None else sft_loss)
+    learner = Learner(model_of(config), config, objective=objective)
     in_fixed_order(torch.get_num_threads())
     if not deterministic:
         in_any_order()

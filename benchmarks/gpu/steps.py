@@ -65,6 +65,12 @@ def rows_of_several(dry: bool) -> None:
     rows.run("150m", 2048, dry)
 
 
+def answers(dry: bool) -> None:
+    from benchmarks.gpu import answers
+
+    answers.run("150m", dry)
+
+
 def waiting(algorithm: str) -> Callable[[bool], None]:
     def make(dry: bool) -> None:
         from benchmarks.gpu import rounds
@@ -135,8 +141,9 @@ STEPS: list[Step] = [
     Made("speed 1b 2048", _ABOUT, 150, speed("1b", 2048)),
     Made("speed 60m 1024", _ABOUT, 90, speed("60m", 1024)),
     Made("rows", "tokens a second where rows hold several examples, by a mask or by their bounds", 90, rows_of_several),
+    Made("answers", "what learning from rewards is made of: tokens a second that are drawn, and learned", 60, answers),
     Made("merging", "on the processor and on the GPU", 60, merging),
-    Made("waiting diloco", _WAITS, 160, waiting("diloco")),
+    Made("waiting diloco", _WAITS, 240, waiting("diloco")),
     Made("waiting edt", _WAITS, 160, waiting("edt")),
     Made("searching", "merge-search candidates a minute", 90, searching),
     Made("several", "one model on all GPUs, FSDP2 (FULL_SHARD)", 120, several),

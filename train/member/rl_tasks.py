@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from fleet.run_config import UserError
@@ -140,7 +141,12 @@ def steps(
 def begun(learner: Learner, steps: Sequence[Sequence[grpo.LessonBatch]]) -> list[list[grpo.LessonBatch]]:
     """With what the child says before its first step."""
     learner.model.eval()
-    return [[grpo.begun(learner.answer, part, learner.device) for part in step] for step in steps]
+    told_apart = packing.telling_apart(learner.answer, [part.batch for step in steps for part in step])
+
+    def there(part: grpo.LessonBatch) -> grpo.LessonBatch:
+        return grpo.begun(learner.answer, replace(part, batch=told_apart(part.batch)), learner.device)
+
+    return [[there(part) for part in step] for step in steps]
 
 
 def rollouts_in(work: Work, id: str) -> Rollouts:

@@ -15,6 +15,7 @@ from train.chat_examples import Example
 from train.chunked_loss import IGNORE_INDEX, Model, token_nll
 from train.kernels import sent
 from train.packing import Batch
+from train.rl.checkers import Said
 from train.rl.rl_config import Grpo
 from train.rl.rollouts import Group, advantages, tells
 
@@ -26,6 +27,11 @@ class Lesson:
     example: Example
     advantage: float
     logprobs: Sequence[float]  # of the answer's tokens, as who gave it said them
+
+    @classmethod
+    def of(cls, prompt: Sequence[int], said: Said, advantage: float) -> "Lesson":
+        tokens = np.asarray([*prompt, *said.tokens], dtype=np.int32)
+        return cls(Example(tokens, np.arange(len(tokens)) >= len(prompt)), advantage, said.logprobs)
 
     @property
     def tokens(self) -> NDArray[np.int32]:
@@ -118,9 +124,7 @@ def lessons(groups: Sequence[Group], weights: Mapping[str, float], by_spread: bo
         if not tells(rewards):
             continue
         for said, advantage in zip(group.answers, advantages(rewards, by_spread), strict=True):
-            tokens = np.asarray([*group.prompt, *said.tokens], dtype=np.int32)
-            example = Example(tokens, np.arange(len(tokens)) >= len(group.prompt))
-            found.append(Lesson(example, advantage, said.logprobs))
+            found.append(Lesson.of(group.prompt, said, advantage))
     return found
 
 
