@@ -5,16 +5,18 @@ python -m benchmarks.train_loop [--quick] [--only "256, adamw"]
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import product
+from itertools import cycle, product
 from pathlib import Path
 from statistics import median
+from typing import Any
+from unittest.mock import patch
 
 import torch
 from cyclopts import App
 from rich.console import Console
-from torch import Tensor
 
 from benchmarks.figures import NONE, goal, spread, table
 from fleet import launches
@@ -24,6 +26,7 @@ from fleet.run import create_run, open_run
 from fleet.work import Work
 from fleet.worker import Worker
 from train.kernels import in_fixed_order
+from train.learner import Learner
 from train.model import built
 from train.training_config import TrainConfig
 
@@ -43,10 +46,10 @@ def config_of(model: str, batch: int, length: int, steps: int, rounds: int, opti
 
 @dataclass(frozen=True)
 class Cost:
-    """Of some steps: seconds on the clock, and of all processors."""
+    """Seconds on the clock, and of all processors."""
 
-    clock: float
-    processors: float
+    clock: float = 0.0
+    processors: float = 0.0
 
     @classmethod
     def of(cls, call: Callable[[], object]) -> "Cost":
@@ -54,30 +57,35 @@ class Cost:
         call()
         return cls(time.perf_counter() - clock, time.process_time() - processors)
 
+    def __add__(self, more: "Cost") -> "Cost":
+        return Cost(self.clock + more.clock, self.processors + more.processors)
+
+    def __sub__(self, less: "Cost") -> "Cost":
+        return Cost(self.clock - less.clock, self.processors - less.processors)
+
 
 @dataclass(frozen=True)
 class Beside:
-    """A worker's round between two rounds of the bare loop: whatever else the machine does, it does to all three."""
+    """A worker's round, and as many steps of the bare loop, one after each of the worker's: whatever else the machine
+    does, it does to both."""
 
-    before: Cost
     ours: Cost
-    after: Cost
+    bare: Sequence[Cost]
+
+    @property
+    def of_bare(self) -> Cost:
+        return sum(self.bare, Cost())
 
     def ratio(self, kind: str) -> float:
         """How fast ours is, of the bare loop."""
-        return (getattr(self.before, kind) + getattr(self.after, kind)) / 2 / getattr(self.ours, kind)
+        ratio: float = getattr(self.of_bare, kind) / getattr(self.ours, kind)
+        return ratio
 
     @property
     def noise(self) -> float:
-        """How much two rounds of the bare loop differ."""
-        return self.after.clock / self.before.clock
-
-
-def _fastest(found: list[Beside]) -> float:
-    """Of the rounds that the machine disturbed least: whatever else it does only ever takes time."""
-    return min(cost.clock for pair in found for cost in (pair.before, pair.after)) / min(
-        each.ours.clock for each in found
-    )
+        """How much every other step of the bare loop differs from those between."""
+        odd, even = (sum(each.clock for each in self.bare[n::2]) for n in (0, 1))
+        return odd / even
 
 
 def rounds_beside(config: TrainConfig) -> list[Beside]:
@@ -85,14 +93,15 @@ def rounds_beside(config: TrainConfig) -> list[Beside]:
     from edt import EDT
     from train.member.pretraining_tasks import maker
 
-    make, bare, found = maker(config), bare_loop(config), list[Beside]()
+    make, bare, found = maker(config), bare_steps(config), list[Beside]()
 
     def timed(work: Work) -> object:
         if work.recipe.task != "child":
             return make(work)
-        made, before = list[object](), Cost.of(bare)
-        ours = Cost.of(lambda: made.append(make(work)))
-        found.append(Beside(before, ours, Cost.of(bare)))
+        made, others = list[object](), list[Cost]()
+        with _between_steps(lambda: others.append(Cost.of(lambda: next(bare)))):
+            whole = Cost.of(lambda: made.append(make(work)))
+        found.append(Beside(whole - sum(others, Cost()), others))
         return made[0]
 
     with tempfile.TemporaryDirectory() as place:
@@ -103,28 +112,33 @@ def rounds_beside(config: TrainConfig) -> list[Beside]:
     return found[1:]
 
 
-def bare_loop(config: TrainConfig) -> Callable[[], None]:
-    """A round as anybody would write it, on batches that are there already."""
+@contextmanager
+def _between_steps(call: Callable[[], object]) -> Iterator[None]:
+    step = Learner.step
+
+    def and_then(learner: Learner, *given: Any) -> None:
+        step(learner, *given)
+        call()
+
+    with patch.object(Learner, "step", and_then):
+        yield
+
+
+def bare_steps(config: TrainConfig) -> Iterator[None]:
+    """As anybody would write them, on batches that are there already."""
     model = built(config.initial_population[0], 1024, 1)
     optimizers = bare_optimizers(model, config.inner_optimizer)
     shape = (config.batch_size, config.seq_length + 1)
-    batches = [torch.randint(0, 1024, shape) for _ in range(config.inner_steps)]
-
-    def step(tokens: Tensor) -> None:
+    for tokens in cycle([torch.randint(0, 1024, shape) for _ in range(config.inner_steps)]):
+        torch.use_deterministic_algorithms(False)  # which is the worker's
         model.zero_grad()
         logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
         torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
             optimizer.step()
-
-    def round() -> None:
-        torch.use_deterministic_algorithms(False)  # which is the worker's
-        for tokens in batches:
-            step(tokens)
         in_fixed_order(config.threads)
-
-    return round
+        yield
 
 
 def bare_optimizers(model: torch.nn.Module, name: str) -> list[torch.optim.Optimizer]:
@@ -161,14 +175,13 @@ def main(quick: bool = False, only: str = "") -> None:
         "model, batch, optimizer",
         "bare loop, tokens/s",
         "ratio",
-        "of the fastest rounds",
         "in processors' time",
         "bare loops' own",
         "goal",
     )
     note = (
-        f"{THREADS} threads; medians and ranges of rounds, each between two of the bare loop. A worker's round is\n"
-        "all of a recipe: parents read, trained, outer step, evaluated, published. The bare loop only trains."
+        f"{THREADS} threads; medians and ranges of rounds, each step beside one of the bare loop. A round of a worker\n"
+        "is all of a recipe: parents read, trained, outer step, evaluated, published. The bare loop only trains."
     )
     shown = table("A worker's round beside a bare loop", *names, "transformers.Trainer, tokens/s", note=note)
     for (name, (model, batch, length, steps)), optimizer in product(SHAPES.items(), ("adamw", "muon")):
@@ -177,10 +190,10 @@ def main(quick: bool = False, only: str = "") -> None:
         config = config_of(model, batch, length, steps, 3 if quick else 9, optimizer)
         found = rounds_beside(config)
         tokens = config.inner_steps * config.batch_size * config.seq_length
-        rates = [tokens / each.clock for pair in found for each in (pair.before, pair.after)]
+        rates = [tokens / pair.of_bare.clock for pair in found]
         clock, processors = ([pair.ratio(kind) for pair in found] for kind in ("clock", "processors"))
         others = (spread(each, 3) for each in (processors, [pair.noise for pair in found]))
-        cells = [spread(rates, 0), spread(clock, 3), f"{_fastest(found):.3f}", *others]
+        cells = [spread(rates, 0), spread(clock, 3), *others]
         trainer = f"{trainer_rate(config):.0f}" if optimizer == "adamw" else NONE
         print(f"{name}, {optimizer}: {', '.join(cells)}", flush=True)  # minutes before the table
         shown.add_row(f"{name}, {optimizer}", *cells, goal(median(clock) >= 0.97, "at least 0.97"), trainer)
