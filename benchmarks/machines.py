@@ -7,7 +7,8 @@ pipe of so many bytes a second, either way, and so long a delay. What is scaled,
 and its steps are stretched, so that a machine's device takes as long for a round, beside what crosses the link, as an
 H100 at 40% of its peak for a round of 500 steps of 64k tokens of a model as large as 150m. The processor is then mostly
 free, as a GPU leaves it. What is not scaled makes it look worse than it is: the pauses in which workers look around,
-and registers, which are small only beside a large model. Rounds are all of one length, as in the midst of a long run.
+and registers, which are small only beside a large model; so what the clock measures has ten times the parameters of
+what the losses are of, and the same settings. Rounds are all of one length, as in the midst of a long run.
 
 One machine trains with settings of its own, and sees `sequences`; its time is what its device takes for them, as if
 nothing else cost any. Of several each sees a part of that, so that all together see more, in a fraction of the time.
@@ -19,7 +20,7 @@ clocked again once that file is gone.
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,13 @@ from benchmarks.exchange import LARGE
 from benchmarks.figures import goal, table
 from benchmarks.throttle import why_not
 from benchmarks.trials import COMMON, Trial, run, trial
-from benchmarks.utilisation import PARAMETERS, counted, share_of, trained
+from benchmarks.utilisation import counted, share_of, trained
 
 TOKENS, STEPS = 65_536, 500  # of a step; of a round
 PEAK, SHARE = 989e12, 0.4  # of an H100 in bf16; how much of it is used
 REAL = STEPS * 6 * LARGE * TOKENS / (PEAK * SHARE)  # seconds of a round on its device
 LINKS: Mapping[str, tuple[float, float]] = {"10": (10.0, 0.0), "1": (1.0, 0.0), "0.1": (0.1, 0.05)}  # Gbit/s, seconds
+CLOCKED, PARAMETERS = "1.2m", 1_252_000  # what the clock measures
 ROUND = 12  # sequences of a machine, for which the real one has STEPS
 
 
@@ -57,7 +59,7 @@ METHODS: Mapping[str, Method] = {
 }
 COUNTS = (2, 4, 8)
 PLAIN = {"compile": False}  # which would take minutes of a slice
-WARM = 2  # the first round that is clocked: nobody has read anything before it
+WARM = 3  # the first round that is clocked: before it nobody knows what a slot will want to read
 RISES = 9  # of so many steps, the rate rises for one, as it does in trials of 1,440 sequences
 LANE = {"disk_lane": True}
 MOST = 0.4  # of one machine's time: the goal for four at 1 Gbit/s, with MORE times its tokens a second
@@ -82,7 +84,7 @@ class Clocked:
 
 def clocked(each: Trial, machines: int, second: float, rate: float, delay: float) -> Clocked:
     """`second` is what a sequence takes on a device."""
-    config = each.config.model_copy(update=LANE)
+    config = replace(each, size=CLOCKED).config.model_copy(update=LANE)
     step, cores = second * config.batch_size, (os.cpu_count() or 1) / max(COUNTS)
     hosts, _ = trained(config, machines, step, (rate, delay), shared=False, cores=cores)
     long = [end - begin > _APART * step * config.steps_in(n) for one in hosts for n, begin, end in one]
@@ -120,7 +122,7 @@ def scaled(gbits: float, seconds: float) -> float:
 
 @app.default
 def main(
-    seconds: float = 30.0, sequences: int = 1440, rounds: int = 6, seed: int = 1, quick: bool = False, only: str = ""
+    seconds: float = 60.0, sequences: int = 1440, rounds: int = 7, seed: int = 1, quick: bool = False, only: str = ""
 ) -> None:
     """
     Parameters
@@ -150,7 +152,7 @@ def main(
         gbits, delay = LINKS[link]
         each = apart(name, seed, ROUND * rounds, count)
         found = remembered(
-            [*row, seconds, rounds, seed, METHODS[name].slots, METHODS[name].round],
+            [*row, seconds, rounds, seed, METHODS[name].slots, METHODS[name].round, CLOCKED],
             partial(clocked, each, count, second, scaled(gbits, seconds), delay * seconds / REAL),
         )
         more = count * second * METHODS[name].round / found.round
@@ -191,11 +193,11 @@ def _row(shown: Any, row: Row, found: Clocked, more: float, part: float, above: 
 
 
 def _note(seconds: float, sequences: int, rounds: int, loss: float) -> str:
-    size = f"{PARAMETERS:,.0f} parameters, {sequences} sequences of {COMMON['seq_length']} tokens on one machine"
-    return f"""{size} (loss {loss:.3f}),
+    size = f"{sequences} sequences of {COMMON['seq_length']} tokens on one machine"
+    return f"""{PARAMETERS:,.0f} parameters (losses: of a tenth of them), {size} (loss {loss:.3f}),
 a part of them on each of several. A round takes {seconds:g} s of a device, the real one's {REAL:.0f} s; links are as
 much slower as the model is smaller, and as much faster as its round is shorter. Clocked: {rounds} rounds but the first
-one, each to the next one's first step. Held up: trainings for which this machine was too slow; load: its average."""
+and last two, each to the next one's first step. Held up: trainings for which this machine was too slow; load: its average."""
 
 
 if __name__ == "__main__":

@@ -117,7 +117,8 @@ def trained(
 
 @dataclass(frozen=True)
 class Counted:
-    """Whole rounds of a host: each has its trainings, and all that comes before the next one's first."""
+    """Whole rounds of a host: each has its trainings, and all that comes before the next one's first. Not the last
+    two: before a run's last round halves that take turns wait for each other, once in a run."""
 
     rounds: int
     whole: float
@@ -129,6 +130,7 @@ def counted(trained: list[tuple[int, float, float]], warm: int) -> Counted:
     for n, begin, _ in trained:
         if n >= warm:
             first[n] = min(begin, first.get(n, begin))
+    first.pop(max(first, default=warm), None)
     last = max(first, default=warm)
     within = [end - begin for n, begin, end in trained if warm <= n < last]
     return Counted(len(first) - 1, first[last] - min(first.values()), sum(within)) if within else Counted(0, 0.0, 0.0)

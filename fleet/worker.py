@@ -48,6 +48,8 @@ class Worker:
         """With `second`, a store and a maker of its own, a second lane makes OPTIONS.beside; `first` is whose it is."""
         self.store, self.host, self.strategy, self.options = store, store.host, strategy, options
         self.history, self.tail = History(store), Tail()
+        if first:
+            self.history.other, first.history.other = first.history, self.history
         watch = claims.Watch(store, self.host, options.dead_seconds)
         held = claims.Claims(store, self.history, watch, options.launch)
         self.events: Events = LaneEvents(first.events) if first else Events(store)
@@ -148,10 +150,11 @@ class Worker:
             return False
         if tick:
             self._ticked = now
-            if not self._first:
+            if not self.lane:  # else the other one does it, which nobody waits for
                 self._obey()
-                if not self._archive.tidy():  # one after the other, so that no look costs much
-                    self._hear_of_peers(now)
+                self._hear_of_peers(now)
+            if not self._first:
+                self._archive.tidy()
         fresh, self._fresh = self._fresh, False
         self.history.look(probe=_PROBES if tick else 0)
         self._looked = now
