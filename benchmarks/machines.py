@@ -150,7 +150,7 @@ def main(
     for row, result in zip(wanted, results, strict=True):
         name, count, link = row
         gbits, delay = LINKS[link]
-        each = apart(name, seed, ROUND * rounds, count)
+        each = apart(name, seed, METHODS[name].round * rounds, count)
         found = remembered(
             [*row, seconds, rounds, seed, METHODS[name].slots, METHODS[name].round, CLOCKED],
             partial(clocked, each, count, second, scaled(gbits, seconds), delay * seconds / REAL),
@@ -197,7 +197,8 @@ def _note(seconds: float, sequences: int, rounds: int, loss: float) -> str:
     return f"""{PARAMETERS:,.0f} parameters (losses: of a tenth of them), {size} (loss {loss:.3f}),
 a part of them on each of several. A round takes {seconds:g} s of a device, the real one's {REAL:.0f} s; links are as
 much slower as the model is smaller, and as much faster as its round is shorter. Clocked: {rounds} rounds but the first
-and last two, each to the next one's first step. Held up: trainings for which this machine was too slow; load: its average."""
+two and the last two, each to the next one's first step. Held up: trainings for which this machine was too slow; load:
+its average."""
 
 
 if __name__ == "__main__":
