@@ -56,11 +56,12 @@ class SearchView(SearchProgress):
         return done, len(found.rows), found.config.max_fevals + len(found.finalists)
 
     def speed(self) -> str:
-        """Candidates a minute."""
+        """Candidates, and as soon as there is one, how many a minute."""
         if not (scored := self.scored()):
             return "checking tasks and models"
         done, count, most = scored
-        return f"{count} of {most} candidates, {60 * done / self.seconds():.1f} a minute"
+        rate = f", {60 * done / self.seconds():.1f} a minute" if done else ""
+        return f"{count} of {most} candidates{rate}"
 
     def left(self) -> str:
         done, count, most = self.scored() or (0, 0, 0)

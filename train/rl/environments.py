@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -107,8 +107,3 @@ def reward_terms(source: DatasetSource, seed: int, row: Row, said: Said, longest
     score = float(made.score_answer(answer=said.text.strip(), entry=made[number]))
     brief = 1 - len(said.tokens) / longest
     return {CORRECT: min(1.0, max(0.0, score)), "format": float(bool(said.text.strip()) and said.ended), "brief": brief}
-
-
-def mean_terms(found: list[Terms]) -> Mapping[str, float]:
-    """Of several answers."""
-    return {name: sum(each[name] for each in found) / len(found) for name in (found[0] if found else ())}
