@@ -150,11 +150,11 @@ class Worker:
             return False
         if tick:
             self._ticked = now
+            tidied = not self._first and self._archive.tidy()
             if not self.lane:  # else the other one does it, which nobody waits for
                 self._obey()
-                self._hear_of_peers(now)
-            if not self._first:
-                self._archive.tidy()
+                if not tidied:  # one after the other, so that no look costs much
+                    self._hear_of_peers(now)
         fresh, self._fresh = self._fresh, False
         self.history.look(probe=_PROBES if tick else 0)
         self._looked = now

@@ -82,8 +82,9 @@ def test_a_scaled_link_takes_as_large_a_part_of_a_round():
 
 
 def test_utilisation_is_of_whole_rounds():
-    """Which end when the next one's first training begins; who trains two slots has two trainings in each."""
-    host = [(1, 0.0, 8.0), (2, 10.0, 14.0), (2, 14.0, 18.0), (3, 20.0, 28.0), (4, 30.0, 38.0)]
+    """Which end when the next one's first training begins; who trains two slots has two trainings in each. What comes
+    before a run's last round is not counted."""
+    host = [(1, 0.0, 8.0), (2, 10.0, 14.0), (2, 14.0, 18.0), (3, 20.0, 28.0), (4, 30.0, 38.0), (5, 60.0, 68.0)]
     assert counted(host, 2) == Counted(2, 20.0, 16.0)
     assert share_of([host, host], 2) == 0.8 and counted(host[:1], 1).rounds == 0
 

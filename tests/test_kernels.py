@@ -191,7 +191,7 @@ def test_rows_on_gpus_have_few_widths_and_count_the_same(tmp_path):
     c, losses = breeding(tmp_path, 1, seq_length=128), list[torch.Tensor]()
     with torch.no_grad():
         for asked, device in ((model, cpu), (compiled, gpu)):
-            rows = begun(c, SimpleNamespace(device=device), steps)
+            rows = begun(c, SimpleNamespace(device=device, answer=asked), steps)
             losses.append(torch.stack([sft_loss(asked, part) for (part,) in rows]))
     torch.testing.assert_close(*losses)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
