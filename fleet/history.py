@@ -252,7 +252,7 @@ class History:
             self._reconsider(round)
         self.scan(round)
 
-    def known(self, id: str, version: int) -> Outcome | None:
+    def read_here(self, id: str, version: int) -> Outcome | None:
         """An outcome that was read here, and stays whatever crashes: asked by the other lane, in a thread of its own,
         which then need not read it behind the large files that are on their way to the disk."""
         there = self._rounds.get(place(id)[0])
@@ -310,7 +310,7 @@ class History:
         if self._round_finished(round) and (told := (there.told or {}).get(id)) and told[0] == version:
             return round_state.outcome(id, self.recipe(id), told[1], version)
         path = round_state.register(id, version)
-        if self.other and (known := self.other.known(id, version)):
+        if self.other and (known := self.other.read_here(id, version)):
             return known
         try:  # what was seen before the folder was synced is there to stay; only then is it read to be acted on
             if not self._round_finished(round) and basename(path) not in there.safe:

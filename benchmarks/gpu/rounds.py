@@ -166,7 +166,7 @@ def waiting(algorithm: str, dry: bool) -> None:
         idle, seconds = (each / (rounds - 2) for each in unused(used, 2, rounds))
         tokens = slots * steps * config.batch_size * config.seq_length
         say_row(
-            method=algorithm, lane=config.disk_lane, overlap=getattr(config, "overlap", 0), waits=idle / seconds,
+            method=algorithm, lane=config.disk_lane, overlap=config.overlap, waits=idle / seconds,
             **{"waits, s a round": idle, "round, s": seconds, "tokens/s": tokens / seconds},
         )  # fmt: skip
 
