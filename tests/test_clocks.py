@@ -25,7 +25,7 @@ def rows(said: str) -> dict[str, str]:
 
 
 def small(age: str) -> bool:
-    return bool(re.fullmatch(r"\d+ seconds|[2-9] minutes", age))
+    return bool(re.fullmatch(r"\d+ seconds?|[2-9] minutes", age))
 
 
 def jumping(place: Path) -> tuple[tuple[str, ...], Path]:
