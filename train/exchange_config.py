@@ -66,6 +66,12 @@ class ExchangeSection(Section):
         0,
         "DiLoCo: 1: two halves of the replicas take turns: while one trains, the other's changes come together.",
     )
+    fragments: int = bound(
+        1,
+        "DiLoCo: parts of the model; after each round one is exchanged, in turn, and a slot goes on with its own others.",
+        ge=1,
+        le=64,
+    )
     average_every: int = bound(4, "EDT: the averaged model is evaluated every so many rounds.", ge=1, le=10**5)
 
 
@@ -174,8 +180,13 @@ class ExchangeConfig(EvolutionSection, ExchangeSection, FleetConfig):
 
     @property
     def shard_count(self) -> int:
-        """Of a run that begins."""
-        return self.shards or min(self.population_size, READERS)
+        """Of a run that begins; each fragment has as many."""
+        return self.fragments * (self.shards or min(self.population_size, READERS))
+
+    def exchanged_in(self, round: int, shards: int) -> range:
+        """Of all shards, those of the fragment whose turn it is."""
+        each = shards // self.fragments
+        return range(round % self.fragments * each, (round % self.fragments + 1) * each)
 
 
 @cache
