@@ -201,6 +201,10 @@ class Worker:
         if self.execution.judge():
             self.bell.ring()
 
+    def trains(self) -> bool:
+        """A long recipe has begun to take its steps, and waits neither for the disk nor for others."""
+        return bool((work := self.execution.working) and work.at[1])
+
     def making(self) -> str:
         work = self.execution.working
         return work.id if work else ""
@@ -233,7 +237,9 @@ class Worker:
         pause = max(seldom if self._breath else usual, self._beside(self._asking))
         if self._first and self._first.lane and self._ahead:
             hurry = self._first.lane.hurry
-            if not (self._ahead.go_on(self._looked, hurry) or self.execution.begin_early(hurry)):
+            if not (
+                self._ahead.go_on(self._looked, hurry) or self._first.trains() and self.execution.begin_early(hurry)
+            ):
                 self._first.lane.rest(pause)
         else:
             self.host.sleep(pause)
