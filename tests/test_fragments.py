@@ -1,4 +1,4 @@
-"""FRAGMENTS: a part of the model at a time; what a slot has not exchanged is its own, and may be lost with a machine."""
+"""FRAGMENTS: a part of the model at a time; what a slot has not exchanged is its own, and lost with its machine."""
 
 import pytest
 
@@ -132,7 +132,7 @@ def test_the_whole_model_is_exported_and_a_fork_goes_on_from_it(tmp_path):
     [
         ({"algorithm": "edt"}, "FRAGMENTS are there for DiLoCo, which has one model to cut: set FRAGMENTS to 1"),
         ({"overlap": 1}, "FRAGMENTS and OVERLAP are two ways to part an exchange: use one, and leave the other out"),
-        ({"error_feedback": True}, "ERROR_FEEDBACK is there for what is exchanged as a whole: set FRAGMENTS to 1"),
+        ({"error_feedback": True}, "ERROR_FEEDBACK is there for models exchanged as a whole: set FRAGMENTS to 1"),
     ],
 )
 def test_what_does_not_go_with_it_is_refused(keys, why):

@@ -39,7 +39,10 @@ def _of_diloco(config: ExchangeConfig) -> tuple[tuple[object, str], ...]:
             "OVERLAP is there without momentum of the outer step: set OUTER_MOMENTUM to 0, its default",
         ),
         (parts and halves, "FRAGMENTS and OVERLAP are two ways to part an exchange: use one, and leave the other out"),
-        (parts and config.error_feedback, "ERROR_FEEDBACK is there for what is exchanged as a whole: set FRAGMENTS to 1"),
+        (
+            parts and config.error_feedback,
+            "ERROR_FEEDBACK is there for models exchanged as a whole: set FRAGMENTS to 1",
+        ),
     )
 
 
