@@ -68,7 +68,7 @@ class ExchangeSection(Section):
     )
     fragments: int = bound(
         1,
-        "DiLoCo: parts of the model; after each round one is exchanged, in turn, and a slot keeps its own of the others.",
+        "DiLoCo: parts of the model; a round exchanges one of them, in turn, and a slot goes on with its own others.",
         ge=1,
         le=64,
     )
