@@ -2,6 +2,9 @@
 
 import json
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +18,11 @@ from fleet.recipe import Member, check, place
 from fleet.report.page import page
 from fleet.report.run_reader import RunReader
 from fleet.run_config import UserError
+from tests.helpers import ROOT
 from tests.posttraining import finished, questions, rl_config, worker
 from train.member import posttraining_genome
 from train.posttrain.posttrain_config import PosttrainConfig
-from train.rl import reward_curves, rollouts
+from train.rl import generation, reward_curves, rollouts
 from train.rl.rollouts import FILE
 
 
@@ -76,6 +80,47 @@ def test_genes_of_rewards_are_inherited_and_judge_nobody(tmp_path, ran):
         found = ran[f"3/m{k}"].metrics
         assert found["fitness"] == json.loads(found["objectives"])["reward"], "the checker's mean, whatever genes weigh"
         assert 0 <= found["fitness"] <= 1 and found["error"] >= 0
+
+
+KILLED = """
+import os, signal, sys
+from tests.posttraining import worker
+from train.posttrain.posttrain_config import PosttrainConfig
+from train.rl import generation
+
+answers, batches = generation.answers, 0
+
+def until_the_third(*given):
+    global batches
+    batches += 1
+    if batches == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    print(len(given[2]), flush=True)
+    return answers(*given)
+
+generation.answers = until_the_third
+worker(PosttrainConfig.model_validate_json(sys.argv[1])).run()
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_worker_costs_a_batch_of_rollouts(tmp_path, monkeypatch):
+    """Who goes on gives all answers but those of finished batches; the bytes are as if nothing had been."""
+    c = rl_config(tmp_path, 1, batch_size=1, max_generations=1, population_size=2)
+    command = [sys.executable, "-c", KILLED, c.model_dump_json()]
+    killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    kept, given, answers = [*map(int, killed.stdout.split())], list[int](), generation.answers
+
+    def counted(*asked):
+        given.append(len(asked[3]) if asked[4].temperature else 0)
+        return answers(*asked)
+
+    monkeypatch.setattr(generation, "answers", counted)
+    history = finished(c)
+    assert len(kept) == 2 and sum(kept) + sum(given) == 24
+    assert not [*(tmp_path / "run" / "files").glob("*/snapshot*")]
+    assert digest(history) == digest(finished(c.model_copy(update={"project_name": "again"})))
 
 
 # -- who learns from whom ----------------------------------------------------------------------------------------------
