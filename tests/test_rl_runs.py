@@ -178,13 +178,13 @@ def test_answers_are_planned_before_who_learns_from_them(tmp_path):
 def test_population_based_training_copies_the_best_over_the_worst(tmp_path):
     c = rl_config(tmp_path, selection="pbt", elitism=0, population_size=5, max_generations=3)
     past = Planned(c, lambda id: (sum(map(ord, id)) * 37 % 101) / 100)
-    for generation in (2, 3):
-        order = sorted(range(5), key=lambda k: -past.fitness(f"{generation - 1}/m{k}"))
-        plan = {recipe.slot: recipe for recipe in past.plan(generation)}
-        before = {recipe.slot: recipe for recipe in past.plan(generation - 1)}
+    for round in (2, 3):
+        order = sorted(range(5), key=lambda k: -past.fitness(f"{round - 1}/m{k}"))
+        plan = {recipe.slot: recipe for recipe in past.plan(round)}
+        before = {recipe.slot: recipe for recipe in past.plan(round - 1)}
         for k in range(5):
             parent, child = order[0] if k == order[-1] else k, plan[f"m{k}"]
-            assert child.parents == (f"{generation - 1}/m{parent}",)
+            assert child.parents == (f"{round - 1}/m{parent}",)
             genome = before[f"m{parent}"].genome or posttraining_genome.unmutated(c)
             assert (child.genome != genome) == (k == order[-1])
     with pytest.raises(ValueError, match="it must be 0"):

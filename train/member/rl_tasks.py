@@ -16,6 +16,7 @@ from train.chat_examples import ChatWriter
 from train.kernels import looking
 from train.learner import Learner
 from train.member import posttraining_genome
+from train.member.lineage import lineage
 from train.member.posttraining_round_zero import ROWS
 from train.member.posttraining_runtime import ChildModel, PosttrainingRuntime
 from train.posttrain import posttrain_fitness
@@ -26,7 +27,7 @@ from train.rl.question_rows import QuestionRows
 from train.rl.rollouts import FILE, Group, Judged, Rollouts
 from train.rl.verifier import Verifier, digest_of
 from train.text_sources import Row
-from train.training_recipes import EvaluationArgs, PosttrainChildArgs, RolloutArgs, unique
+from train.training_recipes import EvaluationArgs, PosttrainChildArgs, RolloutArgs
 
 Metrics = Mapping[str, Any]
 _SHOWN = 2  # answers, of the best and of the worst
@@ -38,10 +39,9 @@ _SO_FAR = "answers"  # in a snapshot
 
 def make_rollouts(runtime: PosttrainingRuntime, work: Work, args: RolloutArgs) -> Metrics:
     """The parents' child, before it has learned anything, answers questions that its genome chooses."""
-    c, genome, parents = runtime.config, work.recipe.genome, work.recipe.parents
-    places = {id: work.inputs[id].folder for id in unique(*parents, args.base)}
+    c, genome = runtime.config, work.recipe.genome
     runtime.forget()
-    child = runtime.take_on(posttraining_genome.crossed(c, parents, genome, args.base), places)
+    child = lineage(runtime, work, args).born()
     asked = [
         (name, row)
         for name, row in own_questions(c, work, genome, (args.generation, args.slot))
@@ -100,7 +100,7 @@ def judged(
     temperature: float,
     begin: int = 0,
 ) -> Iterator[list[Judged]]:
-    """Batch by batch, from the one that begins there on: answers, and what their environments' checkers tell of them."""
+    """Batch by batch, from the one that begins there on: answers, and what environments' checkers tell of them."""
     c, model, tokenizer = runtime.config, child.live.model, child.live.tokenizer
     writer = ChatWriter(tokenizer)
     once = {id(row): writer.prompt(row["prompt"]) for row in {id(row): row for _, row in asked}.values()}
