@@ -103,12 +103,13 @@ def put(model: Any, factors: Factors) -> None:
 
 @torch.no_grad()
 def taken(model: Any, dtype: torch.dtype) -> Factors:
-    """Out of an adapted model, which is a plain one again."""
+    """Out of an adapted model, which is a plain one again, unless its own weights are in 4 bits."""
     found = Factors()
     for name, layer in _layers(model):
         for key, part in zip(names_of(name), (layer.lora_A, layer.lora_B), strict=True):
             found[key] = part[_NAME].weight.detach().cpu().to(dtype)
-    model.unload().requires_grad_(True)
+    if not getattr(model, "is_loaded_in_4bit", False):
+        model.unload().requires_grad_(True)
     return found
 
 
