@@ -147,6 +147,50 @@ def test_while_one_trains_the_next_ones_files_are_read(tmp_path, monkeypatch, al
     assert digest(seen(tmp_path / "ahead")) == digest(seen(tmp_path / "plain"))
 
 
+def test_what_a_shard_steps_from_is_written_while_everybody_trains(tmp_path):
+    """By whoever has made the one before; and it is the attempt that stands."""
+    assert toy(tmp_path / "plain").run() == "over"
+    made = maker(ToyConfig(**{"project_name": "run", **TOY}))
+    early = lambda: [*(tmp_path / "early/run/files").glob("00003.shard-0.*/before")]  # noqa: E731
+    there = list[str]()
+
+    def make(work):
+        if work.id == "3/replica-2":
+            steps = work.between_steps
+
+            def slowly(step, save):
+                steps(step, save)
+                until(early, "the weights before the step are there")
+                there.append(early()[0].parent.name)
+
+            work.between_steps = slowly
+        return made(work)
+
+    assert toy(tmp_path / "early", make=make, disk_lane=True).run() == "over"
+    history = seen(tmp_path / "early")
+    assert digest(history) == digest(seen(tmp_path / "plain")) and there
+    assert {history.outcome("3/shard-0").attempt} == {*there}
+
+
+def test_what_another_makes_is_not_begun_in_vain_for_long(tmp_path):
+    """What was begun early of a recipe that somebody else has claimed is removed."""
+    worker = toy(tmp_path, disk_lane=False, max_generations=2)
+    begun = worker.execution
+    while not [*begun._likely()]:
+        worker.turn()
+    id, hurry = next(begun._likely()), lambda: False
+    assert begun.begin_early(hurry)
+    place = tmp_path / "run/files"
+    name = id.split("/")[1]
+    assert [*place.glob(f"*.{name}.*/before")]
+    other = toy(tmp_path, name="other", disk_lane=False, max_generations=2)
+    assert other.run() == "over"
+    worker.history.look()
+    begun.begin_early(hurry)
+    stands = seen(tmp_path).outcome(id).attempt
+    assert {file.parent.name for file in place.glob(f"0000{id[0]}.{name}.*/before")} == {stands}
+
+
 # -- two halves take turns ---------------------------------------------------------------------------------------------
 
 TURNS = {"algorithm": "diloco", "population_size": 4, "max_generations": 3, "overlap": 1}
