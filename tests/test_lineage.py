@@ -18,7 +18,8 @@ from train.adapters import SETTINGS, WEIGHTS, Layers, adapted, names_of, put, ta
 from train.member import lineage, posttraining_tasks
 from train.member.lineage import AdapterLineage
 from train.member.posttraining_runtime import PosttrainingRuntime
-from train.posttrain.posttrain_config import Adapter, PosttrainConfig
+from train.posttrain.posttrain_config import PosttrainConfig
+from train.posttrain.posttrain_sections import Adapter
 from train.posttrain_results import exported
 from train.training_recipes import FIRST, RolloutArgs
 
