@@ -19,7 +19,8 @@ from train.member import lineage, posttraining_tasks
 from train.member.lineage import AdapterLineage
 from train.member.posttraining_runtime import PosttrainingRuntime
 from train.model import without_numbers
-from train.posttrain.posttrain_config import Adapter, PosttrainConfig
+from train.posttrain.posttrain_config import PosttrainConfig
+from train.posttrain.posttrain_sections import Adapter
 from train.posttrain_results import exported
 from train.training_recipes import FIRST, RolloutArgs
 

@@ -20,7 +20,8 @@ from train.auto_settings import resolve_auto
 from train.exchange_checks import exchange_problems
 from train.member.counted_text import check_text, counted, in_words, refuse_short
 from train.posttrain import posttrain_fitness
-from train.posttrain.posttrain_config import GYM, PosttrainConfig
+from train.posttrain.posttrain_config import PosttrainConfig
+from train.posttrain.posttrain_sections import GYM
 from train.posttrain_results import BreedView, show_winner
 from train.rl import reward_curves
 from train.rl.verifier import digest_of

@@ -24,7 +24,7 @@ from train import adapters
 from train.adapters import Factors
 from train.member import posttraining_genome
 from train.member.posttraining_runtime import ChildModel, PosttrainingRuntime, said_of, write_model
-from train.posttrain.posttrain_config import Adapter
+from train.posttrain.posttrain_sections import Adapter
 from train.training_recipes import FIRST, PosttrainChildArgs, RolloutArgs, unique
 from train.verdicts import NotFinite
 
