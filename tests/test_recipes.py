@@ -16,7 +16,7 @@ class CutArgs(Args):
 
 
 def work(task: str, **args: Any) -> Work:
-    return cast(Work, SimpleNamespace(id="3/m0", recipe=Recipe("m0", task, args=args)))
+    return cast(Work, SimpleNamespace(id="3/m0", early=False, recipe=Recipe("m0", task, args=args)))
 
 
 @pytest.mark.parametrize(
