@@ -8,7 +8,7 @@ from typing import Any
 from fleet.history import History
 from fleet.metrics import points as fleet_points
 from fleet.metrics.sink import Point
-from fleet.recipe import name
+from fleet.recipe import Past, name
 
 TASKS = ("rollouts", "pair")  # whose answers a model learns from
 TERM = "reward/"  # how the names of terms begin: reward/ENVIRONMENT/TERM
@@ -52,12 +52,17 @@ def _values(history: History, round: int) -> Mapping[str, float]:
     found = {key: _mean([each[key] for each in there if key in each]) for key in ("reward", "silent", "ended", *keys)}
     return {
         **found,
-        "generated": float(sum(each["generated"] for each in there)),
+        "generated": float(generated(history, round)),
         "generated/second": _speed(history, round),
     }
 
 
-def _told(history: History, round: int) -> list[Mapping[str, Any]]:
+def generated(history: Past, round: int) -> int:
+    """Tokens of the answers that were learned from."""
+    return sum(each["generated"] for each in _told(history, round))
+
+
+def _told(history: Past, round: int) -> list[Mapping[str, Any]]:
     """By those rollouts that were made in this round."""
     return [
         each.metrics for each in history.round(round) if each and each.recipe.task in TASKS and each.id == each.origin
