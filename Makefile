@@ -77,7 +77,7 @@ bucket: $(VENV)/.test
 screenshots: $(VENV)/.test
 	$(RUN) -m tests.screenshots screenshots
 
-# README's, of the runs that `make run` and `make breed` make.
+# Of README and post-training, of the runs that `make run` and `make breed` make.
 pictures: $(VENV)/.test
 	$(RUN) -m tests.pictures
 

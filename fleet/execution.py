@@ -10,7 +10,7 @@ from fleet import faults, launches, round_state
 from fleet.context import Spent, Stopped, WorkerContext
 from fleet.errors import behind, cut, spoils
 from fleet.events import Tail, log
-from fleet.foresight import habit
+from fleet.foresight import before, habit
 from fleet.lane import Lane, Pending
 from fleet.payload import Files, PayloadWriter
 from fleet.recipe import NotYet, place
@@ -36,13 +36,14 @@ class Execution:
         self._refused: dict[str, int] = context.history.recent()  # how often the disk did not answer while it was made
         self._tried: dict[str, bool] = context.history.recent()
         self.working: Work | None = None  # what is being made
+        self._early: dict[str, tuple[int, PayloadWriter]] = {}  # what was begun before its inputs were there: a version
 
     def produce(self, id: str) -> bool:
         """Make a claimed recipe and publish what came of it; true if there is news for the others."""
         context, began = self.context, self.context.host.now()
         read, version = context.store.bytes_read + context.store.bytes_at_hand, context.history.slot(id).version
         waited = context.store.seconds
-        writer = PayloadWriter(context.store, f"{prefix_of(id)}{version}.{context.host.token()}", late=bool(self.lane))
+        writer = self._begun(id, version) or self._writer(id, version)
         outcome: list[Value] = []
         with self._failing(id, writer), self._working(id, writer) as work:
             metrics = _checked(self.make(work))
@@ -146,7 +147,53 @@ class Execution:
         record = {**self._record({}, {}, "", 0.0), "absent": absent, "why": cut(why)}
         self.publish(id, self.context.history.slot(id).version, record)
 
+    # -- early --------------------------------------------------------------------------------------------------------
+
+    def begin_early(self, hurry: Callable[[], bool]) -> bool:
+        """In the second lane, which has nothing else to do: write what a recipe that will likely be made here needs no
+        missing input for. So little is left to be written when others wait for it. False if there is none."""
+        context = self.context
+        self.forget(lambda id: context.history.finished(id) or context.claims.held(id))
+        if not (id := next(self._likely(), "")):
+            return False
+        version = context.history.slot(id).version
+        writer = self._writer(id, version)
+        try:
+            self.make(
+                Work(id, context.history, writer, False, context.options.snapshot_seconds, str, context.pending, hurry)
+            )
+            self._early[id] = version, writer
+        except Interrupted:
+            writer.drop()
+        except Exception as error:  # whatever it is, nobody has asked for it yet, and it is not tried again
+            log.info("%s: nothing is written early: %s", id, _short(error))
+            writer.drop()
+            self._early[id] = version, self._writer(id, version)
+        return True
+
+    def forget(self, which: Callable[[str], bool] = lambda id: True) -> None:
+        for id in [*filter(which, self._early)]:
+            self._early.pop(id)[1].drop()
+
+    def _likely(self) -> Iterator[str]:
+        """Of slots whose last one this lane has made, once an input is there."""
+        history = self.context.history
+        for id, recipe in history.open():
+            mine = self.context.takes(recipe) and before(id) in self.context.own and id not in self._early
+            if mine and not self.context.claims.held(id) and any(map(history.finished, recipe.inputs)):
+                yield id
+
+    def _begun(self, id: str, version: int) -> PayloadWriter | None:
+        begun, writer = self._early.pop(id, (version, None))
+        if writer and begun != version:
+            writer.drop()
+        return writer if begun == version else None
+
     # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _writer(self, id: str, version: int) -> PayloadWriter:
+        attempt = f"{prefix_of(id)}{version}.{self.context.host.token()}"
+        return PayloadWriter(self.context.store, attempt, late=bool(self.lane))
 
     @contextlib.contextmanager
     def _working(self, id: str, writer: PayloadWriter) -> Iterator[Work]:

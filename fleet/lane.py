@@ -74,9 +74,11 @@ class Pendings:
 class Lane:
     """The second one, and how the first one deals with it."""
 
-    def __init__(self, host: Host, publish: Callable[[Pending], None], turn: Callable[[], bool]) -> None:
-        """`turn` makes something, or waits a moment; it says when the run is over."""
-        self._host, self._publish, self._turn = host, publish, turn
+    def __init__(
+        self, host: Host, publish: Callable[[Pending], None], turn: Callable[[], bool], leave: Callable[[], None]
+    ) -> None:
+        """`turn` makes something, or waits a moment; it says when the run is over. At the end it may `leave`."""
+        self._host, self._publish, self._turn, self._leave = host, publish, turn, leave
         self._next: Pending | None = None
         self._ending = self._ended = False
         self._error: BaseException | None = None
@@ -125,6 +127,7 @@ class Lane:
         except BaseException as error:
             self._error = error
         finally:
+            self._leave()
             self._ended = True
 
 

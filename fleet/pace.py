@@ -15,6 +15,7 @@ class Pace:
     def __init__(self) -> None:
         self._mine: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_LAST))
         self._peers: list[Seconds] = []
+        self.workers = 1  # of the run, as far as it was looked
 
     def took(self, slot: str, seconds: float) -> None:
         self._mine[kind(slot)].append(seconds)
@@ -22,9 +23,10 @@ class Pace:
     def mine(self) -> dict[str, float]:
         return {kind: median([*last]) for kind, last in [*self._mine.items()]}  # the pulse's thread asks, too
 
-    def learn(self, pulses: Iterable[Any]) -> None:
-        """What peers say of themselves; anything of another shape is passed over."""
+    def learn(self, pulses: Iterable[Any], workers: int) -> None:
+        """What some of so many workers say of themselves; anything of another shape is passed over."""
         self._peers = [seconds for pulse in pulses if (seconds := seconds_of(pulse))]
+        self.workers = workers
 
     def usual(self, slot: str) -> float | None:
         """What a recipe of this kind takes a typical worker."""

@@ -11,6 +11,8 @@ from fleet.our_packages import ROOT, python_in
 # Of each method, the last commit or version that gave its first results, its second, and so on. Add one whenever a
 # configuration that stood in a run before would give other bytes now: a maker or the order of a sum has changed, or a
 # bound key's default is not what older runs, which lack the key, did.
+_EXCHANGE = ("commit 9612bcf", "commit 4b76bd2", "commit aaa6f7d", "commit acf0c07", "commit 5fc2cdb", "commit 780815b",
+             "commit 880d80a")  # fmt: skip
 LAST: Mapping[str, Sequence[str]] = {
     # Then tasks' questions came in batches of BATCH_SIZE times SEQ_LENGTH tokens; then matrices lay by their shapes;
     # then plain answers to prompts began with the tokenizer's first token, and preferences were compared in PRECISION.
@@ -23,13 +25,10 @@ LAST: Mapping[str, Sequence[str]] = {
     # four members of EDT were two families unless GROUP_SIZE said otherwise; then held-out text was for validation or
     # for the test, by what it says, and moments, changes and weights travelled in fewer bits; then the test had a
     # number of sequences of its own; then checksums were XXH3.
-    **dict.fromkeys(
-        ("diloco", "edt"),
-        [
-            *("commit 9612bcf", "commit 4b76bd2", "commit aaa6f7d", "commit acf0c07", "commit 5fc2cdb"),
-            *("commit 780815b", "commit 880d80a"),
-        ],
-    ),
+    "edt": _EXCHANGE,
+    # Then a shard's files were the weights before its step, and the step.
+    "diloco": [*_EXCHANGE, "commit 810b0b5"],
+    "diloco-loop": ["commit 810b0b5"],
     # Then no candidate was scored beyond those that were asked for; then questions were called validation and test;
     # then a question's words decided which it is for; then checksums were XXH3; then a race asked no question twice.
     "merge-search": ["commit acf0c07", "commit 5fc2cdb", "commit 780815b", "commit 880d80a", "commit 8d4f4b6"],

@@ -9,6 +9,7 @@ from fleet.foresight import inclination
 from fleet.recipe import Recipe, alike, place, reads
 
 _PULSES = 3  # so many are looked at in one slow tick
+_LATE = 2  # rounds, after which an evaluation comes first: a worker that was never idle still has its model in memory
 
 
 class Scheduler:
@@ -61,17 +62,21 @@ class Scheduler:
         wanted = {input for each in groups.values() for input in each.inputs}
         there = {key for key, each in groups.items() if all(map(self._is_there, each.inputs))}
         ready = [job for job in jobs if reads(job[1]) in there and not context.blame.shuns(job[0])]
-        return [name for name, _ in sorted(ready, key=lambda job: self._rank(job[0], job[1], wanted))]
+        looks = {id for id, recipe in ready if id not in wanted and recipe.role != "member"}
+        front = min((place(id)[0] for id, _ in ready if id not in looks), default=0)
+        late = {id for id in looks if place(id)[0] <= front - _LATE}
+        return [name for name, _ in sorted(ready, key=lambda job: self._rank(*job, job[0] in looks - late))]
 
     def _is_there(self, id: str) -> bool:
         """For everybody, or for this worker, which has just made it."""
         return id in self.context.pending or self.context.history.finished(id)
 
-    def _rank(self, id: str, recipe: Recipe, wanted: set[str]) -> tuple[bool, bool, int, int, int]:
-        """What failed here comes last, before it evaluations that nothing waits for."""
-        context, only_looked_at = self.context, id not in wanted and recipe.role != "member"
+    def _rank(self, id: str, recipe: Recipe, can_wait: bool) -> tuple[bool, bool, int, int, int]:
+        """What failed here comes last, before it evaluations that nothing waits for; yet where nobody is ever idle, the
+        next plans would wait for them in the end."""
+        context = self.context
         likes = inclination(context.history, context.store.name, context.has, id, recipe)
-        return context.blame.wary(id), only_looked_at, *likes
+        return context.blame.wary(id), can_wait, *likes
 
     def _take(self, id: str) -> bool:
         self._check_losses(id)

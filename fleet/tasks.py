@@ -28,6 +28,7 @@ class Task(Generic[R]):
 
     make: Callable[[R, Work, Any], Metrics]
     args: type[Args] = Args
+    early: bool = False  # it has something to write before all inputs are there, and asks whether they are
 
 
 def making(tasks: Mapping[str, Task[R]]) -> Callable[[R, Work], Metrics]:
@@ -36,7 +37,7 @@ def making(tasks: Mapping[str, Task[R]]) -> Callable[[R, Work], Metrics]:
     def make(runtime: R, work: Work) -> Metrics:
         if not (task := tasks.get(work.recipe.task)):
             raise Failed(f"{work.id}: no task is called {work.recipe.task}; there are: {', '.join(tasks)}")
-        return task.make(runtime, work, arguments(task.args, work))
+        return task.make(runtime, work, arguments(task.args, work)) if task.early or not work.early else {}
 
     return make
 

@@ -46,13 +46,17 @@ class Work:
         snapshot_every: float,
         ordered: Callable[[], str],
         pending: Pendings = Pendings(),
+        hurry: Callable[[], bool] | None = None,
     ) -> None:
+        """With `hurry` it is early: not all of its inputs are there yet. A maker writes what needs none of the others,
+        and ends at once where there is a hurry; if the same worker makes it, it finds that written."""
         self.id, self.history, self.writer = id, history, writer
         self.recipe: Recipe = history.recipe(id)
         self._version = history.slot(id).version
         self.host = writer.store.host
         self.write, self.create, self.path, self.folder = writer.write, writer.create, writer.path, writer.folder
-        inputs = self.recipe.inputs
+        self.early, self.hurry = bool(hurry), hurry or (lambda: False)
+        inputs = [id for id in self.recipe.inputs if not hurry or id in pending or history.finished(id)]
         self.pending = tuple(made for id in inputs if (made := pending.get(id)))  # those that count if all goes well
         self.absent = tuple(id for id in inputs if id not in pending and not history[id])
         self.inputs = {

@@ -32,6 +32,7 @@ _PROBES = 4  # so many awaited names are opened in one slow tick, whatever the l
 _SELDOM = 30  # breaths between two looks at others' pulses
 _FIRST_NAP = 0.25  # seconds, where each look costs
 _PEERS = 4  # so many others' pulses are looked at now and then
+_FEW = 4  # workers may each look for half of the time that they wait; many share that
 
 
 class Worker:
@@ -76,7 +77,8 @@ class Worker:
         self._trouble = 0  # so often in a row the disk did not answer
         self._fresh = True  # something changed by my own doing: look without waiting for the bell
         self._waits_since = self._ticked = self._looked = self._heard = _NEVER
-        self._looking = 0.0  # seconds that a fruitless look took
+        self._looking = self._asking = 0.0  # seconds that a fruitless look took, and the last one at the bell
+        self._rung = False  # since the last look
         self._glance = _GLANCE
         self._waits_for = ""
         self._plannable: tuple[int | None, int] = (None, 0)
@@ -116,7 +118,7 @@ class Worker:
             other.execution.send(made)
             other.bell.ring()
 
-        return Lane(self.host, publish, other.turn)
+        return Lane(self.host, publish, other.turn, other.execution.forget)
 
     def _loop(self) -> str:
         while not self.host.stopping:
@@ -145,7 +147,8 @@ class Worker:
             self._make(id)
             return False
         tick = now - self._ticked > self._tick
-        if not (self.bell.rung() or tick or self._fresh):
+        self._rung = self._rung or self._hears(now)
+        if not (tick or self._fresh or self._rung and now - self._looked > self._beside(self._looking)):
             self._nap(now)
             return False
         if tick:
@@ -155,7 +158,7 @@ class Worker:
                 self._obey()
                 if not tidied:  # one after the other, so that no look costs much
                     self._hear_of_peers(now)
-        fresh, self._fresh = self._fresh, False
+        fresh, self._fresh, self._rung = self._fresh, False, False
         self.history.look(probe=_PROBES if tick else 0)
         self._looked = now
         if self._plan(fresh, now):
@@ -198,6 +201,10 @@ class Worker:
         if self.execution.judge():
             self.bell.ring()
 
+    def trains(self) -> bool:
+        """A long recipe has begun to take its steps, and waits neither for the disk nor for others."""
+        return bool((work := self.execution.working) and work.at[1])
+
     def making(self) -> str:
         work = self.execution.working
         return work.id if work else ""
@@ -209,18 +216,30 @@ class Worker:
 
     # -- waiting ------------------------------------------------------------------------------------------------------
 
+    def _hears(self, now: float) -> bool:
+        rung = self.bell.rung()
+        self._asking = self.host.now() - now
+        return rung
+
+    def _beside(self, seconds: float) -> float:
+        """A pause beside what a look takes: so a crowded machine or a slow disk asks for fewer."""
+        return min(1.0, seconds * max(1.0, self.context.pace.workers / _FEW))
+
     def _nap(self, now: float) -> None:
         """Short naps at first, then in proportion to the wait so far: 5% of it are added at most, or 20% where each
-        look costs. And long beside what a look takes: so a crowded machine or a slow disk asks for fewer."""
+        look costs."""
         if self._waits_since == _NEVER:
             self._waits_since = now
             self.events.flush()
         waited = now - self._waits_since
         usual = min(self.options.poll_seconds, max(0.005, 0.05 * waited))
         seldom = min(self._breath, max(_FIRST_NAP, 0.2 * waited))
-        pause = max(seldom if self._breath else usual, min(1.0, 5 * self._looking))
+        pause = max(seldom if self._breath else usual, self._beside(self._asking))
         if self._first and self._first.lane and self._ahead:
-            if not self._ahead.go_on(self._looked, self._first.lane.hurry):
+            hurry = self._first.lane.hurry
+            if not (
+                self._ahead.go_on(self._looked, hurry) or self._first.trains() and self.execution.begin_early(hurry)
+            ):
                 self._first.lane.rest(pause)
         else:
             self.host.sleep(pause)
@@ -265,7 +284,7 @@ class Worker:
         self._heard = now
         names = [name for name in claims.pulsing(self.store) if name != self.store.name]
         some = sorted(names, key=lambda name: zlib.crc32(f"{self.store.name}{name}{self._ticked}".encode()))[:_PEERS]
-        self.context.pace.learn([claims.pulse_of(self.store, name) for name in some])
+        self.context.pace.learn([claims.pulse_of(self.store, name) for name in some], 1 + len(names))
 
     def _plan(self, fresh: bool, now: float) -> bool:
         """Write down what can be planned, unless somebody else is likely doing just that."""

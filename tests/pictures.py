@@ -1,4 +1,4 @@
-"""README's pictures, of two real runs: `python -m tests.pictures`; takes some minutes."""
+"""The pictures of README and docs/post-training.md, of two real runs: `python -m tests.pictures`; some minutes."""
 
 import json
 import subprocess

@@ -147,6 +147,50 @@ def test_while_one_trains_the_next_ones_files_are_read(tmp_path, monkeypatch, al
     assert digest(seen(tmp_path / "ahead")) == digest(seen(tmp_path / "plain"))
 
 
+def test_what_a_shard_steps_from_is_written_while_everybody_trains(tmp_path):
+    """By whoever has made the one before; and it is the attempt that stands."""
+    assert toy(tmp_path / "plain").run() == "over"
+    made = maker(ToyConfig(**{"project_name": "run", **TOY}))
+    early = lambda: [*(tmp_path / "early/run/files").glob("00003.shard-0.*/before")]  # noqa: E731
+    there = list[str]()
+
+    def make(work):
+        if work.id == "3/replica-2":
+            steps = work.between_steps
+
+            def slowly(step, save):
+                steps(step, save)
+                until(early, "the weights before the step are there")
+                there.append(early()[0].parent.name)
+
+            work.between_steps = slowly
+        return made(work)
+
+    assert toy(tmp_path / "early", make=make, disk_lane=True).run() == "over"
+    history = seen(tmp_path / "early")
+    assert digest(history) == digest(seen(tmp_path / "plain")) and there
+    assert {history.outcome("3/shard-0").attempt} == {*there}
+
+
+def test_what_another_makes_is_not_begun_in_vain_for_long(tmp_path):
+    """What was begun early of a recipe that somebody else has claimed is removed."""
+    worker = toy(tmp_path, disk_lane=False, max_generations=2)
+    begun = worker.execution
+    while not [*begun._likely()]:
+        worker.turn()
+    id, hurry = next(begun._likely()), lambda: False
+    assert begun.begin_early(hurry)
+    place = tmp_path / "run/files"
+    name = id.split("/")[1]
+    assert [*place.glob(f"*.{name}.*/before")]
+    other = toy(tmp_path, name="other", disk_lane=False, max_generations=2)
+    assert other.run() == "over"
+    worker.history.look()
+    begun.begin_early(hurry)
+    stands = seen(tmp_path).outcome(id).attempt
+    assert {file.parent.name for file in place.glob(f"0000{id[0]}.{name}.*/before")} == {stands}
+
+
 # -- two halves take turns ---------------------------------------------------------------------------------------------
 
 TURNS = {"algorithm": "diloco", "population_size": 4, "max_generations": 3, "overlap": 1}
@@ -160,6 +204,25 @@ def test_each_half_trains_from_a_model_without_what_the_other_learns_meanwhile(t
     assert recipes["replica-1"].parents == tuple(f"1/shard-{s}" for s in shards)
     assert recipes["half-0"].parents == ("2/replica-0", "2/replica-2", "1/shard-0")
     assert recipes["shard-0"].parents == ("2/replica-1", "2/replica-3", "2/half-0")
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_whoever_is_never_idle_evaluates_before_plans_wait_for_it(tmp_path, monkeypatch, overlap):
+    """And while the model is in memory, of which the last round's members were made. Recipes are long: each is chosen
+    anew."""
+    monkeypatch.setattr("fleet.worker._GLANCE", 0.0)
+    monkeypatch.setattr("fleet.worker._SPAN", 0)
+    config, begun = small.config(**{**TURNS, "overlap": overlap, "max_generations": 7}), list[str]()
+    made = small.maker(config)
+
+    def make(work):
+        begun.append(work.id)
+        return made(work)
+
+    assert small.worker(tmp_path, config, make=make).run() == "over"
+    for round in range(1, 6):
+        trained = [n for n, id in enumerate(begun) if id.startswith(f"{round + 2}/replica")]
+        assert begun.index(f"{round}/global") < min(trained)
 
 
 def test_an_exact_round_brings_the_mean_of_all_changes(tmp_path):

@@ -18,6 +18,10 @@ def maker(config: ToyConfig) -> Maker:
 
 
 def make(work: Work, size: int, sleep: float = 0.0) -> Mapping[str, float]:
+    if work.recipe.task == "outer" and "before" not in work.writer.known:  # as DiLoCo's shards: it may be early
+        write(work, before=vector(work.inputs[work.recipe.args["old"]], "weights"))
+    if work.early:
+        return {}
     start, momentum = merge(work, size)
     trains = work.recipe.args.get("steps")
     end = train(work, start, sleep) if trains else start

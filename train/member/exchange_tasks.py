@@ -10,17 +10,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fleet.work import Failed, InputMember, Work
+from fleet.checksum import checksum
+from fleet.work import Failed, InputMember, Interrupted, Work
 from merge.methods.weighted_sums import slerp_all
 from merge.outer_step import OuterOptimizer, State, means, ranges
+from merge.tensor_files import bytes_of
 from merge.tensor_group import weighted
 from merge.wire import pieces, send, sender
 from train.exchange_config import NARROW, ExchangeConfig
 from train.member import vectors
 from train.member.error_feedback import Feedback
-from train.member.global_model import STEPPED_FROM, UPDATE, GlobalModel, identity
+from train.member.global_model import STEPPED_FROM, STEPPED_TO, GlobalModel, identity
 from train.member.inner_loop import Metrics, learn_or_fall_back
-from train.member.vectors import WEIGHTS, Begun, Moment, file_of, kept, parents_of
+from train.member.vectors import BEFORE, UPDATE, WEIGHTS, Begun, Moment, file_of, kept, parents_of
 from train.splits import EvalSplit
 from train.training_recipes import ChildArgs, EvaluationArgs, ShardArgs, Turn, shards_in
 from train.vector_layout import VectorLayout
@@ -213,29 +215,58 @@ def cut_shard(runtime: MemberRuntime, work: Work, args: ShardArgs) -> Metrics:
 
 def make_shard(runtime: MemberRuntime, work: Work, args: ShardArgs) -> Metrics:
     """One range of the outer step: everybody's changes there, piece by piece, whatever their size."""
-    c, old = runtime.config, work.inputs[args.old]
-    replicas = [parent for id, parent in work.inputs.items() if id != args.old]
-    if not replicas:
-        raise Failed("no replica of this round is there")
+    old = work.inputs[args.old]
     counts, cut = counts_of(old), cut_of(old.metrics["parameters"], work, args)
-    stems, known = kept(runtime.outer), runtime.global_model.pieces_of(old, args.shard, cut)
-    share = (len(work.recipe.parents) - 1) / c.population_size  # of all slots, these come together here
-    state = [vectors.numbers(old, file_of(stem), len(cut)) for stem in stems[1 if known else 0 :]]
+    if runtime.config.wire in NARROW and BEFORE not in work.writer.known:
+        _write_old(runtime, work, args, cut)
+    if work.early:
+        return {}
+    if not (replicas := [parent for id, parent in work.inputs.items() if id != args.old]):
+        raise Failed("no replica of this round is there")
     changes = means([vectors.numbers(each, file_of(CHANGE, args.shard), len(cut)) for each in replicas])
-    with ExitStack() as stack:
-        new = [sender(stack.enter_context(work.create(file_of(stem))), len(cut)) for stem in stems]
-        narrow = Feedback(c, work, old, UPDATE, len(cut), stack) if c.wire in NARROW else None
-        for *pieces_of, change in zip(*([known] if known else []), *state, changes, strict=True):
-            weights, *momentum = runtime.outer.step(pieces_of, change.mul_(share))
-            if narrow:  # whoever knows the old weights comes to the very ones that are written here
-                weights = pieces_of[0] - narrow.send(pieces_of[0] - weights)
-            for write, piece in zip(new, (weights, *momentum), strict=True):
-                write(piece)
+    reached = _step(runtime, work, args, cut, changes)
     for moment in runtime.averaged(old, replicas):
         part, count = file_of(moment.stem, args.shard), len(cut_of(moment.count, work, args))
         with work.create(file_of(moment.stem)) as file:
             send(file, count, means([vectors.numbers(each, part, count) for each in replicas]), moment.wire)
-    return {**counts, STEPPED_FROM: identity(old)}
+    return {**counts, STEPPED_FROM: identity(old), **reached}
+
+
+def _write_old(runtime: MemberRuntime, work: Work, args: ShardArgs, cut: range) -> None:
+    """What the step leads from: written while everybody trains, it need not be when everybody waits."""
+    model, old = runtime.global_model, work.inputs[args.old]
+    if work.early:
+        model.remember(old, args.shard, cut)
+    with work.create(BEFORE) as file:
+        one_more = sender(file, len(cut))
+        for piece in model.pieces_of(old, args.shard, cut):
+            if work.hurry():
+                raise Interrupted
+            one_more(piece)
+
+
+def _step(runtime: MemberRuntime, work: Work, args: ShardArgs, cut: range, changes: Iterator[Tensor]) -> Metrics:
+    """Where the weights travel as the step that leads to them, whoever knows the old ones comes to the very same."""
+    c, old, model, stems = runtime.config, work.inputs[args.old], runtime.global_model, kept(runtime.outer)
+    state = [vectors.numbers(old, file_of(stem), len(cut)) for stem in stems[1:]]
+    share = (len(work.recipe.parents) - 1) / c.population_size  # of all slots, these come together here
+    reached, seen = list[Tensor](), checksum()
+    with ExitStack() as stack:
+        narrow = Feedback(c, work, old, UPDATE, len(cut), stack) if c.wire in NARROW else None
+        new = [sender(stack.enter_context(work.create(file_of(stem))), len(cut)) for stem in stems[bool(narrow) :]]
+        for *before, change in zip(model.pieces_of(old, args.shard, cut), *state, changes, strict=True):
+            weights, *momentum = runtime.outer.step(before, change.mul_(share))
+            if narrow:
+                weights = before[0] - narrow.send(before[0] - weights)
+                seen.update(bytes_of(weights))
+                reached += [weights] if model.in_parts else []
+            for write, piece in zip(new, momentum if narrow else (weights, *momentum), strict=True):
+                write(piece)
+    if not narrow:
+        return {}
+    if reached:
+        model.made(args.shard, seen.hexdigest(), reached)
+    return {STEPPED_TO: seen.hexdigest()}
 
 
 def counts_of(member: InputMember) -> dict[str, int]:

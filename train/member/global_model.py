@@ -1,6 +1,6 @@
 """DiLoCo's global model as one worker has it in memory: of what it knows already, it reads the last step alone."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -9,15 +9,15 @@ from fleet.work import InputMember
 from merge.outer_step import ranges
 from merge.wire import pieces
 from train.member import vectors
-from train.member.vectors import WEIGHTS, file_of
+from train.member.vectors import UPDATE, WEIGHTS, file_of
 
-UPDATE = "update.safetensors"  # a shard's last step, in the form in which it travels
-STEPPED_FROM = "stepped_from"  # in a shard's metrics: which weights its update is a step from
+STEPPED_FROM, STEPPED_TO = "stepped_from", "stepped_to"  # in a shard's metrics: its weights before, and after
 
 
 class GlobalModel:
     def __init__(self) -> None:
         self._vector, self._known = torch.empty(0), list[str]()  # of each shard, which weights are there
+        self._parts = dict[int, tuple[str, Sequence[Tensor]]]()  # of single shards: which weights, and those
 
     def read(self, shards: list[InputMember], size: int) -> Tensor:
         """All shards together, to be read only: it stays mine. What is read in part, for whatever reason, counts as
@@ -30,23 +30,36 @@ class GlobalModel:
             self._known[number] = identity(shard)
         return self._vector
 
-    def pieces_of(self, shard: InputMember, number: int, cut: range) -> Iterator[Tensor] | None:
-        """Of one shard, if this is what is known of it."""
+    @property
+    def in_parts(self) -> bool:
+        """Nobody here has asked for all shards; those that are made here are remembered by themselves."""
+        return not self._known
+
+    def pieces_of(self, shard: InputMember, number: int, cut: range) -> Iterator[Tensor]:
+        """Of one shard: what is known of it, or else what is read."""
         if number < len(self._known) and self._known[number] == identity(shard):
             return pieces(self._vector[cut.start : cut.stop])
-        return None
+        known, there = self._parts.get(number, ("", ()))
+        return iter(there) if known == identity(shard) else vectors.whole(shard, WEIGHTS, len(cut))
+
+    def made(self, number: int, known: str, weights: Sequence[Tensor]) -> None:
+        self._parts[number] = known, weights
+
+    def remember(self, shard: InputMember, number: int, cut: range) -> None:
+        if (known := identity(shard)) != self._parts.get(number, ("",))[0]:
+            self.made(number, known, [piece.clone() for piece in self.pieces_of(shard, number, cut)])
 
 
 def identity(shard: InputMember) -> str:
     """Of its weights."""
-    return shard.files[file_of(WEIGHTS)][1]
+    return str(shard.metrics.get(STEPPED_TO) or shard.files[file_of(WEIGHTS)][1])
 
 
 def _become(shard: InputMember, before: str, room: Tensor) -> None:
     if before == identity(shard):
         return
     if not (before and UPDATE in shard.files and shard.metrics.get(STEPPED_FROM) == before):
-        vectors.load(shard, file_of(WEIGHTS), room)
+        vectors.joined([shard], WEIGHTS, room)
         return
     begin = 0
     for piece in vectors.numbers(shard, UPDATE, len(room)):

@@ -16,6 +16,7 @@ from train.exchange_config import ExchangeConfig
 from train.vector_layout import VectorLayout
 
 WEIGHTS, MOMENTUM = "weights", "momentum"  # the stems of files' names: a vector is in one file, or in parts
+BEFORE, UPDATE = "before.safetensors", "update.safetensors"  # or weights are those before a step, less the step
 # INNER_OPTIMIZER_STATE: what gradients' averages travel in, and those of their squares
 STATE_WIRES = {"average": ("int8", "root8"), "narrow": ("int4", "root8"), "exact": ("fp32", "fp32")}
 Joining = Callable[[list[InputMember], str, Tensor], None]  # the vectors of several members become one
@@ -82,6 +83,10 @@ def numbers(parent: Any, name: str, count: int) -> Iterator[Tensor]:
 
 def whole(parent: InputMember, stem: str, count: int) -> Iterator[Tensor]:
     """The same of a vector that may be in parts."""
+    if stem == WEIGHTS and BEFORE in parent.files:
+        for old, step in zip(numbers(parent, BEFORE, count), numbers(parent, UPDATE, count), strict=True):
+            yield old - step
+        return
     names = [file_of(stem)] if file_of(stem) in parent.files else _parts(parent, stem)
     for name, cut in zip(names, ranges(count, len(names)), strict=True):
         yield from numbers(parent, name, len(cut))

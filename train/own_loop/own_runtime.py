@@ -215,7 +215,8 @@ def cut_first(runtime: OwnLoopRuntime, work: Work, args: ShardArgs) -> Metrics:
 
 
 def make_own_shard(runtime: OwnLoopRuntime, work: Work, args: ShardArgs) -> Metrics:
-    return _carried(work, exchange_tasks.make_shard(runtime, work, args))
+    metrics = exchange_tasks.make_shard(runtime, work, args)
+    return metrics if work.early else _carried(work, metrics)
 
 
 def _carried(work: Work, metrics: Metrics) -> Metrics:
@@ -245,8 +246,8 @@ TASKS: Mapping[str, Task[OwnLoopRuntime]] = {
     "init": Task(make_first, InitArgs),
     "cut": Task(cut_first, ShardArgs),
     "replica": Task(exchange_tasks.make_replica, Turn),
-    "shard": Task(make_own_shard, ShardArgs),
-    "half": Task(make_own_shard, ShardArgs),
+    "shard": Task(make_own_shard, ShardArgs, early=True),
+    "half": Task(make_own_shard, ShardArgs, early=True),
     "global": Task(exchange_tasks.evaluate_global, EvaluationArgs),
     "child": Task(make_own_child, ChildArgs),
     "mean-part": Task(exchange_tasks.make_mean_part, ShardArgs),
