@@ -5,8 +5,7 @@ strategies, and one worker alone.
 
 All begin with the mean of two small models that know different things, which has lost what they knew, and answer
 questions of one of these skills. A run ends with the round after which its tokens are nearest to the budget; those of
-held-out questions are not counted. Each row's rate is the best of three, by runs of another seed and half the tokens.
-What is compared is the share of right answers to held-out questions that selected nobody, and how much that is beside
+held-out questions are not counted. Each row's rate is the best of three, by runs of another seed. What is compared is the share of right answers to held-out questions that selected nobody, and how much that is beside
 the model that all began with; intervals are of 95%, over the seeds. The runs lie in FOLDER: the same command goes on
 with whatever was interrupted.
 """
@@ -165,16 +164,16 @@ def interval(values: list[float]) -> str:
 
 
 @app.default
-def main(quick: bool = False, seeds: int = 5, budget: int = 6_000, folder: Path = Path("runs/benchmark-rl")) -> None:
+def main(quick: bool = False, seeds: int = 5, budget: int = 3_000, folder: Path = Path("runs/benchmark-rl")) -> None:
     """
     Parameters
     ----------
     quick
-        One seed, a quarter of the tokens, no rates but the first: that all of it works.
+        One seed, half of the tokens, no rates but the first: that all of it works.
     budget
         Tokens that each run generates.
     """
-    seeds, budget = (1, budget // 4) if quick else (seeds, budget)
+    seeds, budget = (1, budget // 2) if quick else (seeds, budget)
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     console = Console(width=140)
@@ -187,7 +186,7 @@ def main(quick: bool = False, seeds: int = 5, budget: int = 6_000, folder: Path 
     rates = {name: row.rates[0] for name, row in ROWS.items()}
     if not quick:
         for name, row in ROWS.items():
-            rates[name] = max(row.rates, key=lambda rate: right(run(name, TUNING, rate, budget // 2)))
+            rates[name] = max(row.rates, key=lambda rate: right(run(name, TUNING, rate, budget)))
     found = {(name, seed): run(name, seed, rates[name], budget) for seed in range(1, seeds + 1) for name in ROWS}
     shown = table(f"{seeds} seeds", "", "rate", "right, %", "more than at the start", "tokens", "rounds")
     for name in ROWS:
