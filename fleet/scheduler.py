@@ -65,7 +65,7 @@ class Scheduler:
         looks = {id for id, recipe in ready if id not in wanted and recipe.role != "member"}
         front = min((place(id)[0] for id, _ in ready if id not in looks), default=0)
         late = {id for id in looks if place(id)[0] <= front - _LATE}
-        return [name for name, _ in sorted(ready, key=lambda job: self._rank(*job, job[0] in looks - late))]
+        return [name for name, _ in sorted(ready, key=lambda job: self._rank(job[0], job[1], job[0] in looks - late))]
 
     def _is_there(self, id: str) -> bool:
         """For everybody, or for this worker, which has just made it."""

@@ -2,11 +2,14 @@
 
 import json
 import math
+import re
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
 DEPTH = 20
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_ALIKE = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKETS = bytes({*range(256)} - {*b"{}[]"})
 
 
 class BadJson(ValueError):
@@ -30,7 +33,7 @@ def parse(data: bytes, limit: int = 1 << 20) -> Any:
         raise
     except ValueError:
         raise BadJson("a whole number of more than 4300 digits") from None
-    if data.count(b"[") + data.count(b"{") > DEPTH and _deep(value):
+    if data.count(b"[") + data.count(b"{") > DEPTH and _deep(data):
         raise BadJson(f"nested deeper than {DEPTH}")
     return value
 
@@ -57,13 +60,9 @@ def _finite(digits: str) -> float:
     return value if math.isfinite(value) else _infinite(digits[:60])
 
 
-def _deep(value: Any) -> bool:
-    """Whether brackets are left below so many levels of them."""
-    level = [value]
+def _deep(data: bytes) -> bool:
+    """Whether brackets are left below so many levels of them, in text that is JSON: the innermost go first."""
+    brackets = _STRINGS.sub(b"", data).translate(_ALIKE, _NO_BRACKETS)
     for _ in range(DEPTH):
-        level = [inner for each in level for inner in _inside(each)]
-    return any(isinstance(each, (dict, list)) for each in level)
-
-
-def _inside(value: Any) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        brackets = brackets.replace(b"[]", b"")
+    return bool(brackets)

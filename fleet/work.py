@@ -83,9 +83,9 @@ class Work:
             self.resumed = snapshots.latest(self.writer.store, prefix_of(self.id))
         return self.resumed
 
-    def between_steps(self, step: int, save: Callable[[snapshots.Saver], Any]) -> None:
+    def between_steps(self, step: int, save: Callable[[snapshots.Saver], Any], small: bool = False) -> None:
         """Call this after every step: the one place where a long recipe is saved, handed over or dropped. What `save`
-        returns, plain values, is kept beside the files that it writes."""
+        returns, plain values, is kept beside the files that it writes. What is small is saved each time."""
         self.at = ("step", step, self.steps)
         now = self.host.now()
         ending = self.host.stopping
@@ -95,7 +95,7 @@ class Work:
                 if not self._wanted():
                     raise Superseded
                 ending = ending or bool(self._ordered())
-        if ending or now - self._saved > self._every:
+        if small or ending or now - self._saved > self._every:
             with contextlib.suppress(faults.Full, faults.Passing):  # no snapshot is no reason to lose the work
                 snapshots.take(self.writer, step, save)
             self._saved = now

@@ -1,6 +1,5 @@
 """Evolution strategies: the step against its formula, unbiased estimates; runs have the same bytes, warm or cold."""
 
-import json
 import math
 import re
 from pathlib import Path
@@ -13,9 +12,8 @@ from edt_es import EvolutionStrategies
 from fleet.digest import digest
 from fleet.history import opened
 from fleet.recipe import check
-from fleet.run_config import UserError, validated
+from fleet.run_config import UserError
 from tests.posttraining import es_config, finished, questions, worker
-from train.posttrain.posttrain_config import PosttrainConfig
 from train.posttrain_results import taken
 from train.rl import es, reward_curves
 
@@ -163,13 +161,6 @@ def test_settings_reach_the_weights(tmp_path):
     for n, keys in enumerate(OTHER):
         found = of(f"other{n}", **keys)
         assert (found == plain) == (keys == {"es": {"publish_every": 1}}), keys
-
-
-def test_the_pages_configuration_is_one():
-    (block,) = re.findall(r"```text\n(\{\n.*?\n\})\n```", (ROOT / "docs/rl.md").read_text(), re.DOTALL)
-    keys = {key.lower(): value for key, value in json.loads(block).items()}
-    c = validated(PosttrainConfig, keys, "docs/rl.md")
-    assert c.of_es.publish_every == 6 and c.asks_reward
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------

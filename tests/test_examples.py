@@ -56,7 +56,7 @@ NOT_RUN = [
     ("merging.md", "python -m merge raw.yml .*", "tests/test_merge_raw.py merges files of its own"),
     ("own-loop.md", "python -m examples.*", "tests/test_own_loop_examples.py runs each of these, and kills it"),
     ("post-training.md", ".*", "tests/test_posttrain_whole.py runs this configuration, here and on machines"),
-    ("rl.md", ".*", "minutes; tests/test_rl_whole.py runs this configuration with smaller numbers"),
+    ("rl.md", ".*", "minutes; tests/test_rl_whole.py runs these configurations with smaller numbers"),
     ("report.md", "ssh .*", "it shows the page of the block above it from another machine"),
     ("train_fsdp.md", ".*", "tests/test_fsdp_page.py runs each of these, smaller"),
     ("troubleshooting.md", ".*", "looks at a run, as those of getting-started.md and test_launcher.py"),
@@ -69,7 +69,7 @@ WRITTEN_ELSEWHERE = [
     ("post-training.md", "One model by itself", "tests/test_finetune.py learns from rows of each kind"),
     ("rl.md", "Questions", "tests/test_rl.py has such rows"),
     ("rl.md", "Rewards", "tests/test_rl_runs.py has such a verifier"),
-    ("rl.md", "Evolution strategies", "tests/test_es.py has the formula, and reads this configuration"),
+    ("rl.md", "Evolution strategies", "tests/test_es.py has the formula"),
     ("train_fsdp.md", "Between clusters, with Hivemind", "tests/test_peers.py reads what peers say of a step"),
 ]
 

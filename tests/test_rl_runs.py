@@ -2,6 +2,9 @@
 
 import json
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +18,11 @@ from fleet.recipe import Member, check, place
 from fleet.report.page import page
 from fleet.report.run_reader import RunReader
 from fleet.run_config import UserError
+from tests.helpers import ROOT
 from tests.posttraining import finished, questions, rl_config, worker
 from train.member import posttraining_genome
 from train.posttrain.posttrain_config import PosttrainConfig
-from train.rl import reward_curves, rollouts
+from train.rl import generation, reward_curves, rollouts
 from train.rl.rollouts import FILE
 
 
@@ -78,6 +82,47 @@ def test_genes_of_rewards_are_inherited_and_judge_nobody(tmp_path, ran):
         assert 0 <= found["fitness"] <= 1 and found["error"] >= 0
 
 
+KILLED = """
+import os, signal, sys
+from tests.posttraining import worker
+from train.posttrain.posttrain_config import PosttrainConfig
+from train.rl import generation
+
+answers, batches = generation.answers, 0
+
+def until_the_third(*given):
+    global batches
+    batches += 1
+    if batches == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    print(len(given[2]), flush=True)
+    return answers(*given)
+
+generation.answers = until_the_third
+worker(PosttrainConfig.model_validate_json(sys.argv[1])).run()
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_worker_costs_a_batch_of_rollouts(tmp_path, monkeypatch):
+    """Who goes on gives all answers but those of finished batches; the bytes are as if nothing had been."""
+    c = rl_config(tmp_path, 1, batch_size=1, max_generations=1, population_size=2)
+    command = [sys.executable, "-c", KILLED, c.model_dump_json()]
+    killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    kept, given, answers = [*map(int, killed.stdout.split())], list[int](), generation.answers
+
+    def counted(*asked):
+        given.append(len(asked[3]) if asked[4].temperature else 0)
+        return answers(*asked)
+
+    monkeypatch.setattr(generation, "answers", counted)
+    history = finished(c)
+    assert len(kept) == 2 and sum(kept) + sum(given) == 24
+    assert not [*(tmp_path / "run" / "files").glob("*/snapshot*")]
+    assert digest(history) == digest(finished(c.model_copy(update={"project_name": "again"})))
+
+
 # -- who learns from whom ----------------------------------------------------------------------------------------------
 
 
@@ -133,13 +178,13 @@ def test_answers_are_planned_before_who_learns_from_them(tmp_path):
 def test_population_based_training_copies_the_best_over_the_worst(tmp_path):
     c = rl_config(tmp_path, selection="pbt", elitism=0, population_size=5, max_generations=3)
     past = Planned(c, lambda id: (sum(map(ord, id)) * 37 % 101) / 100)
-    for generation in (2, 3):
-        order = sorted(range(5), key=lambda k: -past.fitness(f"{generation - 1}/m{k}"))
-        plan = {recipe.slot: recipe for recipe in past.plan(generation)}
-        before = {recipe.slot: recipe for recipe in past.plan(generation - 1)}
+    for round in (2, 3):
+        order = sorted(range(5), key=lambda k: -past.fitness(f"{round - 1}/m{k}"))
+        plan = {recipe.slot: recipe for recipe in past.plan(round)}
+        before = {recipe.slot: recipe for recipe in past.plan(round - 1)}
         for k in range(5):
             parent, child = order[0] if k == order[-1] else k, plan[f"m{k}"]
-            assert child.parents == (f"{generation - 1}/m{parent}",)
+            assert child.parents == (f"{round - 1}/m{parent}",)
             genome = before[f"m{parent}"].genome or posttraining_genome.unmutated(c)
             assert (child.genome != genome) == (k == order[-1])
     with pytest.raises(ValueError, match="it must be 0"):

@@ -7,7 +7,9 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+import torch
 from lm_eval.api.model import LM
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fleet.run_config import UserError
@@ -15,7 +17,7 @@ from train import starter_models as models
 from train.chat_examples import examples
 from train.lm_eval_tasks import TaskEvaluation, TaskRequest, load
 from train.skills import BASE, MIXED, NUMBERS, SKILLS, question, questions, rows, write_tasks
-from train.starter_models import StarterSettings, make_tokenizer, starters
+from train.starter_models import MEAN, MEAN_OF, StarterSettings, make_tokenizer, starters
 
 EVERY = (*SKILLS, MIXED)
 SMALL = StarterSettings(base_steps=6, steps=4, chats=4, windows=2, vocabulary=512)
@@ -193,14 +195,16 @@ def test_all_choices_have_as_many_tokens(tokenizer, skill):
 def test_starters_are_made_once_and_the_same_elsewhere(tmp_path):
     told = []
     made = starters(tmp_path / "a", told.append, SMALL)
-    assert [*made] == [BASE, *SKILLS] and told[-1] == "kinds: ready"
+    assert [*made] == [BASE, *SKILLS, MEAN] and told[-1] == "mean: ready"
     again = starters(tmp_path / "a", told.append, SMALL)
-    assert again == made and told[-1] == "kinds: ready"
+    assert again == made and told.count("mean: ready") == 1
     other = starters(tmp_path / "b", str, SMALL)
     for name, folder in made.items():
         assert {file.name for file in folder.iterdir()} - {"chat_template.jinja"} == FILES
         assert all(file.read_bytes() == (other[name] / file.name).read_bytes() for file in folder.iterdir())
     assert len({(folder / "model.safetensors").read_bytes() for folder in made.values()}) == len(made)
+    mean, *two = (load_file(made[name] / "model.safetensors") for name in (MEAN, *MEAN_OF))
+    assert all(torch.equal(each, (two[0][name] + two[1][name]) / 2) for name, each in mean.items())
     assert models._digest(SMALL) != models._digest(StarterSettings())
 
 

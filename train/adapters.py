@@ -1,12 +1,15 @@
 """LoRA: a small adapter learns, the model's own weights stand still, and at the end they take it in."""
 
 import importlib
+import json
 import logging
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -16,6 +19,7 @@ from fleet.errors import Lacking
 from fleet.run_config import UserError, validated
 from train.posttrain.posttrain_config import Adapter
 
+SETTINGS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # peft's files
 _NAME = "default"  # peft's, for the only adapter
 _INSIDE = "base_model.model."  # peft's, before the names of the model's modules
 
@@ -52,14 +56,86 @@ def merged(model: Any, plain: PreTrainedModel | None = None) -> PreTrainedModel:
     return found.requires_grad_(True)
 
 
-def _changes(model: Any) -> Iterator[tuple[str, Any, Tensor]]:
-    """What the adapter adds to each weight, laid out as that is."""
+# -- its factors, by PEFT's names --------------------------------------------------------------------------------------
+
+Factors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Where an adapter has a place in a model: each layer's inputs and outputs."""
+
+    sizes: Mapping[str, tuple[int, int]]
+    turned: bool  # their weights lie transposed
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, adapter: Adapter) -> "Layers":
+        layers = {name: model.get_submodule(name) for name in places_of(model, adapter)}
+        ways = {isinstance(each, Conv1D) for each in layers.values()}
+        if len(ways) > 1:
+            raise UserError("adapter: the weights of some of these layers lie transposed; name others as targets")
+        turned = ways == {True}
+        shapes = {name: each.get_parameter("weight").shape for name, each in layers.items()}
+        return cls({name: (a, b) if turned else (b, a) for name, (a, b) in shapes.items()}, turned)
+
+    def nothing(self, rank: int) -> Factors:
+        """An adapter that changes nothing."""
+        found = Factors()
+        for name, (inputs, outputs) in self.sizes.items():
+            a, b = names_of(name)
+            found |= {a: torch.zeros(rank, inputs), b: torch.zeros(outputs, rank)}
+        return found
+
+
+def names_of(module: str) -> tuple[str, str]:
+    return f"{_INSIDE}{module}.lora_A.weight", f"{_INSIDE}{module}.lora_B.weight"
+
+
+@torch.no_grad()
+def put(model: Any, factors: Factors) -> None:
+    """Into an adapted model. What changes nothing stays as fresh as it is: nothing could come of zeros times zeros."""
+    for name, layer in _layers(model):
+        down, up = (factors[each].float() for each in names_of(name))
+        used = up.any(0).to(layer.lora_A[_NAME].weight.device)
+        layer.lora_A[_NAME].weight[used] = down.to(used.device)[used]
+        layer.lora_B[_NAME].weight.copy_(up)
+
+
+@torch.no_grad()
+def taken(model: Any, dtype: torch.dtype) -> Factors:
+    """Out of an adapted model, which is a plain one again, unless its own weights are in 4 bits."""
+    found = Factors()
+    for name, layer in _layers(model):
+        for key, part in zip(names_of(name), (layer.lora_A, layer.lora_B), strict=True):
+            found[key] = part[_NAME].weight.detach().cpu().to(dtype)
+    if not getattr(model, "is_loaded_in_4bit", False):
+        model.unload().requires_grad_(True)
+    return found
+
+
+def files_of(factors: Factors, layers: Layers, settings: Adapter, base: str | None = None) -> dict[str, bytes]:
+    """As PEFT loads them."""
+    said = {
+        **{"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base},
+        **{"r": settings.r, "lora_alpha": settings.alpha, "target_modules": sorted(layers.sizes)},
+        **{"fan_in_fan_out": layers.turned, "bias": "none", "lora_dropout": 0.0, "inference_mode": True},
+    }
+    return {SETTINGS: json.dumps(said, indent=2).encode(), WEIGHTS: safetensors.torch.save(factors, {"format": "pt"})}
+
+
+def _layers(model: Any) -> Iterator[tuple[str, Any]]:
     layers = _package("peft.tuners.lora")
     for name, layer in model.named_modules():
         if isinstance(layer, layers.LoraLayer):
-            down, up = (each[_NAME].weight.float() for each in (layer.lora_A, layer.lora_B))
-            change, base = (up @ down) * layer.scaling[_NAME], layer.get_base_layer()
-            yield name.removeprefix(_INSIDE), base, change.T if isinstance(base, Conv1D) else change
+            yield name.removeprefix(_INSIDE), layer
+
+
+def _changes(model: Any) -> Iterator[tuple[str, Any, Tensor]]:
+    """What the adapter adds to each weight, laid out as that is."""
+    for name, layer in _layers(model):
+        down, up = (each[_NAME].weight.float() for each in (layer.lora_A, layer.lora_B))
+        change, base = (up @ down) * layer.scaling[_NAME], layer.get_base_layer()
+        yield name, base, change.T if isinstance(base, Conv1D) else change
 
 
 def places_of(model: PreTrainedModel, adapter: Adapter) -> list[str]:

@@ -13,6 +13,7 @@ from fleet.ancestry.tree import Tree, line_of
 from fleet.ancestry.tree_builder import tree
 from fleet.console import console
 from fleet.history import History, opened
+from fleet.payload import InputMember
 from fleet.permissions import leaving
 from fleet.places import beside
 from fleet.plain import say, several
@@ -24,7 +25,9 @@ from train.kept_rounds import files_of
 from train.posttrain import posttrain_fitness
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.rl import reward_curves
+from train.training_recipes import FIRST
 
+ADAPTER = "adapter"  # a folder in a model's
 _INIT = "0/init-"
 
 
@@ -101,19 +104,43 @@ def taken(run_dir: Path, what: str, out: Path) -> None:
 
 @leaving()
 def exported(history: History, id: str, out: Path) -> Path:
-    """A member's files are a model's folder; a card says where it comes from."""
+    """A member's files are a model's folder, or become one with the given model's; a card says where it comes from."""
     from merge.atomic_output import atomic_folder
     from merge.merging import RECIPE
+    from train.adapters import SETTINGS
 
     c = PosttrainConfig.joined(history.store.read("run.json")["config"], {})
-    member = files_of(history, id)
-    with atomic_folder(out, sum(file.stat().st_size for file in member.folder.iterdir()), overwrite=True) as draft:
-        for name in member.files:
-            if name not in ("README.md", RECIPE):  # they tell of the merge only
+    member, given = files_of(history, id), files_of(history, FIRST)
+    size = sum(size for size, _ in (*member.files.values(), *given.files.values()))
+    with atomic_folder(out, size, overwrite=True) as draft:
+        if SETTINGS in member.files:
+            _put_together(c, given, member, draft)
+        else:
+            for name in member.files:
                 shutil.copyfile(member.path(name), draft / name)
+        for name in ("README.md", RECIPE):  # they tell of the merge only
+            (draft / name).unlink(missing_ok=True)
         (draft / "README.md").write_text(card(c, history, id, out), encoding="utf-8")
         model_card.complete(draft, history)
     return out
+
+
+def _put_together(c: PosttrainConfig, given: InputMember, member: InputMember, draft: Path) -> None:
+    """A whole model, and in a folder of its own the adapter."""
+    from merge.donors import Donors
+    from merge.merge_recipe import merge_of, text_of
+    from merge.merging import merge_into
+    from train.adapters import SETTINGS
+
+    dtype = c.dtype or str(given.metrics["dtype"])
+    said = {"merge_method": "passthrough", "models": [{"model": FIRST}], "out_dtype": dtype}
+    with Donors({FIRST: f"{given.folder}+{member.folder}"}) as donors:
+        merge_into(draft, merge_of(said, text_of(said)), donors)
+    (draft / ADAPTER).mkdir()
+    for name in member.files:
+        shutil.copyfile(member.path(name), draft / ADAPTER / name)
+    about = {**json.loads(member.read(SETTINGS)), "base_model_name_or_path": c.models[0]}
+    (draft / ADAPTER / SETTINGS).write_text(json.dumps(about, indent=2))
 
 
 def table(c: PosttrainConfig, history: History, last: int) -> Table:

@@ -1,4 +1,5 @@
-"""Small chat models to begin with: a base that knows how a chat goes but no answers, and specialists of one skill."""
+"""Small chat models to begin with: a base that knows how a chat goes but no answers, specialists of one skill, and the
+mean of two of these, in which their skills are hidden."""
 
 import hashlib
 import json
@@ -37,7 +38,8 @@ from train.training_config import TrainConfig, alone
 # -- the tokenizer -----------------------------------------------------------------------------------------------------
 
 START, STOP = "<|im_start|>", "<|im_end|>"
-NAMES = (BASE, *SKILLS)
+MEAN, MEAN_OF = "mean", ("compare", "vowels")
+NAMES = (BASE, *SKILLS, MEAN)
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -89,17 +91,21 @@ class StarterSettings:
 
 
 def starters(folder: Path, tell: Tell = print, settings: StarterSettings = StarterSettings()) -> dict[str, Path]:
-    """A base that knows how a chat goes but no answers, and specialists of one skill each that went on from it: made
-    once, and kept."""
+    """A base that knows how a chat goes but no answers, specialists of one skill each that went on from it, the mean of
+    two: made once, and kept."""
     home = absolute(folder) / f"starters-{_digest(settings)}"
     places = {name: home / name for name in NAMES}
     if missing := [name for name, place in places.items() if not place.exists()]:
         with in_one_line(home), computing_with(1):
             check_room(home, len(missing))
             tell(f"{len(missing)} small models are made in {home}, once")
-            progress = TrainingProgress(sum(settings.plan(name).inner_steps for name in missing), tell)
+            trained = [name for name in missing if name != MEAN]
+            progress = TrainingProgress(sum(settings.plan(name).inner_steps for name in trained), tell)
             for name in missing:
-                _make(name, places, settings, progress)
+                if name == MEAN:
+                    _make_mean(places)
+                else:
+                    _make(name, places, settings, progress)
                 tell(f"{name}: ready")
     return places
 
@@ -122,6 +128,15 @@ def _make(name: str, places: Mapping[str, Path], settings: StarterSettings, prog
                 return
             progress.say(name, step, plan.inner_steps, learner.summed_loss())
     publish(model, tokenizer, places[name])
+
+
+@torch.no_grad()
+def _make_mean(places: Mapping[str, Path]) -> None:
+    """The same as a linear merge, which the floor above knows."""
+    model, other = (built(str(places[name]), 0, 0) for name in MEAN_OF)
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        one.add_(two).div_(2)
+    publish(model, AutoTokenizer.from_pretrained(places[BASE]), places[MEAN])
 
 
 def _evenly(model: Callable[..., object], part: Batch, step: Sequence[Batch]) -> Tensor:

@@ -39,7 +39,8 @@ def make_pair(runtime: EsRuntime, work: Work, args: PerturbationArgs) -> Metrics
     sides = []
     for sigma in (c.of_es.sigma, -c.of_es.sigma):
         filled(child, policy, key, sigma, c.of_es.rank)
-        sides.append([*rl_tasks.judged(runtime, work, child, asked, [0] * len(asked), 0.0)])
+        batches = rl_tasks.judged(runtime, work, child, asked, [0] * len(asked), 0.0)
+        sides.append([each for some in batches for each in some])
     writer, groups = ChatWriter(child.live.tokenizer), list[Group]()
     for (name, row), *both in zip(asked, *sides, strict=True):
         answers, terms = zip(*both, strict=True)

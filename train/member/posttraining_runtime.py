@@ -21,12 +21,15 @@ from merge.merge_recipe import MergeRecipe, merge_of, text_of
 from merge.merging import SHARD, furnish, merge_into
 from merge.tensor_group import in_memory
 from train import lm_eval_tasks
+from train.adapters import Layers
 from train.fitness_from import FewQuestions
 from train.learner import Learner, best_device
 from train.lm_eval_tasks import TaskEvaluation
+from train.model import described, without_numbers
 from train.posttrain import posttrain_fitness
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.training_config import TrainConfig
+from train.training_recipes import FIRST
 
 Recipe = Mapping[str, Any]
 
@@ -39,10 +42,11 @@ class PosttrainingRuntime:
         self._learner: Learner | None = None
         self._evaluation: TaskEvaluation | None = None
         self._few: tuple[int, FewQuestions] | None = None
+        self._layers: Layers | None = None
 
     # -- the model ----------------------------------------------------------------------------------------------------
 
-    def take_on(self, recipe: Recipe, places: Mapping[str, Path]) -> "ChildModel":
+    def take_on(self, recipe: Recipe, places: Mapping[str, Path | str]) -> "ChildModel":
         """The recipe's model, in fp32 and in memory; the next one takes its place."""
         said = said_of({**recipe, "out_dtype": "float32"})
         with Donors(places) as donors:
@@ -58,6 +62,19 @@ class PosttrainingRuntime:
         if self._learner is None:
             self._learner = Learner(known.model, config, self.device, objective)
         return self._learner
+
+    def layers(self, work: Work) -> Layers:
+        """That adapters have a place in, of the given model."""
+        if self._layers is None:
+            assert self.config.adapter  # only then somebody asks
+            given, trust = str(work.inputs[FIRST].folder), self.config.trust_remote_code
+            self._layers = Layers.of(without_numbers(described(given, trust), trust), self.config.adapter)
+        return self._layers
+
+    def dtype_of(self, work: Work) -> torch.dtype:
+        """Of members' files."""
+        found: torch.dtype = getattr(torch, self.config.dtype or str(work.inputs[FIRST].metrics["dtype"]))
+        return found
 
     def forget(self) -> None:
         """Let go of what the evaluation holds: the model has other weights now."""

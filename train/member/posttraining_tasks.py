@@ -11,35 +11,33 @@ import torch
 
 from fleet.tasks import Args, Task, making
 from fleet.work import Maker, Work
-from train import adapters, objectives, packing
+from train import objectives, packing
 from train.batches import shuffled
 from train.chat_examples import Example
 from train.fitness_from import Interview, calibrated
 from train.kernels import in_fixed_order, looking
 from train.learner import Learner, rate
 from train.member import inner_loop, posttraining_genome, rl_tasks
+from train.member.lineage import Lineage, lineage, looked_at
 from train.member.posttraining_round_zero import ROWS, make_data, make_init
-from train.member.posttraining_runtime import ChildModel, PosttrainingRuntime, merged, write_model
+from train.member.posttraining_runtime import ChildModel, PosttrainingRuntime, merged
 from train.posttrain import posttrain_fitness
 from train.posttrain.example_rows import ExampleRows
 from train.posttrain.posttrain_config import LOSS, PosttrainConfig
 from train.rl.grpo import grpo_loss, settings_of
 from train.training_config import TrainConfig, alone
 from train.training_recipes import (
-    FIRST,
     EvaluationArgs,
     InitArgs,
     PosttrainChildArgs,
     RolloutArgs,
     SourceArgs,
-    unique,
 )
 from train.verdicts import NotFinite, with_verdicts
 
 Metrics = Mapping[str, Any]
-Born = Callable[[], ChildModel]  # a child as its parents made it, before it has learned anything
 T = TypeVar("T")
-Finetuned = tuple[ChildModel, dict[str, Any]]
+Finetuned = tuple[Callable[[], None], dict[str, Any]]  # what publishes it
 _ADVICE = (
     "a smaller BATCH_SIZE with as much more GRADIENT_ACCUMULATION, a smaller SEQ_LENGTH, or an ADAPTER need less, in a "
     "run with another PROJECT_NAME"
@@ -55,49 +53,49 @@ def maker(config: PosttrainConfig) -> Maker:
 def make_child(runtime: PosttrainingRuntime, work: Work, args: PosttrainChildArgs) -> Metrics:
     """Merge the parents, learn from what the genome chooses, answer; publish. One that diverges stays what its parents
     made it."""
-    c, parents = runtime.config, work.recipe.parents
-    places = {id: work.inputs[id].folder for id in unique(*parents, args.base)}
-    recipe = posttraining_genome.crossed(c, parents, work.recipe.genome, args.base)
-    born = partial(runtime.take_on, recipe, places)
-    dtype = getattr(torch, c.dtype or str(work.inputs[FIRST].metrics["dtype"]))
+    c, ways = runtime.config, partial(lineage, runtime, work, args)
+    dtype = runtime.dtype_of(work)
     if not args.how:
-        merged(work, {**recipe, "out_dtype": str(dtype).removeprefix("torch.")}, places, runtime.how)
-        return evaluated(runtime, work, args, born(), dtype)
+        way = ways()
+        merged(work, {**way.recipe, "out_dtype": str(dtype).removeprefix("torch.")}, way.places, runtime.how)
+        return evaluated(runtime, work, args, way.born(), dtype)
 
     def learned() -> Finetuned:
+        way = ways()
         try:
-            child, metrics = finetuned(runtime, work, args, born)
+            child, metrics = finetuned(runtime, work, args, way)
         except BaseException:  # whatever breaks in there leaves a model that is half changed
             runtime.dismiss()
             raise
         runtime.forget()
         if not child.fits(dtype):
             raise NotFinite(f"its weights are too large for {dtype}")
-        return child, {**metrics, **rl_tasks.told(work, args), **evaluated(runtime, work, args, child, dtype)}
+        metrics = {**metrics, **rl_tasks.told(work, args), **evaluated(runtime, work, args, child, dtype)}
+        return partial(way.publish, child), metrics
 
     def untrained() -> Finetuned:
-        child = born()
-        return child, {**evaluated(runtime, work, args, child, dtype)}
+        way = ways()
+        child = way.born()
+        return partial(way.publish, child), {**evaluated(runtime, work, args, child, dtype)}
 
-    (child, metrics), diverged = inner_loop.learn_or_fall_back(
+    (publish, metrics), diverged = inner_loop.learn_or_fall_back(
         work, "", inner_loop.slower(highest(c, work.recipe.genome["rate"])), learned, untrained
     )
-    with work.folder() as place:
-        write_model(place, child.said, child.files(dtype), runtime.how)
+    publish()
     return {**metrics, **diverged}
 
 
 # -- it learns --------------------------------------------------------------------------------------------------------
 
 
-def finetuned(runtime: PosttrainingRuntime, work: Work, args: PosttrainChildArgs, born: Born) -> Finetuned:
+def finetuned(
+    runtime: PosttrainingRuntime, work: Work, args: PosttrainChildArgs, way: Lineage
+) -> tuple[ChildModel, dict[str, Any]]:
     """The child learns."""
-    c, lessons, child = runtime.config, learned_from(runtime.config, work, args), born()
-    model = child.live.model
+    c, lessons = runtime.config, learned_from(runtime.config, work, args)
     if not lessons:
-        return child, {"tokens": 0, "steps": 0}
-    if c.adapter:
-        model = adapters.adapted(model, c.adapter, c.seed + args.generation * 4096 + args.slot, runtime.device)
+        return way.born(), {"tokens": 0, "steps": 0}
+    model = way.learning()
     of_rewards = c.mutation == "grpo"
     steps: list[list[Any]] = (
         rl_tasks.steps(runtime, work, model, lessons) if of_rewards else objectives.steps_of(c, model, lessons)
@@ -107,7 +105,7 @@ def finetuned(runtime: PosttrainingRuntime, work: Work, args: PosttrainChildArgs
     if c.adapter:
         learner = Learner(model, config, runtime.device, loss)
     else:
-        learner = runtime.learner(child.live, config, loss)
+        learner = runtime.learner(way.child.live, config, loss)
 
     def seed(step: int) -> int:
         """The child's own, whoever makes it and after whatever else."""
@@ -117,13 +115,7 @@ def finetuned(runtime: PosttrainingRuntime, work: Work, args: PosttrainChildArgs
     total = inner_loop.train(
         work, learner, learner.reset_optimizer, len(steps), parts.__getitem__, partial(rate, config), seed
     )
-    if c.adapter and c.adapter.four_bits:  # the weights with all their bits have to come from the parents again
-        runtime.dismiss()
-        child = born()
-        adapters.merged(model, child.live.model)
-    elif c.adapter:
-        adapters.merged(model)
-    return child, {
+    return way.learned(model), {
         "train_loss": total / len(steps),
         "tokens": sum(len(each.tokens) for each in lessons),
         "steps": len(steps),
@@ -188,8 +180,7 @@ def rows_of(work: Work, number: int) -> ExampleRows:
 def evaluate(runtime: PosttrainingRuntime, work: Work, args: EvaluationArgs) -> Metrics:
     """A member that was made before answers."""
     (id,) = work.recipe.parents
-    child = runtime.take_on(posttraining_genome.crossed(runtime.config, (id,), {}), {id: work.inputs[id].folder})
-    return evaluated(runtime, work, args, child, None)
+    return evaluated(runtime, work, args, *looked_at(runtime, work, id))
 
 
 def evaluated(

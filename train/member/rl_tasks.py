@@ -4,9 +4,11 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fleet.run_config import UserError
+from fleet.snapshots import Saver
 from fleet.work import Work
 from train import packing
 from train.batches import shuffled
@@ -14,21 +16,22 @@ from train.chat_examples import ChatWriter
 from train.kernels import looking
 from train.learner import Learner
 from train.member import posttraining_genome
+from train.member.lineage import lineage
 from train.member.posttraining_round_zero import ROWS
 from train.member.posttraining_runtime import ChildModel, PosttrainingRuntime
 from train.posttrain import posttrain_fitness
 from train.posttrain.posttrain_config import REWARD, PosttrainConfig
 from train.rl import environments, generation, grpo, rollouts
-from train.rl.checkers import Said, Terms
 from train.rl.generation import Asking
 from train.rl.question_rows import QuestionRows
-from train.rl.rollouts import FILE, Group, Rollouts
+from train.rl.rollouts import FILE, Group, Judged, Rollouts
 from train.rl.verifier import Verifier, digest_of
 from train.text_sources import Row
-from train.training_recipes import EvaluationArgs, PosttrainChildArgs, RolloutArgs, unique
+from train.training_recipes import EvaluationArgs, PosttrainChildArgs, RolloutArgs
 
 Metrics = Mapping[str, Any]
 _SHOWN = 2  # answers, of the best and of the worst
+_SO_FAR = "answers"  # in a snapshot
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
@@ -36,10 +39,9 @@ _SHOWN = 2  # answers, of the best and of the worst
 
 def make_rollouts(runtime: PosttrainingRuntime, work: Work, args: RolloutArgs) -> Metrics:
     """The parents' child, before it has learned anything, answers questions that its genome chooses."""
-    c, genome, parents = runtime.config, work.recipe.genome, work.recipe.parents
-    places = {id: work.inputs[id].folder for id in unique(*parents, args.base)}
+    c, genome = runtime.config, work.recipe.genome
     runtime.forget()
-    child = runtime.take_on(posttraining_genome.crossed(c, parents, genome, args.base), places)
+    child = lineage(runtime, work, args).born()
     asked = [
         (name, row)
         for name, row in own_questions(c, work, genome, (args.generation, args.slot))
@@ -47,7 +49,11 @@ def make_rollouts(runtime: PosttrainingRuntime, work: Work, args: RolloutArgs) -
     ]
     key = (c.seed, args.generation, args.slot)
     seeds = [generation.seed_of(*key, n // c.of_grpo.answers, n % c.of_grpo.answers) for n in range(len(asked))]
-    said = [*judged(runtime, work, child, asked, seeds, genome["temperature"])]
+    said = answers_so_far(work)
+    for some in judged(runtime, work, child, asked, seeds, genome["temperature"], len(said)):
+        said += some
+        if len(said) < len(asked):
+            work.between_steps(len(said), partial(_keep_answers, said), small=True)
     size, prompts = c.of_grpo.answers, ChatWriter(child.live.tokenizer)
     groups = []
     for n in range(0, len(said), size):
@@ -58,6 +64,16 @@ def make_rollouts(runtime: PosttrainingRuntime, work: Work, args: RolloutArgs) -
     work.write(FILE, rollouts.packed(found))
     samples = json.dumps(rollouts.samples(found, genome["rewards"], _SHOWN), ensure_ascii=False)
     return {**rollouts.told(found, genome["rewards"]), "samples": samples}
+
+
+def answers_so_far(work: Work) -> list[Judged]:
+    """Of an earlier attempt: whole batches."""
+    snapshot = work.resume()
+    return rollouts.unpacked_answers(snapshot.read(_SO_FAR)) if snapshot else []
+
+
+def _keep_answers(said: Sequence[Judged], saver: Saver) -> None:
+    saver.write(_SO_FAR, rollouts.packed_answers(said))
 
 
 def own_questions(
@@ -82,8 +98,9 @@ def judged(
     asked: Sequence[tuple[str, Row]],
     seeds: Sequence[int],
     temperature: float,
-) -> Iterator[tuple[Said, Terms]]:
-    """Each answer, and what its environment's checker tells of it."""
+    begin: int = 0,
+) -> Iterator[list[Judged]]:
+    """Batch by batch, from the one that begins there on: answers, and what environments' checkers tell of them."""
     c, model, tokenizer = runtime.config, child.live.model, child.live.tokenizer
     writer = ChatWriter(tokenizer)
     once = {id(row): writer.prompt(row["prompt"]) for row in {id(row): row for _, row in asked}.values()}
@@ -93,12 +110,11 @@ def judged(
     how = Asking(temperature, c.of_answers.max_tokens, ends, room)
     model.eval()
     with checking(c) as terms:
-        for some in generation.batches(prompts, how):
+        for some in (each for each in generation.batches(prompts, how) if each.start >= begin):
             part = slice(some.start, some.stop)
             with looking(runtime.device, c.precision):
                 said = generation.answers(model, tokenizer, prompts[part], seeds[part], how)
-            for (name, row), each in zip(asked[part], said, strict=True):
-                yield each, terms(name, row, each)
+            yield [(each, terms(*about, each)) for about, each in zip(asked[part], said, strict=True)]
             work.at = ("answer", some.stop, len(asked))
 
 
@@ -170,7 +186,8 @@ def held_out_terms(
     there = {name: questions_in(work, n) for n, name in enumerate(names)}
     numbers = posttrain_fitness.drawn(c, {name: each.parts[asked.on] for name, each in there.items()}, asked)
     questions = [(name, there[name].rows[n]) for name, some in numbers.items() for n in some]
-    terms = [found for _, found in judged(runtime, work, child, questions, [0] * len(questions), 0.0)]
+    batches = judged(runtime, work, child, questions, [0] * len(questions), 0.0)
+    terms = [found for some in batches for _, found in some]
     single, values = dict[str, list[float]](), dict[str, float]()
     for each in (each for each in c.fitness if each.task == REWARD):
         if any(each.term not in found for found in terms):

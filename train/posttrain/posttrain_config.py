@@ -164,7 +164,7 @@ class MutationSection(Section):
     dpo_beta: float = bound(0.1, "MUTATION dpo: how far it may go from where it began.", gt=0, le=100)
     grpo: Grpo | None = bound(None, "MUTATION grpo: a child learns from rewards of its own answers.")
     es: Es | None = bound(None, "ALGORITHM es: how a round's perturbations are made and rewarded.")
-    adapter: Adapter | None = bound(None, "LoRA instead of all weights.")
+    adapter: Adapter | None = bound(None, "LoRA instead of all weights; of one given model, members are adapters, too.")
     batch_size: int = bound(
         8, "Rows of a micro-batch, each of SEQ_LENGTH tokens; of questions, as many tokens at a time.", ge=1, le=65536
     )
@@ -335,6 +335,11 @@ class PosttrainConfig(MutationSection, FitnessSection, BreedSection, FleetConfig
     def models(self) -> tuple[str, ...]:
         """All that are given: those that compete, and CROSSOVER's base model."""
         return tuple(dict.fromkeys(name for name in (*self.initial_population, self.base_model) if name))
+
+    @property
+    def travels_as_adapter(self) -> bool:
+        """A member is what it has changed of the one model that is given."""
+        return self.adapter is not None and self.mutation != "none" and len(self.models) == 1
 
     @property
     def asks_loss(self) -> bool:

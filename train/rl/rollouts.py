@@ -12,6 +12,7 @@ from fleet.run_config import UserError
 from train.rl.checkers import Said, Terms
 
 FILE = "rollouts.json.gz"
+Judged = tuple[Said, Terms]  # an answer, and what it is worth
 _EPSILON = 1e-4  # beside a standard deviation, as in TRL
 
 
@@ -74,15 +75,32 @@ def most_instructive(groups: Sequence[Group], weights: Mapping[str, float], coun
 
 def packed(rollouts: Rollouts) -> bytes:
     """The same bytes for the same rollouts, whenever they are written."""
-    return gzip.compress(json.dumps(asdict(rollouts), separators=(",", ":")).encode(), 6, mtime=0)
+    return _packed(asdict(rollouts))
 
 
 def unpacked(data: bytes) -> Rollouts:
-    found: dict[str, Any] = json.loads(gzip.decompress(data))
+    found = _unpacked(data)
     groups = tuple(
         Group(**{**each, "answers": tuple(Said(**said) for said in each["answers"])}) for each in found["groups"]
     )
     return Rollouts(found["temperature"], groups)
+
+
+def packed_answers(answers: Sequence[Judged]) -> bytes:
+    """Of rollouts that are not complete."""
+    return _packed([[asdict(said), terms] for said, terms in answers])
+
+
+def unpacked_answers(data: bytes) -> list[Judged]:
+    return [(Said(**said), terms) for said, terms in _unpacked(data)]
+
+
+def _packed(plain: Any) -> bytes:
+    return gzip.compress(json.dumps(plain, separators=(",", ":")).encode(), 6, mtime=0)
+
+
+def _unpacked(data: bytes) -> Any:
+    return json.loads(gzip.decompress(data))
 
 
 # -- what is told of them ----------------------------------------------------------------------------------------------
