@@ -3,11 +3,11 @@ strategies, and one worker alone.
 
     python -m benchmarks.rl [--quick] [--seeds 5]
 
-All begin with the mean of two small models that know different things, which has lost what they knew, and answer
-questions of one of these skills. A run ends with the round after which its tokens are nearest to the budget; those of
-held-out questions are not counted. Each row's rate is the best of three, by runs of another seed. What is compared is the share of right answers to held-out questions that selected nobody, and how much that is beside
-the model that all began with; intervals are of 95%, over the seeds. The runs lie in FOLDER: the same command goes on
-with whatever was interrupted.
+All begin with the mean of two small models, in which what they knew is hidden, and answer questions about vowels,
+which one of them knew. A run ends with the round after which its tokens are nearest to the budget; those of held-out
+questions are not counted. Each row's rate is the best of three, by runs of another seed. What is compared is the share
+of right answers to held-out questions that selected nobody, and how much that is beside the model that all began with;
+intervals are of 95%, over the seeds. The runs lie in FOLDER: the same command goes on with whatever was interrupted.
 """
 
 import json
@@ -36,15 +36,14 @@ from train.posttrain.posttrain_config import PosttrainConfig
 from train.rl.reward_curves import generated
 from train.training_commands import prepare_breeding
 
-SKILLS = ("compare", "vowels")  # of the two models; the last one's questions are asked
 SLOTS = 4
 MOST = 90  # rounds of a run, whatever they generate
 TUNING = 99  # a seed
 STUDENT = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}  # of 95%, by how many values there are
 ANSWERS: Mapping[str, Any] = {"max_tokens": 6}  # of all, with the rewards that are given unless one says more
 COMMON: Mapping[str, Any] = {
-    "mutation_datasets": (f"skill:{SKILLS[-1]}",), "seq_length": 128, "questions": 300, "holdout": 0.8, "threads": 1,
-    "max_generations": MOST,
+    "initial_population": ("skill:mean",), "mutation_datasets": ("skill:vowels",), "seq_length": 128, "questions": 300,
+    "holdout": 0.8, "threads": 1, "max_generations": MOST,
 }  # fmt: skip
 OF_GRPO: Mapping[str, Any] = {
     "algorithm": "edt-evomerge", "mutation": "grpo", "fitness": ("reward",), "crossover": {"method": "linear"},
@@ -123,25 +122,12 @@ class UntilSpent:
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
-def start(folder: Path) -> str:
-    """The mean of two that know different things."""
-    from merge.merge_recipe import merge_of
-    from merge.merging import merge
-    from train.starter_models import starters
-
-    made, place = starters(folder / "starters"), folder / "mean"
-    if not place.exists():
-        models = [{"model": str(made[skill]), "parameters": {"weight": 1.0}} for skill in SKILLS]
-        merge(merge_of({"merge_method": "linear", "models": models}, ""), place)
-    return str(place)
-
-
 def finished(name: str, seed: int, rate: float, budget: int, folder: Path) -> History:
     """What is finished already is only read."""
     from train.member import es_tasks, posttraining_tasks
 
     row, run = ROWS[name], f"{name.replace(' ', '-').lower()}-{budget}-{rate:g}-{seed}"
-    keys = {**COMMON, **row.keys, "initial_population": (start(folder),), "lr": rate, "seed": seed}
+    keys = {**COMMON, **row.keys, "lr": rate, "seed": seed}
     config = prepare_breeding(PosttrainConfig(project_name=run, base_dir=str(folder), **keys), folder)
     create_run(folder, run, config.bound(), Host())
     store, _ = open_run(folder / run, Host(), "w")
