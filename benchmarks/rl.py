@@ -6,7 +6,7 @@ strategies, and one worker alone.
 All begin with the mean of two small models, in which what they knew is hidden, and answer questions about vowels,
 which one of them knew. A run ends with the round after which its tokens are nearest to the budget; those of held-out
 questions are not counted. Each row's rate is the best of three, by runs of another seed. What is compared is the share
-of right answers to held-out questions that selected nobody, and how much that is beside the model that all began with;
+of right answers to held-out questions that selected nobody, beside the model that all began with and beside silos;
 intervals are of 95%, over the seeds. The runs lie in FOLDER: the same command goes on with whatever was interrupted.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 from cyclopts import App
 from rich.console import Console
 
-from benchmarks.figures import table
+from benchmarks.figures import NONE, table
 from edt_es import EvolutionStrategies
 from edt_evomerge import EvoMerge
 from fleet import launches
@@ -39,6 +39,7 @@ from train.training_commands import prepare_breeding
 SLOTS = 4
 MOST = 90  # rounds of a run, whatever they generate
 TUNING = 99  # a seed
+SILOS = "silos"
 STUDENT = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}  # of 95%, by how many values there are
 ANSWERS: Mapping[str, Any] = {"max_tokens": 6}  # of all, with the rewards that are given unless one says more
 COMMON: Mapping[str, Any] = {
@@ -91,7 +92,7 @@ class Row:
 
 ROWS: Mapping[str, Row] = {
     "GRPO alone": Row(Alone, grpo()),
-    "silos": Row(Silos, grpo()),
+    SILOS: Row(Silos, grpo()),
     "silos that share": Row(Silos, grpo(1.0)),
     "PBT": Row(EvoMerge, grpo(selection="pbt")),
     "evolving": Row(EvoMerge, grpo()),
@@ -174,13 +175,17 @@ def main(quick: bool = False, seeds: int = 5, budget: int = 3_000, folder: Path 
         for name, row in ROWS.items():
             rates[name] = max(row.rates, key=lambda rate: right(run(name, TUNING, rate, budget)))
     found = {(name, seed): run(name, seed, rates[name], budget) for seed in range(1, seeds + 1) for name in ROWS}
-    shown = table(f"{seeds} seeds", "", "rate", "right, %", "more than at the start", "tokens", "rounds")
+    columns = ("", "rate", "right, %", "more than at the start", f"more than {SILOS}", "tokens", "rounds")
+    shown = table(f"{seeds} seeds", *columns)
+    beside = [right(found[SILOS, seed]) for seed in range(1, seeds + 1)]
     for name in ROWS:
         own = [found[name, seed] for seed in range(1, seeds + 1)]
         ends, gains = [right(each) for each in own], [right(each) - right(each, "start-0") for each in own]
         tokens = fmean(sum(generated(each, n) for n in range(each.first_open)) for each in own)
         rounds = fmean(each.first_open - 2 for each in own)
-        shown.add_row(name, f"{rates[name]:g}", interval(ends), interval(gains), f"{tokens:,.0f}", f"{rounds:.0f}")
+        ahead = NONE if name == SILOS else interval([a - b for a, b in zip(ends, beside, strict=True)])
+        cells = f"{rates[name]:g}", interval(ends), interval(gains), ahead, f"{tokens:,.0f}", f"{rounds:.0f}"
+        shown.add_row(name, *cells)
     console.print(shown)
 
 

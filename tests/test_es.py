@@ -1,5 +1,6 @@
 """Evolution strategies: the step against its formula, unbiased estimates; runs have the same bytes, warm or cold."""
 
+import json
 import math
 import re
 from pathlib import Path

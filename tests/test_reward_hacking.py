@@ -75,12 +75,19 @@ def reward(prompt, answer, row):
 """
 
 
-def ran(folder, loophole: float) -> tuple[Worker, list[str]]:
+def ran(folder, loophole: float, generations: int) -> tuple[Worker, list[str]]:
     """Until it is over, or accused; with what was said of each generation."""
     folder.joinpath("mine.py").write_text(VERIFIER)
     rewards = {"correct": 1.0, "short": loophole}
     grpo = {"verifier": "mine.py", "allow_verifier": True, "rewards": rewards, "answers": 8, "share": 0.0}
-    keys = {"max_generations": 12, "sft_examples": 10, "lr": 2e-2, "batch_size": 4, "warmup_steps": 0, "elitism": 0}
+    keys = {
+        "max_generations": generations,
+        "sft_examples": 10,
+        "lr": 2e-2,
+        "batch_size": 4,
+        "warmup_steps": 0,
+        "elitism": 0,
+    }
     one = worker(rl_config(folder, 1, grpo=grpo, mutation_probability=0.0, mutation_strength=0.0, **keys))
     lines = list[str]()
     while not one.turn():
@@ -94,7 +101,7 @@ def ran(folder, loophole: float) -> tuple[Worker, list[str]]:
 @pytest.mark.slow
 def test_a_run_with_a_loophole_says_so_before_it_is_over(tmp_path):
     """What is rewarded more can be had without being right, by saying little; and both stand on the page."""
-    one, lines = ran(tmp_path, 4.0)
+    one, lines = ran(tmp_path, 4.0, 12)
     assert one.history.first_open <= 12, "there is time to stop it"
     said = re.search(
         r"this looks like reward hacking: since round \d short \(.*\) rose while correct \(.*\) fell", lines[-1]
@@ -106,7 +113,7 @@ def test_a_run_with_a_loophole_says_so_before_it_is_over(tmp_path):
 
 @pytest.mark.slow
 def test_the_same_run_without_the_loophole_is_sound(tmp_path):
-    one, lines = ran(tmp_path, 0.0)
-    assert len(lines) == 12 and "hacking" not in " ".join(lines)
-    first, last = (float(re.search(r"correct (0\.\d+|1\.0+)", line)[1]) for line in (lines[0], lines[-1]))
-    assert last > first + 0.2, "it learns what is right"
+    _, lines = ran(tmp_path, 0.0, 8)
+    assert len(lines) == 8 and "hacking" not in " ".join(lines)
+    right = [float(found) for found in re.findall(r"correct ([\d.]+)", " ".join(lines))]
+    assert max(right) > right[0] + 0.3, "it learns what is right"
