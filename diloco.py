@@ -10,6 +10,7 @@ waits for a disk that takes no longer than training. docs/pre-training.md explai
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import edt_loop
 from fleet.recipe import Past, Recipe
@@ -40,10 +41,12 @@ class DiLoCo:
         if round == 0:
             return [*round_zero(self.c, one_start=True), *map(self.first_shard, range(self.c.shard_count))]
         shards, plan = range(shards_in(history.plan(0))), list[Recipe]()
+        exchanged = self.c.exchanged_in(round, len(shards))
         for slots, begin, old, new in self.turns(round, history):
             replicas = [self.replica(k, round, tuple(f"{begin}-{s}" for s in shards)) for k in slots]
             changes = tuple(f"{round}/{replica.slot}" for replica in replicas)
-            plan += [*replicas, *(self.shard(new, s, changes, f"{old}-{s}") for s in shards)]
+            step = partial(self.shard, new, changes)
+            plan += [*replicas, *((step if s in exchanged else self.carried)(s, f"{old}-{s}") for s in shards)]
         return [*plan, self.evaluation(round, len(shards))]
 
     def turns(self, round: int, history: Past) -> list[tuple[range, str, str, str]]:
@@ -63,8 +66,12 @@ class DiLoCo:
             args=turn.plain(), optional=self.c.quorum < 1,
         )  # fmt: skip
 
-    def shard(self, task: str, s: int, changes: tuple[str, ...], old: str) -> Recipe:
+    def shard(self, task: str, changes: tuple[str, ...], s: int, old: str) -> Recipe:
         return Recipe(f"{task}-{s}", task, (*changes, old), args=ShardArgs(shard=s, old=old).plain())
+
+    def carried(self, s: int, old: str) -> Recipe:
+        """Of a fragment whose turn it is not."""
+        return Recipe(f"{SHARD}-{s}", parents=(old,))
 
     def first_shard(self, s: int) -> Recipe:
         return Recipe(f"shard-{s}", "cut", (first_weights(self.c),), args=ShardArgs(shard=s).plain())

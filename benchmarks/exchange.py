@@ -40,6 +40,7 @@ ROWS: Mapping[str, Mapping[str, Any]] = {
     "DiLoCo, narrow moments": {**DILOCO, "inner_optimizer_state": "narrow"},
     "DiLoCo, ERROR_FEEDBACK": {**DILOCO, "error_feedback": True},
     "DiLoCo, normal2, ERROR_FEEDBACK": {**DILOCO, "wire_dtype": "normal2", "error_feedback": True},
+    "DiLoCo, FRAGMENTS 4": {**DILOCO, "fragments": 4},
     "DiLoCo, moments forgotten": {**DILOCO, "inner_optimizer_state": "reset"},
     "EDT, groups of four, all exact": {**GROUPS, **EXACT},
     "EDT, groups of four": GROUPS,

@@ -81,7 +81,7 @@ def main(
     members: Annotated[int, Parameter(help="Perturbations of a round of evolution strategies.")] = 4,
 ) -> None:
     whole = 0
-    columns = ("members that learn", "a round, bytes", "a member's, bytes", "of the model")
+    columns = ("children or perturbations", "bytes", "of the model")
     shown = table("What a round leaves in the run's folder", "", *columns)
     with tempfile.TemporaryDirectory(prefix="rl-bytes-") as folder:
         for n, (name, keys) in enumerate(configurations(rank, members).items()):
@@ -89,9 +89,9 @@ def main(
             if not n:
                 files = history.files("0/init-0").files
                 whole = sum(size for name, (size, _) in files.items() if name.endswith(".safetensors"))
-                shown.add_row("the whole model, in bf16", "", "", f"{whole:,}", "100%")
+                shown.add_row("the whole model, in bf16", "", f"{whole:,}", "100%")
             count, size = (members if "ES" in keys else 1), left_by(history, 2)
-            shown.add_row(name, str(count), f"{size:,}", f"{size / count:,.0f}", f"{size / count / whole:.4%}")
+            shown.add_row(name, str(count), f"{size:,}", f"{size / whole:.4%}")
     Console().print(shown)
 
 

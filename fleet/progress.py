@@ -131,7 +131,7 @@ class Progress:
             named = f"averaged {value:.4f}" if values else f"{value:.4f}"
             said.append(f"{named} ({asked})" if (asked := together[-1].recipe.questions) else named)
         words += [f"{self.measure} {', '.join(said if values else [*said, *bits])}"] if said else []
-        return ", ".join([*words, *self.diverged(all)])
+        return ", ".join([*words, *self.diverged(all), *(each.lost for each in all if each.lost)])
 
     def diverged(self, members: Sequence[Member]) -> list[str]:
         """Who counts as untrained."""

@@ -87,6 +87,12 @@ class Member:
         rounds = self.metrics.get("diverged_in_a_row", 1)
         return place(self.id)[1] + (f" ({rounds} rounds in a row)" if rounds != 1 else "")
 
+    @property
+    def lost(self) -> str:
+        """Where what its slot had on one machine alone was not there when it was made: what people are told."""
+        lost = self.metrics.get("lost_own") and self.id == self.origin
+        return f"{place(self.id)[1]} lost what it had not exchanged" if lost else ""
+
 
 class Past(Protocol):
     """What a strategy may look at: finished members, by name."""

@@ -95,7 +95,7 @@ class View:
         with contextlib.suppress(NotYet, faults.Passing):
             if rounds := self.history.open_rounds():
                 parts.append(self._last_round() if self.over else self._rounds(rounds))
-                parts += self._diverged(rounds)
+                parts += self._troubled(rounds)
         errors = self._errors(notes)
         parts[0] = Text(self._state(notes))
         parts += [self._workers(notes, self._room(parts, errors)), *errors]
@@ -165,12 +165,13 @@ class View:
             return f"{by}, who looks dead" if self.watch.dead(holder) else by
         return by
 
-    def _diverged(self, rounds: list[int]) -> list[Text]:
-        """Who counts as untrained, of the open rounds and the last finished one."""
+    def _troubled(self, rounds: list[int]) -> list[Text]:
+        """Who counts as untrained, or has lost something, of the open rounds and the last finished one."""
         ids = [name(n, recipe.slot) for n in (max(1, rounds[0]) - 1, *rounds) for recipe in self.history.plan(n)]
         members = [self.history[id] for id in ids if self.history.finished(id)]
         named = [f"round {place(each.id)[0]}: {each.diverged}" for each in members if each.diverged]
-        return [Text(f"diverged: {', '.join(named)}")] if named else []
+        lost = [f"round {place(each.id)[0]}: {each.lost}" for each in members if each.lost]
+        return [Text(f"diverged: {', '.join(named)}")] * bool(named) + [Text(", ".join(lost))] * bool(lost)
 
     def _last_round(self) -> Text:
         last = self.history.first_open - 1

@@ -31,6 +31,7 @@ def forecast(here: Circumstances = HERE, **keys) -> Forecast:
     {"algorithm": "diloco"},
     {"algorithm": "diloco", "wire_dtype": "int8", "outer_momentum": 0.5},
     {"algorithm": "diloco", "wire_dtype": "fp32", "inner_optimizer_state": "exact"},
+    {"algorithm": "diloco", "fragments": 2},
     {"group_size": 2, "average_every": 100},
     {"group_size": 3, "population_size": 6, "selection": "matching", "average_every": 100},
     {"group_size": 2, "average_every": 100, "wire_dtype": "fp32", "outer_momentum": 0.5},

@@ -17,7 +17,7 @@ from train import memory
 from train.cluster.options import CheckpointOptions, HivemindOptions, TrainingOptions
 from train.exchange_config import EvolutionSection, ExchangeSection
 from train.own_loop_config import OwnLoopSection
-from train.posttrain.posttrain_config import (
+from train.posttrain.posttrain_sections import (
     Adapter,
     BreedSection,
     DatasetSource,

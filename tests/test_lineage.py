@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load, load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from fleet.digest import digest
 from fleet.history import opened
@@ -18,7 +18,9 @@ from train.adapters import SETTINGS, WEIGHTS, Layers, adapted, names_of, put, ta
 from train.member import lineage, posttraining_tasks
 from train.member.lineage import AdapterLineage
 from train.member.posttraining_runtime import PosttrainingRuntime
-from train.posttrain.posttrain_config import Adapter, PosttrainConfig
+from train.model import without_numbers
+from train.posttrain.posttrain_config import PosttrainConfig
+from train.posttrain.posttrain_sections import Adapter
 from train.posttrain_results import exported
 from train.training_recipes import FIRST, RolloutArgs
 
@@ -162,6 +164,16 @@ def test_a_child_that_diverges_is_what_its_parents_made_it(tmp_path, monkeypatch
 
 
 # -- factors -----------------------------------------------------------------------------------------------------------
+
+
+def test_of_a_model_of_135m_weights_less_than_three_hundredths_travel():
+    """SmolLM2's shape; factors and weights are of one dtype."""
+    shape = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "vocab_size": 49152}
+    heads = {"num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True}
+    whole = without_numbers(LlamaConfig(**shape, **heads))
+    factors = Layers.of(whole, Adapter(r=8)).nothing(8)
+    assert len(factors) == 30 * 7 * 2 and whole.num_parameters() > 134e6
+    assert sum(each.numel() for each in factors.values()) < 0.03 * whole.num_parameters()
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])

@@ -28,7 +28,8 @@ from train.parent_selection import (
     select_parents,
 )
 from train.posttrain import posttrain_fitness
-from train.posttrain.posttrain_config import SLERP, PosttrainConfig
+from train.posttrain.posttrain_config import PosttrainConfig
+from train.posttrain.posttrain_sections import SLERP
 from train.posttrain_results import exported, show_winner
 from train.training_commands import prepare_breeding as prepare
 from train.training_recipes import EvaluationArgs

@@ -167,7 +167,7 @@ TURNS = {
     "inner_optimizer_state": ("reset", {}), "outer_lr": (0.5, {}), "outer_momentum": (0.5, {}),
     "outer_nesterov": (False, {"outer_momentum": 0.5}), "shards": (2, {"algorithm": "diloco"}),
     "wire_dtype": ("fp32", {}), "error_feedback": (True, {"algorithm": "diloco"}),
-    "overlap": (1, {"algorithm": "diloco"}), "average_every": (1, {}),
+    "overlap": (1, {"algorithm": "diloco"}), "fragments": (2, {"algorithm": "diloco"}), "average_every": (1, {}),
     "selection": ("matching", {"seed": 3, "group_size": 2}), "group_size": (4, {}), "previous_generation": (True, RANK),
     "crossover": ("slerp", {}), "elitism": (1, RANK), "mutation_probability": (1.0, {}),
     "mutation_strength": (0.5, {"mutation_probability": 1.0}), "lr_spread": (4.0, {}), "z_loss": (0.1, {}),

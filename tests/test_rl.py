@@ -17,7 +17,7 @@ from train import packing
 from train.chat_examples import ChatWriter
 from train.learner import Learner
 from train.model import built
-from train.posttrain.posttrain_config import DatasetSource
+from train.posttrain.posttrain_sections import DatasetSource
 from train.rl import environments, generation, grpo, rollouts
 from train.rl.checkers import Said, terms_of, verifiable
 from train.rl.generation import Asking

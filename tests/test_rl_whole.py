@@ -15,8 +15,9 @@ ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.slow
 
 
-def test_a_killed_run_goes_on_and_has_the_same_rollouts_and_winner(tmp_path):
-    c = rl_config(tmp_path)
+@pytest.mark.parametrize("keys", [{"models": 2}, {"models": 1, "adapter": {"r": 3}}], ids=["whole", "adapters"])
+def test_a_killed_run_goes_on_and_has_the_same_rollouts_and_winner(tmp_path, keys):
+    c = rl_config(tmp_path, **keys)
     history = finished(c)
     known = {key.upper(): value for key, value in c.model_dump(mode="json").items()}
     file = tmp_path / "again.json"

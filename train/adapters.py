@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 from fleet.errors import Lacking
 from fleet.run_config import UserError, validated
-from train.posttrain.posttrain_config import Adapter
+from train.posttrain.posttrain_sections import Adapter
 
 SETTINGS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # peft's files
 _NAME = "default"  # peft's, for the only adapter

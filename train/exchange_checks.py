@@ -25,6 +25,7 @@ def exchange_problems(config: ExchangeConfig) -> Iterator[tuple[object, str]]:
 
 def _of_diloco(config: ExchangeConfig) -> tuple[tuple[object, str], ...]:
     shards, size, halves = config.shard_count, config.population_size, config.overlap
+    parts = config.fragments > 1
     return (
         (shards * size > _MOST, f"SHARDS is {shards}: {_many('files', shards, size)}"),
         (config.first_models > 1, "INITIAL_POPULATION: DiLoCo begins with one model"),
@@ -37,6 +38,11 @@ def _of_diloco(config: ExchangeConfig) -> tuple[tuple[object, str], ...]:
             halves and config.outer_momentum,
             "OVERLAP is there without momentum of the outer step: set OUTER_MOMENTUM to 0, its default",
         ),
+        (parts and halves, "FRAGMENTS and OVERLAP are two ways to part an exchange: use one, and leave the other out"),
+        (
+            parts and config.error_feedback,
+            "ERROR_FEEDBACK is there for models exchanged as a whole: set FRAGMENTS to 1",
+        ),
     )
 
 
@@ -48,6 +54,7 @@ def _of_evolution(config: ExchangeConfig) -> tuple[tuple[object, str], ...]:
     powers = f"powers of two, not POPULATION_SIZE {size} and GROUP_SIZE {group}{who}"
     wire, whole_numbers = config.wire, config.wire in NARROW
     return (
+        (config.fragments > 1, "FRAGMENTS are there for DiLoCo, which has one model to cut: set FRAGMENTS to 1"),
         (whole_numbers, f"WIRE_DTYPE is {wire}: EDT sends weights, of which whole numbers lose too much; use bf16"),
         (size < group, f"POPULATION_SIZE is {size}, smaller than a group of GROUP_SIZE {group}{who}"),
         (

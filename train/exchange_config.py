@@ -16,7 +16,7 @@ else:
 
 READERS = 16  # shards that read at a time: more of them get no more out of one disk, and each replica writes more files
 NARROW = ("int8", "int4", "normal2")  # wires of blocks with a scale each, which changes travel in
-_GROWTH = 0.05  # of all steps before it, that a round has while rounds grow
+_GROWTH = 0.05  # of all steps before, that the rounds of all fragments have while rounds grow
 
 
 class Forked(Section):
@@ -66,6 +66,12 @@ class ExchangeSection(Section):
         0,
         "DiLoCo: 1: two halves of the replicas take turns: while one trains, the other's changes come together.",
     )
+    fragments: int = bound(
+        1,
+        "DiLoCo: parts of the model; a round exchanges one of them, in turn, and a slot goes on with its own others.",
+        ge=1,
+        le=64,
+    )
     average_every: int = bound(4, "EDT: the averaged model is evaluated every so many rounds.", ge=1, le=10**5)
 
 
@@ -104,7 +110,7 @@ class ExchangeConfig(EvolutionSection, ExchangeSection, FleetConfig):
         """That a slot has taken when a round begins; a fork's grow on from what it has carried over."""
         begin, taken = next(((each.round, each.steps) for each in self.forked[::-1] if each.round < round), (0, 0))
         first = self.first_inner_steps or self.inner_steps
-        grown = _grown(min(first, self.inner_steps), self.inner_steps, taken)
+        grown = _grown(min(first, self.inner_steps), self.inner_steps, taken, _GROWTH / self.fragments)
         short = min(round - begin, len(grown)) - 1
         return grown[short] + (round - begin - 1 - short) * self.inner_steps
 
@@ -174,15 +180,20 @@ class ExchangeConfig(EvolutionSection, ExchangeSection, FleetConfig):
 
     @property
     def shard_count(self) -> int:
-        """Of a run that begins."""
-        return self.shards or min(self.population_size, READERS)
+        """Of a run that begins; each fragment has as many."""
+        return self.fragments * (self.shards or min(self.population_size, READERS))
+
+    def exchanged_in(self, round: int, shards: int) -> range:
+        """Of all shards, those of the fragment whose turn it is."""
+        each = shards // self.fragments
+        return range(round % self.fragments * each, (round % self.fragments + 1) * each)
 
 
 @cache
-def _grown(first: int, last: int, taken: int) -> tuple[int, ...]:
+def _grown(first: int, last: int, taken: int, growth: float) -> tuple[int, ...]:
     """The steps before each round that is shorter than the last ones, and before the first that is not: what has been
     learned apart is brought together the sooner, the faster a model still changes."""
     before = [taken]
-    while (steps := max(first, int(before[-1] * _GROWTH))) < last:
+    while (steps := max(first, int(before[-1] * growth))) < last:
         before.append(before[-1] + steps)
     return tuple(before)

@@ -90,8 +90,9 @@ class Forecast:
         momentum = weights if c.outer_momentum else 0.0
         shard = (weights + momentum + update + lost + moments) * (1 + c.overlap) / c.population_size
         model = (update or weights) * min(1.0, self.here.workers / c.population_size)  # each worker reads it once
-        reads = model + change + lost + 2 * moments + (2 * momentum + lost) / c.population_size
-        return change + lost + moments + shard, reads
+        reads = model + change + lost + 2 * moments + (momentum + lost) / c.population_size
+        looks = momentum / c.population_size  # at all of it
+        return (change + lost + moments + shard) / c.fragments, reads / c.fragments + looks
 
     @property
     def _moments(self) -> float:

@@ -24,6 +24,7 @@ _FIXED = {  # and what of a run stands and falls with it
     "held_out": "what was learned from would be among what is evaluated",
     "inner_optimizer": "the moments that go on are those of the other one",
     "inner_optimizer_state": "the files of its members have moments, or have none",
+    "fragments": "the model was cut for so many in round 0",
     "shards": "the model was cut into so many in round 0",
     "stdlib_digest": "the built-in text of this Python is another: use the one that began the run",
 }

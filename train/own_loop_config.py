@@ -48,4 +48,5 @@ def own_loop_problems(config: OwnLoopConfig) -> Iterator[tuple[object, str]]:
     yield from exchange_problems(config)
     spread, mutates = config.lr_spread > 1, config.mutation_probability > 0
     yield spread and RATE not in config.genes, f"LR_SPREAD spreads the gene {RATE}: give GENES one"
+    yield config.fragments > 1, "FRAGMENTS are there for python diloco.py alone: set FRAGMENTS to 1"
     yield mutates and not config.genes, "MUTATION_PROBABILITY mutates GENES: name some, or leave it at 0"

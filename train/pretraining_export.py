@@ -184,9 +184,8 @@ class Exporter:
         """Of DiLoCo: the shards of the global model; else whoever has weights."""
         shards = self._in_shards(round)
         there = [each for each in self.history.plan(round) if each.role == "member"]
-        there = [each for each in there if not shards or each.task in _SHARDS]
         members = [self.history[name(round, each.slot)] for each in there]
-        return [member for member in members if member and (shards or has_weights(member))]
+        return [each for each in members if each and (each.recipe.task in _SHARDS if shards else has_weights(each))]
 
     def _in_shards(self, round: int) -> bool:
         """Of a run that goes on from another, earlier rounds may be of another method."""

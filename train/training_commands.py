@@ -20,7 +20,8 @@ from train.auto_settings import resolve_auto
 from train.exchange_checks import exchange_problems
 from train.member.counted_text import check_text, counted, in_words, refuse_short
 from train.posttrain import posttrain_fitness
-from train.posttrain.posttrain_config import GYM, PosttrainConfig
+from train.posttrain.posttrain_config import PosttrainConfig
+from train.posttrain.posttrain_sections import GYM
 from train.posttrain_results import BreedView, show_winner
 from train.rl import reward_curves
 from train.rl.verifier import digest_of
@@ -172,6 +173,10 @@ def prepare_breeding(config: PosttrainConfig, where: Path) -> PosttrainConfig:
         notes = [note for each in others for note in round_zero.check_alike(first, each)]
         round_zero.check_crossover(c, donors)
         round_zero.check_learning(c, first, round_zero.common_template([first, *others]))
+    if c.adapter and not c.travels_as_adapter:
+        notes.append(
+            f"ADAPTER is for {len(c.models)} models: members travel whole, since an adapter fits only one of them"
+        )
     for note in [*dict.fromkeys(notes), *_few(c, loaded)]:
         say(f"Note: {note}.")
     verifier = digest_of(c.answering.verifier) if c.answering and c.answering.verifier else ""

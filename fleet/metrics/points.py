@@ -60,7 +60,7 @@ def _costs(history: History, round: int) -> dict[str, float]:
     outcomes = [history.outcome(id) for id in ids]
     there = [outcome for outcome in outcomes if outcome.member]
     tokens = [each.member.metrics["tokens"] for each in there if isinstance(each.member.metrics.get("tokens"), int)]
-    diverged = sum(bool(each.member.diverged) for each in there)
+    diverged, lost = (sum(bool(getattr(each.member, what)) for each in there) for what in ("diverged", "lost"))
     return {
         "members/made": float(len(there)),
         "members/absent": float(len(outcomes) - len(there)),
@@ -68,5 +68,6 @@ def _costs(history: History, round: int) -> dict[str, float]:
         "seconds/longest": max((outcome.seconds for outcome in there), default=0.0),
         "bytes/published": float(sum(size for outcome in there for size, _ in outcome.files.values())),
         **({"members/diverged": float(diverged)} if diverged else {}),
+        **({"members/lost_own": float(lost)} if lost else {}),
         **({"tokens": float(sum(tokens))} if tokens else {}),
     }

@@ -38,6 +38,7 @@ _COARSE = 0.1  # seconds by which times of files may be behind a clock
 _TREE = 1500  # members that the tree shows; of longer runs those of the last rounds
 _GENOMES = 200  # rounds whose genomes are kept, evenly spaced
 _FAILURES, _TAIL = 100, 40
+_DIVERGED = "its training diverged: it counts as untrained"
 _PROCESS = re.compile(r"(?<=.)-[0-9a-f]{8}\Z")  # behind a place's name: which process sat there
 
 Claims = list[tuple[float, str]]  # when, and on whom
@@ -167,9 +168,10 @@ class RunReader:
 
     def _failures_of(self, found: RoundRegisters) -> list[Failure]:
         failures = [
-            Failure(0.0, id, *found.maker(id), "its training diverged: it counts as untrained")
+            Failure(0.0, id, *found.maker(id), why)
             for id, member in found.members.items()
-            if member.diverged
+            for why in (_DIVERGED if member.diverged else "", member.lost)
+            if why
         ]
         absent = {id: each for id, each in found.made.items() if not each.member}
         for id, slot in found.slots.items():

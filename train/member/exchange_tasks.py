@@ -22,6 +22,7 @@ from train.member import vectors
 from train.member.error_feedback import Feedback
 from train.member.global_model import STEPPED_FROM, STEPPED_TO, GlobalModel, identity
 from train.member.inner_loop import Metrics, learn_or_fall_back
+from train.member.own_fragments import OwnFragments
 from train.member.vectors import BEFORE, UPDATE, WEIGHTS, Begun, Moment, file_of, kept, parents_of
 from train.splits import EvalSplit
 from train.training_recipes import ChildArgs, EvaluationArgs, ShardArgs, Turn, shards_in
@@ -37,6 +38,7 @@ class MemberRuntime(Protocol):
     config: Any
     outer: OuterOptimizer
     global_model: GlobalModel
+    own: OwnFragments
     usual: Any  # the genome of who inherits none
 
     def layout(self, work: Work) -> VectorLayout: ...
@@ -175,28 +177,34 @@ def _shares(runtime: MemberRuntime, work: Work, turn: Turn) -> list[float]:
 
 def make_replica(runtime: MemberRuntime, work: Work, turn: Turn) -> Metrics:
     """Train from the global model on the slot's own data, and publish the change. One that diverges changes nothing."""
-    c, size = runtime.config, runtime.layout(work).size
-    start, begun = runtime.global_model.read(parents_of(work), size), partial(vectors.joined, parents_of(work))
+    c, size, own, shards = runtime.config, runtime.layout(work).size, runtime.own, parents_of(work)
+    model, exchanged = runtime.global_model.read(shards, size), runtime.config.exchanged_in(turn.round, len(shards))
+    start, begun = own.begin(work, turn, model, shards)
 
-    def learned() -> tuple[Tensor, Metrics]:
+    def learned() -> tuple[tuple[Tensor, Tensor], Metrics]:
         trained, metrics = runtime.train(work, turn, start, begun, runtime.usual)
-        return checked(start.sub(trained)), metrics
+        return (trained, checked(model.sub(trained))), metrics
 
-    def untrained() -> tuple[Tensor, Metrics]:
+    def untrained() -> tuple[tuple[Tensor, Tensor], Metrics]:
         runtime.inherit(work, turn, begun)
-        return torch.zeros(size), {}
+        return (start, model.sub(start)), {}
 
-    (change, metrics), diverged = learn_or_fall_back(
+    ((weights, change), metrics), diverged = learn_or_fall_back(
         work, turn.before, runtime.advice(runtime.usual), learned, untrained
     )
-    for number, cut in enumerate(ranges(size, _shards(work))):
+    cuts = ranges(size, len(shards))
+    for number in exchanged:
+        cut = cuts[number]
         with ExitStack() as stack:
             narrow = Feedback(c, work, work.inputs.get(turn.before), file_of(CHANGE, number), len(cut), stack)
             for piece in pieces(change[cut.start : cut.stop]):
                 narrow.send(piece)
-    for moment, vector in runtime.moments(work):
-        vectors.save_parts(work, moment.stem, vector, _shards(work), moment.wire)
-    return {**metrics, **diverged}
+    moments = [*runtime.moments(work)]
+    for moment, vector in moments:
+        vectors.save_parts(work, moment.stem, vector, len(shards), moment.wire, exchanged)
+    if c.fragments > 1:
+        own.keep(work, turn, weights, moments)
+    return {**metrics, **diverged, **own.said}
 
 
 def cut_shard(runtime: MemberRuntime, work: Work, args: ShardArgs) -> Metrics:

@@ -28,8 +28,11 @@ def train(
     batch: Callable[[int], "list[MicroBatch]"],
     rate: Callable[[int], float],
     seed: Callable[[int], int],
+    said: Metrics | None = None,
 ) -> float:
-    """Take these steps, each with its batch, its learning rate and a seed for dropout; the losses of all of them."""
+    """Take these steps, each with its batch, its learning rate and a seed for dropout; the losses of all of them. What
+    is `said` of how it began, who goes on from a snapshot has from there."""
+    said = {} if said is None else said
     done, total = 0, 0.0
     work.steps = steps
     if saved := work.resume():
@@ -38,6 +41,8 @@ def train(
             with learner.filling(kind) as room:
                 vectors.load(saved, kind, room)
         learner.load_optimizer_state(saved.state["optimizer"])
+        said.clear()
+        said.update(saved.state.get("said", {}))
     else:
         begin()
 
@@ -45,7 +50,7 @@ def train(
         total = learner.summed_loss()
         for kind in (WEIGHTS, MOMENTS):
             vectors.save(saver, kind, learner.buffer(kind))
-        return {"total": total, "optimizer": learner.state()}
+        return {"total": total, "optimizer": learner.state(), "said": said}
 
     def batches() -> "Iterator[list[MicroBatch]]":
         for step in range(done, steps):

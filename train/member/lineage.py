@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import safetensors.torch
@@ -25,7 +24,7 @@ from train import adapters
 from train.adapters import Factors
 from train.member import posttraining_genome
 from train.member.posttraining_runtime import ChildModel, PosttrainingRuntime, said_of, write_model
-from train.posttrain.posttrain_config import Adapter
+from train.posttrain.posttrain_sections import Adapter
 from train.training_recipes import FIRST, PosttrainChildArgs, RolloutArgs, unique
 from train.verdicts import NotFinite
 
@@ -38,14 +37,11 @@ def lineage(runtime: PosttrainingRuntime, work: Work, args: RolloutArgs | Posttr
 
 def looked_at(runtime: PosttrainingRuntime, work: Work, id: str) -> tuple[ChildModel, torch.dtype | None]:
     """A member that was made before, and to what its weights are yet to be rounded."""
-    place, recipe = _place(work, id), posttraining_genome.crossed(runtime.config, (id,), {})
-    return runtime.take_on(recipe, {id: place}), None if place == work.inputs[id].folder else runtime.dtype_of(work)
-
-
-def _place(work: Work, id: str) -> Path | str:
-    """An adapter's is beside its model's."""
     member = work.inputs[id]
-    return f"{work.inputs[FIRST].folder}+{member.folder}" if adapters.SETTINGS in member.files else member.folder
+    if adapters.SETTINGS not in member.files:
+        return runtime.take_on(_copy(id), {id: member.folder}), None
+    place = f"{work.inputs[FIRST].folder}+{member.folder}"
+    return runtime.take_on(_copy(id), {id: place}), runtime.dtype_of(work)
 
 
 class Lineage:

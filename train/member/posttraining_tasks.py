@@ -23,7 +23,8 @@ from train.member.posttraining_round_zero import ROWS, make_data, make_init
 from train.member.posttraining_runtime import ChildModel, PosttrainingRuntime, merged
 from train.posttrain import posttrain_fitness
 from train.posttrain.example_rows import ExampleRows
-from train.posttrain.posttrain_config import LOSS, PosttrainConfig
+from train.posttrain.posttrain_config import PosttrainConfig
+from train.posttrain.posttrain_sections import LOSS
 from train.rl.grpo import grpo_loss, settings_of
 from train.training_config import TrainConfig, alone
 from train.training_recipes import (

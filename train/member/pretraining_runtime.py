@@ -17,6 +17,7 @@ from train.member import inner_loop, vectors
 from train.member.exchange_tasks import outer_of
 from train.member.global_model import GlobalModel
 from train.member.inner_loop import Metrics
+from train.member.own_fragments import OwnFragments
 from train.member.vectors import Begun, Moment
 from train.model import empty, read_config
 from train.optimizers import MOMENTS, WEIGHTS
@@ -37,7 +38,8 @@ class PretrainingRuntime:
     def __init__(self, config: TrainConfig) -> None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self.config = config
-        self.outer, self.global_model, self.usual = outer_of(config), GlobalModel(), Genome()
+        self.outer, self.usual = outer_of(config), Genome()
+        self.global_model, self.own = GlobalModel(), OwnFragments()
         self._learner: Learner | None = None
 
     def learner(self, work: Work) -> Learner:
@@ -81,6 +83,7 @@ class PretrainingRuntime:
             batch_of,
             rate=lambda step: genome.rate_factor * rate(c, before + step),
             seed=lambda step: mixed(c.seed, turn.round, turn.slot, step) & 0x7FFFFFFF,
+            said=self.own.said,
         )
         tokens = turn.steps * c.gradient_accumulation * c.batch_size * c.seq_length
         return learner.buffer(WEIGHTS).cpu(), {"train_loss": total / turn.steps, "tokens": tokens}

@@ -20,7 +20,8 @@ from train.member.lineage import lineage
 from train.member.posttraining_round_zero import ROWS
 from train.member.posttraining_runtime import ChildModel, PosttrainingRuntime
 from train.posttrain import posttrain_fitness
-from train.posttrain.posttrain_config import REWARD, PosttrainConfig
+from train.posttrain.posttrain_config import PosttrainConfig
+from train.posttrain.posttrain_sections import REWARD
 from train.rl import environments, generation, grpo, rollouts
 from train.rl.generation import Asking
 from train.rl.question_rows import QuestionRows

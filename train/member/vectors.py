@@ -65,9 +65,11 @@ def save(work: Any, name: str, vector: Tensor, wire: str = "fp32") -> None:
         send(file, len(vector), (piece.cpu() for piece in pieces(vector)), wire)
 
 
-def save_parts(work: Work, stem: str, vector: Tensor, count: int, wire: str) -> None:
-    """For readers of a part each."""
-    for number, cut in enumerate(ranges(len(vector), count)):
+def save_parts(work: Work, stem: str, vector: Tensor, count: int, wire: str, which: range | None = None) -> None:
+    """For readers of a part each; or some of the parts."""
+    cuts = ranges(len(vector), count)
+    for number in range(count) if which is None else which:
+        cut = cuts[number]
         save(work, file_of(stem, number), vector[cut.start : cut.stop], wire)
 
 

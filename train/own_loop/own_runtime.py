@@ -16,6 +16,7 @@ from train.member import exchange_tasks, vectors
 from train.member.exchange_tasks import outer_of
 from train.member.global_model import GlobalModel
 from train.member.inner_loop import Metrics
+from train.member.own_fragments import OwnFragments
 from train.member.vectors import WEIGHTS, Begun, Joining, Moment, file_of, kept, parents_of
 from train.own_loop import beside, loop_genome
 from train.own_loop.beside import BUFFERS, KeptBeside
@@ -37,7 +38,7 @@ _ADVICE = "a smaller batch, or a model in narrower numbers, needs less"
 class OwnLoopRuntime:
     def __init__(self, config: OwnLoopConfig, model: OwnModel, hands: HandOver) -> None:
         self.config, self.model, self.hands = config, model, hands
-        self.outer, self.global_model = outer_of(config), GlobalModel()
+        self.outer, self.global_model, self.own = outer_of(config), GlobalModel(), OwnFragments()
         self.usual = loop_genome.usual(config)
         self._checked = self._moved = False  # as the run's; other than it began
 

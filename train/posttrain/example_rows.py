@@ -16,7 +16,8 @@ from fleet.run_config import UserError
 from train import text_sources
 from train.chat_examples import ChatExamples, Example
 from train.objectives import objective_of
-from train.posttrain.posttrain_config import DatasetSource, PosttrainConfig
+from train.posttrain.posttrain_config import PosttrainConfig
+from train.posttrain.posttrain_sections import DatasetSource
 from train.skills import PREFIX
 from train.skills import rows as skill_rows
 from train.splits import SPLITS, Split, SplitName, parts_of

@@ -15,7 +15,8 @@ from train import fitness_from, lm_eval_tasks
 from train.fitness_from import Answers, Interview, Items
 from train.lm_eval_tasks import TaskEvaluation, TaskRequest
 from train.parent_selection import Rival
-from train.posttrain.posttrain_config import LOSS, Objective, PosttrainConfig
+from train.posttrain.posttrain_config import PosttrainConfig
+from train.posttrain.posttrain_sections import LOSS, Objective
 from train.training_recipes import EvaluationArgs
 
 Metrics = Mapping[str, Any]

@@ -11,7 +11,7 @@ from typing import Any
 from fleet.errors import Lacking, first_line
 from fleet.run_config import UserError
 from train import text_sources
-from train.posttrain.posttrain_config import GYM, DatasetSource
+from train.posttrain.posttrain_sections import GYM, DatasetSource
 from train.rl.checkers import Said, Terms, terms_of, verifiable
 from train.rl.rl_config import CORRECT
 from train.skills import PREFIX, questions, skill_named

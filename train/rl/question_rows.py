@@ -11,7 +11,8 @@ from transformers import PreTrainedTokenizerBase
 
 from fleet.run_config import UserError
 from train.chat_examples import ChatWriter
-from train.posttrain.posttrain_config import DatasetSource, PosttrainConfig
+from train.posttrain.posttrain_config import PosttrainConfig
+from train.posttrain.posttrain_sections import DatasetSource
 from train.rl import environments
 from train.splits import SPLITS, SplitName
 from train.text_sources import Row, located
