@@ -7,7 +7,7 @@ CONFIG ?= evolution.json
 # A test starts hundreds of processes, and none is to compile our modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run breed rl test test-short test-slow test-nfs storm gpu bucket screenshots pictures lint docs clean
+.PHONY: run breed rl trl test test-short test-slow test-nfs storm gpu bucket screenshots pictures lint docs clean
 run: $(VENV)/.run
 	$(RUN) edt_sim.py --config $(CONFIG)
 
@@ -58,6 +58,17 @@ $(ON_GPU)/.ready: requirements.txt requirements-dev.txt
 	$(ON_GPU)/bin/python -m pip install -q -r $(ON_GPU)/requirements.txt
 	touch $@
 
+# TRL in an environment of its own, and the same rollouts through its GRPO and ours.
+WITH_TRL := .venv-trl
+trl: $(VENV)/.test $(WITH_TRL)/.ready
+	$(RUN) -m pytest -m slow tests/test_rl_trl.py
+
+$(WITH_TRL)/.ready: requirements.txt
+	test -x $(WITH_TRL)/bin/python || $(PYTHON) -m venv $(WITH_TRL)
+	$(WITH_TRL)/bin/python -m pip install -q "$$(grep ^torch== requirements.txt)"
+	$(WITH_TRL)/bin/python -m pip install -q trl==1.16.0 "$$(grep ^transformers== requirements.txt)"
+	touch $@
+
 # A bucket on this machine, to try a run in one: it says how to reach it, until Ctrl-C.
 bucket: $(VENV)/.test
 	$(RUN) -m tests.bucket_server
@@ -79,7 +90,7 @@ docs: $(VENV)/.run
 	$(RUN) -m tests.test_docs
 
 clean:
-	rm -rf $(VENV) $(ON_GPU) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(ON_GPU) $(WITH_TRL) .mypy_cache .ruff_cache .pytest_cache
 
 # torch comes first: what needs it later is then content with it.
 $(VENV)/.run: requirements.txt

@@ -1,5 +1,6 @@
 """Evolution strategies: the step against its formula, unbiased estimates; runs have the same bytes, warm or cold."""
 
+import json
 import math
 import re
 from pathlib import Path
@@ -178,6 +179,7 @@ def test_settings_reach_the_weights(tmp_path):
     ({"mutation_datasets": ()}, "there is nothing to learn from"),
     ({"es": {"max_tokens": 48}}, "ES: max_tokens is 48; with a question it must fit into SEQ_LENGTH, 48"),
     ({"es": {"max_tokens": 47}}, "it does not fit into SEQ_LENGTH 48"),
+    ({"seq_length": 500}, "SEQ_LENGTH is 500, but"),
     ({"es": {"rewards": {"tidy": 1.0}}}, "no term is called 'tidy'; there are correct, format, brief"),
     ({"es": {"verifier": "mine.py"}}, '"allow_verifier": true lets it run'),
     ({"es": {"sigma": 0.0}}, "greater than 0"),
@@ -185,6 +187,22 @@ def test_settings_reach_the_weights(tmp_path):
 def test_what_can_never_work_is_known_at_once(tmp_path, keys, said):
     with pytest.raises(ValueError, match=re.escape(said)):
         worker(es_config(tmp_path, **keys))
+
+
+def test_a_model_without_an_end_or_a_template_is_refused(tmp_path):
+    c, place = es_config(tmp_path), tmp_path / "model0"
+    settings, asked = json.loads((place / "tokenizer_config.json").read_text()), (tmp_path / "a.jsonl").read_text()
+    del settings["chat_template"]
+    (place / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "a.jsonl").write_text('{"prompt": [{"role": "user", "content": "x"}], "answer": "y"}\n' * 20)
+    with pytest.raises(UserError, match="no chat template for messages"):
+        worker(c)
+    (tmp_path / "a.jsonl").write_text(asked)
+    for name, key in (("tokenizer_config.json", "eos_token"), ("config.json", "eos_token_id")):
+        known = json.loads((place / name).read_text())
+        (place / name).write_text(json.dumps({**known, key: None}))
+    with pytest.raises(UserError, match="no end token"):
+        worker(c)
 
 
 def test_where_no_member_is_better_it_is_said_and_nothing_changes(tmp_path):

@@ -248,12 +248,19 @@ def test_a_verifier_of_ones_own_gives_the_terms(tmp_path):
         worker(c)
 
 
-def test_a_verifier_that_breaks_ends_the_run_with_one_line(tmp_path):
-    (tmp_path / "mine.py").write_text("def reward(prompt, answer, row):\n    raise ValueError('no idea')\n")
-    grpo = {"verifier": "mine.py", "allow_verifier": True, "rewards": {"right": 1.0}}
+@pytest.mark.parametrize(("body", "why"), [
+    ("raise ValueError('no idea')", "ValueError: no idea"),
+    ("return {'right': float('nan')}", "its term 'right' is nan, not from 0 to 1"),
+    ("seen.append(answer); time.sleep(60 * (len(seen) > 3)); return {'right': 1}", "no answer within 0.5 seconds"),
+])  # fmt: skip
+def test_a_verifier_that_breaks_ends_the_run_with_one_line(tmp_path, body, why):
+    file = f"import time\n\nseen = []\n\n\ndef reward(prompt, answer, row):\n    {body}\n"
+    (tmp_path / "mine.py").write_text(file)
+    grpo = {"verifier": "mine.py", "allow_verifier": True, "rewards": {"right": 1.0}, "verifier_seconds": 0.5}
     c = rl_config(tmp_path, 1, max_generations=1, population_size=2, grpo=grpo)
-    with pytest.raises(Exception, match="ValueError: no idea; the answer was"):
+    with pytest.raises(Exception, match=f"mine.py: {why}.*; the answer was") as told:
         worker(c).run()
+    assert "\n" not in str(told.value)
 
 
 @pytest.mark.parametrize(("keys", "said"), [

@@ -10,11 +10,11 @@ from typing import Any
 from fleet.ancestry.genes import GeneHistory, Genes
 from fleet.ancestry.tree import finite, natural
 from fleet.report.family import constant, gene_rows, genome
-from fleet.report.formatting import figure, name
+from fleet.report.formatting import figure, name, text
 from fleet.report.page_parts import plain_table, table
 from fleet.report.registers import RoundRegisters
+from fleet.reward_hacking import Rewards, hacked
 
-_OF_ALL = ("reward", "silent", "ended")  # of metrics; each environment's terms are called reward/ENVIRONMENT/TERM
 _NOTE = (
     "What answers were worth that models learned from: the mean over a round's members, and one standard deviation "
     "around it. Reward is by each member's own weights, silent the share of questions to which all answers were worth "
@@ -22,17 +22,12 @@ _NOTE = (
 )
 _ANSWERS = 24  # of a round, that are shown
 
-Rewards = Mapping[str, Sequence[float]]
 
-
-def rewards_of(found: RoundRegisters) -> Rewards:
-    """Of one round: what each that answered came to."""
-    values: dict[str, list[float]] = {}
-    for metrics in _answering(found):
-        for key, value in metrics.items():
-            if (key in _OF_ALL or key.startswith("reward/")) and (number := finite(value)) is not None:
-                values.setdefault(key, []).append(number)
-    return values
+def answering(found: RoundRegisters) -> Iterator[Mapping[str, Any]]:
+    """What is told of those that answered, each once: a child has the same numbers again."""
+    for outcome in found.made.values():
+        if outcome.member and outcome.member.recipe.role == "tool" and "silent" in outcome.member.metrics:
+            yield outcome.member.metrics
 
 
 def answers_of(found: RoundRegisters) -> list[list[str]]:
@@ -55,7 +50,8 @@ def rewards_part(rounds: Mapping[int, Rewards], answers: Sequence[Sequence[str]]
         return ""
     same, drawn = constant(found)
     more = f"<p>The same in all rounds: {name('; '.join(same), 2000)}.</p>" if same else ""
-    pictures = f'<p class="note">{_NOTE}</p><div class="smalls">{"".join(genome(drawn, "reward"))}</div>{more}'
+    warning = f"<p><strong>{text(why, 2000)}</strong></p>" if (why := hacked(rounds)) else ""
+    pictures = f'{warning}<p class="note">{_NOTE}</p><div class="smalls">{"".join(genome(drawn, "reward"))}</div>{more}'
     columns = ["whose", "", "question", "answer", "rewards"]
     shown = f"<h3>Answers of the last round</h3>{plain_table('Answers', columns, answers, True)}" if answers else ""
     return pictures + table("rewards-table", "Rewards by round", *gene_rows(found)) + shown
@@ -71,13 +67,6 @@ def _curve(key: str, rounds: Sequence[Sequence[float]]) -> GeneHistory:
     means = [math.fsum(values) / len(values) if values else None for values in rounds]
     spreads = [statistics.pstdev(values) if values else None for values in rounds]
     return GeneHistory(key, means, spreads, [value for values in rounds for value in values])
-
-
-def _answering(found: RoundRegisters) -> Iterator[Mapping[str, Any]]:
-    """Those that answered, each once: a child has the same numbers again."""
-    for outcome in found.made.values():
-        if outcome.member and outcome.member.recipe.role == "tool" and "silent" in outcome.member.metrics:
-            yield outcome.member.metrics
 
 
 def _in_words(terms: Mapping[str, Any]) -> str:

@@ -27,8 +27,9 @@ from fleet.report.aggregation import (
 )  # fmt: skip
 from fleet.report.facts import DonorScore, Facts, Failure, Round, Span, WorkerRow
 from fleet.report.registers import RoundRegisters, quickly, registers_of
-from fleet.report.rewards import Rewards, answers_of, rewards_of
+from fleet.report.rewards import answering, answers_of
 from fleet.report.worker_stories import WorkerStory
+from fleet.reward_hacking import Rewards, rewards_of
 from fleet.run import open_run
 from fleet.worker_notes import NotesReader, number
 
@@ -130,7 +131,7 @@ class RunReader:
         self.failures = [*self.failures, *self._failures_of(found)][-_FAILURES:]
         if found.round % self._stride == 0:
             self._genomes[found.round] = [alone(member) for member in found.members.values() if not member.absent]
-            self._rewards[found.round] = rewards_of(found)
+            self._rewards[found.round] = rewards_of(answering(found))
         self._answers = answers_of(found) or self._answers
         if len(self._genomes) > 2 * _GENOMES:
             self._stride *= 2

@@ -3,15 +3,17 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fleet.history import History
 from fleet.metrics import points as fleet_points
 from fleet.metrics.sink import Point
-from fleet.recipe import name
+from fleet.recipe import Past, name
+from fleet.reward_hacking import TERM, Rewards, hacked, rewards_of
 
 TASKS = ("rollouts", "pair")  # whose answers a model learns from
-TERM = "reward/"  # how the names of terms begin: reward/ENVIRONMENT/TERM
+_BACK = 60  # rounds that are looked at for what has become of rewards
 _NOTHING = (
     "all answers to each question had the same reward, so there was nothing to learn: easier or harder questions, a "
     "higher temperature (of es, sigma) or other rewards would tell more"
@@ -33,7 +35,17 @@ def line(history: History, round: int) -> str:
                 terms.setdefault(key.rpartition("/")[2], []).append(each[key])
     said = ", ".join(f"{term} {_mean(values):.3f}" for term, values in terms.items())
     speed = _speed(history, round)
-    return f"answers: {said}, {silent:.0%} of the groups tell nothing, {speed:,.0f} tokens generated a second"
+    words = f"answers: {said}, {silent:.0%} of the groups tell nothing, {speed:,.0f} tokens generated a second"
+    return "; ".join(filter(None, [words, hacked(_lately(history, round))]))
+
+
+def _lately(history: History, round: int) -> Mapping[int, Rewards]:
+    there = range(max(1, round - _BACK), round + 1)
+    return {n: history.once("rewards", n, partial(_rewards, history, n)) for n in there}
+
+
+def _rewards(history: Past, round: int) -> Rewards:
+    return rewards_of(_told(history, round))
 
 
 def points(history: History, begin: int) -> list[Point]:
@@ -52,12 +64,17 @@ def _values(history: History, round: int) -> Mapping[str, float]:
     found = {key: _mean([each[key] for each in there if key in each]) for key in ("reward", "silent", "ended", *keys)}
     return {
         **found,
-        "generated": float(sum(each["generated"] for each in there)),
+        "generated": float(generated(history, round)),
         "generated/second": _speed(history, round),
     }
 
 
-def _told(history: History, round: int) -> list[Mapping[str, Any]]:
+def generated(history: Past, round: int) -> int:
+    """Tokens of the answers that were learned from."""
+    return sum(each["generated"] for each in _told(history, round))
+
+
+def _told(history: Past, round: int) -> list[Mapping[str, Any]]:
     """By those rollouts that were made in this round."""
     return [
         each.metrics for each in history.round(round) if each and each.recipe.task in TASKS and each.id == each.origin
