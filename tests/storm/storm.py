@@ -81,7 +81,7 @@ BROKEN: dict[str, Callable[[], Exception]] = {
 }
 ONLY = "host-c"  # the one that is broken
 IN_VAIN = 400  # failures of broken hosts in a run, at most; who is killed forgets that it was benched
-SLEEPY = Bad(Weather(late=0.5, dazed=0.004))
+SLEEPY = Bad(Weather(late=0.5, dazed=0.008))
 # where makers fail, somebody who could make it is never away for longer than its word would be waited for
 FAULTY = replace(STORM, weather=replace(STORM.weather, dazed=0.0), pauses=0.0)
 
