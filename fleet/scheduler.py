@@ -63,7 +63,7 @@ class Scheduler:
         there = {key for key, each in groups.items() if all(map(self._is_there, each.inputs))}
         ready = [job for job in jobs if reads(job[1]) in there and not context.blame.shuns(job[0])]
         looks = {id for id, recipe in ready if id not in wanted and recipe.role != "member"}
-        front = min((place(id)[0] for id, _ in ready if id not in looks), default=0)
+        front = min((place(id)[0] for id, _ in ready if id not in looks and not context.claims.held(id)), default=0)
         late = {id for id in looks if place(id)[0] <= front - _LATE}
         return [name for name, _ in sorted(ready, key=lambda job: self._rank(job[0], job[1], job[0] in looks - late))]
 
