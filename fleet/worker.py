@@ -78,7 +78,7 @@ class Worker:
         self._fresh = True  # something changed by my own doing: look without waiting for the bell
         self._waits_since = self._ticked = self._looked = self._heard = _NEVER
         self._looking = self._asking = 0.0  # seconds that a fruitless look took, and the last one at the bell
-        self._rung = False  # since the last look
+        self._rung, self._owed = False, 0.0  # since the last look; and seconds of pause that come before the next one
         self._glance = _GLANCE
         self._waits_for = ""
         self._plannable: tuple[int | None, int] = (None, 0)
@@ -148,7 +148,7 @@ class Worker:
             return False
         tick = now - self._ticked > self._tick
         self._rung = self._rung or self._hears(now)
-        if not (tick or self._fresh or self._rung and now - self._looked > self._beside(self._looking)):
+        if not (tick or self._fresh or self._rung and self._owed <= 0):
             self._nap(now)
             return False
         if tick:
@@ -158,7 +158,7 @@ class Worker:
                 self._obey()
                 if not tidied:  # one after the other, so that no look costs much
                     self._hear_of_peers(now)
-        fresh, self._fresh, self._rung = self._fresh, False, False
+        fresh, self._fresh, self._rung, self._owed = self._fresh, False, False, 0.0
         self.history.look(probe=_PROBES if tick else 0)
         self._looked = now
         if self._plan(fresh, now):
@@ -192,6 +192,7 @@ class Worker:
             self.bell.ring()
         else:
             self._looking = self.host.now() - now
+            self._owed = self._beside(self._looking)
             self._nap(now)
 
     def _make(self, id: str) -> None:
@@ -235,6 +236,7 @@ class Worker:
         usual = min(self.options.poll_seconds, max(0.005, 0.05 * waited))
         seldom = min(self._breath, max(_FIRST_NAP, 0.2 * waited))
         pause = max(seldom if self._breath else usual, self._beside(self._asking))
+        self._owed -= pause
         if self._first and self._first.lane and self._ahead:
             hurry = self._first.lane.hurry
             if not (
