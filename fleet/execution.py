@@ -4,6 +4,7 @@ import contextlib
 import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fleet import faults, launches, round_state
@@ -22,6 +23,15 @@ _OFTEN = 8  # times in a row, with pauses that grow to half a minute
 _PANICS = "pyo3_runtime"  # what a library in Rust raises is no Exception, and yet no order to end; nor is SystemExit
 
 
+@dataclass(frozen=True)
+class _Early:
+    """What was begun before all inputs were there."""
+
+    version: int
+    writer: PayloadWriter
+    read: Mapping[str, str]  # inputs that were there: in which attempt
+
+
 class Execution:
     def __init__(
         self,
@@ -36,7 +46,7 @@ class Execution:
         self._refused: dict[str, int] = context.history.recent()  # how often the disk did not answer while it was made
         self._tried: dict[str, bool] = context.history.recent()
         self.working: Work | None = None  # what is being made
-        self._early: dict[str, tuple[int, PayloadWriter]] = {}  # what was begun before its inputs were there: a version
+        self._early: dict[str, _Early] = {}
 
     def produce(self, id: str) -> bool:
         """Make a claimed recipe and publish what came of it; true if there is news for the others."""
@@ -159,21 +169,21 @@ class Execution:
         version = context.history.slot(id).version
         writer = self._writer(id, version)
         try:
-            self.make(
-                Work(id, context.history, writer, False, context.options.snapshot_seconds, str, context.pending, hurry)
-            )
-            self._early[id] = version, writer
+            every = context.options.snapshot_seconds
+            work = Work(id, context.history, writer, False, every, str, context.pending, hurry)
+            self.make(work)
+            self._early[id] = _Early(version, writer, {each: input.attempt for each, input in work.inputs.items()})
         except Interrupted:
             writer.drop()
         except Exception as error:  # whatever it is, nobody has asked for it yet, and it is not tried again
             log.info("%s: nothing is written early: %s", id, _short(error))
             writer.drop()
-            self._early[id] = version, self._writer(id, version)
+            self._early[id] = _Early(version, self._writer(id, version), {})
         return True
 
     def forget(self, which: Callable[[str], bool] = lambda id: True) -> None:
         for id in [*filter(which, self._early)]:
-            self._early.pop(id)[1].drop()
+            self._early.pop(id).writer.drop()
 
     def _likely(self) -> Iterator[str]:
         """Of slots whose last one this lane has made, once an input is there."""
@@ -184,10 +194,15 @@ class Execution:
                 yield id
 
     def _begun(self, id: str, version: int) -> PayloadWriter | None:
-        begun, writer = self._early.pop(id, (version, None))
-        if writer and begun != version:
-            writer.drop()
-        return writer if begun == version else None
+        """If it is of this version, and of what its inputs still are: one may have been made again meanwhile."""
+        if not (begun := self._early.pop(id, None)):
+            return None
+        with contextlib.suppress(faults.Fault, NotYet):
+            now = {each: self.context.history.files(each).attempt for each in begun.read}
+            if (begun.version, begun.read) == (version, now):
+                return begun.writer
+        begun.writer.drop()
+        return None
 
     # -- inside -----------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 bytes are those of one lane, whoever is killed."""
 
 import random
+import shutil
 import threading
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from fleet.disk_store import DiskStore
 from fleet.history import History
 from fleet.host import Host
 from fleet.processes import options
+from fleet.round_state import register
 from fleet.run import create_run, open_run
 from fleet.run_config import UserError
 from fleet.worker import Worker
@@ -189,6 +191,25 @@ def test_what_another_makes_is_not_begun_in_vain_for_long(tmp_path):
     begun.begin_early(hurry)
     stands = seen(tmp_path).outcome(id).attempt
     assert {file.parent.name for file in place.glob(f"0000{id[0]}.{name}.*/before")} == {stands}
+
+
+def test_what_was_begun_of_an_input_that_was_made_again_does_not_count(tmp_path):
+    worker = toy(tmp_path, disk_lane=False, max_generations=2)
+    while not (likely := next(worker.execution._likely(), "")):
+        worker.turn()
+    assert worker.execution.begin_early(lambda: False)
+    place, (round, slot) = tmp_path / "run", likely.split("/")
+    (early,) = {file.parent.name for file in place.glob(f"files/0000{round}.{slot}.*/before")}
+    old = f"{int(round) - 1}/{slot}"
+    outcome, again = worker.history.outcome(old), f"0000{old[0]}.{slot}.1.again"
+    shutil.copytree(place / "files" / outcome.attempt, place / "files" / again)
+    store = open_run(place, Host(), "other")[0]
+    store.settle(register(old, 0, "void"), {"by": "other", "why": "a test"})
+    store.settle(register(old, 1), {**outcome.record, "attempt": again})
+    assert worker.run() == "over"
+    history = seen(tmp_path)
+    assert history.outcome(old).attempt == again and history.outcome(likely).attempt != early
+    assert not (place / "files" / early).exists()
 
 
 # -- two halves take turns ---------------------------------------------------------------------------------------------
