@@ -70,9 +70,8 @@ def hold(exporter: Exporter, what: str) -> None:
 def loss_of(exporter: Exporter) -> float:
     model = exporter.model.eval()
     with torch.inference_mode():
-        found = evaluated(
-            lambda windows: float(language_loss(model, windows)), exporter.sources("test"), exporter.config
-        )
+        loss = lambda windows: float(language_loss(model, windows))  # noqa: E731
+        found = evaluated(loss, exporter.sources("test"), exporter.config, "test")
     model.train()
     return float(found["loss"])
 

@@ -47,6 +47,7 @@ class Execution:
         self._tried: dict[str, bool] = context.history.recent()
         self.working: Work | None = None  # what is being made
         self._early: dict[str, _Early] = {}
+        self._vain: dict[str, int] = context.history.recent()  # with so many inputs nothing could be begun
 
     def produce(self, id: str) -> bool:
         """Make a claimed recipe and publish what came of it; true if there is news for the others."""
@@ -175,10 +176,10 @@ class Execution:
             self._early[id] = _Early(version, writer, {each: input.attempt for each, input in work.inputs.items()})
         except Interrupted:
             writer.drop()
-        except Exception as error:  # whatever it is, nobody has asked for it yet, and it is not tried again
-            log.info("%s: nothing is written early: %s", id, _short(error))
+        except Exception as error:  # whatever it is, nobody has asked for it yet
+            log.debug("%s: nothing is written early: %s", id, _short(error))
             writer.drop()
-            self._early[id] = _Early(version, self._writer(id, version), {})
+            self._vain[id] = self._there(id)
         return True
 
     def forget(self, which: Callable[[str], bool] = lambda id: True) -> None:
@@ -189,9 +190,19 @@ class Execution:
         """Of slots whose last one this lane has made, once an input is there."""
         history = self.context.history
         for id, recipe in history.open():
-            mine = self.context.takes(recipe) and before(id) in self.context.own and id not in self._early
-            if mine and not self.context.claims.held(id) and any(map(history.finished, recipe.inputs)):
-                yield id
+            mine = self.context.takes(recipe) and self._made_before(id)
+            if mine and id not in self._early and not self.context.claims.held(id):
+                if self._there(id) not in (0, self._vain.get(id)):
+                    yield id
+
+    def _made_before(self, id: str) -> bool:
+        """Or it was carried over from where it was made."""
+        with contextlib.suppress(KeyError, ValueError, NotYet):  # a slot that was not there in the last round
+            return before(id) in self.context.own or self.context.history.origin(before(id)) in self.context.own
+        return False
+
+    def _there(self, id: str) -> int:
+        return sum(map(self.context.history.finished, self.context.history.recipe(id).inputs))
 
     def _begun(self, id: str, version: int) -> PayloadWriter | None:
         """If it is of this version, and of what its inputs still are: one may have been made again meanwhile."""

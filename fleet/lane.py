@@ -127,8 +127,8 @@ class Lane:
         except BaseException as error:
             self._error = error
         finally:
-            self._leave()
             self._ended = True
+            self._leave()
 
 
 class LaneEvents(Events):

@@ -28,6 +28,7 @@ class GlobalModel:
             before, self._known[number] = self._known[number], ""
             _become(shard, before, self._vector[cut.start : cut.stop])
             self._known[number] = identity(shard)
+        self._parts.clear()
         return self._vector
 
     @property

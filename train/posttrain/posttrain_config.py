@@ -67,6 +67,8 @@ class PosttrainConfig(MutationSection, FitnessSection, BreedSection, FleetConfig
         size, data, learns = self.population_size, self.mutation_datasets, self.mutation != "none"
         repeated = ", ".join({each.key: "" for each in self.fitness if self.fitness.count(each) > 1})
         rule = RULES.get(self.selection)
+        twice = next((each for each in self.initial_population if self.initial_population.count(each) > 1), "")
+        yield twice, f"INITIAL_POPULATION names {twice} twice: of one model, members differ by their genomes already"
         yield self.elitism >= size, f"ELITISM is {self.elitism}: it must be below POPULATION_SIZE, which is {size}"
         yield (
             self.selection == "pbt" and self.elitism,
