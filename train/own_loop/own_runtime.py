@@ -170,9 +170,11 @@ class OwnLoopRuntime:
 
     def check(self, work: Work) -> None:
         """Whether this process has what the run began with."""
-        if self._checked:
-            return
-        mine, theirs = self.model.described, json.loads(work.inputs[FIRST].read(MODEL))
+        if not self._checked:
+            self.check_beside(json.loads(work.inputs[FIRST].read(MODEL)))
+
+    def check_beside(self, theirs: Mapping[str, Any]) -> None:
+        mine = self.model.described
         for what, named in _SAME.items():
             if name := unlike(mine[what], theirs[what]):
                 here, there = (said(each[what].get(name)) for each in (mine, theirs))
