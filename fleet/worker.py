@@ -77,7 +77,7 @@ class Worker:
         self._trouble = 0  # so often in a row the disk did not answer
         self._fresh = True  # something changed by my own doing: look without waiting for the bell
         self._waits_since = self._ticked = self._looked = self._heard = _NEVER
-        self._looking = self._asking = 0.0  # seconds that a fruitless look took, and the last one at the bell
+        self._asking = 0.0  # seconds that the last look at the bell took
         self._rung, self._owed = False, 0.0  # since the last look; and seconds of pause that come before the next one
         self._glance = _GLANCE
         self._waits_for = ""
@@ -191,8 +191,7 @@ class Worker:
             self._fresh = True
             self.bell.ring()
         else:
-            self._looking = self.host.now() - now
-            self._owed = self._beside(self._looking)
+            self._owed = self._beside(self.host.now() - now)
             self._nap(now)
 
     def _make(self, id: str) -> None:
