@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from fleet.worker_notes import events_in
 from tests.helpers import ROOT, Started, Toys, until
 from tests.lab.nfs import VERSIONS, NfsLab, why_not
 from tests.lab.uml import Machine, cannot_run
@@ -78,6 +79,11 @@ class SharedLearner:
         """Who has finished members, as m1 sees it."""
         done = self.lab["m1"].run("sh", "-c", f"cat {self.base}/toy/rounds/*/*.done", timeout=60).stdout.splitlines()
         return {json.loads(line)["by"] for line in done if line.startswith("{")}
+
+    def waits(self, at_least: float) -> int:
+        """How often m2 has waited so long, as m1 sees it."""
+        said = self.lab["m1"].run("sh", "-c", f"cat {self.base}/toy/workers/m2*.events", timeout=60).stdout
+        return sum(e["what"] == "waited" and e["seconds"] > at_least for e in events_in(said.encode()))
 
     def fetch(self) -> Toys:
         """A copy of the run on this side, where the shared disk is not mounted."""
@@ -197,7 +203,8 @@ def test_a_waiting_worker_on_another_machine_starts_soon(shared: Make, version: 
     for run in runs.values():
         run.order(LAUNCH, sleep=0.0)
         run.worker("m2")
-    time.sleep(60)
+    enough = 36  # of which three in four are seen from their member's publication on
+    until(lambda: sum(run.waits(0.5 * each) for each, run in runs.items()) >= enough, "m2 has waited", 300, pause=1)
     ahead = {name: clock(run.lab[name]) for name in ("m1", "m2")}
     for seconds, run in runs.items():
         run.order(STOP)
