@@ -172,6 +172,21 @@ def test_a_loop_that_never_calls_step(tmp_path):
         run.step()
 
 
+def test_a_loop_that_asks_for_the_end_and_takes_no_steps(tmp_path, capsys):
+    """It would never end, nor hear that it is to."""
+    model = net()
+    with (
+        pytest.raises(UserError, match=r"run\.over was asked 1,000 times and run\.step\(\) was not called"),
+        join(tmp_path / "run", model, sgd(model)) as run,
+    ):
+        while not run.over:
+            pass
+    with pytest.raises(SystemExit, match="130"), join(tmp_path / "run", model, sgd(model)) as run:
+        while not run.over:
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert "Stopped; what was done is kept" in capsys.readouterr().out
+
+
 def in_a_population(folder: Path, report: dict[str, float]) -> Any:
     """Whose second slot says other things than the rest."""
     torch.manual_seed(1)

@@ -162,6 +162,7 @@ def prepare_breeding(config: PosttrainConfig, where: Path) -> PosttrainConfig:
     from merge.donors import Donors
     from train.member import posttraining_round_zero as round_zero
     from train.model import described
+    from train.rl.question_rows import few_held_out
 
     c = resolve_auto(_absolute(config, where), where)
     source_names.check([each.source for each in c.mutation_datasets], where, kinds=(f"{PREFIX}*", f"{GYM}*"))
@@ -177,7 +178,8 @@ def prepare_breeding(config: PosttrainConfig, where: Path) -> PosttrainConfig:
         notes.append(
             f"ADAPTER is for {len(c.models)} models: members travel whole, since an adapter fits only one of them"
         )
-    for note in [*dict.fromkeys(notes), *_few(c, loaded)]:
+    few = filter(None, (few_held_out(c, each) for each in c.mutation_datasets if c.answering))
+    for note in [*dict.fromkeys(notes), *_few(c, loaded), *few]:
         say(f"Note: {note}.")
     verifier = digest_of(c.answering.verifier) if c.answering and c.answering.verifier else ""
     return c.model_copy(

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from train.parent_selection import Rng
@@ -29,12 +30,11 @@ def unmutated(c: PosttrainConfig) -> Genome:
 
 
 def names(c: PosttrainConfig) -> list[str]:
-    """Of the data sets; each is different."""
+    """Of the data sets; each is different. A file's is its own, wherever it lies."""
     found: list[str] = []
     for each in c.mutation_datasets:
-        name = (
-            each.source + (f":{each.name}" if each.name else "") + (f":{each.split}" if each.split != "train" else "")
-        )
+        words = [Path(each.source).name if each.is_file else each.source, each.name, each.split]
+        name = ":".join(word for word in words if word not in ("", "train"))
         found.append(name if name not in found else f"{name}#{len(found)}")
     return found
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -19,6 +20,9 @@ from train.own_loop.turn_taking import Ended, GoOn, Hands, OwnTurn
 from train.own_loop_config import OwnLoopConfig
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_IDLE = 1000  # times that a loop may ask whether the run is over without a step between
+_SPEAKS = 10.0  # seconds: no more often is it said how far this process is
+_STOPPED = "Stopped; what was done is kept, and the same command goes on from here."
 Loader = Callable[[int, int], Iterable[Any]]  # of a slot and a round: its batches
 
 
@@ -29,9 +33,10 @@ class OwnLoopRun:
         self, config: OwnLoopConfig, model: OwnModel, hands: Hands, worker: OwnWorker | None, rank: int = 0
     ) -> None:
         """Where several ranks share a model, the first one has the worker."""
-        self.config, self.over = config, False
+        self.config, self._over = config, False
         self._model, self._hands, self._worker, self._rank = model, hands, worker, rank
         self._pid, self._steps, self._asked, self._gone = os.getpid(), 0, 0, False
+        self._idle, self._spoke = 0, time.monotonic()
         self._turn: OwnTurn | None = None
         self._handlers: dict[int, Any] = {}
 
@@ -61,12 +66,26 @@ class OwnLoopRun:
         return self.config.total_steps
 
     @property
+    def over(self) -> bool:
+        """For a loop that goes on as it is; one that takes no steps would never end, nor hear that it is to stop."""
+        self._idle += 1
+        if self._over:
+            return True
+        if self._asked and self._idle > 1:
+            say(_STOPPED)
+            raise SystemExit(130)
+        if self._idle > _IDLE:
+            raise UserError(f"run.over was asked {_IDLE:,} times and run.step() was not called: call it after each "
+                            "step of the optimizer, with the loss")  # fmt: skip
+        return False
+
+    @property
     def _now(self) -> OwnTurn:
         if os.getpid() != self._pid:
             raise UserError(f"process {os.getpid()} was forked from the one that has joined the run, {self._pid}: a "
                             "data loader's worker knows nothing of the run; ask before, in make_loader")  # fmt: skip
         if self._turn is None:
-            said = "the run is over" if self.over else "nobody's turn: with join(...) as run"
+            said = "the run is over" if self._over else "nobody's turn: with join(...) as run"
             raise UserError(f"{said}; what a loop asks for belongs to a member that it trains")
         return self._turn
 
@@ -75,7 +94,7 @@ class OwnLoopRun:
     def batches(self, make_loader: Loader) -> Iterator[Any]:
         """Of whose turn it is, until the run is over; a loader that is used up within a round is made again. Who goes
         on with another's turn draws the batches again that are behind it."""
-        while not self.over:
+        while not self._over:
             turn, again, number = self._now, [*self._now.drawn], 0
             self._seed(turn, 0)
             while turn is self._turn:
@@ -101,7 +120,7 @@ class OwnLoopRun:
             turn.losses, turn.total = True, turn.total + (loss.detach().double() if torch.is_tensor(loss) else loss)
         turn.done += 1
         turn.drawn.append(turn.number)
-        self._steps += 1
+        self._steps, self._idle = self._steps + 1, 0
         self._hands.tell(turn.done)
         self._take()
 
@@ -147,19 +166,29 @@ class OwnLoopRun:
 
     def _take(self) -> None:
         """Go on, or take the next turn."""
-        said = self._hands.serve()
+        before, said = self._turn, self._hands.serve()
+        if before and not isinstance(said, GoOn):
+            self._tell(before)
         if isinstance(said, Ended):
-            self._turn, self._gone, self.over = None, True, said.how == "over"
+            self._turn, self._gone, self._over = None, True, said.how == "over"
             return self._ended(said)
         self._turn = self._now if isinstance(said, GoOn) else said
         self._seed(self._now, self._now.done)
+
+    def _tell(self, turn: OwnTurn) -> None:
+        """How far this process is, now and then."""
+        if self._rank or time.monotonic() - self._spoke < _SPEAKS:
+            return
+        self._spoke = time.monotonic()
+        loss = f": mean loss {float(turn.total) / turn.done:.4g}" if turn.losses else ""
+        say(f"Round {turn.round} of {self.config.max_generations}, slot {turn.slot}{loss}")
 
     def _seed(self, turn: OwnTurn, step: int) -> None:
         self._model.seed(turn.seed(step, self._rank))
 
     def _ended(self, ended: Ended) -> None:
         if ended.how == "interrupted":
-            say("Stopped; what was done is kept, and the same command goes on from here.")
+            say(_STOPPED)
             raise SystemExit(130)
         if isinstance(ended.error, Stopped):
             raise UserError(str(ended.error)) from None

@@ -74,6 +74,10 @@ class PosttrainConfig(MutationSection, FitnessSection, BreedSection, FleetConfig
             self.selection == "pbt" and self.elitism,
             f"ELITISM is {self.elitism}: with SELECTION pbt everybody goes on learning; it must be 0",
         )
+        yield (
+            size == 1 and self.mutation != ES and self.selection != "pbt",
+            f"POPULATION_SIZE is 1, and SELECTION {self.selection}: with pbt one member goes on by itself",
+        )
         yield self.quorum < 1, "QUORUM is below 1, but a generation is complete only with all of its members"
         yield repeated, f"FITNESS has {repeated} twice"
         yield not any(each.weight for each in self.fitness), "FITNESS: all weights are 0"

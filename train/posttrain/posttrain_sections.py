@@ -69,11 +69,15 @@ class DatasetSource(Section):
     split: Text = bound("train", "Hub: which split.")
     options: dict[str, Any] = bound({}, '"gym:...": how hard, as the generator of reasoning-gym calls it.')
 
+    @property
+    def is_file(self) -> bool:
+        return self.source.endswith((".jsonl", ".parquet"))
+
     @model_validator(mode="after")
     def _of_the_hub(self) -> "DatasetSource":
         if self.options and not self.source.startswith(GYM):
             raise ValueError(f"{self.source} is no generator of reasoning-gym: it has no options")
-        if self.source.endswith((".jsonl", ".parquet")) and (self.name or self.split != "train"):
+        if self.is_file and (self.name or self.split != "train"):
             raise ValueError(f"{self.source} is a file: it has no name and no split")
         return self
 
@@ -101,7 +105,7 @@ class BreedSection(Section):
         ..., "Hub ids, local folders or .gguf files to begin with.", min_length=1, max_length=256, strict=False
     )
     trust_remote_code: bool = bound(False, "Let models and tokenizers of the hub run code of their own.")
-    population_size: int = bound(6, "Members of a generation; of es, perturbations.", ge=2, le=4096)
+    population_size: int = bound(6, "Members of a generation; of es, perturbations.", ge=1, le=4096)
     max_generations: int = bound(5, "Generations.", ge=1, le=90_000)
     selection: Selection = bound(
         "rank",

@@ -18,7 +18,7 @@ from train.skills import PREFIX, questions, skill_named
 from train.splits import Split, SplitName, parts_of
 from train.text_sources import PlacedRow, Row
 
-_HELD = 0.1  # the share of questions that is never learned from
+HELD = 0.1  # the share of questions that is never learned from
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def questions_of(source: DatasetSource, seed: int, count: int, holdout: float) -
     if source.source.startswith(PREFIX):
         return _of_skill(source.source, seed, count, holdout)
     rows = [row for _, row in islice(placed(source, seed, count), count)]
-    split, said = Split(_HELD, _HELD * holdout), [text_sources.opening(row) for row in rows]
+    split, said = Split(HELD, HELD * holdout), [text_sources.opening(row) for row in rows]
     return Questions(tuple(rows), tuple(parts_of(f"environment {source.source}", said, split)))
 
 
@@ -50,7 +50,7 @@ def placed(source: DatasetSource, seed: int, count: int) -> Iterator[PlacedRow]:
 
 def _of_skill(name: str, seed: int, count: int, holdout: float) -> Questions:
     """What is held out of a skill nobody ever learns, not even who made the models that it begins with."""
-    held, skill = max(2, round(_HELD * count)), skill_named(name)
+    held, skill = max(2, round(HELD * count)), skill_named(name)
     kept: dict[str, Row] = {}
     for each in questions(skill, seed, "held-out"):
         kept.setdefault(each.text, verifiable(_asked(each)))

@@ -18,6 +18,7 @@ from train.splits import SPLITS, SplitName
 from train.text_sources import Row, located
 
 _LOOK = 20  # questions
+_FEW = 20  # questions that decide who is fit, of which an error of 0.1 is left
 _MOST = 1_000_000  # of one environment that a run keeps
 
 
@@ -70,6 +71,20 @@ def check_first_questions(c: PosttrainConfig, source: DatasetSource, tokenizer: 
             f"environment {source.source}: the shortest of its first questions has {shortest} tokens, and with "
             f"max_tokens {c.of_answers.max_tokens} it does not fit into SEQ_LENGTH {c.seq_length}"
         )
+
+
+def few_held_out(c: PosttrainConfig, source: DatasetSource) -> str:
+    """Of a file in which so few questions are held out that fitness is hardly more than chance."""
+    if not source.is_file:
+        return ""
+    count = sum(1 for _ in islice(environments.placed(source, c.seed, wanted(c)), wanted(c)))
+    held = environments.HELD * count
+    if held * (1 - c.holdout) >= _FEW:
+        return ""
+    return (
+        f"environment {Path(source.source).name}: of its {count} questions about {max(1, round(held * (1 - c.holdout)))} "
+        f"decide who is fit, and about {max(1, round(held * c.holdout))} are the test: so few say little"
+    )
 
 
 def wanted(c: PosttrainConfig) -> int:

@@ -12,7 +12,8 @@ from fleet.metrics.sink import Point
 from fleet.recipe import Past, name
 from fleet.reward_hacking import TERM, Rewards, hacked, rewards_of
 
-TASKS = ("rollouts", "pair")  # whose answers a model learns from
+PAIR = "pair"
+TASKS = ("rollouts", PAIR)  # whose answers a model learns from
 _BACK = 60  # rounds that are looked at for what has become of rewards
 _NOTHING = (
     "all answers to each question had the same reward, so there was nothing to learn: easier or harder questions, a "
@@ -35,7 +36,10 @@ def line(history: History, round: int) -> str:
                 terms.setdefault(key.rpartition("/")[2], []).append(each[key])
     said = ", ".join(f"{term} {_mean(values):.3f}" for term, values in terms.items())
     speed = _speed(history, round)
-    words = f"answers: {said}, {silent:.0%} of the groups tell nothing, {speed:,.0f} tokens generated a second"
+    told = f"{silent:.0%} of the groups tell nothing"
+    if any(recipe.task == PAIR for recipe in history.plan(round)):  # of evolution strategies, of which that is usual
+        told = f"{1 - silent:.0%} of the questions tell a pair apart"
+    words = f"answers: {said}, {told}, {speed:,.0f} tokens generated a second"
     return "; ".join(filter(None, [words, hacked(_lately(history, round))]))
 
 
