@@ -79,12 +79,9 @@ def few_held_out(c: PosttrainConfig, source: DatasetSource) -> str:
         return ""
     count = sum(1 for _ in islice(environments.placed(source, c.seed, wanted(c)), wanted(c)))
     held = environments.HELD * count
-    if held * (1 - c.holdout) >= _FEW:
-        return ""
-    return (
-        f"environment {Path(source.source).name}: of its {count} questions about {max(1, round(held * (1 - c.holdout)))} "
-        f"decide who is fit, and about {max(1, round(held * c.holdout))} are the test: so few say little"
-    )
+    fit, test = (max(1, round(held * part)) for part in (1 - c.holdout, c.holdout))
+    told = f"environment {Path(source.source).name}: of its {count} questions about {fit} decide who is fit"
+    return f"{told}, and about {test} are the test: so few say little" if fit < _FEW else ""
 
 
 def wanted(c: PosttrainConfig) -> int:
