@@ -51,7 +51,7 @@ def say_result(history: History, folder: Path, view: type[Progress], more: str =
     """Of a run that is over."""
     last = history.first_open - 1
     members = history.round(last) if last >= 0 and view.names_members else []
-    say(f"The run is over after {several(max(0, last), 'round')}.{' Its last round:' if members else ''}")
+    say(f"The run is over after {several(history.made, 'round')}.{' Its last round:' if members else ''}")
     for member in members[-_SHOWN:]:
         try:
             where = f"files/{history.outcome(member.origin).attempt}" if member.digests else member.absent

@@ -75,6 +75,13 @@ class History:
             self._once[what, round] = make()
         return cast(T, self._once[what, round])
 
+    @property
+    def made(self) -> int:
+        """The finished rounds that made something; at the end there may be one more, which only evaluates."""
+        last = max(0, self.first_open - 1)
+        makes = (round for round in range(last, 0, -1) if any(each.role == "member" for each in self.plan(round)))
+        return next(makes, last)
+
     # -- what the worker sees -----------------------------------------------------------------------------------------
 
     def recipe(self, id: str) -> Recipe:

@@ -114,7 +114,7 @@ class View:
         launch = launches.latest(self.store)
         why, recent = launches.ordered(self.store, launch), [d for d in notes if d.launch == launch]
         at_work = [d for d in recent if not d.ended and d.name not in self._lost]
-        rounds = several(max(0, self.history.first_open - 1), "round")
+        rounds = several(self.history.made, "round")
         at = f"{address(self.store.root)}\nlaunch {launch}, {rounds} finished"
         if self.over:
             state = "the run is over"

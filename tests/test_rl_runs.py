@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from edt_evomerge import EvoMerge
+from fleet import following, lm_eval_command
 from fleet.digest import digest
 from fleet.history import opened
 from fleet.metrics import points as fleet_points
@@ -22,6 +23,8 @@ from tests.helpers import ROOT
 from tests.posttraining import finished, questions, rl_config, worker
 from train.member import posttraining_genome
 from train.posttrain.posttrain_config import PosttrainConfig
+from train.posttrain.posttrain_sections import Objective
+from train.posttrain_results import BreedView, asked_of
 from train.rl import generation, reward_curves, rollouts
 from train.rl.rollouts import FILE
 
@@ -65,6 +68,23 @@ def test_what_answers_were_worth_is_told(ran):
     assert json.loads(ran["2/r1"].metrics["samples"])["best"][0]["question"]
     shown = page(RunReader(ran.store.root).look())
     assert "a.jsonl/correct</bdi>" in shown and "Answers of the last round" in shown
+
+
+def test_a_page_says_whose_score_it_is_and_what_the_steps_minimize(ran):
+    facts = RunReader(ran.store.root).look()
+    said, (value, best) = page(facts), facts.best or (0.0, "")
+    assert "What the steps minimize: by rewards" in said and "averaged model" not in said
+    plan = {f"{round}/{each.slot}": each for round in range(1, ran.made + 1) for each in ran.plan(round)}
+    round, slot = place(best)
+    there = f"{round}/look-{slot}" if plan[best].carried else best
+    assert plan[best].role in ("member", "kept") and value == ran[there].metrics["score"]
+
+
+def test_rounds_that_only_evaluate_are_not_counted(ran, capsys):
+    most = ran.store.read("run.json")["config"]["max_generations"]
+    assert (ran.made, ran.first_open) == (most, most + 2)
+    following.say_result(ran, ran.store.root, BreedView)
+    assert f"The run is over after {most} rounds." in capsys.readouterr().out
 
 
 def test_genes_of_rewards_are_inherited_and_judge_nobody(tmp_path, ran):
@@ -233,6 +253,16 @@ def test_every_way_gets_to_its_end(tmp_path, keys):
     history = finished(rl_config(tmp_path, max_generations=2, **keys))
     last = history.first_open - 1
     assert history[f"{last}/winner"].metrics["fitness"] >= 0
+
+
+def test_lm_eval_is_named_for_what_it_can_ask(tmp_path):
+    """Whoever was chosen by rewards has no task of lm-eval; by tasks, those."""
+    c = rl_config(tmp_path)
+    assert lm_eval_command.told(tmp_path, asked_of(c)) == lm_eval_command.section(tmp_path, asked_of(c)) == ""
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    more = {"fitness": (Objective(task="mine"), Objective(task="ours")), "task_path": ("/my tasks",), "num_fewshot": 2}
+    said = lm_eval_command.told(tmp_path, asked_of(c.model_copy(update=more)))
+    assert said.endswith(" --tasks mine,ours --include_path '/my tasks' --num_fewshot 2 --apply_chat_template")
 
 
 def test_a_verifier_of_ones_own_gives_the_terms(tmp_path):

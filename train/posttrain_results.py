@@ -79,7 +79,7 @@ def show_winner(c: PosttrainConfig, folder: Path) -> None:
     say("The family tree:", *keep(history), sep="\n  ")
     if place(history[id].origin)[0] == 0:
         say(f"No child was fitter than {called(c, history[id].origin)}, which is the winner as it was given.")
-    say(f"The winner, {history[id].origin}: {out}", lm_eval_command.told(out), sep="\n")
+    _say_where(f"The winner, {history[id].origin}: {out}", out, c)
 
 
 def taken(run_dir: Path, what: str, out: Path) -> None:
@@ -99,7 +99,19 @@ def taken(run_dir: Path, what: str, out: Path) -> None:
         id = best.recipe.parents[0] if best.recipe.task == "look" else best.id
     if not place(id)[1].startswith(("m", "init-", "best")):
         raise UserError(f"--what {what}: best, or a generation and a member, as in 3-m0")
-    say(f"Exported ({id}): {exported(history, id, out)}", lm_eval_command.told(out), sep="\n")
+    c = PosttrainConfig.joined(history.store.read("run.json")["config"], {})
+    _say_where(f"Exported ({id}): {exported(history, id, out)}", out, c)
+
+
+def _say_where(what: str, out: Path, c: PosttrainConfig) -> None:
+    say(*filter(None, [what, lm_eval_command.told(out, asked_of(c))]), sep="\n")
+
+
+def asked_of(c: PosttrainConfig) -> lm_eval_command.Asked:
+    """Its own tasks; where rewards chose it, lm_eval has none that fits."""
+    if names := tuple(dict.fromkeys(each.task for each in c.tasks)):
+        return lm_eval_command.Asked(names, c.task_path, c.num_fewshot)
+    return lm_eval_command.NOTHING if c.asks_reward else lm_eval_command.PUBLIC
 
 
 @leaving()
@@ -193,7 +205,7 @@ def card(c: PosttrainConfig, history: History, id: str, out: Path) -> str:
         f"Bred by {c.algorithm} from:\n\n" + "\n".join(f"- `{name}`" for name in first),
         "## Data\n\n" + "\n".join(data_text(each) for each in history.round(0) if each.recipe.task == "data"),
         "## Descent\n\n" + "\n".join(_described(known, history, each) for each in line if not each.startswith("0/")),
-        lm_eval_command.section(out),
+        *filter(None, [lm_eval_command.section(out, asked_of(c))]),
         f"## Configuration\n\n```json\n{json.dumps(c.bound(), indent=2)}\n```",
     )
     return "\n\n".join(parts) + "\n"

@@ -6,7 +6,7 @@ from itertools import accumulate
 
 from fleet.ancestry.tree import Tree, finite
 from fleet.ancestry.tree_builder import grown
-from fleet.recipe import Member, place
+from fleet.recipe import Member, name, place
 from fleet.report.facts import MEASURES, DonorScore, Round, Spread
 from fleet.report.registers import RoundRegisters
 from fleet.report.worker_stories import WorkerStory
@@ -16,8 +16,9 @@ from fleet.status import metrics_text
 def summed_up(found: RoundRegisters) -> Round:
     values, leader = dict[tuple[str, str], list[float]](), dict[tuple[str, str], tuple[float, str]]()
     averaged, averaged_on, tokens = dict[str, float](), "", 0.0
+    looked_at = names_of_looks(found)
     for id, member in found.members.items():
-        if not member.metrics:
+        if not member.metrics or id in looked_at.values():  # whoever is asked anew counts by that
             continue
         tokens += (finite(member.metrics.get("tokens")) or 0.0) if id in found.made else 0.0
         role, questions = member.recipe.role, member.recipe.questions
@@ -29,10 +30,17 @@ def summed_up(found: RoundRegisters) -> Round:
             elif role != "given":
                 key = questions, measure
                 values.setdefault(key, []).append(value)
-                leader[key] = min(leader.get(key, (float("inf"), "")), (-value if measure == "score" else value, id))
+                leader[key] = min(leader.get(key, (float("inf"), "")), (-value if measure == "score" else value, looked_at.get(id, id)))
     spreads, leaders = {key: Spread.of(each) for key, each in values.items()}, {k: id for k, (_, id) in leader.items()}
     counts = len(found.plan), len(found.members)
     return Round(found.round, *counts, tokens, spreads, averaged, leaders, averaged_on=averaged_on)
+
+
+def names_of_looks(found: RoundRegisters) -> dict[str, str]:
+    """By the look: the member that is looked at, as it is called in this round, if it goes on here."""
+    here = {recipe.parents[0]: name(found.round, recipe.slot) for recipe in found.plan if recipe.carried}
+    looks = ((recipe.slot, recipe.parents[0]) for recipe in found.plan if recipe.role == "look")
+    return {name(found.round, slot): here.get(parent, parent) for slot, parent in looks}
 
 
 def dated(each: Round, at: Mapping[str, Mapping[bool, float]]) -> Round:

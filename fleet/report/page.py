@@ -17,9 +17,14 @@ _MEANS = {
     "train_loss": "Lower is better: nats a token, the mean of a member's steps on the text that it learns from.",
 }
 
-_BAND = (
-    "The band reaches from the lowest to the highest member of a round; the averaged model is the mean of its members' "
-    "weights, evaluated by itself on text that selected nobody."
+_LEARNED_FROM = {  # what a training loss is where members learn from something else than text
+    "grpo": "What the steps minimize: by rewards, so it may be below 0, and says nothing of how good a member is.",
+    "dpo": "Lower is better: of a pair of answers, 0.69 where the model prefers neither to what the parents made of it.",
+}
+
+_BAND = "The band reaches from the lowest to the highest member of a round"
+_AVERAGED = (
+    "; the averaged model is the mean of its members' weights, evaluated by itself on text that selected nobody"
 )
 _FAILURES = 10  # that are shown in full
 
@@ -100,7 +105,7 @@ def _fitness(facts: Facts) -> str:
             continue
         title = NAMES[measure]
         if len({*over_rounds.places}) == 1:
-            parts.append(f'<h3>{title}</h3><p class="note">{_MEANS[measure]}</p>{curves.once(over_rounds, lines)}')
+            parts.append(f'<h3>{title}</h3><p class="note">{_means(facts, measure)}</p>{curves.once(over_rounds, lines)}')
             continue
         pair = [curves.drawn(f"{measure}-rounds", f"{title} over rounds", over_rounds, "round", True, lines)]
         over_time = curves.curve_of(facts, measure, curves.by_time(facts, size))
@@ -108,7 +113,8 @@ def _fitness(facts: Facts) -> str:
             axis = f"{unit} since the start"
             pair.append(curves.drawn(f"{measure}-time", f"{title} over time", over_time, axis, False, lines))
         pictures = "".join(f"<figure>{each}</figure>" for each in pair)
-        note = f'<p class="note">{_MEANS[measure]} {_BAND}</p>'
+        band = f"{_BAND}{_AVERAGED * bool(over_rounds.averaged)}."
+        note = f'<p class="note">{_means(facts, measure)} {band}</p>'
         both = ("averaged", facts.averaged_on), ("best", facts.asked(measure))
         columns = ["round", *map(_on, both), "mean", "lowest", "highest"]
         parts.append(
@@ -116,6 +122,11 @@ def _fitness(facts: Facts) -> str:
             + table(f"{measure}-table", f"{title} by round", columns, curves.rows(facts, measure))
         )
     return "".join(parts) + _held(facts)
+
+
+def _means(facts: Facts, measure: str) -> str:
+    how = str(facts.config.get("mutation", "")) if measure == "train_loss" else ""
+    return _LEARNED_FROM.get(how, _MEANS[measure])
 
 
 def _unfinished(facts: Facts) -> str:
