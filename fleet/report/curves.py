@@ -156,10 +156,11 @@ def once(curve: Curve, donors: Mapping[str, float]) -> str:
     return f"<p>Measured in round {curve.places[0]:.0f} alone: {'; '.join(parts)}.</p>"
 
 
-def rows(facts: Facts, measure: str, most: int = 200) -> list[list[str]]:
+def rows(facts: Facts, measure: str, averaged: bool, most: int = 200) -> list[list[str]]:
     key = facts.asked(measure), measure
     found = [(each.number, each.averaged.get(measure), each.members.get(key)) for each in facts.rounds]
     return [
-        [str(number), figure(averaged), *map(figure, (s.best(measure), s.mean, s.low, s.high) if s else (None,) * 4)]
-        for number, averaged, s in thinned([each for each in found if each[1:] != (None, None)], most)
-    ]
+        [str(number), *[figure(whole)] * averaged,
+         *map(figure, (s.best(measure), s.mean, s.low, s.high) if s else (None,) * 4)]
+        for number, whole, s in thinned([each for each in found if each[1:] != (None, None)], most)
+    ]  # fmt: skip

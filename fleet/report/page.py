@@ -113,13 +113,13 @@ def _fitness(facts: Facts) -> str:
             axis = f"{unit} since the start"
             pair.append(curves.drawn(f"{measure}-time", f"{title} over time", over_time, axis, False, lines))
         pictures = "".join(f"<figure>{each}</figure>" for each in pair)
-        band = f"{_BAND}{_AVERAGED * bool(over_rounds.averaged)}."
+        averaged = [("averaged", facts.averaged_on)] * bool(over_rounds.averaged)
+        band = f"{_BAND}{_AVERAGED * bool(averaged)}."
         note = f'<p class="note">{_means(facts, measure)} {band}</p>'
-        both = ("averaged", facts.averaged_on), ("best", facts.asked(measure))
-        columns = ["round", *map(_on, both), "mean", "lowest", "highest"]
+        columns = ["round", *map(_on, [*averaged, ("best", facts.asked(measure))]), "mean", "lowest", "highest"]
         parts.append(
             f'<h3>{title}</h3>{note}<div class="pair">{pictures}</div>'
-            + table(f"{measure}-table", f"{title} by round", columns, curves.rows(facts, measure))
+            + table(f"{measure}-table", f"{title} by round", columns, curves.rows(facts, measure, bool(averaged)))
         )
     return "".join(parts) + _held(facts)
 
