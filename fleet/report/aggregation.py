@@ -30,7 +30,8 @@ def summed_up(found: RoundRegisters) -> Round:
             elif role != "given":
                 key = questions, measure
                 values.setdefault(key, []).append(value)
-                leader[key] = min(leader.get(key, (float("inf"), "")), (-value if measure == "score" else value, looked_at.get(id, id)))
+                worth, called = -value if measure == "score" else value, looked_at.get(id, id)
+                leader[key] = min(leader.get(key, (float("inf"), "")), (worth, called))
     spreads, leaders = {key: Spread.of(each) for key, each in values.items()}, {k: id for k, (_, id) in leader.items()}
     counts = len(found.plan), len(found.members)
     return Round(found.round, *counts, tokens, spreads, averaged, leaders, averaged_on=averaged_on)

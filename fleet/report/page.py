@@ -19,13 +19,11 @@ _MEANS = {
 
 _LEARNED_FROM = {  # what a training loss is where members learn from something else than text
     "grpo": "What the steps minimize: by rewards, so it may be below 0, and says nothing of how good a member is.",
-    "dpo": "Lower is better: of a pair of answers, 0.69 where the model prefers neither to what the parents made of it.",
+    "dpo": "Lower is better: of a pair of answers, 0.69 where nothing is preferred more than the parents did.",
 }
 
 _BAND = "The band reaches from the lowest to the highest member of a round"
-_AVERAGED = (
-    "; the averaged model is the mean of its members' weights, evaluated by itself on text that selected nobody"
-)
+_AVERAGED = "; the averaged model is the mean of its members' weights, evaluated by itself on text that selected nobody"
 _FAILURES = 10  # that are shown in full
 
 
@@ -105,7 +103,8 @@ def _fitness(facts: Facts) -> str:
             continue
         title = NAMES[measure]
         if len({*over_rounds.places}) == 1:
-            parts.append(f'<h3>{title}</h3><p class="note">{_means(facts, measure)}</p>{curves.once(over_rounds, lines)}')
+            only = f'<p class="note">{_means(facts, measure)}</p>{curves.once(over_rounds, lines)}'
+            parts.append(f"<h3>{title}</h3>{only}")
             continue
         pair = [curves.drawn(f"{measure}-rounds", f"{title} over rounds", over_rounds, "round", True, lines)]
         over_time = curves.curve_of(facts, measure, curves.by_time(facts, size))
