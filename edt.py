@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-import edt_loop
+import own_loop_join
 from fleet.recipe import AHEAD, Member, Past, Recipe, Unplannable, kept_as
 from train.exchange_config import ExchangeConfig
 from train.parent_selection import GROUPINGS, select_parents, unfitness
-from train.training_recipes import (
+from train.recipe_arguments import (
     FIRST,
     ChildArgs,
     EvaluationArgs,
@@ -146,7 +146,7 @@ class EDT:
         return np.random.default_rng([self.c.seed, *key])
 
 
-join = edt_loop.joining(ALGORITHM, EDT)  # for a training loop of your own: docs/own-loop.md
+join = own_loop_join.joining(ALGORITHM, EDT)  # for a training loop of your own: docs/own-loop.md
 
 
 def command() -> None:

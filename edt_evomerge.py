@@ -17,15 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from fleet.recipe import Past, Recipe, kept_as, place
+from fleet.recipe import Past, Recipe, kept_as, round_and_slot
 from train.fitness_config import FINALISTS, KNOWN
 from train.member import posttraining_genome
 from train.parent_selection import RULES, Rival, attracted, by_fitness, exploited, matched, select_parents
 from train.posttrain import rollout_recipes as rollouts
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.posttrain.posttrain_fitness import rival_of
+from train.recipe_arguments import FIRST, EvaluationArgs, InitArgs, PosttrainChildArgs, SourceArgs, unique
 from train.training_commands import breeding
-from train.training_recipes import FIRST, EvaluationArgs, InitArgs, PosttrainChildArgs, SourceArgs, unique
 
 ALGORITHM = "edt-evomerge"
 
@@ -200,7 +200,7 @@ class EvoMerge:
 
     def calibration(self, history: Past) -> Recipe:
         there = [f"1/{recipe.slot}" for recipe in history.plan(1) if recipe.task in ("child", "look")]
-        return Recipe(place(KNOWN)[1], "calibrate", (), (*there,), "tool")
+        return Recipe(round_and_slot(KNOWN)[1], "calibrate", (), (*there,), "tool")
 
     def finals(self, generation: int, history: Past) -> list[Recipe]:
         """The best by their estimates answer all questions."""
@@ -208,8 +208,8 @@ class EvoMerge:
         at = {f"{last}/{recipe.slot}": answers_of(recipe) for recipe in history.plan(last)}
         best = [one.id for one in by_fitness(self.rivals(last, history))[:FINALISTS]]
         asked = {id: EvaluationArgs(on="validation", generation=last, earlier=f"{last}/{at[id]}") for id in best}
-        looks = [self.evaluation(evaluation_of(place(id)[1]), id, asked[id]) for id in best]
-        return [*(kept_as(place(id)[1], id) for id in best), *looks]
+        looks = [self.evaluation(evaluation_of(round_and_slot(id)[1]), id, asked[id]) for id in best]
+        return [*(kept_as(round_and_slot(id)[1], id) for id in best), *looks]
 
     def final_evaluations(self, generation: int, history: Past) -> list[Recipe]:
         best, asked = self.best(generation - 1, history), EvaluationArgs(on="test")

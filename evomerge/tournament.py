@@ -10,7 +10,7 @@ from typing import Any
 from evomerge.config import BITS, EvaluationSettings, EvolutionSettings, TournamentConfig
 from evomerge.formula import Formula, in_words, makeup
 from evomerge.variation import Child, Pool, Scored, first, next_generation, ranked
-from fleet.recipe import Member, Past, Recipe, kept_as, place
+from fleet.recipe import Member, Past, Recipe, kept_as, round_and_slot
 from merge.search.search_strategy import CHECK, QuestionArgs, SearchStrategy
 from train.fitness_config import FINALISTS, KNOWN
 from train.splits import EvalSplit
@@ -58,11 +58,18 @@ class Tournament(SearchStrategy):
         there = {member.id: member for member in members_of(history, last) if "score" in member.metrics}
         best = [there[one.id] for one in ranked([*map(as_scored, there.values())])[:FINALISTS]]
         looks = [
-            Recipe(f"look-{place(one.id)[1]}", "score", (one.id,), role="look", args=_all_of_it(one), optional=True)
+            Recipe(
+                f"look-{round_and_slot(one.id)[1]}",
+                "score",
+                (one.id,),
+                role="look",
+                args=_all_of_it(one),
+                optional=True,
+            )
             for one in best
             if "standard_error" in one.metrics
         ]
-        return [*(kept_as(place(id)[1], id) for id in there), *looks] if looks else []
+        return [*(kept_as(round_and_slot(id)[1], id) for id in there), *looks] if looks else []
 
     def winner(self, last: int, history: Past) -> Recipe | None:
         if self.finals(last, history):

@@ -14,7 +14,7 @@ from fleet.events import Tail, log
 from fleet.foresight import before, habit
 from fleet.lane import Lane, Pending
 from fleet.payload import Files, PayloadWriter
-from fleet.recipe import NotYet, place
+from fleet.recipe import NotYet, round_and_slot
 from fleet.repair import Repair
 from fleet.store import Unreadable, Value, proven
 from fleet.work import CannotServe, Failed, Interrupted, Maker, NotOnThisMachine, Superseded, Work, prefix_of
@@ -64,8 +64,8 @@ class Execution:
             record = self._record(metrics, files, writer.attempt if files else "", seconds)
             outcome.append(proven(record, f"the record of {id}")[1])  # or it is a verdict: nobody could read it
             parents = work.pending
-            context.pace.took(place(id)[1], seconds)
-            context.habits[place(id)[1]] = habit(work)
+            context.pace.took(round_and_slot(id)[1], seconds)
+            context.habits[round_and_slot(id)[1]] = habit(work)
             read = context.store.bytes_read + context.store.bytes_at_hand - read
             disk = round(max(0.0, context.store.seconds - waited), 3)
             context.events.note("made", id, seconds=round(seconds, 3), disk=disk, written=writer.written, read=read)

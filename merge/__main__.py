@@ -33,7 +33,7 @@ from cyclopts import Parameter, validators
 from fleet import help_pages, lm_eval_command
 from fleet.errors import UserError
 from fleet.plain import bytes_of, say
-from merge.merge_command import bar, keep_memory, open_many, run
+from merge.command_helpers import bar, keep_memory, open_many, run
 
 if TYPE_CHECKING:
     from merge.engine import MergeOptions

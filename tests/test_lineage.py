@@ -22,7 +22,7 @@ from train.model import without_numbers
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.posttrain.posttrain_sections import Adapter
 from train.posttrain_results import exported
-from train.training_recipes import FIRST, RolloutArgs
+from train.recipe_arguments import FIRST, RolloutArgs
 
 R = 3
 KEYS = {"adapter": {"r": R, "alpha": 6}, "lr": 1e-2, "crossover": {"method": "linear"}}

@@ -18,9 +18,9 @@ from train.chat_examples import ChatWriter
 from train.learner import Learner
 from train.model import built
 from train.posttrain.posttrain_sections import DatasetSource
-from train.rl import environments, generation, grpo, rollouts
+from train.rl import answering, environments, grpo, rollouts
+from train.rl.answering import Asking
 from train.rl.checkers import Said, terms_of, verifiable
-from train.rl.generation import Asking
 from train.rl.grpo import Lesson, LessonBatch, Settings, grpo_loss, token_losses
 from train.rl.rollouts import Group, Rollouts, advantages
 from train.rl.verifier import Verifier
@@ -112,10 +112,10 @@ def small(seed: int = 3):
 def test_draws_follow_the_probabilities():
     logits = torch.tensor([0.0, 1.0, 2.0, -1.0])
     seeds = torch.arange(40_000, dtype=torch.int64) * 7919
-    drawn = (torch.log_softmax(logits, -1) + generation.gumbel(seeds, 3, 4)).argmax(-1)
+    drawn = (torch.log_softmax(logits, -1) + answering.gumbel(seeds, 3, 4)).argmax(-1)
     shares = torch.bincount(drawn, minlength=4) / len(drawn)
     assert torch.allclose(shares, torch.softmax(logits, -1), atol=0.01)
-    again = (torch.log_softmax(logits, -1) + generation.gumbel(seeds, 4, 4)).argmax(-1)
+    again = (torch.log_softmax(logits, -1) + answering.gumbel(seeds, 4, 4)).argmax(-1)
     same = float((drawn == again).float().mean())
     assert same == pytest.approx(float((torch.softmax(logits, -1) ** 2).sum()), abs=0.01), "steps are independent"
 
@@ -123,11 +123,11 @@ def test_draws_follow_the_probabilities():
 def test_an_answer_does_not_depend_on_who_else_is_in_its_batch():
     model, words = small(), tokenizer(CHATML)
     prompts = [[10, 20, 30], [40, 50, 60, 70, 80], [90], [100, 101]]
-    seeds = [generation.seed_of(1, 2, 3, n) for n in range(4)]
-    together = generation.answers(model, words, prompts, seeds, asking())
-    alone = [generation.answers(model, words, [p], [s], asking())[0] for p, s in zip(prompts, seeds, strict=True)]
+    seeds = [answering.seed_of(1, 2, 3, n) for n in range(4)]
+    together = answering.answers(model, words, prompts, seeds, asking())
+    alone = [answering.answers(model, words, [p], [s], asking())[0] for p, s in zip(prompts, seeds, strict=True)]
     assert [each.tokens for each in together] == [each.tokens for each in alone]
-    other = generation.answers(model, words, prompts, [s + 1 for s in seeds], asking())
+    other = answering.answers(model, words, prompts, [s + 1 for s in seeds], asking())
     assert [each.tokens for each in other] != [each.tokens for each in alone]
 
 
@@ -137,7 +137,7 @@ def test_log_probabilities_are_those_of_the_whole_text(temperature):
     model, words = small(), tokenizer(CHATML)
     prompts = [[10, 20, 30], [40, 50, 60, 70, 80]]
     for prompt, each in zip(
-        prompts, generation.answers(model, words, prompts, [1, 2], asking(temperature)), strict=True
+        prompts, answering.answers(model, words, prompts, [1, 2], asking(temperature)), strict=True
     ):
         tokens = torch.tensor([[*prompt, *each.tokens]])
         logprobs = torch.log_softmax(model(tokens).logits[0] / temperature, -1)
@@ -147,16 +147,16 @@ def test_log_probabilities_are_those_of_the_whole_text(temperature):
 
 def test_an_answer_ends_at_its_end_token_and_the_likeliest_one_needs_no_draw():
     model, words = small(), tokenizer(CHATML)
-    first = generation.answers(model, words, [[10, 20]], [1], asking(0.0, 6))[0]
+    first = answering.answers(model, words, [[10, 20]], [1], asking(0.0, 6))[0]
     assert len(first.tokens) == 6 and not first.ended
     how = Asking(0.0, 6, (first.tokens[2],), 100)
-    cut = generation.answers(model, words, [[10, 20]], [9], how)[0]
+    cut = answering.answers(model, words, [[10, 20]], [9], how)[0]
     assert cut.tokens == first.tokens[: first.tokens.index(first.tokens[2]) + 1] and cut.ended
 
 
 def test_batches_have_room_for_questions_and_answers():
     prompts = [[1] * n for n in (3, 4, 50, 2, 2)]
-    found = [*generation.batches(prompts, Asking(1.0, 6, (6,), 30))]
+    found = [*answering.batches(prompts, Asking(1.0, 6, (6,), 30))]
     assert [*map(list, found)] == [[0, 1], [2], [3, 4]]
 
 
@@ -164,8 +164,8 @@ def test_a_tokenizer_without_an_end_token_is_refused():
     words = tokenizer(CHATML)
     words.eos_token = None
     with pytest.raises(UserError, match="no end token"):
-        generation.ends_of(words, SimpleNamespace(eos_token_id=None))
-    assert generation.ends_of(tokenizer(CHATML), SimpleNamespace(eos_token_id=[9, 6])) == (6, 9)
+        answering.ends_of(words, SimpleNamespace(eos_token_id=None))
+    assert answering.ends_of(tokenizer(CHATML), SimpleNamespace(eos_token_id=[9, 6])) == (6, 9)
 
 
 def test_a_prompt_is_what_stands_before_the_answer():

@@ -14,7 +14,7 @@ from edt_evomerge import EvoMerge
 from fleet.digest import digest
 from fleet.history import opened
 from fleet.metrics import points as fleet_points
-from fleet.recipe import Member, check, place
+from fleet.recipe import Member, check, round_and_slot
 from fleet.report.page import page
 from fleet.report.run_reader import RunReader
 from fleet.run_config import UserError
@@ -22,7 +22,7 @@ from tests.helpers import ROOT
 from tests.posttraining import finished, questions, rl_config, worker
 from train.member import posttraining_genome
 from train.posttrain.posttrain_config import PosttrainConfig
-from train.rl import generation, reward_curves, rollouts
+from train.rl import answering, reward_curves, rollouts
 from train.rl.rollouts import FILE
 
 
@@ -86,9 +86,9 @@ KILLED = """
 import os, signal, sys
 from tests.posttraining import worker
 from train.posttrain.posttrain_config import PosttrainConfig
-from train.rl import generation
+from train.rl import answering
 
-answers, batches = generation.answers, 0
+answers, batches = answering.answers, 0
 
 def until_the_third(*given):
     global batches
@@ -98,7 +98,7 @@ def until_the_third(*given):
     print(len(given[2]), flush=True)
     return answers(*given)
 
-generation.answers = until_the_third
+answering.answers = until_the_third
 worker(PosttrainConfig.model_validate_json(sys.argv[1])).run()
 """
 
@@ -110,13 +110,13 @@ def test_a_killed_worker_costs_a_batch_of_rollouts(tmp_path, monkeypatch):
     command = [sys.executable, "-c", KILLED, c.model_dump_json()]
     killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    kept, given, answers = [*map(int, killed.stdout.split())], list[int](), generation.answers
+    kept, given, answers = [*map(int, killed.stdout.split())], list[int](), answering.answers
 
     def counted(*asked):
         given.append(len(asked[3]) if asked[4].temperature else 0)
         return answers(*asked)
 
-    monkeypatch.setattr(generation, "answers", counted)
+    monkeypatch.setattr(answering, "answers", counted)
     history = finished(c)
     assert len(kept) == 2 and sum(kept) + sum(given) == 24
     assert not [*(tmp_path / "run" / "files").glob("*/snapshot*")]
@@ -138,13 +138,13 @@ class Planned:
         return self.plans[round]
 
     def __getitem__(self, id):
-        round, slot = place(id)
+        round, slot = round_and_slot(id)
         recipe = next(each for each in self.plans[round] if each.slot == slot)
         value = self.fitness(f"{round}/{slot.removeprefix('look-')}")
         return Member(id, id, recipe, {"fitness": value, "objectives": json.dumps({"reward": value})}, {})
 
     def origin(self, id):
-        round, slot = place(id)
+        round, slot = round_and_slot(id)
         recipe = next(each for each in self.plans[round] if each.slot == slot)
         return self.origin(recipe.parents[0]) if recipe.carried else id
 

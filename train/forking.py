@@ -11,10 +11,10 @@ from fleet.run_config import UserError
 from train import text_sources
 from train.exchange_config import Forked
 from train.learner import rate
+from train.recipe_arguments import EvaluationArgs, ShardArgs, shards_in, token_files, training_inputs
 from train.splits import SPLITS
 from train.token_budget import needed, too_short, useful
 from train.training_config import TrainConfig
-from train.training_recipes import EvaluationArgs, ShardArgs, shards_in, token_files, training_inputs
 
 _SLOTS = {"edt": "m", "diloco": "replica-"}
 _FIXED = {  # and what of a run stands and falls with it

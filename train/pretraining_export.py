@@ -23,7 +23,7 @@ from fleet.metrics.file_sinks import TABLE
 from fleet.permissions import leaving
 from fleet.places import address
 from fleet.plain import say, several
-from fleet.recipe import Member, name, place
+from fleet.recipe import Member, name, round_and_slot
 from fleet.run import open_run
 from fleet.run_config import UserError
 from fleet.scratch import scratch
@@ -40,9 +40,9 @@ from train.member.pretraining_runtime import CONFIG, bits_per_byte, evaluated, m
 from train.member.vectors import Joining
 from train.model import empty, layout_of, read_config
 from train.models_on_demand import save
+from train.recipe_arguments import FIRST, TOKENIZER, token_files
 from train.token_budget import held_count
 from train.training_config import TrainConfig
-from train.training_recipes import FIRST, TOKENIZER, token_files
 from train.verdicts import NotFinite, ran_out
 
 T = TypeVar("T")
@@ -123,7 +123,7 @@ class Exporter:
     def tested(self, members: list[Member]) -> Mapping[str, Any]:
         """On text that selected nobody: what the run found out of all together, or else what is found out here."""
         ids = [member.id for member in members]
-        for each in self.history.round(place(ids[0])[0]):
+        for each in self.history.round(round_and_slot(ids[0])[0]):
             if each and each.recipe.role == "summary" and [id for id in each.recipe.parents if self.history[id]] == ids:
                 return each.metrics
         with contextlib.suppress(NotFinite):  # then it is a model that says nothing, and is told to be one
@@ -210,7 +210,7 @@ class Exporter:
 
     def _readme(self, what: str, members: list[Member], tested: Mapping[str, Any], out: Path) -> str:
         lines = [f"- `{m.id}`: {metrics_text(m.metrics)}; parents: {', '.join(m.recipe.parents)}" for m in members]
-        round, selected = place(members[0].id)[0], "validation" if self.unseen == "test" else "held-out"
+        round, selected = round_and_slot(members[0].id)[0], "validation" if self.unseen == "test" else "held-out"
         counts = [self.history[id].metrics for id in token_files(self.config)]
         parts = (
             f"{model_card.front(self.config)}\n# {self.config.project_name}: {what}",

@@ -6,7 +6,7 @@ from itertools import accumulate
 
 from fleet.ancestry.tree import Tree, finite
 from fleet.ancestry.tree_builder import grown
-from fleet.recipe import Member, place
+from fleet.recipe import Member, round_and_slot
 from fleet.report.facts import MEASURES, DonorScore, Round, Spread
 from fleet.report.registers import RoundRegisters
 from fleet.report.worker_stories import WorkerStory
@@ -87,4 +87,4 @@ def _name(member: Member) -> str:
     recipe = args.get("recipe")
     models = recipe.get("models") if isinstance(recipe, dict) else None
     model = models[0].get("model") if isinstance(models, list) and models and isinstance(models[0], dict) else None
-    return str(args.get("name") or model or place(member.id)[1])
+    return str(args.get("name") or model or round_and_slot(member.id)[1])

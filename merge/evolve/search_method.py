@@ -6,7 +6,7 @@ from typing import Any
 from fleet.history import History
 from fleet.method import Method
 from fleet.metrics.sink import Point
-from fleet.recipe import place
+from fleet.recipe import round_and_slot
 from fleet.tasks import Task
 from fleet.work import CannotServe, Failed, Maker, NotOnThisMachine, Work
 from merge.evolve import records
@@ -51,10 +51,10 @@ def _twin(evaluator: Any, work: Work, args: TwinArgs) -> Mapping[str, Any]:
 
 
 def _score(evaluator: Any, work: Work, args: ScoreArgs) -> Mapping[str, Any]:
-    if any(place(id)[0] for id in work.absent):
+    if any(round_and_slot(id)[0] for id in work.absent):
         raise Failed("it could not be merged")
     _know_copies(evaluator, work)
-    merged = [input.folder for id, input in work.inputs.items() if place(id)[0] and input.files]
+    merged = [input.folder for id, input in work.inputs.items() if round_and_slot(id)[0] and input.files]
     return dict(evaluator.scored(args.recipe, search_worker.interview(evaluator, work, args), *merged))
 
 

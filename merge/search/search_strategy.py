@@ -3,7 +3,7 @@ winner and the given models on questions by which nothing was selected. Pure."""
 
 from abc import ABC, abstractmethod
 
-from fleet.recipe import Past, Recipe, place
+from fleet.recipe import Past, Recipe, round_and_slot
 from fleet.tasks import Args
 from train.fitness_config import KNOWN
 from train.splits import EvalSplit
@@ -58,7 +58,7 @@ class SearchStrategy(ABC):
     def calibration(self, history: Past) -> Recipe:
         """By those who answer everything: the first generation, and the models themselves."""
         there = [f"1/{recipe.slot}" for recipe in history.plan(1) if recipe.task == "score"]
-        return Recipe(place(KNOWN)[1], "calibrate", (), (CHECK, *there), "tool")
+        return Recipe(round_and_slot(KNOWN)[1], "calibrate", (), (CHECK, *there), "tool")
 
     def copies(self) -> list[Recipe]:
         """What round 0 makes besides its check."""

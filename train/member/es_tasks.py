@@ -14,9 +14,9 @@ from train.member.es_runtime import EsRuntime, Log, filled, logged
 from train.member.posttraining_round_zero import make_data, make_init
 from train.member.posttraining_runtime import write_model
 from train.posttrain.posttrain_config import PosttrainConfig
+from train.recipe_arguments import FIRST, EvaluationArgs, InitArgs, PerturbationArgs, PublishArgs, SourceArgs, StepArgs
 from train.rl import es, rollouts
 from train.rl.rollouts import Group, Rollouts
-from train.training_recipes import FIRST, EvaluationArgs, InitArgs, PerturbationArgs, PublishArgs, SourceArgs, StepArgs
 from train.verdicts import with_verdicts
 
 Metrics = Mapping[str, Any]

@@ -24,8 +24,8 @@ from train.member.global_model import STEPPED_FROM, STEPPED_TO, GlobalModel, ide
 from train.member.inner_loop import Metrics, learn_or_fall_back
 from train.member.own_fragments import OwnFragments
 from train.member.vectors import BEFORE, UPDATE, WEIGHTS, Begun, Moment, file_of, kept, parents_of
+from train.recipe_arguments import ChildArgs, EvaluationArgs, ShardArgs, Turn, shards_in
 from train.splits import EvalSplit
-from train.training_recipes import ChildArgs, EvaluationArgs, ShardArgs, Turn, shards_in
 from train.vector_layout import VectorLayout
 from train.verdicts import NotFinite
 

@@ -25,7 +25,7 @@ from train.adapters import Factors
 from train.member import posttraining_genome
 from train.member.posttraining_runtime import ChildModel, PosttrainingRuntime, said_of, write_model
 from train.posttrain.posttrain_sections import Adapter
-from train.training_recipes import FIRST, PosttrainChildArgs, RolloutArgs, unique
+from train.recipe_arguments import FIRST, PosttrainChildArgs, RolloutArgs, unique
 from train.verdicts import NotFinite
 
 _FRESH = math.sqrt(1 / 3)  # the length of a row of a new adapter's first factor

@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
-from fleet.recipe import place
+from fleet.recipe import round_and_slot
 from fleet.work import InputMember, Work
 from merge.outer_step import ranges
 from train.member import vectors
 from train.member.vectors import Begun, Moment, file_of
-from train.training_recipes import Turn
+from train.recipe_arguments import Turn
 
 LOST = "lost_own"  # in a replica's metrics
 
@@ -44,7 +44,7 @@ class OwnFragments:
         """What a replica begins with: its own, but for what was exchanged in the round before."""
         before = work.inputs.get(turn.before)
         own = self._kept.get(before.attempt) if before else None
-        exchanged = [n for n, shard in enumerate(shards) if place(shard.member.origin)[0] == turn.round - 1]
+        exchanged = [n for n, shard in enumerate(shards) if round_and_slot(shard.member.origin)[0] == turn.round - 1]
         self.said = {LOST: True} if own is None and turn.round > 1 and len(exchanged) < len(shards) else {}
         if own is None:
             return model, lambda stem, into: vectors.joined(shards, stem, into)

@@ -28,8 +28,8 @@ from train.lm_eval_tasks import TaskEvaluation
 from train.model import described, without_numbers
 from train.posttrain import posttrain_fitness
 from train.posttrain.posttrain_config import PosttrainConfig
+from train.recipe_arguments import FIRST
 from train.training_config import TrainConfig
-from train.training_recipes import FIRST
 
 Recipe = Mapping[str, Any]
 

@@ -25,15 +25,15 @@ from train.posttrain import posttrain_fitness
 from train.posttrain.example_rows import ExampleRows
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.posttrain.posttrain_sections import LOSS
-from train.rl.grpo import grpo_loss, settings_of
-from train.training_config import TrainConfig, alone
-from train.training_recipes import (
+from train.recipe_arguments import (
     EvaluationArgs,
     InitArgs,
     PosttrainChildArgs,
     RolloutArgs,
     SourceArgs,
 )
+from train.rl.grpo import grpo_loss, settings_of
+from train.training_config import TrainConfig, alone
 from train.verdicts import NotFinite, with_verdicts
 
 Metrics = Mapping[str, Any]

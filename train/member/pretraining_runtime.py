@@ -22,11 +22,11 @@ from train.member.vectors import Begun, Moment
 from train.model import empty, read_config
 from train.optimizers import MOMENTS, WEIGHTS
 from train.pretraining_genome import Genome, fittest, inherited
+from train.recipe_arguments import FIRST, Turn, token_files
 from train.seeds import mixed
 from train.splits import EvalSplit
 from train.token_budget import held_count, origin_of
 from train.training_config import TrainConfig
-from train.training_recipes import FIRST, Turn, token_files
 from train.vector_layout import VectorLayout
 from train.verdicts import NotFinite
 

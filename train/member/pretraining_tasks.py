@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fleet.recipe import place
+from fleet.recipe import round_and_slot
 from fleet.tasks import Task, making
 from fleet.work import Failed, Maker, Work
 from train.kernels import in_fixed_order
@@ -26,8 +26,8 @@ from train.member.pretraining_round_zero import make_init, make_tokenizer, make_
 from train.member.pretraining_runtime import PretrainingRuntime
 from train.member.vectors import file_of, kept, parents_of
 from train.pretraining_genome import Genome
+from train.recipe_arguments import FIRST, ChildArgs, EvaluationArgs, InitArgs, ShardArgs, SourceArgs, Turn
 from train.training_config import TrainConfig
-from train.training_recipes import FIRST, ChildArgs, EvaluationArgs, InitArgs, ShardArgs, SourceArgs, Turn
 from train.verdicts import with_verdicts
 
 _ADVICE = (
@@ -45,7 +45,7 @@ def maker(config: TrainConfig) -> Maker:
 def _make(runtime: PretrainingRuntime, work: Work) -> Metrics:
     """What another run has made can be had again from that one alone: its configuration was another. Of round 0, much
     does not depend on what is another now."""
-    carried, round = runtime.config.forked[-1].round if runtime.config.forked else 0, place(work.id)[0]
+    carried, round = runtime.config.forked[-1].round if runtime.config.forked else 0, round_and_slot(work.id)[0]
     lost = f"{work.id} was carried over from another run, and its files are damaged"
     if 0 < round <= carried and work.recipe.task not in ("gathered", "whole"):
         raise Failed(f"{lost}: fork that one again")

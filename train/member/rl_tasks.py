@@ -22,13 +22,13 @@ from train.member.posttraining_runtime import ChildModel, PosttrainingRuntime
 from train.posttrain import posttrain_fitness
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.posttrain.posttrain_sections import REWARD
-from train.rl import environments, generation, grpo, rollouts
-from train.rl.generation import Asking
+from train.recipe_arguments import EvaluationArgs, PosttrainChildArgs, RolloutArgs
+from train.rl import answering, environments, grpo, rollouts
+from train.rl.answering import Asking
 from train.rl.question_rows import QuestionRows
 from train.rl.rollouts import FILE, Group, Judged, Rollouts
 from train.rl.verifier import Verifier, digest_of
 from train.text_sources import Row
-from train.training_recipes import EvaluationArgs, PosttrainChildArgs, RolloutArgs
 
 Metrics = Mapping[str, Any]
 _SHOWN = 2  # answers, of the best and of the worst
@@ -49,7 +49,7 @@ def make_rollouts(runtime: PosttrainingRuntime, work: Work, args: RolloutArgs) -
         for _ in range(c.of_grpo.answers)
     ]
     key = (c.seed, args.generation, args.slot)
-    seeds = [generation.seed_of(*key, n // c.of_grpo.answers, n % c.of_grpo.answers) for n in range(len(asked))]
+    seeds = [answering.seed_of(*key, n // c.of_grpo.answers, n % c.of_grpo.answers) for n in range(len(asked))]
     said = answers_so_far(work)
     for some in judged(runtime, work, child, asked, seeds, genome["temperature"], len(said)):
         said += some
@@ -106,15 +106,15 @@ def judged(
     writer = ChatWriter(tokenizer)
     once = {id(row): writer.prompt(row["prompt"]) for row in {id(row): row for _, row in asked}.values()}
     prompts = [once[id(row)] for _, row in asked]
-    ends = generation.ends_of(tokenizer, model.generation_config)
+    ends = answering.ends_of(tokenizer, model.generation_config)
     room = (c.grpo.answers if c.grpo else 1) * c.batch_size * c.seq_length  # far less than learning needs
     how = Asking(temperature, c.of_answers.max_tokens, ends, room)
     model.eval()
     with checking(c) as terms:
-        for some in (each for each in generation.batches(prompts, how) if each.start >= begin):
+        for some in (each for each in answering.batches(prompts, how) if each.start >= begin):
             part = slice(some.start, some.stop)
             with looking(runtime.device, c.precision):
-                said = generation.answers(model, tokenizer, prompts[part], seeds[part], how)
+                said = answering.answers(model, tokenizer, prompts[part], seeds[part], how)
             yield [(each, terms(*about, each)) for about, each in zip(asked[part], said, strict=True)]
             work.at = ("answer", some.stop, len(asked))
 

@@ -25,8 +25,8 @@ from train.own_loop.own_model import OwnModel, finite
 from train.own_loop.state_tree import first_difference
 from train.own_loop.turn_taking import HandOver, OwnTurn
 from train.own_loop_config import OwnLoopConfig
+from train.recipe_arguments import FIRST, ChildArgs, EvaluationArgs, InitArgs, ShardArgs, Turn
 from train.splits import EvalSplit
-from train.training_recipes import FIRST, ChildArgs, EvaluationArgs, InitArgs, ShardArgs, Turn
 from train.vector_layout import VectorLayout
 from train.verdicts import NotFinite, with_verdicts
 

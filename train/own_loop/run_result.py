@@ -7,7 +7,7 @@ from functools import partial
 from torch import Tensor
 
 from fleet.history import History
-from fleet.recipe import Member, name, place
+from fleet.recipe import Member, name, round_and_slot
 from fleet.run_config import UserError
 from train.kept_rounds import files_of
 from train.member import vectors
@@ -18,7 +18,7 @@ from train.own_loop.beside import KeptBeside
 from train.own_loop.turn_taking import HandOver
 from train.own_loop_config import OwnLoopConfig
 from train.parent_selection import unfitness
-from train.training_recipes import FIRST
+from train.recipe_arguments import FIRST
 
 _SHARDS = "shard"
 
@@ -34,7 +34,7 @@ class RunResult:
     def told(self, history: History) -> list[Member]:
         """Whose metrics say how good it is: all together, where the run has looked at them, or each member."""
         ids = tuple(member.id for member in self.members)
-        there = history.round(place(ids[0])[0])
+        there = history.round(round_and_slot(ids[0])[0])
         looks = [each for each in there if each and each.recipe.role == "summary" and each.recipe.parents == ids]
         return looks or [*self.members]
 
