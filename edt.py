@@ -47,15 +47,15 @@ class EDT:
             return []
         if generation == 0:
             return round_zero(self.c)
-        self.check_survivors(generation - AHEAD - 1, history)
+        self.check_survivors(generation - AHEAD - 1, history)  # the newest that is surely finished by now
         slots = range(self.c.population_size)
         if generation == 1:
             children = [self.child(k, 1, (first_weights(self.c, k),)) for k in slots]
-        elif self.c.selects_by_fitness:
+        elif self.c.draws_parents:
             children = self.children_of_the_fit(generation, history)
         else:
             children = self.children_of_groups(generation, history)
-        return [*children, *self.means(generation), *self.evaluation(generation)]
+        return [*children, *self.mean_parts(generation), *self.evaluation(generation)]
 
     def check_survivors(self, generation: int, history: Past) -> None:
         """Where slots may be absent, all of them might: of a generation that is finished, somebody has to be there."""
@@ -79,7 +79,8 @@ class EDT:
         for recipe in history.plan(generation - 1):
             if recipe.task == "mean-part":
                 made[recipe.parents].append(f"{generation - 1}/{recipe.slot}")
-        needs = {group: (*made[group], *training_inputs(self.c)) for group in groups.values()}  # each is its own parent
+        # no `before`: a slot is in its own group, so its last member is among the parents
+        needs = {group: (*made[group], *training_inputs(self.c)) for group in groups.values()}
         return [self.child(k, generation, group, needs[group], parts=len(made[group])) for k, group in groups.items()]
 
     def groups(self, generation: int) -> dict[int, tuple[str, ...]]:
@@ -89,7 +90,7 @@ class EDT:
         ids = {first: tuple(f"{generation - 1}/m{p}" for p in group) for first, group in groups.items()}
         return {k: ids[slots[k][0]] for k in range(self.c.population_size)}
 
-    def means(self, generation: int) -> list[Recipe]:
+    def mean_parts(self, generation: int) -> list[Recipe]:
         """Where the next generation begins: a group's mean is made once, each member's share of it by whoever comes
         first, and read by all of the group. Two have no use for that."""
         count = self.c.mean_parts

@@ -50,7 +50,8 @@ class Execution:
         self._vain: dict[str, int] = context.history.recent()  # with so many inputs nothing could be begun
 
     def produce(self, id: str) -> bool:
-        """Make a claimed recipe and publish what came of it; true if there is news for the others."""
+        """Make a claimed recipe and publish what came of it, or hand it to the second lane (DISK_LANE), which will; true
+        if there is news for the others now."""
         context, began = self.context, self.context.host.now()
         read, version = context.store.bytes_read + context.store.bytes_at_hand, context.history.slot(id).version
         waited = context.store.seconds
@@ -74,7 +75,7 @@ class Execution:
                 self._hand_over(Pending(round_state.outcome(id, work.recipe, record, version), writer, parents))
             else:
                 self.publish(id, version, record, writer)
-                self._made(id)
+                self._clear_blame(id)
         return bool(outcome) and not later
 
     def judge(self) -> bool:
@@ -112,7 +113,7 @@ class Execution:
             writer.drop()
         self.context.events.note("published" if mine else "late", id)
 
-    def _made(self, id: str) -> None:
+    def _clear_blame(self, id: str) -> None:
         self.context.blame.made()
         self._refused.pop(id, None)
 
@@ -150,7 +151,7 @@ class Execution:
             if made.stands:
                 self.context.history.learn(made.id, made.outcome.version, made.stands, just_now=False)
                 self._published(made.id, made.stands == made.outcome.record, made.writer)
-                self._made(made.id)
+                self._clear_blame(made.id)
         return bool(ended)
 
     def close(self, id: str, absent: str = "closed", why: str = "late") -> None:

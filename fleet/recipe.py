@@ -42,7 +42,7 @@ class Recipe:
     needs: tuple[str, ...] = ()  # what else it reads
     role: str = "member"
     args: Mapping[str, Any] = field(default_factory=dict)  # of the task
-    genome: Mapping[str, Any] = field(default_factory=dict)
+    genome: Mapping[str, Any] = field(default_factory=dict)  # where the strategy draws it; EDT's is in the metrics
     optional: bool = False  # may fail or come too late without stopping the run
 
     @property

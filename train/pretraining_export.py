@@ -36,7 +36,7 @@ from train.learner import best_device, language_loss
 from train.member import vectors
 from train.member.exchange_tasks import outer_of
 from train.member.pretraining_round_zero import open_tokenizer
-from train.member.pretraining_runtime import CONFIG, bits_per_byte, evaluated, mean_loss, sources
+from train.member.pretraining_runtime import CONFIG, bits_per_byte, evaluated, mean_loss, token_files_of
 from train.member.vectors import Joining
 from train.model import empty, layout_of, read_config
 from train.models_on_demand import save
@@ -117,8 +117,8 @@ class Exporter:
             raise UserError(f"--what {what}: the run is over after {several(self.last, 'round')}")
         return self._average(round) if slot in ("average", "global") else self._one(name(round, slot))
 
-    def sources(self, part: str) -> list[TokenFile]:
-        return sources([self.parent(id) for id in token_files(self.config)], part, self.config)
+    def token_files(self, part: str) -> list[TokenFile]:
+        return token_files_of([self.parent(id) for id in token_files(self.config)], part, self.config)
 
     def tested(self, members: list[Member]) -> Mapping[str, Any]:
         """On text that selected nobody: what the run found out of all together, or else what is found out here."""
@@ -128,8 +128,8 @@ class Exporter:
                 return each.metrics
         with contextlib.suppress(NotFinite):  # then it is a model that says nothing, and is told to be one
             metrics = self._evaluated()
-            sources = [self.parent(id).metrics for id in token_files(self.config)]
-            return {**metrics, **bits_per_byte(metrics["loss"], sources, self.config, self.unseen)}
+            token_files_of = [self.parent(id).metrics for id in token_files(self.config)]
+            return {**metrics, **bits_per_byte(metrics["loss"], token_files_of, self.config, self.unseen)}
         return {"loss": math.nan}
 
     @property
@@ -149,7 +149,7 @@ class Exporter:
 
     def by_source(self) -> list[str]:
         """The loss on the test text of each source, where there are several: of the model that is held now."""
-        c, files = self.config, self.sources(self.unseen)
+        c, files = self.config, self.token_files(self.unseen)
         held = [(held_of(file, c, number, self.unseen), c.datasets[number].source) for number, file in enumerate(files)]
         there = [(windows, name) for windows, name in held if windows]
         if len(there) < 2:
@@ -161,7 +161,9 @@ class Exporter:
         return []
 
     def _evaluated(self) -> Mapping[str, Any]:
-        return self._measured(lambda loss_of: evaluated(loss_of, self.sources(self.unseen), self.config, self.unseen))
+        return self._measured(
+            lambda loss_of: evaluated(loss_of, self.token_files(self.unseen), self.config, self.unseen)
+        )
 
     def _measured(self, measure: Callable[[Callable[[Tensor], float]], T]) -> T:
         """By the GPU, if there is one and it has room: workers may still have theirs there, or it may be too small."""
@@ -264,7 +266,7 @@ def show(exporter: Exporter, what: str, out: Path) -> None:
 
 def samples(exporter: Exporter) -> list[str]:
     """Of each source, of some where there are many."""
-    files = zip(exporter.config.datasets, exporter.sources(exporter.unseen), strict=True)
+    files = zip(exporter.config.datasets, exporter.token_files(exporter.unseen), strict=True)
     there = [(source.source, file.values) for source, file in files if len(file.values)][:_SAMPLED]
     return [f"{f'{name}: ' if len(there) > 1 else ''}{sample(exporter, unseen)}" for name, unseen in there]
 

@@ -1,4 +1,5 @@
-"""What recipes of training tell whoever makes them; and round 0: what a run needs once, before anybody trains."""
+"""The arguments of training's recipes, a record for each task; and the recipes of round 0: what a run needs once,
+before anybody trains."""
 
 from collections.abc import Sequence
 
@@ -48,7 +49,8 @@ class ChildArgs(Turn):
     """Pre-training."""
 
     on: EvalSplit
-    parts: int = 0  # so many of what it needs, the first ones, are its parents' mean, if somebody makes it for all
+    # the first so many of the recipe's `needs` are the parts of its parents' mean; 0: it averages its parents itself
+    parts: int = 0
 
 
 class ShardArgs(Args):

@@ -12,7 +12,7 @@ from fleet.recipe import round_and_slot
 from fleet.work import InputMember, Work
 from merge.outer_step import ranges
 from train.member import vectors
-from train.member.vectors import Begun, Moment, file_of
+from train.member.vectors import FillStart, Moment, file_of
 from train.recipe_arguments import Turn
 
 LOST = "lost_own"  # in a replica's metrics
@@ -40,8 +40,9 @@ class OwnFragments:
         self._kept = dict[str, _Own]()  # by attempt: another's outcome may be the one that counts
         self.said = dict[str, Any]()  # of the member that is being made
 
-    def begin(self, work: Work, turn: Turn, model: Tensor, shards: list[InputMember]) -> tuple[Tensor, Begun]:
-        """What a replica begins with: its own, but for what was exchanged in the round before."""
+    def begin(self, work: Work, turn: Turn, model: Tensor, shards: list[InputMember]) -> tuple[Tensor, FillStart]:
+        """The weights that a replica begins with, and what fills its moments: its own, but for what was exchanged in
+        the round before."""
         before = work.inputs.get(turn.before)
         own = self._kept.get(before.attempt) if before else None
         exchanged = [n for n, shard in enumerate(shards) if round_and_slot(shard.member.origin)[0] == turn.round - 1]
@@ -51,13 +52,13 @@ class OwnFragments:
         for cut in (ranges(len(model), len(shards))[n] for n in exchanged):
             own.weights[cut.start : cut.stop] = model[cut.start : cut.stop]
 
-        def begun(stem: str, into: Tensor) -> None:
+        def fill_start(stem: str, into: Tensor) -> None:
             vectors.load(own, file_of(stem), into)
             for n in exchanged:
                 cut = ranges(len(into), len(shards))[n]
                 vectors.joined([shards[n]], stem, into[cut.start : cut.stop])
 
-        return own.weights, begun
+        return own.weights, fill_start
 
     def keep(self, work: Work, turn: Turn, weights: Tensor, moments: Iterable[tuple[Moment, Tensor]]) -> None:
         """Beside those of the round before, in case this attempt comes to nothing."""

@@ -18,7 +18,7 @@ from train.member.exchange_tasks import outer_of
 from train.member.global_model import GlobalModel
 from train.member.inner_loop import Metrics
 from train.member.own_fragments import OwnFragments
-from train.member.vectors import Begun, Moment
+from train.member.vectors import FillStart, Moment
 from train.model import empty, read_config
 from train.optimizers import MOMENTS, WEIGHTS
 from train.pretraining_genome import Genome, fittest, inherited
@@ -60,19 +60,21 @@ class PretrainingRuntime:
     def layout(self, work: Work) -> VectorLayout:
         return self.learner(work).layout
 
-    def train(self, work: Work, turn: Turn, start: Tensor, begun: Begun, genome: Genome) -> tuple[Tensor, Metrics]:
-        """The inner loop on the slot's own batches: the weights that it ends with. `begun` tells what the
-        optimizer begins with."""
+    def train(
+        self, work: Work, turn: Turn, start: Tensor, fill_start: FillStart, genome: Genome
+    ) -> tuple[Tensor, Metrics]:
+        """The inner loop on the slot's own batches: the weights that it ends with. `fill_start` fills
+        what the optimizer begins with."""
         c, learner = self.config, self.learner(work)
-        sources, weights = self._sources(work, "train"), genome.weights([each.weight for each in c.datasets])
+        token_files_of, weights = self._token_files(work, "train"), genome.weights([each.weight for each in c.datasets])
 
         def begin() -> None:
             learner.load_weights(start)
-            self.inherit(work, turn, begun)
+            self.inherit(work, turn, fill_start)
 
         def batch_of(step: int) -> list[MicroBatch]:
             numbers = (owned(c, turn.slot, turn.round, step, part) for part in range(c.gradient_accumulation))
-            return [batch(sources, weights, each, c.seed) for each in numbers]
+            return [batch(token_files_of, weights, each, c.seed) for each in numbers]
 
         before = c.steps_before(turn.round)
         total = inner_loop.train(
@@ -88,14 +90,14 @@ class PretrainingRuntime:
         tokens = turn.steps * c.gradient_accumulation * c.batch_size * c.seq_length
         return learner.buffer(WEIGHTS).cpu(), {"train_loss": total / turn.steps, "tokens": tokens}
 
-    def inherit(self, work: Work, turn: Turn, begun: Begun) -> None:
+    def inherit(self, work: Work, turn: Turn, fill_start: FillStart) -> None:
         """The optimizer as a member finds it: moments that others have made, too, and the slot's own scaling."""
         learner = self.learner(work)
         learner.reset_optimizer()
         if turn.round > 1 and self.config.keeps_moments:
             with learner.filling(MOMENTS) as room:
                 for moment, part in zip(self.moments_of(work), self._divided(work, room), strict=True):
-                    begun(moment.stem, part)
+                    fill_start(moment.stem, part)
             scaling = json.loads(parent.read(SCALING)) if (parent := _before(work, turn, SCALING)) else {}
             learner.load_optimizer_state({"steps": float(self.config.steps_before(turn.round)), "scaling": scaling})
 
@@ -143,23 +145,23 @@ class PretrainingRuntime:
         """On text for validation, which selects, or for the test, which reports."""
         learner = self.learner(work)
         learner.load_weights(weights)
-        metrics = evaluated(learner.eval_loss, self._sources(work, on), self.config, on)
-        sources = [work.inputs[id].metrics for id in token_files(self.config)]
-        return metrics | bits_per_byte(metrics["loss"], sources, self.config, on)
+        metrics = evaluated(learner.eval_loss, self._token_files(work, on), self.config, on)
+        token_files_of = [work.inputs[id].metrics for id in token_files(self.config)]
+        return metrics | bits_per_byte(metrics["loss"], token_files_of, self.config, on)
 
-    def _sources(self, work: Work, part: str) -> list[TokenFile]:
-        return sources([work.inputs[id] for id in token_files(self.config)], part, self.config)
+    def _token_files(self, work: Work, part: str) -> list[TokenFile]:
+        return token_files_of([work.inputs[id] for id in token_files(self.config)], part, self.config)
 
     # -- the exchange -------------------------------------------------------------------------------------------------
 
     def exchanged(self, work: Work) -> list[tuple[str, int, str]]:
         """Of what a member goes on from: its stem, how many numbers, and the wire that they go through."""
         count, wire = work.inputs[FIRST].metrics["parameters"], self.config.wire
-        state = [(stem, count, wire) for stem in vectors.kept(self.outer)]
+        state = [(stem, count, wire) for stem in vectors.outer_stems(self.outer)]
         return state + [(moment.stem, moment.count, moment.wire) for moment in self.moments_of(work)]
 
 
-def sources(parents: list[InputMember], part: str, config: TrainConfig) -> list[TokenFile]:
+def token_files_of(parents: list[InputMember], part: str, config: TrainConfig) -> list[TokenFile]:
     """Of each source, the tokens to learn from, for validation, or for the test."""
     return [
         TokenFile.open(each.path(part), each.metrics["dtype"], config.seq_length + 1, *origin_of(config, number))
@@ -169,7 +171,7 @@ def sources(parents: list[InputMember], part: str, config: TrainConfig) -> list[
 
 def evaluated(loss_of: Callable[[Tensor], float], sources: list[TokenFile], config: TrainConfig, on: str) -> Metrics:
     """Loss a token, and perplexity, over the held-out windows of all sources: always the same windows."""
-    loss = mean_loss(loss_of, held_windows(sources, config, on), config.eval_batch_size)
+    loss = mean_loss(loss_of, held_windows(token_files_of, config, on), config.eval_batch_size)
     return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
 
 
@@ -187,8 +189,8 @@ def mean_loss(loss_of: Callable[[Tensor], float], windows: Sequence[Sequence[int
 def bits_per_byte(loss: float, sources: Sequence[Mapping[str, Any]], config: TrainConfig, on: str) -> Metrics:
     """The same in a unit in which models of other tokens can be compared, where it is known how many bytes the held-out
     tokens of each source stand for."""
-    windows = [held_count(config, number, on) for number in range(len(sources))]
-    there = [(count, each) for count, each in zip(windows, sources, strict=True) if count]
+    windows = [held_count(config, number, on) for number in range(len(token_files_of))]
+    there = [(count, each) for count, each in zip(windows, token_files_of, strict=True) if count]
     if not all(f"{on}_bytes" in each for _, each in there):
         return {}
     bytes = math.fsum(count * each[f"{on}_bytes"] / each[on] for count, each in there)
