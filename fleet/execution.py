@@ -50,8 +50,8 @@ class Execution:
         self._vain: dict[str, int] = context.history.recent()  # with so many inputs nothing could be begun
 
     def produce(self, id: str) -> bool:
-        """Make a claimed recipe and publish what came of it, or hand it to the second lane (DISK_LANE), which will; true
-        if there is news for the others now."""
+        """Make a claimed recipe and publish what came of it, or hand it to the second lane (DISK_LANE), which will;
+        true if there is news for the others now."""
         context, began = self.context, self.context.host.now()
         read, version = context.store.bytes_read + context.store.bytes_at_hand, context.history.slot(id).version
         waited = context.store.seconds

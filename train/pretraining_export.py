@@ -63,7 +63,6 @@ class Exporter:
         shape = read_config(self.parent(FIRST).read(CONFIG), self.config)
         self.model: PreTrainedModel = empty(shape, 0, self.config.trust_remote_code)
         self.layout = layout_of(self.model)
-        self.diloco = self.config.algorithm == "diloco"
         while self.last > 0 and not self._members(self.last):  # nobody came of it
             self.last -= 1
 
@@ -84,7 +83,7 @@ class Exporter:
 
     def best_tested(self) -> tuple[str, Mapping[str, Any]]:
         """The best member of the last round, where there are several, and how good it is on test text."""
-        if self.diloco or len(self._members(self.last)) < 2:
+        if self.config.shares_one_model or len(self._members(self.last)) < 2:
             return "", {}
         (best,) = self._hold("best")
         return best.id, self.tested([best])
@@ -107,7 +106,7 @@ class Exporter:
             return self._average(self.last)
         if what == "best":
             there = [m for m in self._members(self.last) if "loss" in m.metrics]
-            if self.diloco or not there:
+            if self.config.shares_one_model or not there:
                 return self._average(self.last)
             return self._one(min(there, key=lambda m: (m.metrics["loss"], m.id)).id)
         if not (match := re.fullmatch(r"([0-9]{1,5})-([a-z0-9][a-z0-9_-]*)", what)):
@@ -128,8 +127,8 @@ class Exporter:
                 return each.metrics
         with contextlib.suppress(NotFinite):  # then it is a model that says nothing, and is told to be one
             metrics = self._evaluated()
-            token_files_of = [self.parent(id).metrics for id in token_files(self.config)]
-            return {**metrics, **bits_per_byte(metrics["loss"], token_files_of, self.config, self.unseen)}
+            sources = [self.parent(id).metrics for id in token_files(self.config)]
+            return {**metrics, **bits_per_byte(metrics["loss"], sources, self.config, self.unseen)}
         return {"loss": math.nan}
 
     @property

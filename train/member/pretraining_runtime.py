@@ -66,7 +66,7 @@ class PretrainingRuntime:
         """The inner loop on the slot's own batches: the weights that it ends with. `fill_start` fills
         what the optimizer begins with."""
         c, learner = self.config, self.learner(work)
-        token_files_of, weights = self._token_files(work, "train"), genome.weights([each.weight for each in c.datasets])
+        sources, weights = self._token_files(work, "train"), genome.weights([each.weight for each in c.datasets])
 
         def begin() -> None:
             learner.load_weights(start)
@@ -74,7 +74,7 @@ class PretrainingRuntime:
 
         def batch_of(step: int) -> list[MicroBatch]:
             numbers = (owned(c, turn.slot, turn.round, step, part) for part in range(c.gradient_accumulation))
-            return [batch(token_files_of, weights, each, c.seed) for each in numbers]
+            return [batch(sources, weights, each, c.seed) for each in numbers]
 
         before = c.steps_before(turn.round)
         total = inner_loop.train(
@@ -146,8 +146,8 @@ class PretrainingRuntime:
         learner = self.learner(work)
         learner.load_weights(weights)
         metrics = evaluated(learner.eval_loss, self._token_files(work, on), self.config, on)
-        token_files_of = [work.inputs[id].metrics for id in token_files(self.config)]
-        return metrics | bits_per_byte(metrics["loss"], token_files_of, self.config, on)
+        sources = [work.inputs[id].metrics for id in token_files(self.config)]
+        return metrics | bits_per_byte(metrics["loss"], sources, self.config, on)
 
     def _token_files(self, work: Work, part: str) -> list[TokenFile]:
         return token_files_of([work.inputs[id] for id in token_files(self.config)], part, self.config)
@@ -171,7 +171,7 @@ def token_files_of(parents: list[InputMember], part: str, config: TrainConfig) -
 
 def evaluated(loss_of: Callable[[Tensor], float], sources: list[TokenFile], config: TrainConfig, on: str) -> Metrics:
     """Loss a token, and perplexity, over the held-out windows of all sources: always the same windows."""
-    loss = mean_loss(loss_of, held_windows(token_files_of, config, on), config.eval_batch_size)
+    loss = mean_loss(loss_of, held_windows(sources, config, on), config.eval_batch_size)
     return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
 
 
@@ -189,8 +189,8 @@ def mean_loss(loss_of: Callable[[Tensor], float], windows: Sequence[Sequence[int
 def bits_per_byte(loss: float, sources: Sequence[Mapping[str, Any]], config: TrainConfig, on: str) -> Metrics:
     """The same in a unit in which models of other tokens can be compared, where it is known how many bytes the held-out
     tokens of each source stand for."""
-    windows = [held_count(config, number, on) for number in range(len(token_files_of))]
-    there = [(count, each) for count, each in zip(windows, token_files_of, strict=True) if count]
+    windows = [held_count(config, number, on) for number in range(len(sources))]
+    there = [(count, each) for count, each in zip(windows, sources, strict=True) if count]
     if not all(f"{on}_bytes" in each for _, each in there):
         return {}
     bytes = math.fsum(count * each[f"{on}_bytes"] / each[on] for count, each in there)
