@@ -29,7 +29,7 @@ class Tournament(SearchStrategy):
     c: TournamentConfig
 
     def last_generation(self, round: int, history: Past) -> int | None:
-        return last_generation(self.e, scores(history, round - 1))
+        return ended_after(self.e, scores(history, round - 1))
 
     def generation(self, round: int, history: Past) -> list[Recipe]:
         pool = Pool(self.c.merge_settings, self.names, int(history[CHECK].metrics["layers"]))
@@ -133,7 +133,7 @@ def formula_of(recipe: Recipe) -> Formula:
 
 
 def members_of(history: Past, round: int, role: str = "member") -> list[Member]:
-    """A generation, all of it finished; or the given models of a round."""
+    """What a round made, of one role; all must be finished."""
     return [history[f"{round}/{recipe.slot}"] for recipe in history.plan(round) if recipe.role == role]
 
 
@@ -146,7 +146,7 @@ def scored(id: str, formula: Formula, metrics: Mapping[str, Any]) -> Scored:
 
 
 def worth(e: EvaluationSettings) -> dict[str, float]:
-    """Of each objective, to whom it is solved by."""
+    """How much solving each objective's questions is worth, in all."""
     return {BITS: e.text_weight, **{task.key: abs(task.weight) for task in e.tasks}}
 
 
@@ -166,8 +166,9 @@ def _scores(history: Past, round: int) -> list[float] | None:
     return [member.metrics["score"] for member in members if "score" in member.metrics] if members else None
 
 
-def last_generation(e: EvolutionSettings, scores: Sequence[Sequence[float]]) -> int | None:
-    """Which generation is the last one, if it has been: nothing got better for so long, or there were enough."""
+def ended_after(e: EvolutionSettings, scores: Sequence[Sequence[float]]) -> int | None:
+    """The number of the generation after which the search ended: nothing got better for so long, or there were enough;
+    None while it goes on."""
     best, at = float("-inf"), 0
     for n, generation in enumerate(scores, 1):
         if not generation:

@@ -55,12 +55,12 @@ class Recipe:
         return self.parents + self.needs
 
     @property
-    def asked(self) -> str:
+    def split_in_words(self) -> str:
         """For people, of a look at all together: on what, since that is other text than its members'."""
-        return f" ({self.questions})" if self.role == "summary" and self.questions else ""
+        return f" ({self.evaluated_on})" if self.role == "summary" and self.evaluated_on else ""
 
     @property
-    def questions(self) -> str:
+    def evaluated_on(self) -> str:
         """What it is measured on, if that has a name."""
         return str(self.args.get("on", ""))
 

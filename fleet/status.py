@@ -48,7 +48,7 @@ def _told(member: Member) -> str:
 
 def asked(member: Member) -> str:
     """On what: text that selects is not the text that all together are told on."""
-    return f" ({member.recipe.questions})" if member.recipe.questions and member.metrics else ""
+    return f" ({member.recipe.evaluated_on})" if member.recipe.evaluated_on and member.metrics else ""
 
 
 def metrics_text(metrics: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from fleet import launches
-from fleet.ancestry.ancestry_files import files, keep, page
+from fleet.ancestry.ancestry_files import files, page, write_family_tree
 from fleet.ancestry.genes import genes_of
 from fleet.ancestry.layout import MOST, laid_out
 from fleet.ancestry.tree import Line, Tree, as_json, line_of
@@ -453,7 +453,9 @@ def test_the_command_writes_beside_the_registers_or_elsewhere(evolved, tmp_path)
     assert there == files(tree(opened(evolved)), "run")
     known = json.loads(there["ancestry.json"])
     assert known == as_json(tree(opened(evolved))) and known["winner"] == known["main_line"][-1] == known["line"][-1]
-    assert [*map(str, keep(opened(evolved)))] == [f"{evolved}/{name}" for name in sorted(there, reverse=True)]
+    assert [*map(str, write_family_tree(opened(evolved)))] == [
+        f"{evolved}/{name}" for name in sorted(there, reverse=True)
+    ]
     assert {file.name for file in evolved.iterdir()} - before.keys() == there.keys()
     assert not [*(evolved / "tmp").glob("ancestry*")]
 
@@ -465,4 +467,4 @@ def test_where_there_is_no_tree_it_says_what_is_missing(tmp_path):
     for folder, why in ((tmp_path / "run", "no model is finished yet"), (tmp_path, "not the folder of a run")):
         done = called(folder)
         assert done.returncode == 2 and why in done.stderr and "Traceback" not in done.stderr
-    assert keep(History(store)) == []
+    assert write_family_tree(History(store)) == []

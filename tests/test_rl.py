@@ -20,7 +20,7 @@ from train.model import built
 from train.posttrain.posttrain_sections import DatasetSource
 from train.rl import answering, environments, grpo, rollouts
 from train.rl.answering import Asking
-from train.rl.checkers import Said, terms_of, verifiable
+from train.rl.checkers import Said, checked_question, terms_of
 from train.rl.grpo import Lesson, LessonBatch, Settings, grpo_loss, token_losses
 from train.rl.rollouts import Group, Rollouts, advantages
 from train.rl.verifier import Verifier
@@ -42,13 +42,13 @@ def said(text: str, ended: bool = True, tokens: int = 2) -> Said:
      ["blue", "red or blue", "reddish", ""]),
 ])  # fmt: skip
 def test_an_answer_is_right_or_not(row, right, wrong):
-    checked = verifiable({"prompt": "x", **row})
+    checked = checked_question({"prompt": "x", **row})
     assert [terms_of(checked, said(each), 8)["correct"] for each in right] == [1.0] * len(right)
     assert [terms_of(checked, said(each), 8)["correct"] for each in wrong] == [0.0] * len(wrong)
 
 
 def test_terms_tell_of_the_form_and_of_the_length():
-    row = verifiable({"prompt": "x", "answer": "red", "checker": "choice", "choices": ["red", "blue"]})
+    row = checked_question({"prompt": "x", "answer": "red", "checker": "choice", "choices": ["red", "blue"]})
     assert terms_of(row, said("blue", tokens=2), 8) == {"correct": 0.0, "format": 1.0, "brief": 0.75}
     assert terms_of(row, said("red", ended=False), 8)["format"] == 0.0
     assert terms_of(row, said("it is red"), 8) == {"correct": 1.0, "format": 0.0, "brief": 0.75}
@@ -64,7 +64,7 @@ def test_terms_tell_of_the_form_and_of_the_length():
 ])  # fmt: skip
 def test_a_question_that_cannot_be_judged_is_refused(row, why):
     with pytest.raises(UserError, match=why.replace("(", r"\(").replace(")", r"\)").replace("+", r"\+")):
-        verifiable(row)
+        checked_question(row)
 
 
 def test_nobody_ever_learns_from_a_skills_held_out_questions():
@@ -207,11 +207,13 @@ def test_the_most_instructive_groups_are_those_that_differ_most():
 
 
 def test_what_is_told_of_rollouts():
-    found = rollouts.told(Rollouts(1.0, [group([1.0, 0.0]), group([1.0, 1.0], "b")]), {"correct": 3.0, "format": 1.0})
+    found = rollouts.metrics_of(
+        Rollouts(1.0, [group([1.0, 0.0]), group([1.0, 1.0], "b")]), {"correct": 3.0, "format": 1.0}
+    )
     assert found["reward"] == pytest.approx((0.75 * 3 + 1) / 4) and found["silent"] == 0.5
     assert found["reward/a/correct"] == 0.5 and found["reward/b/correct"] == 1.0 and found["generated"] == 8
     with pytest.raises(UserError, match="rewards has 'tidy', but an answer is told correct, format"):
-        rollouts.told(Rollouts(1.0, [group([1.0, 0.0])]), {"tidy": 1.0})
+        rollouts.metrics_of(Rollouts(1.0, [group([1.0, 0.0])]), {"tidy": 1.0})
     shown = rollouts.samples(Rollouts(1.0, [group([1.0, 0.0])]), {"correct": 1.0}, 1)
     assert shown["best"][0]["correct"] == 1.0 and shown["worst"][0]["reward"] == 0.0
 
@@ -280,8 +282,8 @@ def test_the_loss_of_a_model_is_the_mean_over_its_answers_tokens(temperature):
     for packed, rows, parts in ((True, 2, 1), (False, 3, 2), (False, 16, 1)):
         total = 0.0
         for step in grpo.steps_of(shifted, packed, 32, rows, parts, temperature, device):
-            step = [grpo.begun(model, part, device) for part in step]
-            step = [LessonBatch(p.batch, p.advantage, p.behaviour, p.begun - 0.05, p.temperature) for p in step]
+            step = [grpo.with_first_logprobs(model, part, device) for part in step]
+            step = [LessonBatch(p.batch, p.advantage, p.behaviour, p.first - 0.05, p.temperature) for p in step]
             share = sum(part.count for part in step) / count
             total += share * sum(float(grpo_loss(model, part, step, s=SETTINGS).detach()) for part in step)
         assert total == pytest.approx(wanted / count, rel=2e-5), (packed, rows, parts)
@@ -297,14 +299,14 @@ def test_better_answers_become_likelier():
         sums = {True: 0.0, False: 0.0}
         for each in some:
             batch = packing.single([each.example])
-            part = grpo.begun(learner.answer, grpo.batch_of(batch, [each], 1.0), device)
+            part = grpo.with_first_logprobs(learner.answer, grpo.batch_of(batch, [each], 1.0), device)
             if each.advantage:
-                sums[each.advantage > 0.1] += float(part.begun.sum())
+                sums[each.advantage > 0.1] += float(part.first.sum())
         return sums[True], sums[False]
 
     before = likely()
     for _ in range(8):
-        steps = [[grpo.begun(learner.answer, part, device) for part in step]
+        steps = [[grpo.with_first_logprobs(learner.answer, part, device) for part in step]
                  for step in grpo.steps_of(some, True, 48, 4, 1, 1.0, device)]  # fmt: skip
         [*learner.train(steps, [3e-3] * len(steps))]
     after = likely()

@@ -50,7 +50,7 @@ def test_a_child_learns_from_its_own_answers_and_from_others(ran):
     child, own = ran["2/m1"], rollouts_of(ran, "2/r1")
     assert len(own.groups) == 6 and {len(each.answers) for each in own.groups} == {4}
     assert own.temperature == child.recipe.genome["temperature"]
-    assert child.recipe.args["rollouts"] == "2/r1" and child.recipe.args["others"]
+    assert child.recipe.args["own_rollouts_id"] == "2/r1" and child.recipe.args["others_rollouts_ids"]
     assert child.metrics["generated"] == own.tokens and child.metrics["steps"] > 0
     assert child.digests["model.safetensors"] != ran[child.recipe.parents[0]].digests["model.safetensors"]
 
@@ -157,15 +157,15 @@ def test_others_rollouts_are_carried_as_long_as_they_may_be_old(tmp_path, stalen
         check(round, recipes)
     plan = {recipe.slot: recipe for recipe in past.plan(4)}
     wanted = {f"{4 - age}/r{k}" for age in range(1, staleness + 1) for k in (0, 2, 3)}
-    found = {past.origin(id) for id in plan["m1"].args["others"]}
+    found = {past.origin(id) for id in plan["m1"].args["others_rollouts_ids"]}
     assert found == wanted - {"1/r0"}, "who was given has answered nothing in the first generation"
-    assert not set(plan["m1"].args["others"]) - set(plan["m1"].needs)
+    assert not set(plan["m1"].args["others_rollouts_ids"]) - set(plan["m1"].needs)
 
 
 def test_nothing_is_shared_or_carried_unless_asked_for(tmp_path):
     past = Planned(rl_config(tmp_path, grpo={"share": 0.0, "staleness": 3}))
     for recipe in past.plan(3):
-        assert not recipe.args.get("others") and not (recipe.carried and recipe.slot[0] == "r")
+        assert not recipe.args.get("others_rollouts_ids") and not (recipe.carried and recipe.slot[0] == "r")
 
 
 def test_answers_are_planned_before_who_learns_from_them(tmp_path):

@@ -69,14 +69,14 @@ def data_text(member: Member) -> str:
 
 def show_winner(c: PosttrainConfig, folder: Path) -> None:
     """The winner's folder, its rivals beside it, the family tree."""
-    from fleet.ancestry.ancestry_files import keep
+    from fleet.ancestry.ancestry_files import write_family_tree
 
     history = opened(folder)
     last = history.first_open - 1
     (id,) = history[f"{last}/winner"].recipe.parents
     out = exported(history, id, beside(folder) / "winner")
     console().print(table(c, history, last))
-    say("The family tree:", *keep(history), sep="\n  ")
+    say("The family tree:", *write_family_tree(history), sep="\n  ")
     if round_and_slot(history[id].origin)[0] == 0:
         say(f"No child was fitter than {called(c, history[id].origin)}, which is the winner as it was given.")
     say(f"The winner, {history[id].origin}: {out}", lm_eval_command.told(out), sep="\n")

@@ -32,7 +32,7 @@ class EvaluationArgs(Args):
     on: EvalSplit
     generation: int = 0  # of post-training, which draws its own questions
     rival: str = ""  # in a race: whom to be ahead of
-    few: str = ""  # where it stands what is known of all questions, of which few are asked
+    calibration: str = ""  # the member that knows what answers say of each question, so that few are asked (irt)
     earlier: str = ""  # who has answered few of them for it already
 
 
@@ -98,9 +98,9 @@ class PosttrainChildArgs(EvaluationArgs):
     slot: int
     technique: str
     base: str = ""  # what the merge counts changes from, where that is none of the parents
-    how: str = ""  # it learns; or it stays what its parents made it
-    rollouts: str = ""  # of grpo: its own
-    others: list[str] = []  # and those that others share
+    learns_by: str = ""  # sft, dpo, grpo; empty: it stays what its parents made it
+    own_rollouts_id: str = ""  # of grpo
+    others_rollouts_ids: list[str] = []  # and those that others share
 
 
 def round_zero(c: ExchangeConfig, one_start: bool = False) -> list[Recipe]:

@@ -56,7 +56,7 @@ def learned(config: TrainConfig, lessons: list[Lesson], told_apart: bool) -> flo
     if told_apart:
         apart = telling_apart(learner.answer, [each.batch for each in parts])
         parts = [replace(each, batch=apart(each.batch)) for each in parts]
-    parts = [grpo.begun(learner.answer, each, device) for each in parts]
+    parts = [grpo.with_first_logprobs(learner.answer, each, device) for each in parts]
     [*learner.train([[parts[0]]], [1e-5])]
     begin = now(device)
     [*learner.train([[each] for each in parts], [1e-5] * len(parts))]

@@ -20,7 +20,7 @@ def summed_up(found: RoundRegisters) -> Round:
         if not member.metrics:
             continue
         tokens += (finite(member.metrics.get("tokens")) or 0.0) if id in found.made else 0.0
-        role, questions = member.recipe.role, member.recipe.questions
+        role, questions = member.recipe.role, member.recipe.evaluated_on
         for measure in MEASURES:
             if (value := finite(member.metrics.get(measure))) is None:
                 continue
@@ -75,7 +75,7 @@ def donors_of(found: RoundRegisters) -> dict[tuple[str, str], DonorScore]:
     given = [member for member in found.members.values() if member.recipe.role == "given"]
     known = [(member, measure, finite(member.metrics.get(measure))) for member in given for measure in MEASURES[:2]]
     return {
-        (member.id, measure): DonorScore(_name(member), member.recipe.questions, measure, value)
+        (member.id, measure): DonorScore(_name(member), member.recipe.evaluated_on, measure, value)
         for member, measure, value in known
         if value is not None
     }

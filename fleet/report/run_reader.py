@@ -47,8 +47,8 @@ Told = Callable[[str, int, int], None]  # what is being read, how much of it, an
 
 def _kind(recipe: Recipe) -> str:
     """What takes the time: whoever is told how many steps to take, or how to learn, trains."""
-    trains = recipe.args.get("steps") or recipe.args.get("how")
-    return "train" if trains else "evaluate" if recipe.questions else "merge"
+    trains = recipe.args.get("steps") or recipe.args.get("learns_by")
+    return "train" if trains else "evaluate" if recipe.evaluated_on else "merge"
 
 
 class RunReader:

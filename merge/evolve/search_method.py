@@ -85,7 +85,7 @@ def points(history: History, begin: int) -> list[Point]:
     return found
 
 
-report = search_worker.keeping(
+report = search_worker.writing_when_longer(
     records.TABLE, records.read, lambda found: len(found.rows), lambda table: table.count(b"\n"), records.files
 )
 METHOD = Method(

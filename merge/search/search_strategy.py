@@ -16,7 +16,7 @@ class QuestionArgs(Args):
 
     on: EvalSplit
     rival: str = ""  # in a race: the candidate to be ahead of
-    few: str = ""  # where it stands what is known of all questions, of which few are asked
+    few: str = ""  # the id of the calibration, which knows what answers say of each question, so that few are asked
     draw: int = 0  # which few
     earlier: str = ""  # who has answered few of them for it already
 
@@ -37,7 +37,7 @@ class SearchStrategy(ABC):
 
     @abstractmethod
     def last_generation(self, round: int, history: Past) -> int | None:
-        """The last generation, if it lies before this round."""
+        """The number of the generation after which the search ended; None while it goes on."""
 
     @abstractmethod
     def generation(self, round: int, history: Past) -> list[Recipe]:

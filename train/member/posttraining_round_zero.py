@@ -46,7 +46,7 @@ def make_init(runtime: PosttrainingRuntime, work: Work, args: InitArgs) -> Metri
         notes.append(f"{reference} has no chat template: that of the others is used")
     if rows:
         recipe["tokenizer"] = {"source": reference, "pad_to_multiple_of": rows}
-    merged(work, recipe, {}, runtime.how)
+    merged(work, recipe, {}, runtime.merge_options)
     return {"dtype": dtype, "notes": json.dumps(notes)}
 
 

@@ -16,7 +16,7 @@ from train.chat_examples import ChatWriter
 from train.kernels import looking
 from train.learner import Learner
 from train.member import posttraining_genome
-from train.member.lineage import lineage
+from train.member.child_weights import child_weights
 from train.member.posttraining_round_zero import ROWS
 from train.member.posttraining_runtime import ChildModel, PosttrainingRuntime
 from train.posttrain import posttrain_fitness
@@ -42,7 +42,7 @@ def make_rollouts(runtime: PosttrainingRuntime, work: Work, args: RolloutArgs) -
     """The parents' child, before it has learned anything, answers questions that its genome chooses."""
     c, genome = runtime.config, work.recipe.genome
     runtime.forget()
-    child = lineage(runtime, work, args).born()
+    child = child_weights(runtime, work, args).born()
     asked = [
         (name, row)
         for name, row in own_questions(c, work, genome, (args.generation, args.slot))
@@ -64,7 +64,7 @@ def make_rollouts(runtime: PosttrainingRuntime, work: Work, args: RolloutArgs) -
     found = Rollouts(genome["temperature"], groups)
     work.write(FILE, rollouts.packed(found))
     samples = json.dumps(rollouts.samples(found, genome["rewards"], _SHOWN), ensure_ascii=False)
-    return {**rollouts.told(found, genome["rewards"]), "samples": samples}
+    return {**rollouts.metrics_of(found, genome["rewards"]), "samples": samples}
 
 
 def answers_so_far(work: Work) -> list[Judged]:
@@ -140,8 +140,8 @@ def checking(c: PosttrainConfig) -> Iterator[Any]:
 
 def lessons(c: PosttrainConfig, work: Work, args: PosttrainChildArgs) -> list[grpo.Lesson]:
     """Its own answers, and the most instructive ones of others, as far as they tell anything."""
-    own, weights = rollouts_in(work, args.rollouts).groups, work.recipe.genome["rewards"]
-    others = [group for id in args.others for group in rollouts_in(work, id).groups]
+    own, weights = rollouts_in(work, args.own_rollouts_id).groups, work.recipe.genome["rewards"]
+    others = [group for id in args.others_rollouts_ids for group in rollouts_in(work, id).groups]
     count = round(c.of_grpo.share * len(own))
     groups = [*own, *rollouts.most_instructive(others, weights, count)]
     return grpo.lessons(groups, weights, c.of_grpo.by_spread)
@@ -155,13 +155,13 @@ def steps(
     return grpo.steps_of(lessons, *shape, work.recipe.genome["temperature"], runtime.device)
 
 
-def begun(learner: Learner, steps: Sequence[Sequence[grpo.LessonBatch]]) -> list[list[grpo.LessonBatch]]:
-    """With what the child says before its first step."""
+def with_first_logprobs(learner: Learner, steps: Sequence[Sequence[grpo.LessonBatch]]) -> list[list[grpo.LessonBatch]]:
+    """Each batch with its tokens' log-probabilities under the child before its first step."""
     learner.model.eval()
     told_apart = packing.telling_apart(learner.answer, [part.batch for step in steps for part in step])
 
     def there(part: grpo.LessonBatch) -> grpo.LessonBatch:
-        return grpo.begun(learner.answer, replace(part, batch=told_apart(part.batch)), learner.device)
+        return grpo.with_first_logprobs(learner.answer, replace(part, batch=told_apart(part.batch)), learner.device)
 
     return [[there(part) for part in step] for step in steps]
 
@@ -170,9 +170,9 @@ def rollouts_in(work: Work, id: str) -> Rollouts:
     return rollouts.unpacked(work.inputs[id].read(FILE))
 
 
-def told(work: Work, args: PosttrainChildArgs) -> Metrics:
-    """Of its own answers: a child's row in tables has it, too."""
-    there = work.inputs[args.rollouts].metrics if args.rollouts else {}
+def metrics_of_own_rollouts(work: Work, args: PosttrainChildArgs) -> Metrics:
+    """A child's row in tables has them, too."""
+    there = work.inputs[args.own_rollouts_id].metrics if args.own_rollouts_id else {}
     return {key: there[key] for key in there if key != "samples"}
 
 
