@@ -47,7 +47,8 @@ class EDT:
             return []
         if generation == 0:
             return round_zero(self.c)
-        self.check_survivors(generation - AHEAD - 1, history)  # the newest that is surely finished by now
+        # the newest generation that is surely finished when this one may be planned
+        self.check_survivors(generation - AHEAD - 1, history)
         slots = range(self.c.population_size)
         if generation == 1:
             children = [self.child(k, 1, (first_weights(self.c, k),)) for k in slots]

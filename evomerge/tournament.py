@@ -63,7 +63,7 @@ class Tournament(SearchStrategy):
                 "score",
                 (one.id,),
                 role="look",
-                args=_all_of_it(one),
+                args={**_model_of(one), "on": "validation", "earlier": one.id},
                 optional=True,
             )
             for one in best
@@ -121,11 +121,6 @@ class Tournament(SearchStrategy):
 def _model_of(one: Member) -> dict[str, Any]:
     """Of a recipe's arguments what it makes."""
     return {key: one.recipe.args[key] for key in ("name", "technique", "formula") if key in one.recipe.args}
-
-
-def _all_of_it(one: Member) -> dict[str, Any]:
-    """What makes the same, and asks it whatever it was not asked."""
-    return {**_model_of(one), "on": "validation", "earlier": one.id}
 
 
 def formula_of(recipe: Recipe) -> Formula:

@@ -4,11 +4,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from fleet.run_config import UserError
-from fleet.snapshots import Saver
 from fleet.work import Work
 from train import packing
 from train.batches import shuffled
@@ -52,9 +50,9 @@ def make_rollouts(runtime: PosttrainingRuntime, work: Work, args: RolloutArgs) -
     seeds = [answering.seed_of(*key, n // c.of_grpo.answers, n % c.of_grpo.answers) for n in range(len(asked))]
     said = answers_so_far(work)
     for some in judged(runtime, work, child, asked, seeds, genome["temperature"], len(said)):
-        said += some
+        said.extend(some)
         if len(said) < len(asked):
-            work.between_steps(len(said), partial(_keep_answers, said), small=True)
+            work.between_steps(len(said), lambda to: to.write(_SO_FAR, rollouts.packed_answers(said)), small=True)
     size, prompts = c.of_grpo.answers, ChatWriter(child.live.tokenizer)
     groups = []
     for n in range(0, len(said), size):
@@ -71,10 +69,6 @@ def answers_so_far(work: Work) -> list[Judged]:
     """Of an earlier attempt: whole batches."""
     snapshot = work.resume()
     return rollouts.unpacked_answers(snapshot.read(_SO_FAR)) if snapshot else []
-
-
-def _keep_answers(said: Sequence[Judged], saver: Saver) -> None:
-    saver.write(_SO_FAR, rollouts.packed_answers(said))
 
 
 def own_questions(

@@ -211,10 +211,6 @@ def make_own_child(runtime: OwnLoopRuntime, work: Work, turn: ChildArgs) -> Metr
     return metrics
 
 
-def make_first(runtime: OwnLoopRuntime, work: Work, args: InitArgs) -> Metrics:
-    return runtime.begin(work)
-
-
 def cut_first(runtime: OwnLoopRuntime, work: Work, args: ShardArgs) -> Metrics:
     return _carried(work, exchange_tasks.cut_shard(runtime, work, args))
 
@@ -248,7 +244,7 @@ def _finite(total: Any) -> float:
 
 
 TASKS: Mapping[str, Task[OwnLoopRuntime]] = {
-    "init": Task(make_first, InitArgs),
+    "init": Task(lambda runtime, work, args: runtime.begin(work), InitArgs),
     "cut": Task(cut_first, ShardArgs),
     "replica": Task(exchange_tasks.make_replica, Turn),
     "shard": Task(make_own_shard, ShardArgs, early=True),
