@@ -45,7 +45,7 @@ class LessonBatch:
     batch: Batch
     advantage: Tensor
     behaviour: Tensor  # log-probabilities of who gave the answers
-    with_first_logprobs: Tensor  # those of the policy that the steps begin with
+    first: Tensor  # those of the policy that the steps begin with
     temperature: float
 
     @property
