@@ -10,7 +10,7 @@ from fleet.run_config import UserError
 from fleet.status import View
 from fleet.work import Interrupted
 from tests.helpers import LONG, kill, until
-from tests.small import config, finished, worker
+from tests.small import config, finished, run_digest, worker
 from tests.test_divergence import console_text
 from tests.test_fork import forking
 from train.member.own_fragments import LOST
@@ -19,6 +19,7 @@ from train.pretraining_export import Exporter
 from train.training_commands import check_settings
 
 FOUR = {"algorithm": "diloco", "fragments": 4, "shards": 2, "inner_steps": 2, "max_generations": 6}
+either = pytest.mark.parametrize("overlap", [0, 1])  # whether a part is there in the next round, or in the one after it
 
 
 def losses(history):
@@ -58,18 +59,32 @@ def test_one_fragment_is_exchanged_at_a_time_and_a_quarter_of_the_bytes(tmp_path
     assert published[1] == pytest.approx(published[0] / 4, rel=0.1)
 
 
-def test_its_own_weights_are_what_a_slot_goes_on_from(tmp_path):
+@either
+def test_its_own_weights_are_what_a_slot_goes_on_from(tmp_path, overlap):
     """One replica alone, whose changes arrive as they are: that is training without a pause, in whatever parts."""
-    exact = {"population_size": 1, "wire_dtype": "fp32", "inner_optimizer_state": "exact", "shards": 1}
-    apart, whole = (finished(tmp_path / str(n), **{**FOUR, **exact, "fragments": n}) for n in (3, 1))
+    exact = {"population_size": 1, "wire_dtype": "fp32", "shards": 1}
+    exact |= {"inner_optimizer_state": "reset" if overlap else "exact"}  # moments arrive late, too
+    apart = finished(tmp_path / "apart", **{**FOUR, **exact, "fragments": 3, "overlap": overlap})
+    whole = finished(tmp_path / "whole", **{**FOUR, **exact, "fragments": 1})
     trained = [[history[f"{n}/replica-0"].metrics["train_loss"] for n in range(1, 7)] for history in (apart, whole)]
     assert trained[0] == pytest.approx(trained[1], rel=1e-5)
-    lost = made_by(tmp_path / "lost", lambda id: int(id == "3/replica-0"), **{**exact, "fragments": 3})
+    keys = {**exact, "fragments": 3, "overlap": overlap}
+    lost = made_by(tmp_path / "lost", lambda id: int(id == "3/replica-0"), **keys)
     assert lost["3/replica-0"].metrics["train_loss"] != pytest.approx(trained[1][2], rel=1e-5)
 
 
-def test_what_is_lost_with_a_machine_is_told_everywhere(tmp_path, calm):
-    history = made_by(tmp_path / "moved", lambda id: int(id in ("5/replica-1", "6/replica-1")))
+def test_a_part_that_comes_late_is_what_came_of_the_round_before_the_last(tmp_path, calm):
+    """Nobody waits for the last round's; who stays loses nothing, and makes the same again."""
+    late, again = (finished(tmp_path / str(n), **FOUR, overlap=1) for n in range(2))
+    assert [late[id].origin for id in late["4/replica-0"].recipe.parents] == [
+        *("0/shard-0", "0/shard-1", "1/shard-2", "1/shard-3", "2/shard-4", "2/shard-5", "0/shard-6", "0/shard-7")
+    ]
+    assert not losses(late) and digest(late) == digest(again) != digest(calm)
+
+
+@either
+def test_what_is_lost_with_a_machine_is_told_everywhere(tmp_path, calm, overlap):
+    history = made_by(tmp_path / "moved", lambda id: int(id in ("5/replica-1", "6/replica-1")), overlap=overlap)
     assert losses(history) == ["5/replica-1"] and digest(history) != digest(calm)
     assert Progress(history, 6).line(5).endswith("per byte, replica-1 lost what it had not exchanged")
     assert [point(history, round).values.get("members/lost_own") for round in (4, 5, 6)] == [None, 1.0, None]
@@ -90,17 +105,22 @@ def test_who_looks_at_the_status_is_told(tmp_path):
     assert "round 5: replica-1 lost what it had not exchanged" in console_text(View(tmp_path / "run").picture())
 
 
-def test_who_comes_back_has_what_does_not_count_any_more(tmp_path):
-    assert losses(made_by(tmp_path / "back", lambda id: int(id == "4/replica-3"))) == ["4/replica-3", "5/replica-3"]
+@either
+def test_who_comes_back_has_what_does_not_count_any_more(tmp_path, overlap):
+    history = made_by(tmp_path / "back", lambda id: int(id == "4/replica-3"), overlap=overlap)
+    assert losses(history) == ["4/replica-3", "5/replica-3"]
 
 
+@either
 @pytest.mark.parametrize("lost", [False, True])
-def test_who_goes_on_from_a_snapshot_has_lost_what_had_been_lost_before_it(tmp_path, lost):
-    c, there, hit = config(**{**FOUR, "inner_steps": 4}), [maker(config(**FOUR)) for _ in range(3)], list[str]()
+def test_who_goes_on_from_a_snapshot_has_lost_what_had_been_lost_before_it(tmp_path, lost, overlap):
+    """Where parts come late, the one who goes on does not know what was learned since the turn began: see the last."""
+    c = config(**{**FOUR, "inner_steps": 4, "overlap": overlap})
+    there, hit = [maker(config(**FOUR, overlap=overlap)) for _ in range(3)], list[str]()
 
     def make(work):
         if work.id != "5/replica-1":
-            return there[0](work)
+            return there[2 if hit and overlap and work.recipe.slot == "replica-1" else 0](work)
         between = work.between_steps
 
         def once(step, save):
@@ -119,11 +139,12 @@ def test_who_goes_on_from_a_snapshot_has_lost_what_had_been_lost_before_it(tmp_p
     assert losses(one.history)[:1] == (["5/replica-1"] if lost else ["6/replica-1"])
 
 
-def test_the_whole_model_is_exported_and_a_fork_goes_on_from_it(tmp_path):
-    history = finished(tmp_path, **FOUR)
+@either
+def test_the_whole_model_is_exported_and_a_fork_goes_on_from_it(tmp_path, overlap):
+    history = finished(tmp_path, **FOUR, overlap=overlap)
     members, weights = Exporter(tmp_path / "run").chosen("average")
     assert len(members) == 8 and len(weights) == history["0/init-0"].metrics["parameters"]
-    longer = forking(tmp_path, **{**FOUR, "max_generations": 8})
+    longer = forking(tmp_path, **{**FOUR, "max_generations": 8, "overlap": 1})
     assert longer.over and losses(longer) == [f"7/replica-{k}" for k in range(4)]
 
 
@@ -131,13 +152,23 @@ def test_the_whole_model_is_exported_and_a_fork_goes_on_from_it(tmp_path):
     "keys, why",
     [
         ({"algorithm": "edt"}, "FRAGMENTS are there for DiLoCo, which has one model to cut: set FRAGMENTS to 1"),
-        ({"overlap": 1}, "FRAGMENTS and OVERLAP are two ways to part an exchange: use one, and leave the other out"),
         ({"error_feedback": True}, "ERROR_FEEDBACK is there for models exchanged as a whole: set FRAGMENTS to 1"),
     ],
 )
 def test_what_does_not_go_with_it_is_refused(keys, why):
     with pytest.raises(UserError, match=why):
         check_settings(config(**{**FOUR, **keys}))
+
+
+@pytest.mark.slow
+def test_two_lanes_make_the_bytes_of_one(pretraining):
+    """Where parts come late, a lane writes while the next turn has begun."""
+    keys = {**FOUR, "max_generations": 12, "overlap": 1}
+    runs = [pretraining("diloco_sim.py", **keys, disk_lane=lane) for lane in (False, True)]
+    for run in runs:
+        run.start(1).ends(0, LONG)
+        assert not losses(run.history())
+    assert run_digest(runs[0]) == run_digest(runs[1])
 
 
 @pytest.mark.slow

@@ -24,8 +24,8 @@ def exchange_problems(config: ExchangeConfig) -> Iterator[tuple[object, str]]:
 
 
 def _of_diloco(config: ExchangeConfig) -> tuple[tuple[object, str], ...]:
-    shards, size, halves = config.shard_count, config.population_size, config.overlap
-    parts = config.fragments > 1
+    shards, size, parts = config.shard_count, config.population_size, config.fragments > 1
+    halves = config.in_halves
     return (
         (shards * size > _MOST, f"SHARDS is {shards}: {_many('files', shards, size)}"),
         (config.first_models > 1, "INITIAL_POPULATION: DiLoCo begins with one model"),
@@ -38,7 +38,6 @@ def _of_diloco(config: ExchangeConfig) -> tuple[tuple[object, str], ...]:
             halves and config.outer_momentum,
             "OVERLAP is there without momentum of the outer step: set OUTER_MOMENTUM to 0, its default",
         ),
-        (parts and halves, "FRAGMENTS and OVERLAP are two ways to part an exchange: use one, and leave the other out"),
         (
             parts and config.error_feedback,
             "ERROR_FEEDBACK is there for models exchanged as a whole: set FRAGMENTS to 1",

@@ -64,7 +64,8 @@ class ExchangeSection(Section):
     )
     overlap: Literal[0, 1] = bound(
         0,
-        "DiLoCo: 1: two halves of the replicas take turns: while one trains, the other's changes come together.",
+        "DiLoCo: 1: nobody waits for an exchange. Two halves of the replicas take turns: while one trains, the other's "
+        "changes come together; with FRAGMENTS, a part's do while all train on.",
     )
     fragments: int = bound(
         1,
@@ -183,6 +184,16 @@ class ExchangeConfig(EvolutionSection, ExchangeSection, FleetConfig):
     def shard_count(self) -> int:
         """Of a run that begins; each fragment has as many."""
         return self.fragments * (self.shards or min(self.population_size, READERS))
+
+    @property
+    def in_halves(self) -> bool:
+        """Whether the replicas train by turns."""
+        return bool(self.overlap) and self.fragments == 1
+
+    @property
+    def comes_late(self) -> bool:
+        """Whether what a round exchanges is there not in the next one, but in the one after it."""
+        return bool(self.overlap) and self.fragments > 1
 
     def exchanged_in(self, round: int, shards: int) -> range:
         """Of all shards, those of the fragment whose turn it is."""

@@ -88,7 +88,7 @@ class Forecast:
         change, lost = _bytes(count, c.wire), _bytes(count, LOST_WIRE) if c.feeds_back else 0.0
         weights, update = _bytes(count, "fp32"), _bytes(count, c.wire) if c.wire in LOSSY_WIRES else 0.0
         momentum = weights if c.outer_momentum else 0.0
-        shard = (weights + momentum + update + lost + moments) * (1 + c.overlap) / c.population_size
+        shard = (weights + momentum + update + lost + moments) * (1 + c.in_halves) / c.population_size
         model = (update or weights) * min(1.0, self.here.workers / c.population_size)  # each worker reads it once
         reads = model + change + lost + 2 * moments + (momentum + lost) / c.population_size
         looks = momentum / c.population_size  # at all of it

@@ -206,8 +206,15 @@ def make_replica(runtime: MemberRuntime, work: Work, turn: Turn) -> Metrics:
     for moment, vector in moments:
         vectors.save_parts(work, moment.stem, vector, len(shards), moment.wire, exchanged)
     if c.fragments > 1:
-        own.keep(work, turn, weights, moments)
+        late = c.exchanged_in(turn.round - 1, len(shards))  # comes together meanwhile
+        since = partial(_since, start, weights, [(n, cuts[n]) for n in late])
+        own.keep(work, turn, weights, moments, since)
     return {**metrics, **diverged, **own.said}
+
+
+def _since(start: Tensor, end: Tensor, cuts: Sequence[tuple[int, range]]) -> dict[int, Tensor]:
+    """What has been learned in some ranges."""
+    return {n: end[cut.start : cut.stop] - start[cut.start : cut.stop] for n, cut in cuts}
 
 
 def cut_shard(runtime: MemberRuntime, work: Work, args: ShardArgs) -> Metrics:

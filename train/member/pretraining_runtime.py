@@ -39,7 +39,7 @@ class PretrainingRuntime:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self.config = config
         self.outer, self.usual = outer_of(config), Genome()
-        self.global_model, self.own = GlobalModel(), OwnFragments()
+        self.global_model, self.own = GlobalModel(), OwnFragments(config.comes_late)
         self._learner: Learner | None = None
 
     def learner(self, work: Work) -> Learner:
