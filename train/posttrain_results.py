@@ -210,5 +210,5 @@ def _described(known: Tree, history: History, id: str) -> str:
     if "steps" in member.metrics:
         data = member.recipe.genome["data"]
         shares = ", ".join(f"{each / sum(data.values()):.0%} {name}" for name, each in data.items() if each)
-        words += [f"{member.recipe.args['how']} for {several(member.metrics['steps'], 'step')} on {shares}"]
+        words += [f"{member.recipe.args['learns_by']} for {several(member.metrics['steps'], 'step')} on {shares}"]
     return f"- `{id}`: {'; '.join(words)}; fitness {member.metrics['fitness']:.4f}"
