@@ -5,7 +5,8 @@
 Runs of a small model: four hosts, each with a worker, and a mount of the one disk through a pipe of so many bytes a
 second. A training takes the same time in all of them, in which the processor is mostly free, as a GPU leaves it. The
 pipe is so narrow that the whole exchange, all in fp32, would take as long as the training. Utilisation: of each
-worker's time from the beginning of its third round to that of its last one, what it trained.
+worker's time from the beginning of its third round to that of its last one, what it trained. With FRAGMENTS, rounds are
+so much shorter that each part is exchanged as often as the whole is without.
 """
 
 import json
@@ -45,6 +46,8 @@ ROWS: list[tuple[str, Mapping[str, Any], int]] = [
     ("DISK_LANE, OVERLAP 1", LATE, 2),
     ("int4, moments in 8 bits", {}, 1),
     ("DISK_LANE, OVERLAP 1", LATE, 1),
+    ("DISK_LANE, FRAGMENTS 4", {**LANE, "fragments": 4}, 1),
+    ("DISK_LANE, OVERLAP 1, FRAGMENTS 4", {**LATE, "fragments": 4}, 1),
 ]  # what it is called, its keys, slots of a host
 WARM = 3  # the first round that is counted
 app = App(name="python -m benchmarks.utilisation", help=__doc__, version_flags=[])
@@ -152,8 +155,9 @@ def main(slots: int = 8, seconds: float = 5.0, rounds: int = 8, delay: float = 0
         hosts = 4
         there = hosts * each
         rate = MODELS * there * PARAMETERS * 4 / 2 / (seconds * each)  # both ways at a time
-        config = config_of({"algorithm": "diloco", **keys}, there, rounds)
-        found, moved = trained(config, hosts, seconds, (rate, delay))
+        parts = int(keys.get("fragments", 1))  # in rounds that are as much shorter
+        config = config_of({"algorithm": "diloco", **keys}, there, rounds * parts)
+        found, moved = trained(config, hosts, seconds / parts, (rate, delay))
         share = share_of(found)
         shown.add_row(name, str(each), f"{share:.1%}", f"{moved / 1e6:.2f} of {2 * rate / 1e6:.2f}")
         print(f"{name}, {each} slots a host: {share:.1%}", flush=True)

@@ -23,6 +23,7 @@ from tests.posttraining import finished, questions, rl_config, worker
 from train.member import posttraining_genome
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.rl import answering, reward_curves, rollouts
+from train.rl.question_rows import few_held_out
 from train.rl.rollouts import FILE
 
 
@@ -58,13 +59,31 @@ def test_a_child_learns_from_its_own_answers_and_from_others(ran):
 def test_what_answers_were_worth_is_told(ran):
     point = reward_curves.points(ran, 2)[0].values
     assert point["reward"] == pytest.approx(np.mean([ran[f"2/r{k}"].metrics["reward"] for k in (1, 2, 3)]))
-    assert any(key.endswith("a.jsonl/correct") for key in point) and point["generated/second"] > 0
+    assert "reward/a.jsonl/correct" in point and point["generated/second"] > 0
     assert point["fitness/best"] == fleet_points.points(ran, 2)[0].values["fitness/best"]
     line = reward_curves.line(ran, 2)
     assert re.search(r"answers: brief .*, correct 0\.\d+, format .*, \d+% of the groups tell nothing, \d", line)
     assert json.loads(ran["2/r1"].metrics["samples"])["best"][0]["question"]
     shown = page(RunReader(ran.store.root).look())
     assert "a.jsonl/correct</bdi>" in shown and "Answers of the last round" in shown
+
+
+def test_one_member_that_goes_on_by_itself_is_plain_grpo(tmp_path):
+    alone = {"population_size": 1, "elitism": 0, "max_generations": 2}
+    history = finished(c := rl_config(tmp_path, models=1, selection="pbt", **alone))
+    assert history["2/m0"].recipe.parents == ("1/m0",)
+    assert history["2/m0"].recipe.genome == posttraining_genome.unmutated(c)
+    assert history["2/m0"].digests["model.safetensors"] != history["1/m0"].digests["model.safetensors"]
+    with pytest.raises(ValueError, match="POPULATION_SIZE is 1, and SELECTION rank: with pbt one member goes on"):
+        rl_config(tmp_path, models=1, **alone)
+
+
+def test_few_questions_to_be_judged_by_are_told_of(tmp_path):
+    c = rl_config(tmp_path)
+    why = "of its 60 questions about 3 decide who is fit, and about 3 are the test: so few say little"
+    assert few_held_out(c, c.mutation_datasets[0]) == f"environment a.jsonl: {why}"
+    questions(tmp_path / "a.jsonl", "a", count=1000)
+    assert few_held_out(c, c.mutation_datasets[0]) == ""
 
 
 def test_genes_of_rewards_are_inherited_and_judge_nobody(tmp_path, ran):
