@@ -13,10 +13,10 @@ docs/exchange.md explains it.
 from dataclasses import dataclass
 from functools import partial
 
-import edt_loop
+import own_loop_join
 from fleet.recipe import Past, Recipe, kept_as
 from train.exchange_config import ExchangeConfig
-from train.training_recipes import (
+from train.recipe_arguments import (
     EvaluationArgs,
     ShardArgs,
     Turn,
@@ -89,7 +89,7 @@ class DiLoCo:
         return Recipe("global", "global", whole, needs, "summary", args, optional=True)
 
 
-join = edt_loop.joining(ALGORITHM, DiLoCo)  # for a training loop of your own: docs/own-loop.md
+join = own_loop_join.joining(ALGORITHM, DiLoCo)  # for a training loop of your own: docs/own-loop.md
 
 
 def command() -> None:

@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-import edt_loop
+import own_loop_join
 from fleet.recipe import AHEAD, Member, Past, Recipe, Unplannable, kept_as
 from train.exchange_config import ExchangeConfig
 from train.parent_selection import GROUPINGS, select_parents, unfitness
-from train.training_recipes import (
+from train.recipe_arguments import (
     FIRST,
     ChildArgs,
     EvaluationArgs,
@@ -47,15 +47,16 @@ class EDT:
             return []
         if generation == 0:
             return round_zero(self.c)
+        # the newest generation that is surely finished when this one may be planned
         self.check_survivors(generation - AHEAD - 1, history)
         slots = range(self.c.population_size)
         if generation == 1:
             children = [self.child(k, 1, (first_weights(self.c, k),)) for k in slots]
-        elif self.c.selects_by_fitness:
+        elif self.c.draws_parents:
             children = self.children_of_the_fit(generation, history)
         else:
             children = self.children_of_groups(generation, history)
-        return [*children, *self.means(generation), *self.evaluation(generation)]
+        return [*children, *self.mean_parts(generation), *self.evaluation(generation)]
 
     def check_survivors(self, generation: int, history: Past) -> None:
         """Where slots may be absent, all of them might: of a generation that is finished, somebody has to be there."""
@@ -79,7 +80,8 @@ class EDT:
         for recipe in history.plan(generation - 1):
             if recipe.task == "mean-part":
                 made[recipe.parents].append(f"{generation - 1}/{recipe.slot}")
-        needs = {group: (*made[group], *training_inputs(self.c)) for group in groups.values()}  # each is its own parent
+        # no `before`: a slot is in its own group, so its last member is among the parents
+        needs = {group: (*made[group], *training_inputs(self.c)) for group in groups.values()}
         return [self.child(k, generation, group, needs[group], parts=len(made[group])) for k, group in groups.items()]
 
     def groups(self, generation: int) -> dict[int, tuple[str, ...]]:
@@ -89,7 +91,7 @@ class EDT:
         ids = {first: tuple(f"{generation - 1}/m{p}" for p in group) for first, group in groups.items()}
         return {k: ids[slots[k][0]] for k in range(self.c.population_size)}
 
-    def means(self, generation: int) -> list[Recipe]:
+    def mean_parts(self, generation: int) -> list[Recipe]:
         """Where the next generation begins: a group's mean is made once, each member's share of it by whoever comes
         first, and read by all of the group. Two have no use for that."""
         count = self.c.mean_parts
@@ -146,7 +148,7 @@ class EDT:
         return np.random.default_rng([self.c.seed, *key])
 
 
-join = edt_loop.joining(ALGORITHM, EDT)  # for a training loop of your own: docs/own-loop.md
+join = own_loop_join.joining(ALGORITHM, EDT)  # for a training loop of your own: docs/own-loop.md
 
 
 def command() -> None:

@@ -16,8 +16,8 @@ from edt_evomerge import EvoMerge
 from fleet.recipe import Past, Recipe, kept_as
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.posttrain.posttrain_sections import ES
+from train.recipe_arguments import FIRST, EvaluationArgs, PerturbationArgs, PublishArgs, StepArgs, unique
 from train.training_commands import breeding
-from train.training_recipes import FIRST, EvaluationArgs, PerturbationArgs, PublishArgs, StepArgs, unique
 
 MODEL, STEP = "model", "step"
 

@@ -17,15 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from fleet.recipe import Past, Recipe, kept_as, place
+from fleet.recipe import Past, Recipe, kept_as, round_and_slot
 from train.fitness_config import FINALISTS, KNOWN
 from train.member import posttraining_genome
 from train.parent_selection import RULES, Rival, attracted, by_fitness, exploited, matched, select_parents
-from train.posttrain import rollout_recipes as rollouts
+from train.posttrain import rollout_recipes
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.posttrain.posttrain_fitness import rival_of
+from train.recipe_arguments import FIRST, EvaluationArgs, InitArgs, PosttrainChildArgs, SourceArgs, unique
 from train.training_commands import breeding
-from train.training_recipes import FIRST, EvaluationArgs, InitArgs, PosttrainChildArgs, SourceArgs, unique
 
 ALGORITHM = "edt-evomerge"
 
@@ -38,11 +38,11 @@ class EvoMerge:
         if generation == 0:
             return self.round_zero()
         if generation == 1:
-            return self.evaluated(1, self.first_members(), history)
+            return self.with_rollouts_and_looks(1, self.first_members(), history)
         last = self.c.max_generations
         if generation <= last:
-            members = self.evaluated(generation, self.children(generation, history), history)
-            return [*members, *rollouts.carried(self.c, history.plan(generation - 1), generation)]
+            members = self.with_rollouts_and_looks(generation, self.children(generation, history), history)
+            return [*members, *rollout_recipes.carried(self.c, history.plan(generation - 1), generation)]
         ending = [self.finals] if self.asks_few(last) else []
         ending = [*ending, self.final_evaluations]
         return ending[generation - last - 1](generation, history) if generation <= last + len(ending) else []
@@ -121,7 +121,7 @@ class EvoMerge:
             own, rng = f"{generation - 1}/m{k}", self.rng(generation, k)
             parent = exploited(ids, own, rng)
             genome = genomes[parent] if parent == own else posttraining_genome.mutated(self.c, genomes[parent], rng)
-            yield self.child(generation, k, (parent,), genome, self.others(generation, k, history))
+            yield self.child(generation, k, (parent,), genome, self.others_rollouts(generation, k, history))
 
     @property
     def plans_ahead(self) -> bool:
@@ -147,11 +147,11 @@ class EvoMerge:
         rival: str = "",
     ) -> Recipe:
         genome = posttraining_genome.child(self.c, [genomes[id] for id in parents], self.rng(generation, k, 2))
-        return self.child(generation, k, unique(*parents), genome, self.others(generation, k, history), rival)
+        return self.child(generation, k, unique(*parents), genome, self.others_rollouts(generation, k, history), rival)
 
-    def others(self, generation: int, k: int, history: Past) -> tuple[str, ...]:
+    def others_rollouts(self, generation: int, k: int, history: Past) -> tuple[str, ...]:
         """Whose rollouts a child learns from besides its own."""
-        return rollouts.shared(self.c, history.plan(generation - 1), generation - 1, k)
+        return rollout_recipes.shared(self.c, history.plan(generation - 1), generation - 1, k)
 
     def child(
         self,
@@ -164,43 +164,45 @@ class EvoMerge:
     ) -> Recipe:
         technique = str(self.c.crossover["method"]) if len(parents) > 1 else "copy"
         base = f"0/init-{self.c.models.index(self.c.base_model)}" if self.c.base_model else ""
-        how = self.c.mutation if self.c.mutation != "none" else ""
-        own = f"{generation}/{rollouts.slot_of(k)}" if how == "grpo" else ""
+        learns_by = self.c.mutation if self.c.mutation != "none" else ""
+        own = f"{generation}/{rollout_recipes.slot_of(k)}" if learns_by == "grpo" else ""
         asked = {**self.asked(generation), **({"rival": rival} if rival else {})}
-        asked = {**asked, **({"rollouts": own, "others": [*others]} if own else {})}
-        args = PosttrainChildArgs(**asked, slot=k, technique=technique, base=base, how=how)
-        more = (*self.known(generation), *((rival,) if rival else ()))
+        asked = {**asked, **({"own_rollouts_id": own, "others_rollouts_ids": [*others]} if own else {})}
+        args = PosttrainChildArgs(**asked, slot=k, technique=technique, base=base, learns_by=learns_by)
+        more = (*self.calibration_ids(generation), *((rival,) if rival else ()))
         needs = (*unique(own, *others), *self.needs(parents, base), *more)
         return Recipe(f"m{k}", "child", parents, needs, args=args.plain(), genome=genome)
 
-    def evaluated(self, generation: int, members: list[Recipe], history: Past) -> list[Recipe]:
-        """Whoever learns from rewards answers first. Who was not made in this generation answers its questions, too; in
-        a race before the others."""
+    def with_rollouts_and_looks(self, generation: int, members: list[Recipe], history: Past) -> list[Recipe]:
+        """The plan of a generation: before children that learn from rewards, their `rollouts`; for each member that is
+        carried over, a `look` at this generation's questions, in a race before the children."""
         asked, carried = EvaluationArgs(**self.asked(generation)), [one for one in members if one.carried]
         looks = [self.evaluation(evaluation_of(m.slot), m.parents[0], asked, generation=generation) for m in carried]
-        answering = [rollouts.of_child(child, self.needs) for child in members if child.args.get("rollouts")]
+        answering = [
+            rollout_recipes.of_child(child, self.needs) for child in members if child.args.get("own_rollouts_id")
+        ]
         if self.c.fitness_from == "racing":
             return [*carried, *looks, *answering, *(one for one in members if not one.carried)]
-        calibration = [self.calibration(history)] if self.known(generation) else []
+        calibration = [self.calibration(history)] if self.calibration_ids(generation) else []
         return [*calibration, *answering, *members, *looks]
 
     def evaluation(self, slot: str, id: str, asked: EvaluationArgs, role: str = "look", generation: int = 0) -> Recipe:
-        return Recipe(slot, "look", (id,), (*self.needs((id,)), *self.known(generation)), role, asked.plain())
+        return Recipe(slot, "look", (id,), (*self.needs((id,)), *self.calibration_ids(generation)), role, asked.plain())
 
     def asked(self, generation: int) -> dict[str, Any]:
-        few = {"few": KNOWN} if self.asks_few(generation) else {}
+        few = {"calibration": KNOWN} if self.asks_few(generation) else {}
         return {"on": "validation", "generation": generation, **few}
 
     def asks_few(self, generation: int) -> bool:
         return self.c.fitness_from == "irt" and generation > 1
 
-    def known(self, generation: int) -> tuple[str, ...]:
-        """What the second generation waits for; those after it find it there."""
+    def calibration_ids(self, generation: int) -> tuple[str, ...]:
+        """The second generation reads the calibration made beside it; later ones need not wait for it."""
         return (KNOWN,) if self.asks_few(generation) and generation == 2 else ()
 
     def calibration(self, history: Past) -> Recipe:
         there = [f"1/{recipe.slot}" for recipe in history.plan(1) if recipe.task in ("child", "look")]
-        return Recipe(place(KNOWN)[1], "calibrate", (), (*there,), "tool")
+        return Recipe(round_and_slot(KNOWN)[1], "calibrate", (), (*there,), "tool")
 
     def finals(self, generation: int, history: Past) -> list[Recipe]:
         """The best by their estimates answer all questions."""
@@ -208,8 +210,8 @@ class EvoMerge:
         at = {f"{last}/{recipe.slot}": answers_of(recipe) for recipe in history.plan(last)}
         best = [one.id for one in by_fitness(self.rivals(last, history))[:FINALISTS]]
         asked = {id: EvaluationArgs(on="validation", generation=last, earlier=f"{last}/{at[id]}") for id in best}
-        looks = [self.evaluation(evaluation_of(place(id)[1]), id, asked[id]) for id in best]
-        return [*(kept_as(place(id)[1], id) for id in best), *looks]
+        looks = [self.evaluation(evaluation_of(round_and_slot(id)[1]), id, asked[id]) for id in best]
+        return [*(kept_as(round_and_slot(id)[1], id) for id in best), *looks]
 
     def final_evaluations(self, generation: int, history: Past) -> list[Recipe]:
         best, asked = self.best(generation - 1, history), EvaluationArgs(on="test")

@@ -24,7 +24,7 @@ from fleet import launches
 from fleet.host import Host
 from fleet.pace import kind
 from fleet.processes import options
-from fleet.recipe import place
+from fleet.recipe import round_and_slot
 from fleet.run import create_run, open_run
 from fleet.work import Maker, Work
 from fleet.worker import Worker
@@ -79,9 +79,9 @@ def moved(config: TrainConfig, warm: bool) -> Moved:
     for event in map(json.loads, lines):
         if event["what"] == "made" and event["id"] == "0/init-0":
             size = event["written"]  # the first weights, and a small configuration
-        if event["what"] == "made" and place(event["id"])[0] > 2:
-            found[kind(place(event["id"])[1])][0] += event["written"]
-            found[kind(place(event["id"])[1])][1] += event["read"]
+        if event["what"] == "made" and round_and_slot(event["id"])[0] > 2:
+            found[kind(round_and_slot(event["id"])[1])][0] += event["written"]
+            found[kind(round_and_slot(event["id"])[1])][1] += event["read"]
     whole = size * config.population_size * (config.max_generations - 2)
     return {name: (written / whole, read / whole) for name, (written, read) in found.items()}
 

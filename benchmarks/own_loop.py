@@ -39,7 +39,7 @@ def ours(place: Path, seed: int) -> Exporter:
 
 def theirs(place: Path, exporter: Exporter) -> None:
     """The same in a loop as people write it; the exporter's model holds what comes of it."""
-    c, model, sources = exporter.config, exporter.model, exporter.sources("train")
+    c, model, sources = exporter.config, exporter.model, exporter.token_files("train")
     hold(exporter, "0-init-0")
     tables = [p for p in model.parameters() if p.ndim > 1]
     groups = [{"params": tables, "weight_decay": c.weight_decay},
@@ -71,7 +71,7 @@ def loss_of(exporter: Exporter) -> float:
     model = exporter.model.eval()
     with torch.inference_mode():
         loss = lambda windows: float(language_loss(model, windows))  # noqa: E731
-        found = evaluated(loss, exporter.sources("test"), exporter.config, "test")
+        found = evaluated(loss, exporter.token_files("test"), exporter.config, "test")
     model.train()
     return float(found["loss"])
 

@@ -32,8 +32,8 @@ from fleet.host import Host
 from fleet.processes import options
 from fleet.run import create_run, open_run
 from fleet.worker import Worker
+from train.recipe_arguments import OFF_DEVICE
 from train.training_config import TrainConfig
-from train.training_recipes import OFF_DEVICE
 
 MODELS = 6.7  # that a slot writes and reads in a round, all in fp32: benchmarks.exchange
 PARAMETERS = 124e3

@@ -308,4 +308,5 @@ class TournamentConfig(FleetConfig):
 
     @property
     def rounds(self) -> int:
-        return self.evolution_settings.num_generations + 1  # the last one is the held-out test
+        """Generations, with irt the finals, and the held-out test."""
+        return self.evolution_settings.num_generations + (self.evaluation_settings.fitness_from == "irt") + 1

@@ -1,4 +1,5 @@
-"""Eight merged models, tournaments, one winner: step by step, or as a run that can be stopped and goes on."""
+"""The API for programs: a tournament's steps without a run, and `run_evolutionary_tournament`, which is what `--run`
+does (tournament_running.py)."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from evomerge.config import Configuration, ModelReference
 from evomerge.formula import Formula, in_words
 from evomerge.given_models import resolved
 from evomerge.merger import AdvancedModelMerger, known
-from evomerge.tournament import last_generation, scored, worth
+from evomerge.tournament import ended_after, scored, worth
 from evomerge.utils import EvoMergeException, expected, log
 from evomerge.variation import Pool, Scored, can_mutate, crossed, first, mutated, next_generation, ranked
 from fleet.run_config import UserError
@@ -96,7 +97,7 @@ class EvolutionaryMerger:
                 if not past[-1]:
                     raise EvoMergeException("no model of this generation could be made and scored; the log says why")
                 log.info("generation %d: best %.4f", len(past), max(past[-1]))
-                if last_generation(self.e, past) is not None:
+                if ended_after(self.e, past) is not None:
                     break
                 entries = self._next(evaluator, entries, pool, len(past) + 1)
             return self.merger.built(lambda names, layers: ranked(entries)[0].formula, models, base, "winner")

@@ -10,7 +10,7 @@ from typing import Any
 from evomerge.config import BITS, EvaluationSettings, EvolutionSettings, TournamentConfig
 from evomerge.formula import Formula, in_words, makeup
 from evomerge.variation import Child, Pool, Scored, first, next_generation, ranked
-from fleet.recipe import Member, Past, Recipe, kept_as, place
+from fleet.recipe import Member, Past, Recipe, kept_as, round_and_slot
 from merge.search.search_strategy import CHECK, QuestionArgs, SearchStrategy
 from train.fitness_config import FINALISTS, KNOWN
 from train.splits import EvalSplit
@@ -29,7 +29,7 @@ class Tournament(SearchStrategy):
     c: TournamentConfig
 
     def last_generation(self, round: int, history: Past) -> int | None:
-        return last_generation(self.e, scores(history, round - 1))
+        return ended_after(self.e, scores(history, round - 1))
 
     def generation(self, round: int, history: Past) -> list[Recipe]:
         pool = Pool(self.c.merge_settings, self.names, int(history[CHECK].metrics["layers"]))
@@ -58,11 +58,18 @@ class Tournament(SearchStrategy):
         there = {member.id: member for member in members_of(history, last) if "score" in member.metrics}
         best = [there[one.id] for one in ranked([*map(as_scored, there.values())])[:FINALISTS]]
         looks = [
-            Recipe(f"look-{place(one.id)[1]}", "score", (one.id,), role="look", args=_all_of_it(one), optional=True)
+            Recipe(
+                f"look-{round_and_slot(one.id)[1]}",
+                "score",
+                (one.id,),
+                role="look",
+                args={**_model_of(one), "on": "validation", "earlier": one.id},
+                optional=True,
+            )
             for one in best
             if "standard_error" in one.metrics
         ]
-        return [*(kept_as(place(id)[1], id) for id in there), *looks] if looks else []
+        return [*(kept_as(round_and_slot(id)[1], id) for id in there), *looks] if looks else []
 
     def winner(self, last: int, history: Past) -> Recipe | None:
         if self.finals(last, history):
@@ -116,17 +123,12 @@ def _model_of(one: Member) -> dict[str, Any]:
     return {key: one.recipe.args[key] for key in ("name", "technique", "formula") if key in one.recipe.args}
 
 
-def _all_of_it(one: Member) -> dict[str, Any]:
-    """What makes the same, and asks it whatever it was not asked."""
-    return {**_model_of(one), "on": "validation", "earlier": one.id}
-
-
 def formula_of(recipe: Recipe) -> Formula:
     return Formula.model_validate(recipe.args["formula"])
 
 
 def members_of(history: Past, round: int, role: str = "member") -> list[Member]:
-    """A generation, all of it finished; or the given models of a round."""
+    """What a round made, of one role; all must be finished."""
     return [history[f"{round}/{recipe.slot}"] for recipe in history.plan(round) if recipe.role == role]
 
 
@@ -139,7 +141,7 @@ def scored(id: str, formula: Formula, metrics: Mapping[str, Any]) -> Scored:
 
 
 def worth(e: EvaluationSettings) -> dict[str, float]:
-    """Of each objective, to whom it is solved by."""
+    """How much solving each objective's questions is worth, in all."""
     return {BITS: e.text_weight, **{task.key: abs(task.weight) for task in e.tasks}}
 
 
@@ -159,8 +161,9 @@ def _scores(history: Past, round: int) -> list[float] | None:
     return [member.metrics["score"] for member in members if "score" in member.metrics] if members else None
 
 
-def last_generation(e: EvolutionSettings, scores: Sequence[Sequence[float]]) -> int | None:
-    """Which generation is the last one, if it has been: nothing got better for so long, or there were enough."""
+def ended_after(e: EvolutionSettings, scores: Sequence[Sequence[float]]) -> int | None:
+    """The number of the generation after which the search ended: nothing got better for so long, or there were enough;
+    None while it goes on."""
     best, at = float("-inf"), 0
     for n, generation in enumerate(scores, 1):
         if not generation:

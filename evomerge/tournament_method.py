@@ -41,7 +41,7 @@ def report(history: History) -> None:
     """history.json, in the run's folder."""
     from evomerge import tournament_results
 
-    tournament_results.keep(history)
+    tournament_results.write_history_json(history)
 
 
 METHOD = Method(

@@ -14,7 +14,7 @@ from evomerge.formula import Formula, makeup
 from evomerge.tournament import formula_of, members_of
 from fleet.history import History, opened
 from fleet.recipe import Member
-from merge.search.search_worker import keeping
+from merge.search.search_worker import writing_when_longer
 from train.parent_selection import dominance
 from train.passages import Losses, mean_and_error
 
@@ -126,7 +126,7 @@ def as_json(found: TournamentOutcome) -> bytes:
     return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-keep = keeping(
+write_history_json = writing_when_longer(
     HISTORY,
     read,
     lambda found: len(found.generations),

@@ -15,7 +15,7 @@ from evomerge.tournament_method import ALGORITHM
 from evomerge.tournament_view import TournamentView, better_ones, final_table, front_table
 from evomerge.utils import EvoMergeException, generate_text, load_models, prompted
 from fleet import gpus, lm_eval_command
-from fleet.ancestry.ancestry_files import PAGE, keep
+from fleet.ancestry.ancestry_files import PAGE, write_family_tree
 from fleet.busy_notice import saying
 from fleet.console import console
 from fleet.errors import absolute, refuse
@@ -105,7 +105,7 @@ def concluded(folder: Path) -> Path:
         raise UserError(f"no model could be made and scored: {address(folder)}/workers has the logs")
     where = winner_in(folder, found)
     history.store.replace(tournament_results.HISTORY, tournament_results.as_json(found))
-    keep(history)
+    write_family_tree(history)
     shown.print(final_table(found))
     for line in better_ones(found):
         shown.print(line, soft_wrap=True, markup=False, highlight=False)

@@ -7,7 +7,7 @@ from typing import Any
 from fleet import faults, strictjson
 from fleet.history import History
 from fleet.host import Host
-from fleet.recipe import place
+from fleet.recipe import round_and_slot
 from fleet.round_state import register
 from fleet.store import Store, Value
 
@@ -210,4 +210,4 @@ class Claims:
         return register(id, self.history.slot(id).version, f"{kind}.{n}")
 
     def _saw(self, id: str, kind: str, n: int) -> None:
-        self.history.saw(place(id)[0], self._path(id, kind, n).rpartition("/")[2])
+        self.history.saw(round_and_slot(id)[0], self._path(id, kind, n).rpartition("/")[2])

@@ -5,7 +5,7 @@ from statistics import median
 
 from fleet.history import History
 from fleet.host import Host
-from fleet.recipe import Recipe, alike, name, place
+from fleet.recipe import Recipe, alike, name, round_and_slot
 
 _USUAL = 1.5  # so many times what the others have taken are waited by themselves
 
@@ -44,7 +44,7 @@ class Elastic:
         return {
             input
             for recipe in alike(recipes).values()
-            if not any(self._certain(each) for each in recipe.inputs if place(each)[0] == round)
+            if not any(self._certain(each) for each in recipe.inputs if round_and_slot(each)[0] == round)
             for input in recipe.inputs
         }
 
@@ -55,4 +55,4 @@ class Elastic:
 
 def _counts(round: int, recipe: Recipe) -> bool:
     """Towards the quorum: not what is carried over, and not what can only look at others of its own round."""
-    return not recipe.carried and not any(place(input)[0] == round for input in recipe.inputs)
+    return not recipe.carried and not any(round_and_slot(input)[0] == round for input in recipe.inputs)

@@ -14,7 +14,7 @@ from fleet.events import Tail, log
 from fleet.foresight import before, habit
 from fleet.lane import Lane, Pending
 from fleet.payload import Files, PayloadWriter
-from fleet.recipe import NotYet, place
+from fleet.recipe import NotYet, round_and_slot
 from fleet.repair import Repair
 from fleet.store import Unreadable, Value, proven
 from fleet.work import CannotServe, Failed, Interrupted, Maker, NotOnThisMachine, Superseded, Work, prefix_of
@@ -50,7 +50,8 @@ class Execution:
         self._vain: dict[str, int] = context.history.recent()  # with so many inputs nothing could be begun
 
     def produce(self, id: str) -> bool:
-        """Make a claimed recipe and publish what came of it; true if there is news for the others."""
+        """Make a claimed recipe and publish what came of it, or hand it to the second lane (DISK_LANE), which will;
+        true if there is news for the others now."""
         context, began = self.context, self.context.host.now()
         read, version = context.store.bytes_read + context.store.bytes_at_hand, context.history.slot(id).version
         waited = context.store.seconds
@@ -64,8 +65,8 @@ class Execution:
             record = self._record(metrics, files, writer.attempt if files else "", seconds)
             outcome.append(proven(record, f"the record of {id}")[1])  # or it is a verdict: nobody could read it
             parents = work.pending
-            context.pace.took(place(id)[1], seconds)
-            context.habits[place(id)[1]] = habit(work)
+            context.pace.took(round_and_slot(id)[1], seconds)
+            context.habits[round_and_slot(id)[1]] = habit(work)
             read = context.store.bytes_read + context.store.bytes_at_hand - read
             disk = round(max(0.0, context.store.seconds - waited), 3)
             context.events.note("made", id, seconds=round(seconds, 3), disk=disk, written=writer.written, read=read)
@@ -74,7 +75,7 @@ class Execution:
                 self._hand_over(Pending(round_state.outcome(id, work.recipe, record, version), writer, parents))
             else:
                 self.publish(id, version, record, writer)
-                self._made(id)
+                self._clear_blame(id)
         return bool(outcome) and not later
 
     def judge(self) -> bool:
@@ -112,7 +113,7 @@ class Execution:
             writer.drop()
         self.context.events.note("published" if mine else "late", id)
 
-    def _made(self, id: str) -> None:
+    def _clear_blame(self, id: str) -> None:
         self.context.blame.made()
         self._refused.pop(id, None)
 
@@ -150,7 +151,7 @@ class Execution:
             if made.stands:
                 self.context.history.learn(made.id, made.outcome.version, made.stands, just_now=False)
                 self._published(made.id, made.stands == made.outcome.record, made.writer)
-                self._made(made.id)
+                self._clear_blame(made.id)
         return bool(ended)
 
     def close(self, id: str, absent: str = "closed", why: str = "late") -> None:

@@ -7,7 +7,7 @@ from zlib import crc32
 from fleet import faults
 from fleet.history import History
 from fleet.payload import InputMember
-from fleet.recipe import NotYet, Recipe, place
+from fleet.recipe import NotYet, Recipe, round_and_slot
 from fleet.work import Work
 
 Habits = dict[str, dict[str, set[str]]]  # of a slot: what was read of an input, by the task that had made that
@@ -26,18 +26,18 @@ def inclination(history: History, worker: str, has: Has, id: str, recipe: Recipe
     """The least first: old rounds, then what goes on from what this worker has; ties are broken by the worker's name,
     so that all differ."""
     own = has(before(id)) + sum(has(history.origin(input)) for input in recipe.inputs)
-    return place(id)[0], -own, crc32((worker + id).encode())
+    return round_and_slot(id)[0], -own, crc32((worker + id).encode())
 
 
 def before(id: str) -> str:
     """The one before it in its slot."""
-    round, slot = place(id)
+    round, slot = round_and_slot(id)
     return f"{round - 1}/{slot}"
 
 
 def awaited(history: History, id: str, recipe: Recipe, habits: Habits) -> Iterator[tuple[InputMember, str]]:
     """Files of what it is made of, as far as they are there."""
-    known = habits.get(place(id)[1], {})
+    known = habits.get(round_and_slot(id)[1], {})
     for parent in recipe.inputs if known else ():
         names = known.get(history.recipe(parent).task)
         if names and (input := _present(history, parent)):

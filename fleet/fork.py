@@ -25,7 +25,7 @@ from fleet.our_packages import ROOT, spoken
 from fleet.places import address, here
 from fleet.plain import say
 from fleet.plan_format import record_of
-from fleet.recipe import NotYet, Recipe, check, folder, name, place
+from fleet.recipe import NotYet, Recipe, check, folder, name, round_and_slot
 from fleet.round_state import parse
 from fleet.run import about, begin_copy, end_copy, open_run, taken
 from fleet.run_config import UserError, is_bound
@@ -228,7 +228,7 @@ def _carry_round(history: History, store: Store, round: int, carried: Carried) -
     """What stands in its registers for good: its plan, outcomes, and which versions are void."""
     there, plan = history.store, carried.plans.get(round)
     same = {"plan", summary.NAME} if plan is None else set[str]()
-    if any(place(id)[0] == round for id in carried.anew):  # a summary would tell of what is not there any more
+    if any(round_and_slot(id)[0] == round for id in carried.anew):  # a summary would tell of what is not there any more
         same -= {summary.NAME}
     store.folder(folder(round))
     for register in there.names(folder(round)):
@@ -261,7 +261,7 @@ def _carry_files(history: History, store: Store, id: str) -> None:
                 gone = f"{address(history.store.root)}/{path}: was removed meanwhile: the run goes on"
                 raise UserError(f"{gone}; choose another --round") from None
             needed = "every round needs it: let that run go on, which makes it again, or if it is over, start a new one"
-            help = "choose another --round" if place(id)[0] else needed
+            help = "choose another --round" if round_and_slot(id)[0] else needed
             raise UserError(f"{id} is damaged where it comes from: {fault}; {help}") from None
     store.sync(where)
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 
 from fleet import faults, payload, round_state, summary
 from fleet.host import Host
-from fleet.recipe import AHEAD, Member, NotYet, Recipe, alike, folder, name, place
+from fleet.recipe import AHEAD, Member, NotYet, Recipe, alike, folder, name, round_and_slot
 from fleet.round_state import Outcome, RoundState, SlotState, parse
 from fleet.run import open_run
 from fleet.store import Store
@@ -113,7 +113,9 @@ class History:
     def finished(self, id: str) -> bool:
         """There is an outcome, as far as the listings have shown."""
         origin = self.origin(id)
-        return origin not in self._open and (self._round_finished(place(origin)[0]) or self.slot(origin).finished)
+        return origin not in self._open and (
+            self._round_finished(round_and_slot(origin)[0]) or self.slot(origin).finished
+        )
 
     def outcome(self, id: str) -> Outcome:
         """The record of a finished slot that was really made; for a carried one, look up `self[id].origin`."""
@@ -168,8 +170,8 @@ class History:
         """Spare others that: write the summary of a finished round, if there is none yet."""
         there = self._known(round)
         if self._round_finished(round) and summary.NAME not in (there.names or ()):
-            made = {place(id)[1]: self.outcome(id) for id in there.made}
-            origins = {place(id)[1]: self.origin(id) for id in there.recipes if id not in there.made}
+            made = {round_and_slot(id)[1]: self.outcome(id) for id in there.made}
+            origins = {round_and_slot(id)[1]: self.origin(id) for id in there.recipes if id not in there.made}
             done = {slot: (each.version, each.record) for slot, each in made.items()}
             summary.write(self.store, round, done, origins)
 
@@ -241,11 +243,11 @@ class History:
             there.outcomes[id] = round_state.outcome(id, self.recipe(id), record, version)
         register = basename(round_state.register(id, version))
         there.safe.update((there.names or ()) if just_now else (), [register])  # it was synced with them
-        self.saw(place(id)[0], register)
+        self.saw(round_and_slot(id)[0], register)
 
     def reopen(self, id: str) -> None:
         """The outcome that was known is void: it is to be made again, however old its round is."""
-        round = place(id)[0]
+        round = round_and_slot(id)[0]
         self._known(round).outcomes.pop(id, None)
         self._once.clear()
         if round < self.first_open:
@@ -262,7 +264,7 @@ class History:
     def read_here(self, id: str, version: int) -> Outcome | None:
         """An outcome that was read here, and stays whatever crashes: asked by the other lane, in a thread of its own,
         which then need not read it behind the large files that are on their way to the disk."""
-        there = self._rounds.get(place(id)[0])
+        there = self._rounds.get(round_and_slot(id)[0])
         found = there.outcomes.get(id) if there else None
         safe = there and basename(round_state.register(id, version)) in there.safe
         return found if found and safe and found.version == version else None
@@ -270,7 +272,7 @@ class History:
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _round_of(self, id: str) -> RoundState:
-        return self._known(place(id)[0])
+        return self._known(round_and_slot(id)[0])
 
     def _known(self, round: int) -> RoundState:
         if round not in self._rounds:
@@ -293,7 +295,7 @@ class History:
     def _let_go(self, wanted: int = -1) -> None:
         """Of old rounds only those are remembered in which carried members were made, and the last ones used."""
         near = [each for round, each in self._rounds.items() if round >= self.first_open - BEHIND]
-        kept = {0, wanted, *self._again, *(place(id)[0] for each in near for id in each.origins.values())}
+        kept = {0, wanted, *self._again, *(round_and_slot(id)[0] for each in near for id in each.origins.values())}
         old = [round for round in self._rounds if round < self.first_open - BEHIND and round not in kept]
         for round in old[:-_BACK]:
             del self._rounds[round]
@@ -305,13 +307,13 @@ class History:
     def _origin(self, id: str) -> str:
         """Step by step: a member may have been carried over for thousands of rounds."""
         while (recipe := self.recipe(id)).carried:
-            round = place(id)[0]
+            round = round_and_slot(id)[0]
             self.look_back(round)
             id = self._known(round).origins.get(id, recipe.parents[0])
         return id
 
     def _outcome(self, id: str) -> Outcome:
-        round, version, there = place(id)[0], self.slot(id).version, self._round_of(id)
+        round, version, there = round_and_slot(id)[0], self.slot(id).version, self._round_of(id)
         if not (self._round_finished(round) or self.finished(id)):
             raise NotYet(id)
         if self._round_finished(round) and (told := (there.told or {}).get(id)) and told[0] == version:
@@ -349,7 +351,7 @@ class History:
             self._let_go()
             limit = self.reach - BEHIND
             for each in self._recent:
-                for id in [id for id in each if place(id)[0] < limit]:
+                for id in [id for id in each if round_and_slot(id)[0] < limit]:
                     del each[id]
         return moved
 
@@ -366,7 +368,7 @@ class History:
 
     def _reopen(self, id: str) -> None:
         """Put a recipe among those to be made, if it is one of an open round and not finished."""
-        if not self._round_finished(place(id)[0]) and not self.slot(id).finished:
+        if not self._round_finished(round_and_slot(id)[0]) and not self.slot(id).finished:
             self._open[id] = self.recipe(id)
 
     def _catch_up(self) -> None:
@@ -399,8 +401,8 @@ class History:
     def _look_behind(self) -> None:
         """What is needed of finished rounds may have been voided by somebody: then all are to make it again."""
         inputs = {input for recipe in alike(self._open.values()).values() for input in recipe.inputs}
-        needed = {id for id in map(self.origin, inputs) if self._round_finished(place(id)[0])}
-        for round in {place(id)[0] for id in needed}:
+        needed = {id for id in map(self.origin, inputs) if self._round_finished(round_and_slot(id)[0])}
+        for round in {round_and_slot(id)[0] for id in needed}:
             self.scan(round)
         for id in needed:
             slot, outcomes = self.slot(id), self._round_of(id).outcomes
@@ -416,7 +418,7 @@ class History:
             path = round_state.register(id, self.slot(id).version)
             with contextlib.suppress(faults.Missing):
                 self.store.read(path)
-                self.saw(place(id)[0], basename(path))
+                self.saw(round_and_slot(id)[0], basename(path))
         self._probe += count
 
     def _durable(self, round: int) -> bool:

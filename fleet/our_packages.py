@@ -9,7 +9,7 @@ from pathlib import Path
 NAME = "edt"
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("evomerge", "fleet", "merge", "train")
-SCRIPTS = ("diloco", "diloco_sim", "edt", "edt_es", "edt_evomerge", "edt_loop", "edt_sim", "launch_to_machines")
+SCRIPTS = ("diloco", "diloco_sim", "edt", "edt_es", "edt_evomerge", "edt_sim", "launch_to_machines", "own_loop_join")
 # Console commands by the modules that they run, as pyproject.toml has them.
 COMMANDS: Mapping[str, str] = {
     "diloco": "diloco",

@@ -8,7 +8,7 @@ from functools import partial
 from fleet import payload
 from fleet.history import History
 from fleet.plan_format import recipes_in, record_of
-from fleet.recipe import AHEAD, NotYet, Recipe, Strategy, Unplannable, check, folder, name, place
+from fleet.recipe import AHEAD, NotYet, Recipe, Strategy, Unplannable, check, folder, name, round_and_slot
 from fleet.store import Store, Value
 
 ATTEMPT = re.compile(r"([0-9]{5})\.([a-z0-9][a-z0-9_-]{0,63})\.([0-9]{1,5})\.[^.]+")
@@ -55,7 +55,7 @@ def prune(store: Store, history: History, keep_every: int = 0) -> None:
         if match := ATTEMPT.fullmatch(attempt):
             attempts[name(int(match[1]), match[2])].append((attempt, int(match[3])))
     for id, found in attempts.items():
-        round = place(id)[0]
+        round = round_and_slot(id)[0]
         if 0 < round < limit and id not in kept and (not keep_every or round % keep_every):
             useless = [attempt for attempt, _ in found]
         else:
@@ -79,9 +79,9 @@ def _beaten(history: History, id: str, attempts: list[tuple[str, int]]) -> list[
     """Attempts that lost to the one whose register stands, or whose version is void. Those at a later version than the
     one known here are left alone: somebody else knows more."""
     try:
-        if place(id)[0] > history.last or not history.finished(id):
+        if round_and_slot(id)[0] > history.last or not history.finished(id):
             return []
-        history.look_back(place(id)[0])
+        history.look_back(round_and_slot(id)[0])
         outcome = history.outcome(id)
     except (KeyError, NotYet):
         return []

@@ -124,12 +124,12 @@ class Progress:
             [f"{min(some):.3f} bits per byte"] if (some := [each for each in known if isinstance(each, float)]) else []
         )
         said = [f"best {type(self).best(values):.4f}, mean {sum(values) / len(values):.4f}", *bits] if values else []
-        of = {each.recipe.questions for each in members} - {""}
+        of = {each.recipe.evaluated_on for each in members} - {""}
         if said and whole and len(of) == 1:  # what all together are asked is something else
             said[-1] += f" ({of.pop()})"
         for value in whole[-1:]:
             named = f"averaged {value:.4f}" if values else f"{value:.4f}"
-            said.append(f"{named} ({asked})" if (asked := together[-1].recipe.questions) else named)
+            said.append(f"{named} ({asked})" if (asked := together[-1].recipe.evaluated_on) else named)
         words += [f"{self.measure} {', '.join(said if values else [*said, *bits])}"] if said else []
         return ", ".join([*words, *self.diverged(all), *(each.lost for each in all if each.lost)])
 
@@ -167,7 +167,11 @@ class Progress:
             return f"{slot} {plain(at.at, 64) if (at := self._underway.get(id)) and at.at else '...'}"
         metrics = self.history[id].metrics
         value = metrics.get(self.measure, metrics.get("train_loss"))
-        return f"{slot} {value:.4f}{self.history.recipe(id).asked}" if isinstance(value, float) else f"{slot} done"
+        return (
+            f"{slot} {value:.4f}{self.history.recipe(id).split_in_words}"
+            if isinstance(value, float)
+            else f"{slot} done"
+        )
 
 
 def _is_told(recipe: Recipe, round: int) -> bool:

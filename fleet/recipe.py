@@ -42,7 +42,7 @@ class Recipe:
     needs: tuple[str, ...] = ()  # what else it reads
     role: str = "member"
     args: Mapping[str, Any] = field(default_factory=dict)  # of the task
-    genome: Mapping[str, Any] = field(default_factory=dict)
+    genome: Mapping[str, Any] = field(default_factory=dict)  # where the strategy draws it; EDT's is in the metrics
     optional: bool = False  # may fail or come too late without stopping the run
 
     @property
@@ -55,12 +55,12 @@ class Recipe:
         return self.parents + self.needs
 
     @property
-    def asked(self) -> str:
+    def split_in_words(self) -> str:
         """For people, of a look at all together: on what, since that is other text than its members'."""
-        return f" ({self.questions})" if self.role == "summary" and self.questions else ""
+        return f" ({self.evaluated_on})" if self.role == "summary" and self.evaluated_on else ""
 
     @property
-    def questions(self) -> str:
+    def evaluated_on(self) -> str:
         """What it is measured on, if that has a name."""
         return str(self.args.get("on", ""))
 
@@ -85,13 +85,13 @@ class Member:
         if not self.metrics.get("diverged") or self.id != self.origin:
             return ""
         rounds = self.metrics.get("diverged_in_a_row", 1)
-        return place(self.id)[1] + (f" ({rounds} rounds in a row)" if rounds != 1 else "")
+        return round_and_slot(self.id)[1] + (f" ({rounds} rounds in a row)" if rounds != 1 else "")
 
     @property
     def lost(self) -> str:
         """Where what its slot had on one machine alone was not there when it was made: what people are told."""
         lost = self.metrics.get("lost_own") and self.id == self.origin
-        return f"{place(self.id)[1]} lost what it had not exchanged" if lost else ""
+        return f"{round_and_slot(self.id)[1]} lost what it had not exchanged" if lost else ""
 
 
 class Past(Protocol):
@@ -110,7 +110,7 @@ class Strategy(Protocol):
 
 
 @lru_cache(1 << 13)
-def place(id: str) -> tuple[int, str]:
+def round_and_slot(id: str) -> tuple[int, str]:
     """The round and the slot that a member's name says."""
     if not (match := _ID.fullmatch(id)):
         raise ValueError(f"{id!r} is not the name of a member, which looks like 12/replica-3")
@@ -172,7 +172,7 @@ def check(round: int, recipes: Sequence[Recipe]) -> None:
         if recipe.carried and (len(recipe.parents) != 1 or recipe.needs or recipe.args):
             raise ValueError(f"{where}: no task, and not one parent that is carried over")
         for input in () if reads(recipe) in known else recipe.inputs:
-            where_from, slot = place(input)
+            where_from, slot = round_and_slot(input)
             if where_from == round and slot not in seen:
                 raise ValueError(f"{where}: its input {input} stands after it, or nowhere")
             if where_from > round or where_from not in (0, round - 1, round):

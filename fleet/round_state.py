@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from fleet import faults, payload
 from fleet.plan_format import recipes_in
-from fleet.recipe import Member, Recipe, check, folder, name, place
+from fleet.recipe import Member, Recipe, check, folder, name, round_and_slot
 
 _NUMBER = "(0|[1-9][0-9]{0,4})"  # as we write them; names that only look alike (00, other scripts' digits) are not ours
 _REGISTER = re.compile(rf"([a-z0-9][a-z0-9_-]{{0,63}})\.{_NUMBER}\.(?:(done|void)|(claim|left)\.{_NUMBER})")
@@ -123,5 +123,5 @@ def outcome(id: str, recipe: Recipe, record: dict[str, Any], version: int) -> Ou
 
 def register(id: str, version: int, kind: str = "done") -> str:
     """Where it stands."""
-    round, slot = place(id)
+    round, slot = round_and_slot(id)
     return f"{folder(round)}/{slot}.{version}.{kind}"

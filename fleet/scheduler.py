@@ -6,7 +6,7 @@ from fleet import pace
 from fleet.claims import pulse_of
 from fleet.context import WorkerContext
 from fleet.foresight import inclination
-from fleet.recipe import Recipe, alike, place, reads
+from fleet.recipe import Recipe, alike, reads, round_and_slot
 
 _PULSES = 3  # so many are looked at in one slow tick
 _LATE = 2  # rounds, after which an evaluation comes first: a worker that was never idle still has its model in memory
@@ -63,8 +63,10 @@ class Scheduler:
         there = {key for key, each in groups.items() if all(map(self._is_there, each.inputs))}
         ready = [job for job in jobs if reads(job[1]) in there and not context.blame.shuns(job[0])]
         looks = {id for id, recipe in ready if id not in wanted and recipe.role != "member"}
-        front = min((place(id)[0] for id, _ in ready if id not in looks and not context.claims.held(id)), default=0)
-        late = {id for id in looks if place(id)[0] <= front - _LATE}
+        front = min(
+            (round_and_slot(id)[0] for id, _ in ready if id not in looks and not context.claims.held(id)), default=0
+        )
+        late = {id for id in looks if round_and_slot(id)[0] <= front - _LATE}
         return [name for name, _ in sorted(ready, key=lambda job: self._rank(job[0], job[1], job[0] in looks - late))]
 
     def _is_there(self, id: str) -> bool:
@@ -88,7 +90,7 @@ class Scheduler:
 
     def _polite(self, id: str) -> bool:
         """A clearly slower worker leaves free work to idle faster ones for a moment."""
-        patience = self.context.pace.patience(place(id)[1], 2 * self.context.options.poll_seconds)
+        patience = self.context.pace.patience(round_and_slot(id)[1], 2 * self.context.options.poll_seconds)
         polite = patience > 0 and self._known_for("free", id) < patience
         self.yielding = self.yielding or polite
         return polite
@@ -100,7 +102,9 @@ class Scheduler:
         if not factor or claims.helped(id):
             return False
         pulse = pulse_of(self.context.store, str(claims.holder(id).get("by")))
-        return bool(pulse) and self.context.pace.worth_helping(place(id)[1], pace.seconds_of(pulse), elapsed, factor)
+        return bool(pulse) and self.context.pace.worth_helping(
+            round_and_slot(id)[1], pace.seconds_of(pulse), elapsed, factor
+        )
 
     def _known_for(self, what: str, id: str) -> float:
         now = self.context.host.now()

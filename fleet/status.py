@@ -24,7 +24,7 @@ from fleet.host import Host
 from fleet.places import address
 from fleet.plain import bytes_of, heard, plain, several
 from fleet.progress import duration
-from fleet.recipe import Member, NotYet, name, place
+from fleet.recipe import Member, NotYet, name, round_and_slot
 from fleet.run import open_run
 from fleet.silent_workers import last_heard, silent
 from fleet.single_command import command
@@ -48,7 +48,7 @@ def _told(member: Member) -> str:
 
 def asked(member: Member) -> str:
     """On what: text that selects is not the text that all together are told on."""
-    return f" ({member.recipe.questions})" if member.recipe.questions and member.metrics else ""
+    return f" ({member.recipe.evaluated_on})" if member.recipe.evaluated_on and member.metrics else ""
 
 
 def metrics_text(metrics: Mapping[str, Any]) -> str:
@@ -169,8 +169,8 @@ class View:
         """Who counts as untrained, or has lost something, of the open rounds and the last finished one."""
         ids = [name(n, recipe.slot) for n in (max(1, rounds[0]) - 1, *rounds) for recipe in self.history.plan(n)]
         members = [self.history[id] for id in ids if self.history.finished(id)]
-        named = [f"round {place(each.id)[0]}: {each.diverged}" for each in members if each.diverged]
-        lost = [f"round {place(each.id)[0]}: {each.lost}" for each in members if each.lost]
+        named = [f"round {round_and_slot(each.id)[0]}: {each.diverged}" for each in members if each.diverged]
+        lost = [f"round {round_and_slot(each.id)[0]}: {each.lost}" for each in members if each.lost]
         return [Text(f"diverged: {', '.join(named)}")] * bool(named) + [Text(", ".join(lost))] * bool(lost)
 
     def _last_round(self) -> Text:

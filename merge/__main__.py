@@ -33,7 +33,7 @@ from cyclopts import Parameter, validators
 from fleet import help_pages, lm_eval_command
 from fleet.errors import UserError
 from fleet.plain import bytes_of, say
-from merge.merge_command import bar, keep_memory, open_many, run
+from merge.command_helpers import bar, keep_memory, open_many, run
 
 if TYPE_CHECKING:
     from merge.engine import MergeOptions
@@ -80,13 +80,13 @@ def main(
     quiet:
         No progress.
     """
-    from merge import atomic_output  # after --help: it needs torch
+    from merge import weight_files  # after --help: it needs torch
     from merge.engine import MergeOptions
 
     keep_memory()
     open_many()
-    how, size = MergeOptions(threads, device, seed), atomic_output.size_of(shard_size)
-    if raw and size != atomic_output.size_of(_SHARD):
+    how, size = MergeOptions(threads, device, seed), weight_files.size_of(shard_size)
+    if raw and size != weight_files.size_of(_SHARD):
         raise UserError("--shard-size: of --raw merges the result has as many files as its first model")
     merged = _merged_raw if raw else functools.partial(_merged, size=size)
     stats = merged(recipe, out, overwrite, how, quiet)

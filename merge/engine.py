@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from merge import atomic_output
+from merge import weight_files
 from merge.merge_planning import Job
 from merge.methods import METHODS
 from merge.tensor_files import UserError, bytes_of
@@ -55,21 +55,21 @@ def merged(job: Job, how: MergeOptions) -> Iterator[Tensor]:
 
 def write(jobs: Sequence[Job], folder: Path, shard_size: int, how: MergeOptions, progress: Progress) -> list[str]:
     """All tensors into a model's files; the names of those with numbers that are none."""
-    files = atomic_output.shards(jobs, shard_size)
+    files = weight_files.shards(jobs, shard_size)
     broken = write_files(files, folder, how, progress)
-    atomic_output.write_index(folder, files)
+    weight_files.write_index(folder, files)
     return broken
 
 
 def write_files(
-    files: Sequence[atomic_output.WeightFile], folder: Path, how: MergeOptions, progress: Progress
+    files: Sequence[weight_files.WeightFile], folder: Path, how: MergeOptions, progress: Progress
 ) -> list[str]:
     """The same into files that somebody has named. The largest tensors come first, so that no thread is left with one
     at the end."""
     stop, broken = threading.Event(), set[str]()
     jobs = [job for each in files for job in each.jobs.values()]
     with (
-        atomic_output.laid_out(folder, files) as places,
+        weight_files.laid_out(folder, files) as places,
         flushed({file for file, _ in places.values()}) as written,
         one_thread_each(),
     ):

@@ -39,7 +39,8 @@ class Job:
     others: tuple[LazyTensor, ...]
     base: LazyTensor | None = None
     models: tuple[str, ...] = ()
-    method: str = ""  # empty: a copy of the only one
+    # empty: nothing to compute (not floating point, or empty): the first input's, the base's if there is one, is copied
+    method: str = ""
     params: Mapping[str, Any] | None = None
 
     @property
@@ -153,7 +154,7 @@ def _names(
         last = {stack: max(layers) for stack, layers in stacks(first).items()}
         for name in first:
             layer = layer_of(name)
-            depth = _place(layer[1], last[layer[0]]) if layer else 0.0
+            depth = _depth(layer[1], last[layer[0]]) if layer else 0.0
             yield parts[0], name, [name] * len(parts[0].inputs), depth
         return
     stack = text_stack(first)
@@ -166,13 +167,13 @@ def _names(
         for n, own in enumerate(zip(*ranges, strict=True)):
             for suffix in _suffixes(views[part.inputs[0].model], stack, own[0], part.inputs[0].model):
                 names = [f"{stack}.{layer}.{suffix}" for layer in own]
-                yield part, f"{stack}.{made}.{suffix}", names, _place(n, len(ranges[0]) - 1)
+                yield part, f"{stack}.{made}.{suffix}", names, _depth(n, len(ranges[0]) - 1)
             made += 1
     for name in (name for name in once if not comes_first(name)):
         yield parts[-1], name, [name] * len(parts[-1].inputs), 0.0
 
 
-def _place(layer: int, last: int) -> float:
+def _depth(layer: int, last: int) -> float:
     return layer / last if last else 1.0
 
 

@@ -11,13 +11,14 @@ from pathlib import Path
 
 from fleet.errors import absolute, from_home
 from merge import atomic_output, engine
-from merge.atomic_output import RECIPE, WeightFile
+from merge.atomic_output import RECIPE
 from merge.donor import LazyTensor, safetensors_in
 from merge.merge_planning import Job, jobs_of
 from merge.merge_recipe import MergeRecipe
 from merge.merging import MergeStats
 from merge.parameters import check_names
 from merge.tensor_files import UserError, read_header, read_json, write_json
+from merge.weight_files import WeightFile
 
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 _BESIDE = (".json", ".txt", ".model", ".jinja", ".yaml", ".yml")  # what a pipeline's folder has beside weights

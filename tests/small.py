@@ -79,7 +79,7 @@ def strategy(c: TrainConfig) -> Any:
     from diloco import DiLoCo
     from edt import EDT
 
-    return {"edt": EDT, "diloco": DiLoCo}[c.algorithm](c)
+    return (DiLoCo if c.shares_one_model else EDT)(c)
 
 
 def worker(place: Path, c: TrainConfig, name: str = "w", make: Any = None) -> Worker:

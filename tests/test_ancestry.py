@@ -13,14 +13,14 @@ from xml.etree import ElementTree
 import pytest
 
 from fleet import launches
-from fleet.ancestry.ancestry_files import files, keep, page
+from fleet.ancestry.ancestry_files import files, page, write_family_tree
 from fleet.ancestry.genes import genes_of
 from fleet.ancestry.layout import MOST, laid_out
 from fleet.ancestry.tree import Line, Tree, as_json, line_of
 from fleet.ancestry.tree_builder import finished_members, grown, tree
 from fleet.history import History, opened
 from fleet.host import Host
-from fleet.recipe import Member, Recipe, place
+from fleet.recipe import Member, Recipe, round_and_slot
 from fleet.report import family
 from fleet.run import create_run
 from tests import small
@@ -33,7 +33,7 @@ EVOLVING = {"selection": "rank", "elitism": 1, "max_generations": 4, "mutation_p
 
 def made(id, of=(), score=None, *, absent="", metrics=None, role="member", genome=None, **args):
     """A member that a maker has made."""
-    recipe = Recipe(place(id)[1], "x", tuple(of), role=role, args=args, genome=genome or {})
+    recipe = Recipe(round_and_slot(id)[1], "x", tuple(of), role=role, args=args, genome=genome or {})
     known = {} if score is None else {"score": score}
     return Member(id, id, recipe, {} if absent else {**known, **(metrics or {})}, {}, absent)
 
@@ -422,7 +422,7 @@ def test_of_a_very_long_run_the_last_rounds_are_drawn():
     found = large_tree(3, MOST + 50)
     layout = laid_out(found)
     assert layout.left_out == 50 and min(layout.ticks) == 50 and max(layout.ticks) == MOST + 50
-    assert min(place(id)[0] for id in layout.spots) == 50 and not layout.originals
+    assert min(round_and_slot(id)[0] for id in layout.spots) == 50 and not layout.originals
     assert len(line_of(found).main) > 5 and "members of the rounds since 50 are shown" in page(found, "run")
 
 
@@ -453,7 +453,9 @@ def test_the_command_writes_beside_the_registers_or_elsewhere(evolved, tmp_path)
     assert there == files(tree(opened(evolved)), "run")
     known = json.loads(there["ancestry.json"])
     assert known == as_json(tree(opened(evolved))) and known["winner"] == known["main_line"][-1] == known["line"][-1]
-    assert [*map(str, keep(opened(evolved)))] == [f"{evolved}/{name}" for name in sorted(there, reverse=True)]
+    assert [*map(str, write_family_tree(opened(evolved)))] == [
+        f"{evolved}/{name}" for name in sorted(there, reverse=True)
+    ]
     assert {file.name for file in evolved.iterdir()} - before.keys() == there.keys()
     assert not [*(evolved / "tmp").glob("ancestry*")]
 
@@ -465,4 +467,4 @@ def test_where_there_is_no_tree_it_says_what_is_missing(tmp_path):
     for folder, why in ((tmp_path / "run", "no model is finished yet"), (tmp_path, "not the folder of a run")):
         done = called(folder)
         assert done.returncode == 2 and why in done.stderr and "Traceback" not in done.stderr
-    assert keep(History(store)) == []
+    assert write_family_tree(History(store)) == []

@@ -14,7 +14,7 @@ from evomerge.config import EvolutionSettings, MergeSettings, ModelReference
 from evomerge.formula import Blend, Formula, Step, in_words, leaves, lighter, makeup
 from evomerge.model_builder import ModelBuilder
 from evomerge.techniques import MEAN, MERGED, recipes
-from evomerge.tournament import last_generation
+from evomerge.tournament import ended_after
 from evomerge.variation import Child, Pool, Scored, crossed, mutated, next_generation, ranked
 from merge.engine import MergeOptions
 from merge.merge_recipe import merge_of
@@ -256,7 +256,7 @@ def test_who_failed_has_no_children():
     ([[1], [2], [3], [4], [5]], 5), ([[1], []], 2), ([[1], [0], [2]], None),
 ])  # fmt: skip
 def test_patience_and_an_end(scores, ended):
-    assert last_generation(EvolutionSettings(patience=2, num_generations=5), scores) == ended
+    assert ended_after(EvolutionSettings(patience=2, num_generations=5), scores) == ended
 
 
 # -- formulas as data -------------------------------------------------------------------------------------------------

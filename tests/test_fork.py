@@ -31,6 +31,7 @@ from train.training_commands import prepare
 from train.training_config import TrainConfig
 
 STRATEGIES = {"edt": EDT, "diloco": DiLoCo}
+OTHERS = {**STRATEGIES, "ring": EDT}  # whatever is called otherwise is a population
 
 
 def steady(place: Path, **keys):
@@ -45,7 +46,7 @@ def forking(base: Path, name: str = "new", round: int | None = None, run: str = 
     """Fork the run of this folder, and finish it with one worker of this process."""
     order = ForkOrder(run=base / run, round=round, settings=settings, name=name, config=base / f"{name}.json")
     algorithm = settings.get("algorithm") or open_run(base / run, Host(), "test")[1]["config"]["algorithm"]
-    method = Method(algorithm, "", TrainConfig, STRATEGIES[algorithm], maker, forked=forked)
+    method = Method(algorithm, "", TrainConfig, OTHERS[algorithm], maker, forked=forked)
     assert fork.fork(method, order) == 0
     c = TrainConfig(**json.loads((base / f"{name}.json").read_text().lower().replace(f'"{name}"', '"run"')))
     moved = base / f"of-{name}"
@@ -71,6 +72,12 @@ def test_with_more_rounds_it_is_the_run_that_was_configured_so(tmp_path, algorit
     assert digest(history) == digest(wanted)
     assert digest(opened(tmp_path / "run")) == before
     assert Exporter(tmp_path / "of-new" / "run").chosen("average")[0]
+
+
+def test_a_strategy_of_ones_own_goes_on_as_a_population(tmp_path):
+    finished(tmp_path, **steady(tmp_path, max_generations=1))
+    history = forking(tmp_path, algorithm="ring", max_generations=2, population_size=3)
+    assert history.over and history["1/m2"].origin == "1/m0" and history["2/m2"].metrics["loss"] > 0
 
 
 @pytest.mark.slow

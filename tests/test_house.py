@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 FLOORS = (
     (("tests", "tests.*"), ("benchmarks", "benchmarks.*"), ("examples.*",)),
     (("setup",),),
-    (("launch_to_machines", "edt", "edt_es", "edt_evomerge", "edt_loop", "diloco", "*_sim", "train_fsdp"),),
+    (("launch_to_machines", "edt", "edt_es", "edt_evomerge", "diloco", "own_loop_join", "*_sim", "train_fsdp"),),
     (("evomerge", "evomerge.*"), ("merge.evolve*",)),
     (("merge.search*",),),
     (

@@ -20,7 +20,7 @@ from train.chunked_loss import ModelForward
 from train.kernels import in_fixed_order, learning, looking
 from train.learner import Learner
 from train.model import built, skeleton
-from train.objectives import begun, sft_loss
+from train.objectives import sft_loss, with_first_logprobs
 from train.packing import Batch, batch, one_of_few, plan, single
 
 
@@ -191,7 +191,7 @@ def test_rows_on_gpus_have_few_widths_and_count_the_same(tmp_path):
     c, losses = breeding(tmp_path, 1, seq_length=128), list[torch.Tensor]()
     with torch.no_grad():
         for asked, device in ((model, cpu), (compiled, gpu)):
-            rows = begun(c, SimpleNamespace(device=device, answer=asked), steps)
+            rows = with_first_logprobs(c, SimpleNamespace(device=device, answer=asked), steps)
             losses.append(torch.stack([sft_loss(asked, part) for (part,) in rows]))
     torch.testing.assert_close(*losses)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2

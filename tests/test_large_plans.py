@@ -13,7 +13,7 @@ from diloco import DiLoCo
 from edt import EDT
 from edt_evomerge import EvoMerge
 from fleet.plan_format import recipes_in, record_of
-from fleet.recipe import Member, NotYet, Recipe, Strategy, check, name, place
+from fleet.recipe import Member, NotYet, Recipe, Strategy, check, name, round_and_slot
 from fleet.store import REGISTER_LIMIT, proven
 from merge.evolve.merge_search import MergeSearch
 from merge.evolve.search_config import SearchConfig
@@ -57,7 +57,7 @@ class Known:
 
 
 def luck(id: str) -> float:
-    round, slot = place(id)
+    round, slot = round_and_slot(id)
     return float(np.random.default_rng([round, *slot.encode()]).random())
 
 

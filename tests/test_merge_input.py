@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 from transformers import BertConfig, BertForMaskedLM, RobertaConfig, RobertaForMaskedLM
 
 from merge import merge_recipe as recipes
-from merge.atomic_output import size_of
 from merge.merging import merge
 from merge.tensor_files import UserError
+from merge.weight_files import size_of
 from tests.merging import llama, run, weights
 
 

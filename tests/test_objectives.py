@@ -16,12 +16,12 @@ from train.model import built
 from train.objectives import (
     Comparison,
     answer_logprobs,
-    begun,
     dpo_loss,
     preference_loss,
     reward_margin,
     sft_loss,
     steps_of,
+    with_first_logprobs,
 )
 from train.packing import batch, plan
 from train.posttrain.posttrain_config import PosttrainConfig
@@ -125,7 +125,7 @@ def test_what_answers_are_compared_with_is_what_is_learned_from(precision):
     model = built({"config": {**MODEL["config"], "vocab_size": len(tokens)}}, 0, 3)
     learner = Learner(model, config(precision=precision), objective=preference_loss)
     c = PosttrainConfig(initial_population=("a/b",), mutation="dpo", mutation_datasets=("rows.jsonl",), batch_size=2)
-    steps = begun(c, learner, steps_of(c, model, made))
+    steps = with_first_logprobs(c, learner, steps_of(c, model, made))
     assert len(steps) == 2
     for (part,) in steps:
         said = answer_logprobs(learner.answer, part.to(learner.device).batch)

@@ -2,6 +2,7 @@
 
 import io
 import math
+from typing import get_args
 
 import pytest
 import safetensors.torch
@@ -10,6 +11,7 @@ import torch
 from merge import outer_step, tensor_files, wire
 from merge.methods.weighted_sums import slerp_all
 from merge.tensor_group import weighted
+from train.exchange_config import LOSSY_WIRES, ExchangeSection
 
 SIZES = [0, 1, 63, 64, 65, 1000, tensor_files.CHUNK, tensor_files.CHUNK + 77]
 
@@ -95,6 +97,13 @@ def test_the_wire_is_as_narrow_as_it_says(how, bytes):
     file = io.BytesIO()
     wire.send(file, 1 << 16, wire.pieces(random(1 << 16).abs()), how)
     assert len(file.getvalue()) / (1 << 16) <= bytes
+
+
+def test_the_configuration_names_the_same_wires():
+    named = {*get_args(ExchangeSection.model_fields["wire_dtype"].annotation)} - {""}
+    assert named == {*wire.WIRES} - {"root8"}, "which is for what is never negative"
+    entries = {name: wire.WIRES[name].entry(wire.BLOCK) for name in named}
+    assert {name for name, entry in entries.items() if entry.bytes < 2 * wire.BLOCK} == {*LOSSY_WIRES}
 
 
 @pytest.mark.parametrize("how", wire.WIRES)

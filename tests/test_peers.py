@@ -97,7 +97,7 @@ def diloco(run: Path) -> dict[str, torch.Tensor]:
     """As its authors wrote it down, each replica with an optimizer of its own, on the text of a run."""
     exporter = Exporter(run)
     c, (_, weights) = exporter.config, exporter.chosen("0-init-0")
-    momentum, outer, sources = torch.zeros_like(weights), OuterOptimizer(), exporter.sources("train")
+    momentum, outer, sources = torch.zeros_like(weights), OuterOptimizer(), exporter.token_files("train")
     replicas = [Learner(built(c.initial_population[0], 258, 1), c) for _ in range(c.population_size)]
     for round in range(1, c.max_generations + 1):
         steps, changes = range(c.steps_before(round), c.steps_before(round + 1)), []

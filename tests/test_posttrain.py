@@ -31,8 +31,8 @@ from train.posttrain import posttrain_fitness
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.posttrain.posttrain_sections import SLERP
 from train.posttrain_results import exported, show_winner
+from train.recipe_arguments import EvaluationArgs
 from train.training_commands import prepare_breeding as prepare
-from train.training_recipes import EvaluationArgs
 
 ROOT = Path(__file__).parent.parent
 TASKS = ({"task": "facts"},)

@@ -131,7 +131,7 @@ def test_diloco_with_one_replica_and_a_plain_outer_step_is_plain_training(tmp_pa
     c, learner = exporter.config, Learner(exporter.model, exporter.config)
     learner.load_weights(exporter.chosen("0-init-0")[1])
     steps = range(c.steps_in(1))
-    batches = ([batch(exporter.sources("train"), [1.0], owned(c, 0, 1, n, 0), c.seed)] for n in steps)
+    batches = ([batch(exporter.token_files("train"), [1.0], owned(c, 0, 1, n, 0), c.seed)] for n in steps)
     [*learner.train(batches, (rate(c, n) for n in steps))]
     ulp = torch.nextafter(learner.vector.abs(), torch.tensor(torch.inf)) - learner.vector.abs()
     largest = torch.maximum(ulp, (torch.nextafter(torch.tensor(1e-2), torch.tensor(1.0)) - 1e-2))
@@ -318,7 +318,7 @@ def test_what_is_evaluated_is_what_is_exported(tmp_path):
     learner = Learner(exporter.model, exporter.config)
     for what, id, on in (("3-m1", "3/m1", "validation"), ("average", "3/average", "test")):
         learner.load_weights(exporter.chosen(what)[1])
-        loss = evaluated(learner.eval_loss, exporter.sources(on), exporter.config, on)["loss"]
+        loss = evaluated(learner.eval_loss, exporter.token_files(on), exporter.config, on)["loss"]
         assert loss == pytest.approx(history[id].metrics["loss"], abs=1e-6)
 
 

@@ -18,9 +18,9 @@ from train.chat_examples import ChatWriter
 from train.learner import Learner
 from train.model import built
 from train.posttrain.posttrain_sections import DatasetSource
-from train.rl import environments, generation, grpo, rollouts
-from train.rl.checkers import Said, terms_of, verifiable
-from train.rl.generation import Asking
+from train.rl import answering, environments, grpo, rollouts
+from train.rl.answering import Asking
+from train.rl.checkers import Said, checked_question, terms_of
 from train.rl.grpo import Lesson, LessonBatch, Settings, grpo_loss, token_losses
 from train.rl.rollouts import Group, Rollouts, advantages
 from train.rl.verifier import Verifier
@@ -42,13 +42,13 @@ def said(text: str, ended: bool = True, tokens: int = 2) -> Said:
      ["blue", "red or blue", "reddish", ""]),
 ])  # fmt: skip
 def test_an_answer_is_right_or_not(row, right, wrong):
-    checked = verifiable({"prompt": "x", **row})
+    checked = checked_question({"prompt": "x", **row})
     assert [terms_of(checked, said(each), 8)["correct"] for each in right] == [1.0] * len(right)
     assert [terms_of(checked, said(each), 8)["correct"] for each in wrong] == [0.0] * len(wrong)
 
 
 def test_terms_tell_of_the_form_and_of_the_length():
-    row = verifiable({"prompt": "x", "answer": "red", "checker": "choice", "choices": ["red", "blue"]})
+    row = checked_question({"prompt": "x", "answer": "red", "checker": "choice", "choices": ["red", "blue"]})
     assert terms_of(row, said("blue", tokens=2), 8) == {"correct": 0.0, "format": 1.0, "brief": 0.75}
     assert terms_of(row, said("red", ended=False), 8)["format"] == 0.0
     assert terms_of(row, said("it is red"), 8) == {"correct": 1.0, "format": 0.0, "brief": 0.75}
@@ -64,7 +64,7 @@ def test_terms_tell_of_the_form_and_of_the_length():
 ])  # fmt: skip
 def test_a_question_that_cannot_be_judged_is_refused(row, why):
     with pytest.raises(UserError, match=why.replace("(", r"\(").replace(")", r"\)").replace("+", r"\+")):
-        verifiable(row)
+        checked_question(row)
 
 
 def test_nobody_ever_learns_from_a_skills_held_out_questions():
@@ -112,10 +112,10 @@ def small(seed: int = 3):
 def test_draws_follow_the_probabilities():
     logits = torch.tensor([0.0, 1.0, 2.0, -1.0])
     seeds = torch.arange(40_000, dtype=torch.int64) * 7919
-    drawn = (torch.log_softmax(logits, -1) + generation.gumbel(seeds, 3, 4)).argmax(-1)
+    drawn = (torch.log_softmax(logits, -1) + answering.gumbel(seeds, 3, 4)).argmax(-1)
     shares = torch.bincount(drawn, minlength=4) / len(drawn)
     assert torch.allclose(shares, torch.softmax(logits, -1), atol=0.01)
-    again = (torch.log_softmax(logits, -1) + generation.gumbel(seeds, 4, 4)).argmax(-1)
+    again = (torch.log_softmax(logits, -1) + answering.gumbel(seeds, 4, 4)).argmax(-1)
     same = float((drawn == again).float().mean())
     assert same == pytest.approx(float((torch.softmax(logits, -1) ** 2).sum()), abs=0.01), "steps are independent"
 
@@ -123,11 +123,11 @@ def test_draws_follow_the_probabilities():
 def test_an_answer_does_not_depend_on_who_else_is_in_its_batch():
     model, words = small(), tokenizer(CHATML)
     prompts = [[10, 20, 30], [40, 50, 60, 70, 80], [90], [100, 101]]
-    seeds = [generation.seed_of(1, 2, 3, n) for n in range(4)]
-    together = generation.answers(model, words, prompts, seeds, asking())
-    alone = [generation.answers(model, words, [p], [s], asking())[0] for p, s in zip(prompts, seeds, strict=True)]
+    seeds = [answering.seed_of(1, 2, 3, n) for n in range(4)]
+    together = answering.answers(model, words, prompts, seeds, asking())
+    alone = [answering.answers(model, words, [p], [s], asking())[0] for p, s in zip(prompts, seeds, strict=True)]
     assert [each.tokens for each in together] == [each.tokens for each in alone]
-    other = generation.answers(model, words, prompts, [s + 1 for s in seeds], asking())
+    other = answering.answers(model, words, prompts, [s + 1 for s in seeds], asking())
     assert [each.tokens for each in other] != [each.tokens for each in alone]
 
 
@@ -137,7 +137,7 @@ def test_log_probabilities_are_those_of_the_whole_text(temperature):
     model, words = small(), tokenizer(CHATML)
     prompts = [[10, 20, 30], [40, 50, 60, 70, 80]]
     for prompt, each in zip(
-        prompts, generation.answers(model, words, prompts, [1, 2], asking(temperature)), strict=True
+        prompts, answering.answers(model, words, prompts, [1, 2], asking(temperature)), strict=True
     ):
         tokens = torch.tensor([[*prompt, *each.tokens]])
         logprobs = torch.log_softmax(model(tokens).logits[0] / temperature, -1)
@@ -147,16 +147,16 @@ def test_log_probabilities_are_those_of_the_whole_text(temperature):
 
 def test_an_answer_ends_at_its_end_token_and_the_likeliest_one_needs_no_draw():
     model, words = small(), tokenizer(CHATML)
-    first = generation.answers(model, words, [[10, 20]], [1], asking(0.0, 6))[0]
+    first = answering.answers(model, words, [[10, 20]], [1], asking(0.0, 6))[0]
     assert len(first.tokens) == 6 and not first.ended
     how = Asking(0.0, 6, (first.tokens[2],), 100)
-    cut = generation.answers(model, words, [[10, 20]], [9], how)[0]
+    cut = answering.answers(model, words, [[10, 20]], [9], how)[0]
     assert cut.tokens == first.tokens[: first.tokens.index(first.tokens[2]) + 1] and cut.ended
 
 
 def test_batches_have_room_for_questions_and_answers():
     prompts = [[1] * n for n in (3, 4, 50, 2, 2)]
-    found = [*generation.batches(prompts, Asking(1.0, 6, (6,), 30))]
+    found = [*answering.batches(prompts, Asking(1.0, 6, (6,), 30))]
     assert [*map(list, found)] == [[0, 1], [2], [3, 4]]
 
 
@@ -164,8 +164,8 @@ def test_a_tokenizer_without_an_end_token_is_refused():
     words = tokenizer(CHATML)
     words.eos_token = None
     with pytest.raises(UserError, match="no end token"):
-        generation.ends_of(words, SimpleNamespace(eos_token_id=None))
-    assert generation.ends_of(tokenizer(CHATML), SimpleNamespace(eos_token_id=[9, 6])) == (6, 9)
+        answering.ends_of(words, SimpleNamespace(eos_token_id=None))
+    assert answering.ends_of(tokenizer(CHATML), SimpleNamespace(eos_token_id=[9, 6])) == (6, 9)
 
 
 def test_a_prompt_is_what_stands_before_the_answer():
@@ -207,11 +207,13 @@ def test_the_most_instructive_groups_are_those_that_differ_most():
 
 
 def test_what_is_told_of_rollouts():
-    found = rollouts.told(Rollouts(1.0, [group([1.0, 0.0]), group([1.0, 1.0], "b")]), {"correct": 3.0, "format": 1.0})
+    found = rollouts.metrics_of(
+        Rollouts(1.0, [group([1.0, 0.0]), group([1.0, 1.0], "b")]), {"correct": 3.0, "format": 1.0}
+    )
     assert found["reward"] == pytest.approx((0.75 * 3 + 1) / 4) and found["silent"] == 0.5
     assert found["reward/a/correct"] == 0.5 and found["reward/b/correct"] == 1.0 and found["generated"] == 8
     with pytest.raises(UserError, match="rewards has 'tidy', but an answer is told correct, format"):
-        rollouts.told(Rollouts(1.0, [group([1.0, 0.0])]), {"tidy": 1.0})
+        rollouts.metrics_of(Rollouts(1.0, [group([1.0, 0.0])]), {"tidy": 1.0})
     shown = rollouts.samples(Rollouts(1.0, [group([1.0, 0.0])]), {"correct": 1.0}, 1)
     assert shown["best"][0]["correct"] == 1.0 and shown["worst"][0]["reward"] == 0.0
 
@@ -280,8 +282,8 @@ def test_the_loss_of_a_model_is_the_mean_over_its_answers_tokens(temperature):
     for packed, rows, parts in ((True, 2, 1), (False, 3, 2), (False, 16, 1)):
         total = 0.0
         for step in grpo.steps_of(shifted, packed, 32, rows, parts, temperature, device):
-            step = [grpo.begun(model, part, device) for part in step]
-            step = [LessonBatch(p.batch, p.advantage, p.behaviour, p.begun - 0.05, p.temperature) for p in step]
+            step = [grpo.with_first_logprobs(model, part, device) for part in step]
+            step = [LessonBatch(p.batch, p.advantage, p.behaviour, p.first - 0.05, p.temperature) for p in step]
             share = sum(part.count for part in step) / count
             total += share * sum(float(grpo_loss(model, part, step, s=SETTINGS).detach()) for part in step)
         assert total == pytest.approx(wanted / count, rel=2e-5), (packed, rows, parts)
@@ -297,14 +299,14 @@ def test_better_answers_become_likelier():
         sums = {True: 0.0, False: 0.0}
         for each in some:
             batch = packing.single([each.example])
-            part = grpo.begun(learner.answer, grpo.batch_of(batch, [each], 1.0), device)
+            part = grpo.with_first_logprobs(learner.answer, grpo.batch_of(batch, [each], 1.0), device)
             if each.advantage:
-                sums[each.advantage > 0.1] += float(part.begun.sum())
+                sums[each.advantage > 0.1] += float(part.first.sum())
         return sums[True], sums[False]
 
     before = likely()
     for _ in range(8):
-        steps = [[grpo.begun(learner.answer, part, device) for part in step]
+        steps = [[grpo.with_first_logprobs(learner.answer, part, device) for part in step]
                  for step in grpo.steps_of(some, True, 48, 4, 1, 1.0, device)]  # fmt: skip
         [*learner.train(steps, [3e-3] * len(steps))]
     after = likely()

@@ -15,7 +15,7 @@ from fleet import following, lm_eval_command
 from fleet.digest import digest
 from fleet.history import opened
 from fleet.metrics import points as fleet_points
-from fleet.recipe import Member, check, place
+from fleet.recipe import Member, check, round_and_slot
 from fleet.report.page import page
 from fleet.report.run_reader import RunReader
 from fleet.run_config import UserError
@@ -25,7 +25,7 @@ from train.member import posttraining_genome
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.posttrain.posttrain_sections import Objective
 from train.posttrain_results import BreedView, asked_of
-from train.rl import generation, reward_curves, rollouts
+from train.rl import answering, reward_curves, rollouts
 from train.rl.question_rows import few_held_out
 from train.rl.rollouts import FILE
 
@@ -54,7 +54,7 @@ def test_a_child_learns_from_its_own_answers_and_from_others(ran):
     child, own = ran["2/m1"], rollouts_of(ran, "2/r1")
     assert len(own.groups) == 6 and {len(each.answers) for each in own.groups} == {4}
     assert own.temperature == child.recipe.genome["temperature"]
-    assert child.recipe.args["rollouts"] == "2/r1" and child.recipe.args["others"]
+    assert child.recipe.args["own_rollouts_id"] == "2/r1" and child.recipe.args["others_rollouts_ids"]
     assert child.metrics["generated"] == own.tokens and child.metrics["steps"] > 0
     assert child.digests["model.safetensors"] != ran[child.recipe.parents[0]].digests["model.safetensors"]
 
@@ -76,7 +76,7 @@ def test_a_page_says_whose_score_it_is_and_what_the_steps_minimize(ran):
     said, (value, best) = page(facts), facts.best or (0.0, "")
     assert "What the steps minimize: by rewards" in said and "averaged model" not in said
     plan = {f"{round}/{each.slot}": each for round in range(1, ran.made + 1) for each in ran.plan(round)}
-    round, slot = place(best)
+    round, slot = round_and_slot(best)
     there = f"{round}/look-{slot}" if plan[best].carried else best
     assert plan[best].role in ("member", "kept") and value == ran[there].metrics["score"]
 
@@ -125,9 +125,9 @@ KILLED = """
 import os, signal, sys
 from tests.posttraining import worker
 from train.posttrain.posttrain_config import PosttrainConfig
-from train.rl import generation
+from train.rl import answering
 
-answers, batches = generation.answers, 0
+answers, batches = answering.answers, 0
 
 def until_the_third(*given):
     global batches
@@ -137,7 +137,7 @@ def until_the_third(*given):
     print(len(given[2]), flush=True)
     return answers(*given)
 
-generation.answers = until_the_third
+answering.answers = until_the_third
 worker(PosttrainConfig.model_validate_json(sys.argv[1])).run()
 """
 
@@ -149,13 +149,13 @@ def test_a_killed_worker_costs_a_batch_of_rollouts(tmp_path, monkeypatch):
     command = [sys.executable, "-c", KILLED, c.model_dump_json()]
     killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    kept, given, answers = [*map(int, killed.stdout.split())], list[int](), generation.answers
+    kept, given, answers = [*map(int, killed.stdout.split())], list[int](), answering.answers
 
     def counted(*asked):
         given.append(len(asked[3]) if asked[4].temperature else 0)
         return answers(*asked)
 
-    monkeypatch.setattr(generation, "answers", counted)
+    monkeypatch.setattr(answering, "answers", counted)
     history = finished(c)
     assert len(kept) == 2 and sum(kept) + sum(given) == 24
     assert not [*(tmp_path / "run" / "files").glob("*/snapshot*")]
@@ -177,13 +177,13 @@ class Planned:
         return self.plans[round]
 
     def __getitem__(self, id):
-        round, slot = place(id)
+        round, slot = round_and_slot(id)
         recipe = next(each for each in self.plans[round] if each.slot == slot)
         value = self.fitness(f"{round}/{slot.removeprefix('look-')}")
         return Member(id, id, recipe, {"fitness": value, "objectives": json.dumps({"reward": value})}, {})
 
     def origin(self, id):
-        round, slot = place(id)
+        round, slot = round_and_slot(id)
         recipe = next(each for each in self.plans[round] if each.slot == slot)
         return self.origin(recipe.parents[0]) if recipe.carried else id
 
@@ -196,15 +196,15 @@ def test_others_rollouts_are_carried_as_long_as_they_may_be_old(tmp_path, stalen
         check(round, recipes)
     plan = {recipe.slot: recipe for recipe in past.plan(4)}
     wanted = {f"{4 - age}/r{k}" for age in range(1, staleness + 1) for k in (0, 2, 3)}
-    found = {past.origin(id) for id in plan["m1"].args["others"]}
+    found = {past.origin(id) for id in plan["m1"].args["others_rollouts_ids"]}
     assert found == wanted - {"1/r0"}, "who was given has answered nothing in the first generation"
-    assert not set(plan["m1"].args["others"]) - set(plan["m1"].needs)
+    assert not set(plan["m1"].args["others_rollouts_ids"]) - set(plan["m1"].needs)
 
 
 def test_nothing_is_shared_or_carried_unless_asked_for(tmp_path):
     past = Planned(rl_config(tmp_path, grpo={"share": 0.0, "staleness": 3}))
     for recipe in past.plan(3):
-        assert not recipe.args.get("others") and not (recipe.carried and recipe.slot[0] == "r")
+        assert not recipe.args.get("others_rollouts_ids") and not (recipe.carried and recipe.slot[0] == "r")
 
 
 def test_answers_are_planned_before_who_learns_from_them(tmp_path):

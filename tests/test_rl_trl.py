@@ -13,11 +13,11 @@ from transformers import AutoModelForCausalLM
 
 from tests.posttraining import model, tokenizer_of
 from train.chat_examples import ChatWriter
-from train.rl import generation, grpo
-from train.rl.checkers import terms_of, verifiable
-from train.rl.generation import Asking
+from train.rl import answering, grpo
+from train.rl.answering import Asking
+from train.rl.checkers import checked_question, terms_of
 from train.rl.grpo import Settings, grpo_loss
-from train.rl.rollouts import Group, tells
+from train.rl.rollouts import Group, rewards_differ
 
 ROOT = Path(__file__).parent.parent
 PYTHON = ROOT / ".venv-trl" / "bin" / "python"
@@ -58,14 +58,14 @@ def groups_of(place: Path, temperature: float) -> list[Group]:
     """What it says to some questions, judged by a checker; those groups of which something can be learned."""
     policy, words = loaded(place), tokenizer_of(place)
     writer, found = ChatWriter(words), []
-    ends = (*generation.ends_of(words, policy.generation_config), *range(8, 60))  # it knows of no end: some are short
+    ends = (*answering.ends_of(words, policy.generation_config), *range(8, 60))  # it knows of no end: some are short
     how = Asking(temperature, 7, ends, 10_000)
     for n in range(12):
-        row = verifiable({"prompt": "the cat " * (n % 3) + str(n), "answer": "[ao]", "checker": "regex"})
-        prompt, seeds = writer.prompt(row["prompt"]), [generation.seed_of(n, k) for k in range(ANSWERS)]
-        said = generation.answers(policy, words, [prompt] * ANSWERS, seeds, how)
+        row = checked_question({"prompt": "the cat " * (n % 3) + str(n), "answer": "[ao]", "checker": "regex"})
+        prompt, seeds = writer.prompt(row["prompt"]), [answering.seed_of(n, k) for k in range(ANSWERS)]
+        said = answering.answers(policy, words, [prompt] * ANSWERS, seeds, how)
         group = Group("a", "", prompt, said, [terms_of(row, each, 7) for each in said])
-        if tells(group.rewards(WEIGHTS)):
+        if rewards_differ(group.rewards(WEIGHTS)):
             found.append(group)
     assert len(found) > 6 and len({len(each.tokens) for group in found for each in group.answers}) > 2
     return found
@@ -129,7 +129,7 @@ def ours(models, groups, case: Case):
     lessons, s = grpo.lessons(groups, WEIGHTS, case.by_spread), Settings(0.2, 0.28, case.kl, MOST)
     (step,) = grpo.steps_of(lessons, True, 96, 8, 100, case.temperature, CPU)
     assert len(step) > 1
-    step = [grpo.begun(policy, part, CPU) for part in step]
+    step = [grpo.with_first_logprobs(policy, part, CPU) for part in step]
     loss = sum(grpo_loss(after, part, step, s=s) for part in step)
     loss.backward()
     advantages = torch.tensor([each.advantage for each in lessons])

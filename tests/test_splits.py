@@ -84,16 +84,16 @@ def test_members_are_selected_on_text_that_reports_nothing(tmp_path, capsys):
     """What is exported is told on test text: the average by its own summary, another model when it is exported."""
     history = finished(tmp_path, selection="rank", average_every=1)
     exporter = Exporter(tmp_path / "run")
-    windows = {part: {tuple(row) for each in exporter.sources(part) for row in rows(each)} for part in SPLITS}
+    windows = {part: {tuple(row) for each in exporter.token_files(part) for row in rows(each)} for part in SPLITS}
     assert not windows["validation"] & windows["test"] and not windows["train"] & windows["test"]
-    assert {m.recipe.questions for m in history.round(2) if m.recipe.task == "child"} == {"validation"}
+    assert {m.recipe.evaluated_on for m in history.round(2) if m.recipe.task == "child"} == {"validation"}
     average = exporter.export("average", tmp_path / "average")
-    assert average == history["3/average"].metrics and history["3/average"].recipe.questions == "test"
+    assert average == history["3/average"].metrics and history["3/average"].recipe.evaluated_on == "test"
     best = min((m for m in history.round(3) if m.recipe.role == "member"), key=lambda m: m.metrics["loss"])
     told = exporter.export("best", tmp_path / "best")
     learner = Learner(Exporter(tmp_path / "run").model, exporter.config)
     learner.load_weights(exporter.chosen("best")[1])
-    wanted = evaluated(learner.eval_loss, exporter.sources("test"), exporter.config, "test")["loss"]
+    wanted = evaluated(learner.eval_loss, exporter.token_files("test"), exporter.config, "test")["loss"]
     assert told["loss"] == pytest.approx(wanted, abs=1e-5) and told["loss"] != best.metrics["loss"]
     assert f"selected nobody: loss={told['loss']:.6g}" in (tmp_path / "best" / "README.md").read_text()
     show(exporter, "average", tmp_path / "shown")
@@ -137,7 +137,7 @@ def test_a_model_with_few_positions_gets_a_shorter_beginning(tmp_path):
 
 def test_diloco_is_told_on_test_text(tmp_path):
     history = finished(tmp_path, algorithm="diloco", max_generations=1)
-    assert history["1/global"].recipe.questions == "test"
+    assert history["1/global"].recipe.evaluated_on == "test"
     exporter = Exporter(tmp_path / "run")
     assert exporter.export("average", tmp_path / "out") == history["1/global"].metrics and not exporter.by_source()
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from itertools import count
 
-from train.exchange_config import NARROW, ExchangeConfig
-from train.parent_selection import BY_LOSS
+from train.exchange_config import LOSSY_WIRES, ExchangeConfig
+from train.parent_selection import RULES_OF_EDT
 
 _MOST = 1 << 20  # files that DiLoCo writes in a round, names of parents in a plan of EDT: a plan is one register
 
@@ -47,29 +47,29 @@ def _of_diloco(config: ExchangeConfig) -> tuple[tuple[object, str], ...]:
 
 def _of_evolution(config: ExchangeConfig) -> tuple[tuple[object, str], ...]:
     size, group, selection = config.population_size, config.parents_of_a_child, config.selects
-    by_loss, rules = config.selects_by_fitness, f"{', '.join(BY_LOSS[:-1])} or {BY_LOSS[-1]}"
+    drawn, rules = config.draws_parents, f"{', '.join(RULES_OF_EDT[:-1])} or {RULES_OF_EDT[-1]}"
     equally = f"with SELECTION {selection} everybody is a parent equally often; use {rules}, or 0"
     who = "" if config.group_size else " (chosen)"
     powers = f"powers of two, not POPULATION_SIZE {size} and GROUP_SIZE {group}{who}"
-    wire, whole_numbers = config.wire, config.wire in NARROW
+    wire, loses = config.wire, config.wire in LOSSY_WIRES
     return (
         (config.fragments > 1, "FRAGMENTS are there for DiLoCo, which has one model to cut: set FRAGMENTS to 1"),
-        (whole_numbers, f"WIRE_DTYPE is {wire}: EDT sends weights, of which whole numbers lose too much; use bf16"),
+        (loses, f"WIRE_DTYPE is {wire}: EDT sends weights, which lose too much in fewer than 16 bits; use bf16"),
         (size < group, f"POPULATION_SIZE is {size}, smaller than a group of GROUP_SIZE {group}{who}"),
         (
-            by_loss and config.elitism >= size,
+            drawn and config.elitism >= size,
             f"ELITISM is {config.elitism}: it must be below POPULATION_SIZE, which is {size}",
         ),
         (
-            by_loss and group * size > _MOST,
+            drawn and group * size > _MOST,
             f"GROUP_SIZE is {group}{who}: {_many('parents', group, size)}, where fitness decides",
         ),
-        (not by_loss and config.elitism, f"ELITISM is {config.elitism}, but {equally}"),
+        (not drawn and config.elitism, f"ELITISM is {config.elitism}, but {equally}"),
         (
-            not by_loss and config.previous_generation,
+            not drawn and config.previous_generation,
             f"PREVIOUS_GENERATION needs SELECTION {rules}, not {selection}",
         ),
-        (not by_loss and size % group, f"POPULATION_SIZE is {size}, not a multiple of GROUP_SIZE {group}{who}"),
+        (not drawn and size % group, f"POPULATION_SIZE is {size}, not a multiple of GROUP_SIZE {group}{who}"),
         (
             selection == "hypercube" and (size & (size - 1) or group & (group - 1)),
             f"SELECTION hypercube needs {powers}",

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field
 
 from fleet.run_config import FleetConfig, Section, bound
-from train.parent_selection import BY_LOSS, GROUPINGS
+from train.parent_selection import GROUPINGS, RULES_OF_EDT
 
 if TYPE_CHECKING:
     Selection = str
 else:
-    Selection = Literal["", *GROUPINGS, *BY_LOSS]
+    Selection = Literal["", *GROUPINGS, *RULES_OF_EDT]
 
 READERS = 16  # shards that read at a time: more of them get no more out of one disk, and each replica writes more files
-NARROW = ("int8", "int4", "normal2")  # wires of blocks with a scale each, which changes travel in
+LOSSY_WIRES = ("int8", "int4", "normal2")  # for changes only: fewer than 16 bits, so what they lose matters
 _GROWTH = 0.05  # of all steps before, that the rounds of all fragments have while rounds grow
 
 
@@ -53,11 +53,11 @@ class ExchangeSection(Section):
     shards: int = bound(
         0, f"DiLoCo: ranges in which the outer step is done; 0: as many as replicas, up to {READERS}.", ge=0, le=4096
     )
-    wire_dtype: Literal["", "fp32", "bf16", "int8", "int4", "normal2"] = bound(
+    wire_dtype: Literal["", "fp32", "bf16", "int8", "int4", "normal2"] = bound(  # of merge/wire.py: WIRES
         "",
         "What changes (DiLoCo), or weights and momenta (EDT: fp32 or bf16), travel in. Empty: int4, or bf16.",
     )
-    error_feedback: bool = bound(False, "DiLoCo: keep what whole numbers lost of a change, and add it to the next one.")
+    error_feedback: bool = bound(False, "DiLoCo: keep what the wire lost of a change, and add it to the next one.")
     inner_optimizer_state: Literal["average", "narrow", "exact", "reset"] = bound(
         "average",
         "What becomes of its moments after a round: averaged (they travel in 8 bits; in 4; exactly), or forgotten.",
@@ -89,11 +89,11 @@ class EvolutionSection(Section):
         ge=0,
         le=4096,
     )
-    previous_generation: bool = bound(False, f"{', '.join(BY_LOSS)}: also choose from the generation before.")
+    previous_generation: bool = bound(False, f"{', '.join(RULES_OF_EDT)}: also choose from the generation before.")
     crossover: Literal["outer", "linear", "slerp"] = bound(
         "outer", "The mean of the parents, or a random point between them, on a line or an arc."
     )
-    elitism: int = bound(0, f"{', '.join(BY_LOSS)}: so many of the best are carried over unchanged.", ge=0)
+    elitism: int = bound(0, f"{', '.join(RULES_OF_EDT)}: so many of the best are carried over unchanged.", ge=0)
     lr_spread: float = bound(
         1.0, "Members begin with learning rates that lie evenly around LR, the highest so many times the lowest.",
         ge=1, le=16,
@@ -150,14 +150,15 @@ class ExchangeConfig(EvolutionSection, ExchangeSection, FleetConfig):
         return self.selection or ("hypercube" if power_of_two else "matching")
 
     @property
-    def selects_by_fitness(self) -> bool:
-        return self.selects in BY_LOSS
+    def draws_parents(self) -> bool:
+        """By a rule, for each child; else slots meet in groups, in which each is a parent of all."""
+        return self.selects in RULES_OF_EDT
 
     @property
     def parents_of_a_child(self) -> int:
         if self.group_size or self.population_size == 1:
             return self.group_size or 1
-        if self.selects_by_fitness:
+        if self.draws_parents:
             return min(4, self.population_size)
         fit = [size for size in (4, 2, 3, 5, 7) if self.population_size % size == 0]
         return next((size for size in fit if size < self.population_size), (*fit, 2)[0])  # one family for all is DiLoCo
@@ -166,7 +167,7 @@ class ExchangeConfig(EvolutionSection, ExchangeSection, FleetConfig):
     def mean_parts(self) -> int:
         """EDT: in how many parts a group's mean is made for all of it; 1 where each reads its parents by itself, whom
         chance or fitness chooses, or who are two."""
-        together = not self.selects_by_fitness and self.crossover == "outer" and self.parents_of_a_child > 2
+        together = not self.draws_parents and self.crossover == "outer" and self.parents_of_a_child > 2
         return min(self.parents_of_a_child, READERS) if together else 1
 
     @property
@@ -177,7 +178,7 @@ class ExchangeConfig(EvolutionSection, ExchangeSection, FleetConfig):
     @property
     def feeds_back(self) -> bool:
         """Whether what a message lost is kept for the next one."""
-        return self.error_feedback and self.shares_one_model and self.wire in NARROW
+        return self.error_feedback and self.shares_one_model and self.wire in LOSSY_WIRES
 
     @property
     def shard_count(self) -> int:

@@ -17,7 +17,7 @@ from fleet.plain import bytes_of, several
 from fleet.progress import duration
 from fleet.run_config import UserError
 from merge.wire import WIRES
-from train.exchange_config import NARROW
+from train.exchange_config import LOSSY_WIRES
 from train.kernels import in_fixed_order
 from train.learner import Learner
 from train.member.counted_text import check_text, counted, in_words
@@ -82,11 +82,11 @@ class Forecast:
     def moved(self) -> tuple[float, float]:
         """Bytes that a slot writes and reads in a round; EDT's evaluations of the averaged model are left out."""
         c, count, moments = self.config, self.sizes.parameters, self._moments
-        if c.algorithm == "edt":
+        if not c.shares_one_model:
             own, parents = _bytes(count, c.wire) * (2 if c.outer_momentum else 1) + moments, c.parents_of_a_child
             return (own * (1 + 1 / parents), 2 * own) if c.mean_parts > 1 else (own, own * parents)
         change, lost = _bytes(count, c.wire), _bytes(count, LOST_WIRE) if c.feeds_back else 0.0
-        weights, update = _bytes(count, "fp32"), _bytes(count, c.wire) if c.wire in NARROW else 0.0
+        weights, update = _bytes(count, "fp32"), _bytes(count, c.wire) if c.wire in LOSSY_WIRES else 0.0
         momentum = weights if c.outer_momentum else 0.0
         shard = (weights + momentum + update + lost + moments) * (1 + c.in_halves) / c.population_size
         model = (update or weights) * min(1.0, self.here.workers / c.population_size)  # each worker reads it once
@@ -143,7 +143,7 @@ def advice(f: Forecast) -> Iterator[str]:
     c = f.config
     if few := idle(f.here.workers, c.population_size):
         yield few
-    if c.algorithm == "edt" and not c.selects_by_fitness and 1 < c.population_size == c.parents_of_a_child:
+    if not c.shares_one_model and not c.draws_parents and 1 < c.population_size == c.parents_of_a_child:
         group = next((size for size in range(c.population_size // 2, 1, -1) if c.population_size % size == 0), 0)
         instead = f"GROUP_SIZE {group}" if group else 'ALGORITHM "diloco"'
         yield f"all are everybody's parents, which is DiLoCo at twice the bytes: {instead}"

@@ -11,12 +11,11 @@ from fleet.run_config import UserError
 from train import text_sources
 from train.exchange_config import Forked
 from train.learner import rate
+from train.recipe_arguments import EvaluationArgs, ShardArgs, shards_in, token_files, training_inputs
 from train.splits import SPLITS
 from train.token_budget import needed, too_short, useful
 from train.training_config import TrainConfig
-from train.training_recipes import EvaluationArgs, ShardArgs, shards_in, token_files, training_inputs
 
-_SLOTS = {"edt": "m", "diloco": "replica-"}
 _FIXED = {  # and what of a run stands and falls with it
     "initial_population": "the weights have its shape",
     "tokenizer": "the weights know its words",
@@ -102,17 +101,17 @@ def _round_0(old: TrainConfig, new: TrainConfig, history: History, first: Sequen
 
 def _bridge(old: TrainConfig, new: TrainConfig, history: History, round: int) -> Iterator[Recipe]:
     """Of the last round that is carried over: what the next one looks for there by name."""
-    slot, before = _SLOTS[new.algorithm], _SLOTS[old.algorithm]
+    slot, before = ("replica-" if each.shares_one_model else "m" for each in (new, old))
     there = [recipe.slot for recipe in history.plan(round)]
     members = [each for each in there if re.fullmatch(rf"{before}[0-9]+", each)][: old.population_size]
-    if old.algorithm != new.algorithm and new.algorithm == "diloco":
+    if new.shares_one_model and not old.shares_one_model:
         parents = tuple(f"{round}/{each}" for each in members)
         cut = shards_in(history.plan(0)) or new.shard_count
         for s in range(cut):
             yield Recipe(
                 f"shard-{s}", "gathered", parents, tuple(training_inputs(new)), args=ShardArgs(shard=s).plain()
             )
-    elif old.algorithm != new.algorithm:
+    elif old.shares_one_model and not new.shares_one_model:
         shards = tuple(f"{round}/{each}" for each in there if re.fullmatch("shard-[0-9]+", each))
         yield Recipe("m0", "whole", shards, tuple(training_inputs(new)), args=EvaluationArgs(on="validation").plain())
         members = ["m0"]
@@ -134,10 +133,10 @@ def _check_bridge(old: TrainConfig, new: TrainConfig, history: History, round: i
 def _notes(old: TrainConfig, new: TrainConfig, round: int, anew: Sequence[str]) -> Iterator[str]:
     """What a person may not expect, a line each."""
     was, now, steps = old.population_size, new.population_size, old.steps_before(round + 1)
-    if new.algorithm != old.algorithm and new.algorithm == "diloco":
+    if new.shares_one_model and not old.shares_one_model:
         yield f"DiLoCo's model begins as the mean of the {was} members of round {round}, with the mean of their moments"
         yield "genomes end here: DiLoCo has none"
-    elif new.algorithm != old.algorithm:
+    elif old.shares_one_model and not new.shares_one_model:
         yield f"all members begin as DiLoCo's model of round {round}; only mutation parts them, LR_SPREAD is of round 1"
     elif now > was:
         yield f"slots {was} to {now - 1} begin as copies of slots 0 to {was - 1}, in turn"

@@ -131,8 +131,9 @@ def steps_of(c: PosttrainConfig, model: Any, examples: Sequence[Example]) -> lis
     return [batches[n : n + several] for n in range(0, len(batches), several)]
 
 
-def begun(c: PosttrainConfig, learner: Learner, steps: Sequence[Sequence[Batch]]) -> list[list[Any]]:
-    """With what the model says of them that they begin with; on a GPU in a few widths, where it can without masks."""
+def with_first_logprobs(c: PosttrainConfig, learner: Learner, steps: Sequence[Sequence[Batch]]) -> list[list[Any]]:
+    """Each batch with what the objective needs of the model as it is before the first step; on a GPU in a few widths,
+    where it can without masks."""
     begin, device = objective_of(c).part, learner.device
     wide = [[packing.widened(batch, c.seq_length, device) for batch in step] for step in steps]
     told_apart = packing.telling_apart(learner.answer, [batch for step in wide for batch in step])

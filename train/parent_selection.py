@@ -155,7 +155,8 @@ RULES: Mapping[str, SelectionRule] = {
     "pareto": SelectionRule(by_tournaments, by_fronts, several=True),
     "niches": SelectionRule(by_tournaments, by_niches, marks=True),
 }
-BY_LOSS = tuple(name for name, rule in RULES.items() if not (rule.several or rule.marks))
+# all but those that need several objectives or marks
+RULES_OF_EDT = tuple(name for name, rule in RULES.items() if not (rule.several or rule.marks))
 
 
 def select_parents(rule: str, candidates: int, count: int, tournament_size: int, rng: Rng) -> list[int]:

@@ -18,14 +18,14 @@ from fleet.permissions import leaving
 from fleet.places import beside
 from fleet.plain import say, several
 from fleet.progress import Progress
-from fleet.recipe import Member, place
+from fleet.recipe import Member, round_and_slot
 from fleet.run_config import UserError
 from train import model_card
 from train.kept_rounds import files_of
 from train.posttrain import posttrain_fitness
 from train.posttrain.posttrain_config import PosttrainConfig
+from train.recipe_arguments import FIRST
 from train.rl import reward_curves
-from train.training_recipes import FIRST
 
 ADAPTER = "adapter"  # a folder in a model's
 _INIT = "0/init-"
@@ -50,7 +50,7 @@ class BreedView(Progress):
         if not members:
             return f"generation {round}: {answers}" if answers else super().line(round)
         best, values = max(members, key=lambda each: each.metrics["fitness"]), self.values(members)
-        slot, mean = place(best.id)[1].removeprefix("look-"), sum(values) / len(values)
+        slot, mean = round_and_slot(best.id)[1].removeprefix("look-"), sum(values) / len(values)
         words = [f"generation {round}: fitness: best {_with_error(best)} ({slot}), mean {mean:.4f}"]
         said = ", ".join([*words, *self.diverged(self.history.round(round))])
         return "; ".join(filter(None, [said, answers]))
@@ -69,15 +69,15 @@ def data_text(member: Member) -> str:
 
 def show_winner(c: PosttrainConfig, folder: Path) -> None:
     """The winner's folder, its rivals beside it, the family tree."""
-    from fleet.ancestry.ancestry_files import keep
+    from fleet.ancestry.ancestry_files import write_family_tree
 
     history = opened(folder)
     last = history.first_open - 1
     (id,) = history[f"{last}/winner"].recipe.parents
     out = exported(history, id, beside(folder) / "winner")
     console().print(table(c, history, last))
-    say("The family tree:", *keep(history), sep="\n  ")
-    if place(history[id].origin)[0] == 0:
+    say("The family tree:", *write_family_tree(history), sep="\n  ")
+    if round_and_slot(history[id].origin)[0] == 0:
         say(f"No child was fitter than {called(c, history[id].origin)}, which is the winner as it was given.")
     _say_where(f"The winner, {history[id].origin}: {out}", out, c)
 
@@ -97,7 +97,7 @@ def taken(run_dir: Path, what: str, out: Path) -> None:
             fit, key=lambda each: each.metrics["fitness"]
         )
         id = best.recipe.parents[0] if best.recipe.task == "look" else best.id
-    if not place(id)[1].startswith(("m", "init-", "best")):
+    if not round_and_slot(id)[1].startswith(("m", "init-", "best")):
         raise UserError(f"--what {what}: best, or a generation and a member, as in 3-m0")
     c = PosttrainConfig.joined(history.store.read("run.json")["config"], {})
     _say_where(f"Exported ({id}): {exported(history, id, out)}", out, c)
@@ -222,5 +222,5 @@ def _described(known: Tree, history: History, id: str) -> str:
     if "steps" in member.metrics:
         data = member.recipe.genome["data"]
         shares = ", ".join(f"{each / sum(data.values()):.0%} {name}" for name, each in data.items() if each)
-        words += [f"{member.recipe.args['how']} for {several(member.metrics['steps'], 'step')} on {shares}"]
+        words += [f"{member.recipe.args['learns_by']} for {several(member.metrics['steps'], 'step')} on {shares}"]
     return f"- `{id}`: {'; '.join(words)}; fitness {member.metrics['fitness']:.4f}"

@@ -23,7 +23,7 @@ from fleet.metrics.file_sinks import TABLE
 from fleet.permissions import leaving
 from fleet.places import address
 from fleet.plain import say, several
-from fleet.recipe import Member, name, place
+from fleet.recipe import Member, name, round_and_slot
 from fleet.run import open_run
 from fleet.run_config import UserError
 from fleet.scratch import scratch
@@ -36,13 +36,13 @@ from train.learner import best_device, language_loss
 from train.member import vectors
 from train.member.exchange_tasks import outer_of
 from train.member.pretraining_round_zero import open_tokenizer
-from train.member.pretraining_runtime import CONFIG, bits_per_byte, evaluated, mean_loss, sources
+from train.member.pretraining_runtime import CONFIG, bits_per_byte, evaluated, mean_loss, token_files_of
 from train.member.vectors import Joining
 from train.model import empty, layout_of, read_config
 from train.models_on_demand import save
+from train.recipe_arguments import FIRST, TOKENIZER, token_files
 from train.token_budget import held_count
 from train.training_config import TrainConfig
-from train.training_recipes import FIRST, TOKENIZER, token_files
 from train.verdicts import NotFinite, ran_out
 
 T = TypeVar("T")
@@ -63,7 +63,6 @@ class Exporter:
         shape = read_config(self.parent(FIRST).read(CONFIG), self.config)
         self.model: PreTrainedModel = empty(shape, 0, self.config.trust_remote_code)
         self.layout = layout_of(self.model)
-        self.diloco = self.config.algorithm == "diloco"
         while self.last > 0 and not self._members(self.last):  # nobody came of it
             self.last -= 1
 
@@ -84,7 +83,7 @@ class Exporter:
 
     def best_tested(self) -> tuple[str, Mapping[str, Any]]:
         """The best member of the last round, where there are several, and how good it is on test text."""
-        if self.diloco or len(self._members(self.last)) < 2:
+        if self.config.shares_one_model or len(self._members(self.last)) < 2:
             return "", {}
         (best,) = self._hold("best")
         return best.id, self.tested([best])
@@ -107,7 +106,7 @@ class Exporter:
             return self._average(self.last)
         if what == "best":
             there = [m for m in self._members(self.last) if "loss" in m.metrics]
-            if self.diloco or not there:
+            if self.config.shares_one_model or not there:
                 return self._average(self.last)
             return self._one(min(there, key=lambda m: (m.metrics["loss"], m.id)).id)
         if not (match := re.fullmatch(r"([0-9]{1,5})-([a-z0-9][a-z0-9_-]*)", what)):
@@ -117,13 +116,13 @@ class Exporter:
             raise UserError(f"--what {what}: the run is over after {several(self.last, 'round')}")
         return self._average(round) if slot in ("average", "global") else self._one(name(round, slot))
 
-    def sources(self, part: str) -> list[TokenFile]:
-        return sources([self.parent(id) for id in token_files(self.config)], part, self.config)
+    def token_files(self, part: str) -> list[TokenFile]:
+        return token_files_of([self.parent(id) for id in token_files(self.config)], part, self.config)
 
     def tested(self, members: list[Member]) -> Mapping[str, Any]:
         """On text that selected nobody: what the run found out of all together, or else what is found out here."""
         ids = [member.id for member in members]
-        for each in self.history.round(place(ids[0])[0]):
+        for each in self.history.round(round_and_slot(ids[0])[0]):
             if each and each.recipe.role == "summary" and [id for id in each.recipe.parents if self.history[id]] == ids:
                 return each.metrics
         with contextlib.suppress(NotFinite):  # then it is a model that says nothing, and is told to be one
@@ -149,7 +148,7 @@ class Exporter:
 
     def by_source(self) -> list[str]:
         """The loss on the test text of each source, where there are several: of the model that is held now."""
-        c, files = self.config, self.sources(self.unseen)
+        c, files = self.config, self.token_files(self.unseen)
         held = [(held_of(file, c, number, self.unseen), c.datasets[number].source) for number, file in enumerate(files)]
         there = [(windows, name) for windows, name in held if windows]
         if len(there) < 2:
@@ -161,7 +160,9 @@ class Exporter:
         return []
 
     def _evaluated(self) -> Mapping[str, Any]:
-        return self._measured(lambda loss_of: evaluated(loss_of, self.sources(self.unseen), self.config, self.unseen))
+        return self._measured(
+            lambda loss_of: evaluated(loss_of, self.token_files(self.unseen), self.config, self.unseen)
+        )
 
     def _measured(self, measure: Callable[[Callable[[Tensor], float]], T]) -> T:
         """By the GPU, if there is one and it has room: workers may still have theirs there, or it may be too small."""
@@ -210,7 +211,7 @@ class Exporter:
 
     def _readme(self, what: str, members: list[Member], tested: Mapping[str, Any], out: Path) -> str:
         lines = [f"- `{m.id}`: {metrics_text(m.metrics)}; parents: {', '.join(m.recipe.parents)}" for m in members]
-        round, selected = place(members[0].id)[0], "validation" if self.unseen == "test" else "held-out"
+        round, selected = round_and_slot(members[0].id)[0], "validation" if self.unseen == "test" else "held-out"
         counts = [self.history[id].metrics for id in token_files(self.config)]
         parts = (
             f"{model_card.front(self.config)}\n# {self.config.project_name}: {what}",
@@ -264,7 +265,7 @@ def show(exporter: Exporter, what: str, out: Path) -> None:
 
 def samples(exporter: Exporter) -> list[str]:
     """Of each source, of some where there are many."""
-    files = zip(exporter.config.datasets, exporter.sources(exporter.unseen), strict=True)
+    files = zip(exporter.config.datasets, exporter.token_files(exporter.unseen), strict=True)
     there = [(source.source, file.values) for source, file in files if len(file.values)][:_SAMPLED]
     return [f"{f'{name}: ' if len(there) > 1 else ''}{sample(exporter, unseen)}" for name, unseen in there]
 

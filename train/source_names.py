@@ -10,11 +10,11 @@ from pathlib import Path
 
 from fleet.plain import say
 from fleet.run_config import UserError
-from train.text_sources import FILES, SOURCES
+from train.text_sources import FILES, SOURCE_KINDS
 
 _HUB = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _NEAR = 0.8  # how alike two names are of which one is most likely meant to be the other
-_KINDS = tuple(pattern for pattern in SOURCES if pattern != "*")
+_KINDS = tuple(pattern for pattern in SOURCE_KINDS if pattern != "*")
 
 
 def check(names: Iterable[str], where: Path, kinds: tuple[str, ...] = _KINDS) -> None:

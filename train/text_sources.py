@@ -37,7 +37,7 @@ Check = Callable[[Any], Row]
 
 
 @dataclass(frozen=True)
-class TextSource:
+class SourceKind:
     """A kind of source: its documents, always in the same order."""
 
     documents: Callable[[Dataset], Iterator[str]]
@@ -51,18 +51,18 @@ def _fields(source: Dataset) -> Iterator[str]:
     return (_field(row, source, where) for where, row in there)
 
 
-SOURCES: Mapping[str, TextSource] = {  # by what names look like; the first that fits
-    "stdlib": TextSource(lambda source: shuffled_stdlib(), of_python=True),
-    "fake": TextSource(lambda source: iter(()), random=True),
-    "*.txt": TextSource(lambda source: _plain(Path(source.source), source.separator), keys=("separator",)),
-    **{f"*{end}": TextSource(_fields, keys=("text_field",)) for end in ROW_FILES},
-    "*": TextSource(_fields, keys=("text_field", "name", "split", "streaming")),  # of the hub
+SOURCE_KINDS: Mapping[str, SourceKind] = {  # by what names look like; the first that fits
+    "stdlib": SourceKind(lambda source: shuffled_stdlib(), of_python=True),
+    "fake": SourceKind(lambda source: iter(()), random=True),
+    "*.txt": SourceKind(lambda source: _plain(Path(source.source), source.separator), keys=("separator",)),
+    **{f"*{end}": SourceKind(_fields, keys=("text_field",)) for end in ROW_FILES},
+    "*": SourceKind(_fields, keys=("text_field", "name", "split", "streaming")),  # of the hub
 }
-FILES = tuple(pattern[1:] for pattern in SOURCES if pattern.startswith("*."))
+FILES = tuple(pattern[1:] for pattern in SOURCE_KINDS if pattern.startswith("*."))
 
 
-def kind_of(source: Dataset) -> TextSource:
-    return next(kind for pattern, kind in SOURCES.items() if fnmatchcase(source.source, pattern))
+def kind_of(source: Dataset) -> SourceKind:
+    return next(kind for pattern, kind in SOURCE_KINDS.items() if fnmatchcase(source.source, pattern))
 
 
 def is_one_document(source: Dataset) -> bool:

@@ -23,12 +23,12 @@ from train.posttrain import posttrain_fitness
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.posttrain.posttrain_sections import GYM
 from train.posttrain_results import BreedView, show_winner
+from train.recipe_arguments import OFF_DEVICE
 from train.rl import reward_curves
 from train.rl.verifier import digest_of
 from train.skills import PREFIX, write_tasks
 from train.token_budget import tokenizer_name, tokenizer_sources
 from train.training_config import PRESETS, PRESETS_REACH, TrainConfig
-from train.training_recipes import OFF_DEVICE
 
 _SKILL, _SEED, _QUESTIONS = "skill_", 1, 1200  # of each task that is built in
 

@@ -12,7 +12,7 @@ from benchmarks.gpu.speed import TOY, WORDS, Trial, learner_of, model_of, now
 from train.kernels import looking
 from train.learner import best_device
 from train.packing import telling_apart
-from train.rl import generation, grpo
+from train.rl import answering, grpo
 from train.rl.grpo import Lesson, Settings, grpo_loss
 from train.training_config import TrainConfig
 
@@ -38,11 +38,11 @@ def answered(config: TrainConfig, prompts: list[list[int]], room: int) -> tuple[
     """And tokens a second, when the device has been asked once."""
     device, seeds = best_device(), range(len(prompts))
     model = model_of(config).to(device).eval()
-    how = generation.Asking(_TEMPERATURE, room, (config.vocab_size,), len(prompts) * config.seq_length)
+    how = answering.Asking(_TEMPERATURE, room, (config.vocab_size,), len(prompts) * config.seq_length)
     with looking(device, config.precision):
-        generation.answers(model, _Words(), prompts[:8], seeds[:8], replace(how, longest=4))
+        answering.answers(model, _Words(), prompts[:8], seeds[:8], replace(how, longest=4))
         begin = now(device)
-        said = generation.answers(model, _Words(), prompts, seeds, how)
+        said = answering.answers(model, _Words(), prompts, seeds, how)
         seconds = now(device) - begin
     lessons = [Lesson.of(*pair, 1.0 - 2 * (n % 2)) for n, pair in enumerate(zip(prompts, said, strict=True))]
     return lessons, sum(len(each.tokens) for each in said) / seconds
@@ -56,7 +56,7 @@ def learned(config: TrainConfig, lessons: list[Lesson], told_apart: bool) -> flo
     if told_apart:
         apart = telling_apart(learner.answer, [each.batch for each in parts])
         parts = [replace(each, batch=apart(each.batch)) for each in parts]
-    parts = [grpo.begun(learner.answer, each, device) for each in parts]
+    parts = [grpo.with_first_logprobs(learner.answer, each, device) for each in parts]
     [*learner.train([[parts[0]]], [1e-5])]
     begin = now(device)
     [*learner.train([[each] for each in parts], [1e-5] * len(parts))]

@@ -123,7 +123,7 @@ class _Seat:
     def work(self) -> None:
         from train.member.pretraining_runtime import PretrainingRuntime
         from train.member.pretraining_tasks import _ADVICE, _make
-        from train.training_recipes import OFF_DEVICE
+        from train.recipe_arguments import OFF_DEVICE
         from train.verdicts import with_verdicts
 
         used = list[Use]()

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from fleet.ancestry.ancestry_files import files, keep
+from fleet.ancestry.ancestry_files import files, write_family_tree
 from fleet.ancestry.tree_builder import tree
 from fleet.history import opened
 from fleet.plain import say
@@ -28,7 +28,9 @@ def draw(
     history = opened(run_dir)
     if not (grown := tree(history)).nodes:
         raise UserError(f"{run_dir}: no model is finished yet, so there is no family tree to draw")
-    written: Sequence[object] = _elsewhere(out, files(grown, history.store.root.name)) if out else keep(history)
+    written: Sequence[object] = (
+        _elsewhere(out, files(grown, history.store.root.name)) if out else write_family_tree(history)
+    )
     say(*written, sep="\n")
 
 

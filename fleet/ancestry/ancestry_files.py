@@ -13,7 +13,7 @@ from fleet.report.page_parts import document, framed, heading
 TEXT, PAGE = "ancestry.json", "ancestry.html"
 
 
-def keep(history: History) -> list[str]:
+def write_family_tree(history: History) -> list[str]:
     """Into the run's own folder, as it is now; nothing while nobody is finished."""
     grown, root = tree(history), history.store.root
     made = files(grown, root.name) if grown.nodes else {}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fleet.ancestry.tree import Node, Tree, finite, natural
-from fleet.recipe import place
+from fleet.recipe import round_and_slot
 
 Value = float | str
 _PATH = re.compile(r"(?:^|(?<=\.))/.+", re.DOTALL)  # in a gene's name: an absolute one, such as that of data
@@ -65,7 +65,7 @@ def _with_technique(nodes: Sequence[Node]) -> list[Node]:
 def _living(nodes: Sequence[Node]) -> dict[int, list[Node]]:
     found = dict[int, list[Node]]()
     for node in nodes:
-        for round in {node.round, *(place(id)[0] for id in node.also)}:
+        for round in {node.round, *(round_and_slot(id)[0] for id in node.also)}:
             found.setdefault(round, []).append(node)
     return found
 

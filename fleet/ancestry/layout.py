@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from fleet.ancestry.tree import Node, Tree, by_place, fitness, line_of, natural
-from fleet.recipe import place
+from fleet.recipe import round_and_slot
 
 MOST = 300  # rounds that are drawn: of longer runs the last ones
 
@@ -56,7 +56,7 @@ def laid_out(tree: Tree) -> TreeLayout:
     stays = {id: (column[key], heights[id]) for id, key in carried.items()}
     spots = {id: (column[key], heights[id]) for id, key in keys.items()}
     first = frozenset(id for id in spots if keys[id] == (0, 0) and not drawn[id].parents)
-    slots = {} if ranked else {place(id)[1]: heights[id] for id in homes}
+    slots = {} if ranked else {round_and_slot(id)[1]: heights[id] for id in homes}
     edges = [*_descents(tree, drawn, spots, stays), *_lives(tree, drawn, spots, stays)]
     height = max(heights.values(), default=0.0) + 1
     return TreeLayout(
@@ -66,13 +66,17 @@ def laid_out(tree: Tree) -> TreeLayout:
 
 def _keys(drawn: Mapping[str, Node]) -> dict[str, Key]:
     """The column of each node. Originals that are measured in round 1 stand left of the children made there."""
-    early = any(node.round == 1 and any(place(p)[0] == 1 for p in node.parents) for node in drawn.values())
+    early = any(node.round == 1 and any(round_and_slot(p)[0] == 1 for p in node.parents) for node in drawn.values())
     keys = dict[str, Key]()
     for id, node in drawn.items():
         if not node.parents and node.round <= early:
             keys[id] = (0, 0)
             continue
-        here = [p for p, at in zip(node.parents, node.through, strict=True) if place(at)[0] == node.round and p in keys]
+        here = [
+            p
+            for p, at in zip(node.parents, node.through, strict=True)
+            if round_and_slot(at)[0] == node.round and p in keys
+        ]
         before = [keys[p][1] if keys[p][0] == node.round else 0 for p in here]
         keys[id] = (node.round, max(before) + (not node.summary) if before else 0)
     return keys
@@ -83,17 +87,17 @@ def _carried(drawn: Mapping[str, Node], keys: Mapping[str, Key]) -> dict[str, Ke
     kinds = {_kind(id) for id, key in keys.items() if key[0] > 0 and not drawn[id].summary}
     first = dict(sorted(keys.values(), reverse=True))
     there = [id for node in drawn.values() for id in node.also if _kind(id) in kinds]
-    return {id: (round, first.get(round, 0)) for id in there for round in [place(id)[0]]}
+    return {id: (round, first.get(round, 0)) for id in there for round in [round_and_slot(id)[0]]}
 
 
 def _kind(id: str) -> str:
     """Of a slot: its name without its number."""
-    return place(id)[1].rstrip("0123456789")
+    return round_and_slot(id)[1].rstrip("0123456789")
 
 
 def _somebody_went_on(drawn: Mapping[str, Node], homes: Mapping[str, Key]) -> bool:
     """Unchanged, from one round to the next, whatever slot that was."""
-    lives = ({place(id)[0] for id in (node.id, *node.also) if id in homes} for node in drawn.values())
+    lives = ({round_and_slot(id)[0] for id in (node.id, *node.also) if id in homes} for node in drawn.values())
     return any(len(rounds) > 1 for rounds in lives)
 
 
@@ -114,8 +118,8 @@ def _by_fitness(drawn: Mapping[str, Node], homes: Mapping[str, Key]) -> dict[str
 
 
 def _by_slot(homes: Sequence[str]) -> dict[str, float]:
-    slots = sorted({place(id)[1] for id in homes}, key=natural)
-    return {id: float(slots.index(place(id)[1])) for id in homes}
+    slots = sorted({round_and_slot(id)[1] for id in homes}, key=natural)
+    return {id: float(slots.index(round_and_slot(id)[1])) for id in homes}
 
 
 def _below(drawn: Mapping[str, Node], rows: int) -> dict[str, float]:
@@ -162,12 +166,12 @@ def _lives(tree: Tree, drawn: Mapping[str, Node], spots: Mapping[str, Point], st
     until = {tree.winner: MOST + max((node.round for node in drawn.values()), default=0)}
     for child, parent in zip(line.main[1:], line.main, strict=False):
         node = tree.nodes[child]
-        until[parent] = place(node.through[node.parents.index(parent)])[0]
+        until[parent] = round_and_slot(node.through[node.parents.index(parent)])[0]
     for id, node in drawn.items():
         spot = spots[id]
         for there in node.also:
             if there in stays and stays[there][0] > spot[0]:
-                rank = "main" if place(there)[0] <= until.get(id, -1) else "other"
+                rank = "main" if round_and_slot(there)[0] <= until.get(id, -1) else "other"
                 edges.append(Edge(spot, stays[there], "carried", rank))
                 spot = stays[there]
     return edges

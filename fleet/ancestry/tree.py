@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleet.recipe import place
+from fleet.recipe import round_and_slot
 
 WINNER = "winner"  # the slot that names a run's result
 _HUGE = 1e150
@@ -27,11 +27,11 @@ class Node:
 
     @property
     def round(self) -> int:
-        return place(self.id)[0]
+        return round_and_slot(self.id)[0]
 
     @property
     def slot(self) -> str:
-        return place(self.id)[1]
+        return round_and_slot(self.id)[1]
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def as_json(tree: Tree) -> dict[str, Any]:
 
 def by_place(id: str) -> tuple[int, list[int | str]]:
     """An order in which m2 comes before m10."""
-    round, slot = place(id)
+    round, slot = round_and_slot(id)
     return round, natural(slot)
 
 

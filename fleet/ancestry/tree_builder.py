@@ -10,7 +10,7 @@ from fleet import faults
 from fleet.ancestry.tree import WINNER, Node, Tree, by_place, finite, fitness
 from fleet.history import History
 from fleet.plain import plain
-from fleet.recipe import Member, NotYet, name, place
+from fleet.recipe import Member, NotYet, name, round_and_slot
 
 _MEASURES = ("score", "loss")  # of members' metrics; where there are scores, losses do not count
 _LONGEST = 200
@@ -118,7 +118,7 @@ def _winner(made: Mapping[str, Member], places: Mapping[str, str], nodes: Mappin
     stands_for = places.get(_looked_at(made[slot]), "") if origin == slot else origin
     if stands_for in nodes:
         return stands_for
-    alive = [(place(id)[0], nodes[origin]) for id, origin in places.items() if origin in nodes]
+    alive = [(round_and_slot(id)[0], nodes[origin]) for id, origin in places.items() if origin in nodes]
     measured = [(round, node) for round, node in alive if round < rounds and node.score is not None]
     measured.sort(key=lambda each: by_place(each[1].id))
     best = max(measured, key=lambda each: (each[0], not each[1].summary, fitness(each[1])), default=None)

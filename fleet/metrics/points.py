@@ -5,7 +5,7 @@ from typing import Any
 
 from fleet.history import History
 from fleet.metrics.sink import Point
-from fleet.recipe import Member, name, place
+from fleet.recipe import Member, name, round_and_slot
 
 BEST: Mapping[str, Callable[[Iterable[float]], float]] = {
     **{"loss": min, "bits_per_byte": min, "train_loss": min},
@@ -32,7 +32,7 @@ def rows(history: History, rounds: Iterable[int]) -> list[dict[str, Any]]:
     for round, member in ((n, member) for n in rounds for member in history.round(n)):
         if member.diverged or not BEST.keys().isdisjoint(member.metrics):
             outcome = history.outcome(member.origin)
-            said = {"round": round, "slot": place(member.id)[1], **_shown(member.metrics),
+            said = {"round": round, "slot": round_and_slot(member.id)[1], **_shown(member.metrics),
                     "seconds": f"{outcome.seconds:.3f}", "by": outcome.by}  # fmt: skip
             found.append({**dict.fromkeys(_FIRST, ""), **{key: said[key] for key in sorted(said)}})
     return found
@@ -45,7 +45,7 @@ def _shown(metrics: Mapping[str, Any]) -> dict[str, Any]:
 def _measured(measure: str, members: Sequence[Member]) -> dict[str, float]:
     """The mean and the best of all members, each by itself, and the model that all are in."""
     known = [(m, float(value)) for m in members if isinstance(value := m.metrics.get(measure), int | float)]
-    single = {place(member.id)[1]: value for member, value in known if member.recipe.role != "summary"}
+    single = {round_and_slot(member.id)[1]: value for member, value in known if member.recipe.role != "summary"}
     all = {"mean": sum(single.values()) / len(single), "best": BEST[measure](single.values())} if single else {}
     return {
         **{f"{measure}/averaged": value for member, value in known if member.recipe.role == "summary"},

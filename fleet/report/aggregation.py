@@ -6,7 +6,7 @@ from itertools import accumulate
 
 from fleet.ancestry.tree import Tree, finite
 from fleet.ancestry.tree_builder import grown
-from fleet.recipe import Member, name, place
+from fleet.recipe import Member, name, round_and_slot
 from fleet.report.facts import MEASURES, DonorScore, Round, Spread
 from fleet.report.registers import RoundRegisters
 from fleet.report.worker_stories import WorkerStory
@@ -21,7 +21,7 @@ def summed_up(found: RoundRegisters) -> Round:
         if not member.metrics or id in looked_at.values():  # whoever is asked anew counts by that
             continue
         tokens += (finite(member.metrics.get("tokens")) or 0.0) if id in found.made else 0.0
-        role, questions = member.recipe.role, member.recipe.questions
+        role, questions = member.recipe.role, member.recipe.evaluated_on
         for measure in MEASURES:
             if (value := finite(member.metrics.get(measure))) is None:
                 continue
@@ -84,7 +84,7 @@ def donors_of(found: RoundRegisters) -> dict[tuple[str, str], DonorScore]:
     given = [member for member in found.members.values() if member.recipe.role == "given"]
     known = [(member, measure, finite(member.metrics.get(measure))) for member in given for measure in MEASURES[:2]]
     return {
-        (member.id, measure): DonorScore(_name(member), member.recipe.questions, measure, value)
+        (member.id, measure): DonorScore(_name(member), member.recipe.evaluated_on, measure, value)
         for member, measure, value in known
         if value is not None
     }
@@ -96,4 +96,4 @@ def _name(member: Member) -> str:
     recipe = args.get("recipe")
     models = recipe.get("models") if isinstance(recipe, dict) else None
     model = models[0].get("model") if isinstance(models, list) and models and isinstance(models[0], dict) else None
-    return str(args.get("name") or model or place(member.id)[1])
+    return str(args.get("name") or model or round_and_slot(member.id)[1])

@@ -15,7 +15,7 @@ from fleet.claims import Watch, pulse_at
 from fleet.host import Host
 from fleet.places import address
 from fleet.plain import several
-from fleet.recipe import Member, Recipe, folder, name, place
+from fleet.recipe import Member, Recipe, folder, name, round_and_slot
 from fleet.report.aggregation import (
     dated,
     donors_of,
@@ -47,8 +47,8 @@ Told = Callable[[str, int, int], None]  # what is being read, how much of it, an
 
 def _kind(recipe: Recipe) -> str:
     """What takes the time: whoever is told how many steps to take, or how to learn, trains."""
-    trains = recipe.args.get("steps") or recipe.args.get("how")
-    return "train" if trains else "evaluate" if recipe.questions else "merge"
+    trains = recipe.args.get("steps") or recipe.args.get("learns_by")
+    return "train" if trains else "evaluate" if recipe.evaluated_on else "merge"
 
 
 class RunReader:
@@ -155,7 +155,9 @@ class RunReader:
             there = slot.claims.get(slot.version, 0)
             for n in range(max(0, there - 8), there - slot.finished):
                 if (slot.version, n) not in slot.left:
-                    begin, claim = self._claim(f"{folder(found.round)}/{place(id)[1]}.{slot.version}.claim.{n}")
+                    begin, claim = self._claim(
+                        f"{folder(found.round)}/{round_and_slot(id)[1]}.{slot.version}.claim.{n}"
+                    )
                     by.setdefault(str(claim.get("by", "")), []).append((begin, id))
 
     def _claim(self, path: str) -> tuple[float, Mapping[str, Any]]:
@@ -176,7 +178,7 @@ class RunReader:
         absent = {id: each for id, each in found.made.items() if not each.member}
         for id, slot in found.slots.items():
             for version, n in sorted(slot.left)[-8:]:
-                path = f"{folder(found.round)}/{place(id)[1]}.{version}.left.{n}"
+                path = f"{folder(found.round)}/{round_and_slot(id)[1]}.{version}.left.{n}"
                 with contextlib.suppress(faults.Fault, IndexError):
                     left = quickly(self.store, path)
                     if left.get("why") == "failed" or left.get("why") == "verdict" and id not in absent:

@@ -90,7 +90,7 @@ def _of_round(config: SearchConfig, history: History, generation: int) -> Found:
             told = (recipe.genome["point"], metrics.get("score"), scores, seconds, outcome.why)
             more = (bool(metrics.get("given_up")), int(metrics.get("asked", 0)), metrics.get("standard_error"))
             rows.append(CandidateRow(generation, int(recipe.slot[1:]), *told, *more))
-        elif recipe.questions == "test":
+        elif recipe.evaluated_on == "test":
             tested[names.get(recipe.slot, recipe.slot)] = metrics
         else:
             donors[names[recipe.slot]] = metrics.get("score")

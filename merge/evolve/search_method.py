@@ -6,7 +6,7 @@ from typing import Any
 from fleet.history import History
 from fleet.method import Method
 from fleet.metrics.sink import Point
-from fleet.recipe import place
+from fleet.recipe import round_and_slot
 from fleet.tasks import Task
 from fleet.work import CannotServe, Failed, Maker, NotOnThisMachine, Work
 from merge.evolve import records
@@ -51,10 +51,10 @@ def _twin(evaluator: Any, work: Work, args: TwinArgs) -> Mapping[str, Any]:
 
 
 def _score(evaluator: Any, work: Work, args: ScoreArgs) -> Mapping[str, Any]:
-    if any(place(id)[0] for id in work.absent):
+    if any(round_and_slot(id)[0] for id in work.absent):
         raise Failed("it could not be merged")
     _know_copies(evaluator, work)
-    merged = [input.folder for id, input in work.inputs.items() if place(id)[0] and input.files]
+    merged = [input.folder for id, input in work.inputs.items() if round_and_slot(id)[0] and input.files]
     return dict(evaluator.scored(args.recipe, search_worker.interview(evaluator, work, args), *merged))
 
 
@@ -85,7 +85,7 @@ def points(history: History, begin: int) -> list[Point]:
     return found
 
 
-report = search_worker.keeping(
+report = search_worker.writing_when_longer(
     records.TABLE, records.read, lambda found: len(found.rows), lambda table: table.count(b"\n"), records.files
 )
 METHOD = Method(

@@ -21,7 +21,7 @@ from cyclopts import Parameter
 from fleet import help_pages
 from fleet.errors import UserError, refuse
 from fleet.plain import say
-from merge.merge_command import bar, keep_memory, open_many, run
+from merge.command_helpers import bar, keep_memory, open_many, run
 
 app = help_pages.app("python -m merge.gguf", __doc__)
 

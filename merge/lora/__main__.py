@@ -29,7 +29,7 @@ from cyclopts.validators import Number
 
 from fleet import help_pages, lm_eval_command
 from fleet.plain import bytes_of, say
-from merge.merge_command import bar, keep_memory, open_many, run
+from merge.command_helpers import bar, keep_memory, open_many, run
 
 if TYPE_CHECKING:
     from merge.lora.adapter_writing import AdapterPlan, AdapterStats

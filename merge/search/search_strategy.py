@@ -3,7 +3,7 @@ winner and the given models on questions by which nothing was selected. Pure."""
 
 from abc import ABC, abstractmethod
 
-from fleet.recipe import Past, Recipe, place
+from fleet.recipe import Past, Recipe, round_and_slot
 from fleet.tasks import Args
 from train.fitness_config import KNOWN
 from train.splits import EvalSplit
@@ -16,7 +16,7 @@ class QuestionArgs(Args):
 
     on: EvalSplit
     rival: str = ""  # in a race: the candidate to be ahead of
-    few: str = ""  # where it stands what is known of all questions, of which few are asked
+    few: str = ""  # the id of the calibration, which knows what answers say of each question, so that few are asked
     draw: int = 0  # which few
     earlier: str = ""  # who has answered few of them for it already
 
@@ -37,7 +37,7 @@ class SearchStrategy(ABC):
 
     @abstractmethod
     def last_generation(self, round: int, history: Past) -> int | None:
-        """The last generation, if it lies before this round."""
+        """The number of the generation after which the search ended; None while it goes on."""
 
     @abstractmethod
     def generation(self, round: int, history: Past) -> list[Recipe]:
@@ -58,7 +58,7 @@ class SearchStrategy(ABC):
     def calibration(self, history: Past) -> Recipe:
         """By those who answer everything: the first generation, and the models themselves."""
         there = [f"1/{recipe.slot}" for recipe in history.plan(1) if recipe.task == "score"]
-        return Recipe(place(KNOWN)[1], "calibrate", (), (CHECK, *there), "tool")
+        return Recipe(round_and_slot(KNOWN)[1], "calibrate", (), (CHECK, *there), "tool")
 
     def copies(self) -> list[Recipe]:
         """What round 0 makes besides its check."""

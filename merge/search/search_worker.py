@@ -100,7 +100,7 @@ def _calibrate(evaluator: CandidateEvaluator[Any], work: Work, args: Args) -> Ma
     return calibrated(evaluator.items(), [json.loads(each["single"]) for each in known], evaluator.fewest)
 
 
-def keeping(
+def writing_when_longer(
     table: str,
     read: Callable[[History], F],
     count: Callable[[F], int],

@@ -28,7 +28,7 @@ def make(work: Work, size: int, sleep: float = 0.0) -> Mapping[str, float]:
     if sleep and not trains:
         work.host.sleep(sleep)
     publish(work, start, end, momentum)
-    return evaluate(end, work.recipe.args) if work.recipe.questions else {}
+    return evaluate(end, work.recipe.args) if work.recipe.evaluated_on else {}
 
 
 def vector(parent: InputMember, name: str) -> Vector:

@@ -58,7 +58,7 @@ def shares(c: PosttrainConfig, learner: SharedLearner, steps: Steps) -> list[lis
     rank, count, found = learner.ranks.rank, learner.ranks.count, list[list[Share]]()
     for step in finetune_rows.told(steps, "what the model says before it learns, of", "steps"):
         own, turns = step[rank::count], math.ceil(len(step) / count)
-        (parts,) = objectives.begun(c, learner, [[*own, *step[:1]][:turns]])
+        (parts,) = objectives.with_first_logprobs(c, learner, [[*own, *step[:1]][:turns]])
         whole = sum(batch.count if not objectives.objective_of(c).pairs else batch.examples // 2 for batch in step)
         found.append([Share(part, whole / count, float(n < len(own))) for n, part in enumerate(parts)])
     return found

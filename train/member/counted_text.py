@@ -72,8 +72,7 @@ def _is_counted(source: Dataset, least: Counts, held_out: float, whole: bool) ->
         characters[part] += len(document)
     if not built_in and (whole or sum(characters.values()) > _MUCH):
         return sum(characters.values()) <= _MUCH
-    much = any(_TOKEN * least[part] > characters[part] for part in least)
-    return much
+    return any(_TOKEN * least[part] > characters[part] for part in least)
 
 
 def in_words(counts: Iterable[tuple[Dataset, Counts, Counts]]) -> Iterator[str]:

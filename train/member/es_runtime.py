@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fleet.work import Work
 from train.member.posttraining_runtime import ChildModel, PosttrainingRuntime
+from train.recipe_arguments import FIRST
 from train.rl import es
-from train.training_recipes import FIRST
 
 Log = list[list[float]]  # of each round since the weights were published: what each pair counts
 

@@ -14,9 +14,9 @@ from train.member.es_runtime import EsRuntime, Log, filled, logged
 from train.member.posttraining_round_zero import make_data, make_init
 from train.member.posttraining_runtime import write_model
 from train.posttrain.posttrain_config import PosttrainConfig
+from train.recipe_arguments import FIRST, EvaluationArgs, InitArgs, PerturbationArgs, PublishArgs, SourceArgs, StepArgs
 from train.rl import es, rollouts
 from train.rl.rollouts import Group, Rollouts
-from train.training_recipes import FIRST, EvaluationArgs, InitArgs, PerturbationArgs, PublishArgs, SourceArgs, StepArgs
 from train.verdicts import with_verdicts
 
 Metrics = Mapping[str, Any]
@@ -49,7 +49,7 @@ def make_pair(runtime: EsRuntime, work: Work, args: PerturbationArgs) -> Metrics
     plus, minus = (math.fsum(each) / len(each) for each in zip(*(g.rewards(weights) for g in groups), strict=True))
     first = args.pair == 0  # people see some answers; all would be more than all else
     samples = {"samples": json.dumps(rollouts.samples(found, weights), ensure_ascii=False)} if first else {}
-    return {"plus": plus, "minus": minus, **rollouts.told(found, weights), **samples}
+    return {"plus": plus, "minus": minus, **rollouts.metrics_of(found, weights), **samples}
 
 
 def make_step(runtime: EsRuntime, work: Work, args: StepArgs) -> Metrics:
@@ -65,7 +65,7 @@ def publish(runtime: EsRuntime, work: Work, args: PublishArgs) -> Metrics:
     child = filled(runtime.model_of(work, FIRST), policy)
     found = posttraining_tasks.evaluated(runtime, work, args, child, runtime.dtype)
     with work.folder() as place:
-        write_model(place, child.said, child.files(runtime.dtype), runtime.how)
+        write_model(place, child.said, child.files(runtime.dtype), runtime.merge_options)
     return {"log": json.dumps(log), **found}
 
 

@@ -17,15 +17,15 @@ from merge.outer_step import OuterOptimizer, State, means, ranges
 from merge.tensor_files import bytes_of
 from merge.tensor_group import weighted
 from merge.wire import pieces, send, sender
-from train.exchange_config import NARROW, ExchangeConfig
+from train.exchange_config import LOSSY_WIRES, ExchangeConfig
 from train.member import vectors
 from train.member.error_feedback import Feedback
 from train.member.global_model import STEPPED_FROM, STEPPED_TO, GlobalModel, identity
 from train.member.inner_loop import Metrics, learn_or_fall_back
 from train.member.own_fragments import OwnFragments
-from train.member.vectors import BEFORE, UPDATE, WEIGHTS, Begun, Moment, file_of, kept, parents_of
+from train.member.vectors import BEFORE, UPDATE, WEIGHTS, FillStart, Moment, file_of, outer_stems, parents_of
+from train.recipe_arguments import ChildArgs, EvaluationArgs, ShardArgs, Turn, shards_in
 from train.splits import EvalSplit
-from train.training_recipes import ChildArgs, EvaluationArgs, ShardArgs, Turn, shards_in
 from train.vector_layout import VectorLayout
 from train.verdicts import NotFinite
 
@@ -43,7 +43,9 @@ class MemberRuntime(Protocol):
 
     def layout(self, work: Work) -> VectorLayout: ...
 
-    def train(self, work: Work, turn: Turn, start: Tensor, begun: Begun, genome: Any) -> tuple[Tensor, Metrics]: ...
+    def train(
+        self, work: Work, turn: Turn, start: Tensor, fill_start: FillStart, genome: Any
+    ) -> tuple[Tensor, Metrics]: ...
 
     def evaluate(self, work: Work, weights: Tensor, on: EvalSplit) -> Metrics: ...
 
@@ -55,7 +57,7 @@ class MemberRuntime(Protocol):
 
     # what goes on beside the weights
 
-    def inherit(self, work: Work, turn: Turn, begun: Begun) -> None: ...
+    def inherit(self, work: Work, turn: Turn, fill_start: FillStart) -> None: ...
 
     def moments(self, work: Work) -> Iterator[tuple[Moment, Tensor]]: ...
 
@@ -87,7 +89,7 @@ def evaluate_global(runtime: MemberRuntime, work: Work, args: EvaluationArgs) ->
     """The model that all shards are together."""
     shards, size = parents_of(work), runtime.layout(work).size
     state = [runtime.global_model.read(shards, size)]
-    state += [vectors.read(vectors.joined, shards, stem, size) for stem in kept(runtime.outer)[1:]]
+    state += [vectors.read(vectors.joined, shards, stem, size) for stem in outer_stems(runtime.outer)[1:]]
     return runtime.evaluate(work, runtime.outer.without_lookahead(state), args.on)
 
 
@@ -97,16 +99,16 @@ def evaluate_global(runtime: MemberRuntime, work: Work, args: EvaluationArgs) ->
 def make_child(runtime: MemberRuntime, work: Work, turn: ChildArgs) -> Metrics:
     """Cross the parents over, train, take the outer step; evaluate what is published. One that diverges stays what its
     parents made it, and its genome dies with what it learned."""
-    c, outer, stems = runtime.config, runtime.outer, kept(runtime.outer)
-    begun, parents = _mean_of_parents(runtime, work, turn), [parent.metrics for parent in parents_of(work)]
-    start, genome = _crossed(runtime, work, turn, begun), runtime.inherited(turn, parents)
+    c, outer, stems = runtime.config, runtime.outer, outer_stems(runtime.outer)
+    fill_start, parents = _filler_of_start(runtime, work, turn), [parent.metrics for parent in parents_of(work)]
+    start, genome = _crossed(runtime, work, turn, fill_start), runtime.inherited(turn, parents)
 
     def learned() -> tuple[State, Metrics]:
-        trained, metrics = runtime.train(work, turn, start[0], begun, genome)
+        trained, metrics = runtime.train(work, turn, start[0], fill_start, genome)
         return evaluated(outer.step(start, start[0] - trained), {**metrics, **genome.metrics()})
 
     def untrained() -> tuple[State, Metrics]:
-        runtime.inherit(work, turn, begun)
+        runtime.inherit(work, turn, fill_start)
         return evaluated(start, runtime.fittest(parents).metrics())
 
     def evaluated(state: State, metrics: Metrics) -> tuple[State, Metrics]:
@@ -134,8 +136,9 @@ def make_mean_part(runtime: MemberRuntime, work: Work, args: ShardArgs) -> Metri
     return {}
 
 
-def _mean_of_parents(runtime: MemberRuntime, work: Work, turn: ChildArgs) -> Begun:
-    """As it was made for all of their children, or made here in the same way."""
+def _filler_of_start(runtime: MemberRuntime, work: Work, turn: ChildArgs) -> FillStart:
+    """A function that fills a vector with the parents' mean of a stem: from the parts that were made for the whole
+    group, or by reading the parents here."""
     if turn.parts:
         parents_of(work)  # somebody is there
         return partial(vectors.joined, [work.inputs[id] for id in work.recipe.needs[: turn.parts]])
@@ -143,16 +146,16 @@ def _mean_of_parents(runtime: MemberRuntime, work: Work, turn: ChildArgs) -> Beg
     return lambda stem, into: vectors.mean(parents_of(work), stem, into, wires[stem])
 
 
-def _crossed(runtime: MemberRuntime, work: Work, turn: Turn, begun: Begun) -> State:
+def _crossed(runtime: MemberRuntime, work: Work, turn: Turn, fill_start: FillStart) -> State:
     """Where a child begins: at the first weights, the mean of its parents, or a point between them that is drawn when
     it is made, as its genome is."""
-    parents, layout, stems = parents_of(work), runtime.layout(work), kept(runtime.outer)
+    parents, layout, stems = parents_of(work), runtime.layout(work), outer_stems(runtime.outer)
     if turn.round == 1:
         return vectors.load_weights(parents[0], layout.size), *(torch.zeros(layout.size) for _ in stems[1:])
     if runtime.config.crossover == "outer":
         state = tuple(torch.empty(layout.size) for _ in stems)
         for stem, room in zip(stems, state, strict=True):
-            begun(stem, room)
+            fill_start(stem, room)
         return state
     shares = _shares(runtime, work, turn)
     several = [[vectors.read(vectors.joined, [each], stem, layout.size) for each in parents] for stem in stems]
@@ -179,14 +182,14 @@ def make_replica(runtime: MemberRuntime, work: Work, turn: Turn) -> Metrics:
     """Train from the global model on the slot's own data, and publish the change. One that diverges changes nothing."""
     c, size, own, shards = runtime.config, runtime.layout(work).size, runtime.own, parents_of(work)
     model, exchanged = runtime.global_model.read(shards, size), runtime.config.exchanged_in(turn.round, len(shards))
-    start, begun = own.begin(work, turn, model, shards)
+    start, fill_start = own.begin(work, turn, model, shards)
 
     def learned() -> tuple[tuple[Tensor, Tensor], Metrics]:
-        trained, metrics = runtime.train(work, turn, start, begun, runtime.usual)
+        trained, metrics = runtime.train(work, turn, start, fill_start, runtime.usual)
         return (trained, checked(model.sub(trained))), metrics
 
     def untrained() -> tuple[tuple[Tensor, Tensor], Metrics]:
-        runtime.inherit(work, turn, begun)
+        runtime.inherit(work, turn, fill_start)
         return (start, model.sub(start)), {}
 
     ((weights, change), metrics), diverged = learn_or_fall_back(
@@ -220,7 +223,7 @@ def cut_shard(runtime: MemberRuntime, work: Work, args: ShardArgs) -> Metrics:
     whole, counts = vectors.load_weights(parent, parent.metrics["parameters"]), counts_of(parent)
     piece = cut_of(len(whole), work, args)
     vectors.save(work, file_of(WEIGHTS), whole[piece.start : piece.stop])
-    for stem in kept(runtime.outer)[1:]:
+    for stem in outer_stems(runtime.outer)[1:]:
         vectors.save(work, file_of(stem), torch.zeros(len(piece)))
     for moment, vector in runtime.first_moments(parent):
         cut = cut_of(moment.count, work, args)
@@ -232,7 +235,7 @@ def make_shard(runtime: MemberRuntime, work: Work, args: ShardArgs) -> Metrics:
     """One range of the outer step: everybody's changes there, piece by piece, whatever their size."""
     old = work.inputs[args.old]
     counts, cut = counts_of(old), cut_of(old.metrics["parameters"], work, args)
-    if runtime.config.wire in NARROW and BEFORE not in work.writer.known:
+    if runtime.config.wire in LOSSY_WIRES and BEFORE not in work.writer.known:
         _write_old(runtime, work, args, cut)
     if work.early:
         return {}
@@ -262,12 +265,12 @@ def _write_old(runtime: MemberRuntime, work: Work, args: ShardArgs, cut: range) 
 
 def _step(runtime: MemberRuntime, work: Work, args: ShardArgs, cut: range, changes: Iterator[Tensor]) -> Metrics:
     """Where the weights travel as the step that leads to them, whoever knows the old ones comes to the very same."""
-    c, old, model, stems = runtime.config, work.inputs[args.old], runtime.global_model, kept(runtime.outer)
+    c, old, model, stems = runtime.config, work.inputs[args.old], runtime.global_model, outer_stems(runtime.outer)
     state = [vectors.numbers(old, file_of(stem), len(cut)) for stem in stems[1:]]
     share = (len(work.recipe.parents) - 1) / c.population_size  # of all slots, these come together here
     reached, seen = list[Tensor](), checksum()
     with ExitStack() as stack:
-        narrow = Feedback(c, work, old, UPDATE, len(cut), stack) if c.wire in NARROW else None
+        narrow = Feedback(c, work, old, UPDATE, len(cut), stack) if c.wire in LOSSY_WIRES else None
         new = [sender(stack.enter_context(work.create(file_of(stem))), len(cut)) for stem in stems[bool(narrow) :]]
         for *before, change in zip(model.pieces_of(old, args.shard, cut), *state, changes, strict=True):
             weights, *momentum = runtime.outer.step(before, change.mul_(share))

@@ -30,8 +30,8 @@ def train(
     seed: Callable[[int], int],
     said: Metrics | None = None,
 ) -> float:
-    """Take these steps, each with its batch, its learning rate and a seed for dropout; the losses of all of them. What
-    is `said` of how it began, who goes on from a snapshot has from there."""
+    """Take these steps, each with its batch, its learning rate and a seed for dropout; the losses of all of them.
+    `said` are metrics about how it began, filled by `begin`; whoever resumes from a snapshot gets them from it."""
     said = {} if said is None else said
     done, total = 0, 0.0
     work.steps = steps

@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
-from fleet.recipe import place
+from fleet.recipe import round_and_slot
 from fleet.work import InputMember, Work
 from merge.outer_step import ranges
 from train.member import vectors
-from train.member.vectors import Begun, Moment, file_of
-from train.training_recipes import Turn
+from train.member.vectors import FillStart, Moment, file_of
+from train.recipe_arguments import Turn
 
 LOST = "lost_own"  # in a replica's metrics
 
@@ -44,12 +44,12 @@ class OwnFragments:
         self._lost = False
         self.said = dict[str, Any]()  # of the member that is being made
 
-    def begin(self, work: Work, turn: Turn, model: Tensor, shards: list[InputMember]) -> tuple[Tensor, Begun]:
-        """What a replica begins with: its own, but for what has come together since it began the last time, to which it
-        adds what it has learned meanwhile."""
+    def begin(self, work: Work, turn: Turn, model: Tensor, shards: list[InputMember]) -> tuple[Tensor, FillStart]:
+        """The weights that a replica begins with, and what fills its moments: its own, but for what has come together
+        since it began the last time, to which it adds what it has learned meanwhile."""
         before, cuts = work.inputs.get(turn.before), ranges(len(model), len(shards))
         own, last = self._kept.get(before.attempt) if before else None, turn.round - 1 - self._late
-        arrived = [n for n, shard in enumerate(shards) if 0 < last == place(shard.member.origin)[0]]
+        arrived = [n for n, shard in enumerate(shards) if 0 < last == round_and_slot(shard.member.origin)[0]]
         if own and self._late and not own.since.keys() >= {*arrived}:
             own = None
         self._lost = own is None and turn.round > 1 and len(arrived) < len(shards)
@@ -60,13 +60,13 @@ class OwnFragments:
             here = slice(cuts[n].start, cuts[n].stop)
             own.weights[here] = model[here] + own.since[n] if self._late else model[here]
 
-        def begun(stem: str, into: Tensor) -> None:
+        def fill_start(stem: str, into: Tensor) -> None:
             vectors.load(own, file_of(stem), into)
             for n in arrived:
                 cut = ranges(len(into), len(shards))[n]
                 vectors.joined([shards[n]], stem, into[cut.start : cut.stop])
 
-        return own.weights, begun
+        return own.weights, fill_start
 
     def keep(
         self,

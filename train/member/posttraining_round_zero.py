@@ -22,9 +22,9 @@ from train.member.posttraining_runtime import PosttrainingRuntime, merged, said_
 from train.model import described, without_numbers
 from train.posttrain.example_rows import check_first_rows, made_rows
 from train.posttrain.posttrain_config import PosttrainConfig
-from train.rl.generation import ends_of
+from train.recipe_arguments import FIRST, InitArgs, SourceArgs
+from train.rl.answering import ends_of
 from train.rl.question_rows import check_first_questions, made_questions
-from train.training_recipes import FIRST, InitArgs, SourceArgs
 
 Metrics = Mapping[str, Any]
 ROWS = "rows"
@@ -46,7 +46,7 @@ def make_init(runtime: PosttrainingRuntime, work: Work, args: InitArgs) -> Metri
         notes.append(f"{reference} has no chat template: that of the others is used")
     if rows:
         recipe["tokenizer"] = {"source": reference, "pad_to_multiple_of": rows}
-    merged(work, recipe, {}, runtime.how)
+    merged(work, recipe, {}, runtime.merge_options)
     return {"dtype": dtype, "notes": json.dumps(notes)}
 
 

@@ -28,8 +28,8 @@ from train.lm_eval_tasks import TaskEvaluation
 from train.model import described, without_numbers
 from train.posttrain import posttrain_fitness
 from train.posttrain.posttrain_config import PosttrainConfig
+from train.recipe_arguments import FIRST
 from train.training_config import TrainConfig
-from train.training_recipes import FIRST
 
 Recipe = Mapping[str, Any]
 
@@ -37,7 +37,7 @@ Recipe = Mapping[str, Any]
 class PosttrainingRuntime:
     def __init__(self, config: PosttrainConfig) -> None:
         self.config, self.device = config, best_device()
-        self.how = MergeOptions(threads=config.threads, seed=config.seed % (1 << 31))
+        self.merge_options = MergeOptions(threads=config.threads, seed=config.seed % (1 << 31))
         self._models = LiveModels(str(self.device), config.trust_remote_code)
         self._learner: Learner | None = None
         self._evaluation: TaskEvaluation | None = None
@@ -54,7 +54,7 @@ class PosttrainingRuntime:
             known = self._models.shaped(said, plan, self.dismiss)
             if known.places is not None and self._learner is not None:
                 known = replace(known, places=places_in(known.model, plan))  # its weights lie in the learner's vector
-            known.fill(plan, self.how)
+            known.fill(plan, self.merge_options)
         return ChildModel(said, plan, known)
 
     def learner(self, known: LiveModel, config: TrainConfig, objective: Any) -> Learner:

@@ -18,27 +18,27 @@ from train.fitness_from import Interview, calibrated
 from train.kernels import in_fixed_order, looking
 from train.learner import Learner, rate
 from train.member import inner_loop, posttraining_genome, rl_tasks
-from train.member.lineage import Lineage, lineage, looked_at
+from train.member.child_weights import WholeChild, child_weights, looked_at
 from train.member.posttraining_round_zero import ROWS, make_data, make_init
 from train.member.posttraining_runtime import ChildModel, PosttrainingRuntime, merged
 from train.posttrain import posttrain_fitness
 from train.posttrain.example_rows import ExampleRows
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.posttrain.posttrain_sections import LOSS
-from train.rl.grpo import grpo_loss, settings_of
-from train.training_config import TrainConfig, alone
-from train.training_recipes import (
+from train.recipe_arguments import (
     EvaluationArgs,
     InitArgs,
     PosttrainChildArgs,
     RolloutArgs,
     SourceArgs,
 )
+from train.rl.grpo import grpo_loss, settings_of
+from train.training_config import TrainConfig, alone
 from train.verdicts import NotFinite, with_verdicts
 
 Metrics = Mapping[str, Any]
 T = TypeVar("T")
-Finetuned = tuple[Callable[[], None], dict[str, Any]]  # what publishes it
+Finetuned = tuple[Callable[[], None], dict[str, Any]]  # what writes its files, and its metrics
 _ADVICE = (
     "a smaller BATCH_SIZE with as much more GRADIENT_ACCUMULATION, a smaller SEQ_LENGTH, or an ADAPTER need less, in a "
     "run with another PROJECT_NAME"
@@ -52,37 +52,42 @@ def maker(config: PosttrainConfig) -> Maker:
 
 
 def make_child(runtime: PosttrainingRuntime, work: Work, args: PosttrainChildArgs) -> Metrics:
-    """Merge the parents, learn from what the genome chooses, answer; publish. One that diverges stays what its parents
-    made it."""
-    c, ways = runtime.config, partial(lineage, runtime, work, args)
+    """Merge the parents, learn from what the genome chooses, answer; write the files. One that diverges stays what its
+    parents made it."""
+    c, weights_of_child = runtime.config, partial(child_weights, runtime, work, args)
     dtype = runtime.dtype_of(work)
-    if not args.how:
-        way = ways()
-        merged(work, {**way.recipe, "out_dtype": str(dtype).removeprefix("torch.")}, way.places, runtime.how)
-        return evaluated(runtime, work, args, way.born(), dtype)
+    if not args.learns_by:
+        weights = weights_of_child()
+        recipe = {**weights.recipe, "out_dtype": str(dtype).removeprefix("torch.")}
+        merged(work, recipe, weights.places, runtime.merge_options)
+        return evaluated(runtime, work, args, weights.born(), dtype)
 
     def learned() -> Finetuned:
-        way = ways()
+        weights = weights_of_child()
         try:
-            child, metrics = finetuned(runtime, work, args, way)
+            child, metrics = finetuned(runtime, work, args, weights)
         except BaseException:  # whatever breaks in there leaves a model that is half changed
             runtime.dismiss()
             raise
         runtime.forget()
         if not child.fits(dtype):
             raise NotFinite(f"its weights are too large for {dtype}")
-        metrics = {**metrics, **rl_tasks.told(work, args), **evaluated(runtime, work, args, child, dtype)}
-        return partial(way.publish, child), metrics
+        metrics = {
+            **metrics,
+            **rl_tasks.metrics_of_own_rollouts(work, args),
+            **evaluated(runtime, work, args, child, dtype),
+        }
+        return partial(weights.write_files, child), metrics
 
     def untrained() -> Finetuned:
-        way = ways()
-        child = way.born()
-        return partial(way.publish, child), {**evaluated(runtime, work, args, child, dtype)}
+        weights = weights_of_child()
+        child = weights.born()
+        return partial(weights.write_files, child), {**evaluated(runtime, work, args, child, dtype)}
 
-    (publish, metrics), diverged = inner_loop.learn_or_fall_back(
+    (write_files, metrics), diverged = inner_loop.learn_or_fall_back(
         work, "", inner_loop.slower(highest(c, work.recipe.genome["rate"])), learned, untrained
     )
-    publish()
+    write_files()
     return {**metrics, **diverged}
 
 
@@ -90,13 +95,13 @@ def make_child(runtime: PosttrainingRuntime, work: Work, args: PosttrainChildArg
 
 
 def finetuned(
-    runtime: PosttrainingRuntime, work: Work, args: PosttrainChildArgs, way: Lineage
+    runtime: PosttrainingRuntime, work: Work, args: PosttrainChildArgs, weights: WholeChild
 ) -> tuple[ChildModel, dict[str, Any]]:
     """The child learns."""
     c, lessons = runtime.config, learned_from(runtime.config, work, args)
     if not lessons:
-        return way.born(), {"tokens": 0, "steps": 0}
-    model = way.learning()
+        return weights.born(), {"tokens": 0, "steps": 0}
+    model = weights.learning()
     of_rewards = c.mutation == "grpo"
     steps: list[list[Any]] = (
         rl_tasks.steps(runtime, work, model, lessons) if of_rewards else objectives.steps_of(c, model, lessons)
@@ -106,17 +111,21 @@ def finetuned(
     if c.adapter:
         learner = Learner(model, config, runtime.device, loss)
     else:
-        learner = runtime.learner(way.child.live, config, loss)
+        learner = runtime.learner(weights.child.live, config, loss)
 
     def seed(step: int) -> int:
         """The child's own, whoever makes it and after whatever else."""
         return int(np.random.default_rng([c.seed, args.generation, args.slot, step, 7]).integers(1 << 31))
 
-    parts = rl_tasks.begun(learner, steps) if of_rewards else objectives.begun(c, learner, steps)
+    parts = (
+        rl_tasks.with_first_logprobs(learner, steps)
+        if of_rewards
+        else objectives.with_first_logprobs(c, learner, steps)
+    )
     total = inner_loop.train(
         work, learner, learner.reset_optimizer, len(steps), parts.__getitem__, partial(rate, config), seed
     )
-    return way.learned(model), {
+    return weights.learned(model), {
         "train_loss": total / len(steps),
         "tokens": sum(len(each.tokens) for each in lessons),
         "steps": len(steps),
@@ -220,7 +229,7 @@ def evaluated(
 
 def interview(runtime: PosttrainingRuntime, work: Work, asked: EvaluationArgs) -> Interview:
     """By what others have answered, or the member itself."""
-    ids = (asked.rival, asked.few, asked.earlier)
+    ids = (asked.rival, asked.calibration, asked.earlier)
     rival, known, earlier = (work.history[id].metrics if id else None for id in ids)
     return Interview(asked.on, rival, runtime.few(known, asked.generation) if known else None, earlier)
 

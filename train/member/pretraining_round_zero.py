@@ -24,10 +24,10 @@ from train.member.vectors import save_weights
 from train.model import built, empty, flat, layout_of, read_config, same_settings, same_shapes
 from train.models_on_demand import byte_level_bpe, first_of
 from train.optimizers import layouts_of
+from train.recipe_arguments import FIRST, TOKENIZER, InitArgs, SourceArgs
 from train.splits import HELD_OUT, SPLITS, SplitName
 from train.token_budget import needed, tokenizer_name, tokenizer_sources, too_short, useful
 from train.training_config import TrainConfig
-from train.training_recipes import FIRST, TOKENIZER, InitArgs, SourceArgs
 
 _SAMPLE = 4_000_000  # characters that the tokenizer is made from
 _BATCH = 256  # documents that are tokenised at a time

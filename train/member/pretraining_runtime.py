@@ -18,15 +18,15 @@ from train.member.exchange_tasks import outer_of
 from train.member.global_model import GlobalModel
 from train.member.inner_loop import Metrics
 from train.member.own_fragments import OwnFragments
-from train.member.vectors import Begun, Moment
+from train.member.vectors import FillStart, Moment
 from train.model import empty, read_config
 from train.optimizers import MOMENTS, WEIGHTS
 from train.pretraining_genome import Genome, fittest, inherited
+from train.recipe_arguments import FIRST, Turn, token_files
 from train.seeds import mixed
 from train.splits import EvalSplit
 from train.token_budget import held_count, origin_of
 from train.training_config import TrainConfig
-from train.training_recipes import FIRST, Turn, token_files
 from train.vector_layout import VectorLayout
 from train.verdicts import NotFinite
 
@@ -60,15 +60,17 @@ class PretrainingRuntime:
     def layout(self, work: Work) -> VectorLayout:
         return self.learner(work).layout
 
-    def train(self, work: Work, turn: Turn, start: Tensor, begun: Begun, genome: Genome) -> tuple[Tensor, Metrics]:
-        """The inner loop on the slot's own batches: the weights that it ends with. `begun` tells what the
-        optimizer begins with."""
+    def train(
+        self, work: Work, turn: Turn, start: Tensor, fill_start: FillStart, genome: Genome
+    ) -> tuple[Tensor, Metrics]:
+        """The inner loop on the slot's own batches: the weights that it ends with. `fill_start` fills
+        what the optimizer begins with."""
         c, learner = self.config, self.learner(work)
-        sources, weights = self._sources(work, "train"), genome.weights([each.weight for each in c.datasets])
+        sources, weights = self._token_files(work, "train"), genome.weights([each.weight for each in c.datasets])
 
         def begin() -> None:
             learner.load_weights(start)
-            self.inherit(work, turn, begun)
+            self.inherit(work, turn, fill_start)
 
         def batch_of(step: int) -> list[MicroBatch]:
             numbers = (owned(c, turn.slot, turn.round, step, part) for part in range(c.gradient_accumulation))
@@ -88,14 +90,14 @@ class PretrainingRuntime:
         tokens = turn.steps * c.gradient_accumulation * c.batch_size * c.seq_length
         return learner.buffer(WEIGHTS).cpu(), {"train_loss": total / turn.steps, "tokens": tokens}
 
-    def inherit(self, work: Work, turn: Turn, begun: Begun) -> None:
+    def inherit(self, work: Work, turn: Turn, fill_start: FillStart) -> None:
         """The optimizer as a member finds it: moments that others have made, too, and the slot's own scaling."""
         learner = self.learner(work)
         learner.reset_optimizer()
         if turn.round > 1 and self.config.keeps_moments:
             with learner.filling(MOMENTS) as room:
                 for moment, part in zip(self.moments_of(work), self._divided(work, room), strict=True):
-                    begun(moment.stem, part)
+                    fill_start(moment.stem, part)
             scaling = json.loads(parent.read(SCALING)) if (parent := _before(work, turn, SCALING)) else {}
             learner.load_optimizer_state({"steps": float(self.config.steps_before(turn.round)), "scaling": scaling})
 
@@ -143,23 +145,23 @@ class PretrainingRuntime:
         """On text for validation, which selects, or for the test, which reports."""
         learner = self.learner(work)
         learner.load_weights(weights)
-        metrics = evaluated(learner.eval_loss, self._sources(work, on), self.config, on)
+        metrics = evaluated(learner.eval_loss, self._token_files(work, on), self.config, on)
         sources = [work.inputs[id].metrics for id in token_files(self.config)]
         return metrics | bits_per_byte(metrics["loss"], sources, self.config, on)
 
-    def _sources(self, work: Work, part: str) -> list[TokenFile]:
-        return sources([work.inputs[id] for id in token_files(self.config)], part, self.config)
+    def _token_files(self, work: Work, part: str) -> list[TokenFile]:
+        return token_files_of([work.inputs[id] for id in token_files(self.config)], part, self.config)
 
     # -- the exchange -------------------------------------------------------------------------------------------------
 
     def exchanged(self, work: Work) -> list[tuple[str, int, str]]:
         """Of what a member goes on from: its stem, how many numbers, and the wire that they go through."""
         count, wire = work.inputs[FIRST].metrics["parameters"], self.config.wire
-        state = [(stem, count, wire) for stem in vectors.kept(self.outer)]
+        state = [(stem, count, wire) for stem in vectors.outer_stems(self.outer)]
         return state + [(moment.stem, moment.count, moment.wire) for moment in self.moments_of(work)]
 
 
-def sources(parents: list[InputMember], part: str, config: TrainConfig) -> list[TokenFile]:
+def token_files_of(parents: list[InputMember], part: str, config: TrainConfig) -> list[TokenFile]:
     """Of each source, the tokens to learn from, for validation, or for the test."""
     return [
         TokenFile.open(each.path(part), each.metrics["dtype"], config.seq_length + 1, *origin_of(config, number))

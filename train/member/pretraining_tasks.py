@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fleet.recipe import place
+from fleet.recipe import round_and_slot
 from fleet.tasks import Task, making
 from fleet.work import Failed, Maker, Work
 from train.kernels import in_fixed_order
@@ -24,10 +24,10 @@ from train.member.exchange_tasks import (
 from train.member.inner_loop import Metrics
 from train.member.pretraining_round_zero import make_init, make_tokenizer, make_tokens
 from train.member.pretraining_runtime import PretrainingRuntime
-from train.member.vectors import file_of, kept, parents_of
+from train.member.vectors import file_of, outer_stems, parents_of
 from train.pretraining_genome import Genome
+from train.recipe_arguments import FIRST, ChildArgs, EvaluationArgs, InitArgs, ShardArgs, SourceArgs, Turn
 from train.training_config import TrainConfig
-from train.training_recipes import FIRST, ChildArgs, EvaluationArgs, InitArgs, ShardArgs, SourceArgs, Turn
 from train.verdicts import with_verdicts
 
 _ADVICE = (
@@ -43,9 +43,9 @@ def maker(config: TrainConfig) -> Maker:
 
 
 def _make(runtime: PretrainingRuntime, work: Work) -> Metrics:
-    """What another run has made can be had again from that one alone: its configuration was another. Of round 0, much
-    does not depend on what is another now."""
-    carried, round = runtime.config.forked[-1].round if runtime.config.forked else 0, place(work.id)[0]
+    """In a fork, members that were carried over cannot be made again here, since they were made under the old
+    configuration: refuse. Round 0 is tried again, and refused only if other bytes come out."""
+    carried, round = runtime.config.forked[-1].round if runtime.config.forked else 0, round_and_slot(work.id)[0]
     lost = f"{work.id} was carried over from another run, and its files are damaged"
     if 0 < round <= carried and work.recipe.task not in ("gathered", "whole"):
         raise Failed(f"{lost}: fork that one again")
@@ -65,7 +65,7 @@ def gather_shard(runtime: PretrainingRuntime, work: Work, args: ShardArgs) -> Me
         vectors.mean(members, stem, whole := torch.empty(count))
         piece = cut_of(count, work, args)
         vectors.save(
-            work, file_of(stem), whole[piece.start : piece.stop], "fp32" if stem in kept(runtime.outer) else wire
+            work, file_of(stem), whole[piece.start : piece.stop], "fp32" if stem in outer_stems(runtime.outer) else wire
         )
     return counts
 
@@ -76,7 +76,7 @@ def join_whole(runtime: PretrainingRuntime, work: Work, args: EvaluationArgs) ->
     for stem, count, wire in runtime.exchanged(work):
         whole = vectors.read(vectors.joined, shards, stem, count)
         vectors.save(work, file_of(stem), whole, wire)
-        if stem in kept(runtime.outer):
+        if stem in outer_stems(runtime.outer):
             state.append(vectors.arrived(whole, wire))
     return {**runtime.evaluate(work, runtime.outer.without_lookahead(state), args.on), **Genome().metrics()}
 
@@ -91,8 +91,8 @@ TASKS: Mapping[str, Task[PretrainingRuntime]] = {
     "half": Task(make_shard, ShardArgs, early=True),
     "global": Task(evaluate_global, EvaluationArgs),
     "child": Task(make_child, ChildArgs),
-    "mean-part": Task(make_mean_part, ShardArgs),
-    "mean": Task(evaluate_mean, EvaluationArgs),
+    "mean-part": Task(make_mean_part, ShardArgs),  # slots mean-N: makes a range of a group's mean
+    "mean": Task(evaluate_mean, EvaluationArgs),  # slot average: evaluates the mean of a generation
     "gathered": Task(gather_shard, ShardArgs),
     "whole": Task(join_whole, EvaluationArgs),
 }

@@ -4,11 +4,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from fleet.run_config import UserError
-from fleet.snapshots import Saver
 from fleet.work import Work
 from train import packing
 from train.batches import shuffled
@@ -16,19 +14,19 @@ from train.chat_examples import ChatWriter
 from train.kernels import looking
 from train.learner import Learner
 from train.member import posttraining_genome
-from train.member.lineage import lineage
+from train.member.child_weights import child_weights
 from train.member.posttraining_round_zero import ROWS
 from train.member.posttraining_runtime import ChildModel, PosttrainingRuntime
 from train.posttrain import posttrain_fitness
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.posttrain.posttrain_sections import REWARD
-from train.rl import environments, generation, grpo, rollouts
-from train.rl.generation import Asking
+from train.recipe_arguments import EvaluationArgs, PosttrainChildArgs, RolloutArgs
+from train.rl import answering, environments, grpo, rollouts
+from train.rl.answering import Asking
 from train.rl.question_rows import QuestionRows
 from train.rl.rollouts import FILE, Group, Judged, Rollouts
 from train.rl.verifier import Verifier, digest_of
 from train.text_sources import Row
-from train.training_recipes import EvaluationArgs, PosttrainChildArgs, RolloutArgs
 
 Metrics = Mapping[str, Any]
 _SHOWN = 2  # answers, of the best and of the worst
@@ -42,19 +40,19 @@ def make_rollouts(runtime: PosttrainingRuntime, work: Work, args: RolloutArgs) -
     """The parents' child, before it has learned anything, answers questions that its genome chooses."""
     c, genome = runtime.config, work.recipe.genome
     runtime.forget()
-    child = lineage(runtime, work, args).born()
+    child = child_weights(runtime, work, args).born()
     asked = [
         (name, row)
         for name, row in own_questions(c, work, genome, (args.generation, args.slot))
         for _ in range(c.of_grpo.answers)
     ]
     key = (c.seed, args.generation, args.slot)
-    seeds = [generation.seed_of(*key, n // c.of_grpo.answers, n % c.of_grpo.answers) for n in range(len(asked))]
+    seeds = [answering.seed_of(*key, n // c.of_grpo.answers, n % c.of_grpo.answers) for n in range(len(asked))]
     said = answers_so_far(work)
     for some in judged(runtime, work, child, asked, seeds, genome["temperature"], len(said)):
-        said += some
+        said.extend(some)
         if len(said) < len(asked):
-            work.between_steps(len(said), partial(_keep_answers, said), small=True)
+            work.between_steps(len(said), lambda to: to.write(_SO_FAR, rollouts.packed_answers(said)), small=True)
     size, prompts = c.of_grpo.answers, ChatWriter(child.live.tokenizer)
     groups = []
     for n in range(0, len(said), size):
@@ -64,17 +62,13 @@ def make_rollouts(runtime: PosttrainingRuntime, work: Work, args: RolloutArgs) -
     found = Rollouts(genome["temperature"], groups)
     work.write(FILE, rollouts.packed(found))
     samples = json.dumps(rollouts.samples(found, genome["rewards"], _SHOWN), ensure_ascii=False)
-    return {**rollouts.told(found, genome["rewards"]), "samples": samples}
+    return {**rollouts.metrics_of(found, genome["rewards"]), "samples": samples}
 
 
 def answers_so_far(work: Work) -> list[Judged]:
     """Of an earlier attempt: whole batches."""
     snapshot = work.resume()
     return rollouts.unpacked_answers(snapshot.read(_SO_FAR)) if snapshot else []
-
-
-def _keep_answers(said: Sequence[Judged], saver: Saver) -> None:
-    saver.write(_SO_FAR, rollouts.packed_answers(said))
 
 
 def own_questions(
@@ -106,15 +100,15 @@ def judged(
     writer = ChatWriter(tokenizer)
     once = {id(row): writer.prompt(row["prompt"]) for row in {id(row): row for _, row in asked}.values()}
     prompts = [once[id(row)] for _, row in asked]
-    ends = generation.ends_of(tokenizer, model.generation_config)
+    ends = answering.ends_of(tokenizer, model.generation_config)
     room = (c.grpo.answers if c.grpo else 1) * c.batch_size * c.seq_length  # far less than learning needs
     how = Asking(temperature, c.of_answers.max_tokens, ends, room)
     model.eval()
     with checking(c) as terms:
-        for some in (each for each in generation.batches(prompts, how) if each.start >= begin):
+        for some in (each for each in answering.batches(prompts, how) if each.start >= begin):
             part = slice(some.start, some.stop)
             with looking(runtime.device, c.precision):
-                said = generation.answers(model, tokenizer, prompts[part], seeds[part], how)
+                said = answering.answers(model, tokenizer, prompts[part], seeds[part], how)
             yield [(each, terms(*about, each)) for about, each in zip(asked[part], said, strict=True)]
             work.at = ("answer", some.stop, len(asked))
 
@@ -140,8 +134,8 @@ def checking(c: PosttrainConfig) -> Iterator[Any]:
 
 def lessons(c: PosttrainConfig, work: Work, args: PosttrainChildArgs) -> list[grpo.Lesson]:
     """Its own answers, and the most instructive ones of others, as far as they tell anything."""
-    own, weights = rollouts_in(work, args.rollouts).groups, work.recipe.genome["rewards"]
-    others = [group for id in args.others for group in rollouts_in(work, id).groups]
+    own, weights = rollouts_in(work, args.own_rollouts_id).groups, work.recipe.genome["rewards"]
+    others = [group for id in args.others_rollouts_ids for group in rollouts_in(work, id).groups]
     count = round(c.of_grpo.share * len(own))
     groups = [*own, *rollouts.most_instructive(others, weights, count)]
     return grpo.lessons(groups, weights, c.of_grpo.by_spread)
@@ -155,13 +149,13 @@ def steps(
     return grpo.steps_of(lessons, *shape, work.recipe.genome["temperature"], runtime.device)
 
 
-def begun(learner: Learner, steps: Sequence[Sequence[grpo.LessonBatch]]) -> list[list[grpo.LessonBatch]]:
-    """With what the child says before its first step."""
+def with_first_logprobs(learner: Learner, steps: Sequence[Sequence[grpo.LessonBatch]]) -> list[list[grpo.LessonBatch]]:
+    """Each batch with its tokens' log-probabilities under the child before its first step."""
     learner.model.eval()
     told_apart = packing.telling_apart(learner.answer, [part.batch for step in steps for part in step])
 
     def there(part: grpo.LessonBatch) -> grpo.LessonBatch:
-        return grpo.begun(learner.answer, replace(part, batch=told_apart(part.batch)), learner.device)
+        return grpo.with_first_logprobs(learner.answer, replace(part, batch=told_apart(part.batch)), learner.device)
 
     return [[there(part) for part in step] for step in steps]
 
@@ -170,9 +164,9 @@ def rollouts_in(work: Work, id: str) -> Rollouts:
     return rollouts.unpacked(work.inputs[id].read(FILE))
 
 
-def told(work: Work, args: PosttrainChildArgs) -> Metrics:
-    """Of its own answers: a child's row in tables has it, too."""
-    there = work.inputs[args.rollouts].metrics if args.rollouts else {}
+def metrics_of_own_rollouts(work: Work, args: PosttrainChildArgs) -> Metrics:
+    """A child's row in tables has them, too."""
+    there = work.inputs[args.own_rollouts_id].metrics if args.own_rollouts_id else {}
     return {key: there[key] for key in there if key != "samples"}
 
 

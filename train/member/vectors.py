@@ -20,7 +20,7 @@ BEFORE, UPDATE = "before.safetensors", "update.safetensors"  # or weights are th
 # INNER_OPTIMIZER_STATE: what gradients' averages travel in, and those of their squares
 STATE_WIRES = {"average": ("int8", "root8"), "narrow": ("int4", "root8"), "exact": ("fp32", "fp32")}
 Joining = Callable[[list[InputMember], str, Tensor], None]  # the vectors of several members become one
-Begun = Callable[[str, Tensor], None]  # fills a vector with what a member begins with
+FillStart = Callable[[str, Tensor], None]  # fills a vector with what a member begins with of this stem
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,12 @@ def moments_of(config: ExchangeConfig, parameters: int, both: int) -> tuple[Mome
     if not config.keeps_moments:
         return ()
     average, square = STATE_WIRES[config.inner_optimizer_state]
+    # files average-N, square-N: the inner optimizer's first and second moments, not an averaged model
     return Moment("average", parameters, average), Moment("square", both - parameters, square)
 
 
-def kept(outer: OuterOptimizer) -> tuple[str, ...]:
-    """What the next outer step goes on from."""
+def outer_stems(outer: OuterOptimizer) -> tuple[str, ...]:
+    """The stems of the vectors that an outer step changes: weights, and momentum if it has one."""
     return (WEIGHTS, MOMENTUM) if outer.momentum else (WEIGHTS,)
 
 
@@ -137,7 +138,7 @@ def arrived(vector: Tensor, wire: str) -> Tensor:
 
 
 def joined(shards: list[InputMember], stem: str, into: Tensor) -> None:
-    """One shard after the other."""
+    """Members that hold a range of the vector each, one after the other; of a list of one, its whole vector."""
     for cut, shard in zip(ranges(len(into), len(shards)), shards, strict=True):
         _fill(into[cut.start : cut.stop], whole(shard, stem, len(cut)))
 
@@ -150,4 +151,4 @@ def read(join: Joining, members: list[InputMember], stem: str, size: int) -> Ten
 
 def without_lookahead(outer: OuterOptimizer, join: Joining, members: list[InputMember], size: int) -> Tensor:
     """The weights of several members together as they are worth: without the last step's look ahead."""
-    return outer.without_lookahead([read(join, members, stem, size) for stem in kept(outer)])
+    return outer.without_lookahead([read(join, members, stem, size) for stem in outer_stems(outer)])

@@ -24,7 +24,7 @@ from train.own_loop.own_runtime import MODEL
 from train.own_loop.run_result import RunResult, result_of
 from train.own_loop.state_tree import Unpacker
 from train.own_loop_config import OwnLoopConfig
-from train.training_recipes import FIRST
+from train.recipe_arguments import FIRST
 from train.vector_layout import VectorLayout
 
 WEIGHTS = "model.safetensors"

@@ -17,7 +17,7 @@ from train.member.exchange_tasks import outer_of
 from train.member.global_model import GlobalModel
 from train.member.inner_loop import Metrics
 from train.member.own_fragments import OwnFragments
-from train.member.vectors import WEIGHTS, Begun, Joining, Moment, file_of, kept, parents_of
+from train.member.vectors import WEIGHTS, FillStart, Joining, Moment, file_of, outer_stems, parents_of
 from train.own_loop import beside, loop_genome
 from train.own_loop.beside import BUFFERS, KeptBeside
 from train.own_loop.loop_genome import LoopGenome
@@ -25,8 +25,8 @@ from train.own_loop.own_model import OwnModel, finite
 from train.own_loop.state_tree import first_difference
 from train.own_loop.turn_taking import HandOver, OwnTurn
 from train.own_loop_config import OwnLoopConfig
+from train.recipe_arguments import FIRST, ChildArgs, EvaluationArgs, InitArgs, ShardArgs, Turn
 from train.splits import EvalSplit
-from train.training_recipes import FIRST, ChildArgs, EvaluationArgs, InitArgs, ShardArgs, Turn
 from train.vector_layout import VectorLayout
 from train.verdicts import NotFinite, with_verdicts
 
@@ -49,14 +49,16 @@ class OwnLoopRuntime:
 
     # -- training -----------------------------------------------------------------------------------------------------
 
-    def train(self, work: Work, turn: Turn, start: Tensor, begun: Begun, genome: LoopGenome) -> tuple[Tensor, Metrics]:
+    def train(
+        self, work: Work, turn: Turn, start: Tensor, fill_start: FillStart, genome: LoopGenome
+    ) -> tuple[Tensor, Metrics]:
         """Hand the model over to the user's loop until it has taken the turn's steps."""
         own = OwnTurn(turn.round, turn.slot, turn.steps, dict(genome.values), self.config.seed)
         if saved := work.resume():
             self._resume(saved, own)
         else:
             self._load_weights(start)
-            self.inherit(work, turn, begun)
+            self.inherit(work, turn, fill_start)
 
         def save(saver: Any) -> Mapping[str, Any]:
             vectors.save(saver, WEIGHTS, self.hands.ask("weights"))
@@ -92,12 +94,12 @@ class OwnLoopRuntime:
 
     # -- what goes on beside the weights ------------------------------------------------------------------------------
 
-    def inherit(self, work: Work, turn: Turn, begun: Begun) -> None:
+    def inherit(self, work: Work, turn: Turn, fill_start: FillStart) -> None:
         """Vectors are the mean of the parents'; all else is the slot's own, or where it was absent the first one's."""
         parents = parents_of(work)
         averaged, before = beside.same_in(parents), work.inputs.get(turn.before)
         own = beside.first_of([before, *parents])
-        self._load_beside(own if own.moments == averaged.moments else averaged, begun)
+        self._load_beside(own if own.moments == averaged.moments else averaged, fill_start)
 
     def moments(self, work: Work) -> Iterator[tuple[Moment, Tensor]]:
         said, found = self._beside(forget=not self.config.keeps_moments)
@@ -106,7 +108,7 @@ class OwnLoopRuntime:
 
     def exchanged(self, work: Work) -> list[tuple[str, int, str]]:
         """Of what a member goes on from: its stem, how many numbers, and the wire that they go through."""
-        state = [(stem, work.inputs[FIRST].metrics["parameters"], self.config.wire) for stem in kept(self.outer)]
+        state = [(stem, work.inputs[FIRST].metrics["parameters"], self.config.wire) for stem in outer_stems(self.outer)]
         moments = beside.same_in(parents_of(work)).moments
         return state + [(moment.stem, moment.count, moment.wire) for moment in moments]
 
@@ -201,16 +203,12 @@ def own_maker(config: OwnLoopConfig, runtime: OwnLoopRuntime) -> Maker:
 
 def make_own_child(runtime: OwnLoopRuntime, work: Work, turn: ChildArgs) -> Metrics:
     metrics, c = exchange_tasks.make_child(runtime, work, turn), runtime.config
-    if (c.selects_by_fitness or c.genes) and not {"loss", "fitness", "diverged"} & metrics.keys():
+    if (c.draws_parents or c.genes) and not {"loss", "fitness", "diverged"} & metrics.keys():
         raise CannotServe(
-            f"nothing says who is fit, which {f'SELECTION {c.selects}' if c.selects_by_fitness else 'GENES'} goes by: "
+            f"nothing says who is fit, which {f'SELECTION {c.selects}' if c.draws_parents else 'GENES'} goes by: "
             "hand over evaluate=, give run.step the loss, or run.report(fitness=...) before a round's last step"
         )
     return metrics
-
-
-def make_first(runtime: OwnLoopRuntime, work: Work, args: InitArgs) -> Metrics:
-    return runtime.begin(work)
 
 
 def cut_first(runtime: OwnLoopRuntime, work: Work, args: ShardArgs) -> Metrics:
@@ -246,13 +244,13 @@ def _finite(total: Any) -> float:
 
 
 TASKS: Mapping[str, Task[OwnLoopRuntime]] = {
-    "init": Task(make_first, InitArgs),
+    "init": Task(lambda runtime, work, args: runtime.begin(work), InitArgs),
     "cut": Task(cut_first, ShardArgs),
     "replica": Task(exchange_tasks.make_replica, Turn),
     "shard": Task(make_own_shard, ShardArgs, early=True),
     "half": Task(make_own_shard, ShardArgs, early=True),
     "global": Task(exchange_tasks.evaluate_global, EvaluationArgs),
     "child": Task(make_own_child, ChildArgs),
-    "mean-part": Task(exchange_tasks.make_mean_part, ShardArgs),
-    "mean": Task(exchange_tasks.evaluate_mean, EvaluationArgs),
+    "mean-part": Task(exchange_tasks.make_mean_part, ShardArgs),  # makes a range of a group's mean
+    "mean": Task(exchange_tasks.evaluate_mean, EvaluationArgs),  # evaluates the mean of a generation
 }

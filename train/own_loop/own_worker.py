@@ -17,7 +17,7 @@ from train.own_loop.own_runtime import MODEL, OwnLoopRuntime, own_maker
 from train.own_loop.run_result import result_of
 from train.own_loop.turn_taking import HandOver, Told
 from train.own_loop_config import OwnLoopConfig
-from train.training_recipes import FIRST
+from train.recipe_arguments import FIRST
 
 
 class OwnWorker:

@@ -7,18 +7,18 @@ from functools import partial
 from torch import Tensor
 
 from fleet.history import History
-from fleet.recipe import Member, name, place
+from fleet.recipe import Member, name, round_and_slot
 from fleet.run_config import UserError
 from train.kept_rounds import files_of
 from train.member import vectors
 from train.member.exchange_tasks import outer_of
-from train.member.vectors import Begun
+from train.member.vectors import FillStart
 from train.own_loop import beside
 from train.own_loop.beside import KeptBeside
 from train.own_loop.turn_taking import HandOver
 from train.own_loop_config import OwnLoopConfig
 from train.parent_selection import unfitness
-from train.training_recipes import FIRST
+from train.recipe_arguments import FIRST
 
 _SHARDS = "shard"
 
@@ -29,12 +29,12 @@ class RunResult:
     weights: Tensor
     buffers: Tensor
     said: KeptBeside
-    begun: Begun
+    fill_start: FillStart
 
     def told(self, history: History) -> list[Member]:
         """Whose metrics say how good it is: all together, where the run has looked at them, or each member."""
         ids = tuple(member.id for member in self.members)
-        there = history.round(place(ids[0])[0])
+        there = history.round(round_and_slot(ids[0])[0])
         looks = [each for each in there if each and each.recipe.role == "summary" and each.recipe.parents == ids]
         return looks or [*self.members]
 
@@ -42,7 +42,7 @@ class RunResult:
         """The user's model, which holds it from then on."""
         hands.ask("load_weights", self.weights)
         if of_two_modes:
-            hands.ask("load_beside", self.said.plain, self.said.parted(self.begun)[1])
+            hands.ask("load_beside", self.said.plain, self.said.parted(self.fill_start)[1])
             hands.ask("show")
         hands.ask("load_buffers", self.buffers)
         hands.ask("load_counters", self.said.plain["counters"])
@@ -54,7 +54,7 @@ def result_of(history: History, c: OwnLoopConfig, what: str = "", round: int = 0
     round = round or last_of(history)
     if not (there := members_of(history, round)):
         raise UserError(f"round {round} has no finished member; the last that has is {last_of(history)}")
-    if what in ("", "best") and (what or c.selects_by_fitness) and not c.shares_one_model:
+    if what in ("", "best") and (what or c.draws_parents) and not c.shares_one_model:
         there = [min(there, key=lambda each: (unfitness(each.metrics), each.id))]
     elif what not in ("", "average", "best"):
         there = [one for one in there if one.id == name(round, what)]

@@ -17,7 +17,7 @@ from train.lm_eval_tasks import TaskEvaluation, TaskRequest
 from train.parent_selection import Rival
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.posttrain.posttrain_sections import LOSS, Objective
-from train.training_recipes import EvaluationArgs
+from train.recipe_arguments import EvaluationArgs
 
 Metrics = Mapping[str, Any]
 Single = Mapping[str, Sequence[float]]  # objective -> marks, question by question

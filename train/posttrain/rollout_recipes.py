@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from fleet.recipe import Recipe
 from train.posttrain.posttrain_config import PosttrainConfig
-from train.training_recipes import RolloutArgs
+from train.recipe_arguments import RolloutArgs
 
 _SLOT = re.compile(r"r([0-9]+)(?:-([0-9]+))?")  # whose they are, and how many generations old
 

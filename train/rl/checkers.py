@@ -67,8 +67,9 @@ CHECKERS: Mapping[str, Callable[[str, Row], tuple[bool, bool]]] = {
 }
 
 
-def verifiable(row: Any) -> Row:
-    """A question and what is expected of an answer, and nothing else of it."""
+def checked_question(row: Any) -> Row:
+    """The row with only what a checker needs; refuses what no checker can judge. A checker's further fields have to be
+    copied here."""
     if not isinstance(row, Mapping) or (prompt := prompt_of(row)) is None or row.get("answer") is None:
         raise UserError(f"{EXPECTED} is expected")
     checker, answer = row.get("checker") or "exact", str(row["answer"])

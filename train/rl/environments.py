@@ -12,13 +12,14 @@ from fleet.errors import Lacking, first_line
 from fleet.run_config import UserError
 from train import text_sources
 from train.posttrain.posttrain_sections import GYM, DatasetSource
-from train.rl.checkers import Said, Terms, terms_of, verifiable
+from train.rl.checkers import Said, Terms, checked_question, terms_of
 from train.rl.rl_config import CORRECT
 from train.skills import PREFIX, questions, skill_named
 from train.splits import Split, SplitName, parts_of
 from train.text_sources import PlacedRow, Row
 
 HELD = 0.1  # the share of questions that is never learned from
+OWN_VERIFIER = "gym"  # instead of a name in CHECKERS: reasoning-gym judges
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,10 @@ def placed(source: DatasetSource, seed: int, count: int) -> Iterator[PlacedRow]:
     """Rows and where each stands, checked."""
     if source.source.startswith(PREFIX):
         rows = (_asked(each) for each in islice(questions(skill_named(source.source), seed, "train"), count))
-        return text_sources.checked(text_sources.placed(rows, source.source), verifiable)
+        return text_sources.checked(text_sources.placed(rows, source.source), checked_question)
     if source.source.startswith(GYM):
         return text_sources.placed(_of_gym(source, seed, count), source.source)
-    return text_sources.read(source.source, source.name, source.split, verifiable)
+    return text_sources.read(source.source, source.name, source.split, checked_question)
 
 
 def _of_skill(name: str, seed: int, count: int, holdout: float) -> Questions:
@@ -53,11 +54,11 @@ def _of_skill(name: str, seed: int, count: int, holdout: float) -> Questions:
     held, skill = max(2, round(HELD * count)), skill_named(name)
     kept: dict[str, Row] = {}
     for each in questions(skill, seed, "held-out"):
-        kept.setdefault(each.text, verifiable(_asked(each)))
+        kept.setdefault(each.text, checked_question(_asked(each)))
         if len(kept) == held:
             break
     sides = parts_of(f"environment {name}", [*kept], Split(1.0, holdout))
-    learned = [verifiable(_asked(each)) for each in islice(questions(skill, seed, "train"), count - held)]
+    learned = [checked_question(_asked(each)) for each in islice(questions(skill, seed, "train"), count - held)]
     train: list[SplitName] = ["train"] * len(learned)
     return Questions((*learned, *kept.values()), (*train, *sides))
 
@@ -78,7 +79,8 @@ def _of_gym(source: DatasetSource, seed: int, count: int) -> Iterator[Row]:
     made = _generator(source.source, seed, count, tuple(sorted(source.options.items())))
     for number in range(count):
         entry = made[number]
-        yield {"prompt": entry["question"], "answer": str(entry["answer"]), "checker": GYM, "entry": [count, number]}
+        question, answer = entry["question"], str(entry["answer"])
+        yield {"prompt": question, "answer": answer, "checker": OWN_VERIFIER, "entry": [count, number]}
 
 
 @lru_cache(64)
@@ -100,7 +102,7 @@ def _generator(name: str, seed: int, count: int, options: tuple[tuple[str, Any],
 
 def reward_terms(source: DatasetSource, seed: int, row: Row, said: Said, longest: int) -> Terms:
     """Of one answer, by the environment's own checker."""
-    if row["checker"] != GYM:
+    if row["checker"] != OWN_VERIFIER:
         return terms_of(row, said, longest)
     count, number = row["entry"]  # made again: not all that belongs to one can be written down
     made = _generator(source.source, seed, count, tuple(sorted(source.options.items())))

@@ -17,7 +17,7 @@ from train.kernels import sent
 from train.packing import Batch
 from train.rl.checkers import Said
 from train.rl.rl_config import Grpo
-from train.rl.rollouts import Group, advantages, tells
+from train.rl.rollouts import Group, advantages, rewards_differ
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class LessonBatch:
     batch: Batch
     advantage: Tensor
     behaviour: Tensor  # log-probabilities of who gave the answers
-    begun: Tensor  # those of the policy that the steps begin with
+    first: Tensor  # those of the policy that the steps begin with
     temperature: float
 
     @property
@@ -54,7 +54,7 @@ class LessonBatch:
         return self.batch.count
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "LessonBatch":
-        names = ("advantage", "behaviour", "begun")
+        names = ("advantage", "behaviour", "first")
         there: dict[str, Any] = {name: sent(getattr(self, name), device, non_blocking) for name in names}
         return replace(self, batch=self.batch.to(device, non_blocking), **there)
 
@@ -79,13 +79,13 @@ def settings_of(c: Grpo) -> Settings:
 def token_losses(logprobs: Tensor, part: LessonBatch, s: Settings) -> Tensor:
     """Of each token. The ratio is to the policy that the steps began with; how far that one is from who gave the answer
     weighs the token, and never more than so much."""
-    ratio = torch.exp(logprobs - part.begun)
-    weight = torch.exp(part.begun - part.behaviour).clamp(max=s.truncation)
+    ratio = torch.exp(logprobs - part.first)
+    weight = torch.exp(part.first - part.behaviour).clamp(max=s.truncation)
     clipped = ratio.clamp(1 - s.clip_low, 1 + s.clip_high)
     gain = torch.minimum(ratio * part.advantage, clipped * part.advantage)
     if not s.kl:
         return -weight * gain
-    back = part.begun - logprobs  # Schulman's estimate of the divergence, which is never below 0
+    back = part.first - logprobs  # Schulman's estimate of the divergence, which is never below 0
     return -weight * (gain - s.kl * (torch.exp(back) - back - 1))
 
 
@@ -121,7 +121,7 @@ def lessons(groups: Sequence[Group], weights: Mapping[str, float], by_spread: bo
     found = list[Lesson]()
     for group in groups:
         rewards = group.rewards(weights)
-        if not tells(rewards):
+        if not rewards_differ(rewards):
             continue
         for said, advantage in zip(group.answers, advantages(rewards, by_spread), strict=True):
             found.append(Lesson.of(group.prompt, said, advantage))
@@ -139,9 +139,9 @@ def batch_of(batch: Batch, order: Sequence[Lesson], temperature: float) -> Lesso
 
 
 @torch.no_grad()
-def begun(model: Model, part: LessonBatch, device: torch.device) -> LessonBatch:
-    """With what the policy says before the first step."""
-    return replace(part, begun=policy_logprobs(model, part.to(device)).cpu())
+def with_first_logprobs(model: Model, part: LessonBatch, device: torch.device) -> LessonBatch:
+    """A batch with its tokens' log-probabilities under the policy before its first step."""
+    return replace(part, first=policy_logprobs(model, part.to(device)).cpu())
 
 
 def steps_of(

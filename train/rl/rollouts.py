@@ -58,14 +58,16 @@ def advantages(rewards: Sequence[float], by_spread: bool = True) -> list[float]:
     return [(x - mean) / (spread + _EPSILON if by_spread else 1.0) for x in rewards]
 
 
-def tells(rewards: Sequence[float]) -> bool:
+def rewards_differ(rewards: Sequence[float]) -> bool:
     """Whether one answer of a group was better than another: otherwise there is nothing to learn from it."""
     return max(rewards) - min(rewards) > 1e-9
 
 
 def most_instructive(groups: Sequence[Group], weights: Mapping[str, float], count: int) -> list[Group]:
     """Those in which the rewards differ most; of equal ones the first. None of which nothing can be learned."""
-    spread = {n: max(found) - min(found) for n, group in enumerate(groups) if tells(found := group.rewards(weights))}
+    spread = {
+        n: max(found) - min(found) for n, group in enumerate(groups) if rewards_differ(found := group.rewards(weights))
+    }
     deviation = {n: sum(abs(x) for x in advantages(groups[n].rewards(weights), by_spread=False)) for n in spread}
     return [groups[n] for n in sorted(deviation, key=lambda n: (-deviation[n], n))[:count]]
 
@@ -103,10 +105,10 @@ def _unpacked(data: bytes) -> Any:
     return json.loads(gzip.decompress(data))
 
 
-# -- what is told of them ----------------------------------------------------------------------------------------------
+# -- their metrics ----------------------------------------------------------------------------------------------
 
 
-def told(rollouts: Rollouts, weights: Mapping[str, float]) -> dict[str, Any]:
+def metrics_of(rollouts: Rollouts, weights: Mapping[str, float]) -> dict[str, Any]:
     """Means over all answers, of each environment's terms, and of how many groups there is nothing to learn."""
     rewards = [group.rewards(weights) for group in rollouts.groups]
     found: dict[str, list[float]] = {}
@@ -117,7 +119,7 @@ def told(rollouts: Rollouts, weights: Mapping[str, float]) -> dict[str, Any]:
     said = [each for group in rollouts.groups for each in group.answers]
     return {
         "reward": _mean([x for each in rewards for x in each]),
-        "silent": _mean([float(not tells(each)) for each in rewards]),
+        "silent": _mean([float(not rewards_differ(each)) for each in rewards]),
         "generated": rollouts.tokens,
         "ended": _mean([float(each.ended) for each in said]),
         **{name: _mean(values) for name, values in sorted(found.items())},

@@ -1,4 +1,5 @@
-"""What recipes of training tell whoever makes them; and round 0: what a run needs once, before anybody trains."""
+"""The arguments of training's recipes, a record for each task; and the recipes of round 0: what a run needs once,
+before anybody trains."""
 
 from collections.abc import Sequence
 
@@ -31,7 +32,7 @@ class EvaluationArgs(Args):
     on: EvalSplit
     generation: int = 0  # of post-training, which draws its own questions
     rival: str = ""  # in a race: whom to be ahead of
-    few: str = ""  # where it stands what is known of all questions, of which few are asked
+    calibration: str = ""  # the member that knows what answers say of each question, so that few are asked (irt)
     earlier: str = ""  # who has answered few of them for it already
 
 
@@ -48,7 +49,8 @@ class ChildArgs(Turn):
     """Pre-training."""
 
     on: EvalSplit
-    parts: int = 0  # so many of what it needs, the first ones, are its parents' mean, if somebody makes it for all
+    # the first so many of the recipe's `needs` are the parts of its parents' mean; 0: it averages its parents itself
+    parts: int = 0
 
 
 class ShardArgs(Args):
@@ -96,9 +98,9 @@ class PosttrainChildArgs(EvaluationArgs):
     slot: int
     technique: str
     base: str = ""  # what the merge counts changes from, where that is none of the parents
-    how: str = ""  # it learns; or it stays what its parents made it
-    rollouts: str = ""  # of grpo: its own
-    others: list[str] = []  # and those that others share
+    learns_by: str = ""  # sft, dpo, grpo; empty: it stays what its parents made it
+    own_rollouts_id: str = ""  # of grpo
+    others_rollouts_ids: list[str] = []  # and those that others share
 
 
 def round_zero(c: ExchangeConfig, one_start: bool = False) -> list[Recipe]:

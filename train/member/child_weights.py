@@ -25,14 +25,14 @@ from train.adapters import Factors
 from train.member import posttraining_genome
 from train.member.posttraining_runtime import ChildModel, PosttrainingRuntime, said_of, write_model
 from train.posttrain.posttrain_sections import Adapter
-from train.training_recipes import FIRST, PosttrainChildArgs, RolloutArgs, unique
+from train.recipe_arguments import FIRST, PosttrainChildArgs, RolloutArgs, unique
 from train.verdicts import NotFinite
 
 _FRESH = math.sqrt(1 / 3)  # the length of a row of a new adapter's first factor
 
 
-def lineage(runtime: PosttrainingRuntime, work: Work, args: RolloutArgs | PosttrainChildArgs) -> "Lineage":
-    return (AdapterLineage if runtime.config.travels_as_adapter else Lineage)(runtime, work, args)
+def child_weights(runtime: PosttrainingRuntime, work: Work, args: RolloutArgs | PosttrainChildArgs) -> "WholeChild":
+    return (AdapterChild if runtime.config.travels_as_adapter else WholeChild)(runtime, work, args)
 
 
 def looked_at(runtime: PosttrainingRuntime, work: Work, id: str) -> tuple[ChildModel, torch.dtype | None]:
@@ -44,8 +44,8 @@ def looked_at(runtime: PosttrainingRuntime, work: Work, id: str) -> tuple[ChildM
     return runtime.take_on(_copy(id), {id: place}), runtime.dtype_of(work)
 
 
-class Lineage:
-    """Whole models: merged, changed, published."""
+class WholeChild:
+    """A whole model: merged, changed, written."""
 
     child: ChildModel  # that learns
 
@@ -78,13 +78,14 @@ class Lineage:
             adapters.merged(model)
         return self.child
 
-    def publish(self, child: ChildModel) -> None:
+    def write_files(self, child: ChildModel) -> None:
+        """Into this attempt's own folder: the execution publishes them."""
         with self.work.folder() as place:
-            write_model(place, child.said, child.files(self.dtype), self.runtime.how)
+            write_model(place, child.said, child.files(self.dtype), self.runtime.merge_options)
 
 
-class AdapterLineage(Lineage):
-    """Adapters: the child's is what its parents' change, merged and brought to its rank, and goes on learning."""
+class AdapterChild(WholeChild):
+    """An adapter: the child's is what its parents' change, merged and brought to its rank, and goes on learning."""
 
     @cached_property
     def factors(self) -> Factors:
@@ -126,7 +127,7 @@ class AdapterLineage(Lineage):
             self.runtime.dismiss()
         return self.born()
 
-    def publish(self, child: ChildModel) -> None:
+    def write_files(self, child: ChildModel) -> None:
         for name, data in self._files().items():
             self.work.write(name, data)
 
@@ -135,7 +136,7 @@ class AdapterLineage(Lineage):
 
     def _merged(self) -> Iterator[tuple[str, Tensor]]:
         """Any method merges what adapters change: a given model changes nothing."""
-        how, said = self.runtime.how, said_of(self.recipe)
+        how, said = self.runtime.merge_options, said_of(self.recipe)
         with ExitStack() as stack:
             there = [self._opened(id, stack) for id in self.places]
             jobs = adapter_merging.plan_adapters(said, there, self.settings.r, how).matrices

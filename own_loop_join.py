@@ -28,7 +28,7 @@ _ours_first()
 from fleet.method import Method  # noqa: E402
 from fleet.run_config import UserError  # noqa: E402
 from train.own_loop_config import OwnLoopConfig  # noqa: E402
-from train.training_recipes import OFF_DEVICE  # noqa: E402
+from train.recipe_arguments import OFF_DEVICE  # noqa: E402
 
 if TYPE_CHECKING:
     import torch

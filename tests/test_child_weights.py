@@ -15,14 +15,14 @@ from tests.chat_rows import SMALL, of
 from tests.posttraining import config, finished, rl_config, worker
 from train import adapters
 from train.adapters import SETTINGS, WEIGHTS, Layers, adapted, names_of, put, taken
-from train.member import lineage, posttraining_tasks
-from train.member.lineage import AdapterLineage
+from train.member import child_weights, posttraining_tasks
+from train.member.child_weights import AdapterChild
 from train.member.posttraining_runtime import PosttrainingRuntime
 from train.model import without_numbers
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.posttrain.posttrain_sections import Adapter
 from train.posttrain_results import exported
-from train.training_recipes import FIRST, RolloutArgs
+from train.recipe_arguments import FIRST, RolloutArgs
 
 R = 3
 KEYS = {"adapter": {"r": R, "alpha": 6}, "lr": 1e-2, "crossover": {"method": "linear"}}
@@ -51,14 +51,14 @@ def change(factors, scale: float = 2.0) -> dict[str, torch.Tensor]:
     }
 
 
-def begun(history, parents: list[str], **keys) -> AdapterLineage:
+def child_of(history, parents: list[str], **keys) -> AdapterChild:
     """What a child of these would begin as."""
     c = config_of(history, **keys)
     inputs = {id: history.files(id) for id in (*parents, FIRST)}
     recipe = SimpleNamespace(parents=tuple(parents), genome={})
     base = FIRST if c.base_model else ""
     work = SimpleNamespace(inputs=inputs, recipe=recipe)
-    return AdapterLineage(PosttrainingRuntime(c), work, RolloutArgs(generation=3, slot=1, base=base))  # type: ignore[arg-type]
+    return AdapterChild(PosttrainingRuntime(c), work, RolloutArgs(generation=3, slot=1, base=base))  # type: ignore[arg-type]
 
 
 def test_what_travels_is_a_small_adapter_and_the_bytes_are_the_same_with_two_workers(ran):
@@ -77,22 +77,22 @@ def test_what_travels_is_a_small_adapter_and_the_bytes_are_the_same_with_two_wor
 def test_a_child_begins_at_what_its_parents_change_brought_to_its_rank(ran):
     parents = children(ran)[:2]
     theirs = [change(load(ran.files(id).read(WEIGHTS))) for id in parents]
-    way = begun(ran, parents)
-    found = change(way.factors)
+    child = child_of(ran, parents)
+    found = change(child.factors)
     for module, each in found.items():
         mean = (theirs[0][module] + theirs[1][module]) / 2
         u, s, v = torch.linalg.svd(mean, full_matrices=False)
         best = u[:, :R] * s[:R] @ v[:R]
         assert torch.allclose(each, best, atol=1e-3 * float(s[0])), module
-    lengths = [each.norm(dim=1) for name, each in way.factors.items() if "lora_A" in name]
+    lengths = [each.norm(dim=1) for name, each in child.factors.items() if "lora_A" in name]
     assert torch.allclose(torch.cat(lengths), torch.tensor(3**-0.5), rtol=1e-4), "as those of a new adapter"
 
 
 def test_who_has_one_parent_goes_on_from_its_very_numbers(ran):
     (id, *_) = children(ran)
     theirs = load(ran.files(id).read(WEIGHTS))
-    assert all(torch.equal(each, theirs[name]) for name, each in begun(ran, [id]).factors.items())
-    assert not any(each.any() for each in begun(ran, ["1/m0"]).factors.values()), "a given model changes nothing"
+    assert all(torch.equal(each, theirs[name]) for name, each in child_of(ran, [id]).factors.items())
+    assert not any(each.any() for each in child_of(ran, ["1/m0"]).factors.values()), "a given model changes nothing"
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "passthrough"])
@@ -107,7 +107,7 @@ def test_adapters_have_children_by_every_method(ran, method):
     t = {"t": 0.5} if "t" in METHODS[method].params else {}
     assert given
     for parents in (children(ran)[:2], [children(ran)[0], "1/m0"], ["1/m0", children(ran)[0]]):
-        factors = begun(ran, parents, crossover={"method": method, **base, **t}).factors
+        factors = child_of(ran, parents, crossover={"method": method, **base, **t}).factors
         assert all(bool(each.isfinite().all()) for each in factors.values()), parents
 
 
@@ -119,7 +119,7 @@ def test_whoever_wants_the_whole_model_has_what_was_judged(ran, tmp_path):
     out = exported(ran, id, tmp_path / "out")
     runtime = PosttrainingRuntime(config_of(ran))
     work = SimpleNamespace(inputs={each: ran.files(each) for each in (id, FIRST)})
-    looked, dtype = lineage.looked_at(runtime, work, id)  # type: ignore[arg-type]
+    looked, dtype = child_weights.looked_at(runtime, work, id)  # type: ignore[arg-type]
     whole, there = load_file(out / "model.safetensors"), looked.live.model.state_dict()
     assert dtype == torch.float32 and all(torch.equal(each, there[name]) for name, each in whole.items())
     base, tokens = config_of(ran).models[0], torch.arange(20)[None]
