@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fleet import faults, launches
+from fleet import faults, launches, worker_notes
 from fleet.console import console
 from fleet.history import History
 from fleet.plain import bytes_of, plain, say, several
@@ -96,10 +96,19 @@ class Progress:
         return f"making {', '.join(words[:_FEW])}{more}" if words else begins
 
     def ends(self) -> Iterator[str]:
-        """How fast it is; and on a line of its own the time that is left of the whole run."""
+        """How fast it is, what holds it up, and the time that is left of the whole run: each on a line of its own."""
         yield self.speed()
+        yield from self.held_up()
         if left := self.left():
             yield left
+
+    def held_up(self) -> Iterator[str]:
+        """Why workers wait, as for room on the disk: each reason once, of the time since the last line."""
+        since = worker_notes.now(self.history.store) - self._patience
+        found = dict[str, str]()
+        for why in (why for d in self._noted for at, what, why in d.errors if at > since and what.startswith("waits")):
+            found[why.partition(":")[0]] = f"waiting: {plain(why, 300)}"
+        yield from found.values()
 
     def left(self) -> str:
         if self.history.over or not self.history.first_open:

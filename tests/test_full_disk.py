@@ -36,6 +36,7 @@ def test_the_disk_is_full_for_a_while(toys, workers):
         fill(filler)
         until(lambda: run.events("waits"), "whoever has something to write says that it waits")
         assert all("the disk is full" in e["why"] for e in run.events("waits"))
+        until(lambda: "\nwaiting: the disk is full: " in starter.said, "whoever started it is told, too")
         assert starter.process.poll() is None and not run.is_over(), "nobody gives up"
         published = set(run.registers(r".*\.done"))
         assert published and run.check_files()
