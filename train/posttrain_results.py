@@ -222,5 +222,7 @@ def _described(known: Tree, history: History, id: str) -> str:
     if "steps" in member.metrics:
         data = member.recipe.genome["data"]
         shares = ", ".join(f"{each / sum(data.values()):.0%} {name}" for name, each in data.items() if each)
-        words += [f"{member.recipe.args['learns_by']} for {several(member.metrics['steps'], 'step')} on {shares}"]
+        args = member.recipe.args
+        by = args.get("learns_by") or args.get("how")  # as older runs called it
+        words += [f"{by} for {several(member.metrics['steps'], 'step')} on {shares}"]
     return f"- `{id}`: {'; '.join(words)}; fitness {member.metrics['fitness']:.4f}"

@@ -46,8 +46,8 @@ Told = Callable[[str, int, int], None]  # what is being read, how much of it, an
 
 
 def _kind(recipe: Recipe) -> str:
-    """What takes the time: whoever is told how many steps to take, or how to learn, trains."""
-    trains = recipe.args.get("steps") or recipe.args.get("learns_by")
+    """What takes the time: whoever is told how many steps to take, or how to learn (`how` in older runs), trains."""
+    trains = any(recipe.args.get(key) for key in ("steps", "learns_by", "how"))
     return "train" if trains else "evaluate" if recipe.evaluated_on else "merge"
 
 
