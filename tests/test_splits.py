@@ -156,7 +156,7 @@ def test_a_run_of_older_code_is_exported_on_all_that_it_held_out(tmp_path, monke
     there = known("0/tokens-0")
     held = [TokenFile.open(there.path("validation"), there.metrics["dtype"], window)]
     monkeypatch.setattr(exporter, "parent", parent)
-    monkeypatch.setattr(exporter, "token_files_of", {"held": held}.get)
+    monkeypatch.setattr(exporter, "token_files", {"held": held}.get)
     show(exporter, "1-m0", tmp_path / "out")
     said = (tmp_path / "out" / "README.md").read_text()
     assert "selected members, too (this run is of older code): loss=" in said and "their loss on held-out text" in said
