@@ -127,6 +127,7 @@ def main(
     logging.getLogger("evomerge").setLevel(config.log_level)
     _check(what, export_gguf)
     if what.run:
+        search_command.folder_named(config.out, "--out")  # before what takes a while to load
         with saying("loading what merges models", partial(say, file=sys.stderr)):
             from evomerge.tournament_running import winner_of
 

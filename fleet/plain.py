@@ -35,6 +35,12 @@ def plain(text: object, most: int = 200) -> str:
     return "".join(c if c.isprintable() else " " for c in whole[:most]) + more
 
 
+def some(words: Sequence[str], most: int, sep: str = ", ") -> str:
+    """The first of them, and how many more there are: one takes no more room by itself."""
+    shown = most if len(words) > most + 1 else len(words)
+    return sep.join(words[:shown]) + (f" and {len(words) - shown} more" if len(words) > shown else "")
+
+
 def lines(text: object, most: int = _MOST) -> str:
     """The same, of what has several lines."""
     whole = str(text).replace("\r\n", "\n")

@@ -13,7 +13,7 @@ from rich.text import Text
 from fleet import faults, launches, worker_notes
 from fleet.console import console
 from fleet.history import History
-from fleet.plain import bytes_of, plain, say, several
+from fleet.plain import bytes_of, plain, say, several, some
 from fleet.recipe import Member, NotYet, Recipe, name
 from fleet.time_left import TimeLeft, Underway, underway
 from fleet.worker_notes import NotesReader, WorkerNotes
@@ -91,9 +91,8 @@ class Progress:
         """What is being made, and how far that is."""
         open = [self._underway[id] for id, _ in self.history.open() if id in self._underway]
         words = [f"{plain(each.id, 64)} {plain(each.at, 64)}".rstrip() for each in open]
-        more = f" and {len(words) - _FEW} more" if len(words) > _FEW else ""
         begins = "" if any(d.made for d in self._noted if d.launch == self._launch) else "the workers are starting"
-        return f"making {', '.join(words[:_FEW])}{more}" if words else begins
+        return f"making {some(words, _FEW)}" if words else begins
 
     def ends(self) -> Iterator[str]:
         """How fast it is, what holds it up, and the time that is left of the whole run: each on a line of its own."""
@@ -167,8 +166,7 @@ class Progress:
         for round in planned[-4:]:
             there = [recipe.slot for recipe in self.history.plan(round) if _is_told(recipe, round)]
             cells = [self._cell(name(round, slot), slot) for slot in there]
-            more = f" and {len(cells) - _SHOWN} more" if len(cells) > _SHOWN else ""
-            table.add_row(str(round), "  ".join(cells[:_SHOWN]) + more)
+            table.add_row(str(round), some(cells, _SHOWN, "  "))
         return table
 
     def _cell(self, id: str, slot: str) -> str:

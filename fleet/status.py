@@ -22,7 +22,7 @@ from fleet.console import console, in_full
 from fleet.history import History
 from fleet.host import Host
 from fleet.places import address
-from fleet.plain import bytes_of, heard, plain, several
+from fleet.plain import bytes_of, heard, plain, several, some
 from fleet.progress import duration
 from fleet.recipe import Member, NotYet, name, round_and_slot
 from fleet.run import open_run
@@ -33,6 +33,7 @@ from fleet.worker_notes import NotesReader, WorkerNotes
 
 _WORKERS, _ERRORS, _MEMBERS = 24, 5, 8  # so many lines of each at most
 _ROUNDS = 4  # in a terminal
+_MOST = 6  # of one kind in a line
 _NO_WORD = re.compile(r"[{\[]|([0-9a-f]{32}){1,2}\Z")
 _LONGEST = 40  # signs of a value
 _NARROW, _TINY = 100, 60  # columns; of fewer than these, not even what may take several lines has all of its own
@@ -125,7 +126,7 @@ class View:
         else:
             state = f"{several(len(at_work), 'worker')}, {sum(d.rate for d in at_work):.1f} a minute"
             if benched := [f"{plain(d.name)} ({plain(d.benched)})" for d in at_work if d.benched]:
-                state += f"; {len(benched)} benched: {_some(benched)}"
+                state += f"; {len(benched)} benched: {some(benched, _MOST)}"
         written, read = (sum(getattr(d, what) for d in notes) for what in ("written", "read"))
         moved = f"{sum(d.made for d in notes)} made, {bytes_of(written)} written, {bytes_of(read)} read"
         if found := worker_notes.shares(notes):
@@ -154,7 +155,7 @@ class View:
                 (made if maker else free).append(recipe.slot + far + (maker if not self.lines else ""))
         waiting = [f"{id}{self._maker(id)} ({n})" for id, n in waits.most_common()]
         finished = f"{len(recipes) - len(open)} of {len(recipes)}"
-        return str(round), finished, _some(made), _some(free), _some(waiting, 3)
+        return str(round), finished, some(made, _MOST), some(free, _MOST), some(waiting, 3)
 
     def _maker(self, id: str) -> str:
         """Who makes it, as far as can be seen from here."""
@@ -227,10 +228,6 @@ def table_of(title: str, *columns: str, fit: bool = False) -> Table:
     for column in columns:
         table.add_column(column, overflow="ellipsis" if fit else "fold", no_wrap=fit)
     return table
-
-
-def _some(words: list[str], most: int = 6) -> str:
-    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
 
 
 def printed(shown: Console, parts: Iterable[Table | Text]) -> None:

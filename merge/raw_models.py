@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleet.errors import absolute, from_home
+from fleet.plain import some
 from merge import atomic_output, engine
 from merge.atomic_output import RECIPE
 from merge.donor import LazyTensor, safetensors_in
@@ -150,7 +151,7 @@ def _furnish(draft: Path, leader: RawModel, files: Sequence[WeightFile], recipe:
     for index in draft.rglob("*.safetensors.index.json"):
         _retotal(index, draft, files)
     (draft / RECIPE).write_text(recipe.text, encoding="utf-8")
-    return [f"left out: {', '.join(left[:3])}{f' and {len(left) - 3} more' if left[3:] else ''}"] if left else []
+    return [f"left out: {some(left, 3)}"] if left else []
 
 
 def _retotal(index: Path, draft: Path, files: Sequence[WeightFile]) -> None:

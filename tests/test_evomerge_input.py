@@ -1,5 +1,6 @@
 """What a tournament refuses, in one line, and its command line."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
+from evomerge import cli as command_line
 from evomerge import tournament_results
 from evomerge.config import (
     Configuration,
@@ -90,6 +92,16 @@ def test_missing_and_broken_files_are_refused(tmp_path):
 def test_what_cannot_be_done_is_said_in_a_line(tmp_path, here, words, said):
     done = here(*(word.format(tmp_path) for word in words))
     assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("where, said", [("loop/x", "Symlink loop"), ("file/x/y", "file: Not a directory")])
+def test_what_cannot_be_made_is_said_before_anything_is_loaded(tmp_path, monkeypatch, capsys, where, said):
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").touch()
+    monkeypatch.setitem(sys.modules, "evomerge.tournament_running", None)
+    with pytest.raises(SystemExit):
+        command_line.run(["--run", "--out", str(tmp_path / where)])
+    assert said in capsys.readouterr().err
 
 
 def test_a_prompt_longer_than_the_context_is_refused(tournament, here):

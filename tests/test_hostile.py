@@ -10,7 +10,7 @@ import pytest
 
 from fleet.faults import Fault
 from fleet.host import Host
-from fleet.plain import lines, plain, say
+from fleet.plain import lines, plain, say, some
 from fleet.report.page import page
 from fleet.report.run_reader import RunReader
 from fleet.run_config import UserError
@@ -39,6 +39,10 @@ def copied(run: Toys, place: Path) -> Toys:
 ])  # fmt: skip
 def test_a_line_is_plain(text, shown):
     assert plain(text) == shown
+
+
+def test_one_more_is_said_itself():
+    assert [some("abcde"[:n], 3) for n in (0, 1, 3, 4, 5)] == ["", "a", "a, b, c", "a, b, c, d", "a, b, c and 2 more"]
 
 
 def test_several_lines_stay_so(capsys):

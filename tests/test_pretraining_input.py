@@ -44,7 +44,7 @@ from train.training_config import PRESETS, PRESETS_REACH, TrainConfig
     ({"previous_generation": True}, "PREVIOUS_GENERATION needs"),
     ({"seq_length": 4096}, "SEQ_LENGTH is 4096, but model .* has 2048 positions"),
     ({"warm_start_steps": 60}, "WARM_START_STEPS is no key any more: nobody waits for a warm start now"),
-    ({"max_generations": 30, "first_inner_steps": 1}, "to INNER_STEPS 4, which round 58 is the first to have"),
+    ({"max_generations": 30, "first_inner_steps": 1}, "MAX_GENERATIONS 58 or FIRST_INNER_STEPS 3, or"),
     ({"datasets": [{"source": "stdlib", "wight": 2}]}, "number 1, wight: unknown; the nearest known key is weight"),
     ({"initial_population": ["60mm"]}, "there is no such preset, nor a folder; the nearest one is 60m"),
     ({"datasets": [{"source": "stdlib", "evaluated": False}]}, "DATASETS: none is evaluated"),

@@ -19,7 +19,7 @@ from train.model import built, described, flat, layout_of, same_shapes
 from train.parent_selection import hypercube
 from train.pretraining_genome import Genome, inherited, read
 from train.seeds import mixed
-from train.training_commands import prepare
+from train.training_commands import found_from, prepare
 from train.training_config import alone
 from train.verdicts import NotFinite
 
@@ -97,8 +97,15 @@ def test_rounds_may_begin_longer(first):
     assert first < 16 or [c.steps_before(n) for n in range(1, 91)] == [16 * n for n in range(90)]
 
 
+@pytest.mark.parametrize("rounds, first", [(200, 1), (74, 1), (73, 2), (60, 2), (16, 8), (1, 8)])
+def test_a_first_round_that_nobody_chose_is_the_least_that_grows_far_enough(tmp_path, rounds, first):
+    c = found_from(config(inner_steps=8, first_inner_steps=0, max_generations=rounds), tmp_path)
+    assert c.first_inner_steps == first and c.steps_in(rounds) == 8
+    assert first == 1 or c.model_copy(update={"first_inner_steps": first - 1}).steps_in(rounds) < 8
+
+
 def test_very_long_rounds_are_counted_at_once():
-    c = config(inner_steps=10**7, max_generations=90_000)
+    c = config(inner_steps=10**7, first_inner_steps=1, max_generations=90_000)
     assert c.steps_in(90_000) == 10**7 and c.total_steps > 8 * 10**11
 
 

@@ -25,7 +25,7 @@ from fleet.plain import say
 from fleet.run import create_run
 from fleet.run_config import load
 from train.command_line import run
-from train.training_commands import prepare
+from train.training_commands import found_from, prepare
 from train.training_config import TrainConfig
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -58,7 +58,8 @@ def compare(
     All have the configuration's learning rate; the best one differs between methods. With LR_SPREAD, EDT's members
     begin around it, and that of the fittest goes on.
     """
-    where, wanted = config.absolute().parent, load(config, TrainConfig)
+    where = config.absolute().parent
+    wanted = found_from(load(config, TrainConfig), where)
     out = absolute(out or where / wanted.base_dir / "compared")
     told = cache(say)  # what is said of several runs once
     runs = {name: prepare(each, where, told) for name, each in variants(wanted, out).items()}

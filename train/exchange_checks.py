@@ -1,5 +1,6 @@
 """What cannot work among the keys of how members come together, whatever is trained."""
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import count
 
@@ -18,9 +19,18 @@ def exchange_problems(config: ExchangeConfig) -> Iterator[tuple[object, str]]:
         yield (
             True,
             f"MAX_GENERATIONS is {last}: rounds grow from FIRST_INNER_STEPS {first} to INNER_STEPS {wanted}, which "
-            f"round {need} is the first to have; set MAX_GENERATIONS {need} or FIRST_INNER_STEPS {wanted}, or lower "
-            "INNER_STEPS",
+            f"round {need} is the first to have; set MAX_GENERATIONS {need} or FIRST_INNER_STEPS "
+            f"{fewest_to_begin_with(config)}, or lower INNER_STEPS",
         )
+
+
+def fewest_to_begin_with(config: ExchangeConfig) -> int:
+    """Steps of a first round from which rounds grow to INNER_STEPS by the last one."""
+
+    def in_the_last(first: int) -> int:
+        return config.model_copy(update={"first_inner_steps": first}).steps_in(config.max_generations)
+
+    return 1 + bisect_left(range(1, config.inner_steps), config.inner_steps, key=in_the_last)
 
 
 def _of_diloco(config: ExchangeConfig) -> tuple[tuple[object, str], ...]:

@@ -37,9 +37,10 @@ class ExchangeSection(Section):
 
     inner_steps: int = bound(16, "Steps of one round.", ge=1, le=10**7)
     first_inner_steps: int = bound(
-        1,
-        "Of the first round; later ones grow to a twentieth of all steps before them, until they have INNER_STEPS.",
-        ge=1,
+        0,
+        "Of the first round; later ones grow to a twentieth of all steps before them, until they have INNER_STEPS. "
+        "0: chosen: the least from which the last round does.",
+        ge=0,
         le=10**7,
     )
     outer_lr: float = bound(1.0, "Of the outer step; 1 without momentum is the plain mean.", gt=0, le=10)

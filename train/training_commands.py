@@ -17,7 +17,7 @@ from fleet.run_config import UserError, whole
 from fleet.start import main
 from train import lm_eval_tasks, source_names, text_sources
 from train.auto_settings import resolve_auto
-from train.exchange_checks import exchange_problems
+from train.exchange_checks import exchange_problems, fewest_to_begin_with
 from train.member.counted_text import check_text, counted, in_words, refuse_short
 from train.posttrain import posttrain_fitness
 from train.posttrain.posttrain_config import PosttrainConfig
@@ -72,7 +72,7 @@ def _located(sources: tuple[Any, ...], where: Path, endings: tuple[str, ...]) ->
 
 def prepare(config: TrainConfig, where: Path, tell: Callable[[str], object] = say) -> TrainConfig:
     """Complain about what cannot work before anything is trained; find out what the run is to be bound to."""
-    config = resolve_auto(found_from(config, where), where)
+    chosen, config = not config.first_inner_steps, resolve_auto(found_from(config, where), where)
     check_settings(config)
     source_names.check([each.source for each in config.datasets], where)
     for source in config.datasets:
@@ -82,8 +82,8 @@ def prepare(config: TrainConfig, where: Path, tell: Callable[[str], object] = sa
         for source in config.datasets:
             text_sources.check_keys(source)
         check_text(config, tell)
-        if slow := slow_start(config):
-            tell(f"Note: {slow}.")
+        for note in filter(None, (chosen and _long_first(config), slow_start(config))):
+            tell(f"Note: {note}.")
     of_python = any(text_sources.kind_of(each).of_python for each in (*config.datasets, *tokenizer_sources(config)))
     return config.model_copy(update={"stdlib_digest": text_sources.stdlib_digest() if of_python else ""})
 
@@ -105,6 +105,13 @@ def check_settings(config: TrainConfig) -> None:
     refuse(_problems(config))
 
 
+def _long_first(config: TrainConfig) -> str:
+    """Where rounds are too few to grow from a single step."""
+    first, wanted, rounds = config.first_inner_steps, config.inner_steps, config.max_generations
+    short = f"from fewer, {rounds} rounds do not grow to INNER_STEPS {wanted}"
+    return f"the first round has {first} steps (FIRST_INNER_STEPS): {short}" if first > 1 else ""
+
+
 def slow_start(config: TrainConfig) -> str:
     """Where the rate rises for more than a tenth of all steps, how many would do; a fork has risen already."""
     steps = config.total_steps
@@ -117,13 +124,14 @@ def slow_start(config: TrainConfig) -> str:
 
 
 def found_from(config: TrainConfig, where: Path) -> TrainConfig:
-    """With local models, tokenizers and texts by their whole paths."""
+    """With local models, tokenizers and texts by their whole paths, and first rounds that others can grow from."""
     models = tuple(whole(each, where) if isinstance(each, str) else each for each in config.initial_population)
     named = {
         "tokenizer": whole(config.tokenizer, where),
         "datasets": _located(config.datasets, where, text_sources.FILES),
     }
-    return config.model_copy(update={"initial_population": models, **named})
+    first = config.first_inner_steps or fewest_to_begin_with(config)
+    return config.model_copy(update={"initial_population": models, "first_inner_steps": first, **named})
 
 
 def _problems(config: TrainConfig) -> Iterator[tuple[object, str]]:

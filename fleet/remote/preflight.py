@@ -12,7 +12,7 @@ from fleet import gpus
 from fleet.console import in_full
 from fleet.gpus import Accelerators
 from fleet.machines import Machine
-from fleet.plain import bytes_of, plain
+from fleet.plain import bytes_of, plain, some
 from fleet.progress import duration
 from fleet.status import table_of
 
@@ -68,7 +68,7 @@ def judge(
     _disks([here, *known])
     fit = [report for report in known if not report.why]
     for name, of in differing(fit).items():
-        words = f"{name} differs: " + ", ".join(f"{version} on {_names(where)}" for version, where in of.items())
+        words = f"{name} differs: " + ", ".join(f"{version} on {some(where, 4)}" for version, where in of.items())
         for report in fit if name in ("torch", "python") else ():
             if strict:
                 report.why = report.why or words
@@ -114,7 +114,7 @@ def _twins(reports: Sequence[Report]) -> None:
         box, others = report.facts.get("box"), [each for each in reports if each is not report]
         if twins := [each.machine.name for each in others if box and each.facts.get("box") == box]:
             many = "for more workers on one machine use its workers or devices"
-            report.notes.append(f"is the same machine as {_names(twins)}, and would do the work of both: {many}")
+            report.notes.append(f"is the same machine as {some(twins, 4)}, and would do the work of both: {many}")
 
 
 def _disks(reports: Sequence[Report]) -> None:
@@ -126,15 +126,11 @@ def _disks(reports: Sequence[Report]) -> None:
     if len(groups) < 2:
         return
     largest = max(groups.values(), key=len)
-    several = " / ".join(_names([each.machine.name for each in group]) for group in groups.values())
+    several = " / ".join(some([each.machine.name for each in group], 4) for group in groups.values())
     for report in asked:
         if report not in largest or len(largest) == 1:
             asks = "its BASE_DIR is another disk than others': is the shared one mounted there?"
             report.why = report.why or f"{asks} Those who share one: {several}"
-
-
-def _names(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 # -- for people --------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fleet.errors import first_line
+from fleet.plain import some
 from merge.donor import Donor, LazyTensor, tied, views_of
 from merge.lora.adapter_writing import EMBEDDING, LINEAR, PREFIX, TURNED, AdapterPlan, MatrixJob
 from merge.lora.low_rank import Change
@@ -82,8 +83,8 @@ def _notes(lost: list[str], tied_head: bool) -> list[str]:
     if not lost:
         return []
     why = "the output head is the same matrix, and an adapter changes one of the two" if tied_head else ""
-    named = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
-    return [f"left out, though changed: {named}: {why or 'transformers has no such module, and PEFT no place for it'}"]
+    why = why or "transformers has no such module, and PEFT no place for it"
+    return [f"left out, though changed: {some(lost, 3)}: {why}"]
 
 
 def module_kinds(config: Mapping[str, Any]) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """The command line of every search: it starts one or goes on with it, and the same module is also its workers."""
 
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -54,6 +55,11 @@ def folder_named(path: Path | str, option: str) -> Path:
             f"{option} {address(where)}: a folder is expected; "
             "the folder's name has up to 64 letters, digits, '.', '-', '_'"
         )
+    if not in_bucket(where) and not where.exists():
+        there = next(each for each in where.parents if each.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            why = "Permission denied" if there.is_dir() else "Not a directory"
+            raise UserError(f"{option} {where}: cannot be made in {there}: {why}")
     return where
 
 
