@@ -4,13 +4,16 @@ fast payloads go to a real one and back, beside plain puts and gets of obstore.
     python -m benchmarks.bucket
 """
 
+import contextlib
 import os
 import resource
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -18,11 +21,14 @@ import obstore
 from cyclopts import App
 from obstore.store import from_url
 
+from fleet import launches
 from fleet.host import Host
 from fleet.payload import Payload, PayloadWriter
-from fleet.run import at
-from tests.bucket_server import seaweed
+from fleet.places import address
+from fleet.run import at, create_run
+from tests.bucket_server import Seaweed, seaweed
 from tests.storm.counted import READS, WRITES, requests, waiting
+from tests.toy.config import ToyConfig
 
 PRICES = {"S3": (5.0, 0.4), "R2": (4.5, 0.36)}  # dollars for a million writes and lists, for a million reads
 
@@ -45,6 +51,80 @@ def counts() -> None:
     for held in (8, 64):
         first, *later = waiting(held)
         print(f"a worker that waits for {held}: {first} requests in its first minute, later at most {max(later)}")
+
+
+@app.command
+def server(seconds: float = 20.0, rounds: int = 4) -> None:
+    """The same as SeaweedFS counts it, on this machine: eight slots, four real workers, shorter recipes."""
+    with _surroundings() as there:
+        folder, took = Path("s3://runs/counted"), time.monotonic()
+        config = ToyConfig(project_name="toy", population_size=8, max_generations=rounds, inner_steps=1, size=8)
+        _finish(config.model_copy(update={"sleep": seconds}), folder, workers := 4)
+        took, seen = time.monotonic() - took, there.requests()
+    simulated, simulated_took = requests(8, workers, seconds, rounds)
+    print(" slots workers   writes    reads   price of a round")
+    for who, counts, of in (("SeaweedFS", _kinds(seen), took), ("simulated", simulated, simulated_took)):
+        print(f"{8:6} {workers:7} {priced(counts, rounds)}   {of / rounds:6.0f} s, {who}; {dict(counts)}")
+
+
+@app.command
+def waits(minutes: int = 4) -> None:
+    """What a worker asks SeaweedFS in each minute while another one makes the only thing there is to make."""
+    with _surroundings() as there:
+        config = ToyConfig(project_name="toy", population_size=1, max_generations=1, inner_steps=1, size=8)
+        config = config.model_copy(update={"sleep": 60.0 * minutes + 30})
+        folder = Path("s3://runs/waits")
+        with _started(config, folder, 1), _started(config, folder, 1, "waiting"):
+            for minute in range(minutes):
+                before = there.requests()
+                time.sleep(60)
+                print(
+                    f"minute {minute + 1}: {(there.requests() - before).total()} requests of both workers", flush=True
+                )
+
+
+@contextlib.contextmanager
+def _surroundings() -> Iterator[Seaweed]:
+    """A server, and no credentials but its owner's."""
+    with seaweed() as there, tempfile.TemporaryDirectory() as cache:
+        # where nobody listens, as on a machine of no cloud
+        nobody = {"FLEET_CACHE": cache, "AWS_METADATA_ENDPOINT": "http://127.0.0.1:1"}
+        with mock.patch.dict(os.environ, {**there.env(), **nobody}):
+            yield there
+
+
+def _finish(config: ToyConfig, folder: Path, workers: int) -> None:
+    with _started(config, folder, workers) as processes:
+        for each in processes:
+            if each.wait():
+                raise SystemExit("a worker failed")
+
+
+@contextlib.contextmanager
+def _started(config: ToyConfig, folder: Path, workers: int, name: str = "w") -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Workers alone, without a starter that looks after them."""
+    store, _ = create_run(folder, "toy", config.bound(), Host())
+    launch = launches.latest(store) or launches.begin(store, config.operational(), seats=workers)
+    words = [sys.executable, "-m", "tests.toy", "--launch", str(launch)]
+    begun = [
+        subprocess.Popen([*words, "--worker", f"{name}-{n}", address(folder / "toy")], stderr=subprocess.DEVNULL)
+        for n in range(workers)
+    ]
+    try:
+        yield begun
+    finally:
+        for each in begun:
+            each.kill()
+            each.wait()
+
+
+def _kinds(seen: Counter[str]) -> Counter[str]:
+    """By the names that the simulated bucket has for them."""
+    names = {"PUT": "put", "POST": "put", "LIST": "list", "GET": "get", "HEAD": "about"}
+    found = Counter[str]()
+    for kind, count in seen.items():
+        found[names.get(kind, kind)] += count
+    return found
 
 
 @app.command

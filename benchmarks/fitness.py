@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Annotated, Any, Literal
@@ -58,9 +59,9 @@ def main(
     only: Annotated[Literal["", "searches", "tournaments", "parents"], Parameter(help="One of the tables.")] = "",
 ) -> None:
     kinds: dict[str, tuple[Mapping[str, Any], Callable[[Path, Any, int, Path], Outcome]]] = {
-        "searches": (dict.fromkeys(("all", "racing", "irt")), lambda *more: searched(*more, evals)),
-        "tournaments": (dict.fromkeys(("all", "racing", "irt")), lambda *more: contested(*more, evals)),
-        "parents": (PARENTS, lambda *more: bred(*more, generations)),
+        "searches": (dict.fromkeys(("all", "racing", "irt")), partial(searched, evals=evals)),
+        "tournaments": (dict.fromkeys(("all", "racing", "irt")), partial(contested, evals=evals)),
+        "parents": (PARENTS, partial(bred, generations=generations)),
     }
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)

@@ -43,9 +43,10 @@ def little(folder: Path, steps: int) -> Iterator[tuple[str, Path]]:
         ("qwen3, smollm", "qwen3", "smollm", {"head_dim": 64}),
     ):
         where = folder / name
-        bos = way == "llama-bpe"
-        make = little_models.by_pieces if way == "pieces" else little_models.by_bytes
-        count = make(where, text) if way == "pieces" else make(where, text, way, bos=bos)
+        if way == "pieces":
+            count = little_models.by_pieces(where, text)
+        else:
+            count = little_models.by_bytes(where, text, way, bos=way == "llama-bpe")
         little_models.model(where, kind, count + 4, **shape)
         ids = AutoTokenizer.from_pretrained(where)(text)["input_ids"]
         little_models.train(where, torch.tensor(ids), steps)

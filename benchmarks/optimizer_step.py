@@ -30,7 +30,7 @@ app = App(name="python -m benchmarks.optimizer_step", help=__doc__, version_flag
 def learner(preset: str, optimizer: str) -> tuple[Learner, AdamW]:
     config = TrainConfig(
         algorithm="edt", project_name="run", inner_optimizer=optimizer, warmup_steps=0, lr_schedule="constant"
-    )  # type: ignore[arg-type]
+    )
     made = Learner(built(preset, WORDS[preset], 1), config, torch.device("cpu"))
     kind = OPTIMIZERS[optimizer]
     return made, kind(made.vector, made.gradient, made.layout, config, lambda each, _: orthogonal(each))

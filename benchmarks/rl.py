@@ -68,7 +68,7 @@ class Silos(EvoMerge):
         plain = posttraining_genome.unmutated(self.c)
         slots = [each.slot for each in history.plan(generation - 1) if each.role == "member"]
         own = ((int(slot[1:]), f"{generation - 1}/{slot}") for slot in slots)
-        made = [self.child(generation, k, (id,), plain, self.others(generation, k, history)) for k, id in own]
+        made = [self.child(generation, k, (id,), plain, self.others_rollouts(generation, k, history)) for k, id in own]
         return [*made, *self.kept(generation, history, ())]
 
 
@@ -112,7 +112,7 @@ class UntilSpent:
     def plan(self, round: int, history: Past) -> list[Recipe]:
         spent, last = 0, MOST
         for n in range(round):
-            found = history.once("generated", n, lambda n=n: generated(history, n))  # type: ignore[misc]
+            found = history.once("generated", n, lambda n=n: generated(history, n))
             spent += found
             if spent + found / 2 >= self.budget:
                 last = n

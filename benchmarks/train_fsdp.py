@@ -35,7 +35,7 @@ from train.model import built, described, without_numbers
 
 ROOT = Path(__file__).parent.parent
 RANKS, PARTS, _GOAL = 2, 2, 0.97
-_Inner, _Flag = Annotated[Path | None, Parameter(show=False)], Annotated[bool, Parameter(show=False)]
+_HIDDEN = Parameter(show=False)
 _LARGE = (("150m", 16, 1024, 20), ("1b", 4, 1024, 12))  # on GPUs
 app = App(name="python -m benchmarks.train_fsdp", help=__doc__, version_flags=[])
 
@@ -44,7 +44,7 @@ def options(preset: str, batch: int, length: int, steps: int, strategy: str, pla
     return TrainingOptions(
         path_model=preset, torch_compile=False, seq_length=length, total_batch_size=batch * RANKS * PARTS,
         per_device_train_batch_size=batch, warmup_steps=1, total_steps=steps, precision="32-true", fake_data=True,
-        sharding_strategy=strategy, ckpt=CheckpointOptions(path=place),  # type: ignore[arg-type]
+        sharding_strategy=strategy, ckpt=CheckpointOptions(path=place),
     )  # fmt: skip
 
 
@@ -138,7 +138,13 @@ def fastest(device: torch.device, size: int = 8192) -> float:
 
 
 @app.default
-def run(*, quick: bool = False, plan: _Inner = None, said: _Inner = None, gpus: _Flag = False) -> None:
+def run(
+    *,
+    quick: bool = False,
+    plan: Annotated[Path | None, _HIDDEN] = None,
+    said: Annotated[Path | None, _HIDDEN] = None,
+    gpus: Annotated[bool, _HIDDEN] = False,
+) -> None:
     if plan and said:
         return (used if gpus else rank)(plan, said)
     speed(quick)

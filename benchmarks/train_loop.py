@@ -108,7 +108,7 @@ def rounds_beside(config: TrainConfig) -> list[Beside]:
         create_run(Path(place), "run", config.bound(), Host())
         store, _ = open_run(Path(place) / "run", Host(), "w")
         launch = launches.begin(store, config.operational())
-        assert Worker(store, EDT(config), timed, options(config, launch)).run() == "over"  # type: ignore[arg-type]
+        assert Worker(store, EDT(config), timed, options(config, launch)).run() == "over"
     return found[1:]
 
 

@@ -119,6 +119,7 @@ def _waiting(place: Path, members: int) -> Iterator[tuple[int, Store]]:
 def _hold(run: Toys, host: Host, members: int) -> None:
     planning.plan_ahead(run.store, strategy(run.config), History(run.store))
     run.store.post("bell", host.token())  # as whoever planned would have
+    assert isinstance(run.store, DiskStore)
     for n in range(members):
         store = DiskStore(run.store.disk, host, f"holder-{n}")
         history = History(store)

@@ -4,6 +4,7 @@ people who want to try, until Ctrl-C: `make bucket`."""
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -12,12 +13,15 @@ import subprocess
 import sys
 import tempfile
 import threading
+import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 WEED = Path(sys.executable).with_name("weed")
 _PORTS = ("master", "volume", "filer", "s3")
+_REQUESTS = re.compile(r'^SeaweedFS_s3_request_seconds_count\{bucket="runs",type="(\w+)"\} (\S+)$', re.MULTILINE)
 _BEGUN = """
 import time, obstore
 from obstore.store import from_url
@@ -68,6 +72,11 @@ class Seaweed:
             "AWS_ACCESS_KEY_ID": key,
             "AWS_SECRET_ACCESS_KEY": secret,
         }
+
+    def requests(self) -> Counter[str]:
+        """How many it has answered so far about the bucket, by its own books: GET, LIST, PUT, HEAD, ..."""
+        with urllib.request.urlopen(f"http://{self.host}:{self.ports['metrics']}/metrics") as said:
+            return Counter({kind: int(float(count)) for kind, count in _REQUESTS.findall(said.read().decode())})
 
     def start(self) -> None:
         ports = [

@@ -93,7 +93,7 @@ def merging(dry: bool) -> None:
         folder = Path(place)
         llamas(folder, "bfloat16", hidden, layers, words)
         for method in ("linear", "slerp", "ties", "dare_ties"):
-            text, sizes, seconds = recipe(method, folder).read_text(), [], {}
+            text, sizes, seconds = recipe(method, folder).read_text(), list[bytes](), dict[Path, float]()
             for device in ("cpu", "cpu" if dry else "cuda"):
                 out, began = folder / f"{method}-{len(seconds)}", time.monotonic()
                 merge(parse(text), out, how=MergeOptions(device=device))
