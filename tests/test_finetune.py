@@ -21,6 +21,7 @@ from train.cluster import finetune_steps
 from train.cluster.finetune_options import FinetuneOptions
 from train.cluster.finetuning import finetune
 from train.cluster.ranks import joined
+from train.command_line import loading
 from train.finetune import main
 from train.posttrain.finetune_rows import held_apart, without
 from train.text_sources import placed
@@ -90,6 +91,14 @@ def test_an_adapter_that_peft_loads(given, tmp_path, capsys):
     layers = json.loads((out / "adapter_config.json").read_text())["target_modules"]
     assert len(layers) == 7 and layers == sorted(layers)  # whatever the order of peft's sets
     assert "AutoPeftModelForCausalLM" in card and not out.with_name("adapter.training").exists()
+
+
+@pytest.mark.parametrize("rank, said", [("0", "loading it\n"), ("1", "")])
+def test_one_of_all_ranks_says_what_is_loaded(monkeypatch, capsys, rank, said):
+    monkeypatch.setenv("RANK", rank)
+    with loading("it"):
+        pass
+    assert capsys.readouterr() == ("", said)
 
 
 def test_the_command_that_evaluates_can_name_any_folder():

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,14 @@ def test_bad_genome_files(value, why, tmp_path):
     file.write_text(yaml.safe_dump(value))
     with pytest.raises(UserError, match=why):
         configs.read(file, {})
+
+
+def test_no_refusal_waits_for_what_takes_long_to_load(tmp_path, monkeypatch):
+    (tmp_path / "genome.yml").write_text(yaml.dump(genome(merge_method="magic")))
+    monkeypatch.delattr("merge.evolve.search_running")
+    monkeypatch.setitem(sys.modules, "merge.evolve.search_running", None)
+    with pytest.raises(UserError, match="magic"):
+        main_module.main(tmp_path / "genome.yml", storage_path=tmp_path / "search")
 
 
 def test_a_genome_file_that_is_no_plain_yaml(tmp_path):

@@ -3,17 +3,25 @@
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import NoReturn
 
 from cyclopts import App
 
 from fleet import faults
+from fleet.busy_notice import saying
 from fleet.errors import UserError
 from fleet.plain import say
 
 
 class Agreed(UserError):
     """All ranks know of it, and raise it; one of them says it."""
+
+
+def loading(what: str) -> AbstractContextManager[None]:
+    """Said by one of all ranks."""
+    return saying(f"loading {what}", partial(say, file=sys.stderr)) if _speaks() else nullcontext()
 
 
 def run(
@@ -30,6 +38,10 @@ def run(
             say(interrupted, file=sys.stderr)
         sys.exit(130)
     except said as error:
-        if not isinstance(error, Agreed) or os.environ.get("RANK", "0") == "0":
+        if not isinstance(error, Agreed) or _speaks():
             say(error, file=sys.stderr)
         sys.exit(2)
+
+
+def _speaks() -> bool:
+    return os.environ.get("RANK", "0") == "0"

@@ -30,7 +30,7 @@ from cyclopts import Parameter
 from fleet.errors import UserError, from_home
 from fleet.help_pages import app
 from train.cluster.finetune_options import FinetuneOptions
-from train.command_line import run
+from train.command_line import loading, run
 
 _LESS = "fewer --device-rows, a shorter --seq-length, or an adapter with --four-bits (on a GPU) need less"
 
@@ -54,9 +54,10 @@ def main(
         The folder to make. What is needed to go on lies beside it, in OUT.training, until it is there.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from train.cluster.finetuning import finetune
-    from train.cluster.ranks import joined
-    from train.verdicts import short_memory
+    with loading("what trains it"):
+        from train.cluster.finetuning import finetune
+        from train.cluster.ranks import joined
+        from train.verdicts import short_memory
 
     with joined() as ranks:
         try:

@@ -15,7 +15,7 @@ from cyclopts import Parameter  # noqa: E402
 from fleet.errors import absolute  # noqa: E402
 from fleet.help_pages import app  # noqa: E402
 from train.cluster.options import TrainingOptions, spelled  # noqa: E402
-from train.command_line import run  # noqa: E402
+from train.command_line import loading, run  # noqa: E402
 
 _EXAMPLES = """One machine, all of its GPUs; a checkpoint every 500 steps, of which three stay:
 
@@ -29,8 +29,9 @@ The same command goes on where it ended. Ctrl-C ends all ranks after the same st
 def main(*, options: Annotated[TrainingOptions, Parameter(name="*")] = TrainingOptions()) -> int:
     """Train a model with PyTorch's DDP or FSDP2."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from train.cluster.ranks import joined
-    from train.cluster.training import train
+    with loading("what trains it"):
+        from train.cluster.ranks import joined
+        from train.cluster.training import train
 
     with joined() as ranks:
         return train(replace(options, ckpt=replace(options.ckpt, path=absolute(options.ckpt.path))), ranks)

@@ -25,6 +25,7 @@ Ctrl-C ends it well; the same command goes on. docs/merge-search.md explains eve
 import importlib.util
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -32,10 +33,12 @@ from cyclopts import Group, Parameter
 from cyclopts.validators import Number
 
 from fleet import gpus, help_pages
+from fleet.busy_notice import saying
 from fleet.errors import absolute, refuse
 from fleet.method import Method
 from fleet.metrics import sinks
 from fleet.places import address
+from fleet.plain import say
 from fleet.run_config import UserError
 from merge.evolve import search_config
 from merge.search import search_command
@@ -121,8 +124,6 @@ def main(
     race:
         The same as --fitness-from racing.
     """
-    from merge.evolve import search_running  # after --help: it needs torch
-
     strategy = placed.strategy or ("pool" if _has("ray") and not placed.machines else "fleet")
     if batch_size != "auto" and not (batch_size.isdecimal() and int(batch_size)):
         raise UserError(f"--batch-size is {batch_size!r}; a whole number from 1, or auto")
@@ -136,6 +137,8 @@ def main(
     run = {"base_dir": address(where.parent), "project_name": where.name, "algorithm": search_config.ALGORITHM}
     config = search_config.read(genome_config_path, {**known, **run})
     _check(config, strategy, placed)
+    with saying("loading what merges and scores", partial(say, file=sys.stderr)):  # torch; no refusal waits for it
+        from merge.evolve import search_running
     make_parents(where, "--storage-path")
     search_running.make_way(config, where)
     code = _started(config, where, strategy, placed)
