@@ -12,6 +12,11 @@ def keep_private() -> None:
     _hidden &= os.umask(0o077)
 
 
+def begun_with() -> int:
+    """The mask of a process that keeps private what it writes: for others that it starts, who do so by themselves."""
+    return _hidden
+
+
 @contextmanager
 def leaving() -> Iterator[None]:
     """Files that are made meanwhile are for whoever the user lets read what he makes."""

@@ -405,6 +405,7 @@ def _code_of(pid: str) -> str:
 def become(code: str, module: str, words: list[str], env: dict[str, str] | None = None) -> None:
     """Go on as a module of the project, from the copy of its code, on the same streams."""
     os.chdir(code)
+    os.umask(_umask)  # it keeps private what it writes, and knows how open a model may be that it exports
     os.environ.update(env or {})
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     os.execv(sys.executable, [sys.executable, "-u", "-m", module, *words])
@@ -417,8 +418,12 @@ VERBS = {
 }  # fmt: skip
 
 
+_umask = 0o077  # that this process began with
+
+
 def main(prefix: str) -> None:
-    os.umask(0o077)
+    global _umask
+    _umask = os.umask(0o077)
 
     def say(answer: dict[str, Any]) -> None:
         print(f"\n{prefix}{json.dumps(answer)}", flush=True)  # whatever stands on the line already

@@ -17,6 +17,7 @@ from fleet import machines as machines_file
 from fleet.console import in_full
 from fleet.machines import Machine, file_name
 from fleet.our_packages import console_command
+from fleet.permissions import keep_private
 from fleet.plain import plain, say
 from fleet.remote import engines, launch_tables, preflight
 from fleet.remote.agent_link import Trouble
@@ -75,7 +76,7 @@ Strict = Annotated[bool, Parameter(negative="", help="Refuse machines whose torc
 
 
 def main(scripts: MethodScripts, root: Path, about: str, arguments: list[str] | None = None) -> None:
-    os.umask(0o077)
+    keep_private()
     name = console_command() or f"python {Path(sys.argv[0]).name}"
     app = help_pages.app(name, about, _EXAMPLES.format(name=name), suppress_keyboard_interrupt=False)
     commands = Commands(scripts, root)

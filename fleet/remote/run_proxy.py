@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Group
 
-from fleet import faults, launches, worker_notes
+from fleet import faults, launches, permissions, worker_notes
 from fleet.console import console
 from fleet.history import History
 from fleet.host import Host
@@ -141,7 +141,7 @@ class RunProxy:
         words = [sys.executable, *command, "--follow", str(self.folder), *more]
         self._follower = subprocess.Popen(
             words, cwd=self._root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            start_new_session=True,
+            start_new_session=True, umask=permissions.begun_with(),
         )  # fmt: skip
         assert self._follower.stdout
         os.set_blocking(self._follower.stdout.fileno(), False)
@@ -197,7 +197,7 @@ class RemoteRunProxy:
 
 def main(prefix: str) -> None:
     """Be the far end of a RemoteRunProxy."""
-    os.umask(0o077)
+    permissions.keep_private()
     proxy = RunProxy(Path.cwd())
     for line in sys.stdin:
         ask = json.loads(line)
