@@ -20,7 +20,17 @@ import numpy as np
 from fleet.recipe import Past, Recipe, kept_as, round_and_slot
 from train.fitness_config import FINALISTS, KNOWN
 from train.member import posttraining_genome
-from train.parent_selection import RULES, Rival, attracted, by_fitness, exploited, matched, select_parents
+from train.parent_selection import (
+    RULES,
+    Rival,
+    archived,
+    attracted,
+    by_fitness,
+    exploited,
+    matched,
+    select_parents,
+    spans,
+)
 from train.posttrain import rollout_recipes
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.posttrain.posttrain_fitness import rival_of
@@ -91,7 +101,7 @@ class EvoMerge:
             return [*self.exploiting(generation, order, genomes, history), *self.kept(generation, history, ())]
         best = enumerate(order[: self.c.elitism])
         elite = [Recipe(f"m{k}", parents=(one.id,), genome=genomes[one.id]) for k, one in best]
-        kept = self.kept(generation, history, elite)
+        kept = self.archive(order, genomes) if self.c.archives else self.kept(generation, history, elite)
         rival = ""
         if self.c.fitness_from == "racing":
             fittest = self.best(generation - 1, history)
@@ -107,6 +117,11 @@ class EvoMerge:
         """The fittest so far, if it has no place yet."""
         fittest = self.best(generation - 1, history)
         return [] if any(one.parents == (fittest,) for one in elite) else [kept_as("best", fittest)]
+
+    def archive(self, order: Sequence[Rival], genomes: Mapping[str, posttraining_genome.Genome]) -> list[Recipe]:
+        """The fittest of each cell, in places of their own; the fittest of all is one of them."""
+        ids = [one.id for one in order]
+        return [Recipe(f"cell-{n}", parents=(id,), role="kept", genome=genomes[id]) for n, id in enumerate(ids)]
 
     def exploiting(
         self,
@@ -224,9 +239,12 @@ class EvoMerge:
     # -- who is how good ----------------------------------------------------------------------------------------------
 
     def order(self, generation: int, history: Past) -> list[Rival]:
-        """A generation by its fitness, the best first."""
+        """A generation by its fitness, the best first; of an archive, at most as many as have room in a generation."""
         found = [one for one in self.rivals(generation, history) if not one.id.endswith("/best")]
         rule = RULES.get(self.c.selection)
+        if self.c.archives:
+            over = history.once("spans", 1, lambda: spans(self.rivals(1, history)))
+            return archived(found, over, self.c.archive_steps)[: self.c.population_size]
         return rule.order(found) if rule else by_fitness(found)
 
     def best(self, generation: int, history: Past) -> str:

@@ -36,6 +36,7 @@ PARENTS: Mapping[str, Mapping[str, Any]] = {
     "rank": {"SELECTION": "rank"},
     "pareto": {"SELECTION": "pareto"},
     "niches": {"SELECTION": "niches"},
+    "archive": {"SELECTION": "archive", "ELITISM": 0},
     "rank, attraction": {"MATES": "attraction"},
     "niches, attraction": {"SELECTION": "niches", "MATES": "attraction"},
 }

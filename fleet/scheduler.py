@@ -58,10 +58,12 @@ class Scheduler:
     def _makeable(self) -> list[str]:
         context = self.context
         jobs = [job for job in context.history.open() if context.takes(job[1]) and job[0] not in context.pending]
-        groups = alike(recipe for _, recipe in jobs)
-        wanted = {input for each in groups.values() for input in each.inputs}
-        there = {key for key, each in groups.items() if all(map(self._is_there, each.inputs))}
+        groups = alike(recipe for _, recipe in jobs).items()
+        there = {key for key, each in groups if all(map(self._is_there, each.inputs))}
         ready = [job for job in jobs if reads(job[1]) in there and not context.blame.shuns(job[0])]
+        if not ready:
+            return []
+        wanted = {input for _, each in groups for input in each.inputs}
         looks = {id for id, recipe in ready if id not in wanted and recipe.role != "member"}
         front = min(
             (round_and_slot(id)[0] for id, _ in ready if id not in looks and not context.claims.held(id)), default=0

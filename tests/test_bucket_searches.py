@@ -1,4 +1,4 @@
-"""Merge searches and tournaments in a bucket come to what they come to on a disk."""
+"""A merge search in a bucket goes on by the same command, and comes to what it comes to on a disk."""
 
 import os
 import signal
@@ -7,16 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from evomerge.config import Configuration
 from fleet.digest import digest
 from fleet.history import opened
 from fleet.host import Host
-from fleet.places import address
 from fleet.run import at
 from tests.bucket_runs import BUCKET
 from tests.helpers import LONG, ROOT, until
 from tests.searching import command, genome_file, search
-from tests.tournaments import cli, config
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("surroundings")]
 
@@ -41,16 +38,3 @@ def test_a_search_whose_processes_were_all_killed(facts: Path, tmp_path: Path, t
     search(file, there / "search", facts, *more, "--workers", "2", cwd=tmp_path)
     assert (tmp_path / "search" / "best_config.yaml").exists()
     assert digest(opened(there / "search")) == digest(opened(tmp_path / "disk"))
-
-
-def test_a_tournament(tmp_path: Path, there: Path) -> None:
-    c = config(tmp_path, num_generations=2)
-    c.save(tmp_path / "disk.json")
-    elsewhere = Configuration.load(tmp_path / "disk.json")
-    elsewhere.out = address(there / "run")
-    elsewhere.save(tmp_path / "bucket.json")
-    for name in ("disk", "bucket"):
-        done = cli("--config", tmp_path / f"{name}.json", "--run", "--workers", 2)
-        assert done.returncode == 0, done.stdout + done.stderr
-    assert not (tmp_path / "s3:").exists()
-    assert digest(opened(there / "run")) == digest(opened(tmp_path / "run"))

@@ -84,7 +84,7 @@ def edt(size: int, **more: Any) -> Strategy:
 
 def breeding(size: int, selection: str, **more: Any) -> Strategy:
     keys = {"initial_population": ("a", "b"), "mutation_datasets": ("skill:one", "skill:two"), **more}
-    if selection == "pareto":
+    if selection in ("pareto", "archive"):
         keys["fitness"] = ("one", "two")
     else:
         keys["fitness"] = ("one",)
@@ -116,6 +116,7 @@ METHODS: dict[str, tuple[Callable[[int], Strategy], Callable[[str, Recipe], Mapp
         f"edt-evomerge, {rule}": (lambda size, rule=rule: breeding(size, rule), asked)
         for rule in ("rank", "tournament", "random", "matching", "pareto")
     },
+    "edt-evomerge, archive": (lambda size: breeding(size, "archive", elitism=0), asked),
     "edt-evomerge, hurried": (lambda size: breeding(size, "matching", elitism=0), asked),
     "merge-search": (searching, searched),
 }

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from edt_evomerge import EvoMerge
 from fleet.digest import digest
 from fleet.history import opened
 from fleet.run_config import UserError, load
@@ -18,6 +19,7 @@ from tests.posttraining import chats, config, finished, model, preferences, work
 from train.member import posttraining_genome
 from train.parent_selection import (
     Rival,
+    archived,
     attracted,
     by_fitness,
     by_fronts,
@@ -26,6 +28,7 @@ from train.parent_selection import (
     fronts,
     matched,
     select_parents,
+    spans,
 )
 from train.posttrain import posttrain_fitness
 from train.posttrain.posttrain_config import PosttrainConfig
@@ -112,6 +115,19 @@ def test_who_solves_what_nobody_else_does_has_a_niche_of_its_own():
     assert order[0] == "alone" and order[-1] == "idle", "1 beside 3/4 and nothing"
     halves = by_niches([knowing("both", 0.5, 0.5), knowing("one", 1, 0)])
     assert [one.id for one in halves] == ["both", "one"], "1/3 + 1 beside 2/3"
+
+
+def test_an_archive_has_the_fittest_of_each_cell():
+    def at(id: str, fitness: float, x: float, y: float) -> Rival:
+        return Rival(id, fitness, {"x": x, "y": y})
+
+    over = spans([at("a", 0, 0.0, 5.0), at("b", 0, 1.0, 5.0), at("c", 0, 0.5, 9.0)])
+    assert over == {"x": (0.0, 1.0), "y": (5.0, 9.0)}
+    some = [at("low", 1, 0.1, 5.1), at("lower", 2, 0.3, 6.9), at("beyond", 3, 7.0, 4.0), at("high", 0, 0.9, 9.0)]
+    assert [one.id for one in archived(some, over, 2)] == ["beyond", "lower", "high"]
+    assert len(archived(some, over, 4)) == 4, "smaller steps keep more apart"
+    flat = spans([at("a", 0, 1.0, 1.0)])
+    assert [one.id for one in archived(some, flat, 3)] == ["beyond", "lower"], "where all were alike: beyond it or not"
 
 
 def test_mates_are_attracted_by_what_they_add():
@@ -256,6 +272,24 @@ def test_without_elites_the_best_so_far_is_never_lost(tmp_path, selection):
     kept = [next(r.parents for r in history.plan(n) if r.slot == "best") for n in (2, 3, 4)]
     assert kept == [(fittest(n),) for n in (1, 2, 3)]
     assert history["5/winner"].recipe.parents == (fittest(4),) and history.files(fittest(4)).files
+
+
+def test_an_archive_stays_and_its_members_are_the_parents(tmp_path):
+    searching.task(tmp_path / "tasks")
+    objectives = ({"task": "loss"}, {"task": "facts", "weight": 0.001})
+    more = {"fitness": objectives, "task_path": (str(tmp_path / "tasks"),), "elitism": 0, "max_generations": 4}
+    history = finished(c := config(tmp_path, selection="archive", archive_steps=2, **more))
+    strategy = EvoMerge(c)
+    over = spans(strategy.rivals(1, history))
+    for generation in (2, 3, 4):
+        fittest = [one.id for one in archived(strategy.rivals(generation - 1, history), over, 2)]
+        recipes = history.plan(generation)
+        cells = {recipe.slot: recipe.parents[0] for recipe in recipes if recipe.role == "kept"}
+        assert cells == {f"cell-{n}": id for n, id in enumerate(fittest)}, "no more than there is room for"
+        children = [recipe for recipe in recipes if recipe.task == "child"]
+        assert len(children) == c.population_size and {id for each in children for id in each.parents} <= {*fittest}
+        assert {f"look-{slot}" for slot in cells} <= {recipe.slot for recipe in recipes}, "they answer, too"
+    assert history["5/winner"].recipe.parents == (strategy.best(4, history),)
 
 
 def test_dropout_is_a_childs_own(tmp_path):
@@ -445,6 +479,8 @@ def test_padded_vocabularies_are_bridged_and_it_is_said(tmp_path):
     ({"MUTATION_DATASETS": [{"source": "x.jsonl", "weight": 0}]}, "all weights are 0"),
     ({"ELITISM": 6}, "below POPULATION_SIZE"), ({"TOP_K": 3}, "TOP_K is 3"), ({"CROSSOVER": {"t": 1}}, "method"),
     ({"SELECTION": "pareto"}, "several objectives"),
+    ({"SELECTION": "archive", "ELITISM": 0}, "several objectives"),
+    ({"SELECTION": "archive"}, "ELITISM is 1: with SELECTION archive"),
     ({"SELECTION": "matching", "MATES": "attraction"}, "SELECTION matching says who the parents are"),
     ({"SELECTION": "pbt", "MATES": "attraction", "ELITISM": 0}, "SELECTION pbt says who the parents are"),
     ({"SELECTION": "beauty"}, "SELECTION"), ({"INNER_STEPS": 3}, "unknown key"),

@@ -96,6 +96,29 @@ def attracted(rivals: Sequence[Rival], one: int, rng: Rng) -> int:
     return int(rng.choice(others, p=gains / gains.sum() if gains.sum() > 0 else None))
 
 
+Spans = Mapping[str, tuple[float, float]]  # of each objective, from the least to the most
+
+
+def spans(rivals: Sequence[Rival]) -> Spans:
+    """How far apart they are in each objective."""
+    lines = {key: [one.objectives[key] for one in rivals] for key in rivals[0].objectives}
+    return {key: (min(line), max(line)) for key, line in lines.items()}
+
+
+def archived(rivals: Sequence[Rival], over: Spans, steps: int) -> list[Rival]:
+    """The fittest of each cell, the best first; a cell is a step of each objective between those ends, and whoever is
+    beyond one stands in the last (MAP-Elites: Mouret and Clune, 2015)."""
+    found = dict[tuple[int, ...], Rival]()
+    for one in by_fitness(rivals):
+        found.setdefault(tuple(_step(one.objectives[key], *ends, steps) for key, ends in over.items()), one)
+    return [*found.values()]
+
+
+def _step(value: float, low: float, high: float, steps: int) -> int:
+    share = (value - low) / (high - low) if high > low else float(value > high)
+    return min(steps - 1, max(0, int(share * steps)))
+
+
 def _solved(rivals: Sequence[Rival]) -> np.ndarray:
     return np.array([one.solved for one in rivals], float).reshape(len(rivals), -1)
 
@@ -146,6 +169,7 @@ class SelectionRule:
     order: Callable[[Sequence[Rival]], list[Rival]] = by_fitness
     several: bool = False  # objectives that it needs
     marks: bool = False  # of single questions that it needs
+    archives: bool = False  # only those who are the fittest of their cells are parents, and they stay
 
 
 RULES: Mapping[str, SelectionRule] = {
@@ -154,6 +178,7 @@ RULES: Mapping[str, SelectionRule] = {
     "random": SelectionRule(uniformly),
     "pareto": SelectionRule(by_tournaments, by_fronts, several=True),
     "niches": SelectionRule(by_tournaments, by_niches, marks=True),
+    "archive": SelectionRule(uniformly, several=True, archives=True),
 }
 # all but those that need several objectives or marks
 RULES_OF_EDT = tuple(name for name, rule in RULES.items() if not (rule.several or rule.marks))

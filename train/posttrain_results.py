@@ -97,7 +97,7 @@ def taken(run_dir: Path, what: str, out: Path) -> None:
             fit, key=lambda each: each.metrics["fitness"]
         )
         id = best.recipe.parents[0] if best.recipe.task == "look" else best.id
-    if not round_and_slot(id)[1].startswith(("m", "init-", "best")):
+    if not round_and_slot(id)[1].startswith(("m", "init-", "best", "cell-")):
         raise UserError(f"--what {what}: best, or a generation and a member, as in 3-m0")
     c = PosttrainConfig.joined(history.store.read("run.json")["config"], {})
     _say_where(f"Exported ({id}): {exported(history, id, out)}", out, c)

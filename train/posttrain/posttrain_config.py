@@ -21,8 +21,16 @@ from train.posttrain.posttrain_sections import (
 from train.rl.rl_config import Answering, Es, Grpo
 
 _NOT_OF_ES = (
-    *("selection", "tournament_size", "mates", "elitism", "crossover", "crossover_evolves", "mutation_probability"),
-    *("mutation_strength", "sft_epochs", "dpo_beta", "adapter", "gradient_accumulation", "lr_schedule"),
+    *("selection", "tournament_size", "archive_steps", "mates", "elitism", "crossover", "crossover_evolves"),
+    *(
+        "mutation_probability",
+        "mutation_strength",
+        "sft_epochs",
+        "dpo_beta",
+        "adapter",
+        "gradient_accumulation",
+        "lr_schedule",
+    ),
     *("warmup_steps", "clip", "fitness_from", "fitness_questions"),
 )  # keys that say nothing to it
 
@@ -77,6 +85,10 @@ class PosttrainConfig(MutationSection, FitnessSection, BreedSection, FleetConfig
         yield (
             size == 1 and self.mutation != ES and self.selection != "pbt",
             f"POPULATION_SIZE is 1, and SELECTION {self.selection}: with pbt one member goes on by itself",
+        )
+        yield (
+            self.archives and self.elitism,
+            f"ELITISM is {self.elitism}: with SELECTION archive the fittest go on in any case; it must be 0",
         )
         yield self.quorum < 1, "QUORUM is below 1, but a generation is complete only with all of its members"
         yield repeated, f"FITNESS has {repeated} twice"
@@ -171,6 +183,10 @@ class PosttrainConfig(MutationSection, FitnessSection, BreedSection, FleetConfig
     def compares_questions(self) -> bool:
         """Parents are chosen by what they say to single questions."""
         return self.mates == "attraction" or self.selection in RULES and RULES[self.selection].marks
+
+    @property
+    def archives(self) -> bool:
+        return self.selection in RULES and RULES[self.selection].archives
 
     @property
     def base_model(self) -> str:

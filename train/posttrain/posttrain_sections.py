@@ -114,6 +114,13 @@ class BreedSection(Section):
     tournament_size: int = bound(
         2, "SELECTION tournament, pareto and niches: so many compete to be a parent.", ge=1, le=4096
     )
+    archive_steps: int = bound(
+        3,
+        "SELECTION archive: the fittest member of each cell stays and is a parent; a cell is one of so many steps of "
+        "each objective, between the worst and the best of the first generation.",
+        ge=2,
+        le=100,
+    )
     mates: Literal["selection", "attraction"] = bound(
         "selection",
         "Who the second parent is. attraction: the likelier, the more it solves of what the first does not, above all "
