@@ -34,11 +34,10 @@ def resolved(models: Sequence[ModelReference], beside: Path | None = None) -> li
         if not model.builtin and not model.path.endswith(".gguf"):
             refuse_adapter(located(model.path))  # what is not there is said before anything is trained
     if any(model.builtin for model in models):
+        place = _home()
         with saying("loading what trains them", tell):
             from evomerge import specialists
 
-        home = os.environ.get("EVOMERGE_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "evomerge"
-        place = absolute(Path(home))
         if beside:  # other machines work on the run, and see what is beside it
             if (known := specialists.home_in(place)).is_dir():
                 shutil.copytree(known, specialists.home_in(beside / "specialists"), dirs_exist_ok=True)
@@ -49,6 +48,16 @@ def resolved(models: Sequence[ModelReference], beside: Path | None = None) -> li
             raise UserError(f"there is no default model {unknown[0]!r}; there are {listed}")
     places = [str(made[model.builtin]) if model.builtin else whole(model.path, Path()) for model in models]
     return [ModelReference(model.name, place) for model, place in zip(models, places, strict=True)]
+
+
+def _home() -> Path:
+    """Where default models lie, from one tournament to the next."""
+    home = os.environ.get("EVOMERGE_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "evomerge"
+    try:
+        return absolute(Path(home))
+    except UserError as error:
+        why = str(error).rstrip(".")
+        raise UserError(f"{why}; set EVOMERGE_HOME to a folder where the small models are to be") from None
 
 
 def check_alike(models: Sequence[ModelReference]) -> None:

@@ -22,10 +22,12 @@ from evomerge.config import (
     Configuration,
     ModelReference,
 )
+from evomerge.given_models import resolved
 from evomerge.utils import (
     EvoMergeException,
     validate_merge_config,
 )
+from fleet.errors import UserError
 from tests import merging
 from tests.tournaments import cli, config, encoder, models, worker
 
@@ -102,6 +104,13 @@ def test_what_cannot_be_made_is_said_before_anything_is_loaded(tmp_path, monkeyp
     with pytest.raises(SystemExit):
         command_line.run(["--run", "--out", str(tmp_path / where)])
     assert said in capsys.readouterr().err
+
+
+def test_where_nobody_is_at_home_it_says_what_helps(monkeypatch):
+    monkeypatch.delenv("EVOMERGE_HOME", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "~nobody-of-this-name")
+    with pytest.raises(UserError, match="determine home directory; set EVOMERGE_HOME to a folder"):
+        resolved([ModelReference("base", "builtin:base")])
 
 
 def test_a_prompt_longer_than_the_context_is_refused(tournament, here):
