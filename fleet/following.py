@@ -12,7 +12,7 @@ from fleet.history import History
 from fleet.host import Host
 from fleet.method import Method
 from fleet.places import address
-from fleet.plain import say, several
+from fleet.plain import say, several, unsaid
 from fleet.processes import hold_leash, run_in
 from fleet.progress import Progress
 from fleet.recipe import NotYet
@@ -52,13 +52,14 @@ def say_result(history: History, folder: Path, view: type[Progress], more: str =
     last = history.first_open - 1
     members = history.round(last) if last >= 0 and view.names_members else []
     say(f"The run is over after {several(history.made, 'round')}.{' Its last round:' if members else ''}")
-    for member in members[-_SHOWN:]:
+    left = unsaid(len(members), _SHOWN)
+    for member in members[left:]:
         try:
             where = f"files/{history.outcome(member.origin).attempt}" if member.digests else member.absent
         except (NotYet, faults.Fault, KeyError):
             where = ""
         said = f"{status.metrics_text(member.metrics)}{status.asked(member)}"
         say(f"  {member.id}  {said}  {where}".rstrip())
-    if len(members) > _SHOWN:
-        say(f"  and {len(members) - _SHOWN} more before these")
+    if left:
+        say(f"  and {left} more before these")
     say(f"Everything is in {address(folder)}{more}")

@@ -36,9 +36,14 @@ def plain(text: object, most: int = 200) -> str:
 
 
 def some(words: Sequence[str], most: int, sep: str = ", ") -> str:
-    """The first of them, and how many more there are: one takes no more room by itself."""
-    shown = most if len(words) > most + 1 else len(words)
-    return sep.join(words[:shown]) + (f" and {len(words) - shown} more" if len(words) > shown else "")
+    """The first of them, and how many more there are."""
+    left = unsaid(len(words), most)
+    return sep.join(words[: len(words) - left]) + (f" and {left} more" if left else "")
+
+
+def unsaid(there: int, most: int) -> int:
+    """How many of those that are there have no place among so many; one is said, which takes no more room."""
+    return there - most if there > most + 1 else 0
 
 
 def lines(text: object, most: int = _MOST) -> str:

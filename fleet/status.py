@@ -22,7 +22,7 @@ from fleet.console import console, in_full
 from fleet.history import History
 from fleet.host import Host
 from fleet.places import address
-from fleet.plain import bytes_of, heard, plain, several, some
+from fleet.plain import bytes_of, heard, plain, several, some, unsaid
 from fleet.progress import duration
 from fleet.recipe import Member, NotYet, name, round_and_slot
 from fleet.run import open_run
@@ -176,8 +176,10 @@ class View:
 
     def _last_round(self) -> Text:
         last = self.history.first_open - 1
-        members = self.history.round(last)[-_MEMBERS:] if last >= 0 else []
-        return Text("\n".join(map(_told, members)))
+        members = self.history.round(last) if last >= 0 else []
+        left = unsaid(len(members), _MEMBERS)
+        more = [f"and {left} more before these"] * bool(left)
+        return Text("\n".join([*map(_told, members[left:]), *more]))
 
     # -- workers ------------------------------------------------------------------------------------------------------
 

@@ -105,6 +105,15 @@ def test_what_a_worker_does_is_what_it_has_claimed_last(toys):
     assert f" making {id} step 30 of 300 " in status(run)
 
 
+@pytest.mark.parametrize("size, more", [(8, 0), (10, 3)])
+def test_members_that_are_not_shown_are_counted(toys, size, more):
+    run: Toys = toys(population_size=size, max_generations=1)
+    run.start(1).ends(0)
+    said, last = status(run), [member.id for member in run.history().round(1)]
+    assert [word for word in said.split() if word.startswith("1/")] == last[more:] and len(last) == size + 1
+    assert ("and 3 more before these" in said) == bool(more)
+
+
 def test_a_finished_one(toys):
     run: Toys = toys()
     run.start(2).ends(0)
