@@ -37,8 +37,8 @@ class Scheduler:
         claims, ready = self.context.claims, self._makeable()
         held = [job for job in ready if claims.held(job[0])]
         self.yielding, self._free = False, []
-        if mine := next((id for id, *_ in held if claims.claimed(id) and claims.mine(id)), None):
-            return mine  # or whoever the disk refuses something would hold one recipe after the other
+        if mine := self._ranked([job for job in held if claims.claimed(job[0]) and claims.mine(job[0])]):
+            return mine[0]  # or whoever the disk refuses something would hold one recipe after the other
         free = self._ranked([job for job in ready if not claims.held(job[0])])
         self._free = free[::-1]
         for id in free:

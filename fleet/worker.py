@@ -292,11 +292,10 @@ class Worker:
         round = planning.plannable(self.history)
         if (round, self.history.first_open) != self._plannable:
             self._plannable, self._plannable_since = (round, self.history.first_open), now
-        overdue = now - self._plannable_since > _PLAN_PATIENCE + self._breath
-        if round is None or not (fresh or overdue):
+        if round is None or not (fresh or now - self._plannable_since > _PLAN_PATIENCE + self._breath):
             return False
         try:
-            planned, waits_for = planning.plan_ahead(self.store, self.strategy, self.history, defer=not overdue)
+            planned, waits_for = planning.plan_ahead(self.store, self.strategy, self.history)
         except Unplannable as error:
             raise self.context.stopped(str(error)) from error
         if waits_for != self._waits_for:
