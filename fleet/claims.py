@@ -104,7 +104,7 @@ class Claims:
 
     def held(self, id: str) -> bool:
         """Somebody has claimed it and has not given it up, as far as the listings have shown."""
-        return self.history.slot(id).held
+        return (n := self.count(id)) > 0 and (self.history.slot(id).version, n - 1) not in self.history.slot(id).left
 
     def count(self, id: str) -> int:
         slot = self.history.slot(id)
