@@ -16,7 +16,7 @@ from fleet.processes import options
 from fleet.run import create_run, open_run
 from fleet.worker import Worker
 from tests import merging
-from tests.helpers import ROOT, pids
+from tests.helpers import LONG, ROOT, pids, until
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.training_commands import prepare_breeding as prepare
 
@@ -119,18 +119,17 @@ def es_config(folder: Path, **keys: Any) -> PosttrainConfig:
     return config(folder, 1, **{**given, "es": es, **keys})
 
 
-def killed_and_gone_on(file: Path, place: Path, line: str, rounds: int) -> str:
-    """What the same command says after its starter and all of its workers were killed, when a line began so."""
+def killed_and_gone_on(file: Path, place: Path, generation: int, rounds: int) -> str:
+    """What the same command says after its starter and all of its workers were killed, that generation being over."""
     command = [sys.executable, str(ROOT / "edt_sim.py"), "--config", str(file)]
-    first = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    assert first.stdout
-    for told in first.stdout:
-        if told.startswith(line):
-            break
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+    until((place / "run.json").exists, "the run is begun", LONG)
+    until(lambda: opened(place).first_open > generation, f"generation {generation} is over", LONG)
     first.send_signal(signal.SIGSTOP)
     for pid in pids("--worker", str(place)):
         os.kill(pid, signal.SIGKILL)
     first.kill()
+    first.wait()
     assert opened(place).first_open < rounds
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -130,10 +130,27 @@ class Methods:
         assert asked.returncode == 0, asked.stderr
         return asked.stdout.split()
 
-    def rounds(self) -> list[int]:
-        told = self.told()
-        assert all(each.isdigit() and len(each) < 9 for each in told), f"all of that was to be in the midst: {told}"
-        return [*map(int, told)]
+    def in_the_midst(self) -> None:
+        """All of them: who is past the first rounds waits for the others."""
+        waits: set[str] = set()
+
+        def ready() -> bool:
+            told = self.told()
+            for kind, each in zip(KINDS, told, strict=True):
+                assert each.isdigit() and len(each) < 9, f"all of that was to be in the midst: {told}"
+                if int(each) >= 2 and kind.run not in waits:
+                    waits.add(kind.run)
+                    self.signal("STOP", HOSTS, f"{BUCKET}/{kind.run}")
+            return len(waits) == len(KINDS)
+
+        until(ready, "each has made something", LONG, pause=0.2)
+        self.signal("CONT", HOSTS)
+
+    def signal(self, name: str, hosts: Sequence[str], run: str = "") -> None:
+        """To the workers of all runs, or of one."""
+        for host in hosts:
+            there = {*self.lab[host].pids("--worker ")} & {*self.lab[host].pids(run)}
+            self.lab[host].run("kill", f"-{name}", *map(str, there))
 
 
 @pytest.fixture
@@ -155,18 +172,15 @@ def methods(tmp_path: Path) -> Iterator[Methods]:
 def test_every_method_in_a_bucket_has_a_disks_bytes_whatever_happens(methods: Methods) -> None:
     lab, store = methods.lab, methods.store
     all = methods.start()
-    until(lambda: min(methods.rounds()) >= 1, "each has made something", LONG, pause=1.0)
-    for name in ("h1", "h3"):
-        for pid in lab[name].pids("--worker "):
-            lab[name].run("kill", "-9", str(pid))
+    methods.in_the_midst()
+    methods.signal("KILL", ("h1", "h3"))
     lab["h2"].cut()
-    time.sleep(CUT - 3 * OUTAGE)  # what is cut or out has no end to wait for
+    time.sleep(OUTAGE)  # what is cut or out has no end to wait for
     store.kill()
     time.sleep(OUTAGE)
     store.start()
-    time.sleep(2 * OUTAGE)
+    time.sleep(CUT - 2 * OUTAGE)
     lab["h2"].heal()
-    methods.rounds()
     for each in all:
         each.ends(0, 2 * LONG)
     assert methods.told() == methods.on_a_disk()

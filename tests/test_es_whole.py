@@ -22,7 +22,7 @@ def test_a_killed_run_goes_on_and_has_the_same_model(tmp_path):
     known = {key.upper(): value for key, value in c.model_dump(mode="json").items()}
     file = tmp_path / "again.json"
     file.write_text(json.dumps({**known, "PROJECT_NAME": "again", "NUM_MACHINES": 2}))
-    said = killed_and_gone_on(file, tmp_path / "again", "generation 2", 6)
+    said = killed_and_gone_on(file, tmp_path / "again", 2, 6)
     assert "The winner, 5/model" in said
     assert digest(opened(tmp_path / "again")) == digest(history)
     for told in (["fleet.report"], ["train.export", "--out", str(tmp_path / "out")]):

@@ -265,7 +265,7 @@ def test_weights_and_biases_hears_of_every_candidate_once(facts, tmp_path):
 def test_a_search_ends_after_its_time(facts, tmp_path):
     out = tmp_path / "search"
     done = subprocess.run(
-        command(genome_file(tmp_path, facts), out, facts, "--max-fevals", "100000", "--timeout", "15"),
+        command(genome_file(tmp_path, facts), out, facts, "--max-fevals", "100000", "--timeout", "30"),
         capture_output=True, text=True, cwd=ROOT, timeout=120,
     )  # fmt: skip
     assert 0 < len(rows(out)) < 100_000 and "best merge" in done.stdout, done.stdout + done.stderr

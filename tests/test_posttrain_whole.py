@@ -33,7 +33,7 @@ def same(one: History, other: History) -> None:
 
 def test_a_killed_run_goes_on_and_has_the_same_winner(tmp_path):
     finished(config(tmp_path))
-    killed_and_gone_on(described(tmp_path, NUM_MACHINES=1), tmp_path / "again", "generation 1", 5)
+    killed_and_gone_on(described(tmp_path, NUM_MACHINES=1), tmp_path / "again", 1, 5)
     same(opened(tmp_path / "run"), opened(tmp_path / "again"))
 
 

@@ -22,7 +22,7 @@ def test_a_killed_run_goes_on_and_has_the_same_rollouts_and_winner(tmp_path, key
     known = {key.upper(): value for key, value in c.model_dump(mode="json").items()}
     file = tmp_path / "again.json"
     file.write_text(json.dumps({**known, "PROJECT_NAME": "again", "NUM_MACHINES": 4}))
-    killed_and_gone_on(file, tmp_path / "again", "generation 1", 5)
+    killed_and_gone_on(file, tmp_path / "again", 1, 5)
     assert digest(opened(tmp_path / "again")) == digest(history)
 
 
