@@ -3,6 +3,7 @@
     python -m benchmarks.fitness
     python -m benchmarks.fitness --seeds 5 --evals 140
     python -m benchmarks.fitness --only parents
+    python -m benchmarks.fitness --only searches --tasks 64 --evals 140
 
 Donors that each know a third of some facts, made on the spot; several tasks ask for all of them, each with other wrong
 answers. Searches (CMA-ES over the weights of each layer) and tournaments have so many candidates, parents so many
@@ -31,7 +32,7 @@ from fleet.history import opened
 from tests.searching import PARTS, donors, task
 
 ROOT = Path(__file__).parent.parent
-TASKS, POPULATION = 8, 8
+POPULATION = 8
 PARENTS: Mapping[str, Mapping[str, Any]] = {
     "rank": {"SELECTION": "rank"},
     "pareto": {"SELECTION": "pareto"},
@@ -57,6 +58,7 @@ def main(
     seeds: Annotated[int, Parameter(help="Of each kind.")] = 5,
     evals: Annotated[int, Parameter(help="Candidates of each search.")] = 84,
     generations: Annotated[int, Parameter(help="Of members, where parents are chosen.")] = 6,
+    tasks: Annotated[int, Parameter(help="Of 72 questions, half of them for validation.")] = 8,
     only: Annotated[Literal["", "searches", "tournaments", "parents"], Parameter(help="One of the tables.")] = "",
 ) -> None:
     kinds: dict[str, tuple[Mapping[str, Any], Callable[[Path, Any, int, Path], Outcome]]] = {
@@ -67,7 +69,7 @@ def main(
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         donors(place)
-        for n in range(TASKS):
+        for n in range(tasks):
             task(place / "tasks", f"facts{n}", n)
         for title, (rows, made) in kinds.items():
             if only in ("", title):
@@ -123,8 +125,9 @@ def done(*words: object) -> float:
 # -- the three searches ------------------------------------------------------------------------------------------------
 
 
-def tasks() -> list[dict[str, Any]]:
-    return [{"name": f"facts{n}", "weight": 1 / TASKS} for n in range(TASKS)]
+def tasks_of(place: Path) -> list[dict[str, Any]]:
+    names = sorted(file.stem for file in (place / "tasks").glob("*.yaml"))
+    return [{"name": name, "weight": 1 / len(names)} for name in names]
 
 
 def models(place: Path) -> list[str]:
@@ -134,7 +137,7 @@ def models(place: Path) -> list[str]:
 def searched(place: Path, how: str, seed: int, out: Path, evals: int) -> Outcome:
     genome = {"models": models(place), "merge_method": "task_arithmetic", "base_model": str(place / "base")}
     genome |= {"layer_granularity": 1, "filters": ["self_attn", "mlp"]}
-    (out / "genome.yml").write_text(yaml.safe_dump({"genome": genome, "tasks": tasks()}))
+    (out / "genome.yml").write_text(yaml.safe_dump({"genome": genome, "tasks": tasks_of(place)}))
     options = ("--task-search-path", place / "tasks", "--strategy", "fleet", "--holdout", 0.5, "--fitness-from", how)
     more = ("--max-fevals", evals, "--random-seed", seed)
     took = done("-m", "merge.evolve", out / "genome.yml", "--storage-path", out / "run", *options, *more)
@@ -149,7 +152,7 @@ def contested(place: Path, how: str, seed: int, out: Path, evals: int) -> Outcom
         "merge_settings": {"base_model": {"path": str(place / "base")}},
         "evolution_settings": {"seed": seed, "num_generations": -(-evals // POPULATION), "patience": 10_000},
         "evaluation_settings": {
-            **{"tasks": tasks(), "task_path": [str(place / "tasks")], "text_weight": 0, "holdout": 0.5},
+            **{"tasks": tasks_of(place), "task_path": [str(place / "tasks")], "text_weight": 0, "holdout": 0.5},
             "fitness_from": how,
         },
         "out": str(out / "run"),
@@ -164,7 +167,7 @@ def contested(place: Path, how: str, seed: int, out: Path, evals: int) -> Outcom
 
 def questions(place: Path) -> int:
     """For validation: half of all."""
-    return TASKS * len((place / "tasks" / "facts0.json").read_text().splitlines()) // 2
+    return len(tasks_of(place)) * len((place / "tasks" / "facts0.json").read_text().splitlines()) // 2
 
 
 def bred(place: Path, how: Mapping[str, Any], seed: int, out: Path, generations: int) -> Outcome:
@@ -172,13 +175,13 @@ def bred(place: Path, how: Mapping[str, Any], seed: int, out: Path, generations:
     config = {
         "ALGORITHM": "edt-evomerge", "PROJECT_NAME": "run", "BASE_DIR": str(out), "INITIAL_POPULATION": models(place),
         "POPULATION_SIZE": POPULATION, "MAX_GENERATIONS": generations, "SEED": seed, "MUTATION": "none",
-        "FITNESS": [{"task": each["name"], "weight": each["weight"]} for each in tasks()],
+        "FITNESS": [{"task": each["name"], "weight": each["weight"]} for each in tasks_of(place)],
         "TASK_PATH": [str(place / "tasks")], "QUESTIONS": 36, "CROSSOVER": curve, "CROSSOVER_EVOLVES": True, **how,
     }  # fmt: skip
     (out / "config.json").write_text(json.dumps(config))
     took = done("edt_sim.py", "--config", out / "config.json")
     history = opened(out / "run")
-    asked = sum("score" in one.metrics for one in all_of(history)) * 36 * TASKS
+    asked = sum("score" in one.metrics for one in all_of(history)) * 36 * len(tasks_of(place))
     return outcome(history, "fitness", asked, took)
 
 

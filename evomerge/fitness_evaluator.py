@@ -20,10 +20,12 @@ from evomerge.texts import KINDS, unseen
 from fleet.errors import UserError, from_home
 from merge.live_models import LiveModel
 from merge.search.search_worker import CandidateEvaluator
-from train import fitness_from, lm_eval_tasks, text_sources
-from train.fitness_from import Answers, Interview, Items
+from train import lm_eval_tasks, question_marks, text_sources
+from train.few_questions import Items
+from train.fitness_from import Interview
 from train.lm_eval_tasks import TaskEvaluation, TaskRequest
 from train.passages import Losses, PassageReader, as_metrics
+from train.question_marks import Answers
 from train.splits import HELD_OUT, EvalSplit, Split, normal, parts_of
 from train.training_config import Dataset
 
@@ -75,7 +77,7 @@ class FitnessQuestions:
             for task in self.e.tasks:
                 objectives[task.key] = float(marks.results[task.name][task.metric])
                 score += task.weight * objectives[task.key]
-            there = fitness_from.single(self.e.tasks, marks)
+            there = question_marks.single(self.e.tasks, marks)
             solved |= {
                 task.key: [x if task.weight > 0 else 1 - x for x in there.get(task.key, ())] for task in self.e.tasks
             }
@@ -121,7 +123,7 @@ class FormulaEvaluator(CandidateEvaluator[FitnessQuestions]):
         self.questions(self.builder.model(Formula(blend=names[0])))
         return {"layers": layers}
 
-    def items(self) -> Items:
+    def all_items(self) -> Items:
         parts = lm_eval_tasks.parted(asked(self.e, self.seed), self.eval_tasks, self.e.holdout)
         return Items(self.e.tasks, parts["validation"])
 
@@ -163,7 +165,7 @@ def load_tasks(e: EvaluationSettings, seed: int, compares: str = "") -> dict[str
     lm_eval_tasks.check_metrics(loaded, [(task.name, task.metric) for task in e.tasks])
     lm_eval_tasks.parted(asked(e, seed), loaded, e.holdout)
     if compares or e.fitness_from != "all":
-        fitness_from.check(e.tasks, loaded, compares or f"fitness_from {e.fitness_from}")
+        question_marks.check(e.tasks, loaded, compares or f"fitness_from {e.fitness_from}")
     return loaded
 
 

@@ -26,8 +26,13 @@ def pulsing(store: Store) -> list[str]:
 
 def pulse_of(store: Store, worker: str) -> Value:
     """What a worker said last; nothing where it is gone, or where a crash of the server has torn it."""
+    return told(store.news(pulse_at(worker)))
+
+
+def told(text: str) -> Value:
+    """What a pulse says."""
     with contextlib.suppress(strictjson.BadJson):
-        said = strictjson.parse(store.news(pulse_at(worker)).encode())
+        said = strictjson.parse(text.encode())
         if isinstance(said, dict):
             return said
     return {}
@@ -83,7 +88,11 @@ class Watch:
     def silent(self, claim: Value) -> bool:
         """The holder's pulse has stood still for too long."""
         by = str(claim.get("by"))
-        now, text = self.host.now(), self.store.news(pulse_at(by))
+        return self.still(by, self.store.news(pulse_at(by)))
+
+    def still(self, by: str, text: str) -> bool:
+        """This is what its pulse says now, and has said for too long."""
+        now = self.host.now()
         old, since = self._seen.get(by, (None, now))
         since = since if text in (old, "") else now  # a pulse that was tidied away is no sign of life
         self._seen.pop(by, None)
@@ -104,7 +113,7 @@ class Claims:
 
     def held(self, id: str) -> bool:
         """Somebody has claimed it and has not given it up, as far as the listings have shown."""
-        return (n := self.count(id)) > 0 and (self.history.slot(id).version, n - 1) not in self.history.slot(id).left
+        return self.history.slot(id).held
 
     def count(self, id: str) -> int:
         slot = self.history.slot(id)

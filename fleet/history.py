@@ -103,7 +103,7 @@ class History:
 
     def origin(self, id: str) -> str:
         """Where a member was made: elsewhere if it was carried over."""
-        if not self.recipe(id).carried:
+        if id in self._open or not self.recipe(id).carried:
             return id
         origins = self._round_of(id).origins
         if id not in origins:
@@ -112,10 +112,10 @@ class History:
 
     def finished(self, id: str) -> bool:
         """There is an outcome, as far as the listings have shown."""
-        origin = self.origin(id)
-        return origin not in self._open and (
-            self._round_finished(round_and_slot(origin)[0]) or self.slot(origin).finished
-        )
+        if (origin := self.origin(id)) in self._open:
+            return False
+        there = round_and_slot(origin)[0]
+        return self._round_finished(there) or self._known(there).slots[origin].finished
 
     def outcome(self, id: str) -> Outcome:
         """The record of a finished slot that was really made; for a carried one, look up `self[id].origin`."""
@@ -226,13 +226,13 @@ class History:
 
     def saw(self, round: int, register: str) -> None:
         """A register exists; its name says what it is about. Names that none of us writes are passed over."""
-        said = parse(register)
-        if said is None or (id := name(round, said.slot)) not in self._known(round).recipes:
+        said, there = parse(register), self._known(round)
+        if said is None or (id := name(round, said.slot)) not in there.recipes:
             return
-        state, outcomes = self.slot(id), self._known(round).outcomes
+        state = there.slots[id]
         state.take(said)
-        if id in outcomes and outcomes[id].version in state.void:  # the next version may be there already
-            del outcomes[id]
+        if id in there.outcomes and there.outcomes[id].version in state.void:  # the next version may be there already
+            del there.outcomes[id]
         if said.kind in ("done", "void"):
             self._reopen(id) if not state.finished else self._open.pop(id, None)
 

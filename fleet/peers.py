@@ -6,8 +6,10 @@ A maker is a worker's place on a machine, in one launch: a process that takes a 
 import math
 from collections.abc import Collection, Sequence
 
-from fleet.claims import Claims, Watch, pulse_at, pulse_of, pulsing
+from fleet.claims import Claims, Watch, pulse_at, pulsing, told
 from fleet.store import Value
+
+_REST = 4  # so many times what a look took, it holds: where many were killed and each read costs, looks are long
 
 Who = tuple[str, str]  # the machine, and the place there in a launch
 
@@ -33,27 +35,30 @@ class Peers:
         """Who is silent is waited for up to a limit; who has left in good order may be back in so many seconds."""
         self.store, self._back = claims.store, back
         self._watch = Watch(claims.store, claims.store.host, limit)
-        self._looked, self._known = -math.inf, dict[Who, tuple[float, bool]]()  # seen when, and whether it was benched
+        self._fresh_until = -math.inf
+        self._known = dict[Who, tuple[float, bool]]()  # seen when, and whether it was benched
 
     def others(self) -> dict[Who, bool]:
         """Makers that live, or may come back; whether each is benched."""
         now = self.store.host.now()
-        if now - self._looked > 1.0:
+        if now > self._fresh_until:
             there = dict[Who, bool]()
             for name in pulsing(self.store):
                 if name != self.store.name and (pulse := self._pulse(name)):
                     there[who(pulse)] = bool(pulse.get("benched")) and there.get(who(pulse), True)
             self._known |= {maker: (now, benched) for maker, benched in there.items()}
             self._known = {maker: each for maker, each in self._known.items() if now - each[0] <= self._back}
-            self._looked = now
+            took = self.store.host.now() - now
+            self._fresh_until = now + took + max(1.0, _REST * took)
         return {maker: benched for maker, (_, benched) in self._known.items()}
 
     def _pulse(self, name: str) -> Value:
         """What it says; one that a crash of the server has torn still speaks for somebody."""
-        pulse = {**pulse_of(self.store, name), "by": name}
-        if len(pulse) == 1 and not self.store.stamp(pulse_at(name)):
+        text = self.store.news(pulse_at(name))
+        if not text and not self.store.stamp(pulse_at(name)):
             return {}
-        return {} if self._watch.dead(pulse) else pulse
+        pulse = {**told(text), "by": name}
+        return {} if self._watch.gone(pulse) or self._watch.still(name, text) else pulse
 
 
 def _machines(makers: Collection[Who]) -> set[str]:

@@ -28,6 +28,11 @@ def here(place: Path, where: Path = Path()) -> Path:
     return place if in_bucket(place) else absolute(where / place)
 
 
+def on_hub(name: str) -> bool:
+    """It can be the name of something on the hub that is somebody's, as a card may link it."""
+    return name.count("/") == 1 and not name.startswith((".", "~", "/"))
+
+
 def of_hub(name: str) -> tuple[str, str | None]:
     """A model's id on the hub and its revision, of `org/name@revision`; whatever lies here is what it is called."""
     id, _, revision = name.partition("@")

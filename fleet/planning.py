@@ -1,15 +1,18 @@
 """Writing down what is decidable, and removing what nothing planned or still to be planned can reach."""
 
+import contextlib
 import re
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 
-from fleet import payload
+from fleet import faults, payload
 from fleet.history import History
 from fleet.plan_format import recipes_in, record_of
 from fleet.recipe import AHEAD, NotYet, Recipe, Strategy, Unplannable, check, folder, name, round_and_slot
 from fleet.store import Store, Value
+
+BEGUN = "planning"  # news: somebody is about to write this round's plan
 
 ATTEMPT = re.compile(r"([0-9]{5})\.([a-z0-9][a-z0-9_-]{0,63})\.([0-9]{1,5})\.[^.]+")
 
@@ -20,14 +23,24 @@ def plannable(history: History) -> int | None:
     return history.last + 1 if near and not history.ended else None
 
 
-def plan_ahead(store: Store, strategy: Strategy, history: History) -> tuple[int, str]:
-    """Plan all that can be planned: every worker may, one answer stands. How many are one's own, and what waits."""
+def plan_ahead(store: Store, strategy: Strategy, history: History, defer: bool = False) -> tuple[int, str]:
+    """Plan all that can be planned: every worker may, one answer stands. How many are one's own, and what waits. With
+    `defer`, what somebody else has begun to plan is left to them: dozens may see at once that a round is finished."""
     planned = 0
     while (round := plannable(history)) is not None:
+        there = store.names(folder(round)) if defer else ()
         try:
+            if "plan" in there:
+                history.plan(round)
+                continue
+            if BEGUN in there:
+                return planned, ""
             recipes = strategy.plan(round, history)
         except NotYet as waiting:
             return planned, str(waiting)
+        if defer:
+            with contextlib.suppress(faults.Missing):  # round 0 has no folder before it has a plan
+                store.post(f"{folder(round)}/{BEGUN}", store.name)
         record = _published(store, round, recipes)
         history.adopt(round, record)
         planned += record.get("by") == store.name

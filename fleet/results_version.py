@@ -18,10 +18,10 @@ LAST: Mapping[str, Sequence[str]] = {
     # then plain answers to prompts began with the tokenizer's first token, and preferences were compared in PRECISION.
     # Then rows and questions were held out by what they say, all turns of a conversation on one side.
     # Then files' checksums, which are in a run's digest, were XXH3; then an adapter on one given model travelled by
-    # itself; then genes and rewards had a data set's file by its own name.
+    # itself; then genes and rewards had a data set's file by its own name; then irt asked other questions.
     "edt-evomerge": [
         *("commit 4b76bd2", "commit 9612bcf", "commit 5fc2cdb", "commit 780815b", "commit 880d80a", "commit 486e575"),
-        "commit d4a6fb2",
+        *("commit d4a6fb2", "commit 68fd397"),
     ],
     "es": ["commit d4a6fb2"],
     # Then rounds grow instead of a warm start, Muon is the default, and moments are averaged; then the built-in text
@@ -35,12 +35,15 @@ LAST: Mapping[str, Sequence[str]] = {
     "diloco": [*_EXCHANGE, "commit 486e575"],
     "diloco-loop": ["commit 486e575"],
     # Then no candidate was scored beyond those that were asked for; then questions were called validation and test;
-    # then a question's words decided which it is for; then checksums were XXH3; then a race asked no question twice.
-    "merge-search": ["commit acf0c07", "commit 5fc2cdb", "commit 780815b", "commit 880d80a", "commit 8d4f4b6"],
+    # then a question's words decided which it is for; then checksums were XXH3; then a race asked no question twice;
+    # then irt was about a part of many questions.
+    "merge-search": [
+        *("commit acf0c07", "commit 5fc2cdb", "commit 780815b", "commit 880d80a", "commit 8d4f4b6", "commit 68fd397")
+    ],
     # Then questions were for validation and test, and bits per byte left out a first token, which nothing predicts;
     # then their words decided which they are for, and passages of the two were no neighbours any more; then checksums
-    # were XXH3.
-    "evomerge": ["commit 5fc2cdb", "commit 780815b", "commit 880d80a"],
+    # were XXH3; then irt was about a part of many questions.
+    "evomerge": ["commit 5fc2cdb", "commit 780815b", "commit 880d80a", "commit 68fd397"],
 }
 FIRST = 1  # also of runs that were made before they said it
 

@@ -44,6 +44,12 @@ class SlotState:
     def finished(self) -> bool:
         return self.version in self.done
 
+    @property
+    def held(self) -> bool:
+        """Claimed, and not given up."""
+        count = self.claims.get(self.version, 0)
+        return count > 0 and (self.version, count - 1) not in self.left
+
     def take(self, said: Register) -> None:
         """Learn that a register of this slot exists."""
         match said:

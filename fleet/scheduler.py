@@ -6,10 +6,13 @@ from fleet import pace
 from fleet.claims import pulse_of
 from fleet.context import WorkerContext
 from fleet.foresight import inclination
-from fleet.recipe import Recipe, alike, reads, round_and_slot
+from fleet.recipe import Recipe, reads, round_and_slot
 
 _PULSES = 3  # so many are looked at in one slow tick
 _LATE = 2  # rounds, after which an evaluation comes first: a worker that was never idle still has its model in memory
+
+
+Job = tuple[str, Recipe, bool]  # whether it can wait: an evaluation that nothing reads
 
 
 class Scheduler:
@@ -31,17 +34,17 @@ class Scheduler:
 
     def claim(self, tick: bool) -> str | None:
         """Claim something; looking for dead or slow holders, which reads their pulses, is left to the slow tick."""
-        free, held = list[str](), list[str]()
-        self.yielding = False
-        for id in self._makeable():
-            (held if self.context.claims.held(id) else free).append(id)
-        self._free, claims = free[::-1], self.context.claims
-        if mine := next((id for id in held if claims.claimed(id) and claims.mine(id)), None):
+        claims, ready = self.context.claims, self._makeable()
+        held = [job for job in ready if claims.held(job[0])]
+        self.yielding, self._free = False, []
+        if mine := next((id for id, *_ in held if claims.claimed(id) and claims.mine(id)), None):
             return mine  # or whoever the disk refuses something would hold one recipe after the other
+        free = self._ranked([job for job in ready if not claims.held(job[0])])
+        self._free = free[::-1]
         for id in free:
             if not self._polite(id) and self._take(id):
                 return id
-        return next((id for id in self._orphans(held) if self._take(id)), None) if tick else None
+        return next((id for id in self._orphans(self._ranked(held)) if self._take(id)), None) if tick else None
 
     def _orphans(self, held: list[str]) -> Iterator[str]:
         """What is claimed and yet to be had. Pulses cost file operations: a few are looked at each time, in turn; where
@@ -55,19 +58,29 @@ class Scheduler:
             if claims.watch.gone(claim) or old and (claims.watch.silent(claim) or self._helps(id)):
                 yield id
 
-    def _makeable(self) -> list[str]:
-        context = self.context
-        jobs = [job for job in context.history.open() if context.takes(job[1]) and job[0] not in context.pending]
-        groups = alike(recipe for _, recipe in jobs)
-        wanted = {input for each in groups.values() for input in each.inputs}
-        there = {key for key, each in groups.items() if all(map(self._is_there, each.inputs))}
-        ready = [job for job in jobs if reads(job[1]) in there and not context.blame.shuns(job[0])]
-        looks = {id for id, recipe in ready if id not in wanted and recipe.role != "member"}
-        front = min(
-            (round_and_slot(id)[0] for id, _ in ready if id not in looks and not context.claims.held(id)), default=0
+    def _makeable(self) -> list[Job]:
+        """All whose inputs are there; thousands of recipes may share their lists of them."""
+        context, there, wanted, ready = (
+            self.context,
+            dict[tuple[int, int], bool](),
+            set[str](),
+            list[tuple[str, Recipe]](),
         )
-        late = {id for id in looks if round_and_slot(id)[0] <= front - _LATE}
-        return [name for name, _ in sorted(ready, key=lambda job: self._rank(job[0], job[1], job[0] in looks - late))]
+        for id, recipe in context.history.open():
+            if not context.takes(recipe) or id in context.pending:
+                continue
+            if (lists := reads(recipe)) not in there:
+                there[lists] = all(map(self._is_there, recipe.inputs))
+                wanted.update(recipe.inputs)
+            if there[lists] and not context.blame.shuns(id):
+                ready.append((id, recipe))
+        looks = {id for id, recipe in ready if recipe.role != "member" and id not in wanted}
+        free = (round_and_slot(id)[0] for id, _ in ready if id not in looks and not context.claims.held(id))
+        late = min(free, default=0) - _LATE
+        return [(id, recipe, id in looks and round_and_slot(id)[0] > late) for id, recipe in ready]
+
+    def _ranked(self, jobs: list[Job]) -> list[str]:
+        return [id for id, *_ in sorted(jobs, key=lambda job: self._rank(*job))]
 
     def _is_there(self, id: str) -> bool:
         """For everybody, or for this worker, which has just made it."""

@@ -2,14 +2,10 @@
 
 import json
 import math
-import re
 from collections import Counter
 from typing import Any
 
 DEPTH = 20
-_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"')
-_ALIKE = bytes.maketrans(b"{}", b"[]")
-_NO_BRACKETS = bytes({*range(256)} - {*b"{}[]"})
 
 
 class BadJson(ValueError):
@@ -33,7 +29,7 @@ def parse(data: bytes, limit: int = 1 << 20) -> Any:
         raise
     except ValueError:
         raise BadJson("a whole number of more than 4300 digits") from None
-    if data.count(b"[") + data.count(b"{") > DEPTH and _deep(data):
+    if data.count(b"[") + data.count(b"{") > DEPTH and _deep(value):
         raise BadJson(f"nested deeper than {DEPTH}")
     return value
 
@@ -60,9 +56,11 @@ def _finite(digits: str) -> float:
     return value if math.isfinite(value) else _infinite(digits[:60])
 
 
-def _deep(data: bytes) -> bool:
-    """Whether brackets are left below so many levels of them, in text that is JSON: the innermost go first."""
-    brackets = _STRINGS.sub(b"", data).translate(_ALIKE, _NO_BRACKETS)
+def _deep(value: Any) -> bool:
+    """Whether something is left below so many levels."""
+    level = [value]
     for _ in range(DEPTH):
-        brackets = brackets.replace(b"[]", b"")
-    return bool(brackets)
+        insides = (each.values() if isinstance(each, dict) else each for each in level)
+        if not (level := [each for inside in insides for each in inside if isinstance(each, dict | list)]):
+            return False
+    return True

@@ -292,10 +292,11 @@ class Worker:
         round = planning.plannable(self.history)
         if (round, self.history.first_open) != self._plannable:
             self._plannable, self._plannable_since = (round, self.history.first_open), now
-        if round is None or not (fresh or now - self._plannable_since > _PLAN_PATIENCE + self._breath):
+        overdue = now - self._plannable_since > _PLAN_PATIENCE + self._breath
+        if round is None or not (fresh or overdue):
             return False
         try:
-            planned, waits_for = planning.plan_ahead(self.store, self.strategy, self.history)
+            planned, waits_for = planning.plan_ahead(self.store, self.strategy, self.history, defer=not overdue)
         except Unplannable as error:
             raise self.context.stopped(str(error)) from error
         if waits_for != self._waits_for:

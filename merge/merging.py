@@ -12,6 +12,7 @@ from pathlib import Path
 import yaml
 
 from fleet import lm_eval_command
+from fleet.places import on_hub
 from merge import atomic_output, engine
 from merge.atomic_output import RECIPE as RECIPE
 from merge.donor import Donor
@@ -153,7 +154,7 @@ def _set_template(folder: Path, template: str) -> None:
 def card(recipe: MergeRecipe, models: Sequence[str] = ()) -> str:
     """README.md, with the fields that the hub reads. MODELS: those that it comes from, if these are others."""
     models = models or recipe.models
-    hub = [name for name in models if not name.startswith(("/", ".", "~")) and name.count("/") == 1]
+    hub = [*filter(on_hub, models)]
     fields = {"library_name": "transformers", "tags": ["merge"], **({"base_model": hub} if hub else {})}
     about = yaml.safe_dump(fields, sort_keys=False).strip()
     listed = "\n".join(f"- `{name}`{' (base)' if name == recipe.base_model else ''}" for name in models)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fleet import planning
 from fleet.store import _opened, _sealed
 
 TERMINAL = "\x1b[2J\x1b]0;title\x07\x9b31m\u202e\u2066\u200f\x7f\r\b\ud800[red]x[/red][link=http://evil.example]y"
@@ -19,10 +20,16 @@ BONES = {"slot", "parents", "needs", "task", "role", "attempt", "files", "absent
          "format", "schema", "state"}  # fmt: skip
 
 
+def registers_of(run: Path) -> list[Path]:
+    """Of news such as that somebody plans, nobody reads more than the name."""
+    there = [run / "run.json", *run.glob("launches/*"), *run.glob("rounds/*/*")]
+    return sorted(file for file in there if file.name != planning.BEGUN)
+
+
 def planted(run: Path, text: str) -> int:
     """Into every register that holds text, at every place; the number of places. What workers write for people, too."""
     count = 0
-    registers = [run / "run.json", *run.glob("launches/*"), *run.glob("rounds/*/*")]
+    registers = registers_of(run)
     for file in registers:
         value = _opened(file.read_bytes(), file.name)
         found = {key: _with(each, text, key) for key, each in value.items()}

@@ -73,7 +73,7 @@ def tournament(place: Path, base: str) -> list[str]:
     return ["-m", "evomerge.cli", "--config", str(file), "--run"]
 
 
-MANY = {"max_generations": 24, "inner_steps": 60}
+MANY = {"max_generations": 14, "inner_steps": 60}
 KINDS = (
     Kind(pretraining("edt", **MANY), [str(ROOT / "edt.py")], "edt/run"),
     Kind(pretraining("diloco", **MANY), [str(ROOT / "diloco.py")], "diloco/run"),

@@ -17,7 +17,7 @@ from fleet.run_config import UserError
 from fleet.status import show as status
 from fleet.store import _opened, _sealed
 from tests.helpers import ROOT, Toys, kill, one_of, until
-from tests.hostile import TERMINAL, WEB, changed, controls, planted, texts
+from tests.hostile import TERMINAL, WEB, changed, controls, planted, registers_of, texts
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def test_a_damaged_word_of_a_register_is_told_plainly(ended, tmp_path, capsys, m
     monkeypatch.setattr(Host, "sleep", lambda host, seconds: None)  # what is read again is damaged again
     run = copied(ended, tmp_path)
     kinds: dict[tuple[str, ...], int] = {}
-    for file in sorted([run.folder / "run.json", *run.folder.glob("launches/*"), *run.folder.glob("rounds/*/*")]):
+    for file in registers_of(run.folder):
         whole = file.read_bytes()
         value = _opened(whole, file.name)
         file.chmod(0o600)

@@ -26,7 +26,8 @@ from tests.hub import call, hub
 from tests.merging import weights
 from tests.searching import ROOT, command, completed, genome_file, genotypes, rows, search, wait_for
 from train import lm_eval_tasks
-from train.fitness_from import Interview, calibrated
+from train.few_questions import calibrated
+from train.fitness_from import Interview
 
 
 @pytest.mark.parametrize("method, splits", [

@@ -17,6 +17,12 @@ def test_storms_end_with_the_bytes_of_a_calm_day(block: int) -> None:
         proofs.storm(seed)
 
 
+@pytest.mark.parametrize("seed", [1657, 2202, 4639])
+def test_a_storm_ends_in_which_dozens_were_killed(seed: int) -> None:
+    """Who judged a failure looked at all pulses anew for each word about it, and always claimed too late."""
+    proofs.storm(seed)
+
+
 @pytest.mark.parametrize("shape", proofs.TINY)
 def test_a_crash_at_any_call_changes_nothing(shape: str) -> None:
     points = proofs.crash_points(proofs.TINY[shape])

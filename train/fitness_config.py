@@ -7,7 +7,9 @@ OF_FITNESS_FROM = (
     "all: from all questions. racing: who falls hopelessly behind the best answers only some. irt: from few questions, "
     "by which item response theory estimates the answers to the others."
 )
-OF_FITNESS_QUESTIONS = "irt: so many questions for each, of all tasks together; 0: a twentieth of all, at least 16."
+OF_FITNESS_QUESTIONS = (
+    "irt: so many questions for each, of all tasks together; 0: an eighth of those that it knows, at least 16."
+)
 KNOWN = "2/questions"  # of irt: what the answers of round 1 say of all questions
-FINALISTS = 5  # of irt: so many of the best answer all at the end
+FINALISTS = 3  # of irt: so many of the best answer all at the end
 FEW_ALONE = "it says how many questions irt asks, and nothing else"

@@ -9,7 +9,7 @@ import yaml
 
 from fleet.digest import digest
 from fleet.history import History
-from fleet.places import of_hub
+from fleet.places import of_hub, on_hub
 from fleet.plain import several
 from fleet.status import metrics_text
 from train import loss_picture
@@ -70,10 +70,6 @@ def front(config: TrainConfig) -> str:
         **({"datasets": data} if data else {}),
     }
     return f"---\n{yaml.safe_dump(fields, sort_keys=False).strip()}\n---"
-
-
-def on_hub(name: str) -> bool:
-    return name.count("/") == 1 and not name.startswith((".", "~", "/"))
 
 
 def data_of(config: TrainConfig, counts: Sequence[Mapping[str, Any]]) -> str:

@@ -15,7 +15,7 @@ from fleet.console import console
 from fleet.history import History, opened
 from fleet.payload import InputMember
 from fleet.permissions import leaving
-from fleet.places import beside
+from fleet.places import beside, on_hub
 from fleet.plain import say, several
 from fleet.progress import Progress
 from fleet.recipe import Member, round_and_slot
@@ -198,7 +198,7 @@ def card(c: PosttrainConfig, history: History, id: str, out: Path) -> str:
     known = tree(history)
     line = line_of(known, origin).all
     first = [called(c, each) for each in line if each.startswith(_INIT)]
-    hub = [name for name in first if name.count("/") == 1 and not name.startswith((".", "~"))]
+    hub = [*filter(on_hub, first)]
     fields = {"library_name": "transformers", "tags": ["merge"], **({"base_model": hub} if hub else {})}
     parts = (
         f"---\n{yaml.safe_dump(fields, sort_keys=False).strip()}\n---\n# {c.project_name}, member {origin}",

@@ -29,8 +29,10 @@ from merge.merging import merge_into
 from merge.search.search_worker import CandidateEvaluator
 from merge.tensor_group import in_memory
 from train import lm_eval_tasks
-from train.fitness_from import Interview, Items, Metrics
+from train.few_questions import Items
+from train.fitness_from import Interview
 from train.lm_eval_tasks import TaskEvaluation
+from train.question_marks import Metrics
 
 _MEMORY = Path("/dev/shm")
 _GLANCE = 1 << 16  # bytes of a file at each end
@@ -147,7 +149,7 @@ class RecipeEvaluator(CandidateEvaluator[TaskEvaluation]):
                 self.merged(recipe, there)
             return scoring.scored(self.config, evaluation, self._read(there, evaluation), how)
 
-    def items(self) -> Items:
+    def all_items(self) -> Items:
         c = self.config
         return Items(c.tasks, lm_eval_tasks.parted(scoring.asked(c), self.eval_tasks, c.holdout)["validation"])
 

@@ -6,9 +6,10 @@ from functools import partial
 from typing import Any
 
 from merge.evolve.search_config import SearchConfig
-from train import fitness_from, lm_eval_tasks
-from train.fitness_from import Answers, Interview, Metrics
+from train import lm_eval_tasks, question_marks
+from train.fitness_from import Interview
 from train.lm_eval_tasks import Marks, TaskEvaluation, TaskRequest
+from train.question_marks import Answers, Metrics
 
 
 def asked(c: SearchConfig) -> TaskRequest:
@@ -22,12 +23,12 @@ def check(c: SearchConfig, loaded: Mapping[str, Any]) -> None:
     lm_eval_tasks.parted(asked(c), loaded, c.holdout)
     if c.fitness_from != "all" or c.holdout:
         why = f"--fitness-from {c.fitness_from}" if c.fitness_from != "all" else "--holdout"
-        fitness_from.check(c.tasks, loaded, why)
+        question_marks.check(c.tasks, loaded, why)
 
 
 def scored(c: SearchConfig, evaluation: TaskEvaluation, model: Any, how: Interview) -> Metrics:
     everything = evaluation.parted(c.holdout)[how.on]
-    if how.rival or how.few or how.earlier:
+    if how.rival or how.pool or how.few or how.earlier:
         answers = Answers(c.tasks, partial(evaluation.marks, model))
         return how.of(c.tasks, answers, everything, c.seed)
     marks = evaluation.marks(model, everything)
@@ -37,5 +38,5 @@ def scored(c: SearchConfig, evaluation: TaskEvaluation, model: Any, how: Intervi
 def graded(c: SearchConfig, marks: Marks) -> Metrics:
     """As lm-eval sums marks up, which need not be means."""
     scores = {task.key: marks.results[task.name][task.metric] for task in c.tasks}
-    single = json.dumps(fitness_from.single(c.tasks, marks))
-    return {"score": fitness_from.summed(c.tasks, scores), "scores": json.dumps(scores), "single": single}
+    single = json.dumps(question_marks.single(c.tasks, marks))
+    return {"score": question_marks.summed(c.tasks, scores), "scores": json.dumps(scores), "single": single}

@@ -11,7 +11,7 @@ from fleet.recipe import NotYet
 from merge.evolve.records import SearchOutcome, read
 from merge.search.search_progress import SearchProgress, number, table
 from merge.search.search_strategy import CHECK
-from train import fitness_from
+from train import question_marks
 
 
 class SearchView(SearchProgress):
@@ -89,7 +89,7 @@ def table_of(found: SearchOutcome) -> Table:
 def _tested(found: SearchOutcome, name: str) -> str:
     if "score" not in (metrics := found.tested.get(name, {})):
         return "-"
-    mean, error = fitness_from.mean_and_error(found.config.tasks, json.loads(metrics["single"]))
+    mean, error = question_marks.mean_and_error(found.config.tasks, json.loads(metrics["single"]))
     return f"{mean:.4f} ± {1.96 * error:.4f}"
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fleet import lm_eval_command
+from fleet.places import on_hub
 from merge import atomic_output
 from merge.donor import LazyTensor
 from merge.engine import MergeOptions, one_thread_each
@@ -203,7 +204,7 @@ def _settings(plan: AdapterPlan, ranks: Mapping[str, int]) -> dict[str, Any]:
 
 def _card(base: str, out: Path) -> str:
     """README.md, with the fields that the hub reads."""
-    named = [f"base_model: {base}"] if base.count("/") == 1 and not base.startswith(("/", ".", "~")) else []
+    named = [f"base_model: {base}"] if on_hub(base) else []
     fields = "\n".join(["library_name: peft", *named, "tags:", "- lora"])
     return (
         f"---\n{fields}\n---\n# A LoRA adapter of `{base}`\n\n"

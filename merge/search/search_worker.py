@@ -1,7 +1,6 @@
 """What the workers of every search do: check whether it can work, score, and write its records for people."""
 
 import contextlib
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -13,7 +12,8 @@ from fleet.recipe import NotYet
 from fleet.tasks import Args, Task, making
 from fleet.work import Maker, Work
 from merge.search.search_strategy import CHECK, QuestionArgs
-from train.fitness_from import FewQuestions, Interview, Items, calibrated
+from train.few_questions import FewQuestions, Items, calibrated, of_pool, pool
+from train.fitness_from import Interview
 
 E = TypeVar("E", bound="CandidateEvaluator[Any]")
 F = TypeVar("F")
@@ -54,8 +54,13 @@ class CandidateEvaluator(ABC, Generic[Q]):
         return self._questions[1]
 
     @abstractmethod
-    def items(self) -> Items:
+    def all_items(self) -> Items:
         """Marks of all questions for validation."""
+
+    def items(self) -> Items:
+        """Of those that irt is about."""
+        whole = self.all_items()
+        return Items(whole.objectives, pool(whole.everything, self.seed))
 
     def few(self, calibration: Mapping[str, Any], draw: int) -> FewQuestions:
         """A generation is asked the same ones."""
@@ -92,12 +97,14 @@ def _check(evaluator: CandidateEvaluator[Any], work: Work, args: Args) -> Mappin
 def interview(evaluator: CandidateEvaluator[Any], work: Work, args: QuestionArgs) -> Interview:
     """By what others have answered, or the candidate itself."""
     rival, known, earlier = (work.history[id].metrics if id else None for id in (args.rival, args.few, args.earlier))
-    return Interview(args.on, rival, evaluator.few(known, args.draw) if known else None, earlier)
+    few = evaluator.few(known, args.draw) if known else None
+    return Interview(args.on, rival, args.pool, few, earlier)
 
 
 def _calibrate(evaluator: CandidateEvaluator[Any], work: Work, args: Args) -> Mapping[str, Any]:
-    known = [input.metrics for id, input in work.inputs.items() if id != CHECK]
-    return calibrated(evaluator.items(), [json.loads(each["single"]) for each in known], evaluator.fewest)
+    items, everything = evaluator.items(), evaluator.all_items().everything
+    known = [of_pool(items, everything, input.metrics) for id, input in work.inputs.items() if id != CHECK]
+    return calibrated(items, known, evaluator.fewest)
 
 
 def writing_when_longer(

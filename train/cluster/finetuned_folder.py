@@ -11,6 +11,7 @@ import torch
 import yaml
 
 from fleet.lm_eval_command import lm_eval
+from fleet.places import on_hub
 from fleet.plain import several
 from merge import live_models
 from merge.atomic_output import atomic_folder
@@ -125,9 +126,9 @@ def _model(
 
 def card(about: Finetuned, out: Path) -> str:
     """README.md, with the fields that the hub reads."""
-    c, hub = about.c, about.model.count("/") == 1 and not about.model.startswith(("/", ".", "~"))
+    c = about.c
     fields = {"library_name": "peft" if about.is_adapter else "transformers", "tags": [c.mutation]}
-    fields |= {"base_model": about.model} if hub else {}
+    fields |= {"base_model": about.model} if on_hub(about.model) else {}
     keys = (*_SHOWN, *(["dpo_beta"] if c.mutation == "dpo" else []), *(["adapter"] if c.adapter else []))
     how = {key: c.model_dump(mode="json")[key] for key in keys}
     commands = about.next_commands(out)

@@ -22,7 +22,7 @@ from merge.merging import SHARD, furnish, merge_into
 from merge.tensor_group import in_memory
 from train import lm_eval_tasks
 from train.adapters import Layers
-from train.fitness_from import FewQuestions
+from train.few_questions import FewQuestions
 from train.learner import Learner, best_device
 from train.lm_eval_tasks import TaskEvaluation
 from train.model import described, without_numbers

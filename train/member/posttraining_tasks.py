@@ -14,7 +14,8 @@ from fleet.work import Maker, Work
 from train import objectives, packing
 from train.batches import shuffled
 from train.chat_examples import Example
-from train.fitness_from import Interview, calibrated
+from train.few_questions import calibrated
+from train.fitness_from import Interview
 from train.kernels import in_fixed_order, looking
 from train.learner import Learner, rate
 from train.member import inner_loop, posttraining_genome, rl_tasks
@@ -231,7 +232,7 @@ def interview(runtime: PosttrainingRuntime, work: Work, asked: EvaluationArgs) -
     """By what others have answered, or the member itself."""
     ids = (asked.rival, asked.calibration, asked.earlier)
     rival, known, earlier = (work.history[id].metrics if id else None for id in ids)
-    return Interview(asked.on, rival, runtime.few(known, asked.generation) if known else None, earlier)
+    return Interview(asked.on, rival, few=runtime.few(known, asked.generation) if known else None, earlier=earlier)
 
 
 def _ahead(c: PosttrainConfig, how: Interview, rows: Sequence[float]) -> float:

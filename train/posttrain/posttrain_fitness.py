@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from fleet.run_config import UserError
-from train import fitness_from, lm_eval_tasks
-from train.fitness_from import Answers, Interview, Items
+from train import lm_eval_tasks, question_marks
+from train.few_questions import Items
+from train.fitness_from import Interview
 from train.lm_eval_tasks import TaskEvaluation, TaskRequest
 from train.parent_selection import Rival
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.posttrain.posttrain_sections import LOSS, Objective
+from train.question_marks import Answers
 from train.recipe_arguments import EvaluationArgs
 
 Metrics = Mapping[str, Any]
@@ -111,7 +113,7 @@ def load_tasks(c: PosttrainConfig) -> dict[str, Any]:
     lm_eval_tasks.parted(asked(c), loaded, c.holdout)
     if c.compares_questions or c.fitness_from != "all":
         why = "MATES attraction" if c.mates == "attraction" else f"SELECTION {c.selection}"
-        fitness_from.check(c.tasks, loaded, why if c.compares_questions else f"FITNESS_FROM {c.fitness_from}")
+        question_marks.check(c.tasks, loaded, why if c.compares_questions else f"FITNESS_FROM {c.fitness_from}")
     for name, task in loaded["tasks"].items():
         if c.num_fewshot and not lm_eval_tasks.has_examples(task):
             raise UserError(
