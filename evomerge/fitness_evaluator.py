@@ -21,11 +21,11 @@ from fleet.errors import UserError, from_home
 from merge.live_models import LiveModel
 from merge.search.search_worker import CandidateEvaluator
 from train import lm_eval_tasks, question_marks, text_sources
-from train.few_questions import Items
+from train.few_questions import Items, pool
 from train.fitness_from import Interview
 from train.lm_eval_tasks import TaskEvaluation, TaskRequest
 from train.passages import Losses, PassageReader, as_metrics
-from train.question_marks import Answers
+from train.question_marks import Answers, Questions
 from train.splits import HELD_OUT, EvalSplit, Split, normal, parts_of
 from train.training_config import Dataset
 
@@ -94,8 +94,8 @@ class FitnessQuestions:
         answers = Answers(self.e.tasks, partial(self.evaluation.marks, model))
         theirs = json.loads(how.rival["objectives"]).get(BITS, 0.0) if how.rival else 0.0
         ahead = score + self.e.text_weight * theirs if how.rival else 0.0
-        everything = self.evaluation.parted(self.e.holdout)["validation"]
-        return how.of(self.e.tasks, answers, everything, self.evaluation.asked.seed, ahead)
+        seed, there = self.evaluation.asked.seed, self.evaluation.parted(self.e.holdout)["validation"]
+        return how.of(self.e.tasks, answers, for_validation(self.e, there, seed), seed, ahead)
 
 
 class FormulaEvaluator(CandidateEvaluator[FitnessQuestions]):
@@ -123,9 +123,9 @@ class FormulaEvaluator(CandidateEvaluator[FitnessQuestions]):
         self.questions(self.builder.model(Formula(blend=names[0])))
         return {"layers": layers}
 
-    def all_items(self) -> Items:
+    def items(self) -> Items:
         parts = lm_eval_tasks.parted(asked(self.e, self.seed), self.eval_tasks, self.e.holdout)
-        return Items(self.e.tasks, parts["validation"])
+        return Items(self.e.tasks, for_validation(self.e, parts["validation"], self.seed))
 
     def scored(self, formula: Formula, how: Interview = Interview()) -> Mapping[str, Any]:
         live = self.builder.model(formula, self.forget)
@@ -150,6 +150,11 @@ def gains(e: EvaluationSettings, objectives: Mapping[str, float]) -> dict[str, f
     """Each objective, turned so that more is better; those that weigh nothing are none."""
     signs = {BITS: -1.0, **{task.key: math.copysign(1.0, task.weight) for task in e.tasks if task.weight}}
     return {name: signs[name] * value for name, value in objectives.items() if name in signs}
+
+
+def for_validation(e: EvaluationSettings, everything: Questions, seed: int) -> Questions:
+    """Of the tasks' questions; where few are asked, few are chosen of a part."""
+    return pool(everything, seed) if e.fitness_from == "irt" else everything
 
 
 def asked(e: EvaluationSettings, seed: int) -> TaskRequest:

@@ -37,7 +37,7 @@ class Tournament(SearchStrategy):
             numbers = {name: f"1/model-{n}" for n, name in enumerate(self.names)}
             made = first(pool, self.e.population_size, self.e.seed)
             children = [Child(one, in_words(one), tuple(numbers[name] for name in one.models)) for one in made]
-            return [*self.given("validation", history), *self.members(1, children, self.interview(1, ()))]
+            return [*self.given("validation", history), *self.members(1, children)]
         last = members_of(history, round - 1)
         children = next_generation(
             [*map(as_scored, last)], pool, self.e, [self.e.seed, round], worth(self.c.evaluation_settings)
@@ -48,7 +48,7 @@ class Tournament(SearchStrategy):
     def interview(self, round: int, last: Sequence[Member]) -> dict[str, Any]:
         """How children are asked."""
         if self.fitness_from == "irt":
-            return {"few": KNOWN, "draw": round} if round > 1 else {"pool": True}
+            return {"few": KNOWN, "draw": round}
         whole = [one for one in last if "score" in one.metrics and not one.metrics.get("given_up")]
         best = ranked([*map(as_scored, whole)])[:1] if self.fitness_from == "racing" else []
         return {"rival": best[0].id} if best else {}

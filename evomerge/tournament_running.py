@@ -13,7 +13,7 @@ from evomerge.given_models import check_alike, check_causal, resolved, tell
 from evomerge.model_builder import builder
 from evomerge.tournament_method import ALGORITHM
 from evomerge.tournament_view import TournamentView, better_ones, final_table, front_table
-from evomerge.utils import EvoMergeException, generate_text, load_models, prompted
+from evomerge.utils import EvoMergeException, answer_to, load_models, prompted
 from fleet import gpus, lm_eval_command
 from fleet.ancestry.ancestry_files import PAGE, write_family_tree
 from fleet.busy_notice import saying
@@ -145,10 +145,11 @@ def samples(found: tournament_results.TournamentOutcome, winner: Path) -> Iterat
         for prompt in prompts:
             try:
                 count = prompted(tokenizer, prompt)["input_ids"].shape[1]
-                said = generate_text(loaded, tokenizer, prompt, count + _SAMPLE)
+                said = answer_to(loaded, tokenizer, prompt, count + _SAMPLE)
             except EvoMergeException as error:
                 said = f"({error})"
-            yield f"{name} says: {textwrap.shorten(said, 140, placeholder=' ...')}"
+            first, rest = (textwrap.shorten(each, 140, placeholder=" ...") for each in (prompt, said))
+            yield f'{name}, to "{first}": {rest}'
 
 
 def beginning(passage: str) -> str:

@@ -106,11 +106,23 @@ def validate_merge_config(config: Configuration) -> None:
 
 def generate_text(model: Any, tokenizer: Any, prompt: str, max_length: int = 100) -> str:
     """The prompt and what the model goes on with, or of a model with a chat template its answer: at most MAX_LENGTH
-    tokens together. They are drawn from the likely ones, always the same: where it says the likeliest each time, a
-    small model soon repeats itself without end."""
+    tokens together."""
+    said, count = _drawn(model, tokenizer, prompt, max_length)
+    return str(tokenizer.decode(said[count if tokenizer.chat_template else 0 :], skip_special_tokens=True))
+
+
+def answer_to(model: Any, tokenizer: Any, prompt: str, max_length: int) -> str:
+    """What it goes on with alone."""
+    said, count = _drawn(model, tokenizer, prompt, max_length)
+    return str(tokenizer.decode(said[count:], skip_special_tokens=True))
+
+
+def _drawn(model: Any, tokenizer: Any, prompt: str, max_length: int) -> tuple[Any, int]:
+    """Tokens, and how many of them are the prompt's. The others are drawn from the likely ones, always the same: where
+    it says the likeliest each time, a small model soon repeats itself without end."""
     import torch
 
-    chats, given = bool(tokenizer.chat_template), prompted(tokenizer, prompt).to(model.device)
+    given = prompted(tokenizer, prompt).to(model.device)
     given.pop("token_type_ids", None)
     count = given["input_ids"].shape[1]
     context = getattr(model.config, "max_position_embeddings", None) or max_length
@@ -125,7 +137,7 @@ def generate_text(model: Any, tokenizer: Any, prompt: str, max_length: int = 100
     with torch.inference_mode(), torch.random.fork_rng():
         torch.manual_seed(0)
         said = model.generate(**given, **drawn, max_length=min(max_length, context), pad_token_id=pad)
-    return str(tokenizer.decode(said[0][count if chats else 0 :], skip_special_tokens=True))
+    return said[0], count
 
 
 def prompted(tokenizer: Any, prompt: str) -> Any:

@@ -47,7 +47,7 @@ def test_a_tournament_ends_with_its_winner_a_table_and_a_family_tree(tournament)
     run, winner = folder / "run", folder / "run" / "winner"
     assert str(winner) in said and "perplexity (95%)" in said
     for passage in fitness_evaluator.texts(c.evaluation_settings)["test"].texts[:2]:
-        assert f"winner says: {tournament_running.beginning(passage)}" in said
+        assert f'winner, to "{tournament_running.beginning(passage)}": ' in said
     assert "score: - 1 x bits per byte" in said and "the end after 3 generations" in said
     card, line = (winner / "README.md").read_text(), f"lm_eval --model hf --model_args pretrained={winner} "
     assert "A merge of " in card and "model0" in card and line in card and line in said

@@ -13,7 +13,7 @@ from fleet.digest import digest
 from fleet.history import History, opened
 from fleet.run_config import UserError
 from tests import posttraining, searching, tournaments
-from train.few_questions import FewQuestions, Items, calibrated, of_pool, pool
+from train.few_questions import FewQuestions, Items, calibrated, pool
 from train.fitness_from import Interview
 from train.lm_eval_tasks import Marks
 from train.posttrain.posttrain_config import PosttrainConfig
@@ -71,34 +71,15 @@ def test_few_questions_are_others_in_each_generation_and_the_rest_comes_once():
         assert 0.05 < found["standard_error"] < 0.6
         rest = asked(Interview(earlier=found), knowing(24, 30))
         assert rest["asked"] == 84 and rest["score"] == pytest.approx(24 / 40 - 2 * 30 / 64)
-    assert calibrated(items, [json.loads(each["single"]) for each in whole], 0)["few"] == 16, "an eighth, but 16"
+    assert calibrated(items, [json.loads(each["single"]) for each in whole], 0)["few"] == 18, "a sixth"
 
 
-def test_of_many_questions_some_are_known_and_finalists_answer_all():
+def test_of_many_questions_a_part_is_asked():
     everything = {"one": [*range(0, 1024, 2)], "other": [*range(512)]}
     some = pool(everything, 5)
-    assert {name: len(questions) for name, questions in some.items()} == {"one": 128, "other": 128}
+    assert {name: len(questions) for name, questions in some.items()} == {"one": 192, "other": 192}
+    assert all({*some[name]} < {*everything[name]} for name in some)
     assert some == pool(everything, 5) != pool(everything, 6) and pool(EVERYTHING, 5) == EVERYTHING
-
-    def told(how: Interview, model: Model) -> dict:
-        return dict(how.of(TASKS, Answers(TASKS, model), everything, 5))
-
-    models = [
-        Model({"one": [*range(one)], "other": [*range(other)]}) for one in (200, 900, 1500) for other in (40, 300)
-    ]
-    items, first = Items(TASKS, some), [told(Interview(pool=True), each) for each in models]
-    assert {each["asked"] for each in first} == {256}
-    whole = [told(Interview(), each) for each in models]
-    off = [(one["score"] - other["score"]) / one["standard_error"] for one, other in zip(first, whole, strict=True)]
-    assert any(off) and max(map(abs, off)) < 3
-    marks = [of_pool(items, everything, each) for each in first]
-    assert marks == [of_pool(items, everything, each) for each in whole], "the given models have answered all"
-    few = FewQuestions.of(items, calibrated(items, marks, 32), 5, 2)
-    found = told(Interview(few=few), models[3])
-    assert found["asked"] == 32 and found["standard_error"] > first[3]["standard_error"]
-    for earlier in (found, first[3]):
-        rest = told(Interview(earlier=earlier), models[3])
-        assert rest["score"] == whole[3]["score"] and rest["asked"] == 1024 - earlier["asked"]
 
 
 def test_two_metrics_of_one_question_are_asked_for_together():

@@ -2,7 +2,6 @@
 few of these are an estimate of those to the others."""
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,11 +11,11 @@ import numpy as np
 
 from fleet.run_config import UserError
 from train import response_model
-from train.question_marks import Answers, Metrics, Objectives, Questions, Single, means, subset, summed
+from train.question_marks import Metrics, Objectives, Questions, Single, subset
 from train.response_model import ResponseModel
 
-_POOL = 256  # so many questions of all are known by their answers, of each task as large a share
-_SHARE, _LEAST = 8, 16  # of these one of so many is asked later, and how many at least
+_POOL = 384  # questions at most, of each task as large a share: a response model needs no more
+_SHARE, _LEAST = 6, 16  # one question of so many is asked later, and how many at least
 _CHOICE = 4  # times as many questions as are taken are looked at, or a quarter of all: others in each generation
 _DIGITS = 4  # of what a plan's readers are told of an item
 
@@ -54,43 +53,9 @@ class Items:
 
 
 def pool(everything: Questions, seed: int) -> Questions:
-    """The questions that irt is about: all, or as many as a response model needs."""
+    """The questions of a search that goes by few: all that there are, or a part; the others are not asked at all."""
     there = sum(map(len, everything.values()))
     return subset(everything, _POOL / there, seed) if there > _POOL else everything
-
-
-def of_pool(items: Items, everything: Questions, metrics: Metrics) -> Single:
-    """What somebody has said to these questions, who may have answered all."""
-    marks: Single = json.loads(metrics["single"])
-    if "questions" in metrics:
-        return marks
-    places = {name: {n: place for place, n in enumerate(numbers)} for name, numbers in everything.items()}
-    return {
-        each.key: [marks[each.key][places[each.name][n]] for n in items.everything[each.name]]
-        for each in items.objectives
-    }
-
-
-def graded(objectives: Objectives, marks: Single, questions: Questions) -> dict[str, Any]:
-    """As metrics, of these questions alone."""
-    scores = means(objectives, marks)
-    told = {"single": json.dumps(marks), "questions": json.dumps({name: [*some] for name, some in questions.items()})}
-    return {"score": summed(objectives, scores), "scores": json.dumps(scores), **told}
-
-
-def unsure(objectives: Objectives, found: Metrics, some: Questions, everything: Questions) -> dict[str, float]:
-    """The standard error of a score that is known of some questions, as one of all."""
-    of_task, scores = dict[str, float](), json.loads(found["scores"])
-    for each in objectives:
-        mean, n, rest = min(1.0, max(0.0, scores[each.key])), len(some[each.name]), len(everything[each.name])
-        off = abs(each.weight) * math.sqrt(mean * (1 - mean) / n * (1 - n / rest))
-        of_task[each.name] = of_task.get(each.name, 0.0) + off
-    errors = [float(found.get("standard_error", 0.0)), *of_task.values()]
-    return {"standard_error": round(math.hypot(*errors), 6)}
-
-
-def asked(answers: Answers) -> dict[str, Any]:
-    return {"asked": answers.count, "given_up": False}
 
 
 def calibrated(items: Items, respondents: Sequence[Single], count: int) -> dict[str, Any]:

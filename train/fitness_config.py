@@ -8,8 +8,8 @@ OF_FITNESS_FROM = (
     "by which item response theory estimates the answers to the others."
 )
 OF_FITNESS_QUESTIONS = (
-    "irt: so many questions for each, of all tasks together; 0: an eighth of those that it knows, at least 16."
+    "irt: so many questions for each, of all tasks together; 0: a sixth of those that it is about, at least 16."
 )
 KNOWN = "2/questions"  # of irt: what the answers of round 1 say of all questions
-FINALISTS = 3  # of irt: so many of the best answer all at the end
+FINALISTS = 5  # of irt: so many of the best answer all at the end
 FEW_ALONE = "it says how many questions irt asks, and nothing else"

@@ -4,7 +4,7 @@ which a response model estimates the others."""
 import json
 from dataclasses import dataclass
 
-from train.few_questions import FewQuestions, asked, graded, pool, unsure
+from train.few_questions import FewQuestions
 from train.question_marks import (
     Answers,
     Metrics,
@@ -29,8 +29,7 @@ class Interview:
 
     on: EvalSplit = "validation"
     rival: Metrics | None = None  # in a race: it is given up once it has no hope to beat this one
-    pool: bool = False  # it answers those of which irt knows more then
-    few: "FewQuestions | None" = None  # those that it answers, of these
+    few: FewQuestions | None = None  # those that it answers, of all
     earlier: Metrics | None = None  # what it has answered already
 
     def of(
@@ -39,11 +38,7 @@ class Interview:
         """Its score; of a race, perhaps only what it would probably have been; of few questions, an estimate. So far
         `ahead` of its rival it is in what is no question."""
         if self.few:
-            found = self.few.estimated(answers.to(self.few.chosen))
-            return {**found, **unsure(objectives, found, self.few.items.everything, everything), **asked(answers)}
-        if self.pool and (some := pool(everything, seed)) != everything:
-            found = graded(objectives, answers.to(some), some)
-            return {**found, **unsure(objectives, found, some, everything), **asked(answers)}
+            return {**self.few.estimated(answers.to(self.few.chosen)), "asked": answers.count, "given_up": False}
         if self.earlier:
             answers.know(json.loads(self.earlier["questions"]), json.loads(self.earlier["single"]))
         there, behind, theirs = answers.count, None, json.loads(self.rival["single"]) if self.rival else {}

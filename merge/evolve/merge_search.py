@@ -134,8 +134,8 @@ class MergeSearch(SearchStrategy):
         known = {one.recipe: f"{one.generation}/c{one.index}" for each in past for one in each if not one.twin}
         rival = best(past) if self.c.fitness_from == "racing" else None
         how: dict[str, Any] = {"rival": rival.id} if rival else {}
-        if self.c.fitness_from == "irt":
-            how = {"few": KNOWN, "draw": round} if round > 1 else {"pool": True}
+        if self.c.fitness_from == "irt" and round > 1:
+            how = {"few": KNOWN, "draw": round}
         found: list[Recipe] = []
         for n, point in enumerate(points):
             recipe, id = space.recipe(point), f"{round}/c{n}"

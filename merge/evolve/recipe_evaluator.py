@@ -149,9 +149,10 @@ class RecipeEvaluator(CandidateEvaluator[TaskEvaluation]):
                 self.merged(recipe, there)
             return scoring.scored(self.config, evaluation, self._read(there, evaluation), how)
 
-    def all_items(self) -> Items:
+    def items(self) -> Items:
         c = self.config
-        return Items(c.tasks, lm_eval_tasks.parted(scoring.asked(c), self.eval_tasks, c.holdout)["validation"])
+        parts = lm_eval_tasks.parted(scoring.asked(c), self.eval_tasks, c.holdout)
+        return Items(c.tasks, scoring.questions(c, parts, "validation"))
 
     # -- inside -------------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,6 @@ class QuestionArgs(Args):
 
     on: EvalSplit
     rival: str = ""  # in a race: the candidate to be ahead of
-    pool: bool = False  # only the questions that irt is about
     few: str = ""  # the id of the calibration, which knows what answers say of each question, so that few are asked
     draw: int = 0  # which few
     earlier: str = ""  # who has answered few of them for it already
@@ -57,7 +56,7 @@ class SearchStrategy(ABC):
         """The best candidate, to be tested; None: there is none, or no test."""
 
     def calibration(self, history: Past) -> Recipe:
-        """By those who answer all that it is about: the first generation, and the models themselves."""
+        """By those who answer everything: the first generation, and the models themselves."""
         there = [f"1/{recipe.slot}" for recipe in history.plan(1) if recipe.task == "score"]
         return Recipe(round_and_slot(KNOWN)[1], "calibrate", (), (CHECK, *there), "tool")
 

@@ -1,6 +1,7 @@
 """What the workers of every search do: check whether it can work, score, and write its records for people."""
 
 import contextlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -12,7 +13,7 @@ from fleet.recipe import NotYet
 from fleet.tasks import Args, Task, making
 from fleet.work import Maker, Work
 from merge.search.search_strategy import CHECK, QuestionArgs
-from train.few_questions import FewQuestions, Items, calibrated, of_pool, pool
+from train.few_questions import FewQuestions, Items, calibrated
 from train.fitness_from import Interview
 
 E = TypeVar("E", bound="CandidateEvaluator[Any]")
@@ -54,13 +55,8 @@ class CandidateEvaluator(ABC, Generic[Q]):
         return self._questions[1]
 
     @abstractmethod
-    def all_items(self) -> Items:
-        """Marks of all questions for validation."""
-
     def items(self) -> Items:
-        """Of those that irt is about."""
-        whole = self.all_items()
-        return Items(whole.objectives, pool(whole.everything, self.seed))
+        """Marks of all questions by which candidates are chosen."""
 
     def few(self, calibration: Mapping[str, Any], draw: int) -> FewQuestions:
         """A generation is asked the same ones."""
@@ -97,14 +93,12 @@ def _check(evaluator: CandidateEvaluator[Any], work: Work, args: Args) -> Mappin
 def interview(evaluator: CandidateEvaluator[Any], work: Work, args: QuestionArgs) -> Interview:
     """By what others have answered, or the candidate itself."""
     rival, known, earlier = (work.history[id].metrics if id else None for id in (args.rival, args.few, args.earlier))
-    few = evaluator.few(known, args.draw) if known else None
-    return Interview(args.on, rival, args.pool, few, earlier)
+    return Interview(args.on, rival, evaluator.few(known, args.draw) if known else None, earlier)
 
 
 def _calibrate(evaluator: CandidateEvaluator[Any], work: Work, args: Args) -> Mapping[str, Any]:
-    items, everything = evaluator.items(), evaluator.all_items().everything
-    known = [of_pool(items, everything, input.metrics) for id, input in work.inputs.items() if id != CHECK]
-    return calibrated(items, known, evaluator.fewest)
+    known = [input.metrics for id, input in work.inputs.items() if id != CHECK]
+    return calibrated(evaluator.items(), [json.loads(each["single"]) for each in known], evaluator.fewest)
 
 
 def writing_when_longer(
