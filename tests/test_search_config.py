@@ -170,5 +170,5 @@ def test_a_search_of_an_older_kind_is_refused_before_anything_of_it_is_read(fact
     (tmp_path / "x" / "run.json").unlink()
     store.settle("run.json", {**about, "results": 2})
     other = config.model_copy(update={"max_fevals": 7})
-    with pytest.raises(UserError, match="results of kind 2 and this code would give it those of kind 6"):
+    with pytest.raises(UserError, match="results of kind 2 and this code would give it those of kind 7"):
         search_running.make_way(other, tmp_path / "x")
