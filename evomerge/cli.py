@@ -35,7 +35,7 @@ from evomerge.config import (
     with_models,
 )
 from fleet import help_pages
-from fleet.busy_notice import saying
+from fleet.busy_notice import loading
 from fleet.errors import refuse
 from fleet.method import Method
 from fleet.permissions import leaving
@@ -128,7 +128,7 @@ def main(
     _check(what, export_gguf)
     if what.run:
         search_command.folder_named(config.out, "--out")  # before what takes a while to load
-        with saying("loading what merges models", partial(say, file=sys.stderr)):
+        with loading("what merges models", partial(say, file=sys.stderr)):
             from evomerge.tournament_running import winner_of
 
         winner = winner_of(config)

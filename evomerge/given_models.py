@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from evomerge.config import BUILTIN, ModelReference
-from fleet.busy_notice import saying
+from fleet.busy_notice import loading
 from fleet.errors import absolute
 from fleet.plain import say
 from fleet.run_config import UserError, whole
@@ -35,7 +35,7 @@ def resolved(models: Sequence[ModelReference], beside: Path | None = None) -> li
             refuse_adapter(located(model.path))  # what is not there is said before anything is trained
     if any(model.builtin for model in models):
         place = _home()
-        with saying("loading what trains them", tell):
+        with loading("what trains them", tell):
             from evomerge import specialists
 
         if beside:  # other machines work on the run, and see what is beside it

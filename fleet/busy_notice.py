@@ -1,9 +1,10 @@
 """What takes a while and cannot tell how far it is: named at once, and again every five seconds."""
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 EVERY = 5.0  # seconds
 
@@ -24,3 +25,18 @@ def saying(what: str, tell: Callable[[str], object]) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
+
+
+@contextmanager
+def loading(what: str = "", tell: Callable[[str], object] | None = None) -> Iterator[None]:
+    """Modules that take seconds to import: a collector that looks for garbage among them again and again takes a tenth
+    of the time. What is there then stays, and is looked at no more."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with saying(f"loading {what}", tell) if tell else nullcontext():
+            yield
+    finally:
+        gc.freeze()
+        if collects:
+            gc.enable()

@@ -6,7 +6,6 @@ if it had been started with the words of its order, in a session of its own.
 """
 
 import contextlib
-import gc
 import json
 import os
 import select
@@ -18,6 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
+from fleet.busy_notice import loading
 from fleet.host import born
 from fleet.plain import say
 
@@ -120,12 +120,11 @@ class ForkedWorker:
 def serve(script: Sequence[str], load: Callable[[], object]) -> list[str]:
     """Load, then fork at each order on the standard input, until whoever gives them is gone. It returns in those that
     are forked alone, with their words."""
-    load()
+    with loading():  # what it freezes is looked at by nobody who is forked: its pages stay shared
+        load()
     orders, alive, (ended, end) = socket.socket(fileno=0), dict[int, int](), os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(end, warn_on_full_buffer=False)
-    gc.collect()
-    gc.freeze()  # or the first collection of each writes to all pages that they share
     while True:
         ready, _, _ = select.select([orders.fileno(), ended], [], [])
         if ended in ready:

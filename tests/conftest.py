@@ -6,12 +6,13 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fleet.busy_notice import loading
 from tests.browser import CHROMIUM, Browser
 from tests.bucket_runs import in_a_bucket, proxy, server, store, surroundings  # noqa: F401 (fixtures)
 from tests.helpers import Toys, until
@@ -36,6 +37,13 @@ def pytest_configure(config: pytest.Config) -> None:
         room = os.statvfs(place)
         if room.f_bavail * room.f_frsize > 4 << 30 and not room.f_flag & os.ST_NOEXEC:
             os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(place))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """All libraries are imported here, in each process that tests."""
+    with loading():
+        return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -38,6 +38,13 @@ def shared() -> Path:
     return place
 
 
+def launched(run: Toys) -> None:
+    """It is there, for workers that are started one by one: no starter loads what they load."""
+    c = config(**run.keys, project_name=run.folder.name)
+    store, _ = create_run(run.folder.parent, run.folder.name, c.bound(), Host())
+    launches.begin(store, c.operational())
+
+
 def whole(run: Toys, workers: int = 1) -> str:
     """All of a run's bytes, once its processes have made them."""
     run.start(workers).ends(0, LONG)

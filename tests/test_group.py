@@ -16,7 +16,7 @@ from fleet.run_config import UserError
 from tests.commands import answer, refused
 from tests.helpers import LONG, ROOT, kill, until
 from tests.lab.machines import Lab, why_not
-from tests.small import finished, run_digest, whole
+from tests.small import finished, launched, run_digest, whole
 
 TWO = {"devices_per_worker": 2, "max_generations": 2, "batch_size": 4}
 
@@ -124,7 +124,8 @@ def test_where_the_leader_alone_runs_out_of_memory_nobody_waits_and_the_next_rec
 
 def test_a_group_ends_with_its_first_process(pretraining):
     run = pretraining(**TWO, inner_steps=100_000, max_epochs=1e6)
-    run.start(1)
+    launched(run)
+    run.worker("w")
     (rank,) = until(lambda: others(run), "a group is there", LONG)
     stat = Path(f"/proc/{rank}/stat")
     for each in run.started:

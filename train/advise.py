@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from rich.table import Table
 
 from fleet import machines
-from fleet.busy_notice import saying
+from fleet.busy_notice import loading, saying
 from fleet.console import console
 from fleet.places import address, here, in_bucket
 from fleet.plain import bytes_of, say
@@ -55,7 +55,7 @@ def advise(
         raise UserError(f"{address(base)}: how fast a bucket is depends on where one is: say it, --disk 50")
     c = resolve_auto(c, where)
     workers = workers or (_seats(machines_file, c) if machines_file else c.num_machines)
-    with saying("loading what tries a step", say):
+    with loading("what tries a step", say):
         from train import forecast
         from train.learner import best_device
     sizes = forecast.sizes_of(c)

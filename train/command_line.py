@@ -3,14 +3,13 @@
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import NoReturn
 
 from cyclopts import App
 
-from fleet import faults
-from fleet.busy_notice import saying
+from fleet import busy_notice, faults
 from fleet.errors import UserError
 from fleet.plain import say
 
@@ -21,7 +20,7 @@ class Agreed(UserError):
 
 def loading(what: str) -> AbstractContextManager[None]:
     """Said by one of all ranks."""
-    return saying(f"loading {what}", partial(say, file=sys.stderr)) if _speaks() else nullcontext()
+    return busy_notice.loading(what, partial(say, file=sys.stderr) if _speaks() else None)
 
 
 def run(

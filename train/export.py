@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from fleet import faults
-from fleet.busy_notice import saying
+from fleet.busy_notice import loading
 from fleet.errors import UserError, absolute
 from fleet.help_pages import app
 from fleet.history import opened
@@ -82,7 +82,7 @@ def _made(run: Path, what: str, out: Path | None, overwrite: bool, ready: bool) 
 
 def _late(module: str) -> Any:
     """After --help: it needs torch."""
-    with saying("loading what exports the model", say):
+    with loading("what exports the model", say):
         return importlib.import_module(f"train.{module}")
 
 

@@ -9,6 +9,7 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,7 @@ def stdlib_digest() -> str:
     return digest.hexdigest()[:16]
 
 
+@cache
 def _stdlib_files() -> list[tuple[str, Path]]:
     root = Path(sysconfig.get_paths()["stdlib"])
     found = ((path.relative_to(root), path) for path in root.rglob("*.py"))

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fleet.busy_notice import saying
+from fleet.busy_notice import loading
 from fleet.errors import absolute, refuse
 from fleet.method import Method
 from fleet.places import beside, here
@@ -52,11 +52,13 @@ def breeding(
 
 def _late(module: str, function: str, *asked: Any) -> Any:
     """From a module that takes a while to import."""
-    return getattr(importlib.import_module(f"train.{module}"), function)(*asked)
+    with loading():
+        found = importlib.import_module(f"train.{module}")
+    return getattr(found, function)(*asked)
 
 
 def show_result(config: TrainConfig, folder: Path) -> None:
-    with saying("loading what exports the model", say):
+    with loading("what exports the model", say):
         from train.pretraining_export import Exporter, show
 
     show(Exporter(folder), "average", beside(folder) / "export")
@@ -149,9 +151,9 @@ def _check_models(config: TrainConfig) -> None:
     unknown = [each for each in config.initial_population if each not in PRESETS or config.seq_length > PRESETS_REACH]
     if not (unknown or tokenizer_name(config)):
         return  # at once: what reads models takes seconds to load
-    from train.member.pretraining_round_zero import named_tokenizer
-    from train.model import can_be_built, described, in_a_line
-
+    with loading():
+        from train.member.pretraining_round_zero import named_tokenizer
+        from train.model import can_be_built, described, in_a_line
     for entry in unknown:
         can_be_built(entry, config.trust_remote_code)
         most = getattr(described(entry, config.trust_remote_code), "max_position_embeddings", None)
@@ -167,11 +169,11 @@ def _check_models(config: TrainConfig) -> None:
 
 def prepare_breeding(config: PosttrainConfig, where: Path) -> PosttrainConfig:
     """Complain about what cannot work before anything is made."""
-    from merge.donors import Donors
-    from train.member import posttraining_round_zero as round_zero
-    from train.model import described
-    from train.rl.question_rows import few_held_out
-
+    with loading():
+        from merge.donors import Donors
+        from train.member import posttraining_round_zero as round_zero
+        from train.model import described
+        from train.rl.question_rows import few_held_out
     c = resolve_auto(_absolute(config, where), where)
     source_names.check([each.source for each in c.mutation_datasets], where, kinds=(f"{PREFIX}*", f"{GYM}*"))
     loaded = posttrain_fitness.load_tasks(c)

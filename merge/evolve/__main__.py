@@ -33,7 +33,7 @@ from cyclopts import Group, Parameter
 from cyclopts.validators import Number
 
 from fleet import gpus, help_pages
-from fleet.busy_notice import saying
+from fleet.busy_notice import loading
 from fleet.errors import absolute, refuse
 from fleet.method import Method
 from fleet.metrics import sinks
@@ -137,7 +137,7 @@ def main(
     run = {"base_dir": address(where.parent), "project_name": where.name, "algorithm": search_config.ALGORITHM}
     config = search_config.read(genome_config_path, {**known, **run})
     _check(config, strategy, placed)
-    with saying("loading what merges and scores", partial(say, file=sys.stderr)):  # torch; no refusal waits for it
+    with loading("what merges and scores", partial(say, file=sys.stderr)):  # torch; no refusal waits for it
         from merge.evolve import search_running
     make_parents(where, "--storage-path")
     search_running.make_way(config, where)
