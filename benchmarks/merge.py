@@ -1,11 +1,12 @@
 """How fast merging is: beside a program that only reads all inputs and writes one output, and beside mergekit.
 
     python -m benchmarks.merge                                      # three models of 1 GB each, made on the spot
-    python -m benchmarks.merge --hidden 4096 --layers 32 --rounds 1 --method linear --method ties   # of 13 GB each
+    python -m benchmarks.merge --hidden 4096 --layers 32 --rounds 1 --method linear --method ties --cold  # of 13 GB
     python -m benchmarks.merge --mergekit elsewhere/bin/mergekit-yaml --layers 8
 
 What is written is synced to the disk, by us and by that program (not by mergekit). Seconds are of whole processes;
-"after start-up" leaves out what the same command takes for models of a few kilobytes.
+"after start-up" leaves out what the same command takes for models of a few kilobytes. With --cold the system has
+forgotten the models each time: nothing is read from memory that has to come from the disk.
 """
 
 import os
@@ -62,6 +63,14 @@ def timed(command: list[str]) -> tuple[float, int]:
     return time.monotonic() - begin, usage.ru_maxrss * 1024
 
 
+def forgotten(inputs: list[Path]) -> None:
+    """None of it stays in the system's memory."""
+    for path in inputs:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def read_and_write(inputs: list[Path], out: Path) -> float:
     """Read all files, write as much as one of them, sync."""
     room = memoryview(bytearray(8 << 20))
@@ -101,6 +110,7 @@ def main(
     rounds: int = 3,
     method: Annotated[tuple[str, ...], Parameter(help="Only this one; may be said again.")] = tuple(RECIPES),
     folder: Annotated[Path | None, Parameter(help="On the disk to be measured.")] = None,
+    cold: Annotated[bool, Parameter(negative="", help="Nothing of the models is in the system's memory.")] = False,
 ) -> None:
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         large, small = Path(temporary) / "large", Path(temporary) / "small"
@@ -116,15 +126,19 @@ def main(
         columns = ("seconds", "after start-up", "GB/s", "only read and write", "ratio", "peak MB")
         shown = table("Merging", "method", *columns, "mergekit: seconds", "peak MB", "times as fast", "memory")
         for each in method:
-            shown.add_row(each, *measured(large, each, start, rounds, mergekit, size))
+            shown.add_row(each, *measured(large, each, start, rounds, mergekit, size, cold))
         console.print(shown)
 
 
-def measured(folder: Path, method: str, start: float, rounds: int, mergekit: Path | None, size: int) -> list[str]:
+def measured(
+    folder: Path, method: str, start: float, rounds: int, mergekit: Path | None, size: int, cold: bool
+) -> list[str]:
     inputs = [folder / name / "model.safetensors" for name in MODELS[: RECIPES[method][0]]]
     mine, limits = [], []
     for _ in range(rounds):
+        forgotten(inputs if cold else [])
         limits.append(read_and_write(inputs, folder / "copy"))
+        forgotten(inputs if cold else [])
         mine.append(ours(folder, method))
     seconds, peak = [each[0] for each in mine], max(each[1] for each in mine) / 1e6
     after = median(seconds) - start

@@ -1,7 +1,9 @@
-"""How long a tournament's parts take, what memory they need, and what they give: `python -m evomerge.benchmarks`
+"""How long a tournament's parts take, what memory they need, and what they give.
 
-python -m evomerge.benchmarks
-python -m evomerge.benchmarks --model1 ./a --model2 ./b --model3 ./c --json figures.json
+For example:
+
+    python -m evomerge.benchmarks
+    python -m evomerge.benchmarks --model1 ./a --model2 ./b --model3 ./c --json figures.json
 """
 
 import json
@@ -15,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 from rich.table import Table
 
 from evomerge.cli import SettingsFlags
@@ -23,6 +25,7 @@ from evomerge.config import Configuration, ModelReference
 from evomerge.formula import in_words
 from evomerge.given_models import resolved
 from evomerge.merger import AdvancedModelMerger, known
+from fleet import help_pages
 from fleet.console import console
 from fleet.plain import say
 from merge.search import search_command
@@ -97,7 +100,7 @@ def shown(found: list[Figure]) -> Table:
     return table("evomerge", ["", "seconds", "MB", "GPU MB", "result"], rows, left=["result"], caption=caption)
 
 
-app = App(name="python -m evomerge.benchmarks", help=__doc__, help_format="plaintext", version_flags=[])
+app = help_pages.app("python -m evomerge.benchmarks", __doc__)
 
 
 @app.default

@@ -1,7 +1,9 @@
-"""Everything once, from models to a winner that speaks, as a self-test for one's own models and machine:
+"""Everything once, from models to a winner that speaks, as a self-test for one's own models and machine.
 
-python -m evomerge.integration_tests
-python -m evomerge.integration_tests --model1 ./a --model2 ./b --model3 ./c
+For example:
+
+    python -m evomerge.integration_tests
+    python -m evomerge.integration_tests --model1 ./a --model2 ./b --model3 ./c
 """
 
 import sys
@@ -12,11 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cyclopts import App
-
 from evomerge.cli import SettingsFlags
 from evomerge.config import Configuration, ModelReference
 from evomerge.utils import evaluate_model, generate_text, load_models, validate_merge_config
+from fleet import help_pages
 from fleet.plain import say
 from fleet.run_config import UserError
 from merge.search import search_command
@@ -73,7 +74,7 @@ def checks(config: Configuration, place: Path) -> None:
         assert abs(score - back) < 0.02 * abs(score) + 1e-3, (score, back)
 
 
-app = App(name="python -m evomerge.integration_tests", help=__doc__, help_format="plaintext", version_flags=[])
+app = help_pages.app("python -m evomerge.integration_tests", __doc__)
 
 
 @app.default

@@ -10,6 +10,7 @@ import torch
 
 from merge.donor import Donor, LazyTensor, View, changed, text_part, tied, views_of
 from merge.donors import Donors
+from merge.layer_splits import depth_of
 from merge.merge_recipe import MergeInput, MergeRecipe, Settings
 from merge.methods import MergeMethod
 from merge.model_configs import TOKEN_IDS, check_kinds, differences, stacked
@@ -154,7 +155,7 @@ def _names(
         last = {stack: max(layers) for stack, layers in stacks(first).items()}
         for name in first:
             layer = layer_of(name)
-            depth = _depth(layer[1], last[layer[0]]) if layer else 0.0
+            depth = depth_of(layer[1], last[layer[0]]) if layer else 0.0
             yield parts[0], name, [name] * len(parts[0].inputs), depth
         return
     stack = text_stack(first)
@@ -167,14 +168,10 @@ def _names(
         for n, own in enumerate(zip(*ranges, strict=True)):
             for suffix in _suffixes(views[part.inputs[0].model], stack, own[0], part.inputs[0].model):
                 names = [f"{stack}.{layer}.{suffix}" for layer in own]
-                yield part, f"{stack}.{made}.{suffix}", names, _depth(n, len(ranges[0]) - 1)
+                yield part, f"{stack}.{made}.{suffix}", names, depth_of(n, len(ranges[0]) - 1)
             made += 1
     for name in (name for name in once if not comes_first(name)):
         yield parts[-1], name, [name] * len(parts[-1].inputs), 0.0
-
-
-def _depth(layer: int, last: int) -> float:
-    return layer / last if last else 1.0
 
 
 def _suffixes(view: View, stack: str, layer: int, model: str) -> list[str]:

@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -19,7 +19,18 @@ _LACKING = (
     *("gate_mode", "experts", "shared_experts", "experts_per_token", "architecture"),  # mixtures of experts
     *("modules", "residual_weight", "override_architecture"),
 )
-Setting = tuple[tuple[str, tuple[Any, ...]], ...]  # of the first filter that fits: values, spread over the layers
+
+
+class Piece(NamedTuple):
+    """What holds for tensors in whose names `part` is: values that are spread over the layers; with split points, one
+    before, between and behind them."""
+
+    part: str
+    values: tuple[Any, ...]
+    splits: tuple[float, ...] = ()
+
+
+Setting = tuple[Piece, ...]  # the first that fits counts
 Settings = Mapping[str, Setting]
 
 
@@ -239,21 +250,36 @@ def _settings(value: Any, where: str) -> Settings:
 
 
 def setting_of(value: Any, where: str) -> Setting:
-    """Of a value, a list of values, a {filter, value}, or a list of these."""
+    """Of a value, a list of values, a {filter, split, value}, or a list of these."""
     several = value if isinstance(value, list) else [value]
     if not several:
         raise UserError(f"{where}: an empty list says nothing")
     if not any(isinstance(each, dict) for each in several):
-        return (("", tuple(scalar_of(each, where) for each in several)),)
+        return (Piece("", tuple(scalar_of(each, where) for each in several)),)
     found = []
     for n, each in enumerate(several):
-        given = fields(each, f"{where}[{n}]", "filter value")
+        given = fields(each, f"{where}[{n}]", "filter split value")
         inner = given.get("value")
         if inner is None or isinstance(inner, dict):
             raise UserError(f"{where}[{n}]: a value, or a list of values, is expected")
         part = _text(given.get("filter", "*"), f"{where}[{n}].filter")
-        found += [("" if part == "*" else part, values) for _, values in setting_of(inner, f"{where}[{n}].value")]
+        for piece in setting_of(inner, f"{where}[{n}].value"):
+            splits = _splits(given.get("split"), len(piece.values), f"{where}[{n}].split")
+            found.append(Piece("" if part == "*" else part, piece.values, splits))
     return tuple(found)
+
+
+def _splits(value: Any, count: int, where: str) -> tuple[float, ...]:
+    if value is None:
+        return ()
+    found = [scalar_of(each, where) for each in (value if isinstance(value, list) else [value])]
+    if not found:
+        raise UserError(f"{where}: an empty list says nothing")
+    if any(isinstance(each, (bool, str)) or not 0 <= each <= 1 for each in found):
+        raise UserError(f"{where}: numbers from 0, the first layer, to 1, the last, are expected, not {_short(value)}")
+    if count != len(found) + 1:
+        raise UserError(f"{where}: values are one more than split points, here {len(found) + 1}, not {count}")
+    return tuple(map(float, found))
 
 
 def scalar_of(value: Any, where: str) -> bool | int | float | str:

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from merge.merge_recipe import MergeInput, MergeRecipe, Setting, Settings, nearest, scalar_of, setting_of
+from merge.layer_splits import part_at
+from merge.merge_recipe import MergeInput, MergeRecipe, Piece, Setting, Settings, nearest, scalar_of, setting_of
 from merge.methods import IGNORED, METHODS, REQUIRED, MergeMethod, Param
 from merge.methods.task_vectors import check_della
 from merge.methods.weighted_sums import check_shares
@@ -67,10 +68,11 @@ def check_names(recipe: MergeRecipe) -> list[str]:
 
 def value_at(setting: Setting, name: str, depth: float) -> Any:
     """The value for a tensor that lies at a depth from 0 to 1 of its slice; None where no filter fits."""
-    values = next((values for part, values in setting if part in name), None)
-    if values is None:
+    piece = next((each for each in setting if each.part in name), None)
+    if piece is None:
         return None
-    place = depth * (len(values) - 1)
+    values = piece.values
+    place = part_at(depth, piece.splits) if piece.splits else depth * (len(values) - 1)
     before = int(place)
     if any(isinstance(each, (bool, str)) for each in values):
         return values[before]
@@ -160,13 +162,14 @@ def _narrowed(told: list[dict[str, Any]], shared: Told, params: Mapping[str, Par
     for each in told:
         both = {**shared, **each}
         density, epsilon = (_pieces(both.get(key), params[key]) for key in ("density", "epsilon"))
-        meet = [name for name, _ in density] == [name for name, _ in epsilon]
-        least = min((_room(x) for _, values in density if not _is_edge(values) for x in values), default=1.0)
-        rooms = [tuple(map(_room, values)) for _, values in density] if meet else [(least,)] * len(epsilon)
+        meet = [(piece.part, piece.splits) for piece in density] == [(piece.part, piece.splits) for piece in epsilon]
+        kept = [piece.values for piece in density]
+        least = min((_room(x) for values in kept if not _is_edge(values) for x in values), default=1.0)
+        rooms = [tuple(map(_room, values)) for values in kept] if meet else [(least,)] * len(epsilon)
         if "epsilon" not in both:
             rooms = [(least,)]
-        mended = [_under(values, room) for (_, values), room in zip(epsilon, rooms, strict=True)]
-        changed = mended != [values for _, values in epsilon]
+        mended = [_under(piece.values, room) for piece, room in zip(epsilon, rooms, strict=True)]
+        changed = mended != [piece.values for piece in epsilon]
         found.append({**each, "epsilon": _retold(both.get("epsilon"), mended)} if changed else each)
     return found
 
@@ -193,10 +196,10 @@ MENDERS: Mapping[Callable[[Told], None], Any] = {check_shares: _lifted, check_de
 # -- settings as recipes have them -------------------------------------------------------------------------------------
 
 
-def _pieces(value: Any, param: Param) -> list[tuple[str, tuple[float, ...]]]:
+def _pieces(value: Any, param: Param) -> list[Piece]:
     """Filters with their values; where none of them fits, the default."""
     said = list(setting_of(value, "")) if value is not None else []
-    return said if said and not said[-1][0] else [*said, ("", (param.default,))]
+    return said if said and not said[-1].part else [*said, Piece("", (param.default,))]
 
 
 def _retold(value: Any, pieces: Sequence[Sequence[float]]) -> Any:
@@ -225,9 +228,9 @@ def _refilled(value: Any, numbers: Sequence[float]) -> Any:
 
 
 def _mapped(value: Any, change: Callable[[float], float]) -> Any:
-    """Of all numbers of a setting, in their order."""
+    """Of all numbers of a setting, in their order; split points are places, and no values."""
     if isinstance(value, Mapping):
-        return {key: each if key == "filter" else _mapped(each, change) for key, each in value.items()}
+        return {key: each if key != "value" else _mapped(each, change) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
         return [_mapped(each, change) for each in value]
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):

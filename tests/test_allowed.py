@@ -57,12 +57,23 @@ def makes_something(method: str, told: dict) -> None:
 # -- post-training: curves that are bent -------------------------------------------------------------------------------
 
 LIKELY = {"weight": [0.1, 0.6, 0.5], "density": [0.9, 0.4, 0.6], "t": [0, 0.5, 1], "gamma": 0.02, "lambda": 1.2}
+
+
+def stepped(value, first: float):
+    """A list jumps at split points from one value to the next."""
+    if not isinstance(value, list):
+        return value
+    return {"split": [first + n / 10 for n in range(len(value) - 1)], "value": value}
+
+
 CURVES = {
     **{"plain": lambda key, value: value},
     **{"flat": lambda key, value: value[1] if isinstance(value, list) else value},
     **{"filters": lambda key, value: [{"filter": "mlp", "value": value}, {"value": 0.5 if key != "epsilon" else 0.2}]},
     **{"other-filters": lambda key, value: [{"filter": f"{'mlp' if key == 'epsilon' else 'self'}", "value": value},
                                             {"value": 0.5 if key != "epsilon" else 0.2}]},
+    **{"steps": lambda key, value: stepped(value, 0.3)},
+    **{"other-steps": lambda key, value: stepped(value, 0.7 if key == "epsilon" else 0.2)},
     **{"no-catch-all": lambda key, value: [{"filter": "mlp", "value": value}] if key == "epsilon" else value},
     **{"text": lambda key, value: str(value) if isinstance(value, float) else value},
 }  # fmt: skip
@@ -120,6 +131,7 @@ def test_every_point_of_a_search_is_a_recipe_that_passes(method):
         *({"normalize": True}, {"layer_granularity": 1}, {"allow_negative_weights": True}),
         {"layer_granularity": 2, "smooth": True, "filters": ("mlp",)},
         {"layer_granularity": 2, "smooth": True, "normalize": False},
+        *({"layer_splits": 3}, {"layer_splits": 1, "filters": ("mlp",)}),
     ]
     rng, made = np.random.default_rng(3), 0
     for kind in kinds:

@@ -308,6 +308,17 @@ def test_a_merge_s_curves_are_genes_by_their_filters():
     assert not found.traits
 
 
+def test_a_step_s_place_is_a_gene_beside_its_values():
+    curves = [{"filter": "mlp", "split": [0.25], "value": [0.0, 1.0]}, {"split": 0.75, "value": [1, 0.5]}]
+    found = genes_of(grown([made("1/a", score=1.0, genome={"crossover": {"t": curves, "density": curves[1]}})], 2))
+    assert {gene.name: gene.means for gene in found.genes} == {
+        "crossover.t.mlp.split.0": [0.25], "crossover.t.mlp.value.0": [0.0], "crossover.t.mlp.value.1": [1.0],
+        "crossover.t.1.split": [0.75], "crossover.t.1.value.0": [1.0], "crossover.t.1.value.1": [0.5],
+        "crossover.density.split": [0.75], "crossover.density.value.0": [1.0], "crossover.density.value.1": [0.5],
+    }  # fmt: skip
+    assert not found.traits
+
+
 def test_paths_are_as_short_as_they_may_be():
     data = dict.fromkeys(("/x/a/chat.jsonl", "/x/b/chat.jsonl", "/x/b/text.jsonl:en", "/y", "hub/chat.jsonl"), 1.0)
     found = genes_of(grown([made("1/a", score=1.0, genome={"data": data, "/x/way": "slerp"})], 2))

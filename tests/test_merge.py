@@ -133,6 +133,29 @@ def test_curves_over_layers_and_filters(models, tmp_path):
         assert torch.allclose(tensor.double(), wanted, atol=1e-6), (name, t)
 
 
+def test_a_step_is_the_same_as_slices_that_end_there(models, tmp_path):
+    inputs = [{"model": m, "parameters": {"weight": {"split": 0.5, "value": v}}} for m, v in zip(
+        models[:2], ([0.25, 1.0], [0.5, 0.0]), strict=True)]  # fmt: skip
+    stepped = run(tmp_path / "stepped", {"merge_method": "linear", "models": inputs})
+
+    def part(begin: int, end: int, first: float, second: float) -> dict:
+        weights = zip(models[:2], (first, second), strict=True)
+        here = [{"model": m, "layer_range": [begin, end], "parameters": {"weight": w}} for m, w in weights]
+        return {"sources": here}
+
+    sliced = run(
+        tmp_path / "sliced", {"merge_method": "linear", "slices": [part(0, 2, 0.25, 0.5), part(2, 4, 1.0, 0.0)]}
+    )
+    layers = [name for name in stepped if ".layers." in name]
+    assert len({name.split(".")[2] for name in layers}) == 4
+    assert all(torch.equal(stepped[name], sliced[name]) for name in layers)
+    assert torch.equal(stepped["model.layers.3.mlp.up_proj.weight"], weights_of(models[0], "3.mlp.up_proj"))
+
+
+def weights_of(model: str, part: str) -> torch.Tensor:
+    return weights(Path(model))[f"model.layers.{part}.weight"]
+
+
 @pytest.mark.parametrize("setting, name, t, value", [
     (0.3, "x", 0.9, 0.3),
     ([0, 1], "x", 0.25, 0.25),
@@ -144,6 +167,13 @@ def test_curves_over_layers_and_filters(models, tmp_path):
     ({"filter": "mlp", "value": 2}, "a.attn.b", 0, None),
     ([{"filter": "mlp", "value": 2}, {"filter": "*", "value": 3}], "a.attn.b", 0, 3),
     ([{"filter": "a", "value": [2, 4]}, {"filter": "mlp", "value": 3}], "a.mlp.b", 0.5, 3.0),
+    ({"split": 0.5, "value": [0.2, 0.7]}, "x", 0.49, 0.2),
+    ({"split": 0.5, "value": [0.2, 0.7]}, "x", 0.5, 0.7),
+    ({"split": ["6e-1", 0.2], "value": [1, 2, 3]}, "x", 0.59, 2.0),
+    ({"split": [0, 1], "value": [1, 2, 3]}, "x", 0.0, 2.0),
+    ({"split": 0.5, "value": [True, False]}, "x", 0.9, False),
+    ([{"filter": "mlp", "split": 0.3, "value": [2, 4]}, {"value": [0, 1]}], "a.mlp.b", 0.5, 4.0),
+    ([{"filter": "mlp", "split": 0.3, "value": [2, 4]}, {"value": [0, 1]}], "a.attn.b", 0.5, 0.5),
 ])  # fmt: skip
 def test_settings(setting, name, t, value):
     assert value_at(setting_of(setting, "x"), name, t) == value

@@ -30,9 +30,12 @@ from train.few_questions import calibrated
 from train.fitness_from import Interview
 
 
-@pytest.mark.parametrize("method", ["linear", "slerp", "dare_ties", "della", "karcher"])
-def test_a_candidate_in_memory_is_the_model_that_its_recipe_makes(method, facts, tmp_path):
-    config = completed(genome_file(tmp_path, facts, method, base=method in ("dare_ties", "della")), facts)
+@pytest.mark.parametrize("method, splits", [
+    *(("linear", 0), ("slerp", 0), ("dare_ties", 0), ("della", 0), ("karcher", 0)), *(("linear", 1), ("slerp", 1)),
+])  # fmt: skip
+def test_a_candidate_in_memory_is_the_model_that_its_recipe_makes(method, splits, facts, tmp_path):
+    file = genome_file(tmp_path, facts, method, method in ("dare_ties", "della"), genome={"layer_splits": splits})
+    config = completed(file, facts)
     evaluator, one = RecipeEvaluator(config), Space(config.genome, 2)
     for n in range(2):  # one after the other in the same model
         recipe = one.recipe(np.random.default_rng(n).random(one.size))
@@ -125,6 +128,7 @@ def test_tasks_and_their_weights_make_the_score(facts, tmp_path):
         marks=pytest.mark.slow,
     ),
     ({"genome": {"layer_granularity": 3}}, "does not divide the models' 2 layers"),
+    ({"genome": {"layer_splits": 2}}, "between the models' 2 layers are 1 places"),
     ({"genome": {"filters": ["self_atn"]}}, "'self_atn' is in no tensor's name; parts of names are .*q_proj"),
     ({"apply_chat_template": True}, "the models' tokenizer has no chat template"),
     ({"genome": {"models": ["/no/such/model", "/none"]}}, "/no/such/model: not a folder"),

@@ -173,6 +173,21 @@ def test_curves_are_genes_on_request(tmp_path):
     assert len(values) == 11 and all(0 <= x <= 1 for x in values)
 
 
+def test_where_a_step_lies_is_a_gene_too(tmp_path):
+    step = {"split": 0.5, "value": [0.2, 0.8]}
+    c = config(tmp_path, crossover={"method": "slerp", "t": step}, crossover_evolves=True, mutation_probability=1.0)
+    plain, rng = posttraining_genome.unmutated(c), np.random.default_rng(1)
+    assert plain["crossover"] == {"t": step}
+    population = [plain, plain]
+    places = []
+    for _ in range(40):
+        population = [posttraining_genome.child(c, population, rng) for _ in range(2)]
+        places += [genome["crossover"]["t"]["split"] for genome in population]
+    assert all(0 <= place <= 1 for place in places) and min(places) < 0.3 and max(places) > 0.7
+    recipe = merge_of(posttraining_genome.crossed(c, ["a", "b"], population[0]), "")
+    assert recipe.parameters["t"][0].splits == (places[-2],)
+
+
 def test_the_mixture_is_in_proportion_or_of_the_top(tmp_path):
     c = config(tmp_path)
     names = posttraining_genome.names(c)
@@ -323,7 +338,8 @@ def test_a_second_epoch_has_the_same_rows_in_another_order(tmp_path):
 
 
 def test_one_worker_or_two_a_run_has_the_same_bytes(tmp_path):
-    c = config(tmp_path, selection="tournament", crossover_evolves=True)
+    curves = [{"filter": "mlp", "split": 0.5, "value": [0.2, 0.8]}, {"value": [0.3, 0.6]}]
+    c = config(tmp_path, selection="tournament", crossover={"method": "slerp", "t": curves}, crossover_evolves=True)
     finished(c)
     again = c.model_copy(update={"project_name": "again"})
     one, two = worker(again, "one"), worker(again, "two")

@@ -56,6 +56,9 @@ def genome(**more) -> dict:
     (genome(merge_method="slerp", allow_negative_weights=True), "allow_negative_weights has no sense"),
     (genome(filters=["mlp", "mlp"]), "filters: one of them stands there twice"),
     (genome(layer_granularity=-1), "layer_granularity is -1"),
+    (genome(layer_granularity=1, layer_splits=2), "both say which layers share parameters: one of them is enough"),
+    (genome(layer_splits=2, smooth=True), "smooth needs a layer_granularity"),
+    (genome(layer_splits=0.5), "layer_splits is 0.5"),
 ])  # fmt: skip
 def test_bad_genome_files(value, why, tmp_path):
     file = tmp_path / "genome.yml"
@@ -167,5 +170,5 @@ def test_a_search_of_an_older_kind_is_refused_before_anything_of_it_is_read(fact
     (tmp_path / "x" / "run.json").unlink()
     store.settle("run.json", {**about, "results": 2})
     other = config.model_copy(update={"max_fevals": 7})
-    with pytest.raises(UserError, match="results of kind 2 and this code would give it those of kind 6"):
+    with pytest.raises(UserError, match="results of kind 2 and this code would give it those of kind 7"):
         search_running.make_way(other, tmp_path / "x")

@@ -6,18 +6,20 @@ import numpy as np
 import pytest
 
 from fleet.run_config import UserError
+from merge import layer_splits
 from merge.evolve.cma_es import CmaState, Generation, Search
 from merge.evolve.records import text_of
-from merge.evolve.search_config import METHODS
+from merge.evolve.search_config import METHODS, MergeGenome
+from merge.evolve.search_space import Space
 from merge.merge_recipe import merge_of, parse
 from tests.searching import space
 
 
 @pytest.mark.parametrize("method", get_args(METHODS))
 def test_every_method_has_a_recipe_that_the_engine_reads(method):
-    for more in ({}, {"layer_granularity": 2}):
+    for more in ({}, {"layer_granularity": 2}, {"layer_splits": 1}):
         one = space(method, **more)
-        assert one.size == len(one.start()) == np.prod(one.shape)
+        assert one.size == len(one.start()) == np.prod(one.shape) + ("layer_splits" in more)
         rng = np.random.default_rng(0)
         for _ in range(20):
             recipe = one.recipe(rng.normal(size=one.size))
@@ -85,6 +87,44 @@ def test_a_granularity_that_does_not_divide_the_layers():
         space("linear", 6, layer_granularity=4)
 
 
+def test_split_points_are_coordinates_behind_all_others():
+    one = space("linear", 6, layer_splits=2)
+    assert one.size == 3 * 3 + 2 and one.start()[-2:] == [1 / 3, 2 / 3]
+    weights = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
+
+    def parts(*places: float) -> list[tuple[list[int], float]]:
+        recipe = one.recipe([*weights, *places])
+        first = (each["sources"][0] for each in recipe["slices"])
+        return [(each["layer_range"], each["parameters"]["weight"]) for each in first]
+
+    assert parts(0.3, 0.7) == [([0, 2], 0.1), ([2, 4], 0.4), ([4, 6], 0.7)]
+    assert parts(0.7, 0.3) == parts(0.3, 0.7)
+    assert parts(0.2, 0.6) == [([0, 1], 0.1), ([1, 3], 0.4), ([3, 6], 0.7)]  # a layer at a split point lies behind it
+    assert parts(0.5, 0.55) == [([0, 3], 0.1), ([3, 6], 0.7)]  # no layer between the two
+    assert parts(-0.2, 7) == [([0, 1], 0.1), ([1, 5], 0.4), ([5, 6], 0.7)]
+    assert [each["parameters"]["weight"] for each in one.recipe([*weights, 0, 0])["models"]] == [0.7, 0.8, 0.9]
+
+
+def test_every_place_between_two_layers_is_equally_likely():
+    places = np.linspace(0, 1, 10_001)[1:]
+    first = [behind for each in places for _, _, behind in layer_splits.parts([each], 6)[:1]]
+    assert {n: first.count(n) for n in range(7)} == {0: 0, **dict.fromkeys(range(1, 6), 2000), 6: 0}
+
+
+def test_slerp_takes_the_two_strongest_between_split_points():
+    recipe = space("slerp", layer_splits=1).recipe([0.1, -0.6, 0.2, 0.5, 0.5, 0.1, 0.4])
+    first, second = recipe["slices"]
+    assert [each["layer_range"] for each in first["sources"]] == [[0, 2]] * 2
+    assert [each["layer_range"] for each in second["sources"]] == [[2, 4]] * 2
+    assert (first["base_model"], second["base_model"]) == ("b", "a")
+
+
+def test_more_split_points_than_places_between_layers():
+    assert space("linear", 3, layer_splits=2).size == 11
+    with pytest.raises(UserError, match="layer_splits is 3; between the models' 3 layers are 2 places"):
+        space("linear", 3, layer_splits=3)
+
+
 def bowl(point) -> float:
     return -sum((x - 0.8) ** 2 for x in point)
 
@@ -112,6 +152,33 @@ def test_the_search_finds_its_way_and_is_a_pure_function(tmp_path, monkeypatch):
             assert one.next(whole[:n], told) == [list(point) for point in whole[n].points]
     assert Search((0.3,) * 4, 1 / 6, 0, 4).next([]) != Search((0.3,) * 4, 1 / 6, 0, 3).next([])
     assert Search((0.3,) * 4, 1 / 6, 0, 0).next([]) == Search((0.3,) * 4, 1 / 6, 0, 0).next([])  # 0 is no clock
+
+
+def candidates_until(layers: int, boundary: int, seed: int, **how) -> int:
+    """It is one model before a boundary and another one behind it: how many a search tries until it is nearly there."""
+    one = Space(MergeGenome(models=("a", "b"), merge_method="linear", **how), layers)
+    wanted, search, past = np.arange(layers) < boundary, Search(tuple(one.start()), 1 / 6, 0, seed), []
+    told = CmaState(search)
+
+    def score(point) -> float:
+        shares = []
+        for part in merge_of(one.recipe(point), "").slices:
+            first, second = (each.parameters["weight"][0].values[0] for each in part.inputs)
+            begin, end = part.inputs[0].layers or (0, layers)
+            shares += [first / (first + second)] * (end - begin)
+        return -float(np.square(np.array(shares) - wanted).mean())
+
+    while not past or max(past[-1].scores) < -0.01:
+        points = search.next(past, told)
+        past.append(Generation(points, [score(point) for point in points]))
+    return sum(len(each.points) for each in past)
+
+
+@pytest.mark.parametrize("boundary", [3, 7, 18])
+def test_split_points_find_a_boundary_with_fewer_candidates_than_layers_with_weights_of_their_own(boundary):
+    found = [candidates_until(24, boundary, seed, layer_splits=1) for seed in range(3)]
+    single = [candidates_until(24, boundary, seed, layer_granularity=1) for seed in range(3)]
+    assert 2 * max(found) < min(single)
 
 
 def test_options_of_the_search():

@@ -130,7 +130,12 @@ def table(configs: Path) -> str:
 
 
 def show(config: Path = Path("evolution.json")) -> None:
-    """Say what a configuration's training takes of a GPU."""
+    """Say what a configuration's training takes of a GPU.
+
+    For example:
+
+        python -m train.memory configs/150m.json
+    """
     c = load(config, TrainConfig)
     found, table = memory_of(c), Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for each, value in zip(fields(found), astuple(found), strict=True):

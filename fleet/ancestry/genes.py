@@ -90,7 +90,8 @@ def _flat(outer: str, value: Any) -> Iterator[tuple[str, Value | list[float]]]:
 
 def _value_of(item: Mapping[str, Any]) -> Any:
     """A merge's parameters are lists of what holds for which weights: {"filter": "mlp", "value": 0.5}."""
-    return item["value"] if item.keys() - {"filter"} == {"value"} else item
+    said = {key: each for key, each in item.items() if key != "filter"}
+    return said["value"] if said.keys() == {"value"} else said
 
 
 def _unrolled(genomes: Mapping[str, Mapping[str, Value | list[float]]]) -> dict[str, dict[str, Value]]:

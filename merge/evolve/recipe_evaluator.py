@@ -112,7 +112,7 @@ class RecipeEvaluator(CandidateEvaluator[TaskEvaluation]):
             raise UserError(
                 f"the plan of a generation of {population} candidates with {space.size} coordinates would take "
                 f"{size / 1e6:.0f} MB; at most {REGISTER_LIMIT / 1e6:.0f} are possible: lower the population size, or "
-                "raise genome.layer_granularity"
+                "raise genome.layer_granularity, or give a few genome.layer_splits instead"
             )
 
     @cached_property

@@ -32,6 +32,9 @@ class MergeGenome(Section):
     layer_granularity: int = bound(
         0, "So many layers have parameters of their own; 0: all layers alike.", ge=0, le=100_000
     )
+    layer_splits: int = bound(
+        0, "So many split points are searched, too: between two, layers share parameters.", ge=0, le=100_000
+    )
     normalize: bool | None = bound(None, "As in a recipe.")
     allow_negative_weights: bool = bound(False, "Else weights are taken by their absolute value.")
     smooth: bool = bound(False, "Parameters run over the layers, from group to group, instead of jumping.")
@@ -68,6 +71,10 @@ class MergeGenome(Section):
                     f"{method} takes weights by their absolute value: allow_negative_weights has no sense",
                 ),
                 (len(set(self.filters)) < len(self.filters), "filters: one of them stands there twice"),
+                (
+                    self.layer_splits and self.layer_granularity,
+                    "layer_splits and layer_granularity both say which layers share parameters: one of them is enough",
+                ),
                 (self.smooth and not self.layer_granularity, "smooth needs a layer_granularity"),
             ]
         )

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from fleet.run_config import UserError
+from merge import layer_splits
 from merge.evolve.search_config import MergeGenome
 from merge.parameters import within
 
@@ -39,7 +40,7 @@ GENES: Mapping[str, tuple[Gene, ...]] = {
 
 @dataclass(frozen=True)
 class Space:
-    """Coordinates: layer groups x models x filters x genes, the last counted first."""
+    """Coordinates: layer groups x models x filters x genes, the last counted first; then the split points."""
 
     genome: MergeGenome
     layers: int
@@ -52,6 +53,11 @@ class Space:
                 f"genome.layer_granularity is {self.genome.layer_granularity}, which does not divide the models' "
                 f"{self.layers} layers; possible are 0 (all layers alike) and {fitting}"
             )
+        if self.genome.layer_splits >= self.layers:
+            raise UserError(
+                f"genome.layer_splits is {self.genome.layer_splits}; between the models' {self.layers} layers are "
+                f"{self.layers - 1} places for a split point"
+            )
 
     @property
     def genes(self) -> tuple[Gene, ...]:
@@ -59,34 +65,37 @@ class Space:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        groups = self.layers // self.genome.layer_granularity if self.genome.layer_granularity else 1
+        genome = self.genome
+        groups = self.layers // genome.layer_granularity if genome.layer_granularity else genome.layer_splits + 1
         return groups, len(self.genome.models), len(self.genome.filters) + 1, len(self.genes)
 
     @property
     def size(self) -> int:
-        return int(np.prod(self.shape))
+        return int(np.prod(self.shape)) + self.genome.layer_splits
 
     def start(self, seed: int | None = None) -> list[float]:
-        """Equal weights; or, with a seed, anywhere in the unit cube."""
+        """Equal weights, and split points at equal distances; or, with a seed, anywhere in the unit cube."""
         if seed is not None:
             return [float(x) for x in np.random.default_rng(seed).random(self.size)]
         starts = [1 / len(self.genome.models) if gene.start is None else gene.start for gene in self.genes]
-        return [float(x) for x in np.broadcast_to(starts, self.shape).ravel()]
+        splits = [n / (self.genome.layer_splits + 1) for n in range(1, self.genome.layer_splits + 1)]
+        return [*(float(x) for x in np.broadcast_to(starts, self.shape).ravel()), *splits]
 
     def recipe(self, point: Sequence[float]) -> dict[str, Any]:
         """The recipe of a point, as plain data: what stands in best_config.yaml."""
-        x, genome = np.asarray(point, float).reshape(self.shape), self.genome
+        genome, cut = self.genome, self.size - self.genome.layer_splits
+        x, ranges = np.asarray(point[:cut], float).reshape(self.shape), self._ranges(point[cut:])
         if genome.merge_method == "slerp":
-            parts = [self._pair(group) for group in x[:, :, 0, 0]]
+            parts = [self._pair(x[n, :, 0, 0]) for n, _, _ in ranges]
         elif genome.smooth:
             parts = [self._sources(x)]
         else:
-            parts = [self._sources(x[n : n + 1]) for n in range(len(x))]
+            parts = [self._sources(x[n : n + 1]) for n, _, _ in ranges]
         said: dict[str, Any] = {"merge_method": genome.merge_method}
         if len(parts) == 1:
             said |= parts[0]
         else:
-            said["slices"] = [self._slice(part, n) for n, part in enumerate(parts)]
+            said["slices"] = [self._slice(part, [*here]) for part, (_, *here) in zip(parts, ranges, strict=True)]
         if genome.base_model:
             said["base_model"] = genome.base_model
         if genome.normalize is not None:
@@ -99,6 +108,13 @@ class Space:
         return said | {key: value for key, value in more.items() if value}
 
     # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _ranges(self, places: Sequence[float]) -> list[tuple[int, int, int]]:
+        """Of each group of layers its number, the first of them, and the one behind the last."""
+        size = self.genome.layer_granularity
+        if size:
+            return [(n, n * size, (n + 1) * size) for n in range(self.layers // size)]
+        return layer_splits.parts([_share(float(x)) for x in places], self.layers)
 
     def _sources(self, x: np.ndarray) -> dict[str, Any]:
         """Models with their parameters; several groups become curves over the layers."""
@@ -118,9 +134,7 @@ class Space:
         named = zip(self.genome.models, told, strict=True)
         return {"models": [{"model": model, "parameters": params} for model, params in named]}
 
-    def _slice(self, part: Mapping[str, Any], number: int) -> dict[str, Any]:
-        layers = self.genome.layer_granularity
-        here = [number * layers, (number + 1) * layers]
+    def _slice(self, part: Mapping[str, Any], here: list[int]) -> dict[str, Any]:
         sources = [{"model": each["model"], "layer_range": here, **each} for each in part["models"]]
         if self.genome.base_model:  # mergekit wants to see it among the sources
             sources.append({"model": self.genome.base_model, "layer_range": here})

@@ -15,7 +15,9 @@ In the recipe of a merge, the models are adapters' folders:
       - model: ./code-adapter
         parameters: {weight: 0.4, density: 0.5}
 
-docs/merging.md explains both. A model and its adapter become one model by: python -m merge MODEL+ADAPTER OUT
+docs/merging.md explains both. A model and its adapter become one model by:
+
+    python -m merge MODEL+ADAPTER OUT
 """
 
 import math
