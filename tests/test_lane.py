@@ -23,8 +23,8 @@ from fleet.worker import Worker
 from tests import small
 from tests.helpers import LONG, kill, until
 from tests.small import run_digest
-from tests.toy.config import ToyConfig
-from tests.toy.maker import BESIDE, maker
+from tests.toy.config import BESIDE, ToyConfig
+from tests.toy.maker import maker
 from tests.toy.strategies import strategy
 from train.training_commands import check_settings
 

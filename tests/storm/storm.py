@@ -25,8 +25,8 @@ from fleet.worker import Worker
 from tests.storm.bucket import BucketServer, SimObjects
 from tests.storm.disk import Inode, Server, SimDisk, Weather, folder_of
 from tests.storm.world import Process, SimHost, World
-from tests.toy.config import ToyConfig
-from tests.toy.maker import BESIDE, make
+from tests.toy.config import BESIDE, ToyConfig
+from tests.toy.maker import make
 from tests.toy.strategies import strategy
 
 OPTIONS = WorkerOptions(dead_seconds=20.0, poll_seconds=0.3, snapshot_seconds=1.0)

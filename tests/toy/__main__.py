@@ -2,8 +2,7 @@
 
 from fleet.method import Method
 from fleet.start import main
-from tests.toy.config import ToyConfig
-from tests.toy.maker import BESIDE
+from tests.toy.config import BESIDE, ToyConfig
 
 ABOUT = "Train a population of vectors on a shared folder: the real run, with models that cost nothing."
 
@@ -21,4 +20,5 @@ def _maker(config: ToyConfig):  # type: ignore[no-untyped-def]
 
 
 if __name__ == "__main__":
-    main(Method("", ABOUT, ToyConfig, _strategy, _maker, off_device=BESIDE))
+    libraries = ("tests.toy.maker", "tests.toy.strategies")  # with NumPy, which only workers need
+    main(Method("", ABOUT, ToyConfig, _strategy, _maker, off_device=BESIDE, libraries=libraries))

@@ -6,6 +6,8 @@ from pydantic import Field
 
 from fleet.run_config import FleetConfig, Section, bound, operational
 
+BESIDE = frozenset({"cut", "outer"})  # tasks of a second lane
+
 
 class ToySection(Section):
     initial_population: tuple[Annotated[int, Field(ge=0)], ...] = bound(

@@ -9,7 +9,6 @@ import numpy as np
 from fleet.work import Failed, InputMember, Maker, Work
 from tests.toy.config import ToyConfig
 
-BESIDE = frozenset({"cut", "outer"})  # tasks of a second lane
 Vector = np.ndarray[Any, np.dtype[np.float64]]
 
 
