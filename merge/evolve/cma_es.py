@@ -33,10 +33,21 @@ class Search:
     def next(self, past: Sequence[Generation], known: "CmaState | None" = None) -> list[list[float]]:
         """What follows from all generations so far. One that was told the first of them already is told the rest; a
         new one hears them all, so that a search that goes on proposes what an undisturbed one would."""
+        return [*map(_rounded, self._told(past, known).asked())]
+
+    def middle(self, past: Sequence[Generation], known: "CmaState | None" = None) -> list[float]:
+        """The point around which it would go on: what many scores have come to, as far as each of them is luck."""
+        return _rounded(self._told([each for each in past if len(each.points) == self.population], known).middle)
+
+    def _told(self, past: Sequence[Generation], known: "CmaState | None") -> "CmaState":
         strategy = known or CmaState(self)
         for generation in past[strategy.number :]:
             strategy.told(generation)
-        return [[round(float(x), _DIGITS) for x in point] for point in strategy.asked()]
+        return strategy
+
+
+def _rounded(point: np.ndarray) -> list[float]:
+    return [round(float(x), _DIGITS) for x in point]
 
 
 class CmaState:
@@ -63,6 +74,10 @@ class CmaState:
             self._rng = np.random.default_rng([self.seed, self.number])
             self._asked = [np.asarray(point) for point in self._cma.ask()]
         return self._asked
+
+    @property
+    def middle(self) -> np.ndarray:
+        return np.asarray(self._cma.mean)
 
     def told(self, generation: Generation) -> None:
         """Points as they were tried, which are not quite those that were asked for."""

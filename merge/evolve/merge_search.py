@@ -85,20 +85,23 @@ class MergeSearch(SearchStrategy):
         return [self._score(f"donor-{n}", "given", alone(name, **rounded), on) for n, name in enumerate(self.c.models)]
 
     def finals(self, last: int, history: Past) -> list[Recipe]:
-        """The best by their estimates, as far as these are only that."""
+        """The best by their estimates, as far as these are only that; and what all estimates together point at."""
         past, space = self.past(last, history), self.space(history)
         first = sorted((one for each in past for one in each if one.score is not None and not one.twin), key=_by_score)
+        points: list[tuple[Sequence[float], str]] = [(one.point, one.id) for one in first[:FINALISTS] if one.estimated]
+        if points:
+            points.append((self.search(space).middle(_heard(past)), ""))
         return [
             Recipe(
                 f"c{n}",
                 "score",
                 (),
                 self.ground(),
-                args=ScoreArgs(recipe=space.recipe(one.point), on="validation", earlier=one.id).plain(),
-                genome={"point": one.point},
+                args=ScoreArgs(recipe=space.recipe(point), on="validation", earlier=earlier).plain(),
+                genome={"point": point},
                 optional=True,
             )
-            for n, one in enumerate(one for one in first[:FINALISTS] if one.estimated)
+            for n, (point, earlier) in enumerate(points)
         ]
 
     def winner(self, last: int, history: Past) -> Recipe | None:
@@ -115,8 +118,7 @@ class MergeSearch(SearchStrategy):
     def next(self, search: Search, past: Sequence[Sequence[Candidate]]) -> Points:
         if not self._strategy or self._strategy[0].number > len(past):
             self._strategy[:] = [CmaState(search)]
-        told = [Generation([one.point for one in each], [one.score for one in each]) for each in past]
-        return search.next(told, self._strategy[0])
+        return search.next(_heard(past), self._strategy[0])
 
     def generations(self, search: Search) -> int:
         return -(-self.c.max_fevals // search.population)
@@ -164,6 +166,10 @@ class MergeSearch(SearchStrategy):
     def _score(self, slot: str, role: str, recipe: dict[str, Any], on: EvalSplit) -> Recipe:
         args = ScoreArgs(recipe=recipe, on=on).plain()
         return Recipe(slot, "score", (), self.ground(), role, args, optional=True)
+
+
+def _heard(past: Sequence[Sequence[Candidate]]) -> list[Generation]:
+    return [Generation([one.point for one in each], [one.score for one in each]) for each in past]
 
 
 def candidates(space: Space, history: Past, round: int) -> list[Candidate]:
