@@ -169,13 +169,27 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="session")
-def specialists_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def everybodys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of all processes that test."""
+    mine = tmp_path_factory.getbasetemp()
+    return mine.parent if "PYTEST_XDIST_WORKER" in os.environ else mine
+
+
+@pytest.fixture(scope="session")
+def starters_home(everybodys: Path) -> Path:
+    """Where whoever first needs the models of the built-in skills trains them; the others wait for it."""
+    folder = everybodys / "starters"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def specialists_home(everybodys: Path) -> Path:
     """Where evomerge's default models are: trained once for all slow tests. Of processes that test, one trains them and
     the others wait for it."""
     from evomerge import specialists
 
-    mine = tmp_path_factory.getbasetemp()
-    folder = (mine.parent if "PYTEST_XDIST_WORKER" in os.environ else mine) / "home"
+    folder = everybodys / "home"
     folder.mkdir(exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed

@@ -27,9 +27,11 @@ def test_a_killed_run_goes_on_and_has_the_same_rollouts_and_winner(tmp_path, key
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Path:
-    """Where models to begin with are trained once."""
-    return tmp_path_factory.mktemp("runs")
+def place(tmp_path_factory, starters_home) -> Path:
+    """Of runs, whose models to begin with are trained once."""
+    place = tmp_path_factory.mktemp("runs")
+    (place / "starters").symlink_to(starters_home)
+    return place
 
 
 def ran(place: Path, name: str, **smaller: int) -> tuple[str, History]:

@@ -224,8 +224,8 @@ def test_an_interrupted_one_leaves_nothing_half(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # they are trained first
-def test_each_has_its_own_skill_and_no_other(tmp_path):
-    made, wanted = starters(tmp_path / "models"), asked(tmp_path / "tasks", 300)
+def test_each_has_its_own_skill_and_no_other(starters_home, tmp_path):
+    made, wanted = starters(starters_home), asked(tmp_path / "tasks", 300)
     evaluation = TaskEvaluation(wanted, AutoTokenizer.from_pretrained(made[BASE]), load(wanted))
     for name, folder in made.items():
         results = evaluation.marks(AutoModelForCausalLM.from_pretrained(folder)).results
