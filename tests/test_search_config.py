@@ -11,6 +11,7 @@ import yaml
 from cyclopts import App, Group
 
 from fleet.host import Host
+from fleet.results_version import kind
 from fleet.run import create_run
 from fleet.run_config import UserError
 from merge.evolve import __main__ as main_module
@@ -170,5 +171,7 @@ def test_a_search_of_an_older_kind_is_refused_before_anything_of_it_is_read(fact
     (tmp_path / "x" / "run.json").unlink()
     store.settle("run.json", {**about, "results": 2})
     other = config.model_copy(update={"max_fevals": 7})
-    with pytest.raises(UserError, match="results of kind 2 and this code would give it those of kind 7"):
+    with pytest.raises(
+        UserError, match=f"results of kind 2 and this code would give it those of kind {kind('merge-search')}"
+    ):
         search_running.make_way(other, tmp_path / "x")
