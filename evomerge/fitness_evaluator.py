@@ -21,11 +21,11 @@ from fleet.errors import UserError, from_home
 from merge.live_models import LiveModel
 from merge.search.search_worker import CandidateEvaluator
 from train import lm_eval_tasks, question_marks, text_sources
-from train.few_questions import Items, pool
+from train.few_questions import Items, asked_for
 from train.fitness_from import Interview
 from train.lm_eval_tasks import TaskEvaluation, TaskRequest
 from train.passages import Losses, PassageReader, as_metrics
-from train.question_marks import Answers, Questions
+from train.question_marks import Answers
 from train.splits import HELD_OUT, EvalSplit, Split, normal, parts_of
 from train.training_config import Dataset
 
@@ -94,8 +94,9 @@ class FitnessQuestions:
         answers = Answers(self.e.tasks, partial(self.evaluation.marks, model))
         theirs = json.loads(how.rival["objectives"]).get(BITS, 0.0) if how.rival else 0.0
         ahead = score + self.e.text_weight * theirs if how.rival else 0.0
-        seed, there = self.evaluation.asked.seed, self.evaluation.parted(self.e.holdout)["validation"]
-        return how.of(self.e.tasks, answers, for_validation(self.e, there, seed), seed, ahead)
+        seed, parts = self.evaluation.asked.seed, self.evaluation.parted(self.e.holdout)
+        everything = asked_for("validation", parts, self.e.fitness_from, seed)
+        return how.of(self.e.tasks, answers, everything, seed, ahead)
 
 
 class FormulaEvaluator(CandidateEvaluator[FitnessQuestions]):
@@ -125,7 +126,7 @@ class FormulaEvaluator(CandidateEvaluator[FitnessQuestions]):
 
     def items(self) -> Items:
         parts = lm_eval_tasks.parted(asked(self.e, self.seed), self.eval_tasks, self.e.holdout)
-        return Items(self.e.tasks, for_validation(self.e, parts["validation"], self.seed))
+        return Items(self.e.tasks, asked_for("validation", parts, self.e.fitness_from, self.seed))
 
     def scored(self, formula: Formula, how: Interview = Interview()) -> Mapping[str, Any]:
         live = self.builder.model(formula, self.forget)
@@ -150,11 +151,6 @@ def gains(e: EvaluationSettings, objectives: Mapping[str, float]) -> dict[str, f
     """Each objective, turned so that more is better; those that weigh nothing are none."""
     signs = {BITS: -1.0, **{task.key: math.copysign(1.0, task.weight) for task in e.tasks if task.weight}}
     return {name: signs[name] * value for name, value in objectives.items() if name in signs}
-
-
-def for_validation(e: EvaluationSettings, everything: Questions, seed: int) -> Questions:
-    """Of the tasks' questions; where few are asked, few are chosen of a part."""
-    return pool(everything, seed) if e.fitness_from == "irt" else everything
 
 
 def asked(e: EvaluationSettings, seed: int) -> TaskRequest:

@@ -2,7 +2,7 @@
 few of these are an estimate of those to the others."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,8 +11,10 @@ import numpy as np
 
 from fleet.run_config import UserError
 from train import response_model
+from train.fitness_config import FitnessFrom
 from train.question_marks import Metrics, Objectives, Questions, Single, subset
 from train.response_model import ResponseModel
+from train.splits import EvalSplit
 
 _POOL = 384  # questions at most, of each task as large a share: a response model needs no more
 _SHARE, _LEAST = 6, 16  # one question of so many is asked later, and how many at least
@@ -56,6 +58,11 @@ def pool(everything: Questions, seed: int) -> Questions:
     """The questions of a search that goes by few: all that there are, or a part; the others are not asked at all."""
     there = sum(map(len, everything.values()))
     return subset(everything, _POOL / there, seed) if there > _POOL else everything
+
+
+def asked_for(on: EvalSplit, parts: Mapping[EvalSplit, Questions], how: FitnessFrom, seed: int) -> Questions:
+    """All that are for it; where few are asked for validation, few are chosen of a part."""
+    return pool(parts[on], seed) if how == "irt" and on == "validation" else parts[on]
 
 
 def calibrated(items: Items, respondents: Sequence[Single], count: int) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from merge.merging import merge_into
 from merge.search.search_worker import CandidateEvaluator
 from merge.tensor_group import in_memory
 from train import lm_eval_tasks
-from train.few_questions import Items
+from train.few_questions import Items, asked_for
 from train.fitness_from import Interview
 from train.lm_eval_tasks import TaskEvaluation
 from train.question_marks import Metrics
@@ -152,7 +152,7 @@ class RecipeEvaluator(CandidateEvaluator[TaskEvaluation]):
     def items(self) -> Items:
         c = self.config
         parts = lm_eval_tasks.parted(scoring.asked(c), self.eval_tasks, c.holdout)
-        return Items(c.tasks, scoring.questions(c, parts, "validation"))
+        return Items(c.tasks, asked_for("validation", parts, c.fitness_from, c.seed))
 
     # -- inside -------------------------------------------------------------------------------------------------------
 

@@ -7,11 +7,10 @@ from typing import Any
 
 from merge.evolve.search_config import SearchConfig
 from train import lm_eval_tasks, question_marks
-from train.few_questions import pool
+from train.few_questions import asked_for
 from train.fitness_from import Interview
 from train.lm_eval_tasks import Marks, TaskEvaluation, TaskRequest
-from train.question_marks import Answers, Metrics, Questions
-from train.splits import EvalSplit
+from train.question_marks import Answers, Metrics
 
 
 def asked(c: SearchConfig) -> TaskRequest:
@@ -29,17 +28,12 @@ def check(c: SearchConfig, loaded: Mapping[str, Any]) -> None:
 
 
 def scored(c: SearchConfig, evaluation: TaskEvaluation, model: Any, how: Interview) -> Metrics:
-    everything = questions(c, evaluation.parted(c.holdout), how.on)
+    everything = asked_for(how.on, evaluation.parted(c.holdout), c.fitness_from, c.seed)
     if how.rival or how.few or how.earlier:
         answers = Answers(c.tasks, partial(evaluation.marks, model))
         return how.of(c.tasks, answers, everything, c.seed)
     marks = evaluation.marks(model, everything)
     return {**graded(c, marks), "asked": sum(map(len, everything.values())), "given_up": False}
-
-
-def questions(c: SearchConfig, parts: Mapping[EvalSplit, Questions], on: EvalSplit) -> Questions:
-    """All that are for it; where few are asked, few are chosen of a part."""
-    return pool(parts[on], c.seed) if c.fitness_from == "irt" and on == "validation" else parts[on]
 
 
 def graded(c: SearchConfig, marks: Marks) -> Metrics:
