@@ -1,14 +1,16 @@
-"""What fewer questions, niches and mates by attraction are worth: searches of each kind beside today's.
+"""What fewer questions, niches, archives and mates by attraction are worth: searches of each kind beside today's.
 
     python -m benchmarks.fitness
     python -m benchmarks.fitness --seeds 5 --evals 140
     python -m benchmarks.fitness --only parents
+    python -m benchmarks.fitness --only breed
     python -m benchmarks.fitness --only searches --tasks 64 --evals 140
 
 Donors that each know a third of some facts, made on the spot; several tasks ask for all of them, each with other wrong
 answers. Searches (CMA-ES over the weights of each layer) and tournaments have so many candidates, parents so many
-generations, in which only merging changes anything. The winner answers questions that were held out. All searches of
-one seed hold the same ones out; differences are paired by seed.
+generations, in which only merging changes anything. `breed` is `make breed` with a task for each skill instead of one
+that mixes them: its children learn, too. The winner answers questions that were held out. All searches of one seed hold
+the same ones out; differences are paired by seed.
 """
 
 import json
@@ -30,6 +32,7 @@ from rich.console import Console
 from benchmarks.figures import NONE, spread, table
 from fleet.history import opened
 from tests.searching import PARTS, donors, task
+from train.skills import SKILLS
 
 ROOT = Path(__file__).parent.parent
 POPULATION = 8
@@ -41,6 +44,7 @@ PARENTS: Mapping[str, Mapping[str, Any]] = {
     "rank, attraction": {"MATES": "attraction"},
     "niches, attraction": {"SELECTION": "niches", "MATES": "attraction"},
 }
+BREED = ROOT / "configs" / "posttrain.json"
 app = App(name="python -m benchmarks.fitness", help=__doc__, help_format="plaintext", version_flags=[])
 
 
@@ -57,14 +61,17 @@ def main(
     *,
     seeds: Annotated[int, Parameter(help="Of each kind.")] = 5,
     evals: Annotated[int, Parameter(help="Candidates of each search.")] = 84,
-    generations: Annotated[int, Parameter(help="Of members, where parents are chosen.")] = 6,
+    generations: Annotated[int, Parameter(help="Of members, where parents are chosen and only merged.")] = 6,
     tasks: Annotated[int, Parameter(help="Of 72 questions, half of them for validation.")] = 8,
-    only: Annotated[Literal["", "searches", "tournaments", "parents"], Parameter(help="One of the tables.")] = "",
+    only: Annotated[
+        Literal["", "searches", "tournaments", "parents", "breed"], Parameter(help="One of the tables.")
+    ] = "",
 ) -> None:
     kinds: dict[str, tuple[Mapping[str, Any], Callable[[Path, Any, int, Path], Outcome]]] = {
         "searches": (dict.fromkeys(("all", "racing", "irt")), partial(searched, evals=evals)),
         "tournaments": (dict.fromkeys(("all", "racing", "irt")), partial(contested, evals=evals)),
-        "parents": (PARENTS, partial(bred, generations=generations)),
+        "parents": (PARENTS, partial(merged_only, generations=generations)),
+        "breed": ({"tournament": {}, **PARENTS}, breed),
     }
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
@@ -170,7 +177,7 @@ def questions(place: Path) -> int:
     return len(tasks_of(place)) * len((place / "tasks" / "facts0.json").read_text().splitlines()) // 2
 
 
-def bred(place: Path, how: Mapping[str, Any], seed: int, out: Path, generations: int) -> Outcome:
+def merged_only(place: Path, how: Mapping[str, Any], seed: int, out: Path, generations: int) -> Outcome:
     curve = {"method": "slerp", "t": [0.5, 0.5]}
     config = {
         "ALGORITHM": "edt-evomerge", "PROJECT_NAME": "run", "BASE_DIR": str(out), "INITIAL_POPULATION": models(place),
@@ -178,10 +185,22 @@ def bred(place: Path, how: Mapping[str, Any], seed: int, out: Path, generations:
         "FITNESS": [{"task": each["name"], "weight": each["weight"]} for each in tasks_of(place)],
         "TASK_PATH": [str(place / "tasks")], "QUESTIONS": 36, "CROSSOVER": curve, "CROSSOVER_EVOLVES": True, **how,
     }  # fmt: skip
+    return bred(config, out)
+
+
+def breed(place: Path, how: Mapping[str, Any], seed: int, out: Path) -> Outcome:
+    """As many questions in all as one task of all skills has there."""
+    keys = json.loads(BREED.read_text())
+    tasks = [f"skill_{skill}" for skill in SKILLS]
+    keys |= {"FITNESS": tasks, "QUESTIONS": keys["QUESTIONS"] // len(tasks), "SEED": seed}
+    return bred({**keys, "PROJECT_NAME": "run", "BASE_DIR": str(out), **how}, out)
+
+
+def bred(config: Mapping[str, Any], out: Path) -> Outcome:
     (out / "config.json").write_text(json.dumps(config))
     took = done("edt_sim.py", "--config", out / "config.json")
     history = opened(out / "run")
-    asked = sum("score" in one.metrics for one in all_of(history)) * 36 * len(tasks_of(place))
+    asked = sum("score" in one.metrics for one in all_of(history)) * config["QUESTIONS"] * len(config["FITNESS"])
     return outcome(history, "fitness", asked, took)
 
 

@@ -1,5 +1,5 @@
 """A process that has loaded what takes seconds to load, and forks whenever another one like it is wanted: the workers
-of one machine load their libraries once.
+of one machine load their libraries once, and so does who shows the result.
 
 It does nothing else, so it has one thread and no device, and what is forked from it is sound. Who is forked goes on as
 if it had been started with the words of its order, in a session of its own.
@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from fleet.busy_notice import loading
 from fleet.host import born
@@ -49,13 +49,13 @@ class ForkServer:
     def lives(self) -> bool:
         return self._process.poll() is None
 
-    def fork(self, words: Sequence[str], log: IO[bytes]) -> "ForkedWorker":
+    def fork(self, words: Sequence[str], out: IO[Any], errors: IO[Any]) -> "ForkedWorker":
         """On a leash: its standard input ends when its starter is gone."""
         self._orders += 1
         order = json.dumps({"order": self._orders, "words": [*words]}).encode()
         theirs, leash = os.pipe()
         try:
-            socket.send_fds(self._socket, [order], [theirs, log.fileno()])
+            socket.send_fds(self._socket, [order], [theirs, out.fileno(), errors.fileno()])
         except OSError:
             os.close(leash)
             raise
@@ -131,7 +131,7 @@ def serve(script: Sequence[str], load: Callable[[], object]) -> list[str]:
             os.read(ended, _LONGEST)
             _tell_ends(orders, alive)
         if orders.fileno() in ready:
-            text, handles, _, _ = socket.recv_fds(orders, _LONGEST, 2)
+            text, handles, _, _ = socket.recv_fds(orders, _LONGEST, 3)
             if not text:
                 raise SystemExit(0)
             order, sound = json.loads(text), _can_be_forked()
@@ -179,8 +179,7 @@ def _begin(handles: Sequence[int], ours: Sequence[int]) -> None:
     os.setsid()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    leash, log = handles
-    for stream, handle in enumerate((leash, log, log)):
+    for stream, handle in enumerate(handles):
         os.dup2(handle, stream)
     for handle in (*handles, *ours):
         os.close(handle)

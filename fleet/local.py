@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -63,10 +64,9 @@ class Starter:
         self._memory = OutOfMemoryKills()
         self._log: Log | None = None
         self._server: ForkServer | None = None
-        self.over = False
 
-    def run(self) -> int:
-        """Start or go on, until the run is over; the exit code says how it went."""
+    def run(self, show: Callable[[], object] | None = None) -> int:
+        """Start or go on, until the run is over, and show the result; the exit code says how it went."""
         store, how = self.entered()
         history = History(store)
         history.look_far()
@@ -75,7 +75,7 @@ class Starter:
             more = "python -m fleet.fork trains it on"
             say(f"The run is over already. Another one needs another folder: another PROJECT_NAME, or --out; {more}.")
             self._log_the_rest(history)
-            return self._result(history)
+            return self._result(history) or self._shown(show)
         if why := launches.ordered(store, sys.maxsize):
             say(f"{why[0].upper()}{plain(why[1:], 1000)}.")
             return 0
@@ -87,7 +87,7 @@ class Starter:
         seats = [LocalSeat(n) for n in range(self.count)]
         try:
             self._work(seats, history)
-            return self._report(store, history, seats)
+            return self._report(store, history, seats) or self._shown(show)
         finally:
             if self._server:
                 self._server.close()
@@ -138,7 +138,7 @@ class Starter:
             counts = thread_counts(self.config.threads)
             self._server = ForkServer(self.script(), self.config.algorithm, self.folder, counts, self._log.file)
         words = ["--leash", "--launch", str(self._launch), "--worker", name, str(self.folder)]
-        return self._server.fork(words, self._log.file)
+        return self._server.fork(words, self._log.file, self._log.file)
 
     def script(self) -> list[str]:
         return this_script()
@@ -203,6 +203,24 @@ class Starter:
         say(f"{log}\nThe same command goes on from here.", file=sys.stderr)
         return 1
 
+    def _shown(self, show: Callable[[], object] | None) -> int:
+        """By a process that has loaded already what that takes; by this one where there is none, or nobody who would
+        hear it."""
+        if not show:
+            return 0
+        try:
+            process = self._server and self._server.fork(["--show", str(self.folder)], sys.stdout, sys.stderr)
+        except (OSError, AttributeError):  # a stream that is no file
+            process = None
+        if not process:
+            show()
+            return 0
+        while (code := process.poll()) is None:
+            if self._signals > self._passed_on:
+                process.kill()
+            time.sleep(0.05)
+        return 130 if code < 0 and self._signals > self._passed_on else code
+
     def _log_the_rest(self, history: History) -> None:
         """What a sink did not take when the run ended."""
         keeper = keeper_of(self.folder, self.host, f"starter-{self.host.token()}", self.script(), self.config, say)
@@ -222,7 +240,6 @@ class Starter:
         return [f"  {plain(line, 500)}" for line in unusual[-most:]]
 
     def _result(self, history: History) -> int:
-        self.over = True
         say_result(history, self.folder, self.view, "" if self._mounted(history.store) else _GONE)
         return 0
 

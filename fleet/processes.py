@@ -90,6 +90,13 @@ def log_to(methods: Mapping[str, Method[Any]], kind: str, claim: int, folder: Pa
     return logger.run(kind, History(store), claim, logged, method.points, method.artifacts)
 
 
+def show_result(methods: Mapping[str, Method[Any]], folder: Path) -> int:
+    """Of a run that is over."""
+    _, method, config, _ = found_in(folder, Host(), "show", methods)
+    method.show_result(config, folder)
+    return 0
+
+
 def keeper_of(
     folder: Path,
     host: Host,
@@ -111,15 +118,23 @@ def keeper_of(
 def run_in(
     folder: Path, host: Host, name: str, methods: Mapping[str, Method[Any]], launch: int = 0
 ) -> tuple[Store, Method[Any], Any, int]:
-    """A run as it is known to its own processes: its method, and its configuration in one launch of it."""
+    """A run as it is known to its own processes, with a device and a log of their own."""
+    found = _, _, config, _ = found_in(folder, host, name, methods, launch)
+    gpus.choose(name, devices_of_each(config))
+    log_plainly("%(asctime)s %(levelname)s %(message)s", config.log_level)
+    return found
+
+
+def found_in(
+    folder: Path, host: Host, name: str, methods: Mapping[str, Method[Any]], launch: int = 0
+) -> tuple[Store, Method[Any], Any, int]:
+    """A run, its method, and its configuration in one launch of it."""
     store, run = open_run(folder, host, name)
     results_version.check(folder, run)
     launch = launch or launches.latest(store)
     method = methods.get(str(run["config"].get("algorithm")), next(iter(methods.values())))
     config = method.config.joined(run["config"], launches.settings(store, launch))
-    gpus.choose(name, devices_of_each(config))
     let_group_read(config)
-    log_plainly("%(asctime)s %(levelname)s %(message)s", config.log_level)
     return store, method, config, launch
 
 

@@ -26,7 +26,7 @@ from fleet.metrics import sinks
 from fleet.permissions import keep_private
 from fleet.places import here
 from fleet.plain import say
-from fleet.processes import called, devices_of_each, let_group_read, log_to, this_script, work
+from fleet.processes import called, devices_of_each, let_group_read, log_to, show_result, this_script, work
 from fleet.run import create_run
 from fleet.run_config import FleetConfig, UserError, load, lowered, read_json
 from fleet.seats import SPENT
@@ -81,6 +81,7 @@ def main(method: Method[Any], arguments: list[str] | None = None, others: Sequen
         forkserver: Annotated[tuple[str, Path, str] | None, Parameter(show=False)] = None,
         accelerators: Annotated[str, Parameter(show=False)] = "[]",
         sink: Annotated[tuple[str, int, Path] | None, Parameter(show=False)] = None,
+        show: Annotated[Path | None, Parameter(show=False)] = None,
         fork: Annotated[str, Parameter(show=False)] = "",
         follow: Annotated[Path | None, Parameter(show=False)] = None,
         finish: Annotated[bool, Parameter(show=False)] = False,
@@ -94,6 +95,8 @@ def main(method: Method[Any], arguments: list[str] | None = None, others: Sequen
             return work(methods, *worker, leash, launch)
         if sink:
             return log_to(methods, *sink)
+        if show:
+            return show_result(methods, show)
         if fork:
             order = ForkOrder.model_validate_json(fork)
             return fork_run(methods.get(order.settings.get("algorithm", ""), method), order)
@@ -129,9 +132,7 @@ def main(method: Method[Any], arguments: list[str] | None = None, others: Sequen
             say(f"Note: {shared}.")
         if not there and (many := crowded(starter.count, chosen.threads, len(os.sched_getaffinity(0)))):
             say(f"Note: {many}.")
-        if (code := starter.run()) == 0 and starter.over:
-            mine.show_result(chosen, starter.folder)
-        return code
+        return starter.run(lambda: mine.show_result(chosen, starter.folder))
 
     try:
         _check_worker(sys.argv[1:] if arguments is None else arguments)

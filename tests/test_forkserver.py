@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fleet.forkserver import ForkedWorker, ForkServer
-from tests.helpers import ROOT, kill, pids, until
+from tests.helpers import LONG, ROOT, freeze, kill, parent_of, pids, until
 
 SCRIPT = """
 import json, os, sys, threading
@@ -49,7 +49,7 @@ class Place:
         self.server = ForkServer([sys.executable, str(self.script)], what, folder, env, self.log)
 
     def fork(self, *words: str) -> ForkedWorker:
-        return self.server.fork(words, self.log)
+        return self.server.fork(words, self.log, self.log)
 
     def said(self) -> list[dict]:
         return [json.loads(line) for line in self.out.read_text().splitlines() if line.startswith("{")]
@@ -174,3 +174,19 @@ def test_a_run_whose_server_and_workers_are_killed(toys):
     starter.ends()
     run.same()
     assert "another takes its place" in starter.said and not pids(str(run.folder))
+
+
+@pytest.mark.slow
+def test_who_shows_the_result_has_loaded_before_and_ends_with_ctrl_c(pretraining):
+    run = pretraining(max_generations=1)
+    first = run.start(1)
+    (shown,) = until(lambda: pids("--show", str(run.folder)), "the result is being shown", LONG)
+    freeze(shown)
+    server = parent_of(shown)
+    assert "--forkserver" in Path(f"/proc/{server}/cmdline").read_text()
+    first.send(signal.SIGINT)
+    first.ends(130)
+    assert "The run is over" in first.said and "Exported" not in first.said
+    again = run.start(1)
+    again.ends()
+    assert "The run is over already" in again.said and "Exported (average)" in again.said

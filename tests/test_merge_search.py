@@ -178,9 +178,9 @@ def test_a_search_finds_a_better_model_and_writes_it_down(facts, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["all", "irt"])
-def test_a_killed_search_goes_on_as_if_nothing_had_been(how, facts, tmp_path):
-    file = genome_file(tmp_path, facts, "dare_ties", base=True)
+@pytest.mark.parametrize("how, genome", [("all", {"layer_splits": 1}), ("irt", {})])
+def test_a_killed_search_goes_on_as_if_nothing_had_been(how, genome, facts, tmp_path):
+    file = genome_file(tmp_path, facts, "dare_ties", base=True, genome=genome)
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     more = ("--max-fevals", "24", "--population-size", "6", "--random-seed", "4", "--fitness-from", how)
     search(file, whole, facts, *more, "--workers", "1")
