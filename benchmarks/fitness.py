@@ -71,7 +71,7 @@ def main(
         "searches": (dict.fromkeys(("all", "racing", "irt")), partial(searched, evals=evals)),
         "tournaments": (dict.fromkeys(("all", "racing", "irt")), partial(contested, evals=evals)),
         "parents": (PARENTS, partial(merged_only, generations=generations)),
-        "breed": ({"tournament": {}, **PARENTS}, breed),
+        "breed": ({"tournament": {}, **{name: PARENTS[name] for name in ("pareto", "niches", "archive")}}, breed),
     }
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)

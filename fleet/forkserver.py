@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from fleet.busy_notice import loading
 from fleet.host import born
+from fleet.permissions import begun_with
 from fleet.plain import say
 
 _LONGEST = 1 << 16  # bytes of an order
@@ -40,7 +41,7 @@ class ForkServer:
             self._process = subprocess.Popen(
                 [*script, "--forkserver", algorithm, str(folder), "." * _ROOM],
                 stdin=theirs.fileno(), stdout=log, stderr=subprocess.STDOUT,
-                env={**os.environ, **env}, start_new_session=True,
+                env={**os.environ, **env}, start_new_session=True, umask=begun_with(),
             )  # fmt: skip
         self._orders = 0
         self._told: dict[int, dict[str, int]] = {}  # what came of each order

@@ -20,7 +20,6 @@ from merge.tensor_group import RowReader, in_memory
 from merge.tensor_names import is_buffer, is_embedding, is_head, named_alike
 
 C = TypeVar("C", bound=Mapping[str, Any])
-_WINDOW = 16 << 20  # bytes
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 
 
@@ -184,7 +183,6 @@ def _reader(fd: int, path: Path, begin: int, entry: TensorEntry) -> RowReader:
             raise UserError(f"{path}: rows {first} to {last} of a tensor that has {count}")
         room = torch.empty((last - first, columns), dtype=entry.dtype)
         left, place = bytes_of(room), begin + first * width
-        _read_ahead(fd, first * width, last * width, begin, entry.bytes)
         while left:
             if not (got := os.preadv(fd, [left], place)):
                 raise UserError(f"{path}: it ends too early; did it change while it was read?")
@@ -192,15 +190,6 @@ def _reader(fd: int, path: Path, begin: int, entry: TensorEntry) -> RowReader:
         return room
 
     return rows
-
-
-def _read_ahead(fd: int, first: int, last: int, begin: int, size: int) -> None:
-    """Whoever reads into another window of a tensor has the disk fetch the next one, while what is there is computed
-    with: several tensors are read from one file at a time, and the system does not foresee where they go on."""
-    window = last // _WINDOW
-    if hasattr(os, "posix_fadvise") and (not first or window > first // _WINDOW):
-        ahead = min(size, (window + 2) * _WINDOW) - first
-        os.posix_fadvise(fd, begin + first, ahead, os.POSIX_FADV_WILLNEED)
 
 
 def _pickled(path: Path) -> dict[str, LazyTensor]:

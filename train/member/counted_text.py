@@ -16,7 +16,7 @@ from train.training_config import Dataset, TrainConfig
 Tell = Callable[[str], object]
 Counts = Mapping[SplitName, int]  # of tokens
 _COUNTED, _MUCH = 100_000, 4_000_000  # documents and characters beyond which nobody waits for them to be counted
-_TOKEN = 6  # characters, at most, that a token stands for on average
+_TOKEN, _SHORT, _FEW = 6, 3, 1024  # characters, at most, that a token stands for on average; where there are so few
 _WHAT = {"train": "training"}
 
 
@@ -40,7 +40,7 @@ def counted(
     count = cache(partial(_counter, config))
     for number, source in enumerate(config.datasets):
         least, got = needed(config, number), dict[SplitName, int]()
-        if _is_counted(source, least, config.held_out, whole):
+        if _is_counted(source, least, config, whole):
             with saying(f"counting the tokens of {source.source}", tell) if tell else nullcontext():
                 got = count()(number, dict.fromkeys(least, sys.maxsize) if whole else least)
         yield source, got, least
@@ -62,17 +62,18 @@ def _counter(config: TrainConfig) -> Callable[[int, Counts], dict[SplitName, int
     return count
 
 
-def _is_counted(source: Dataset, least: Counts, held_out: float, whole: bool) -> bool:
+def _is_counted(source: Dataset, least: Counts, config: TrainConfig, whole: bool) -> bool:
     """A file that is not long, and the built-in text; unless all is wanted, only where the run needs much of it."""
     built_in = text_sources.kind_of(source).of_python
     if not built_in and not source.source.endswith(text_sources.FILES):
         return False
     characters = dict.fromkeys(least, 0)
-    for part, document in islice(text_sources.divided(source, held_out), _COUNTED):
+    for part, document in islice(text_sources.divided(source, config.held_out), _COUNTED):
         characters[part] += len(document)
     if not built_in and (whole or sum(characters.values()) > _MUCH):
         return sum(characters.values()) <= _MUCH
-    return any(_TOKEN * least[part] > characters[part] for part in least)
+    token = _TOKEN if tokenizer_name(config) or config.vocab_size > _FEW else _SHORT
+    return any(token * least[part] > characters[part] for part in least)
 
 
 def in_words(counts: Iterable[tuple[Dataset, Counts, Counts]]) -> Iterator[str]:
