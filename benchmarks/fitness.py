@@ -95,7 +95,7 @@ def shown(
     for seed in range(1, seeds + 1):
         for name, how in rows.items():
             with tempfile.TemporaryDirectory(dir=place) as out:
-                found[name].append(made(place, how or name, seed, Path(out)))
+                found[name].append(made(place, name if how is None else how, seed, Path(out)))
             print(title, seed, name, found[name][-1], file=sys.stderr, flush=True)
     first, *_ = found.values()
     columns = ("held out (median, range)", "beside the first row", "questions asked", "so many times fewer", "seconds")
