@@ -71,7 +71,7 @@ def main(
         "searches": (dict.fromkeys(("all", "racing", "irt")), partial(searched, evals=evals)),
         "tournaments": (dict.fromkeys(("all", "racing", "irt")), partial(contested, evals=evals)),
         "parents": (PARENTS, partial(merged_only, generations=generations)),
-        "breed": ({"tournament": {}, **{name: PARENTS[name] for name in ("pareto", "niches", "archive")}}, breed),
+        "breed": ({name: PARENTS[name] for name in ("pareto", "niches", "archive")}, breed),
     }
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
@@ -189,17 +189,18 @@ def merged_only(place: Path, how: Mapping[str, Any], seed: int, out: Path, gener
 
 
 def breed(place: Path, how: Mapping[str, Any], seed: int, out: Path) -> Outcome:
-    """As many questions in all as one task of all skills has there."""
+    """As many questions in all as one task of all skills has there. The specialists lie beside the runs, which share
+    them."""
     keys = json.loads(BREED.read_text())
-    tasks = [f"skill_{skill}" for skill in SKILLS]
+    tasks = [{"task": f"skill_{skill}", "weight": 1 / len(SKILLS)} for skill in SKILLS]
     keys |= {"FITNESS": tasks, "QUESTIONS": keys["QUESTIONS"] // len(tasks), "SEED": seed}
-    return bred({**keys, "PROJECT_NAME": "run", "BASE_DIR": str(out), **how}, out)
+    return bred({**keys, "PROJECT_NAME": f"of-{out.name}", "BASE_DIR": str(place), **how}, out)
 
 
 def bred(config: Mapping[str, Any], out: Path) -> Outcome:
     (out / "config.json").write_text(json.dumps(config))
     took = done("edt_sim.py", "--config", out / "config.json")
-    history = opened(out / "run")
+    history = opened(Path(config["BASE_DIR"]) / config["PROJECT_NAME"])
     asked = sum("score" in one.metrics for one in all_of(history)) * config["QUESTIONS"] * len(config["FITNESS"])
     return outcome(history, "fitness", asked, took)
 
