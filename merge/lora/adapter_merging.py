@@ -37,7 +37,8 @@ def opened(reference: str, stack: ExitStack) -> Adapter:
     settings = lora_settings(folder)
     matrices, whole = matrices_in(folder, settings, tensors_in(folder, stack, "adapter_model"))
     if whole:
-        raise UserError(f"{folder}: it holds {min(whole)} as a whole; merge it with its model, MODEL+ADAPTER")
+        rule = "extract it with --linear-only, or merge it with its model, MODEL+ADAPTER"
+        raise UserError(f"{folder}: it holds {min(whole)} as a whole; {rule}")
     if dora := [module for module, each in matrices.items() if each.length is not None]:
         raise UserError(f"{folder}: {dora[0]} is a DoRA, no change by itself; merge it with its model, MODEL+ADAPTER")
     return Adapter(reference, folder, settings, matrices)
