@@ -122,7 +122,6 @@ def _write(plan: "AdapterPlan", out: Path, needed: list[Path], common: Common) -
     keep_memory()
     open_many()
     with bar(common.quiet, "decomposing") as progress:
-        how = MergeOptions(common.threads)
         stats = write_adapter(
             plan,
             out,
@@ -130,7 +129,7 @@ def _write(plan: "AdapterPlan", out: Path, needed: list[Path], common: Common) -
             optimum=common.optimum,
             overwrite=common.overwrite,
             needed=needed,
-            how=how,
+            how=MergeOptions(common.threads),
             progress=progress,
         )
     for note in stats.notes:
