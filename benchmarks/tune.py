@@ -1,15 +1,16 @@
 """Settings for convergence.py and speedup.py, tuned for each method by itself on a seed that these do not use.
 
-    python -m benchmarks.tune [--size 124k] [--slots 8]
+    python -m benchmarks.tune [--size 124k] [--slots 8] [--batch B]
 
 From one place for all, every method climbs: the rates beside the best one so far (a factor of 1.4) and half and twice
 its batch are tried, until none of them is better or it has had its twelve tries; the best two are tried with a second
-seed. So no method ends at the edge of what somebody thought of. All tries are recorded in tuned.json beside what was
-chosen. Ways of EDT that differ in whom they choose alone share their settings.
+seed. So no method ends at the edge of what somebody thought of. With --batch all of them have this one, and only rates
+are tried. All tries are recorded in tuned.json beside what was chosen. Ways of EDT that differ in whom they choose
+alone share their settings.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from statistics import fmean
 from typing import Any
@@ -35,19 +36,21 @@ Place = tuple[float, int]  # rate and batch
 Tried = dict[Place, list[float]]  # the losses of the seeds that it was tried with
 
 
-def neighbours(inner: str, place: Place) -> Iterator[Place]:
+def neighbours(inner: str, place: Place, batches: Sequence[int] = BATCHES) -> Iterator[Place]:
     (rate, batch), rates = place, RATES[inner]
     yield from ((rates[i], batch) for i in (rates.index(rate) + 1, rates.index(rate) - 1) if 0 <= i < len(rates))
-    yield from ((rate, each) for each in (batch // 2, 2 * batch) if each in BATCHES)
+    yield from ((rate, each) for each in (batch // 2, 2 * batch) if each in batches)
 
 
 def best(tried: Tried) -> list[Place]:
     return sorted(tried, key=lambda place: fmean(tried[place]))
 
 
-def wanted(inner: str, tried: Tried) -> list[Place]:
+def wanted(inner: str, tried: Tried, batches: Sequence[int] = BATCHES) -> list[Place]:
     """What is tried next: nothing where the best one is better than all beside it."""
-    beside = neighbours(inner, best(tried)[0]) if tried else iter([START[inner]])
+    rate, batch = START[inner]
+    first = (rate, batch if batch in batches else batches[0])
+    beside = neighbours(inner, best(tried)[0], batches) if tried else iter([first])
     return [*islice((place for place in beside if place not in tried), TRIES - len(tried))]
 
 
@@ -61,8 +64,10 @@ def keys_of(place: Place) -> Mapping[str, Any]:
 
 
 @app.default
-def main(size: str = "124k", slots: int = 8, jobs: int = 2) -> None:
-    names = [*VARIED] if slots != 8 else [name for name, method in METHODS.items() if not method.like]
+def main(size: str = "124k", slots: int = 8, batch: int = 0, jobs: int = 2) -> None:
+    every = [name for name, method in METHODS.items() if not method.like]
+    names = [*VARIED] if batch or slots != 8 else every
+    batches = (batch,) if batch else BATCHES
     found: dict[str, Tried] = {name: {} for name in names}
 
     def wave(seed: int, places: Mapping[str, list[Place]]) -> None:
@@ -73,7 +78,8 @@ def main(size: str = "124k", slots: int = 8, jobs: int = 2) -> None:
             print(slots, name, seed, *place, round(result.averaged, 4), flush=True)
 
     def next_ones() -> dict[str, list[Place]]:
-        return {name: wanted(str(METHODS[name].keys["inner_optimizer"]), tried) for name, tried in found.items()}
+        inner = {name: str(METHODS[name].keys["inner_optimizer"]) for name in found}
+        return {name: wanted(inner[name], tried, batches) for name, tried in found.items()}
 
     while any((places := next_ones()).values()):
         wave(SEEDS[0], places)

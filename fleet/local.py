@@ -204,8 +204,7 @@ class Starter:
         return 1
 
     def _shown(self, show: Callable[[], object] | None) -> int:
-        """By a process that has loaded already what that takes; by this one where there is none, or nobody who would
-        hear it."""
+        """By a process that has loaded already what that takes; where there is none, by this one."""
         if not show:
             return 0
         try:
@@ -219,7 +218,10 @@ class Starter:
             if self._signals > self._passed_on:
                 process.kill()
             time.sleep(0.05)
-        return 130 if code < 0 and self._signals > self._passed_on else code
+        if code >= 0:
+            return code
+        say(f"The result was not shown, since that process {ending(code)}. The same command shows it.", file=sys.stderr)
+        return 130 if self._signals > self._passed_on else 1
 
     def _log_the_rest(self, history: History) -> None:
         """What a sink did not take when the run ended."""

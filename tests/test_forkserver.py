@@ -187,6 +187,7 @@ def test_who_shows_the_result_has_loaded_before_and_ends_with_ctrl_c(pretraining
     first.send(signal.SIGINT)
     first.ends(130)
     assert "The run is over" in first.said and "Exported" not in first.said
+    assert "was not shown, since that process was killed by SIGKILL. The same command shows it." in first.said
     again = run.start(1)
     again.ends()
     assert "The run is over already" in again.said and "Exported (average)" in again.said
