@@ -180,9 +180,8 @@ RULES: Mapping[str, SelectionRule] = {
     "niches": SelectionRule(by_tournaments, by_niches, marks=True),
     "archive": SelectionRule(uniformly, several=True, archives=True),
 }
-RULES_OF_EDT = tuple(
-    name for name, rule in RULES.items() if not (rule.several or rule.marks)
-)  # its members have a loss
+# whose members have one loss, and no marks
+RULES_OF_EDT = tuple(name for name, rule in RULES.items() if not (rule.several or rule.marks))
 
 
 def select_parents(rule: str, candidates: int, count: int, tournament_size: int, rng: Rng) -> list[int]:
