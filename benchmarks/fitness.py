@@ -22,14 +22,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Annotated, Any, Literal
 
 import yaml
 from cyclopts import App, Parameter
 from rich.console import Console
 
-from benchmarks.figures import NONE, spread, table
+from benchmarks.figures import NONE, half_interval, table
 from fleet.history import opened
 from tests.searching import PARTS, donors, task
 from train.skills import SKILLS
@@ -98,27 +98,20 @@ def shown(
                 found[name].append(made(place, name if how is None else how, seed, Path(out)))
             print(title, seed, name, found[name][-1], file=sys.stderr, flush=True)
     first, *_ = found.values()
-    columns = ("held out (median, range)", "beside the first row", "questions asked", "so many times fewer", "seconds")
+    columns = ("held out (mean, range)", "beside the first row", "questions asked", "so many times fewer", "seconds")
     whole = table(title, "", *columns, note="beside the first row: the mean, and its 95% interval by paired seeds")
     for each, outcomes in found.items():
-        asked = mean(one.asked for one in outcomes)
+        asked, held = mean(one.asked for one in outcomes), [one.held_out for one in outcomes]
         differences = [one.held_out - other.held_out for one, other in zip(outcomes, first, strict=True)]
         whole.add_row(
             each,
-            spread([one.held_out for one in outcomes], 3),
-            with_interval(differences) if outcomes is not first else NONE,
+            f"{mean(held):.3f} ({min(held):.3f} to {max(held):.3f})",
+            f"{mean(differences):+.3f} ± {half_interval(differences):.3f}" if outcomes is not first else NONE,
             f"{asked:,.0f}",
             f"{mean(one.asked for one in first) / asked:.1f}",
             f"{mean(one.seconds for one in outcomes):.0f}",
         )
     Console(width=140).print(whole)
-
-
-def with_interval(values: list[float]) -> str:
-    """By Student's t."""
-    t = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}.get(len(values), 2.0)
-    half = t * stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
-    return f"{mean(values):+.3f} ± {half:.3f}"
 
 
 def done(*words: object) -> float:
@@ -129,7 +122,7 @@ def done(*words: object) -> float:
     return time.monotonic() - begin
 
 
-# -- the three searches ------------------------------------------------------------------------------------------------
+# -- the four kinds ----------------------------------------------------------------------------------------------------
 
 
 def tasks_of(place: Path) -> list[dict[str, Any]]:

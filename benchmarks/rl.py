@@ -11,17 +11,16 @@ intervals are of 95%, over the seeds. The runs lie in FOLDER: the same command g
 """
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from cyclopts import App
 from rich.console import Console
 
-from benchmarks.figures import NONE, table
+from benchmarks.figures import NONE, half_interval, table
 from edt_es import EvolutionStrategies
 from edt_evomerge import EvoMerge
 from fleet import launches
@@ -40,7 +39,6 @@ SLOTS = 4
 MOST = 90  # rounds of a run, whatever they generate
 TUNING = 99  # a seed
 SILOS = "silos"
-STUDENT = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}  # of 95%, by how many values there are
 ANSWERS: Mapping[str, Any] = {"max_tokens": 6}  # of all, with the rewards that are given unless one says more
 COMMON: Mapping[str, Any] = {
     "initial_population": ("skill:mean",), "mutation_datasets": ("skill:vowels",), "seq_length": 128, "questions": 300,
@@ -147,7 +145,7 @@ def right(history: History, slot: str = "winner") -> float:
 def interval(values: list[float]) -> str:
     if len(values) < 2:
         return f"{values[0]:.1f}"
-    return f"{fmean(values):.1f} ± {STUDENT.get(len(values), 2.6) * stdev(values) / math.sqrt(len(values)):.1f}"
+    return f"{fmean(values):.1f} ± {half_interval(values):.1f}"
 
 
 @app.default

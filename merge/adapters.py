@@ -78,6 +78,8 @@ def adapted(donor: Donor, folder: Path, adapter: Mapping[str, LazyTensor]) -> Do
 
 
 def lora_settings(folder: Path) -> dict[str, Any]:
+    if not (folder / "adapter_config.json").is_file():
+        raise UserError(f"{folder} is no adapter: it has no adapter_config.json")
     settings = read_json(folder / "adapter_config.json")
     if settings.get("peft_type") != "LORA":
         raise UserError(f"{folder}: an adapter of the kind {settings.get('peft_type')}; only LoRA can be merged here")

@@ -134,6 +134,13 @@ def merge_of(value: Any, text: str) -> MergeRecipe:
     )
 
 
+def refuse_keys(recipe: MergeRecipe, keys: Iterable[str], why: str) -> None:
+    """What a recipe must not say where it stands."""
+    said = {**vars(recipe), "slices": recipe.slices[0].inputs[0].layers}
+    if given := next(filter(said.get, keys), None):
+        raise UserError(f"`{given}` {why}")
+
+
 def text_of(recipe: Mapping[str, Any]) -> str:
     """The recipe as a file: what `python -m merge` and others read."""
     return yaml.dump(dict(recipe), Dumper=_NoAliases, sort_keys=False, allow_unicode=True)

@@ -15,7 +15,7 @@ from merge import atomic_output, engine
 from merge.atomic_output import RECIPE
 from merge.donor import LazyTensor, safetensors_in
 from merge.merge_planning import Job, jobs_of
-from merge.merge_recipe import MergeRecipe
+from merge.merge_recipe import MergeRecipe, refuse_keys
 from merge.merging import MergeStats
 from merge.parameters import check_names
 from merge.tensor_files import UserError, read_header, read_json, write_json
@@ -92,7 +92,8 @@ def merge_raw(
     """The result has the files of the base, or of the first model, with these names: a file, or a folder, which
     replaces none with what is needed."""
     begin = time.monotonic()
-    _refuse(recipe)
+    why = "says something of language models; nothing is known of what --raw merges"
+    refuse_keys(recipe, ("slices", "tokenizer", "chat_template"), why)
     engine.check_device(how.device)
     with ExitStack() as stack:
         models = {name: opened(name, stack) for name in recipe.models}
@@ -108,12 +109,6 @@ def merge_raw(
     read = sum(each.bytes for job in jobs.values() for each in job.inputs)
     notes += [f"{name} has numbers that are not finite, or too large for its dtype" for name in broken]
     return MergeStats(time.monotonic() - begin, read, size, tuple(notes))
-
-
-def _refuse(recipe: MergeRecipe) -> None:
-    said = {"slices": recipe.slices[0].inputs[0].layers, "tokenizer": recipe.tokenizer}
-    if given := [key for key, value in {**said, "chat_template": recipe.chat_template}.items() if value]:
-        raise UserError(f"`{given[0]}` says something of language models; nothing is known of what --raw merges")
 
 
 @contextmanager

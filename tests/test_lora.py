@@ -284,12 +284,12 @@ def test_adapters_that_cannot_be_merged(adapters, tmp_path):
         config = peft.LoraConfig(target_modules=["q_proj"], r=2, **settings)
         peft.get_peft_model(made, config).save_pretrained(tmp_path / name)
     cases = [
-        ({"models": [one, model]}, "adapter_config.json: cannot be read"),
+        ({"models": [one, model]}, "is no adapter: it has no adapter_config.json"),
         ({"models": [one, two], "dtype": "bfloat16"}, "`dtype` says something of models"),
         ({"models": [one, two], "tokenizer_source": "union"}, "`tokenizer` says something of models"),
         ({"models": [one, str(tmp_path / "large")]}, r"\[32, 32\] in .*, \[64, 64\] in .*large"),
         ({"models": [one, str(tmp_path / "dora")]}, "is a DoRA"),
-        ({"models": [one, str(tmp_path / "whole")]}, "lm_head.weight as a whole; merge it with its model"),
+        ({"models": [one, str(tmp_path / "whole")]}, "lm_head.weight as a whole; extract it with --linear-only"),
     ]
     for said, why in cases:
         with pytest.raises(UserError, match=why):

@@ -18,10 +18,10 @@ from fleet.digest import digest
 from fleet.history import opened
 from fleet.run_config import UserError
 from merge.evolve.recipe_evaluator import RecipeEvaluator
-from merge.evolve.records import SearchOutcome, text_of
+from merge.evolve.records import CandidateRow, SearchOutcome, text_of
 from merge.evolve.search_config import EvalTask
 from merge.evolve.search_space import Space
-from merge.evolve.search_view import table_of
+from merge.evolve.search_view import SearchView, table_of
 from merge.merge_recipe import parse
 from merge.merging import merge
 from tests import searching
@@ -189,6 +189,14 @@ def test_a_search_finds_a_better_model_and_writes_it_down(facts, tmp_path):
         there = known.repositories["org/found"]
     card = there.commits[there.head]["README.md"].decode()
     assert digest(opened(out)) in card and b"score" in there.commits[there.head]["curve.svg"]
+
+
+def test_the_best_so_far_is_what_it_was_when_a_generation_was_there():
+    estimate = CandidateRow(2, 0, [], 0.9, {}, 0.1, "", standard_error=0.1)
+    made = [CandidateRow(1, 0, [], 0.5, {}, 0.1, ""), estimate, CandidateRow(3, 0, [], 0.4, {}, 0.1, "")]
+    found = SearchOutcome(SimpleNamespace(max_fevals=2), None, made, {})
+    said = [SearchView.generation(None, found, generation).partition("best so far ")[2] for generation in (1, 2, 3)]
+    assert said == ["0.5000", "0.9000 (estimated)", "0.5000"]
 
 
 @pytest.mark.slow

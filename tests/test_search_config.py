@@ -133,7 +133,7 @@ def test_a_race_was_a_key_of_its_own(facts, tmp_path):
     for race, now in ((True, "racing"), (False, "all")):
         older = {key: value for key, value in config.bound().items() if not key.startswith("fitness_")}
         assert SearchConfig.joined({**older, "race": race}, {}).fitness_from == now
-    with pytest.raises(UserError, match="--fitness-questions: it says how many questions irt asks, and nothing else"):
+    with pytest.raises(UserError, match="--fitness-questions: it says how many questions irt asks; without irt"):
         completed(genome_file(tmp_path, facts), facts, fitness_questions=20)
 
 

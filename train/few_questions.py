@@ -37,11 +37,8 @@ class Items:
     @cached_property
     def weights(self) -> np.ndarray:
         """In the score, which is a sum of means."""
-        shares = (
-            [each.weight / len(self.everything[each.name])] * len(self.everything[each.name])
-            for each in self.objectives
-        )
-        return np.concatenate([*map(np.asarray, shares)])
+        counts = [len(self.everything[each.name]) for each in self.objectives]
+        return np.repeat([each.weight / n for each, n in zip(self.objectives, counts, strict=True)], counts)
 
     @cached_property
     def questions(self) -> np.ndarray:
@@ -106,12 +103,9 @@ class FewQuestions:
         there, count = int(items.questions.max()) + 1, int(calibration["few"])
         order = np.random.default_rng([seed, 17, draw]).permutation(there)
         among = order[: max(_CHOICE * count, there // _CHOICE)].tolist()
-        taken = response_model.informative(model, items.weights, items.questions, count, among)
-        found: dict[str, list[int]] = {name: [] for name in items.everything}
-        known = {int(q): (name, n) for q, (_, name, n) in zip(items.questions, items.listed, strict=True)}
-        for name, number in (known[q] for q in taken):
-            found[name].append(number)
-        return cls(items, model, {name: sorted(numbers) for name, numbers in found.items()})
+        taken = {*response_model.informative(model, items.weights, items.questions, count, among)}
+        some = [(name, n) for q, (_, name, n) in zip(items.questions, items.listed, strict=True) if q in taken]
+        return cls(items, model, {name: sorted({n for task, n in some if task == name}) for name in items.everything})
 
     def estimated(self, marks: Single) -> dict[str, Any]:
         """The score of a model, as metrics, by its marks of the chosen questions."""
@@ -121,11 +115,8 @@ class FewQuestions:
             for each in objectives
             for n, mark in zip(self.chosen[each.name], marks[each.key], strict=True)
         }
-        there = [
-            (n, asked[key, question]) for n, (key, _, question) in enumerate(items.listed) if (key, question) in asked
-        ]
-        places, answers = [n for n, _ in there], np.array([mark for _, mark in there])
-        found = response_model.estimated(self.model, items.weights, places, answers)
+        known = {n: asked[key, q] for n, (key, _, q) in enumerate(items.listed) if (key, q) in asked}
+        found = response_model.estimated(self.model, items.weights, [*known], np.array([*known.values()]))
         keys = np.array([key for key, _, _ in items.listed])
         scores = {each.key: round(float(found.marks[keys == each.key].mean()), 6) for each in objectives}
         return {

@@ -12,4 +12,4 @@ OF_FITNESS_QUESTIONS = (
 )
 KNOWN = "2/questions"  # of irt: what the answers of round 1 say of all questions
 FINALISTS = 5  # of irt: so many of the best answer all at the end
-FEW_ALONE = "it says how many questions irt asks, and nothing else"
+FEW_ALONE = "it says how many questions irt asks; without irt leave it out"

@@ -41,17 +41,15 @@ class Interview:
             return {**self.few.estimated(answers.to(self.few.chosen)), "asked": answers.count, "given_up": False}
         if self.earlier:
             answers.know(json.loads(self.earlier["questions"]), json.loads(self.earlier["single"]))
-        there, behind, theirs = answers.count, None, json.loads(self.rival["single"]) if self.rival else {}
-        if theirs:
-            marks, behind = raced(objectives, answers, everything, theirs, seed, ahead)
-        else:
-            marks = answers.to(everything)
+        there, theirs = answers.count, json.loads(self.rival["single"]) if self.rival else {}
+        race = (objectives, answers, everything, theirs, seed, ahead)
+        marks, lead = raced(*race) if theirs else (answers.to(everything), None)
         scores = means(objectives, marks)
         score = summed(objectives, scores)
-        if behind is not None:
-            score = summed(objectives, means(objectives, theirs)) + behind
+        if lead is not None:
+            score = summed(objectives, means(objectives, theirs)) + lead
         told = {"scores": json.dumps(scores), "single": json.dumps(marks), "asked": answers.count - there}
-        return {"score": score, **told, "given_up": behind is not None}
+        return {"score": score, **told, "given_up": lead is not None}
 
 
 def raced(
@@ -64,13 +62,13 @@ def raced(
         if min(map(len, some.values())) < _FEW:
             continue
         mine = answers.to(some)
-        mean, error = behind(objectives, mine, some, theirs, everything)
+        mean, error = _lead(objectives, mine, some, theirs, everything)
         if ahead + mean + _HOPELESS * error < 0:
             return mine, mean
     return answers.to(everything), None
 
 
-def behind(
+def _lead(
     objectives: Objectives, mine: Single, some: Questions, theirs: Single, everything: Questions
 ) -> tuple[float, float]:
     """How far a candidate is ahead of the rival on the same questions, and the standard error of that."""

@@ -69,7 +69,7 @@ def dominance(objectives: Sequence[Mapping[str, float]]) -> np.ndarray:
 def crowding(front: Sequence[Rival]) -> dict[str, float]:
     """How far a member's neighbours are, summed over the objectives; those at the ends are the loneliest."""
     found = {one.id: 0.0 for one in front}
-    for key in front[0].objectives if front else ():
+    for key in front[0].objectives:
         line = sorted(front, key=lambda one: (one.objectives[key], one.id))
         if not (wide := line[-1].objectives[key] - line[0].objectives[key]):
             continue
@@ -180,7 +180,7 @@ RULES: Mapping[str, SelectionRule] = {
     "niches": SelectionRule(by_tournaments, by_niches, marks=True),
     "archive": SelectionRule(uniformly, several=True, archives=True),
 }
-# all but those that need several objectives or marks
+# whose members have one loss, and no marks
 RULES_OF_EDT = tuple(name for name, rule in RULES.items() if not (rule.several or rule.marks))
 
 

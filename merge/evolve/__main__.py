@@ -49,6 +49,12 @@ _HOW, _AFTER = Group("How they are made and scored", sort_key=3), Group("Results
 _EVILS = ("--allow-benchmark-tasks", "--i-understand-the-depths-of-the-evils-i-am-unleashing")
 _QUANTIZED = ("load_in_8bit", "load_in_4bit")
 
+_STRATEGIES = (
+    "fleet: processes here, or on --machines. On Ray: pool, an actor for each device; buffered, an actor that merges "
+    "ahead to disk while others score; serial, each candidate merged to disk and scored in one placement group. By "
+    "default pool if Ray is installed, else fleet."
+)
+
 app = help_pages.app("python -m merge.evolve", __doc__)
 
 if TYPE_CHECKING:
@@ -76,10 +82,9 @@ else:
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Placed:
-    strategy: Annotated[Literal["pool", "buffered", "serial", "fleet"] | None, Parameter(group=_WHERE)] = None
-    """fleet: processes here, or on --machines. On Ray: pool, an actor for each device; buffered, an actor that merges
-    ahead to disk while others score; serial, each candidate merged to disk and scored in one placement group. By
-    default pool if Ray is installed, else fleet."""
+    strategy: Annotated[
+        Literal["pool", "buffered", "serial", "fleet"] | None, Parameter(group=_WHERE, help=_STRATEGIES)
+    ] = None
     workers: Annotated[int | None, Parameter(group=_WHERE, validator=Number(gte=1, lte=1024))] = None
     "Candidates at a time; by default one for each GPU, or for each --threads processors."
     machines: Annotated[Path | None, Parameter(group=_WHERE)] = None

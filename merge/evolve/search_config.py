@@ -29,9 +29,7 @@ class MergeGenome(Section):
     merge_method: METHODS = bound(..., "How.")
     base_model: str = bound("", "The base, for methods that have one; not one of the models.")
     tokenizer_source: str = bound("", "As in a recipe.")
-    layer_granularity: int = bound(
-        0, "So many layers have parameters of their own; 0: all layers alike.", ge=0, le=100_000
-    )
+    layer_granularity: int = bound(0, "So many layers share their parameters; 0: all do.", ge=0, le=100_000)
     layer_splits: int = bound(
         0, "So many split points are searched, too: between two, layers share parameters.", ge=0, le=100_000
     )

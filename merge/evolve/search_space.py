@@ -40,7 +40,7 @@ GENES: Mapping[str, tuple[Gene, ...]] = {
 
 @dataclass(frozen=True)
 class Space:
-    """Coordinates: layer groups x models x filters x genes, the last counted first; then the split points."""
+    """Coordinates: layer groups x models x filters x genes, of which the last change fastest; then the split points."""
 
     genome: MergeGenome
     layers: int

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rich.table import Table
 
@@ -43,8 +44,10 @@ class SearchView(SearchProgress):
             words.append(f"{given_up} given up early")
         if scores:
             words.append(f"best {max(scores):.4f}, mean {sum(scores) / len(scores):.4f}")
-        if best := found.best:
-            words.append(f"best so far {best.score:.4f}")
+        there = [row for row in found.rows if row.generation <= number]  # later ones may be there by now
+        if best := replace(found, rows=there).best:
+            guess = "" if best.standard_error is None else " (estimated)"
+            words.append(f"best so far {best.score:.4f}{guess}")
         return f"generation {number}: {', '.join(words)}"
 
     def scored(self) -> tuple[int, int, int] | None:
@@ -84,7 +87,7 @@ def table_of(found: SearchOutcome) -> Table:
     known = [("winner", shown, best.score if best else None)]
     known += [(name, name, found.donors.get(name)) for name in found.config.models]
     rows = [[called, number(score), *([_tested(found, name)] if tested else [])] for name, called, score in known]
-    return table("Merge search", ["", "score", *(["held out"] if tested else [])], rows)
+    return table("Merge search", ["", "score", *(["held out, 95%"] if tested else [])], rows)
 
 
 def _tested(found: SearchOutcome, name: str) -> str:

@@ -46,7 +46,7 @@ class Common:
     """What both commands understand."""
 
     energy: float = 1.0
-    "Of each matrix as many ranks as keep this share of the change's sum of squares."
+    "Of each matrix the least rank that keeps this share of its change's energy, the sum of its squares."
     optimum: Annotated[bool, Parameter(negative="")] = False
     "Say, too, what the best matrices would leave, by a full decomposition of each: much slower."
     threads: Annotated[int, Parameter(validator=Number(gte=0))] = 0
@@ -58,11 +58,12 @@ class Common:
 
 
 Rank = Annotated[int, Parameter(validator=Number(gte=0))]
+LinearOnly = Annotated[bool, Parameter(negative="")]
 
 
 @app.command
 def extract(
-    tuned: str, base: str, out: Path, *, rank: Rank = 0, linear_only: bool = False, common: Common = Common()
+    tuned: str, base: str, out: Path, *, rank: Rank = 0, linear_only: LinearOnly = False, common: Common = Common()
 ) -> None:
     """Make an adapter of the difference between two models.
 
@@ -75,10 +76,9 @@ def extract(
     out:
         The adapter's folder.
     rank:
-        The most that a matrix may have; 0: 32, or with --energy as many as needed.
+        The most that a matrix may have; 0: 32, or with --energy as much as it needs.
     linear_only:
-        Only linear layers but the output head; else embeddings become matrices, too, and what is no matrix (norms,
-        biases) is kept as a whole where it has changed.
+        Only linear layers but the output head; else embeddings, too, and changed norms and biases as a whole.
     """
     from merge.donors import Donors
     from merge.lora.extracting import plan_extraction
@@ -122,7 +122,6 @@ def _write(plan: "AdapterPlan", out: Path, needed: list[Path], common: Common) -
     keep_memory()
     open_many()
     with bar(common.quiet, "decomposing") as progress:
-        how = MergeOptions(common.threads)
         stats = write_adapter(
             plan,
             out,
@@ -130,7 +129,7 @@ def _write(plan: "AdapterPlan", out: Path, needed: list[Path], common: Common) -
             optimum=common.optimum,
             overwrite=common.overwrite,
             needed=needed,
-            how=how,
+            how=MergeOptions(common.threads),
             progress=progress,
         )
     for note in stats.notes:

@@ -15,9 +15,10 @@ from merge.donors import located
 from merge.lora.adapter_writing import EMBEDDING, LINEAR, TURNED, AdapterPlan, MatrixJob
 from merge.lora.low_rank import Change
 from merge.merge_planning import Job, jobs_of
-from merge.merge_recipe import MergeRecipe
+from merge.merge_recipe import MergeRecipe, refuse_keys
 from merge.parameters import check_names, method_of
 from merge.tensor_files import UserError
+from merge.tensor_group import RowReader
 
 _NOTHING = "no change"  # the base, to methods that need one
 
@@ -37,7 +38,8 @@ def opened(reference: str, stack: ExitStack) -> Adapter:
     settings = lora_settings(folder)
     matrices, whole = matrices_in(folder, settings, tensors_in(folder, stack, "adapter_model"))
     if whole:
-        raise UserError(f"{folder}: it holds {min(whole)} as a whole; merge it with its model, MODEL+ADAPTER")
+        rule = "extract it with --linear-only, or merge it with its model, MODEL+ADAPTER"
+        raise UserError(f"{folder}: it holds {min(whole)} as a whole; {rule}")
     if dora := [module for module, each in matrices.items() if each.length is not None]:
         raise UserError(f"{folder}: {dora[0]} is a DoRA, no change by itself; merge it with its model, MODEL+ADAPTER")
     return Adapter(reference, folder, settings, matrices)
@@ -48,10 +50,10 @@ def plan_adapters(recipe: MergeRecipe, adapters: Sequence[Adapter], rank: int, h
     for sums of any weights."""
     _refuse(recipe, adapters)
     shapes = {module: each.shape for adapter in adapters for module, each in adapter.matrices.items()}
-    views = {adapter.reference: _view(adapter, shapes) for adapter in adapters}
+    views = {adapter.reference: _view(adapter.matrices, shapes) for adapter in adapters}
     if method_of(recipe).base == "required" and not recipe.base_model:
         recipe = replace(recipe, base_model=_NOTHING)
-        views[_NOTHING] = {f"{module}.weight": _zeros(shape) for module, shape in shapes.items()}
+        views[_NOTHING] = _view({}, shapes)
     notes = check_names(recipe)
     jobs = [_matrix(job, adapters, rank, how) for job in jobs_of(recipe, views)]
     bases = list(dict.fromkeys(str(each.settings.get("base_model_name_or_path") or "") for each in adapters))
@@ -61,14 +63,8 @@ def plan_adapters(recipe: MergeRecipe, adapters: Sequence[Adapter], rank: int, h
 
 
 def _refuse(recipe: MergeRecipe, adapters: Sequence[Adapter]) -> None:
-    said: dict[str, Any] = {
-        "slices": recipe.slices[0].inputs[0].layers,
-        "dtype": recipe.dtype,
-        "out_dtype": recipe.out_dtype,
-    }
-    said |= {"tokenizer": recipe.tokenizer, "chat_template": recipe.chat_template}
-    if given := [key for key, value in said.items() if value]:
-        raise UserError(f"`{given[0]}` says something of models; here adapters are merged")
+    keys = ("slices", "dtype", "out_dtype", "tokenizer", "chat_template")
+    refuse_keys(recipe, keys, "says something of models; here adapters are merged")
     if len({bool(each.settings.get("fan_in_fan_out")) for each in adapters}) > 1:
         raise UserError("of these adapters some have fan_in_fan_out, some have not: they are of different models")
     seen: dict[str, tuple[Adapter, LoraMatrix]] = {}
@@ -80,16 +76,13 @@ def _refuse(recipe: MergeRecipe, adapters: Sequence[Adapter]) -> None:
                 raise UserError(f"{module} has different shapes: {shapes}")
 
 
-def _view(adapter: Adapter, shapes: Mapping[str, tuple[int, int]]) -> dict[str, LazyTensor]:
-    return {f"{module}.weight": _lazy(adapter.matrices.get(module), shape) for module, shape in shapes.items()}
+def _view(matrices: Mapping[str, LoraMatrix], shapes: Mapping[str, tuple[int, int]]) -> dict[str, LazyTensor]:
+    rows = {module: _rows(matrices.get(module), columns) for module, (_, columns) in shapes.items()}
+    return {f"{module}.weight": LazyTensor(shape, torch.float32, rows[module]) for module, shape in shapes.items()}
 
 
-def _lazy(matrix: LoraMatrix | None, shape: tuple[int, int]) -> LazyTensor:
-    return LazyTensor(shape, torch.float32, matrix.rows) if matrix else _zeros(shape)
-
-
-def _zeros(shape: tuple[int, int]) -> LazyTensor:
-    return LazyTensor(shape, torch.float32, lambda begin, end: torch.zeros(end - begin, shape[1]))
+def _rows(matrix: LoraMatrix | None, columns: int) -> RowReader:
+    return matrix.rows if matrix else lambda begin, end: torch.zeros(end - begin, columns)
 
 
 def _matrix(job: Job, adapters: Sequence[Adapter], rank: int, how: engine.MergeOptions) -> MatrixJob:

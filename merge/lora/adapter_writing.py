@@ -90,15 +90,16 @@ def write_adapter(
     begin, found = time.monotonic(), dict[str, tuple[LowRank, float | None]]()
     room = _room(plan)
     with atomic_output.atomic_folder(out, room.bytes, overwrite, needed) as draft:
-        pieces = _pieces(plan, share, optimum, how, found, progress)
-        size = _growing(draft / "adapter_model.safetensors", len(packed(room)), pieces)
+        tensors = _tensors(plan, share, optimum, how, found, progress)
+        size = _growing(draft / "adapter_model.safetensors", len(packed(room)), tensors)
+        ranks = {name: low.rank for name, (low, _) in found.items()}
         (draft / "README.md").write_text(_card(plan.base, out), encoding="utf-8")
         if not found and not plan.whole:
             raise UserError(f"there is nothing to write: no matrix differs from {plan.base or 'the base'}")
-        write_json(draft / "adapter_config.json", _settings(plan, {name: low.rank for name, (low, _) in found.items()}))
+        write_json(draft / "adapter_config.json", _settings(plan, ranks))
     best = [error for _, error in found.values() if error is not None]
     return AdapterStats(
-        {name: low.rank for name, (low, _) in found.items()},
+        ranks,
         sum(low.energy for low, _ in found.values()),
         sum(low.kept for low, _ in found.values()),
         math.sqrt(sum(error * error for error in best)) if optimum else None,
@@ -110,17 +111,15 @@ def write_adapter(
 
 # -- the weights -------------------------------------------------------------------------------------------------------
 
-Piece = tuple[str, TensorEntry, Iterable[Tensor]]
 
-
-def _pieces(
+def _tensors(
     plan: AdapterPlan,
     share: float,
     optimum: bool,
     how: MergeOptions,
     found: dict[str, tuple[LowRank, float | None]],
     progress: Progress,
-) -> Iterator[Piece]:
+) -> Iterator[tuple[str, Tensor]]:
     """All tensors of the file, in their order; a change of nothing has none."""
     stop, total = Event(), sum(math.prod(each.change.shape) for each in plan.matrices)
 
@@ -135,13 +134,14 @@ def _pieces(
                 some = plan.matrices[place : place + how.workers]
                 for job, made in zip(some, pool.map(decomposed, some), strict=True):
                     progress(math.prod(job.change.shape), total)
-                    if made[0].energy:
+                    low, _ = made
+                    if low.energy:
                         found[job.module] = made
-                        yield from _pair(job, made[0])
+                        yield from zip(job.keys, job.pair(low.left.float(), low.right.float()), strict=True)
         finally:
             stop.set()
     for key, stored in plan.whole.items():
-        yield key, TensorEntry(stored.dtype, stored.shape), [stored.read()]
+        yield key, stored.read()
 
 
 def _until(stop: Event, blocks: Iterator[Tensor]) -> Iterator[Tensor]:
@@ -149,12 +149,6 @@ def _until(stop: Event, blocks: Iterator[Tensor]) -> Iterator[Tensor]:
         if stop.is_set():
             raise UserError("stopped")
         yield block
-
-
-def _pair(job: MatrixJob, low: LowRank) -> Iterator[Piece]:
-    for key, each in zip(job.keys, job.pair(low.left, low.right), strict=True):
-        tensor = each.float().contiguous()
-        yield key, TensorEntry(tensor.dtype, tuple(tensor.shape)), [tensor]
 
 
 def _room(plan: AdapterPlan) -> Header:
@@ -170,15 +164,14 @@ def _room(plan: AdapterPlan) -> Header:
     return Header(entries, {"format": "pt"})
 
 
-def _growing(path: Path, room: int, pieces: Iterator[Piece]) -> int:
+def _growing(path: Path, room: int, tensors: Iterator[tuple[str, Tensor]]) -> int:
     """A weight file whose header is written at the end, when all shapes are known, into the room that was left."""
     entries = dict[str, TensorEntry]()
     with path.open("wb") as file:
         file.seek(room)
-        for key, entry, blocks in pieces:
-            entries[key] = entry
-            for block in blocks:
-                file.write(bytes_of(block.contiguous()))
+        for key, tensor in tensors:
+            entries[key] = TensorEntry(tensor.dtype, tuple(tensor.shape))
+            file.write(bytes_of(tensor.contiguous()))
         size = file.tell()
         file.seek(0)
         write_header(file, Header(entries, {"format": "pt"}), room)
