@@ -118,7 +118,7 @@ def _merged_raw(recipe: Path, out: Path, overwrite: bool, how: "MergeOptions", q
     from merge.raw_models import merge_raw
 
     with bar(quiet) as progress:
-        return merge_raw(load(recipe), out, overwrite=overwrite, how=how, progress=progress)
+        return merge_raw(load(recipe), out, overwrite=overwrite, needed=[recipe], how=how, progress=progress)
 
 
 def told(recipe: Path) -> "Path | MergeRecipe":

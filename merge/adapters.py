@@ -74,7 +74,7 @@ def adapted(donor: Donor, folder: Path, adapter: Mapping[str, LazyTensor]) -> Do
             raise UserError(f"{folder}: {module}: a pair of matrices, for a tensor of {list(tensors[name].shape)}")
         _same_shape(folder, module, tensors[name].shape, matrix.shape)
         tensors[name] = changed(tensors[name], matrix.added)
-    return replace(donor, tensors=tensors)
+    return replace(donor, tensors=tensors, adapter=folder)
 
 
 def lora_settings(folder: Path) -> dict[str, Any]:

@@ -53,6 +53,12 @@ class Donor:
     folder: Path
     config: Mapping[str, Any]
     tensors: Mapping[str, LazyTensor]
+    adapter: Path | None = None  # the folder of the one that is merged into it
+
+    @property
+    def folders(self) -> list[Path]:
+        """Where it lies: nothing may take their place."""
+        return [self.folder, *([self.adapter] if self.adapter else [])]
 
     @property
     def vocabulary_size(self) -> int:

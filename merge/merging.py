@@ -60,7 +60,7 @@ def merge(
     recipe = recipe if isinstance(recipe, MergeRecipe) else load(Path(recipe))
     with contextlib.nullcontext(donors) if donors else Donors() as donors:
         plan = plan_merge(recipe, donors)
-        folders = [donors[name].folder for name in recipe.models]
+        folders = [folder for name in recipe.models for folder in donors[name].folders]
         with atomic_output.atomic_folder(Path(out), plan.bytes, overwrite, folders) as draft:
             known = {"README.md": f"{card(recipe)}\n{lm_eval_command.section(Path(out))}\n", **(beside or {})}
             return _write_model(recipe, plan, draft, donors, shard_size, how, progress, known)

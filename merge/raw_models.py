@@ -85,10 +85,12 @@ def merge_raw(
     out: Path,
     *,
     overwrite: bool = False,
+    needed: Sequence[Path] = (),
     how: engine.MergeOptions = engine.MergeOptions(),
     progress: Callable[[int, int], None] = lambda bytes, total: None,
 ) -> MergeStats:
-    """The result has the files of the base, or of the first model, with these names: a file, or a folder."""
+    """The result has the files of the base, or of the first model, with these names: a file, or a folder, which
+    replaces none with what is needed."""
     begin = time.monotonic()
     why = "says something of language models; nothing is known of what --raw merges"
     refuse_keys(recipe, ("slices", "tokenizer", "chat_template"), why)
@@ -98,8 +100,8 @@ def merge_raw(
         leader = models[recipe.base_model or recipe.slices[0].inputs[0].model]
         notes = check_names(recipe)
         jobs = {job.name: job for job in jobs_of(recipe, {name: model.tensors for name, model in models.items()})}
-        size = sum(job.bytes for job in jobs.values())
-        with _output(leader, out, size, overwrite, [model.root for model in models.values()]) as (draft, name):
+        size, needed = sum(job.bytes for job in jobs.values()), [*needed, *(model.root for model in models.values())]
+        with _output(leader, out, size, overwrite, needed) as (draft, name):
             files = [_file(each, jobs, name) for each in leader.files]
             broken = engine.write_files(files, draft, how, lambda bytes: progress(bytes, size))
             if not leader.is_file:
@@ -144,14 +146,17 @@ def _furnish(draft: Path, leader: RawModel, files: Sequence[WeightFile], recipe:
         elif path.suffix != ".md":
             left.append(str(place))
     for index in draft.rglob("*.safetensors.index.json"):
-        _retotal(index, draft, files)
+        _retotal(index.relative_to(draft), leader, draft, files)
     (draft / RECIPE).write_text(recipe.text, encoding="utf-8")
     return [f"left out: {some(left, 3)}"] if left else []
 
 
-def _retotal(index: Path, draft: Path, files: Sequence[WeightFile]) -> None:
+def _retotal(index: Path, leader: RawModel, draft: Path, files: Sequence[WeightFile]) -> None:
     """An index says how many bytes its shards have, which may be of another dtype now."""
-    said, folder = read_json(index), index.parent.relative_to(draft)
-    named = {str(folder / str(name)) for name in (said.get("weight_map") or {}).values()}
+    said = read_json(leader.root / index)
+    shards, about = said.get("weight_map") or {}, said.get("metadata") or {}
+    if not isinstance(shards, dict) or not isinstance(about, dict):
+        raise UserError(f"{leader.root / index}: weight_map and metadata are expected to be objects, {{...}}")
+    named = {str(index.parent / str(name)) for name in shards.values()}
     total = sum(job.bytes for each in files if each.name in named for job in each.jobs.values())
-    write_json(index, {**said, "metadata": {**(said.get("metadata") or {}), "total_size": total}})
+    write_json(draft / index, {**said, "metadata": {**about, "total_size": total}})

@@ -48,7 +48,8 @@ def stages_of(text: str) -> list[Stage]:
     recipes = {name: merge_of(said, text_of(said)) for name, said in _named(documents).items()}
     stages = {name: Stage(name, recipe, _uses(recipe, recipes)) for name, recipe in recipes.items()}
     last = "" if "" in stages else [*stages][-1]
-    found = dict.fromkeys(_ordered(stages, last, ()))
+    found: dict[str, None] = {}
+    _order(stages, last, (), found)
     if unused := stages.keys() - found.keys():
         raise UserError(
             f"the stage {min(unused)} goes into nothing; the result is {last or 'the recipe without a name'}"
@@ -81,12 +82,13 @@ def _head(reference: str) -> str:
     return reference.partition("+")[0]
 
 
-def _ordered(stages: Mapping[str, Stage], name: str, way: tuple[str, ...]) -> Iterator[str]:
+def _order(stages: Mapping[str, Stage], name: str, way: tuple[str, ...], found: dict[str, None]) -> None:
+    """Finds what a stage needs, and then the stage itself; many may go into one, and one into many."""
     if name in way:
         raise UserError(f"the stages go round in a circle: {' <- '.join([*way[way.index(name) :], name])}")
-    for used in stages[name].uses:
-        yield from _ordered(stages, used, (*way, name))
-    yield name
+    for used in () if name in found else stages[name].uses:
+        _order(stages, used, (*way, name), found)
+    found[name] = None
 
 
 # -- making them -------------------------------------------------------------------------------------------------------
@@ -106,6 +108,7 @@ def merge_stages(
     text, stages = _read(path)
     place = out.parent / f".{out.name}.stages"
     folders = {name: place / folder for name, folder in _folders(stages, how).items()}
+    atomic_output.free_for(out, overwrite, _inputs(stages))
     made = list[MergeStats]()
     with atomic_output.held(place.with_name(f"{place.name}.lock"), out), _told_where(place):
         todo = _missing(stages, folders)
@@ -196,7 +199,18 @@ def _state(reference: str, stages: Mapping[str, str]) -> list[Any]:
         if part in stages:
             found.append(stages[part])
             continue
-        place = from_home(part) if from_home(part).is_file() else located(part)
+        place = _place(part)
         files = [place] if place.is_file() else sorted(path for path in place.iterdir() if path.is_file())
         found += [(str(absolute(path)), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return found
+
+
+def _inputs(stages: Sequence[Stage]) -> list[Path]:
+    """Where all models and adapters lie that are no stages."""
+    names = {stage.name for stage in stages}
+    parts = [part for stage in stages for model in stage.recipe.models for part in parts_of(model)]
+    return [_place(part) for part in dict.fromkeys(parts) if part and part not in names]
+
+
+def _place(part: str) -> Path:
+    return from_home(part) if from_home(part).is_file() else located(part)

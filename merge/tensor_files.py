@@ -99,7 +99,7 @@ def read_header(source: ByteSource, size: int | None = None) -> Header:
         raise UserError(f"not a safetensors file: its header would have {length} bytes")
     try:
         fields = json.loads(_exactly(source, length))
-        about = fields.pop("__metadata__", {})
+        about = _texts(fields.pop("__metadata__", None) or {})
         places = {name: (_entry(f), _offsets(f)) for name, f in fields.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"not a safetensors file that this project reads: {error!r}") from None
@@ -120,6 +120,12 @@ def _entry(field: Any) -> TensorEntry:
     if len(shape) > _MOST_DIMENSIONS or math.prod(each or 1 for each in shape) > _MOST_NUMBERS:
         raise ValueError("a shape of more numbers than any disk holds")
     return TensorEntry(DTYPES[field["dtype"]], tuple(shape))
+
+
+def _texts(about: Any) -> dict[str, str]:
+    if not isinstance(about, dict) or not all(isinstance(each, str) for each in about.values()):
+        raise ValueError("__metadata__ is text by text")
+    return about
 
 
 def _offsets(field: Any) -> list[int]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
 
 from merge.donors import Donors
@@ -175,7 +175,26 @@ def test_what_cannot_be_extracted(tmp_path):
     tied = llama(tmp_path / "tied", 1, tie_word_embeddings=True)
     with pytest.raises(UserError, match="has one of its own"):
         extracted(tied, base, tmp_path / "out")
+    broken = llama(tmp_path / "broken", 1)
+    tensors = weights(broken)
+    tensors["model.layers.1.mlp.up_proj.weight"][0, 0] = torch.nan
+    save_file(tensors, broken / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"layers.1.mlp.up_proj.weight changes by numbers that are not finite"):
+        extracted(broken, base, tmp_path / "out")
     assert not (tmp_path / "out").exists() and not [*tmp_path.glob(".*")]
+
+
+def test_an_adapter_is_not_replaced_by_what_is_made_of_it(tmp_path):
+    base, tuned, adapter = llama(tmp_path / "base", 0), llama(tmp_path / "tuned", 1), tmp_path / "adapter"
+    extracted(tuned, base, adapter)
+    before = (adapter / "adapter_model.safetensors").read_bytes()
+    both = {"merge_method": "passthrough", "models": [f"{base}+{adapter}"]}
+    with pytest.raises(UserError, match="adapter is not replaced: .*adapter is in it"):
+        run(adapter, both, overwrite=True)
+    words = ("-m", "merge.lora", "extract", f"{base}+{adapter}", str(base), str(adapter), "--rank", "1", "--overwrite")
+    code, _, errors = answer(*words)
+    assert code == 2 and "adapter is not replaced" in errors
+    assert (adapter / "adapter_model.safetensors").read_bytes() == before
 
 
 # -- adapters merged as adapters ---------------------------------------------------------------------------------------

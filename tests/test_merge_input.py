@@ -299,6 +299,8 @@ GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
     (header(b"[" * 50_000), "not a safetensors file"),
     (header(b"[1]"), "not a safetensors file"),
     (header({"x": 3}), "not a safetensors file"),
+    (header({"__metadata__": 3, "x": GOOD}, bytes(8)), "__metadata__ is text by text"),
+    (header({"__metadata__": {"a": {}}, "x": GOOD}, bytes(8)), "__metadata__ is text by text"),
     (header({"x": {**GOOD, "dtype": "F33"}}, bytes(8)), "not a safetensors file"),
     (header({"x": {**GOOD, "shape": [-2]}}, bytes(8)), "a shape of"),
     (header({"x": {**GOOD, "shape": [2.0]}}, bytes(8)), "a shape of"),

@@ -130,6 +130,14 @@ def test_zeros_and_equal_numbers(name, count, has_base, given, monkeypatch):
         agree(name, merged(name, others, base, **given), others, base, given)
 
 
+@pytest.mark.parametrize("name, count, given", [("sce", 2, {"select_topk": 0.3}), ("arcee_fusion", 1, {})])
+@pytest.mark.parametrize("broken", [math.nan, -math.nan, math.inf])
+def test_a_number_that_is_none_stays_one_among_ranks(name, count, given, broken):
+    base, *others = tensors(count + 1)
+    others[0][2, 1] = broken
+    assert not merged(name, others, base, **given).isfinite().all()
+
+
 def test_every_method_has_a_formula_or_a_test_of_its_own():
     assert {name for name, *_ in CASES} | RANDOM | OWN_TEST == set(METHODS)
 

@@ -163,6 +163,16 @@ def test_what_cannot_be_merged(tmp_path):
     assert not [*tmp_path.glob("out*")] and not [*tmp_path.glob(".*")]
 
 
+@pytest.mark.parametrize("said", ['{"weight_map": 3}', '{"metadata": [1]}', "[]", "nonsense"])
+def test_an_index_that_is_none_is_named_where_it_lies(said, tmp_path):
+    (tmp_path / "two").mkdir()
+    checkpoint(tmp_path / "two" / "model.safetensors", 2)
+    (tmp_path / "two" / "model.safetensors.index.json").write_text(said)
+    with pytest.raises(UserError, match=r"two/model.safetensors.index.json: "):
+        merged(tmp_path / "out", linear(tmp_path / "two", tmp_path / "two"))
+    assert [each.name for each in tmp_path.iterdir()] == ["two"]
+
+
 def test_the_command(tmp_path):
     one, two = (checkpoint(tmp_path / f"{n}.safetensors", n) for n in (1, 2))
     (tmp_path / "recipe.yml").write_text(text_of(linear(one, two)))
@@ -173,3 +183,10 @@ def test_the_command(tmp_path):
     assert code == 2 and "as many files as its first model" in errors
     code, _, errors = answer(*words)
     assert code == 2 and "exists; --overwrite" in errors
+    (tmp_path / "one").mkdir()
+    checkpoint(tmp_path / "one" / "model.safetensors", 1)
+    recipe = tmp_path / "out" / "mergekit_config.yml"
+    recipe.parent.mkdir()
+    recipe.write_text(text_of(linear(tmp_path / "one", two)))
+    code, _, errors = answer("-m", "merge", str(recipe), str(recipe.parent), "--raw", "--overwrite")
+    assert code == 2 and f"is not replaced: {recipe} is in it" in errors

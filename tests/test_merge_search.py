@@ -19,8 +19,9 @@ from fleet.history import opened
 from fleet.run_config import UserError
 from merge.evolve.recipe_evaluator import RecipeEvaluator
 from merge.evolve.records import CandidateRow, SearchOutcome, text_of
+from merge.evolve.search_config import EvalTask
 from merge.evolve.search_space import Space
-from merge.evolve.search_view import SearchView
+from merge.evolve.search_view import SearchView, table_of
 from merge.merge_recipe import parse
 from merge.merging import merge
 from tests import searching
@@ -68,6 +69,17 @@ def test_a_search_keeps_questions_for_the_end(facts, tmp_path):
     now, held = (each["facts"] for each in evaluation.parted(0.25).values())
     assert 9 <= len(held) <= 27 and sorted(now + held) == list(range(72))
     assert lm_eval_tasks.parted(replace(evaluation.asked, seed=5), evaluation.loaded, 0.25)["test"]["facts"] != held
+
+
+def test_of_one_held_out_question_no_interval_is_told():
+    task = EvalTask(name="facts")
+
+    def of(*marks):
+        return {"score": sum(marks) / len(marks), "single": json.dumps({task.key: marks})}
+
+    config = SimpleNamespace(models=["a", "b"], tasks=[task], max_fevals=1)
+    found = SearchOutcome(config, None, [], {}, {"a": of(1.0), "b": of(1.0, 0.0)})
+    assert [*table_of(found).columns[2].cells] == ["-", "1.0000", "0.5000 ± 0.9800"]
 
 
 def test_a_race_gives_up_on_the_hopeless_alone(facts, tmp_path):

@@ -149,6 +149,22 @@ def test_stages_that_cannot_be(why):
         stages_of(yaml.safe_dump_all(BAD[why]))
 
 
+def test_no_stage_is_looked_at_twice_however_many_ways_lead_to_it():
+    pairs = [linear(f"s{n - 1}", f"s{n - 2}", name=f"s{n}") for n in range(2, 100)]
+    found = stages_of("---\n".join(map(text_of, [linear("a", name="s0"), linear("b", name="s1"), *pairs])))
+    assert [stage.name for stage in found[-2:]] == ["s98", "s99"] and len(found) == 100
+
+
+def test_what_a_stage_is_made_of_is_not_replaced(models, tmp_path):
+    own = llama(tmp_path / "own", 5)
+    recipe = file(tmp_path, linear(str(own), models[0], name="first"), linear("first", models[1]))
+    before = weights(own)
+    with pytest.raises(UserError, match="own is not replaced: .*own is in it"):
+        merge_stages(recipe, own, overwrite=True)
+    assert all(torch.equal(each, before[name]) for name, each in weights(own).items())
+    assert not [*tmp_path.glob(".*")]
+
+
 def test_models_are_looked_for_before_anything_is_made(models, tmp_path, monkeypatch):
     made = counted(monkeypatch)
     with pytest.raises(UserError, match="not a folder with a model"):

@@ -280,10 +280,10 @@ PHASES = {
 }
 
 
-def failing(folder: Path, phase: str, how: str) -> dict:
+def failing(folder: Path, phase: str, how: str, aggregation: str = "!function code.summed") -> dict:
     searching.task(folder, "own")
     said = (folder / "own.yaml").read_text().replace('doc_to_text: "{{question}}"', "doc_to_text: !function code.ask")
-    said = said.replace("aggregation: mean", "aggregation: !function code.summed")
+    said = said.replace("aggregation: mean", f"aggregation: {aggregation}")
     said = said.partition("  - {metric: acc_norm")[0]
     said += "process_docs: !function code.questions\nprocess_results: !function code.marked\n"
     (folder / "own.yaml").write_text(said)
@@ -305,6 +305,13 @@ def test_a_task_whose_own_code_fails_is_named(tmp_path, phase, how):
         assert phase != "questions"
         sat(loaded, tmp_path)
     assert PHASES[phase] in str(failed.value) or phase == "questions"
+
+
+@pytest.mark.parametrize("mark", ["'x'", "None", "(1, 2)"])
+def test_marks_of_which_there_is_no_mean_are_named(tmp_path, mark):
+    loaded = failing(tmp_path, "marked", f"return {{'acc': {mark}}}", "mean")
+    with pytest.raises(UserError, match="own: its process_results failed with TypeError: acc is .* there is no mean"):
+        sat(loaded, tmp_path)
 
 
 def test_a_file_that_a_task_misses_here_is_no_verdict_on_models(tmp_path):

@@ -109,7 +109,11 @@ def metrics_of(loaded: Mapping[str, Any], name: str) -> list[str]:
 def is_mean(loaded: Mapping[str, Any], name: str, metric: str) -> bool:
     """Whether a metric is the mean of marks that each question has."""
     task = loaded["tasks"].get(name)
-    return task is not None and getattr(task.aggregation()[metric.split(",")[0]], "__name__", "") == "mean"
+    return task is not None and _is_mean(task.aggregation()[metric.split(",")[0]])
+
+
+def _is_mean(aggregate: Any) -> bool:
+    return getattr(aggregate, "__name__", "") == "mean"
 
 
 def questions(asked: TaskRequest, loaded: Mapping[str, Any]) -> dict[str, list[int]]:
@@ -243,6 +247,7 @@ class CachedTask:
         task.build_all_requests, task.doc_iterator, task.process_results = self.build, self.iterate, self.process
         self._aggregation, self._filter = task.aggregation, task.apply_filters
         task.aggregation, task.apply_filters = self.aggregation, self.filtered
+        self._means = {key for key, each in self._aggregation().items() if _is_mean(each)}
         for name in ("doc_to_choice", "doc_to_target"):  # templates, which lm-eval fills in again each time
             if hasattr(task, name):
                 setattr(task, name, _remembered(getattr(task, name)))
@@ -262,7 +267,11 @@ class CachedTask:
 
     def process(self, doc: Any, results: Any) -> Any:
         with _own_code(self._name, "its process_results"):
-            self.answers.append(self._process(doc, results))
+            marks = self._process(doc, results)
+            for key in sorted(self._means & marks.keys()):
+                if not hasattr(marks[key], "__float__"):
+                    raise TypeError(f"{key} is {str(marks[key])[:60]!r}, and of that there is no mean")
+            self.answers.append(marks)
         return self.answers[-1]
 
     def filtered(self) -> Any:

@@ -1,6 +1,7 @@
 """How a search gets on, for whoever started it; and what it came to."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -93,6 +94,8 @@ def _tested(found: SearchOutcome, name: str) -> str:
     if "score" not in (metrics := found.tested.get(name, {})):
         return "-"
     mean, error = question_marks.mean_and_error(found.config.tasks, json.loads(metrics["single"]))
+    if not math.isfinite(error):
+        return number(float(metrics["score"]))  # one question has no interval
     return f"{mean:.4f} ± {1.96 * error:.4f}"
 
 

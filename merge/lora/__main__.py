@@ -86,7 +86,7 @@ def extract(
     most = rank or (_RANK if common.energy == 1 else 1 << 30)
     with Donors() as donors:
         plan = plan_extraction(donors[tuned], donors[base], most, linear_only)
-        _write(plan, out, [donors[tuned].folder, donors[base].folder], common)
+        _write(plan, out, [*donors[tuned].folders, *donors[base].folders], common)
 
 
 @app.command

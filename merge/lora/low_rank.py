@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from merge.tensor_files import UserError
+
 _SPARE = 10  # directions that are looked at beyond those that are asked for
 _TURNS = 2  # times that the directions are brought nearer to the best ones
 _FIRST = 16  # directions to begin with, where an energy says how many are enough
@@ -56,6 +58,8 @@ class LowRank:
 def low_rank(change: Change, most: int, share: float = 1.0) -> LowRank:
     """Of the rank MOST, or of the least one below it that keeps this share of the energy."""
     energy = sum(float(block.double().square().sum()) for block in change.blocks())
+    if not math.isfinite(energy):
+        raise UserError(f"{change.name} changes by numbers that are not finite: no matrices of low rank are near it")
     most = min(most, change.least)
     width = most if share >= 1 else min(most, _FIRST)
     while True:

@@ -54,7 +54,7 @@ def variance(tensors: Sequence[Tensor]) -> Tensor:
     for each in tensors:
         off = each - mean
         total.add_(off.mul_(off))
-    return total.div_(len(tensors))
+    return total.div_(len(tensors)).abs_()  # a NaN may have a sign, which would be counted as bits
 
 
 def ram(group: Group, p: Params) -> Iterator[Tensor]:
@@ -112,4 +112,4 @@ def importance(base: Tensor, other: Tensor) -> Tensor:
     """How far a number has moved, times how differently its row is distributed."""
     p, q = torch.log_softmax(other.double(), -1), torch.log_softmax(base.double(), -1)
     distance = (p.exp() * (p - q)).sum(-1, keepdim=True).clamp_min_(0)
-    return (other - base).abs_() * distance.float()
+    return (other - base).mul_(distance.float()).abs_()  # of a NaN, too, whose sign would be counted as bits
