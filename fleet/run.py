@@ -222,7 +222,7 @@ def _check_binding(
         raise UserError(
             f"{folder}: this run was started with another configuration\n" + "\n".join(lines) + "\n"
             "Restore these settings to go on with it, or choose another PROJECT_NAME (--out, --storage-path) to start "
-            "a new run; python -m fleet.fork goes on from one of its rounds with others."
+            "a new run; of edt and diloco, python -m fleet.fork goes on from one of its rounds with others."
         )
 
 
