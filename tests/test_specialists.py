@@ -180,7 +180,7 @@ def test_the_second_to_be_ready_leaves_the_first_alone(models, tmp_path):
 
 def test_an_interrupted_process_leaves_nothing_half(tmp_path):
     one = start(tmp_path, "code: ready")
-    until(lambda: [*tmp_path.glob("*/code")], "the first specialist is there", LONG)
+    until(lambda: left(tmp_path) == [BASE, "code"], "the first specialist is there, and its draft gone", LONG)
     one.send_signal(signal.SIGINT)
     assert one.wait(LONG) != 0 and left(tmp_path) == [BASE, "code"]
 

@@ -100,7 +100,7 @@ def test_what_a_worker_does_is_what_it_has_claimed_last(toys):
     (id, _), *_ = history.open()
     pulse(run, "berta", time.time(), "gpu1", doing="0/init-0", unit="step", done=5, of=9)
     assert Claims(store, history, Watch(store, Host(), 60.0), 1).take(id)
-    assert re.search(rf"berta .* making {id} [0-2] seconds?", status(run)), "the age of what was heard last"
+    assert re.search(rf"berta .* making {id} \d+ seconds?", status(run)), "not the age of older notes"
     pulse(run, "berta", time.time(), "gpu1", doing=id, unit="step", done=30, of=300)
     assert f" making {id} step 30 of 300 " in status(run)
 
