@@ -19,13 +19,12 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.figures import NONE, goal, table
-from benchmarks.trials import METHODS, Result, Trial, run, trial
+from benchmarks.trials import METHODS, QUICK, SEQUENCES, Result, Trial, run, trial
 
 ADAMW, SERIAL, SYNC, DILOCO, HYPERCUBE, PAIRS = (
     "synchronous AdamW", "one process, Muon", "synchronous Muon", "DiLoCo", "EDT, hypercube of 4", "EDT, pairs"
 )  # fmt: skip
 EXACT = {"wire_dtype": "fp32", "inner_optimizer_state": "exact"}  # all that travels
-SEQUENCES, QUICK = {"124k": 1440, "1.2m": 720}, 240  # of a slot, as tune.py has them
 # (row, of which row it is to be within this much)
 GOALS = {
     DILOCO: [(ADAMW, -0.15), (SERIAL, 0.01), (SYNC, 0.04), (f"{DILOCO}, exact", 0.003)],
@@ -130,7 +129,7 @@ def draw(rows: Rows, file: Path) -> None:
 
 @app.default
 def main(quick: bool = False, size: str = "124k", seeds: int = 0, picture: Path | None = None) -> None:
-    chosen, sequences = range(1, 1 + (seeds or (1 if quick else 3))), QUICK if quick else SEQUENCES[size]
+    chosen, sequences = range(1, 1 + (seeds or (1 if quick else 3))), QUICK if quick else SEQUENCES
     tables = [("Loss on held-out text, in nats a token", methods(chosen, sequences, size))]
     if not quick:
         tables.append(("More and fewer slots", numbers_of_slots(chosen, sequences, size)))

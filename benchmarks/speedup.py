@@ -1,6 +1,6 @@
 """What more machines are worth: how much longer one process, tuned as well, has to train for the same loss.
 
-    python -m benchmarks.speedup [--quick] [--size 124k] [--seeds 3] [--batch B] [--picture FILE]
+    python -m benchmarks.speedup [--quick] [--size 124k] [--batch B] [--only ROW ...] [--machines K ...] [--picture FILE]
 
 A machine's work is counted in sequences that come one after the other on it, everybody with the batch that serves it
 best; or, with --batch, in steps, and everybody's are of so many sequences. One process trains on 1, 2, 4, ... times
@@ -10,7 +10,7 @@ table adds the time of one disk that all share, for a model as large as 150m, fr
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -21,9 +21,8 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.figures import NONE, goal, table
-from benchmarks.trials import Result, Trial, run, trial
+from benchmarks.trials import QUICK, SEQUENCES, Result, Trial, run, trial
 
-SEQUENCES, QUICK = {"124k": 1440, "1.2m": 720}, 240  # of a slot, as tune.py has them
 SLOTS = (1, 2, 4, 8, 16)
 GOALS = {4: 3.7, 8: 6.0, 16: 9.0}
 ALONE = ("one process, Muon", "one process, AdamW")
@@ -33,6 +32,7 @@ APART: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "EDT, genomes": ("EDT, genomes", {}),
     "DiLoCo, AdamW": ("DiLoCo, AdamW", {}),
 }
+ROWS = {**{name: (name, {}) for name in ALONE}, **APART}
 SOME = {"DiLoCo, rounds of 4": (4, 8), "EDT, genomes": (4, 8, 16)}  # of the numbers of machines
 GBITS = (10.0, 1.0, 0.1)  # of the disk, a second
 LARGE = 215e6  # parameters of 150m with 32,000 words
@@ -42,13 +42,15 @@ Found = Mapping[str, Mapping[int, list[Result]]]  # row -> slots -> seeds
 Cost = Callable[[Result], float]
 
 
-def trials(seeds: range, sequences: int, size: str, batch: int = 0) -> list[tuple[str, Trial]]:
-    rows = {**{name: (name, {}) for name in ALONE}, **APART}
+def trials(
+    seeds: range, sequences: int, size: str, batch: int, rows: Collection[str], machines: Sequence[int]
+) -> list[tuple[str, Trial]]:
     return [  # one seed after the other: whoever cannot wait has the first ones whole
         (row, trial(name, seed, sequences, slots, size, batch, **keys))
         for seed in seeds
-        for row, (name, keys) in rows.items()
-        for slots in SLOTS
+        for row, (name, keys) in ROWS.items()
+        if row in rows
+        for slots in machines
         if slots in SOME.get(row, SLOTS)
     ]
 
@@ -64,8 +66,13 @@ def needed(curve: Mapping[float, float], loss: float) -> float:
 
 def best_alone(found: Found, cost: Cost) -> dict[float, float]:
     """Cost of one process -> loss, with whichever optimizer is better at that length."""
-    best = [min((found[name][slots] for name in ALONE), key=loss) for slots in SLOTS]
+    best = [min((found[name][slots] for name in ALONE if name in found), key=loss) for slots in machines_of(found)]
     return {fmean(map(cost, each)): loss(each) for each in best}
+
+
+def machines_of(found: Found) -> list[int]:
+    """For which numbers of them there is one process that trains as many times as long."""
+    return sorted(found[next(name for name in ALONE if name in found)])
 
 
 def serial(result: Result) -> float:
@@ -87,6 +94,8 @@ def main(
     seeds: int = 0,
     sequences: int = 0,
     batch: int = 0,
+    only: tuple[str, ...] = tuple(ROWS),
+    machines: tuple[int, ...] = SLOTS,
     picture: Path | None = None,
     step_seconds: float = 1.0,
     jobs: int = 2,
@@ -98,12 +107,16 @@ def main(
         Of each machine, one after the other.
     batch
         Of every method's steps, with the best rate that was tried with it; else each method has its own.
+    only
+        These rows; at least one of one process is among them.
+    machines
+        For these numbers of machines, at least two.
     step_seconds
         How long the device of the second table needs for one step.
     """
     chosen = range(1, 1 + (seeds or (1 if quick else 3)))
-    sequences = sequences or (QUICK if quick else SEQUENCES[size])
-    wanted = trials(chosen, sequences, size, batch)
+    sequences = sequences or (QUICK if quick else SEQUENCES)
+    wanted = trials(chosen, sequences, size, batch, only, machines)
     found: dict[str, dict[int, list[Result]]] = defaultdict(lambda: defaultdict(list))
     results = track(run([each for _, each in wanted], jobs), "runs", len(wanted))
     for (row, each), result in zip(wanted, results, strict=True):
@@ -128,11 +141,12 @@ def worth_table(found: Found, sequences: int, about: str) -> Table:
         f"{about}, {sequences} sequences of 64 tokens one after the other on each machine.\n"
         "In brackets: how many times as long the better of both one-process rows has to train for that loss."
     )
-    shown = table("Loss, and what K machines are worth", "", *(f"K = {n}" for n in SLOTS), note=note)
+    machines = machines_of(found)
+    shown = table("Loss, and what K machines are worth", "", *(f"K = {n}" for n in machines), note=note)
     for row in found:
-        cells = [f"{loss(found[row][slots]):.4f}" if slots in found[row] else NONE for slots in SLOTS]
+        cells = [f"{loss(found[row][slots]):.4f}" if slots in found[row] else NONE for slots in machines]
         if row in APART:
-            cells = [_worth(found, row, slots, cell) for slots, cell in zip(SLOTS, cells, strict=True)]
+            cells = [_worth(found, row, slots, cell) for slots, cell in zip(machines, cells, strict=True)]
         shown.add_row(f"{row}, {'K machines' if row in APART else 'K times as long'}", *cells)
     return shown
 
@@ -148,9 +162,10 @@ def _worth(found: Found, row: str, slots: int, cell: str) -> str:
 def seconds_table(found: Found) -> Table:
     """Small batches of a small model are dear on a processor, and so is an orthogonal step."""
     note = "Seconds of work that one process needs for the loss, by those of each slot; on one core of this machine."
-    shown = table("What K machines are worth in seconds", "", *(f"K = {n}" for n in SLOTS), note=note)
-    for row in APART:
-        cells = [f"{worth(found, row, slots, seconds):.2f}" if slots in found[row] else NONE for slots in SLOTS]
+    machines = machines_of(found)
+    shown = table("What K machines are worth in seconds", "", *(f"K = {n}" for n in machines), note=note)
+    for row in [each for each in APART if each in found]:
+        cells = [f"{worth(found, row, slots, seconds):.2f}" if slots in found[row] else NONE for slots in machines]
         shown.add_row(row, *cells)
     return shown
 
@@ -161,8 +176,8 @@ def disk_table(found: Found, step_seconds: float) -> Table:
         "done while it is waited for."
     )
     shown = table("The same with the disk's time", "", *(f"{each:g} Gbit/s" for each in GBITS), note=note)
-    for row in APART:
-        for slots in [each for each in SLOTS[2:] if each in found[row]]:
+    for row in [each for each in APART if each in found]:
+        for slots in [each for each in found[row] if each > 2]:
             value, results = worth(found, row, slots), found[row][slots]
             shares = [share(results[0], each, step_seconds) for each in GBITS]
             shown.add_row(f"{row}, K = {slots}", *(f"{value * each:.2f}" for each in shares))
@@ -183,16 +198,16 @@ def draw(found: Found, sequences: int, file: Path) -> None:
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
-    for name in ALONE:
-        axes.plot(
-            [slots * sequences for slots in SLOTS], [loss(found[name][slots]) for slots in SLOTS], "o-", label=name
-        )
-    for slots in SLOTS[2:]:
+    machines = machines_of(found)
+    for name in [each for each in ALONE if each in found]:
+        losses = [loss(found[name][slots]) for slots in machines]
+        axes.plot([slots * sequences for slots in machines], losses, "o-", label=name)
+    for slots in [each for each in found["DiLoCo"] if each > 2]:
         at = sequences, loss(found["DiLoCo"][slots])
         axes.plot(*([each] for each in at), "s", color="black")
         axes.annotate(f"DiLoCo, {slots} machines", at, textcoords="offset points", xytext=(6, 0))
     axes.set_xscale("log", base=2)
-    axes.set_xticks([slots * sequences for slots in SLOTS], [f"{slots * sequences:,}" for slots in SLOTS])
+    axes.set_xticks([slots * sequences for slots in machines], [f"{slots * sequences:,}" for slots in machines])
     axes.set_xlabel("sequences one after the other, on one machine")
     axes.set_ylabel("loss on held-out text, nats a token")
     axes.legend()

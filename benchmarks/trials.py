@@ -43,7 +43,8 @@ COMMON = {
 COMPILED = bool(shutil.which("g++")) and Path(sysconfig.get_path("include"), "Python.h").is_file()
 LOOKED_AT, OF_EACH = 512, 40  # held-out sequences of the last evaluation, and of one document
 MEASURED = Path(__file__).with_name("measured.jsonl")
-WARMUP = 160  # sequences of a slot
+SEQUENCES, QUICK = 1440, 240  # of a slot
+WARMUP = 160  # of them
 BATCH = {"apart": 4, "synchronous": 4, "alone": 16}  # until tuned
 
 

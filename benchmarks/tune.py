@@ -1,6 +1,6 @@
 """Settings for convergence.py and speedup.py, tuned for each method by itself on a seed that these do not use.
 
-    python -m benchmarks.tune [--size 124k] [--slots 8] [--batch B]
+    python -m benchmarks.tune [--size 124k] [--slots 8] [--batch B] [--method NAME ...]
 
 From one place for all, every method climbs: the rates beside the best one so far (a factor of 1.4) and half and twice
 its batch are tried, until none of them is better or it has had its twelve tries; the best two are tried with a second
@@ -18,10 +18,9 @@ from typing import Any
 from cyclopts import App
 from rich.progress import track
 
-from benchmarks.trials import METHODS, TUNED, Trial, run
+from benchmarks.trials import METHODS, SEQUENCES, TUNED, Trial, run
 
 SEEDS = (101, 102)
-SEQUENCES = {"124k": 1440, "1.2m": 720}  # of a slot
 RATES = {
     "adamw": (1.4e-3, 2e-3, 2.8e-3, 4e-3, 5.6e-3, 8e-3, 1.1e-2, 1.6e-2),
     "muon": (5e-3, 7e-3, 1e-2, 1.4e-2, 2e-2, 2.8e-2, 4e-2, 5.6e-2, 8e-2),
@@ -64,15 +63,15 @@ def keys_of(place: Place) -> Mapping[str, Any]:
 
 
 @app.default
-def main(size: str = "124k", slots: int = 8, batch: int = 0, jobs: int = 2) -> None:
-    every = [name for name, method in METHODS.items() if not method.like]
-    names = [*VARIED] if batch or slots != 8 else every
+def main(size: str = "124k", slots: int = 8, batch: int = 0, method: tuple[str, ...] = (), jobs: int = 2) -> None:
+    every = [name for name, each in METHODS.items() if not each.like]
+    names = method or ([*VARIED] if batch or slots != 8 else every)
     batches = (batch,) if batch else BATCHES
     found: dict[str, Tried] = {name: {} for name in names}
 
     def wave(seed: int, places: Mapping[str, list[Place]]) -> None:
         each = [(name, place) for name, several in places.items() for place in several]
-        trials = [Trial(name, seed, SEQUENCES[size], slots, size, keys_of(place)) for name, place in each]
+        trials = [Trial(name, seed, SEQUENCES, slots, size, keys_of(place)) for name, place in each]
         for (name, place), result in zip(each, track(run(trials, jobs), f"seed {seed}", len(trials)), strict=True):
             found[name].setdefault(place, []).append(result.averaged)
             print(slots, name, seed, *place, round(result.averaged, 4), flush=True)
