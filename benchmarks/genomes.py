@@ -20,9 +20,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.convergence import QUICK, SEQUENCES, Rows, difference, in_words
+from benchmarks.convergence import Rows, difference, in_words
 from benchmarks.figures import NONE, goal, table
-from benchmarks.trials import METHODS, Result, Trial, run, trial
+from benchmarks.trials import METHODS, QUICK, SEQUENCES, Result, Trial, run, trial
 
 EDT, DILOCO = "EDT, genomes", "DiLoCo"
 # The weights of sources are, from one rate for all.
@@ -98,7 +98,7 @@ def beside(rows: Rows, title: str, note: str) -> Table:
 @app.default
 def main(quick: bool = False, size: str = "124k", seeds: int = 0, jobs: int = 2) -> None:
     chosen = range(1, 1 + (seeds or (1 if quick else 3)))
-    sequences = QUICK if quick else SEQUENCES[size]
+    sequences = QUICK if quick else SEQUENCES
     write_words(trial(DILOCO, 1, sequences, size=size).config)
     console = Console(width=150)
     for title, wanted in (

@@ -1,6 +1,6 @@
 """What more machines are worth: how much longer one process, tuned as well, has to train for the same loss.
 
-    python -m benchmarks.speedup [--quick] [--size 124k] [--batch B] [--only ROW ...] [--machines K ...] [--picture FILE]
+    python -m benchmarks.speedup [--quick] [--size 124k] [--batch B] [--only ROW ...] [--machines K ...] [--picture F]
 
 A machine's work is counted in sequences that come one after the other on it, everybody with the batch that serves it
 best; or, with --batch, in steps, and everybody's are of so many sequences. One process trains on 1, 2, 4, ... times
