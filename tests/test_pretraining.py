@@ -53,6 +53,19 @@ def test_cold_workers_make_what_a_warm_one_makes(tmp_path, keys):
     assert digest(cold.history) == digest(warm)
 
 
+def test_a_shard_of_a_worker_that_knows_nothing_reads_the_weights_before_it_once(tmp_path):
+    c = config(algorithm="diloco")
+    cold = worker(tmp_path, c, make=lambda work: maker(c)(work))
+    assert cold.run() == "over"
+    lines = (tmp_path / "run" / "workers" / "w.events").read_text().splitlines()
+    made = {each["id"]: each["read"] for each in map(json.loads, lines) if each["what"] == "made"}
+    recipe = next(each for each in cold.history.plan(3) if each.slot == "shard-0")
+    files = {(id, name): size for id in recipe.inputs for name, (size, _) in cold.history.outcome(id).files.items()}
+    own = sum(size for (_, name), size in files.items() if name.endswith("-0.safetensors"))
+    old = sum(files[recipe.args["old"], f"{stem}.safetensors"] for stem in ("before", "update"))
+    assert made["3/shard-0"] == own + old
+
+
 @pytest.mark.parametrize("keys", SETTINGS[:3], ids=str)
 @pytest.mark.parametrize("stop", [1, 3])
 def test_a_recipe_that_is_interrupted_goes_on_where_it_was(tmp_path, keys, stop):

@@ -253,8 +253,7 @@ def make_shard(runtime: MemberRuntime, work: Work, args: ShardArgs) -> Metrics:
 def _write_old(runtime: MemberRuntime, work: Work, args: ShardArgs, cut: range) -> None:
     """What the step leads from: written while everybody trains, it need not be when everybody waits."""
     model, old = runtime.global_model, work.inputs[args.old]
-    if work.early:
-        model.remember(old, args.shard, cut)
+    model.remember(old, args.shard, cut)  # the step will ask for it again
     with work.create(BEFORE) as file:
         one_more = sender(file, len(cut))
         for piece in model.pieces_of(old, args.shard, cut):
