@@ -168,9 +168,10 @@ def options(
 
 
 def thread_counts(threads: int) -> dict[str, str]:
-    """Every library's own way to be told how many threads it may use."""
-    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS")
-    return dict.fromkeys(names, str(threads))
+    """Every library's own way to be told how many threads it may use. numpy's begins its own when it is imported, and
+    of a process with threads no workers can be forked; what is large is torch's."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS")
+    return {**dict.fromkeys(names, str(threads)), "OPENBLAS_NUM_THREADS": "1"}
 
 
 def hold_leash(host: Host) -> None:

@@ -4,12 +4,14 @@ had been started by itself, whoever of them, or the server, is killed when."""
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from fleet.forkserver import ForkedWorker, ForkServer
+from fleet.processes import thread_counts
 from tests.helpers import LONG, ROOT, freeze, kill, parent_of, pids, until
 
 SCRIPT = """
@@ -174,6 +176,22 @@ def test_a_run_whose_server_and_workers_are_killed(toys):
     starter.ends()
     run.same()
     assert "another takes its place" in starter.said and not pids(str(run.folder))
+
+
+@pytest.mark.slow
+def test_what_a_method_has_loaded_can_be_forked():
+    """With a second thread each worker would load it all again."""
+    from edt_evomerge import METHOD as BREEDING
+    from evomerge.tournament_method import METHOD as TOURNAMENT
+    from merge.evolve.search_method import METHOD as SEARCH
+
+    libraries = {each for method in (BREEDING, TOURNAMENT, SEARCH) for each in method.libraries}
+    load = "import importlib, os, sys; [*map(importlib.import_module, sys.argv[1:])]"
+    words = [sys.executable, "-c", f"{load}; print(len(os.listdir('/proc/self/task')))"]
+    words += ["train.member.pretraining_tasks", *libraries]
+    env = {**os.environ, **thread_counts(4)}
+    said = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=LONG).stdout
+    assert said == "1\n"
 
 
 @pytest.mark.slow

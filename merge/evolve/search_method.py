@@ -17,6 +17,10 @@ from merge.search.search_strategy import CHECK
 
 MERGER = "merger"  # how the names of workers begin that merge for others, of a buffered search
 SCORER = "scorer"
+_LIBRARIES = (
+    *("merge.evolve.recipe_evaluator", "train.packed_hflm", "cma"),  # not lm_eval.tasks: it begins a thread
+    *("transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto"),
+)
 
 
 def maker(config: SearchConfig) -> Maker:
@@ -90,5 +94,5 @@ report = search_worker.writing_when_longer(
 )
 METHOD = Method(
     ALGORITHM, "", SearchConfig, MergeSearch, maker, report=report, points=points, artifacts=(records.BEST,),
-    libraries=("merge.evolve.recipe_evaluator",),
+    libraries=_LIBRARIES,
 )  # fmt: skip
