@@ -126,7 +126,7 @@ def test_a_search_that_cannot_work_leaves_its_place_to_another(facts, tmp_path):
     assert code == 1 and "there is no task 'fcats'; the nearest known one is facts" in said
     search(genome_file(tmp_path, facts), out, facts, "--max-fevals", "7")
     other = command(genome_file(tmp_path, facts), out, facts, "--max-fevals", "9", "--sigma0", "0.5")[3:]
-    code, said = said_by(*other)
+    code, _, said = answer("-m", "merge.evolve", *other)
     assert code == 2 and "SIGMA0: the run has 0.1666" in said and "MAX_FEVALS: the run has 7, now it says 9" in said
     code, said = said_by(*command(genome_file(tmp_path, facts), out, facts, "--max-fevals", "7")[3:])
     assert code == 0 and "The run is over already" in said and "best merge" in said
@@ -138,11 +138,11 @@ def test_nothing_that_is_somebody_elses_is_removed(facts, tmp_path):
     code, _ = said_by(*command(genome_file(tmp_path, facts, tasks=["fcats"]), out, facts)[3:])
     assert code == 1
     (out / "notes.txt").write_text("mine")
-    code, said = said_by(*command(genome_file(tmp_path, facts), out, facts)[3:])
+    code, _, said = answer(*command(genome_file(tmp_path, facts), out, facts)[1:])
     assert code == 2 and "another configuration" in said and (out / "notes.txt").read_text() == "mine"
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "file" / "deeper" / "search", tmp_path / "a b"):
-        code, said = said_by(*command(genome_file(tmp_path, facts), place, facts)[3:])
+        code, _, said = answer(*command(genome_file(tmp_path, facts), place, facts)[1:])
         assert code == 2 and "--storage-path" in said
 
 

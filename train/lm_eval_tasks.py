@@ -62,7 +62,7 @@ def load(asked: TaskRequest, public: bool = True) -> dict[str, Any]:
     with _quiet():
         manager = TaskManager(include_path=list(asked.task_path), include_defaults=False)
         if theirs := [name for name in asked.tasks if name not in manager.all_tasks]:
-            manager = TaskManager(include_path=list(asked.task_path))
+            manager = _with_theirs(asked.task_path)
         unknown = [name for name in theirs if name not in manager.all_tasks]
     if unknown:
         raise UserError(f"there is no task {unknown[0]!r}; the nearest known one is {_nearest(unknown[0], manager)}")
@@ -85,6 +85,14 @@ def load(asked: TaskRequest, public: bool = True) -> dict[str, Any]:
         with _own_code(name, "its questions"), _quiet():
             len(task.eval_docs)
     return loaded
+
+
+@functools.cache
+def _with_theirs(task_path: tuple[str, ...]) -> Any:
+    """lm-eval's own tasks, too: looked through once, though a name that is nobody's is asked for several times."""
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager(include_path=list(task_path))
 
 
 def check_metrics(loaded: Mapping[str, Any], wanted: Sequence[tuple[str, str]]) -> None:
