@@ -17,6 +17,7 @@ from fleet.round_state import Outcome
 from fleet.store import Value
 
 _PAUSE, _GLANCE = 0.005, 0.02  # seconds between two looks at the other lane: by the first, by the second
+_LEAD = 1.0  # that the first lane's small calls have, at most
 _OVER = 5.0  # and at a run that is over, for what was voided since
 _UNSAID = ("waited", "over")  # of the second lane
 
@@ -80,6 +81,7 @@ class Lane:
         """`turn` makes something, or waits a moment; it says when the run is over. At the end it may `leave`."""
         self._host, self._publish, self._turn, self._leave = host, publish, turn, leave
         self._next: Pending | None = None
+        self._held = self._asked = self._goes_on = False
         self._ending = self._ended = False
         self._error: BaseException | None = None
 
@@ -89,7 +91,15 @@ class Lane:
     def take(self, made: Pending) -> None:
         """Publish it, when what came before is through."""
         self._wait(lambda: self._next is None)
+        self._held, self._asked = self._goes_on, True
         self._next = made
+
+    def looked(self, found: bool) -> None:
+        """The first lane has looked for what comes next. Where it went on at once the last time, large files wait for
+        that: on a thin line its small calls would come behind them."""
+        if self._asked:
+            self._goes_on, self._asked = found, False
+        self._held = False
 
     def check(self) -> None:
         """What ends the second lane ends the worker."""
@@ -120,6 +130,7 @@ class Lane:
         try:
             while self._next or not (self._ending or self._host.stopping):
                 if made := self._next:
+                    self._let_first_lane_go_on()
                     self._publish(made)
                     self._next = None
                 elif self._turn():  # over, as far as it knows: the first lane may know of something that is void
@@ -129,6 +140,11 @@ class Lane:
         finally:
             self._ended = True
             self._leave()
+
+    def _let_first_lane_go_on(self) -> None:
+        until = self._host.now() + _LEAD
+        while self._held and not (self._ending or self._host.stopping) and self._host.now() < until:
+            self._host.sleep(_PAUSE)
 
 
 class LaneEvents(Events):

@@ -176,6 +176,8 @@ class Worker:
 
     def _work(self, tick: bool, now: float) -> None:
         id = None if self.blame.resting else self.scheduler.claim(tick)
+        if self.lane and not id:
+            self.lane.looked(False)
         self._glance = max(_GLANCE, _SPAN * (self.host.now() - now))
         if id:
             if self._waits_since != _NEVER:
@@ -196,6 +198,8 @@ class Worker:
 
     def _make(self, id: str) -> None:
         self._fresh = True
+        if self.lane:
+            self.lane.looked(True)
         if self.execution.produce(id):
             self.bell.ring()
         if self.execution.judge():

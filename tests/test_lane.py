@@ -15,6 +15,7 @@ from fleet.digest import digest
 from fleet.disk_store import DiskStore
 from fleet.history import History
 from fleet.host import Host
+from fleet.lane import Lane
 from fleet.processes import options
 from fleet.round_state import register
 from fleet.run import create_run, open_run
@@ -94,6 +95,33 @@ def test_a_child_is_made_before_its_parent_stands_or_is_on_the_disk(tmp_path):
     one = toy(tmp_path, make=make, kind=Held, algorithm="matching", population_size=1, disk_lane=True)
     assert one.run() == "over" and "2/m0" in begun
     assert seen(tmp_path).over and len(begun) == len(set(begun)), "nothing was made twice"
+
+
+def test_large_files_wait_for_who_goes_on_at_once():
+    published, naps = [], []
+
+    class Napping(Host):
+        def sleep(self, seconds: float) -> None:
+            naps.append(seconds)
+            super().sleep(seconds)
+
+    def turn() -> bool:
+        return lane.rest(0.01) is not None
+
+    lane = Lane(Napping(), published.append, turn, lambda: None)
+    lane.start()
+    lane.take("a")
+    until(lambda: published == ["a"], "nobody knows yet what the first lane does")
+    lane.looked(True)
+    lane.take("b")
+    before = len(naps)
+    until(lambda: len(naps) > before + 5, "it waits")
+    assert published == ["a"]
+    lane.looked(False)
+    until(lambda: published == ["a", "b"], "the first lane has looked")
+    lane.take("c")
+    until(lambda: published == ["a", "b", "c"], "the first lane found nothing, the last time")
+    lane.end()
 
 
 def test_what_ends_the_second_lane_ends_the_worker(tmp_path):
