@@ -13,7 +13,7 @@ from pathlib import Path
 from shutil import which
 
 SERVER = "/usr/lib/openssh/sftp-server"
-_PIECE = 1 << 14
+_PIECE = 1460  # of a packet: small calls of one host wait for no large files of another
 # What sshfs remembers of folders for 20 s, or 1 s, would be minutes beside rounds as short as benchmarks have.
 _UNSEEN = "dir_cache=no,entry_timeout=0.1,attr_timeout=0.1"
 
