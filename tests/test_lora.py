@@ -182,6 +182,10 @@ def test_what_cannot_be_extracted(tmp_path):
     with pytest.raises(UserError, match=r"layers.1.mlp.up_proj.weight changes by numbers that are not finite"):
         extracted(broken, base, tmp_path / "out")
     assert not (tmp_path / "out").exists() and not [*tmp_path.glob(".*")]
+    tuned = llama(tmp_path / "tuned", 1)
+    extracted(tuned, base, tmp_path / "adapter", linear_only=True)
+    with pytest.raises(UserError, match=r"write that one first: python -m merge .*base\+.*adapter merged-model"):
+        extracted(tuned, f"{base}+{tmp_path / 'adapter'}", tmp_path / "out")
 
 
 def test_an_adapter_is_not_replaced_by_what_is_made_of_it(tmp_path):

@@ -9,6 +9,7 @@ from torch import Tensor
 from fleet.errors import first_line
 from fleet.plain import some
 from merge.donor import Donor, LazyTensor, tied, views_of
+from merge.donors import parts_of
 from merge.lora.adapter_writing import EMBEDDING, LINEAR, PREFIX, TURNED, AdapterPlan, MatrixJob
 from merge.lora.low_rank import Change
 from merge.model_configs import check_kinds
@@ -24,6 +25,11 @@ def plan_extraction(tuned: Donor, base: Donor, rank: int, linear_only: bool) -> 
     """Linear layers and embeddings become matrices of this rank at most; all else that has changed is there as it is,
     unless only linear layers are wanted."""
     kinds, modules = module_kinds(base.config), _modules(base, tuned)
+    if parts_of(base.reference)[1]:
+        raise UserError(
+            f"{base.reference}: an adapter says for which one model it is; write that one first: "
+            f"python -m merge {base.reference} merged-model"
+        )
     matrices, lost = list[MatrixJob](), list[str]()
     whole, saved = dict[str, LazyTensor](), list[str]()
     for module, tensors in modules.items():
