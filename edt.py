@@ -12,6 +12,7 @@ Where everybody is a parent equally often (hypercube, matching), the population'
 the way of DiLoCo, though nobody ever waits for all others.
 """
 
+import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -92,17 +93,18 @@ class EDT:
         return {k: ids[slots[k][0]] for k in range(self.c.population_size)}
 
     def mean_parts(self, generation: int) -> list[Recipe]:
-        """Where the next generation begins: a group's mean is made once, each member's share of it by whoever comes
-        first, and read by all of the group. Two have no use for that."""
+        """Where the next generation begins: a group's mean is made once, in parts, and read by all of the group. Each is
+        named after a member, whose worker will rather make it than others. Two have no use for that."""
         count = self.c.mean_parts
         if count < 2 or generation == self.c.max_generations:
             return []
-        groups = dict.fromkeys(self.groups(generation + 1).values())
-        return [
-            Recipe(f"mean-{n * count + part}", "mean-part", group, (FIRST,), "tool", ShardArgs(shard=part).plain())
-            for n, group in enumerate(groups)
-            for part in range(count)
-        ]
+        found, surplus = list[Recipe](), itertools.count(self.c.population_size)  # of groups with too few members
+        for group in dict.fromkeys(self.groups(generation + 1).values()):
+            slots = (int(id.rpartition("/m")[2]) for id in group)
+            for part, number in zip(range(count), itertools.chain(slots, surplus), strict=False):
+                args = ShardArgs(shard=part).plain()
+                found.append(Recipe(f"mean-{number}", "mean-part", group, (FIRST,), "tool", args))
+        return found
 
     # -- the fitter are parents more often --------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ one disk of 1 Gbit/s. Of the smallest models the notes beside the numbers are a 
 """
 
 import json
+import re
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from rich.progress import track
 from benchmarks.figures import goal, table
 from benchmarks.trials import COMMON, SHAPES, strategy_of
 from fleet import launches
+from fleet.at_hand import AtHand
 from fleet.host import Host
 from fleet.pace import kind
 from fleet.processes import options
@@ -91,10 +93,13 @@ def _makers(config: TrainConfig, warm: bool) -> Maker:
     from train.member.pretraining_tasks import maker
 
     known = defaultdict[tuple[int, int], Maker](lambda: maker(config))
+    memories = defaultdict[tuple[int, int], AtHand](AtHand)
 
     def make(work: Work) -> Mapping[str, Any]:
-        number = work.recipe.args.get("slot", work.recipe.args.get("shard", 0))
-        return known[0 if warm else round_and_slot(work.id)[0], number](work)
+        id = round_and_slot(work.id)
+        number = 0 if warm else id[0], int(re.sub(r"\D", "", id[1]) or 0)
+        work.writer.store.at_hand = memories[number]
+        return known[number](work)
 
     return make
 

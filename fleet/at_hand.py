@@ -1,4 +1,5 @@
-"""Payload files that a worker's second lane has read, and found right, before somebody asked for them."""
+"""Payload files in a worker's memory: what its second lane has read, and found right, before somebody asked for it, and
+what it made itself."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,14 +10,23 @@ _PAUSE = 0.005  # seconds between two looks at a file that is on its way
 
 
 class AtHand:
-    """Shared by both lanes: only the second brings something, either may take it, once."""
+    """Shared by both lanes: only the second brings something, either may take it, once. What was made here may be taken
+    more often, until something of another round is made."""
 
     def __init__(self) -> None:
-        self._files = dict[str, bytes]()  # by their places
+        self._files, self._made = dict[str, bytes](), dict[str, bytes]()  # by their places
         self._coming = ""
 
     def holds(self, place: str) -> bool:
-        return place in self._files
+        return place in self._files or place in self._made
+
+    def made(self, place: str, data: bytes) -> None:
+        """Here, by whichever lane makes such files; they are on the disk by now."""
+        same = {other: each for other, each in self._made.items() if _round(other) == _round(place)}
+        self._made = {**same, place: data}
+
+    def made_here(self, place: str) -> bytes | None:
+        return self._made.get(place)
 
     def take(self, place: str, host: Host) -> bytes | None:
         """If it is here, or on its way."""
@@ -36,3 +46,8 @@ class AtHand:
         """And no other."""
         for place in self._files.keys() - places:
             self._files.pop(place, None)
+
+
+def _round(place: str) -> str:
+    """Of files/ROUND.SLOT.VERSION.TOKEN/NAME."""
+    return place.split(".")[0]

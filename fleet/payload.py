@@ -37,6 +37,7 @@ class PayloadWriter:
         self.written = 0
         self.held: dict[str, bytes] = {}
         self._late = late
+        self._kept = set[str]()  # in memory, when they are on the disk
         self.has_snapshot = self._made = False
         self._foreign: set[str] = set()  # written by somebody else's library
         self._digests: Files = {}
@@ -46,11 +47,13 @@ class PayloadWriter:
             file.write(data)
 
     @contextlib.contextmanager
-    def create(self, name: str, again: bool = False) -> Iterator[HashedFile]:
+    def create(self, name: str, again: bool = False, keep: bool = False) -> Iterator[HashedFile]:
         """A new file, hashed while it is written and there when the block ends:
-        `with work.create("weights") as file: file.write(block)`. One that is read `again` meanwhile says so."""
+        `with work.create("weights") as file: file.write(block)`. One that is read `again` meanwhile says so. A small one
+        that this worker will read itself it may `keep` in memory."""
         self.check(name)
-        with self._hold(name) if self._late and not again else self.hashed(name, again) as file:
+        self._kept |= {name} if keep else set()
+        with self._hold(name) if (self._late or keep) and not again else self.hashed(name, again) as file:
             yield file
         self._digests[name] = file.seal()
         self.written += file.size
@@ -142,6 +145,8 @@ class PayloadWriter:
             with contextlib.closing(self.store.create(f"{self.place}/{name}")) as file:
                 file.write(data)
                 file.sync()
+            if name in self._kept:
+                self.store.at_hand.made(f"{self.place}/{name}", data)
             self.held.pop(name, None)  # who reads it from now on reads the disk
 
     def remove(self, which: Callable[[str], bool]) -> None:
@@ -204,6 +209,8 @@ class Payload:
         """If it was read ahead, or has not left this process yet: then it is right."""
         self.used.add(name)
         if (there := self.held.get(name)) is not None:
+            return there
+        if (there := self.store.at_hand.made_here(self.place(name))) is not None:
             return there
         if (there := self.store.at_hand.take(self.place(name), self.store.host)) is not None:
             self.store.bytes_at_hand += len(there)

@@ -66,6 +66,21 @@ def test_a_shard_of_a_worker_that_knows_nothing_reads_the_weights_before_it_once
     assert made["3/shard-0"] == own + old
 
 
+@pytest.mark.parametrize("size", [6, 5])
+def test_who_makes_a_part_of_a_groups_mean_does_not_read_it_again(tmp_path, size):
+    """It is named after a member of the group, whose worker makes it; a group with too few has parts beside these."""
+    keys = {"group_size": 3, "population_size": size, "selection": "matching", "average_every": 100}
+    history = finished(tmp_path, **keys)
+    means = [each for each in history.plan(2) if each.task == "mean-part"]
+    assert len({each.slot for each in means}) == len(means) == 6
+    for each in means:
+        number = int(each.slot.removeprefix("mean-"))
+        assert number >= size or f"2/m{number}" in each.parents
+    lines = (tmp_path / "run" / "workers" / "w.events").read_text().splitlines()
+    made = {each["id"]: each["read"] for each in map(json.loads, lines) if each["what"] == "made"}
+    assert all(made[f"3/m{k}"] == 0 for k in range(size)) and all(made[f"2/{each.slot}"] for each in means)
+
+
 @pytest.mark.parametrize("keys", SETTINGS[:3], ids=str)
 @pytest.mark.parametrize("stop", [1, 3])
 def test_a_recipe_that_is_interrupted_goes_on_where_it_was(tmp_path, keys, stop):

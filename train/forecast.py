@@ -84,7 +84,8 @@ class Forecast:
         c, count, moments = self.config, self.sizes.parameters, self._moments
         if not c.shares_one_model:
             own, parents = _bytes(count, c.wire) * (2 if c.outer_momentum else 1) + moments, c.parents_of_a_child
-            return (own * (1 + 1 / parents), 2 * own) if c.mean_parts > 1 else (own, own * parents)
+            known = max(1 / c.mean_parts, 1 / self.here.workers)  # of a group's mean: what its reader made itself
+            return (own * (1 + 1 / parents), own * (2 - known)) if c.mean_parts > 1 else (own, own * parents)
         change, lost = _bytes(count, c.wire), _bytes(count, LOST_WIRE) if c.feeds_back else 0.0
         weights, update = _bytes(count, "fp32"), _bytes(count, c.wire) if c.wire in LOSSY_WIRES else 0.0
         momentum = weights if c.outer_momentum else 0.0

@@ -125,13 +125,14 @@ def make_child(runtime: MemberRuntime, work: Work, turn: ChildArgs) -> Metrics:
 
 
 def make_mean_part(runtime: MemberRuntime, work: Work, args: ShardArgs) -> Metrics:
-    """What all children of a group begin with, of one range: where nobody is, there is nothing."""
+    """What all children of a group begin with, of one range: where nobody is, there is nothing. Whoever made it has a
+    child in the group, as a rule, and need not read it again."""
     if not (members := [work.inputs[id] for id in work.recipe.parents if id in work.inputs]):
         return {}
     for stem, count, wire in runtime.exchanged(work):
         part = file_of(stem, args.shard)
         cut = ranges(count, runtime.config.mean_parts)[args.shard]
-        with work.create(file_of(stem)) as file:
+        with work.create(file_of(stem), keep=True) as file:
             send(file, len(cut), means([vectors.numbers(each, part, len(cut)) for each in members]), wire)
     return {}
 
