@@ -93,8 +93,8 @@ class EDT:
         return {k: ids[slots[k][0]] for k in range(self.c.population_size)}
 
     def mean_parts(self, generation: int) -> list[Recipe]:
-        """Where the next generation begins: a group's mean is made once, in parts, and read by all of the group. Each is
-        named after a member, whose worker will rather make it than others. Two have no use for that."""
+        """Where the next generation begins: a group's mean is made once, in parts, and read by all of the group. A part
+        is named after a member, whose worker will rather make it than others. Two have no use for that."""
         count = self.c.mean_parts
         if count < 2 or generation == self.c.max_generations:
             return []

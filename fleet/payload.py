@@ -49,8 +49,8 @@ class PayloadWriter:
     @contextlib.contextmanager
     def create(self, name: str, again: bool = False, keep: bool = False) -> Iterator[HashedFile]:
         """A new file, hashed while it is written and there when the block ends:
-        `with work.create("weights") as file: file.write(block)`. One that is read `again` meanwhile says so. A small one
-        that this worker will read itself it may `keep` in memory."""
+        `with work.create("weights") as file: file.write(block)`. One that is read `again` meanwhile says so. A small
+        one, which this worker will read itself, it may `keep` in memory."""
         self.check(name)
         self._kept |= {name} if keep else set()
         with self._hold(name) if (self._late or keep) and not again else self.hashed(name, again) as file:
