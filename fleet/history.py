@@ -92,11 +92,7 @@ class History:
 
     def adopt(self, round: int, record: dict[str, Any]) -> None:
         """Take in a plan."""
-        if round not in self._rounds:
-            self._rounds[round] = round_state.planned(round, record)
-            self.last = max(self.last, round)
-        if round >= self.first_open:
-            self._reconsider(round)
+        self._plan_is(round, self._rounds.get(round) or round_state.planned(round, record))
 
     def slot(self, id: str) -> SlotState:
         return self._round_of(id).slots[id]
@@ -149,6 +145,17 @@ class History:
             self._look_behind()
         self._open_awaited(probe)
         while self._advance():
+            pass
+
+    def take_over(self) -> None:
+        """What the other lane has seen since, without asking the disk: true, as registers never change, if not all."""
+        assert self.other
+        while there := self.other.known_here(self.last + 1):
+            self._plan_is(self.last + 1, there.unseen())
+        for round in self.open_rounds():
+            if there := self.other.known_here(round):
+                self._take(round, set(there.names or ()))
+        while self.other.relies_on(self.first_open) and self._advance():
             pass
 
     def look_far(self) -> None:
@@ -261,15 +268,30 @@ class History:
             self._reconsider(round)
         self.scan(round)
 
+    # -- what the other lane asks, in a thread of its own -------------------------------------------------------------
+
+    def known_here(self, round: int) -> RoundState | None:
+        return self._rounds.get(round)
+
+    def relies_on(self, round: int) -> bool:
+        """All of it is finished, and stays so whatever crashes."""
+        return self._round_finished(round)
+
     def read_here(self, id: str, version: int) -> Outcome | None:
-        """An outcome that was read here, and stays whatever crashes: asked by the other lane, in a thread of its own,
-        which then need not read it behind the large files that are on their way to the disk."""
+        """An outcome that was read here, and stays whatever crashes: so the other lane need not read it behind the
+        large files that are on their way to the disk."""
         there = self._rounds.get(round_and_slot(id)[0])
         found = there.outcomes.get(id) if there else None
         safe = there and basename(round_state.register(id, version)) in there.safe
         return found if found and safe and found.version == version else None
 
     # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _plan_is(self, round: int, there: RoundState) -> None:
+        self._rounds[round] = there
+        self.last = max(self.last, round)
+        if round >= self.first_open:
+            self._reconsider(round)
 
     def _round_of(self, id: str) -> RoundState:
         return self._known(round_and_slot(id)[0])
@@ -356,7 +378,9 @@ class History:
         return moved
 
     def _complete(self, round: int) -> bool:
-        return not any(id in self._open for id in self._known(round).made) and self._durable(round)
+        if any(id in self._open for id in self._known(round).made):
+            return False
+        return bool(self.other and self.other.relies_on(round)) or self._durable(round)
 
     def _startable(self, id: str) -> bool:
         """Not finished, and its inputs are: where nothing is so, a listing can show nothing new."""

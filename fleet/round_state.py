@@ -93,6 +93,10 @@ class RoundState:
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     told: dict[str, tuple[int, dict[str, Any]]] | None = None  # by its summary: of members, the version and its record
 
+    def unseen(self) -> "RoundState":
+        """For whoever has seen nothing of it yet."""
+        return RoundState(self.plan, self.recipes, self.made)
+
     def forget(self) -> None:
         """Look at it afresh."""
         self.names = None

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from fleet import pace
 from fleet.claims import pulse_of
 from fleet.context import WorkerContext
-from fleet.foresight import inclination
+from fleet.foresight import before, inclination
 from fleet.recipe import Recipe, reads, round_and_slot
 
 _PULSES = 3  # so many are looked at in one slow tick
@@ -31,6 +31,15 @@ class Scheduler:
             if not known and not context.blame.shuns(id) and not context.claims.held(id):
                 return id if not self._polite(id) and self._take(id) else None
         return None
+
+    def claim_next(self) -> str | None:
+        """Without a new look at the disk, the best of what goes on from what was made here, or has long been left."""
+        free = [job for job in self._makeable() if not self.context.claims.held(job[0])]
+        rounds = {id: round_and_slot(id)[0] for id, *_ in free}
+        old = max(rounds.values(), default=0) - _LATE
+        mine = [job for job in free if self.context.has(before(job[0])) or rounds[job[0]] < old]
+        best = next(iter(self._ranked(mine)), None)
+        return best if best and not self._polite(best) and self._take(best) else None
 
     def claim(self, tick: bool) -> str | None:
         """Claim something; looking for dead or slow holders, which reads their pulses, is left to the slow tick."""

@@ -32,6 +32,7 @@ _PROBES = 4  # so many awaited names are opened in one slow tick, whatever the l
 _SELDOM = 30  # breaths between two looks at others' pulses
 _FIRST_NAP = 0.25  # seconds, where each look costs
 _PEERS = 4  # so many others' pulses are looked at now and then
+_UNLOOKED = 8  # recipes that a first lane goes on with in a row, by what the second one has seen
 _FEW = 4  # workers may each look for half of the time that they wait; many share that
 
 
@@ -80,6 +81,8 @@ class Worker:
         self._asking = 0.0  # seconds that the last look at the bell took
         self._rung, self._owed = False, 0.0  # since the last look; and seconds of pause that come before the next one
         self._glance = _GLANCE
+        self._unlooked = 0  # recipes gone on with since the last look
+        self._untidy = False  # there is a new plan, after which something may be removed
         self._waits_for = ""
         self._plannable: tuple[int | None, int] = (None, 0)
         self._plannable_since = _NEVER
@@ -116,6 +119,7 @@ class Worker:
 
         def publish(made: Pending) -> None:
             other.execution.send(made)
+            other._fresh = True  # it plans what can be planned now, and nobody waits for that
             other.bell.ring()
 
         return Lane(self.host, publish, other.turn, other.execution.forget)
@@ -143,7 +147,7 @@ class Worker:
         now, rests = self.host.now(), self.blame.resting
         self._fresh = self.execution.collect() or self._fresh
         self._fresh = self.blame.wakes() or self._fresh
-        if self._fresh and not rests and now - self._looked < self._glance and (id := self.scheduler.claim_again()):
+        if self._fresh and not rests and (id := self._at_once(now)):
             self._make(id)
             return False
         tick = now - self._ticked > self._tick
@@ -158,11 +162,12 @@ class Worker:
                 self._obey()
                 if not tidied:  # one after the other, so that no look costs much
                     self._hear_of_peers(now)
-        fresh, self._fresh, self._rung, self._owed = self._fresh, False, False, 0.0
+        fresh, self._fresh, self._rung, self._owed, self._unlooked = self._fresh, False, False, 0.0, 0
         self.history.look(probe=_PROBES if tick else 0)
         self._looked = now
         if self._plan(fresh, now):
             self.bell.ring()
+        self._tidy()
         if self.report and (tick or self.history.over):
             self.report(self.history)
         if self.history.over and self.history.round_0_is_whole():
@@ -173,6 +178,17 @@ class Worker:
             self.bell.ring()
         self._work(tick, now)
         return False
+
+    def _at_once(self, now: float) -> str | None:
+        """Something to go on with, and no look at the disk: after a short recipe, or where a second lane has looked
+        while this one was at a long one. Now and then it looks for itself: what is void or orphaned it sees only so."""
+        if now - self._looked < self._glance:
+            return self.scheduler.claim_again()
+        if not self.lane or self._waits_since != _NEVER or self._unlooked == _UNLOOKED:
+            return None
+        self._unlooked += 1
+        self.history.take_over()
+        return self.scheduler.claim_next()
 
     def _work(self, tick: bool, now: float) -> None:
         id = None if self.blame.resting else self.scheduler.claim(tick)
@@ -297,7 +313,7 @@ class Worker:
         if (round, self.history.first_open) != self._plannable:
             self._plannable, self._plannable_since = (round, self.history.first_open), now
         overdue = now - self._plannable_since > _PLAN_PATIENCE + self._breath
-        if round is None or not (fresh or overdue):
+        if round is None or not (fresh and not self.lane or overdue):
             return False
         try:
             planned, waits_for = planning.plan_ahead(self.store, self.strategy, self.history, defer=not overdue)
@@ -309,5 +325,11 @@ class Worker:
         if planned:
             self.events.note("planned", rounds=planned, upto=self.history.last)
             self.history.share()
-            planning.prune(self.store, self.history, self.options.keep_every)
+            (self._first or self)._untidy = True
         return planned > 0
+
+    def _tidy(self) -> None:
+        """Beside a second lane it is that one's, for which nobody waits."""
+        if not self.lane and (worker := self._first or self)._untidy:
+            worker._untidy = False
+            planning.prune(self.store, self.history, self.options.keep_every)

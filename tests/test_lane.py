@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet import launches
+from fleet import launches, planning
 from fleet.at_hand import AtHand
 from fleet.digest import digest
 from fleet.disk_store import DiskStore
@@ -17,6 +17,7 @@ from fleet.history import History
 from fleet.host import Host
 from fleet.lane import Lane
 from fleet.processes import options
+from fleet.recipe import round_and_slot
 from fleet.round_state import register
 from fleet.run import create_run, open_run
 from fleet.run_config import UserError
@@ -125,6 +126,39 @@ def test_large_files_wait_for_who_goes_on_at_once():
     lane.take("c")
     until(lambda: published == ["a", "b", "c"], "the first lane found nothing, the last time")
     lane.end()
+
+
+def test_the_first_lane_goes_on_by_what_the_second_has_seen(tmp_path, monkeypatch):
+    """It looks at the disk itself now and then, and leaves plans and what is to be removed to the second one."""
+    monkeypatch.setattr("fleet.worker._GLANCE", 0.0)
+    monkeypatch.setattr("fleet.worker._SPAN", 0)
+    keys = {"algorithm": "matching", "population_size": 1, "max_generations": 20}
+    assert toy(tmp_path / "plain", **keys).run() == "over"
+    made, happened = maker(ToyConfig(**{"project_name": "run", **TOY, **keys})), list[str]()
+
+    def make(work):
+        round, slot = round_and_slot(work.id)
+        if slot == "m0":
+            happened.append(work.id)
+            second = worker.history.other
+            until(lambda: second.ended or second.last > round, "the second lane has planned")
+        return made(work)
+
+    def noted(what, call, where=lambda: True):
+        def noting(*args, **keys):
+            if threading.current_thread() is threading.main_thread() and where():
+                happened.append(what)
+            return call(*args, **keys)
+
+        return noting
+
+    worker = toy(tmp_path / "lanes", make=make, disk_lane=True, **keys)
+    monkeypatch.setattr(worker.history, "look", noted("look", worker.history.look))
+    monkeypatch.setattr(planning, "prune", noted("prune", planning.prune, lambda: not worker.history.over))
+    assert worker.run() == "over" and "prune" not in happened
+    assert digest(seen(tmp_path / "lanes")) == digest(seen(tmp_path / "plain"))
+    later = happened[happened.index("2/m0") : happened.index("20/m0")]
+    assert 2 <= later.count("look") <= 6, "of 18 members and as many evaluations"
 
 
 def test_what_ends_the_second_lane_ends_the_worker(tmp_path):
