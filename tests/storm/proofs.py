@@ -371,7 +371,7 @@ MUTANTS = {
         "an attempt counts as a version that its name does not tell, and is taken for useless",
         _renumbered,
         RIVALS,
-        first=39,
+        first=40,
     ),
     "outages are final": Mutant(Watched, "a read-only minute ends every worker", _final),
     "one maker's word": Mutant(
