@@ -15,7 +15,7 @@ class AtHand:
 
     def __init__(self) -> None:
         self._files, self._made = dict[str, bytes](), dict[str, bytes]()  # by their places
-        self._coming = ""
+        self._coming = set[str]()
 
     def holds(self, place: str) -> bool:
         return place in self._files or place in self._made
@@ -30,17 +30,17 @@ class AtHand:
 
     def take(self, place: str, host: Host) -> bytes | None:
         """If it is here, or on its way."""
-        while self._coming == place:
+        while place in self._coming:
             host.pause(_PAUSE)
         return self._files.pop(place, None)
 
     @contextmanager
     def coming(self, place: str) -> Iterator[Callable[[bytes], None]]:
-        self._coming = place
+        self._coming.add(place)
         try:
             yield lambda data: self._files.update({place: data})
         finally:
-            self._coming = ""
+            self._coming.discard(place)
 
     def keep(self, places: set[str]) -> None:
         """And no other."""

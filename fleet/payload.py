@@ -5,6 +5,7 @@ import io
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -139,15 +140,18 @@ class PayloadWriter:
             self.held[name] = held.getvalue()
 
     def _write_held(self) -> None:
-        while self.held:
-            name, data = next(iter(self.held.items()))
+        if self.held:
             self._folder()
-            with contextlib.closing(self.store.create(f"{self.place}/{name}")) as file:
-                file.write(data)
-                file.sync()
-            if name in self._kept:
+            kept = {name: self.held[name] for name in self._kept & self.held.keys()}
+            self.store.host.together([partial(self._write_out, *held) for held in self.held.items()])
+            for name, data in kept.items():
                 self.store.at_hand.made(f"{self.place}/{name}", data)
-            self.held.pop(name, None)  # who reads it from now on reads the disk
+
+    def _write_out(self, name: str, data: bytes) -> None:
+        with contextlib.closing(self.store.create(f"{self.place}/{name}")) as file:
+            file.write(data)
+            file.sync()
+        self.held.pop(name, None)  # who reads it from now on reads the disk
 
     def remove(self, which: Callable[[str], bool]) -> None:
         with contextlib.suppress(faults.Fault):

@@ -1,11 +1,13 @@
 """Reading ahead: while the first lane trains, the second one reads and checks what either of them will want next."""
 
 from collections.abc import Callable
+from functools import partial
 
 from fleet import faults
 from fleet.checksum import checksum
 from fleet.context import WorkerContext
 from fleet.foresight import awaited, before, inclination
+from fleet.host import AT_ONCE
 from fleet.payload import InputMember
 
 
@@ -19,18 +21,16 @@ class ReadAhead:
         self._most = 0
 
     def go_on(self, looked: float, hurry: Callable[[], bool]) -> bool:
-        """Read one more file, unless there is a `hurry`; false if there is none. `looked` tells when the run was
+        """Read some more files, unless there is a `hurry`; false if there are none. `looked` tells when the run was
         looked at last."""
         here = self.context.store.at_hand
         if (seen := (self._making(), looked)) != self._seen:
             self._seen, self._files = seen, self._foreseen(seen[0])
             here.keep({input.place(name) for input, name in self._files})
-        while self._files:
-            input, name = self._files.pop(0)
-            if not here.holds(input.place(name)):
-                self._read(input, name, hurry)
-                return True
-        return False
+        self._files = [(input, name) for input, name in self._files if not here.holds(input.place(name))]
+        some, self._files = self._files[:AT_ONCE], self._files[AT_ONCE:]
+        self.context.host.together([partial(self._read, *file, hurry) for file in some])
+        return bool(some)
 
     def _foreseen(self, making: str) -> list[tuple[InputMember, str]]:
         """What is at hand for what is being made; and of what comes then, as much as there is room for."""

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from fleet import launches, planning
+from fleet import faults, launches, planning
 from fleet.at_hand import AtHand
 from fleet.digest import digest
 from fleet.disk_store import DiskStore
 from fleet.history import History
 from fleet.host import Host
 from fleet.lane import Lane
+from fleet.payload import PayloadWriter
 from fleet.processes import options
 from fleet.recipe import round_and_slot
 from fleet.round_state import register
@@ -173,6 +174,32 @@ def test_what_ends_the_second_lane_ends_the_worker(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         toy(tmp_path, make=make, disk_lane=True, dead_seconds=0.5).run()
     assert toy(tmp_path, name="other", disk_lane=True, dead_seconds=0.5).run() == "over"
+
+
+def test_a_members_files_are_written_side_by_side(tmp_path, monkeypatch):
+    """A disk takes its time for each; and who has no room for one says so when the others are through."""
+    store, full, ended = toy(tmp_path).store, list[str](), list[str]()
+    create, both = store.create, threading.Barrier(2, timeout=LONG)
+
+    def created(name, again=False):
+        both.wait()
+        if name in full:
+            raise faults.Full(name)
+        ended.append(name)
+        return create(name, again)
+
+    monkeypatch.setattr(store, "create", created)
+    for attempt in ("00001.m0.0.one", "00001.m0.0.two"):
+        writer = PayloadWriter(store, attempt, late=True)
+        for name in ("a", "b"):
+            writer.write(name, name.encode())
+        if full:
+            with pytest.raises(faults.Full):
+                writer.seal()
+            assert ended[2:] == ["files/00001.m0.0.two/b"]
+        else:
+            assert [*writer.seal()] == ["a", "b"] and not writer.held
+            full.append("files/00001.m0.0.two/a")
 
 
 # -- reading ahead -----------------------------------------------------------------------------------------------------

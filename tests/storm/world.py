@@ -2,7 +2,7 @@
 
 import heapq
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -105,6 +105,10 @@ class SimHost:
 
     def background(self, function: Callable[[], None]) -> None:
         self.world.task(self.process, function)
+
+    def together(self, calls: Sequence[Callable[[], object]]) -> None:
+        for call in calls:
+            call()
 
     def token(self) -> str:
         return f"{self.world.random.getrandbits(48):012x}"
