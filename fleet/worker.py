@@ -184,7 +184,7 @@ class Worker:
         while this one was at a long one. Now and then it looks for itself: what is void or orphaned it sees only so."""
         if now - self._looked < self._glance:
             return self.scheduler.claim_again()
-        if not self.lane or self._waits_since != _NEVER or self._unlooked == _UNLOOKED:
+        if not self.lane or self._waits_since != _NEVER or _NEVER == self._looked or self._unlooked == _UNLOOKED:
             return None
         self._unlooked += 1
         self.history.take_over()
