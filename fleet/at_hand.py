@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 from fleet.host import Host
 
+_MOST = 1 << 30  # bytes of what was made here
 _PAUSE = 0.005  # seconds between two looks at a file that is on its way
 
 
@@ -23,7 +24,9 @@ class AtHand:
     def made(self, place: str, data: bytes) -> None:
         """Here, by whichever lane makes such files; they are on the disk by now."""
         same = {other: each for other, each in self._made.items() if _round(other) == _round(place)}
-        self._made = {**same, place: data}
+        if sum(map(len, same.values())) + len(data) <= _MOST:
+            same[place] = data
+        self._made = same
 
     def made_here(self, place: str) -> bytes | None:
         return self._made.get(place)

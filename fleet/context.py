@@ -58,10 +58,11 @@ class WorkerContext:
     habits: Habits  # of both lanes
     takes: Callable[[Recipe], bool] = lambda recipe: True  # which recipes are for this lane of the worker
     pending: Pendings = field(default_factory=Pendings)  # made here, and on their way to the disk
+    first: "WorkerContext | None" = None  # of the first lane, in the second
 
     def has(self, id: str) -> bool:
-        """It was made here."""
-        return id in self.own or id in self.pending
+        """It was made here, in whichever lane."""
+        return id in self.own or id in self.pending or bool(self.first and self.first.has(id))
 
     def stopped(self, why: str, again: bool = True) -> Stopped:
         """The end of this launch, and of those before it: for all of its workers, and for this one to raise."""

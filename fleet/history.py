@@ -153,9 +153,9 @@ class History:
         while there := self.other.known_here(self.last + 1):
             self._plan_is(self.last + 1, there.unseen())
         for round in self.open_rounds():
-            if there := self.other.known_here(round):
+            if (there := self.other.known_here(round)) and not self._known(round).doubted:
                 self._take(round, set(there.names or ()))
-        while self.other.relies_on(self.first_open) and self._advance():
+        while self._other_relies_on(self.first_open) and self._advance():
             pass
 
     def look_far(self) -> None:
@@ -273,10 +273,6 @@ class History:
     def known_here(self, round: int) -> RoundState | None:
         return self._rounds.get(round)
 
-    def relies_on(self, round: int) -> bool:
-        """All of it is finished, and stays so whatever crashes."""
-        return self._round_finished(round)
-
     def read_here(self, id: str, version: int) -> Outcome | None:
         """An outcome that was read here, and stays whatever crashes: so the other lane need not read it behind the
         large files that are on their way to the disk."""
@@ -380,7 +376,14 @@ class History:
     def _complete(self, round: int) -> bool:
         if any(id in self._open for id in self._known(round).made):
             return False
-        return bool(self.other and self.other.relies_on(round)) or self._durable(round)
+        return self._other_relies_on(round) or self._durable(round)
+
+    def _other_relies_on(self, round: int) -> bool:
+        """The other lane has made sure that all of it is finished, and stays so whatever crashes: in these versions."""
+        there, mine = self.other and self.other.known_here(round), self._rounds.get(round)
+        if not (self.other and there and mine) or mine.doubted:
+            return False
+        return self.other._round_finished(round) and there.versions() == mine.versions()
 
     def _startable(self, id: str) -> bool:
         """Not finished, and its inputs are: where nothing is so, a listing can show nothing new."""

@@ -134,9 +134,9 @@ class Objects:
         """As a view: it is not copied for being handed on."""
         return memoryview(self._call(name, self._obstore.get_range, self._bucket, name, start=begin, length=length))
 
-    def _call(self, name: str, call: Callable[..., T], *args: Any, **settings: Any) -> T:
+    def _call(self, name: str, call: Callable[..., T], *args: Any, requests: int = 1, **settings: Any) -> T:
         """Counted; what the bucket refuses becomes a fault that says where."""
-        self.ops += 1
+        self.ops += requests
         began = time.perf_counter()
         try:
             return call(*args, **settings)
@@ -180,9 +180,7 @@ class ObjectWriter:
         self._file = None
 
     def _call(self, call: Callable[..., Any], *args: Any) -> None:
-        before = self._objects.ops
-        self._objects._call(self._name, call, *args)
-        self._objects.ops = before  # requests are made by the part
+        self._objects._call(self._name, call, *args, requests=0)  # they are made by the part
 
 
 def _connected(address: str) -> "tuple[Any, ObjectStore]":

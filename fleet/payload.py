@@ -143,7 +143,8 @@ class PayloadWriter:
         if self.held:
             self._folder()
             kept = {name: self.held[name] for name in self._kept & self.held.keys()}
-            self.store.host.together([partial(self._write_out, *held) for held in self.held.items()])
+            each = [partial(self._write_out, *held) for held in self.held.items()]
+            self.store.host.together(each) if self._late else [write() for write in each]
             for name, data in kept.items():
                 self.store.at_hand.made(f"{self.place}/{name}", data)
 

@@ -3,7 +3,7 @@
 import contextlib
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from fleet import faults, payload
@@ -59,9 +59,9 @@ def _published(store: Store, round: int, recipes: Sequence[Recipe]) -> Value:
         raise Unplannable(f"this run cannot go on: {error}") from error
 
 
-def prune(store: Store, history: History, keep_every: int = 0) -> None:
+def prune(store: Store, history: History, keep_every: int = 0, hurry: Callable[[], bool] = lambda: False) -> bool:
     """Remove what no recipe can need any more: old rounds, but for every so manieth one, and attempts that came to
-    nothing."""
+    nothing. Where there is a hurry, something is left."""
     limit = history.reach - 2  # the parents of the first open round, and theirs, from which damage is repaired
     kept, attempts = _carried(history, limit, keep_every), defaultdict[str, list[tuple[str, int]]](list)
     for attempt in store.names("files"):
@@ -75,7 +75,10 @@ def prune(store: Store, history: History, keep_every: int = 0) -> None:
             doubtful = len(found) > 1 or history.over and _may_be_lost(history, id)
             useless = _beaten(history, id, found) if doubtful else []
         for attempt in useless:
+            if hurry():
+                return False
             payload.drop(store, attempt)
+    return True
 
 
 def _may_be_lost(history: History, id: str) -> bool:

@@ -44,14 +44,15 @@ class ReadAhead:
         for id, recipe in [job for job in history.open() if job[0] == making] + free:
             for input, name in awaited(history, id, recipe, context.habits):
                 file, at_hand = input.place(name), context.store.at_hand.holds(input.place(name))
-                if file not in found and (at_hand or id != making):
+                made_here = context.store.at_hand.made_here(file) is not None
+                if file not in found and not made_here and (at_hand or id != making):
                     if (room := room - input.files[name][0]) < 0:
                         return [*found.values()]
                     found[file] = input, name
         return [*found.values()]
 
     def _has(self, id: str) -> bool:
-        return self.context.has(id) or self._first.has(id) or id == self._seen[0]
+        return self.context.has(id) or id == self._seen[0]
 
     def _room(self) -> int:
         history = self.context.history

@@ -92,13 +92,19 @@ class RoundState:
     safe: set[str] = field(default_factory=set)  # names that no crash of the server can take back
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     told: dict[str, tuple[int, dict[str, Any]]] | None = None  # by its summary: of members, the version and its record
+    doubted: bool = False  # something that was there is gone, or void: what others have seen of it does not count
 
     def unseen(self) -> "RoundState":
         """For whoever has seen nothing of it yet."""
         return RoundState(self.plan, self.recipes, self.made)
 
+    def versions(self) -> list[int]:
+        """Of all that is made there. Another thread may ask, and so nothing is added."""
+        return [state.version if (state := self.slots.get(id)) else 0 for id in self.made]
+
     def forget(self) -> None:
         """Look at it afresh."""
+        self.doubted = True
         self.names = None
         self.safe.clear()
         self.slots.clear()

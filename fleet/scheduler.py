@@ -34,11 +34,14 @@ class Scheduler:
 
     def claim_next(self) -> str | None:
         """Without a new look at the disk, the best of what goes on from what was made here, or has long been left."""
-        free = [job for job in self._makeable() if not self.context.claims.held(job[0])]
+        ready = self._makeable()
+        if mine := self._mine(ready):
+            return mine
+        free = [job for job in ready if not self.context.claims.held(job[0])]
         rounds = {id: round_and_slot(id)[0] for id, *_ in free}
         old = max(rounds.values(), default=0) - _LATE
-        mine = [job for job in free if self.context.has(before(job[0])) or rounds[job[0]] < old]
-        best = next(iter(self._ranked(mine)), None)
+        own = [job for job in free if self.context.has(before(job[0])) or rounds[job[0]] < old]
+        best = next(iter(self._ranked(own)), None)
         return best if best and not self._polite(best) and self._take(best) else None
 
     def claim(self, tick: bool) -> str | None:
@@ -46,14 +49,19 @@ class Scheduler:
         claims, ready = self.context.claims, self._makeable()
         held = [job for job in ready if claims.held(job[0])]
         self.yielding, self._free = False, []
-        if mine := next((id for id, *_ in held if claims.claimed(id) and claims.mine(id)), None):
-            return mine  # or whoever the disk refuses something would hold one recipe after the other
+        if mine := self._mine(held):
+            return mine
         free = self._ranked([job for job in ready if not claims.held(job[0])])
         self._free = free[::-1]
         for id in free:
             if not self._polite(id) and self._take(id):
                 return id
         return next((id for id in self._orphans(self._ranked(held)) if self._take(id)), None) if tick else None
+
+    def _mine(self, ready: list[Job]) -> str | None:
+        """What this worker holds: whoever the disk refuses something would else hold one recipe after the other."""
+        claims = self.context.claims
+        return next((id for id, *_ in ready if claims.held(id) and claims.claimed(id) and claims.mine(id)), None)
 
     def _orphans(self, held: list[str]) -> Iterator[str]:
         """What is claimed and yet to be had. Pulses cost file operations: a few are looked at each time, in turn; where

@@ -62,6 +62,7 @@ class Worker:
             store, self.host, self.history, held, self.blame, speed, self.events, options, own,
             first.context.habits if first else {},
             lambda recipe: not (first or second) or bool(first) == (recipe.task in options.off_device),
+            first=first.context if first else None,
         )  # fmt: skip
         self.scheduler = Scheduler(self.context)
         self.lane = self._lane(*second, strategy) if second else None
@@ -331,5 +332,5 @@ class Worker:
     def _tidy(self) -> None:
         """Beside a second lane it is that one's, for which nobody waits."""
         if not self.lane and (worker := self._first or self)._untidy:
-            worker._untidy = False
-            planning.prune(self.store, self.history, self.options.keep_every)
+            hurry = worker.lane.hurry if worker.lane else lambda: False
+            worker._untidy = not planning.prune(self.store, self.history, self.options.keep_every, hurry)

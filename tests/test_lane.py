@@ -18,7 +18,7 @@ from fleet.host import Host
 from fleet.lane import Lane
 from fleet.payload import PayloadWriter
 from fleet.processes import options
-from fleet.recipe import round_and_slot
+from fleet.recipe import NotYet, round_and_slot
 from fleet.round_state import register
 from fleet.run import create_run, open_run
 from fleet.run_config import UserError
@@ -160,6 +160,66 @@ def test_the_first_lane_goes_on_by_what_the_second_has_seen(tmp_path, monkeypatc
     assert digest(seen(tmp_path / "lanes")) == digest(seen(tmp_path / "plain"))
     later = happened[happened.index("2/m0") : happened.index("20/m0")]
     assert 2 <= later.count("look") <= 6, "of 18 members and as many evaluations"
+
+
+def two_views(place: Path) -> tuple[History, History]:
+    """Of a run that is over, as two lanes have them."""
+    one, other = (History(open_run(place / "run", Host(), "w")[0]) for _ in range(2))
+    one.other, other.other = other, one
+    return one, other
+
+
+def test_what_the_second_lane_saw_and_a_crash_took_back_is_made_again(tmp_path):
+    """The first one has found out, and does not believe the other for ever."""
+    keys = {"algorithm": "matching", "population_size": 2}
+    assert toy(tmp_path, **keys).run() == "over"
+    one, other = two_views(tmp_path)
+    one.look()  # as far as a lane is that looks once
+    other.look_far()
+    (tmp_path / "run" / register("2/m1", 0)).unlink()
+    one.take_over()
+    assert one.finished("2/m1")
+    with pytest.raises(NotYet):
+        one.outcome("2/m1")
+    for _ in range(3):
+        one.take_over()
+        assert not one.finished("2/m1") and "2/m1" in dict(one.open())
+
+
+def test_a_round_is_complete_by_the_other_lanes_word_about_the_same_versions_alone(tmp_path, monkeypatch):
+    assert toy(tmp_path, algorithm="matching", population_size=2).run() == "over"
+    one, other = two_views(tmp_path)
+    one.look_far(), other.look_far()
+    old, store, synced = one.outcome("3/m0"), one.store, list[str]()
+    store.settle(register("3/m0", 0, "void"), {"by": "another", "why": "a test"})
+    one.reopen("3/m0")
+    store.settle(register("3/m0", 1), {**old.record, "attempt": old.attempt.replace(".0.", ".1.")})
+    sync = store.sync
+    monkeypatch.setattr(store, "sync", lambda folder: (synced.append(folder), sync(folder)))
+    one.look()
+    assert "rounds/00003" in synced, "the other one knows nothing of version 1"
+    one.reopen("3/m0")
+    other.reopen("3/m0")
+    other.look()
+    one.forget(3)
+    assert one.finished("3/m0") and other.finished("3/m0")
+
+
+def test_a_first_lane_goes_back_to_what_it_holds(tmp_path, monkeypatch):
+    """A disk did not answer while it was made: others wait for it, and nobody else takes it."""
+    monkeypatch.setattr("fleet.worker._GLANCE", 0.0)
+    monkeypatch.setattr("fleet.worker._SPAN", 0)
+    keys, begun = {"algorithm": "matching", "population_size": 5, "max_generations": 6}, list[str]()
+    made = maker(ToyConfig(**{"project_name": "run", **TOY, **keys}))
+
+    def make(work):
+        begun.append(work.id)
+        if begun.count("3/m1") == 1 == begun[-1:].count("3/m1"):
+            raise faults.Passing("3/m1: Stale file handle")
+        return made(work)
+
+    assert toy(tmp_path, make=make, disk_lane=True, **keys).run() == "over"
+    assert begun[begun.index("3/m1") + 1] == "3/m1"
 
 
 def test_what_ends_the_second_lane_ends_the_worker(tmp_path):
