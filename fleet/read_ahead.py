@@ -1,5 +1,6 @@
 """Reading ahead: while the first lane trains, the second one reads and checks what either of them will want next."""
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 
@@ -9,6 +10,8 @@ from fleet.context import WorkerContext
 from fleet.foresight import awaited, before, inclination
 from fleet.host import AT_ONCE
 from fleet.payload import InputMember
+
+_SMALL = 1 << 20  # bytes of files that are read together: the disk takes longer to answer than to send them
 
 
 class ReadAhead:
@@ -22,13 +25,15 @@ class ReadAhead:
 
     def go_on(self, looked: float, hurry: Callable[[], bool]) -> bool:
         """Read some more files, unless there is a `hurry`; false if there are none. `looked` tells when the run was
-        looked at last."""
+        looked at last. Small ones come side by side; a large one by itself is there, and can be used, the sooner."""
         here = self.context.store.at_hand
         if (seen := (self._making(), looked)) != self._seen:
             self._seen, self._files = seen, self._foreseen(seen[0])
             here.keep({input.place(name) for input, name in self._files})
         self._files = [(input, name) for input, name in self._files if not here.holds(input.place(name))]
-        some, self._files = self._files[:AT_ONCE], self._files[AT_ONCE:]
+        sizes = itertools.accumulate(input.files[name][0] for input, name in self._files[:AT_ONCE])
+        count = max(1, sum(size <= _SMALL for size in sizes))
+        some, self._files = self._files[:count], self._files[count:]
         self.context.host.together([partial(self._read, *file, hurry) for file in some])
         return bool(some)
 
