@@ -1,11 +1,13 @@
 """Files that are hashed while they are written, and synced on the side; or hashed while they are read."""
 
+import contextlib
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from fleet.checksum import checksum
 from fleet.store import ReadableFile, WritableFile
 
 _FLUSH = 1 << 26  # so many bytes are written between two syncs on the side
+_WORTH_IT = 1 << 20  # with less, a thread costs more than it brings
 _PIECE = 1 << 19  # bytes that are read only to be hashed, at a time
 
 
@@ -25,7 +27,7 @@ class HashedFile:
         self.size += len(view)
         self._unsynced += len(view)
         if self._unsynced >= _FLUSH and (self._syncing is None or self._syncing.done()):
-            self._sync_beside()
+            self.sync_beside()
         return len(view)
 
     def sync(self) -> None:
@@ -38,10 +40,18 @@ class HashedFile:
             self._side.shutdown()
         self._file.close()
 
+    def finish(self) -> None:
+        """On the disk, and closed in any case."""
+        with contextlib.closing(self):
+            self.sync()
+
     def seal(self) -> tuple[int, str]:
         return self.size, self._sum.hexdigest()
 
-    def _sync_beside(self) -> None:
+    def sync_beside(self) -> None:
+        """What was written so far goes to the disk while others go on; a small file is as well synced at its end."""
+        if self._unsynced < _WORTH_IT:
+            return
         if self._syncing:
             self._syncing.result()  # what the disk could not take is to be known now
         self._side = self._side or ThreadPoolExecutor(1)

@@ -74,6 +74,9 @@ class Host:
 
     def together(self, calls: Sequence[Callable[[], object]]) -> None:
         """Side by side, since each waits for a disk most of the time; what goes wrong with one is raised after all."""
+        if len(calls) == 1:
+            calls[0]()
+            return
         with ThreadPoolExecutor(AT_ONCE) as pool:
             begun = [pool.submit(call) for call in calls]
         for each in begun:

@@ -12,6 +12,7 @@ from typing import Any
 from fleet import faults
 from fleet.checksum import checksum, is_checksum
 from fleet.hashed_files import HashedFile, HashedReader
+from fleet.host import AT_ONCE
 from fleet.recipe import Member
 from fleet.store import Store, compare
 
@@ -42,6 +43,7 @@ class PayloadWriter:
         self.has_snapshot = self._made = False
         self._foreign: set[str] = set()  # written by somebody else's library
         self._digests: Files = {}
+        self._on_their_way = list[HashedFile]()  # to the disk, while the next one is written
 
     def write(self, name: str, data: bytes) -> None:
         with self.create(name) as file:
@@ -54,7 +56,7 @@ class PayloadWriter:
         one, which this worker will read itself, it may `keep` in memory."""
         self.check(name)
         self._kept |= {name} if keep else set()
-        with self._hold(name) if (self._late or keep) and not again else self.hashed(name, again) as file:
+        with self._hold(name) if (self._late or keep) and not again else self._durable_later(name, again) as file:
             yield file
         self._digests[name] = file.seal()
         self.written += file.size
@@ -90,6 +92,7 @@ class PayloadWriter:
     def seal(self) -> Files:
         """Everything on the disk, durable, with its checksums."""
         self._write_held()
+        self._make_durable()
         if not self._made:
             return {}
         if self.has_snapshot:
@@ -105,6 +108,9 @@ class PayloadWriter:
     def drop(self, keep_snapshot: bool = False) -> None:
         """Leave nothing behind, or only the snapshot from which the next attempt can go on."""
         self.held.clear()
+        for file in self._on_their_way:
+            with contextlib.suppress(faults.Fault):
+                file.close()
         if self._made and not (keep_snapshot and self.has_snapshot):
             drop(self.store, self.attempt)
         elif self._made:
@@ -125,12 +131,25 @@ class PayloadWriter:
             self.store.begin(self.place)
             self._made = True
 
-    @contextlib.contextmanager
-    def hashed(self, name: str, again: bool = False) -> Iterator[HashedFile]:
+    def hashed(self, name: str, again: bool = False) -> HashedFile:
         self._folder()
-        with contextlib.closing(HashedFile(self.store.create(f"{self.place}/{name}", again))) as file:
+        return HashedFile(self.store.create(f"{self.place}/{name}", again))
+
+    @contextlib.contextmanager
+    def _durable_later(self, name: str, again: bool) -> Iterator[HashedFile]:
+        file = self.hashed(name, again)
+        with contextlib.ExitStack() as unless_whole:
+            unless_whole.callback(file.close)
             yield file
-            file.sync()
+            file.sync_beside()
+            self._make_durable(AT_ONCE - 1)
+            unless_whole.pop_all()
+        self._on_their_way.append(file)
+
+    def _make_durable(self, but: int = 0) -> None:
+        """All files, or all but the last ones."""
+        oldest = [self._on_their_way.pop(0) for _ in range(len(self._on_their_way) - but)]
+        self.store.host.together([file.finish for file in oldest])
 
     @contextlib.contextmanager
     def _hold(self, name: str) -> Iterator[HashedFile]:

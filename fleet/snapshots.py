@@ -39,8 +39,9 @@ class Saver:
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[HashedFile]:
         self._writer.check(name)
-        with self._writer.hashed(f"{SNAPSHOT}{self._step}.{name}") as file:
+        with contextlib.closing(self._writer.hashed(f"{SNAPSHOT}{self._step}.{name}")) as file:
             yield file
+            file.sync()
         self.files[name] = file.seal()
 
 
