@@ -86,7 +86,7 @@ def clocked(each: Trial, machines: int, second: float, rate: float, delay: float
     """`second` is what a sequence takes on a device."""
     config = replace(each, size=CLOCKED).config.model_copy(update=LANE)
     step, cores = second * config.batch_size, (os.cpu_count() or 1) / max(COUNTS)
-    hosts, _ = trained(config, machines, step, (rate, delay), shared=False, cores=cores)
+    hosts, _ = trained(config, machines, step, (rate, delay, True), shared=False, cores=cores)
     long = [end - begin > _APART * step * config.steps_in(n) for one in hosts for n, begin, end in one]
     found = [counted(one, WARM) for one in hosts]
     took = sum(one.whole for one in found) / sum(one.rounds for one in found)

@@ -79,9 +79,13 @@ class Pipe:
 
 
 @contextmanager
-def mounts(folder: Path, places: list[Path], bytes_a_second: float, delay: float = 0.0) -> Iterator[tuple[Rate, Rate]]:
-    """This folder, at all of these places; what went to the disk and what came from it."""
-    to, back = Rate(bytes_a_second), Rate(bytes_a_second)
+def mounts(
+    folder: Path, places: list[Path], bytes_a_second: float, delay: float = 0.0, both: bool = True
+) -> Iterator[tuple[Rate, Rate]]:
+    """This folder, at all of these places; what went to the disk and what came from it. Not `both` ways at a time, like
+    a disk itself: then what went and what came together."""
+    to = Rate(bytes_a_second)
+    back = Rate(bytes_a_second) if both else to
     with ExitStack() as stack:
         listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         threading.Thread(target=_serve, args=(listening, folder, to, back, delay / 2), daemon=True).start()

@@ -15,7 +15,8 @@ _SMALL = 1 << 20  # bytes of files that are read together: the disk takes longer
 
 
 class ReadAhead:
-    """Of one worker, in its second lane. Memory: at most as much as the largest model that the run was given."""
+    """Of one worker, in its second lane. Memory: at most as much as the largest model that the run was given, or as one
+    that this worker made, whose moments may be more than its weights."""
 
     def __init__(self, context: WorkerContext, first: WorkerContext, making: Callable[[], str]) -> None:
         """`making` is what the first lane is at."""
@@ -45,7 +46,7 @@ class ReadAhead:
             if self._has(before(id)) and id not in self._first.pending and not context.claims.held(id)
         ]  # fmt: skip
         free.sort(key=lambda job: inclination(history, context.store.name, self._has, *job))
-        room = self._room() if free else 0
+        room = self._room(making) if free else 0
         for id, recipe in [job for job in history.open() if job[0] == making] + free:
             for input, name in awaited(history, id, recipe, context.habits):
                 file, at_hand = input.place(name), context.store.at_hand.holds(input.place(name))
@@ -59,12 +60,12 @@ class ReadAhead:
     def _has(self, id: str) -> bool:
         return self.context.has(id) or id == self._seen[0]
 
-    def _room(self) -> int:
+    def _room(self, making: str) -> int:
         history = self.context.history
-        if not self._most:
-            given = [f"0/{recipe.slot}" for recipe in history.plan(0) if recipe.role == "given"]
-            models = [history.outcome(id).files.values() for id in given if history.finished(id)]
-            self._most = max((sum(size for size, _ in files) for files in models), default=0)
+        given = [f"0/{recipe.slot}" for recipe in history.plan(0) if recipe.role == "given"] if not self._most else []
+        made = [before(making)] if making and self.context.has(before(making)) else []
+        models = [history.outcome(id).files.values() for id in given + made if history.finished(id)]
+        self._most = max(self._most, *(sum(size for size, _ in files) for files in models), 0)
         return self._most
 
     def _read(self, input: InputMember, name: str, hurry: Callable[[], bool]) -> None:
