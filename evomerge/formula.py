@@ -8,8 +8,8 @@ from typing import Any, Literal, Union
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from evomerge.config import ModelReference
-from fleet.errors import refuse
-from merge.tensor_files import UserError, read_json
+from fleet.errors import UserError, refuse
+from merge.json_files import read_json
 
 FILE = "evomerge.json"  # beside a merged model's weights
 _STEPS, _POINTS = 1024, 256  # of a path, of the shares of one model

@@ -15,6 +15,7 @@ from fleet.claims import pulse_at, pulsing
 from fleet.host import Host
 from fleet.places import address, here
 from fleet.plain import bytes_of, say
+from fleet.planning import BEGUN
 from fleet.round_state import SlotState, parse
 from fleet.run import PART, NoRun, begin_copy, end_copy, open_run
 from fleet.run_config import UserError
@@ -22,6 +23,7 @@ from fleet.single_command import command
 from fleet.store import Store, Unreadable, compare
 
 _LEFT = ("tmp", "bell", "run.json", PART)  # what means nothing elsewhere, or comes last
+_NEWS = (".pulse", f"/{BEGUN}")  # who is at work
 _GROWING = (".events", ".log")
 _ALIVE = 25.0  # seconds after which a pulse that stands still is nobody's
 _TOLD = 5.0  # seconds between two words about how far it is
@@ -43,7 +45,7 @@ def copy(run_a: Path, run_b: Path, /) -> None:
     total = 0
     for name in _told(host, source.everything()):
         folder, attempt, *_ = [*name.split("/"), ""]
-        if folder in _LEFT or name.endswith(".pulse") or folder == "files" and attempt in useless:
+        if folder in _LEFT or name.endswith(_NEWS) or folder == "files" and attempt in useless:
             continue
         if outer := dirname(name):
             target.folder(outer)

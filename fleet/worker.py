@@ -65,6 +65,7 @@ class Worker:
             first=first.context if first else None,
         )  # fmt: skip
         self.scheduler = Scheduler(self.context)
+        self._second: Worker | None = None
         self.lane = self._lane(*second, strategy) if second else None
         self.execution = Execution(self.context, make, self.tail, self._wait, self.lane)
         self.elastic = elastic_rounds.Elastic(self.history, self.host, options.quorum, options.grace_seconds)
@@ -116,7 +117,7 @@ class Worker:
 
     def _lane(self, store: Store, make: Maker, strategy: Strategy) -> Lane:
         store.at_hand = self.store.at_hand
-        other = Worker(store, strategy, make, self.options, first=self)
+        other = self._second = Worker(store, strategy, make, self.options, first=self)
 
         def publish(made: Pending) -> None:
             other.execution.send(made)
@@ -219,6 +220,8 @@ class Worker:
             self.lane.looked(True)
         if self.execution.produce(id):
             self.bell.ring()
+            if self._second:  # which plans, and would take this for the news of somebody who does so himself
+                self._second._fresh = True
         if self.execution.judge():
             self.bell.ring()
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from merge.donor import Donor, LazyTensor, changed
-from merge.tensor_files import UserError, read_json
+from merge.json_files import read_json
+from merge.tensor_files import UserError
 
 _PART = re.compile(
     r"^base_model\.model\.(?P<module>.+)\.(?P<part>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)(\.weight)?$"

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from fleet.untrusted_model import check_config
-from merge.tensor_files import DTYPES, TensorEntry, UserError, bytes_of, read_header, read_json
+from merge.json_files import read_json
+from merge.tensor_files import DTYPES, TensorEntry, UserError, bytes_of, read_header
 from merge.tensor_group import RowReader, in_memory
 from merge.tensor_names import is_buffer, is_embedding, is_head, named_alike
 

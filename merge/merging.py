@@ -17,9 +17,10 @@ from merge import atomic_output, engine
 from merge.atomic_output import RECIPE as RECIPE
 from merge.donor import Donor
 from merge.donors import Donors
+from merge.json_files import read_json, write_json
 from merge.merge_planning import Plan, plan_merge
 from merge.merge_recipe import MergeRecipe, load, nearest
-from merge.tensor_files import UserError, read_json, write_json
+from merge.tensor_files import UserError
 
 SHARD = 5 * 10**9  # bytes of a weight file
 TEMPLATES = Path(__file__).parent / "templates"

@@ -6,12 +6,11 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from fleet.errors import UserError
 from merge.layer_splits import part_at
 from merge.merge_recipe import MergeInput, MergeRecipe, Piece, Setting, Settings, nearest, scalar_of, setting_of
 from merge.methods import IGNORED, METHODS, REQUIRED, MergeMethod, Param
-from merge.methods.task_vectors import check_della
-from merge.methods.weighted_sums import check_shares
-from merge.tensor_files import UserError
+from merge.methods.checks import check_della, check_shares
 
 Told = Mapping[str, Any]  # a value, a curve of values or filters for each parameter
 _LEAST = 1e-6  # less is nothing

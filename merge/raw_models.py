@@ -14,11 +14,12 @@ from fleet.plain import some
 from merge import atomic_output, engine
 from merge.atomic_output import RECIPE
 from merge.donor import LazyTensor, safetensors_in
+from merge.json_files import read_json, write_json
 from merge.merge_planning import Job, jobs_of
 from merge.merge_recipe import MergeRecipe, refuse_keys
 from merge.merging import MergeStats
 from merge.parameters import check_names
-from merge.tensor_files import UserError, read_header, read_json, write_json
+from merge.tensor_files import UserError, read_header
 from merge.weight_files import WeightFile
 
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")

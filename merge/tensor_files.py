@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from fleet.errors import UserError as UserError  # weights that cannot be used together, files that hold something else
 
 CHUNK = 1 << 19  # numbers that are in memory at a time; a multiple of every block that a wire format has
-_LIMIT = 100_000_000  # bytes of a header, as safetensors has it; and of a JSON file
+_LIMIT = 100_000_000  # bytes of a header, as safetensors has it
 _MOST_DIMENSIONS, _MOST_NUMBERS = 16, 1 << 50  # of a tensor
 
 DTYPES = {
@@ -54,25 +53,6 @@ class Header:
     @property
     def bytes(self) -> int:
         return sum(entry.bytes for entry in self.tensors.values())
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file of some model's; or in one line, why there is none."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(_LIMIT + 1)
-        value = json.loads(data.decode()) if len(data) <= _LIMIT else None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{path}: an object of at most {_LIMIT} bytes is expected, {{...}}")
-    return value
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def write_header(sink: ByteSink, header: Header, room: int = 0) -> None:

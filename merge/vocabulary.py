@@ -12,8 +12,9 @@ from torch import Tensor
 
 from fleet.untrusted_model import check_words
 from merge.donor import Donor, LazyTensor
+from merge.json_files import read_json
 from merge.merge_recipe import Token, TokenizerSettings
-from merge.tensor_files import UserError, read_json
+from merge.tensor_files import UserError
 
 _MOST = 1 << 24  # tokens
 PLAIN_TOKEN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}

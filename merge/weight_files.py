@@ -7,8 +7,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from merge.json_files import write_json
 from merge.merge_planning import Job
-from merge.tensor_files import Header, TensorEntry, UserError, write_header, write_json
+from merge.tensor_files import Header, TensorEntry, UserError, write_header
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 

@@ -22,10 +22,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads that wait for each othe
 
 LONGEST = (
     "test_evomerge_whole", "test_group", "test_posttrain_whole", "test_examples", "test_fsdp_whole", "test_peers",
-    "test_fsdp_page", "test_pretraining", "test_skills", "test_specialists", "test_pretraining_input", "test_fsdp",
-    "test_merge_search", "test_merge_search_far", "test_evomerge", "test_evomerge_steps", "test_kill",
-    "test_evomerge_input", "test_launcher", "test_knobs",
-    "test_unlucky_machine", "test_three_hosts", "test_engines", "test_lab", "test_bad_luck", "test_blame", "test_merge",
+    "test_fsdp_page", "test_pretraining_input", "test_posttrain", "test_sinks", "test_kill", "test_fsdp",
+    "test_pretraining", "test_skills", "test_specialists", "test_blame", "test_own_loop_misuse", "test_knobs",
+    "test_merge_search", "test_merge_search_far", "test_evomerge", "test_launcher", "test_report_live", "test_bad_luck",
+    "test_unlucky_machine", "test_three_hosts", "test_engines", "test_lab", "test_hub", "test_storm", "test_full_disk",
+    "test_merge",
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 def largest(magnitudes: Tensor, k: int) -> Tensor:
     """A mask of the k largest; of equal ones those that come first."""
     flat = magnitudes.flatten().tolist()
-    order = sorted(range(len(flat)), key=lambda n: (-flat[n], n))
+    order = sorted(range(len(flat)), key=flat.__getitem__, reverse=True)  # which leaves equal ones in their order
     mask = torch.zeros(len(flat), dtype=torch.bool)
     mask[order[:k]] = True
     return mask.view_as(magnitudes)

@@ -32,7 +32,8 @@ KEYS = {
 
 
 def model(folder: Path, seed: int, template: str = TEMPLATE, **shape: Any) -> Path:
-    place = merging.llama(folder, seed, vocab_size=shape.pop("vocab_size", 300), max_position_embeddings=128, **shape)
+    usual = {"vocab_size": 300, "max_position_embeddings": 128, "num_hidden_layers": 2}
+    place = merging.llama(folder, seed, **{**usual, **shape})
     merging.tokenizer(place, WORDS, size=290)
     settings = json.loads((place / "tokenizer_config.json").read_text())
     (place / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": template}))

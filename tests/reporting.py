@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,7 +14,8 @@ from fleet.recipe import Recipe, name, to_json
 from fleet.run import create_run
 from fleet.store import _sealed
 from tests.browser import Browser
-from tests.helpers import ROOT, Toys, listing
+from tests.commands import answer
+from tests.helpers import Toys, listing
 from tests.toy.config import ToyConfig
 
 REPORT = [sys.executable, "-m", "fleet.report"]
@@ -95,12 +95,9 @@ def _write(file: Path, data: bytes) -> None:
 
 
 def reported(run: Path, *more: str, code: int = 0) -> str:
-    done = subprocess.run(
-        [*REPORT, str(run), *more], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == code, done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stdout if code == 0 else done.stderr
+    ended, said, errors = answer("-m", "fleet.report", str(run), *more, env={"COLUMNS": "80"})
+    assert ended == code, errors
+    return said if code == 0 else errors
 
 
 def written(run: Path, place: Path, still: bool = True) -> Path:

@@ -14,7 +14,8 @@ from merge.evolve.search_config import MergeGenome
 from merge.evolve.search_space import GENES, Space
 from merge.merge_recipe import merge_of
 from merge.methods import METHODS
-from merge.methods.weighted_sums import check_shares, slerp_all
+from merge.methods.checks import check_shares
+from merge.methods.weighted_sums import slerp_all
 from merge.parameters import MENDERS, check_names, resolved, within
 from merge.tensor_group import Group, in_memory
 from train import pretraining_genome as pretraining

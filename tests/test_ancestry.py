@@ -3,8 +3,6 @@
 import json
 import random
 import re
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -25,9 +23,9 @@ from fleet.report import family
 from fleet.run import create_run
 from tests import small
 from tests.browser import looks_right
-from tests.helpers import ROOT, Toys, listing
+from tests.commands import answer
+from tests.helpers import Toys, listing
 
-ANCESTRY = [sys.executable, "-m", "fleet.ancestry"]
 EVOLVING = {"selection": "rank", "elitism": 1, "max_generations": 4, "mutation_probability": 0.7}
 
 
@@ -451,14 +449,14 @@ def test_the_smallest_trees_can_be_drawn(members):
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
-def called(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*ANCESTRY, *map(str, words)], cwd=ROOT, capture_output=True, text=True, timeout=120)
+def called(*words: object) -> tuple[int, str]:
+    code, _, errors = answer("-m", "fleet.ancestry", *map(str, words))
+    return code, errors
 
 
 def test_the_command_writes_beside_the_registers_or_elsewhere(evolved, tmp_path):
     before = listing(evolved)
-    done = called(evolved, "--out", tmp_path / "new" / "pictures")
-    assert done.returncode == 0, done.stderr
+    assert called(evolved, "--out", tmp_path / "new" / "pictures") == (0, "")
     assert listing(evolved) == before
     there = {file.name: file.read_bytes() for file in (tmp_path / "new" / "pictures").iterdir()}
     assert there == files(tree(opened(evolved)), "run")
@@ -476,6 +474,6 @@ def test_where_there_is_no_tree_it_says_what_is_missing(tmp_path):
     store, _ = create_run(tmp_path, "run", c.bound(), Host())
     launches.begin(store, c.operational())
     for folder, why in ((tmp_path / "run", "no model is finished yet"), (tmp_path, "not the folder of a run")):
-        done = called(folder)
-        assert done.returncode == 2 and why in done.stderr and "Traceback" not in done.stderr
+        code, errors = called(folder)
+        assert code == 2 and why in errors
     assert write_family_tree(History(store)) == []

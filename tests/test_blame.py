@@ -97,7 +97,7 @@ def test_who_fails_at_everything_spoils_nothing(toys, mishap, spared):
 
 def test_who_fails_alone_is_benched_and_it_is_said(toys):
     run = search(toys, "raise", spared=True)
-    starter = run.start(3, sleep=0.5)
+    starter = run.start(3, sleep=0.3)
     until(lambda: run.events("benched"), "it steps aside")
     said = str(View(run.folder).picture()[0])
     assert re.search(r"3 workers, [0-9.]+ a minute; 1 benched: local-0-\S+ \([0-9]+ failures in a row at what", said)

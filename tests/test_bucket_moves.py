@@ -66,6 +66,7 @@ def test_a_run_moves_to_a_bucket_and_back_and_goes_on(
         open_run(back / "toy", Host(), "test")
     code, said = copied(address(there.folder), back / "toy")
     assert code == 0 and "the whole run" in said
+    assert [*disk.folder.glob("rounds/*/planning")] and not [*back.glob("toy/rounds/*/planning")], "news of nobody"
     assert digest(opened(back / "toy")) == digest(opened(there.folder))
     assert there.work() == "over"
     there.same()

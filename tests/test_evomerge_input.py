@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from evomerge import cli as command_line
-from evomerge import tournament_results
+from evomerge import tournament_results, tournament_running
 from evomerge.config import (
     Configuration,
     ModelReference,
@@ -30,6 +30,16 @@ from evomerge.utils import (
 from fleet.errors import UserError
 from tests import merging
 from tests.tournaments import cli, config, encoder, models, worker
+
+
+@pytest.fixture(scope="module")
+def winner(tmp_path_factory) -> Path:
+    """Of a short tournament, made in this process; its settings stand in mine.json beside the run."""
+    folder = tmp_path_factory.mktemp("short")
+    c = config(folder, num_generations=1)
+    c.save(folder / "mine.json")
+    assert worker(c).run() == "over"
+    return tournament_running.concluded(folder / "run")
 
 
 def refused(c: Configuration) -> str:
@@ -113,8 +123,7 @@ def test_where_nobody_is_at_home_it_says_what_helps(monkeypatch):
         resolved([ModelReference("base", "builtin:base")])
 
 
-def test_a_prompt_longer_than_the_context_is_refused(tournament, here):
-    winner = tournament[0] / "run" / "winner"
+def test_a_prompt_longer_than_the_context_is_refused(winner, here):
     done = here("--generate", winner, "--prompt", "the cat sat " * 50)
     assert done.returncode == 2 and "context of 64" in done.stderr
     done = here("--generate", winner, "--prompt", "the cat sat on a mat and", "--max-length", 3)
@@ -130,20 +139,18 @@ def test_help_without_arguments():
     assert all(f"--{option}" in said.stdout for option in (*promised.split(), "export-gguf", "pareto"))
 
 
-def test_the_command_line_evaluates_lists_and_exports(tournament, here):
-    folder, c, _ = tournament
-    said = here("--evaluate", folder / "run" / "winner", "--config", folder / "mine.json")
+def test_the_command_line_evaluates_lists_and_exports(winner, here):
+    run, settings = winner.parent, winner.parents[1] / "mine.json"
+    said = here("--evaluate", winner, "--config", settings)
     assert said.returncode == 0 and "perplexity" in said.stdout
-    said = here("--pareto", "--config", folder / "mine.json")
-    assert said.returncode == 0 and tournament_results.found_in(folder / "run").best.name[:20] in said.stdout.replace(
-        "\n", ""
-    )
-    said = here("--export-gguf", "f16", "--config", folder / "mine.json")
+    said = here("--pareto", "--config", settings)
+    assert said.returncode == 0 and tournament_results.found_in(run).best.name[:20] in said.stdout.replace("\n", "")
+    said = here("--export-gguf", "f16", "--config", settings)
     assert said.returncode == 0, said.stderr
-    file = folder / "run" / "winner-F16.gguf"
+    file = run / "winner-F16.gguf"
     model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
-    tokens = AutoTokenizer.from_pretrained(folder / "run" / "winner")("the cat sat", return_tensors="pt")["input_ids"]
-    whole = AutoModelForCausalLM.from_pretrained(folder / "run" / "winner", dtype=torch.float32)
+    tokens = AutoTokenizer.from_pretrained(winner)("the cat sat", return_tensors="pt")["input_ids"]
+    whole = AutoModelForCausalLM.from_pretrained(winner, dtype=torch.float32)
     assert torch.allclose(model(tokens).logits, whole(tokens).logits, atol=2e-2)
 
 

@@ -1,9 +1,9 @@
 """Parts of a model on two ranks: what each rank holds while it learns, and experts that only one of them asks."""
 
-import json
 import os
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,11 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
+from tests.helpers import LONG
 from tests.small import SHAPE
+from train.cluster import ranks as process_ranks
 from train.cluster.checkpoints import CheckpointKeeper
-from train.cluster.ranks import Ranks, joined
+from train.cluster.ranks import Ranks, assembled
 from train.cluster.shared_learner import Parts, learner_of
 from train.cluster.startup import save
 from train.learner import Learner
@@ -111,13 +113,33 @@ def rank(folder: Path, ranks: Ranks) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The second rank is a process of its own, the first one this process."""
     folder = tmp_path_factory.mktemp("parts")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    words = [*command, "-m", "tests.test_fsdp_parts", str(folder)]
-    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder, json.loads((folder / "said.json").read_text())
+    words = [sys.executable, "-m", "tests.test_fsdp_parts", str(folder)]
+    with pytest.MonkeyPatch.context() as patch, (folder / "said").open("w+") as said:
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            patch.setenv(name, "lo")
+        patch.setattr(process_ranks, "_device", lambda local, here: torch.device("cpu"))
+        patch.setattr(process_ranks, "_PATIENCE", timedelta(seconds=LONG))
+        other = subprocess.Popen(words, cwd=ROOT, env=env, stdout=said, stderr=said)
+        try:
+            found = together(folder, 0)
+            assert other.wait(LONG) == 0, (folder / "said").read_text()
+        finally:
+            other.kill()
+            other.wait()
+    return folder, found
+
+
+def together(folder: Path, number: int) -> dict[str, Any]:
+    ranks = assembled(folder, number, 2)
+    try:
+        found = rank(folder, ranks)
+        dist.barrier()
+        return found
+    finally:
+        dist.destroy_process_group()
 
 
 def test_an_expert_that_one_rank_did_not_ask_learns_of_the_other(two):
@@ -163,8 +185,4 @@ def test_of_ranks_that_have_the_same_one_writes(two):
 
 
 if __name__ == "__main__":
-    with joined() as ranks:
-        said = rank(Path(sys.argv[1]), ranks)
-        dist.barrier()
-        if ranks.first:
-            Path(sys.argv[1], "said.json").write_text(json.dumps(said))
+    together(Path(sys.argv[1]), 1)

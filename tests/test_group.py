@@ -56,7 +56,7 @@ def test_a_group_makes_what_one_process_makes_within_rounding(pretraining, strat
 @pytest.mark.slow
 def test_a_group_is_stopped_and_goes_on_and_loses_one_of_its_processes(pretraining):
     """Ctrl-C in the middle, then a rank that is killed: the bytes are those of two calm groups."""
-    short = {**TWO, "max_generations": 1, "inner_steps": 30}
+    short = {**TWO, "max_generations": 1, "inner_steps": 12}
     wanted = whole(pretraining(**short), 2)
     run = pretraining(**short, snapshot_minutes=0.001)
     first = run.start(1)

@@ -205,6 +205,15 @@ def test_the_run_starts_without_torch():
     assert not {"torch", "transformers", "numpy", "tests"} & {*loaded.stdout.split()}
 
 
+def test_who_proposes_or_logs_or_looks_loads_no_torch():
+    """A search's strategy, the processes that log beside its workers, and its starter."""
+    modules = "edt, diloco, evomerge.tournament_method, merge.evolve.search_method, merge.evolve.search_running"
+    program = f"import sys, {modules}, train.training_commands; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "merge.parameters" in loaded.stdout.split()
+    assert not {"torch", "transformers", "lm_eval"} & {*loaded.stdout.split()}
+
+
 # -- what the run's own code never does --------------------------------------------------------------------------------
 
 NEVER = {"torch.load", "eval", "exec", "compile", "__import__", "os.system", "os.popen", "subprocess.getoutput"}

@@ -8,8 +8,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -171,6 +173,16 @@ def workers(run: Path) -> int:
     return len([*run.glob("workers/*.events")])
 
 
+@cache
+def usual(kind: Callable[..., Path]) -> Path:
+    """Before any key was turned: made once for all keys."""
+    return kind(Path(tempfile.mkdtemp(prefix="usual-")) / "a")
+
+
+def alone(base: Path, **keys: Any) -> Path:
+    return toy(base, **{"num_machines": 1, **keys})
+
+
 def algorithm(tmp_path, turn):
     assert results(finished(tmp_path / "a")) != results(finished(tmp_path / "b", algorithm=turn.to))
     toy(tmp_path / "c", algorithm=turn.to, num_machines=1)
@@ -196,41 +208,42 @@ def num_machines(tmp_path, turn):
 
 
 def log_level(tmp_path, turn):
-    for level in ("INFO", turn.to):
-        toy(tmp_path / level, log_level=level, num_machines=1)
-        (log,) = (tmp_path / level / "runs" / "matching" / "workers").glob("*.log")
-        assert (" INFO published" in log.read_text()) == (level == "INFO")
+    for base in (usual(alone), alone(tmp_path / "a", log_level=turn.to)):
+        (log,) = (base / "runs" / "matching" / "workers").glob("*.log")
+        assert (" INFO published" in log.read_text()) == (base == usual(alone))
 
 
 def metrics(tmp_path, turn):
     sinks.needs("tensorboard")
-    for named in ((), turn.to):
-        run = toy(tmp_path / "".join(("run", *named)), metrics=named, num_machines=1) / "runs" / "matching"
-        assert len(sinks.table(run)) == 10 and (run / "tensorboard").is_dir() == bool(named)
+    for base in (usual(alone), alone(tmp_path / "a", metrics=turn.to)):
+        run = base / "runs" / "matching"
+        assert len(sinks.table(run)) == 10 and (run / "tensorboard").is_dir() == (base != usual(alone))
 
 
 def wandb_project(tmp_path, turn):
-    assert wandb_run(tmp_path / "a").project == "matching"
-    assert wandb_run(tmp_path / "b", wandb_project=turn.to).project == turn.to
+    assert told(usual(with_wandb)).project == "matching"
+    assert told(with_wandb(tmp_path / "a", wandb_project=turn.to)).project == turn.to
 
 
 def wandb_entity(tmp_path, turn):
-    assert wandb_run(tmp_path / "a").entity == ""
-    assert wandb_run(tmp_path / "b", wandb_entity=turn.to).entity == turn.to
+    assert told(usual(with_wandb)).entity == ""
+    assert told(with_wandb(tmp_path / "a", wandb_entity=turn.to)).entity == turn.to
 
 
-def wandb_run(base, **keys):
-    """What it is told at first."""
+def with_wandb(base: Path, **keys: Any) -> Path:
     sinks.needs("wandb")
-    keys = {"metrics": ("wandb",), "num_machines": 1, **keys}
-    run = toy(base, environment={"WANDB_MODE": "offline"}, **keys) / "runs" / "matching"
-    return next(each.run for each in sinks.wandb_records(run) if each.WhichOneof("record_type") == "run")
+    return alone(base, environment={"WANDB_MODE": "offline"}, metrics=("wandb",), **keys)
+
+
+def told(place: Path) -> Any:
+    """What wandb hears at first."""
+    records = sinks.wandb_records(place / "runs" / "matching")
+    return next(each.run for each in records if each.WhichOneof("record_type") == "run")
 
 
 def group_readable(tmp_path, turn):
-    for allowed in (False, turn.to):
-        toy(tmp_path / str(allowed), group_readable=allowed, num_machines=1)
-        run = tmp_path / str(allowed) / "runs" / "matching"
+    for base in (usual(alone), alone(tmp_path / "a", group_readable=turn.to)):
+        run, allowed = base / "runs" / "matching", base != usual(alone)
         assert {bool(each.stat().st_mode & 0o040) for each in (run, *run.glob("files/*/*"))} == {allowed}
         assert not [each for each in run.rglob("*") if each.stat().st_mode & 0o007]
 
@@ -265,10 +278,10 @@ if __name__ == "__main__":
 
 
 def crashing(base: Path, **keys: Any) -> Path:
-    """The folder of a run of which every worker ends at its first recipe."""
+    """The folder of a run of which every worker ends at its first recipe, and none takes its place."""
     base.mkdir()
     (base / "crashing.py").write_text(CRASHING)
-    (base / "evolution.json").write_text(json.dumps({"NUM_MACHINES": 1, **keys}))
+    (base / "evolution.json").write_text(json.dumps({"num_machines": 1, "restarts": 0, **keys}))
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "crashing.py"], cwd=base, env=environment, capture_output=True, text=True, timeout=120
@@ -286,14 +299,13 @@ def keep_every(tmp_path, turn):
 
 
 def restarts(tmp_path, turn):
-    for count in (0, turn.to):
-        assert workers(crashing(tmp_path / str(count), restarts=count)) == count + 1
+    assert workers(usual(crashing)) == 1
+    assert workers(crashing(tmp_path / "a", restarts=turn.to)) == turn.to + 1
 
 
 def threads(tmp_path, turn):
     """A worker's libraries are told before it starts."""
-    for count in (1, turn.to):
-        run = crashing(tmp_path / str(count), threads=count, restarts=0)
+    for count, run in ((1, usual(crashing)), (turn.to, crashing(tmp_path / "a", threads=turn.to))):
         assert f"threads: {count}\n" in (run / "workers" / "local-1.log").read_text()
 
 

@@ -382,6 +382,6 @@ def test_a_script_called_train_joins_and_loads_no_library_that_it_has_no_use_for
     (tmp_path / "train.py").write_text(SCRIPT.replace("torch.ones(4, 2)", "[]"))
     done = subprocess.run([sys.executable, "train.py", "another"], **program)
     assert (done.returncode, done.stderr) == (1, "make_loader(0, 1) gave no batch\n")
-    (tmp_path / "main.py").write_text("import fleet\n" + SCRIPT)
+    (tmp_path / "main.py").write_text("import fleet\nfrom diloco import join\n")
     done = subprocess.run([sys.executable, "main.py", "run"], **program)
     assert f"{tmp_path / 'fleet.py'}: `join` needs a package of this name: give your module another one" in done.stderr

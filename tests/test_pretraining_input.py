@@ -221,7 +221,7 @@ def test_an_elastic_run_does_not_wait_for_a_late_member(tmp_path, algorithm, slo
     from tests.small import worker
     from train.member.pretraining_tasks import maker
 
-    c = config(algorithm=algorithm, quorum=0.75, grace_seconds=0.3, poll_seconds=0.02)
+    c = config(algorithm=algorithm, quorum=0.75, grace_seconds=0.3, poll_seconds=0.02, dead_seconds=10.0)
     late, stuck = worker(tmp_path, c, "late"), []
 
     def holding(work):

@@ -103,8 +103,8 @@ def test_failures_stand_there_with_the_end_of_their_log(toys, browser, tmp_path)
 
 
 def test_a_search_has_its_failures_and_its_last_round(toys, browser, tmp_path):
-    run = toys(algorithm="search", population_size=6, max_generations=4, cliff=2.0)
-    run.start(workers=2).ends()
+    run = toys(algorithm="search", population_size=6, max_generations=4, cliff=2.0).prepare()
+    assert run.work() == "over"
     looks_right(browser, f"file://{written(run.folder, tmp_path)}", "fitness", "workers")
     failed = [path for path in run.registers(r".*\.done") if run.register(path)["absent"] == "failed"]
     assert failed and text_of(browser, "#failures").count("beyond the cliff") == len(failed)
@@ -143,7 +143,7 @@ def test_a_long_run(rounds, browser, tmp_path, capsys):
 def test_runs_side_by_side(toys, browser, tmp_path):
     both = [toys("one", algorithm="matching"), toys("two", algorithm="diloco", inner_steps=7)]
     for run in both:
-        run.start(workers=1).ends()
+        assert run.prepare().work() == "over"
     file = tmp_path / "compared.html"
     reported(Path("compare"), *(str(run.folder) for run in both), "--out", str(file))
     looks_right(browser, f"file://{file}", "loss-0")

@@ -53,3 +53,10 @@ def test_a_storm_is_a_function_of_its_seed() -> None:
     first, second = (proofs.Storm(11, config, proofs.STORM) for _ in range(2))
     assert first.run() == second.run()
     assert (first.world.now, first.server.calls) == (second.world.now, second.server.calls)
+
+
+def test_a_second_lane_costs_no_time() -> None:
+    """Not even where a round ends with an outcome that the first one publishes by itself."""
+    for config in proofs.CONFIGS.values():
+        one, two = (proofs.Storm(seed, config, proofs.CALM, workers=1) for seed in (0, 1))  # every second one has two
+        assert one.run() == two.run() and two.world.now < 1.1 * one.world.now

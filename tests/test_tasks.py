@@ -229,7 +229,9 @@ def test_which_questions_are_asked(place):
 
 
 @pytest.mark.parametrize("names, why", [
-    (("fact",), "there is no task 'fact'; the nearest known one is facts"),
+    pytest.param(  # lm-eval looks through all its tasks
+        ("fact",), "there is no task 'fact'; the nearest known one is facts", marks=pytest.mark.slow
+    ),
     (("broken",), "the tasks broken cannot be loaded"),
 ])  # fmt: skip
 def test_tasks_that_cannot_be_had(names, why, place, tmp_path):

@@ -25,7 +25,6 @@ Ctrl-C ends it well; the same command goes on. docs/merge-search.md explains eve
 import importlib.util
 import sys
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -33,12 +32,10 @@ from cyclopts import Group, Parameter
 from cyclopts.validators import Number
 
 from fleet import gpus, help_pages
-from fleet.busy_notice import loading
 from fleet.errors import absolute, refuse
 from fleet.method import Method
 from fleet.metrics import sinks
 from fleet.places import address
-from fleet.plain import say
 from fleet.run_config import UserError
 from merge.evolve import search_config
 from merge.search import search_command
@@ -142,8 +139,8 @@ def main(
     run = {"base_dir": address(where.parent), "project_name": where.name, "algorithm": search_config.ALGORITHM}
     config = search_config.read(genome_config_path, {**known, **run})
     _check(config, strategy, placed)
-    with loading("what merges and scores", partial(say, file=sys.stderr)):  # torch; no refusal waits for it
-        from merge.evolve import search_running
+    from merge.evolve import search_running  # no refusal waits for it
+
     make_parents(where, "--storage-path")
     search_running.make_way(config, where)
     code = _started(config, where, strategy, placed)

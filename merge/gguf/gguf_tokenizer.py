@@ -9,7 +9,8 @@ from typing import Any
 
 from fleet.untrusted_model import check_words_in
 from merge.gguf.header import Gguf
-from merge.tensor_files import UserError, read_json, write_json
+from merge.json_files import read_json, write_json
+from merge.tensor_files import UserError
 from merge.vocabulary import PLAIN_TOKEN, pair_of
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)

@@ -18,8 +18,9 @@ from fleet.places import on_hub
 from merge import atomic_output
 from merge.donor import LazyTensor
 from merge.engine import MergeOptions, one_thread_each
+from merge.json_files import write_json
 from merge.lora.low_rank import Change, LowRank, least_error, low_rank
-from merge.tensor_files import Header, TensorEntry, UserError, bytes_of, packed, write_header, write_json
+from merge.tensor_files import Header, TensorEntry, UserError, bytes_of, packed, write_header
 
 LINEAR, TURNED, EMBEDDING = "linear", "turned", "embedding"  # kinds of modules; turned: GPT-2's, y = x W
 PREFIX = "base_model.model."  # of all names in an adapter's file

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from merge.methods.magnitude_ranks import Cut, Largest, cuts, equal, masked_
-from merge.tensor_files import UserError
 from merge.tensor_group import Group, Params, summed, weighted
 
 Thin = Callable[[Group, Params], list[Callable[[Tensor], Tensor]]]  # one for each model, to be fed block after block
@@ -145,14 +144,6 @@ def _by_rank(
     return dropped
 
 
-def check_della(p: Params) -> None:
-    for density, epsilon in zip(p["density"], p["epsilon"], strict=True):
-        if 0 < density < 1 and not 0 < density - epsilon <= density + epsilon < 1:
-            raise UserError(
-                f"density {density} with epsilon {epsilon}: density - epsilon and + epsilon must lie in (0, 1)"
-            )
-
-
 def _words(group: Group, model: str) -> Callable[[int], np.ndarray]:
     """Random 32-bit numbers: a function of seed, name and model, however many are drawn at once."""
     text = f"{group.seed}\n{group.name}\n{model}".encode()
@@ -167,3 +158,15 @@ def _words(group: Group, model: str) -> Callable[[int], np.ndarray]:
         return words[:count]
 
     return draw
+
+
+# -- the family --------------------------------------------------------------------------------------------------------
+
+task_arithmetic = method(None, vote=False)
+ties = method(by_magnitude, vote=True)
+dare_linear = method(at_random, vote=False)
+dare_ties = method(at_random, vote=True)
+breadcrumbs = method(without_outliers, vote=False)
+breadcrumbs_ties = method(without_outliers, vote=True)
+della = method(by_rank_at_random, vote=True)
+della_linear = method(by_rank_at_random, vote=False)

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from merge.tensor_files import UserError
+from fleet.errors import UserError
+from merge.methods.checks import shares
 from merge.tensor_group import Group, Params, weighted
 from merge.tensor_names import writes_to_residual
 
@@ -119,18 +120,6 @@ def slerp_all(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
         t = weight / so_far if so_far else 0.5
         merged = weighted([merged, tensor], arc(inner_products([[merged, tensor]]), t))
     return merged
-
-
-def shares(weights: Sequence[float]) -> list[float]:
-    total = math.fsum(weights)
-    if abs(total) < 1e-12:
-        raise UserError(f"the weights {', '.join(map(str, weights))} sum to 0: they cannot be normalized")
-    return [weight / total for weight in weights]
-
-
-def check_shares(p: Params) -> None:
-    if p.get("normalize", p.get("normalize_weights", True)):
-        shares(p["weight"])
 
 
 def karcher_weights(products: Tensor, weights: Sequence[float], steps: int, tol: float) -> list[float]:

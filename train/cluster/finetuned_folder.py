@@ -17,9 +17,9 @@ from merge import live_models
 from merge.atomic_output import atomic_folder
 from merge.donors import Donors
 from merge.engine import MergeOptions
+from merge.json_files import read_json, write_json
 from merge.merge_planning import plan_merge
 from merge.merging import RECIPE
-from merge.tensor_files import read_json, write_json
 from train.adapters import merged
 from train.cluster.shared_learner import SharedLearner
 from train.member.posttraining_round_zero import dtype_of

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from merge.methods import METHODS
+from merge.parameters import within
 from train.parent_selection import Rng
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.rl.rl_config import COOLER, WARMER
@@ -62,15 +64,11 @@ def mutated(c: PosttrainConfig, genome: Genome, rng: Rng) -> Genome:
         found["rewards"] = weighed(genome["rewards"])
     if "crossover" not in genome:
         return found
-    from merge.parameters import within  # which brings torch
-
     return {**found, "crossover": within(c.crossover["method"], [_bent(genome["crossover"], strength, rng)])[0]}
 
 
 def crossed(c: PosttrainConfig, parents: Sequence[str], genome: Genome, base: str = "") -> dict[str, Any]:
     """The merge engine's recipe: CROSSOVER with its curves, or those of the genome. One parent stays what it is."""
-    from merge.methods import METHODS  # which brings torch
-
     if len(parents) == 1:
         return {"merge_method": "passthrough", "models": [{"model": parents[0]}]}
     parameters, method = genome.get("crossover", c.curves), METHODS[c.crossover["method"]]
