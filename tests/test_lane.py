@@ -262,6 +262,31 @@ def test_a_members_files_are_written_side_by_side(tmp_path, monkeypatch):
             full.append("files/00001.m0.0.two/a")
 
 
+def test_files_go_to_the_disk_beside_the_next_ones_but_few_at_a_time(tmp_path, monkeypatch):
+    """All are there when it is sealed, and where it is dropped none stays open."""
+    store, open_now, synced, most = toy(tmp_path).store, set[str](), list[str](), list[int]()
+    create = store.create
+
+    def created(name, again=False):
+        file = create(name, again)
+        sync, close = file.sync, file.close
+        file.sync = lambda: (sync(), synced.append(name))
+        file.close = lambda: (close(), open_now.discard(name))
+        open_now.add(name)
+        most.append(len(open_now))
+        return file
+
+    monkeypatch.setattr(store, "create", created)
+    for attempt, end in (("00001.m0.0.one", PayloadWriter.seal), ("00001.m0.0.two", PayloadWriter.drop)):
+        writer = PayloadWriter(store, attempt)
+        for n in range(9):
+            writer.write(f"f{n}", bytes(2 << 20 if n == 4 else n))
+        assert open_now
+        end(writer)
+        assert not open_now and max(most) == 5  # four on their way, and the one that is written
+    assert {f"files/00001.m0.0.one/f{n}" for n in range(9)} <= {*synced}
+
+
 # -- reading ahead -----------------------------------------------------------------------------------------------------
 
 
