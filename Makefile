@@ -25,7 +25,7 @@ test: $(VENV)/.test
 
 # Processes that wait for each other on two busy cores are late at times, machines of user-mode Linux too: what fails is
 # tried once more, alone, and is named either way. What fails twice has failed.
-TESTS := $(RUN) -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+TESTS := $(RUN) -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 ALONE := env -u SLOW_TESTS_UNTIL $(RUN) -m pytest --last-failed --last-failed-no-failures none -rA --show-capture=no
 
 test-short: $(VENV)/.test
