@@ -25,7 +25,7 @@ from tests.small import config, finished, worker
 from train.verdicts import short_memory, with_verdicts
 
 ROOMY = {
-    "batch_size": 64, "seq_length": 128, "population_size": 2, "max_generations": 1, "max_epochs": 1e6,
+    "batch_size": 256, "seq_length": 128, "population_size": 2, "max_generations": 1, "max_epochs": 1e6,
     "inner_steps": 1, "held_out": 0.2,
 }  # fmt: skip
 
