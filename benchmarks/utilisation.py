@@ -75,9 +75,19 @@ class Paced:
         trained, seconds = list[tuple[int, float, float]](), self.seconds
 
         class Device(PretrainingRuntime):
-            def train(self, work: Any, turn: Any, *more: Any, **keys: Any) -> Any:
+            def train(self, work: Any, turn: Any, start: Any, fill_start: Any, genome: Any) -> Any:
+                """Who reads moments does not train meanwhile."""
+                reading = 0.0
+
+                def fill(*wanted: Any) -> None:
+                    nonlocal reading
+                    began = time.monotonic()
+                    fill_start(*wanted)
+                    reading += time.monotonic() - began
+
                 began = time.monotonic()
-                found = super().train(work, turn, *more, **keys)
+                found = super().train(work, turn, start, fill, genome)
+                began += reading
                 time.sleep(max(0.0, began + seconds * turn.steps - time.monotonic()))
                 trained.append((turn.round, began, time.monotonic()))
                 return found
