@@ -61,7 +61,7 @@ def pretraining(script: str, **keys: object) -> Callable[[Path, str], list[str]]
 
 def search(place: Path, base: str) -> list[str]:
     file = searching.genome_file(place, place, "dare_ties", base=True)
-    more = ("--max-fevals", "80", "--population-size", "4", "--random-seed", "4")
+    more = ("--max-fevals", "160", "--population-size", "4", "--random-seed", "4")
     return searching.command(file, Path(f"{base}/search"), place, *more)[1:]
 
 
