@@ -1,4 +1,4 @@
-"""How numbers travel between machines: exact, halved, or scaled block by block to 8, 4 or 2 bits.
+"""How numbers travel between machines: exact, halved, or scaled block by block to 12, 8, 4 or 2 bits.
 
 A vector is one tensor of a safetensors file. The scaled forms are rows of a block each: its scale (bfloat16), then its
 codes; whoever reads front to back needs no more than a row at a time.
@@ -45,40 +45,50 @@ class Plain:
 
 @dataclass(frozen=True)
 class Scaled:
-    """Blocks of whole numbers from -top to top, times a scale."""
+    """Blocks of whole numbers, of so many bits each, times a scale. What has more than 8 bits is its low byte, and the
+    rest is packed behind the block's bytes."""
 
-    top: int
-    per_byte: int
+    bits: int
+
+    @property
+    def top(self) -> int:
+        return 2 ** (self.bits - 1) - 1
 
     def entry(self, count: int) -> TensorEntry:
-        return TensorEntry(torch.uint8, (-(-count // BLOCK), 2 + BLOCK // self.per_byte))
+        return TensorEntry(torch.uint8, (-(-count // BLOCK), 2 + BLOCK * self.bits // 8))
 
     def encode(self, numbers: Tensor) -> Tensor:
-        scale, codes = _in_blocks(numbers, self.top)
-        codes = codes.round_().clamp_(-self.top, self.top).to(torch.int8)
-        return torch.cat([scale, self._packed(codes.view(torch.uint8))], 1)
+        # the scale is rounded too, and the largest number is still to have a code
+        scale, codes = _in_blocks(numbers, self.top - self.top // 256)
+        codes = codes.round_().clamp_(-self.top, self.top).to(torch.int16)
+        if self.bits <= 8:
+            return torch.cat([scale, _packed(codes, self.bits)], 1)
+        return torch.cat([scale, codes.to(torch.uint8), _packed(codes >> 8, self.bits - 8)], 1)
 
     def decode(self, coded: Tensor, count: int) -> Tensor:
         """So many numbers; the last block may have been filled up."""
-        return (self._unpacked(coded[:, 2:]).float() * _scale(coded)).flatten()[:count]
+        if self.bits <= 8:
+            codes = _unpacked(coded[:, 2:], self.bits)
+        else:
+            codes = _unpacked(coded[:, 2 + BLOCK :], self.bits - 8).short() * 256 + coded[:, 2 : 2 + BLOCK]
+        return (codes.float() * _scale(coded)).flatten()[:count]
 
-    def _packed(self, codes: Tensor) -> Tensor:
-        """Several to a byte, the first in its lowest bits."""
-        bits, packed = 8 // self.per_byte, codes[:, :: self.per_byte] & self._mask
-        for n in range(1, self.per_byte):
-            packed = packed | (codes[:, n :: self.per_byte] & self._mask) << n * bits
-        return packed
 
-    def _unpacked(self, codes: Tensor) -> Tensor:
-        if self.per_byte == 1:
-            return codes.contiguous().view(torch.int8)
-        bits = 8 // self.per_byte
-        found = torch.stack([codes >> n * bits & self._mask for n in range(self.per_byte)], 2).flatten(1)
-        return found.to(torch.int8) - (self._mask + 1) * (found > self.top).to(torch.int8)
+def _packed(codes: Tensor, bits: int) -> Tensor:
+    """Several whole numbers to a byte, the first in its lowest bits."""
+    codes, mask, per_byte = codes.to(torch.int8).view(torch.uint8), (1 << bits) - 1, 8 // bits
+    packed = codes[:, ::per_byte] & mask
+    for n in range(1, per_byte):
+        packed = packed | (codes[:, n::per_byte] & mask) << n * bits
+    return packed
 
-    @property
-    def _mask(self) -> int:
-        return (1 << 8 // self.per_byte) - 1
+
+def _unpacked(codes: Tensor, bits: int) -> Tensor:
+    if bits == 8:
+        return codes.contiguous().view(torch.int8)
+    mask = (1 << bits) - 1
+    found = torch.stack([codes >> n * bits & mask for n in range(8 // bits)], 2).flatten(1)
+    return found.to(torch.int8) - (mask + 1) * (found > mask // 2).to(torch.int8)
 
 
 @dataclass(frozen=True)
@@ -150,8 +160,9 @@ Wire = Plain | Scaled | Normal | Roots
 WIRES: dict[str, Wire] = {
     "fp32": Plain(torch.float32),
     "bf16": Plain(torch.bfloat16),
-    "int8": Scaled(127, 1),
-    "int4": Scaled(7, 2),
+    "int12": Scaled(12),
+    "int8": Scaled(8),
+    "int4": Scaled(4),
     "normal2": Normal(),
     "root8": Roots(),
 }

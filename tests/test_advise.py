@@ -78,7 +78,7 @@ def test_evolution_of_one_family_is_called_diloco():
 def test_a_slow_disk_is_told_what_it_would_take():
     f = forecast(replace(HERE, disk=1e4), wire_dtype="fp32")
     (told,) = [line for line in advice(f) if "INNER_STEPS" in line]
-    assert 'WIRE_DTYPE "bf16", and INNER_OPTIMIZER_STATE "narrow", and INNER_STEPS ' in told
+    assert 'WIRE_DTYPE "int12", and INNER_OPTIMIZER_STATE "narrow", and INNER_STEPS ' in told
     steps = int(told.split("INNER_STEPS ")[1].split()[0])
     better = forecast(replace(HERE, disk=1e4), inner_optimizer_state="narrow", inner_steps=steps)
     assert better.last_round[1] <= 0.3 * better.last_round[0]

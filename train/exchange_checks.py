@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import count
 
-from train.exchange_config import LOSSY_WIRES, ExchangeConfig
+from train.exchange_config import FOR_WEIGHTS, ExchangeConfig
 from train.parent_selection import RULES_OF_EDT
 
 _MOST = 1 << 20  # files that DiLoCo writes in a round, names of parents in a plan of EDT: a plan is one register
@@ -61,10 +61,10 @@ def _of_evolution(config: ExchangeConfig) -> tuple[tuple[object, str], ...]:
     equally = f"with SELECTION {selection} everybody is a parent equally often; use {rules}, or 0"
     who = "" if config.group_size else " (chosen)"
     powers = f"powers of two, not POPULATION_SIZE {size} and GROUP_SIZE {group}{who}"
-    wire, loses = config.wire, config.wire in LOSSY_WIRES
+    wire, loses = config.wire, config.wire not in FOR_WEIGHTS
     return (
         (config.fragments > 1, "FRAGMENTS are there for DiLoCo, which has one model to cut: set FRAGMENTS to 1"),
-        (loses, f"WIRE_DTYPE is {wire}: EDT sends weights, which lose too much in fewer than 16 bits; use bf16"),
+        (loses, f"WIRE_DTYPE is {wire}: EDT sends weights, which lose too much in fewer than 12 bits; use int12"),
         (size < group, f"POPULATION_SIZE is {size}, smaller than a group of GROUP_SIZE {group}{who}"),
         (
             drawn and config.elitism >= size,

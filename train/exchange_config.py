@@ -15,7 +15,8 @@ else:
     Selection = Literal["", *GROUPINGS, *RULES_OF_EDT]
 
 READERS = 16  # shards that read at a time: more of them get no more out of one disk, and each replica writes more files
-LOSSY_WIRES = ("int8", "int4", "normal2")  # for changes only: fewer than 16 bits, so what they lose matters
+FOR_WEIGHTS = ("fp32", "bf16", "int12")  # others lose too much of a number that a small step is added to
+LOSSY_WIRES = ("int12", "int8", "int4", "normal2")  # narrower than what a shard's weights before its step are read in
 _GROWTH = 0.05  # of all steps before, that the rounds of all fragments have while rounds grow
 
 
@@ -54,9 +55,9 @@ class ExchangeSection(Section):
     shards: int = bound(
         0, f"DiLoCo: ranges in which the outer step is done; 0: as many as replicas, up to {READERS}.", ge=0, le=4096
     )
-    wire_dtype: Literal["", "fp32", "bf16", "int8", "int4", "normal2"] = bound(  # of merge/wire.py: WIRES
+    wire_dtype: Literal["", "fp32", "bf16", "int12", "int8", "int4", "normal2"] = bound(  # of merge/wire.py: WIRES
         "",
-        "What changes (DiLoCo), or weights and momenta (EDT: fp32 or bf16), travel in. Empty: int4, or bf16.",
+        "What changes (DiLoCo), or weights and momenta (EDT: fp32, bf16 or int12), travel in. Empty: int4, or int12.",
     )
     error_feedback: bool = bound(False, "DiLoCo: keep what the wire lost of a change, and add it to the next one.")
     inner_optimizer_state: Literal["average", "narrow", "exact", "reset"] = bound(
@@ -174,7 +175,7 @@ class ExchangeConfig(EvolutionSection, ExchangeSection, FleetConfig):
     @property
     def wire(self) -> str:
         """WIRE_DTYPE, or what a method loses nothing by."""
-        return self.wire_dtype or ("int4" if self.shares_one_model else "bf16")
+        return self.wire_dtype or ("int4" if self.shares_one_model else "int12")
 
     @property
     def feeds_back(self) -> bool:
