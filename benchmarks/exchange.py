@@ -52,7 +52,7 @@ ROWS: Mapping[str, Mapping[str, Any]] = {
 }
 GOALS = {
     "DiLoCo, narrow moments": (0.5, 0.6, 1.6),
-    "EDT, groups of four, narrow": (0.9, 1.2, None),
+    "EDT, groups of four": (0.9, 1.2, None),
 }  # written, read warm, read cold
 LARGE, GBIT, STEP_SECONDS = 215e6, 1.0, 1.0  # parameters of 150m with 32,000 words; of its step on a device
 ROUND = 12  # steps

@@ -59,7 +59,7 @@ class Scaled:
 
     def encode(self, numbers: Tensor) -> Tensor:
         # the scale is rounded too, and the largest number is still to have a code
-        scale, codes = _in_blocks(numbers, self.top - self.top // 256)
+        scale, codes = _in_blocks(numbers, self.top - self.top // 128)
         codes = codes.round_().clamp_(-self.top, self.top).to(torch.int16)
         if self.bits <= 8:
             return torch.cat([scale, _packed(codes, self.bits)], 1)

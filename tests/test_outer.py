@@ -78,7 +78,7 @@ def test_ranges_cover_everything_in_whole_blocks(size, shards):
     assert max(map(len, found)) <= -(-size // shards) + wire.BLOCK
 
 
-_OF_12_BITS = 0.5 / 2032  # a scale that is rounded up is half of 2**-8 larger
+_OF_12_BITS = 0.51 / 2032
 
 
 @pytest.mark.parametrize("count", SIZES)
