@@ -11,6 +11,7 @@ import contextlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from posixpath import basename
 from typing import Any, TypeVar, cast
@@ -137,10 +138,10 @@ class History:
         if self.last < 0:
             self._catch_up()
         self._adopt_plans(always=probe > 0)
-        for round in self.open_rounds():
-            there = self._known(round)
-            if there.names is None or any(map(self._startable, there.made)):
-                self.scan(round)
+        seen = set[int]()
+        while news := [round for round in self.open_rounds() if round not in seen and self._may_have_news(round)]:
+            self._scan_all(news)
+            seen.update(news)
         if probe:
             self._look_behind()
         self._open_awaited(probe)
@@ -230,6 +231,16 @@ class History:
         listed = set(self.store.names(folder(round)))
         self._take(round, listed)
         return listed
+
+    def _scan_all(self, rounds: Sequence[int]) -> None:
+        listed = dict[int, set[str]]()
+
+        def look(round: int) -> None:
+            listed[round] = set(self.store.names(folder(round)))
+
+        self.store.host.in_short([partial(look, round) for round in rounds])
+        for round in rounds:
+            self._take(round, listed[round])
 
     def saw(self, round: int, register: str) -> None:
         """A register exists; its name says what it is about. Names that none of us writes are passed over."""
@@ -384,6 +395,10 @@ class History:
         if not (self.other and there and mine) or mine.doubted:
             return False
         return self.other._round_finished(round) and there.versions() == mine.versions()
+
+    def _may_have_news(self, round: int) -> bool:
+        there = self._known(round)
+        return there.names is None or any(map(self._startable, there.made))
 
     def _startable(self, id: str) -> bool:
         """Not finished, and its inputs are: where nothing is so, a listing can show nothing new."""

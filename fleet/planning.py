@@ -67,18 +67,25 @@ def prune(store: Store, history: History, keep_every: int = 0, hurry: Callable[[
     for attempt in store.names("files"):
         if match := ATTEMPT.fullmatch(attempt):
             attempts[name(int(match[1]), match[2])].append((attempt, int(match[3])))
-    for id, found in attempts.items():
-        round = round_and_slot(id)[0]
-        if 0 < round < limit and id not in kept and (not keep_every or round % keep_every):
-            useless = [attempt for attempt, _ in found]
-        else:
-            doubtful = len(found) > 1 or history.over and _may_be_lost(history, id)
-            useless = _beaten(history, id, found) if doubtful else []
-        for attempt in useless:
-            if hurry():
-                return False
+    useless = [each for id, found in attempts.items() for each in _useless(history, id, found, limit, kept, keep_every)]
+
+    def drop(attempt: str) -> None:
+        if not hurry():
             payload.drop(store, attempt)
-    return True
+
+    store.host.in_short([partial(drop, attempt) for attempt in useless])
+    return not (useless and hurry())
+
+
+def _useless(
+    history: History, id: str, found: list[tuple[str, int]], limit: int, kept: set[str], keep_every: int
+) -> list[str]:
+    """Of a member's attempts, those that no recipe can need any more."""
+    round = round_and_slot(id)[0]
+    if 0 < round < limit and id not in kept and (not keep_every or round % keep_every):
+        return [attempt for attempt, _ in found]
+    doubtful = len(found) > 1 or history.over and _may_be_lost(history, id)
+    return _beaten(history, id, found) if doubtful else []
 
 
 def _may_be_lost(history: History, id: str) -> bool:

@@ -169,7 +169,8 @@ class Worker:
         self._looked = now
         if self._plan(fresh, now):
             self.bell.ring()
-        self._tidy()
+        if not self._ahead:
+            self._tidy()
         if self.report and (tick or self.history.over):
             self.report(self.history)
         if self.history.over and self.history.round_0_is_whole():
@@ -260,14 +261,18 @@ class Worker:
         seldom = min(self._breath, max(_FIRST_NAP, 0.2 * waited))
         pause = max(seldom if self._breath else usual, self._beside(self._asking))
         self._owed -= pause
-        if self._first and self._first.lane and self._ahead:
-            hurry = self._first.lane.hurry
-            if not (
-                self._ahead.go_on(self._looked, hurry) or self._first.trains() and self.execution.begin_early(hurry)
-            ):
-                self._first.lane.rest(pause)
-        else:
+        if not (self._first and self._first.lane and self._ahead):
             self.host.sleep(pause)
+        elif not self._something_useful(self._first.lane.hurry):
+            self._first.lane.rest(pause)
+
+    def _something_useful(self, hurry: Callable[[], bool]) -> bool:
+        """In the second lane, which has nothing to make: what others need soon comes first."""
+        assert self._first and self._ahead
+        if self._ahead.go_on(self._looked, hurry) or self._first.trains() and self.execution.begin_early(hurry):
+            return True
+        self._tidy()
+        return False
 
     def _wait(self, fault: faults.Fault, trouble: int) -> int:
         """The disk has no room, refuses or does not answer: say so, do what helps, and wait longer each time."""

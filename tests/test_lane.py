@@ -4,7 +4,9 @@ bytes are those of one lane, whoever is killed."""
 import random
 import shutil
 import threading
+import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -459,3 +461,12 @@ def test_kills_in_both_lanes(pretraining, script, keys):
             kill(pid)
     starter.ends(0, LONG)
     assert run_digest(run) == run_digest(plain)
+
+
+def test_short_calls_come_one_after_the_other_until_one_takes_its_time():
+    host, threads = Host(), list[int]()
+    host.in_short([lambda: threads.append(threading.get_ident())] * 5)
+    assert threads == [threading.get_ident()] * 5
+
+    there = threading.Barrier(3)
+    host.in_short([partial(time.sleep, 0.05), *[partial(there.wait, 60)] * 3])  # each of the three waits for the others

@@ -16,6 +16,7 @@ from fleet.context import Spent, Stopped, WorkerOptions
 from fleet.digest import digest
 from fleet.disk_store import DiskStore
 from fleet.history import History
+from fleet.host import Host
 from fleet.planning import ATTEMPT
 from fleet.recipe import NotYet, folder, from_json
 from fleet.round_state import SlotState, parse
@@ -390,7 +391,7 @@ class Truth(DiskStore):
     """A store that reads the server itself."""
 
     def __init__(self, server: Server) -> None:
-        self.server = server
+        self.server, self.host = server, Host()
 
     def read(self, name: str) -> dict[str, Any]:
         if name not in self.server.names:

@@ -110,6 +110,8 @@ class SimHost:
         for call in calls:
             call()
 
+    in_short = together
+
     def token(self) -> str:
         return f"{self.world.random.getrandbits(48):012x}"
 
