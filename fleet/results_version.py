@@ -29,8 +29,8 @@ LAST: Mapping[str, Sequence[str]] = {
     # were made of the run's own text, and a .txt file was one document; then members' metrics had bits per byte, and
     # four members of EDT were two families unless GROUP_SIZE said otherwise; then held-out text was for validation or
     # for the test, by what it says, and moments, changes and weights travelled in fewer bits; then the test had a
-    # number of sequences of its own; then checksums were XXH3; then parts of a group's mean had its members' names; then
-    # weights travelled in 12 bits instead of 16.
+    # number of sequences of its own; then checksums were XXH3; then parts of a group's mean had its members' names;
+    # then weights travelled in 12 bits instead of 16.
     "edt": [*_EXCHANGE, "commit 7a6bdf1", "commit a661cdd"],
     # Then a shard's files were the weights before its step, and the step.
     "diloco": [*_EXCHANGE, "commit 486e575"],
