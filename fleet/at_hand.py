@@ -11,7 +11,7 @@ _PAUSE = 0.005  # seconds between two looks at a file that is on its way
 
 
 class AtHand:
-    """Shared by both lanes: only the second brings something, either may take it, once. What was made here may be taken
+    """Shared by both lanes: either may take what one of them brought, once. What was made here may be taken
     more often, until something of another round is made."""
 
     def __init__(self) -> None:
@@ -45,10 +45,13 @@ class AtHand:
         finally:
             self._coming.discard(place)
 
+    def drop(self, places: set[str]) -> None:
+        for place in places:
+            self._files.pop(place, None)
+
     def keep(self, places: set[str]) -> None:
         """And no other."""
-        for place in self._files.keys() - places:
-            self._files.pop(place, None)
+        self.drop(self._files.keys() - places)
 
 
 def _round(place: str) -> str:

@@ -14,6 +14,7 @@ from fleet.events import Tail, log
 from fleet.foresight import before, habit
 from fleet.lane import Lane, Pending
 from fleet.payload import Files, PayloadWriter
+from fleet.read_ahead import small_files_at_hand
 from fleet.recipe import NotYet, round_and_slot
 from fleet.repair import Repair
 from fleet.store import Unreadable, Value, proven
@@ -53,11 +54,15 @@ class Execution:
         """Make a claimed recipe and publish what came of it, or hand it to the second lane (DISK_LANE), which will;
         true if there is news for the others now."""
         context, began = self.context, self.context.host.now()
-        read, version = context.store.bytes_read + context.store.bytes_at_hand, context.history.slot(id).version
-        waited = context.store.seconds
+        waited, version = context.store.seconds, context.history.slot(id).version
         writer = self._begun(id, version) or self._writer(id, version)
         outcome: list[Value] = []
-        with self._failing(id, writer), self._working(id, writer) as work:
+        with (
+            self._failing(id, writer),
+            self._working(id, writer) as work,
+            small_files_at_hand(context, id, work.recipe),
+        ):
+            read = context.store.bytes_read + context.store.bytes_at_hand
             metrics = _checked(self.make(work))
             later = bool(self.lane and writer.known)
             files = writer.known if later else writer.seal()

@@ -51,6 +51,7 @@ class History:
         self._once: dict[tuple[str, int], Any] = {}
         self._probe = 0
         self.other: History | None = None  # of the same worker's other lane
+        self.listens = False  # to that, which looks around
 
     # -- what a strategy sees -----------------------------------------------------------------------------------------
 
@@ -147,6 +148,13 @@ class History:
         self._open_awaited(probe)
         while self._advance():
             pass
+
+    def hear(self) -> None:
+        """Learn what is new, from the other lane if that is the one which looks around."""
+        if self.listens:
+            self.take_over()
+        else:
+            self.look()
 
     def take_over(self) -> None:
         """What the other lane has seen since, without asking the disk: true, as registers never change, if not all."""

@@ -112,6 +112,11 @@ class Lane:
         self._ending = True
         self._wait(lambda: False)
 
+    @property
+    def idle(self) -> bool:
+        """Nothing waits to be published, and something could be."""
+        return not (self._next or self._ended)
+
     def rest(self, seconds: float) -> None:
         """In the second lane, which has nothing to make: until there is something to publish."""
         until = self._host.now() + seconds

@@ -1,7 +1,9 @@
-"""Reading ahead: while the first lane trains, the second one reads and checks what either of them will want next."""
+"""Reading ahead: while the first lane trains, the second one reads and checks what either of them will want next. And
+reading together what a recipe begins with."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from fleet import faults
@@ -10,6 +12,7 @@ from fleet.context import WorkerContext
 from fleet.foresight import awaited, before, inclination
 from fleet.host import AT_ONCE
 from fleet.payload import InputMember
+from fleet.recipe import Recipe
 
 _SMALL = 1 << 20  # bytes of files that are read together: the disk takes longer to answer than to send them
 
@@ -35,7 +38,7 @@ class ReadAhead:
         sizes = itertools.accumulate(input.files[name][0] for input, name in self._files[:AT_ONCE])
         count = max(1, sum(size <= _SMALL for size in sizes))
         some, self._files = self._files[:count], self._files[count:]
-        self.context.host.together([partial(self._read, *file, hurry) for file in some])
+        self.context.host.together([partial(_read, *file, hurry) for file in some])
         return bool(some)
 
     def _foreseen(self, making: str) -> list[tuple[InputMember, str]]:
@@ -68,17 +71,35 @@ class ReadAhead:
         self._most = max(self._most, *(sum(size for size, _ in files) for files in models), 0)
         return self._most
 
-    def _read(self, input: InputMember, name: str, hurry: Callable[[], bool]) -> None:
-        """What is wrong with it, whoever asks for it will see."""
-        file, data, seen = input.place(name), bytearray(), checksum(input.files[name][1])
-        with self.context.store.at_hand.coming(file) as bring:
-            try:
-                for block in self.context.store.blocks(file):
-                    if hurry():
-                        return
-                    data += block
-                    seen.update(block)
-            except faults.Fault:
-                return
-            if (len(data), seen.hexdigest()) == input.files[name]:
-                bring(bytes(data))
+
+@contextmanager
+def small_files_at_hand(context: WorkerContext, id: str, recipe: Recipe) -> Iterator[None]:
+    """While a recipe is made: what it will read of small files, side by side where the disk is slow to answer. One
+    after the other they would take longer to be opened than to be read."""
+    here, history = context.store.at_hand, context.history
+    free = [each for each in awaited(history, id, recipe, context.habits) if each[0].member.id not in context.pending]
+    small = [
+        (input, name) for input, name in free
+        if input.files[name][0] <= _SMALL and not here.holds(input.place(name))
+    ]  # fmt: skip
+    context.host.in_short([partial(_read, *file) for file in small])
+    try:
+        yield
+    finally:
+        here.drop({input.place(name) for input, name in small})
+
+
+def _read(input: InputMember, name: str, hurry: Callable[[], bool] = lambda: False) -> None:
+    """What is wrong with it, whoever asks for it will see."""
+    file, data, seen = input.place(name), bytearray(), checksum(input.files[name][1])
+    with input.store.at_hand.coming(file) as bring:
+        try:
+            for block in input.store.blocks(file):
+                if hurry():
+                    return
+                data += block
+                seen.update(block)
+        except faults.Fault:
+            return
+        if (len(data), seen.hexdigest()) == input.files[name]:
+            bring(bytes(data))

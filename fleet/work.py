@@ -12,6 +12,7 @@ from fleet.payload import PayloadWriter
 from fleet.recipe import Recipe
 
 _ASK = 10.0  # seconds between two looks at whether the work is still wanted
+_SELDOM = 100  # times as long as a look takes
 
 
 class Failed(Exception):
@@ -67,6 +68,7 @@ class Work:
         self.at = ("", 0, 0)  # how far it is, for people: of what, so much is done, of so much if that is known
         self._resume, self._every, self._ordered = resume, snapshot_every, ordered
         self._saved = self._asked = self.host.now()
+        self._until_asked = max(_ASK, 6 * writer.store.breath)
 
     def as_before(self) -> bool:
         """What was made is, byte for byte, the version before it, whose files are damaged; or it is the first."""
@@ -89,12 +91,13 @@ class Work:
         self.at = ("step", step, self.steps)
         now = self.host.now()
         ending = self.host.stopping
-        if now - self._asked > max(_ASK, 6 * self.writer.store.breath):
-            self._asked = now
+        if now - self._asked > self._until_asked:
             with contextlib.suppress(faults.Passing):  # a disk that does not answer just now says nothing
                 if not self._wanted():
                     raise Superseded
                 ending = ending or bool(self._ordered())
+            self._asked = self.host.now()
+            self._until_asked = max(_ASK, 6 * self.writer.store.breath, _SELDOM * (self._asked - now))
         if small or ending or now - self._saved > self._every:
             with contextlib.suppress(faults.Full, faults.Passing):  # no snapshot is no reason to lose the work
                 snapshots.take(self.writer, step, save)
@@ -104,7 +107,7 @@ class Work:
 
     def _wanted(self) -> bool:
         """Nobody else has finished it, or finished it and was found damaged: the files carry the version's number."""
-        self.history.look()
+        self.history.hear()
         return not self.history.finished(self.id) and self.history.slot(self.id).version == self._version
 
 

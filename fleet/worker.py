@@ -29,6 +29,7 @@ _GLANCE, _SPAN = 0.25, 4  # short recipes come several to a look: so many second
 _PLAN_PATIENCE = 1.0  # whoever published last plans first; others only if no plan has come after so long and a breath
 _PULSE = 5.0  # seconds between two pulses, at most: people want to see how far each is
 _PROBES = 4  # so many awaited names are opened in one slow tick, whatever the listings say
+_RARELY = 8  # times as long as a slow tick takes where the disk is slow to answer: until the next one
 _SELDOM = 30  # breaths between two looks at others' pulses
 _FIRST_NAP = 0.25  # seconds, where each look costs
 _PEERS = 4  # so many others' pulses are looked at now and then
@@ -52,6 +53,7 @@ class Worker:
         self.history, self.tail = History(store), Tail()
         if first:
             self.history.other, first.history.other = first.history, self.history
+            first.history.listens = True
         watch = claims.Watch(store, self.host, options.dead_seconds)
         held = claims.Claims(store, self.history, watch, options.launch)
         self.events: Events = LaneEvents(first.events) if first else Events(store)
@@ -70,9 +72,11 @@ class Worker:
         self.execution = Execution(self.context, make, self.tail, self._wait, self.lane)
         self.elastic = elastic_rounds.Elastic(self.history, self.host, options.quorum, options.grace_seconds)
         self._breath = min(store.breath, options.dead_seconds / 6)
-        self._tick = max(options.tick_seconds, 6 * self._breath)
+        self._tick = self._until_tick = max(options.tick_seconds, 6 * self._breath)
         self.pulse = claims.Pulse(store, max(min(_PULSE, options.dead_seconds / 5), 2 * self._breath), self._say)
-        self._archive = WorkerArchive(store, self.events, blame.PATIENCE * options.dead_seconds)
+        self._archive = WorkerArchive(
+            store, first.events if first else self.events, blame.PATIENCE * options.dead_seconds
+        )
         self._began = self.host.now()
         self.bell, self.report = Bell(store), report
         self._first = first
@@ -84,6 +88,7 @@ class Worker:
         self._rung, self._owed = False, 0.0  # since the last look; and seconds of pause that come before the next one
         self._glance = _GLANCE
         self._unlooked = 0  # recipes gone on with since the last look
+        self._seen_beside = _NEVER  # the second lane's last look that this one knows of
         self._untidy = False  # there is a new plan, after which something may be removed
         self._waits_for = ""
         self._plannable: tuple[int | None, int] = (None, 0)
@@ -147,22 +152,20 @@ class Worker:
     def _turn(self) -> bool:
         """One turn of the loop; true when the run is over."""
         now, rests = self.host.now(), self.blame.resting
-        self._fresh = self.execution.collect() or self._fresh
-        self._fresh = self.blame.wakes() or self._fresh
-        if self._fresh and not rests and (id := self._at_once(now)):
+        if any([self.execution.collect(), self.blame.wakes()]):
+            self._fresh, self._seen_beside = True, _NEVER
+        if not rests and (id := self._beside_second_lane(now) or self._fresh and self._at_once(now)):
             self._make(id)
             return False
-        tick = now - self._ticked > self._tick
-        self._rung = self._rung or self._hears(now)
-        if not (tick or self._fresh or self._rung and self._owed <= 0):
+        tick = now - self._ticked > self._until_tick
+        if not (tick or self._wants_to_look(now)):
             self._nap(now)
             return False
         if tick:
             self._ticked = now
-            tidied = not self._first and self._archive.tidy()
             if not self.lane:  # else the other one does it, which nobody waits for
                 self._obey()
-                if not tidied:  # one after the other, so that no look costs much
+                if not self._archive.tidy():  # one after the other, so that no look costs much
                     self._hear_of_peers(now)
         fresh, self._fresh, self._rung, self._owed, self._unlooked = self._fresh, False, False, 0.0, 0
         self.history.look(probe=_PROBES if tick else 0)
@@ -179,8 +182,31 @@ class Worker:
             return True
         if tick and self.execution.judge():
             self.bell.ring()
+        if tick and (took := self.host.now() - now) > _GLANCE:
+            self._until_tick = max(self._tick, min(_RARELY * took, self.options.dead_seconds))
         self._work(tick, now)
         return False
+
+    def _wants_to_look(self, now: float) -> bool:
+        """Whoever waits beside a second lane that looks around leaves that to it, but for the end of the run."""
+        if self._attended():
+            return self.history.over or self._looked == _NEVER
+        self._rung = self._rung or self._hears(now)
+        return self._fresh or self._rung and self._owed <= 0
+
+    def _attended(self) -> bool:
+        second, lane = self._second, self.lane
+        return bool(second and lane and lane.idle and not second.execution.working and second._looked != _NEVER)
+
+    def _beside_second_lane(self, now: float) -> str | None:
+        """While the first lane waits: by what the second one has seen since, without asking the disk for it."""
+        if not self._second or self._waits_since == _NEVER or self._second._looked == self._seen_beside:
+            return None
+        looked = self._second._looked
+        self.history.take_over()
+        id = self.scheduler.claim(tick=False)
+        self._seen_beside = _NEVER if self.scheduler.yielding else looked
+        return id
 
     def _at_once(self, now: float) -> str | None:
         """Something to go on with, and no look at the disk: after a short recipe, or where a second lane has looked
@@ -199,9 +225,6 @@ class Worker:
             self.lane.looked(False)
         self._glance = max(_GLANCE, _SPAN * (self.host.now() - now))
         if id:
-            if self._waits_since != _NEVER:
-                self.events.note("waited", seconds=round(now - self._waits_since, 3))
-                self._waits_since = _NEVER
             self._make(id)
         elif self.scheduler.yielding and not self.blame.resting:
             self._fresh = True
@@ -216,6 +239,9 @@ class Worker:
             self._nap(now)
 
     def _make(self, id: str) -> None:
+        if self._waits_since != _NEVER:
+            self.events.note("waited", seconds=round(self.host.now() - self._waits_since, 3))
+            self._waits_since = _NEVER
         self._fresh = True
         if self.lane:
             self.lane.looked(True)
