@@ -89,7 +89,7 @@ class Progress:
 
     def making(self) -> str:
         """What is being made, and how far that is."""
-        open = [self._underway[id] for id, _ in self.history.open() if id in self._underway]
+        open = [self._underway[id] for id, _ in self.history.unfinished() if id in self._underway]
         words = [f"{plain(each.id, 64)} {plain(each.at, 64)}".rstrip() for each in open]
         begins = "" if any(d.made for d in self._noted if d.launch == self._launch) else "the workers are starting"
         return f"making {some(words, _FEW)}" if words else begins

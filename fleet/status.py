@@ -201,7 +201,7 @@ class View:
     def _making(self) -> dict[str, str]:
         """Who makes what: claims are there at once, notes and pulses later; how far it is, the pulse alone tells."""
         found = dict[str, str]()
-        for id, _ in self.history.open():
+        for id, _ in self.history.unfinished():
             with contextlib.suppress(faults.Fault):
                 if not self.claims.held(id):
                     continue

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from fleet.tasks import Args, Task, making
+from fleet.tasks import Args, Task, dispatcher
 from fleet.work import Maker, Work
 from train import objectives, packing
 from train.batches import shuffled
@@ -49,7 +49,7 @@ _ADVICE = (
 def maker(config: PosttrainConfig) -> Maker:
     """What a worker makes members with."""
     in_fixed_order(config.threads, config.deterministic, config.precision)
-    return with_verdicts(lambda: PosttrainingRuntime(config), making(TASKS), _ADVICE)
+    return with_verdicts(lambda: PosttrainingRuntime(config), dispatcher(TASKS), _ADVICE)
 
 
 def make_child(runtime: PosttrainingRuntime, work: Work, args: PosttrainChildArgs) -> Metrics:
