@@ -54,7 +54,7 @@ def merged(job: Job, how: MergeOptions) -> Iterator[Tensor]:
 
 
 def write(jobs: Sequence[Job], folder: Path, shard_size: int, how: MergeOptions, progress: Progress) -> list[str]:
-    """All tensors into a model's files; the names of those with numbers that are none."""
+    """All tensors into a model's files; the names of those with NaN or infinite numbers."""
     files = weight_files.shards(jobs, shard_size)
     broken = write_files(files, folder, how, progress)
     weight_files.write_index(folder, files)

@@ -17,7 +17,7 @@ from fleet.plain import bytes_of, several
 from fleet.progress import duration
 from fleet.run_config import UserError
 from merge.wire import WIRES
-from train.exchange_config import LOSSY_WIRES
+from train.exchange_config import QUANTIZED_WIRES
 from train.kernels import in_fixed_order
 from train.learner import Learner
 from train.member.counted_text import check_text, counted, in_words
@@ -87,7 +87,7 @@ class Forecast:
             known = max(1 / c.mean_parts, 1 / self.here.workers)  # of a group's mean: what its reader made itself
             return (own * (1 + 1 / parents), own * (2 - known)) if c.mean_parts > 1 else (own, own * parents)
         change, lost = _bytes(count, c.wire), _bytes(count, LOST_WIRE) if c.feeds_back else 0.0
-        weights, update = _bytes(count, "fp32"), _bytes(count, c.wire) if c.wire in LOSSY_WIRES else 0.0
+        weights, update = _bytes(count, "fp32"), _bytes(count, c.wire) if c.wire in QUANTIZED_WIRES else 0.0
         momentum = weights if c.outer_momentum else 0.0
         shard = (weights + momentum + update + lost + moments) * (1 + c.in_halves) / c.population_size
         model = (update or weights) * min(1.0, self.here.workers / c.population_size)  # each worker reads it once

@@ -19,9 +19,9 @@ from train.fitness_from import Interview
 from train.kernels import in_fixed_order, looking
 from train.learner import Learner, rate
 from train.member import inner_loop, posttraining_genome, rl_tasks
-from train.member.child_weights import WholeChild, child_weights, looked_at
 from train.member.posttraining_round_zero import ROWS, make_data, make_init
 from train.member.posttraining_runtime import ChildModel, PosttrainingRuntime, merged
+from train.member.posttraining_weights import WholeChild, child_weights, looked_at
 from train.posttrain import posttrain_fitness
 from train.posttrain.example_rows import ExampleRows
 from train.posttrain.posttrain_config import PosttrainConfig

@@ -43,10 +43,7 @@ class LeadingRank:
 
     def told(self, said: Told) -> None:
         if isinstance(said, OwnTurn):
-            about = {
-                name: getattr(said, name) for name in ("round", "slot", "steps", "genome", "base", "done", "drawn")
-            }
-            self.ranks.heard({"turn": about})
+            self.ranks.heard({"turn": {name: getattr(said, name) for name in _OF_A_TURN}})
         elif isinstance(said, Ended):
             self.ranks.heard({"ended": said.how, "error": str(said.error or "")})
         else:
