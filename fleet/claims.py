@@ -26,11 +26,11 @@ def pulsing(store: Store) -> list[str]:
 
 def pulse_of(store: Store, worker: str) -> Value:
     """What a worker said last; nothing where it is gone, or where a crash of the server has torn it."""
-    return told(store.news(pulse_at(worker)))
+    return parse_pulse(store.news(pulse_at(worker)))
 
 
-def told(text: str) -> Value:
-    """What a pulse says."""
+def parse_pulse(text: str) -> Value:
+    """What a pulse says; nothing where that cannot be read."""
     with contextlib.suppress(strictjson.BadJson):
         said = strictjson.parse(text.encode())
         if isinstance(said, dict):

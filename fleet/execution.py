@@ -9,7 +9,7 @@ from typing import Any
 
 from fleet import faults, launches, round_state
 from fleet.context import Spent, Stopped, WorkerContext
-from fleet.errors import behind, cut, spoils
+from fleet.errors import cause_chain, cut, spoils
 from fleet.events import Tail, log
 from fleet.foresight import files_read, previous_in_slot
 from fleet.lane import Lane, Pending
@@ -294,9 +294,9 @@ class Execution:
                     here or not (error.filename or isinstance(named, faults.Denied))
                 ):
                     return self._passes(id, named)
-            if not self.repair.behind(id):
+            if not self.repair.already_done(id):
                 self._failure(id, error)
-            if any(map(spoils, behind(error))):
+            if any(map(spoils, cause_chain(error))):
                 with contextlib.suppress(faults.Fault, NotYet):
                     self.judge()  # or a recipe that spoils every process would go from one to the next
                 raise Spent(f"{id}: this process can use its device no more: {_short(error)}") from error

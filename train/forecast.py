@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from fleet.idle_workers import idle
-from fleet.plain import bytes_of, several
+from fleet.plain import readable_bytes, several
 from fleet.progress import duration
 from fleet.run_config import UserError
 from merge.wire import WIRES
@@ -128,13 +128,13 @@ def facts(f: Forecast) -> Iterator[tuple[str, str]]:
     yield from (("text", line) for line in in_words(counted(c, whole=True)))
     grows = f"{c.steps_in(1)} to " if c.steps_in(1) < c.inner_steps else ""
     yield "rounds", f"{c.max_generations}, of {grows}{c.inner_steps} steps; {c.total_steps:,} of a slot"
-    always = f"{bytes_of(f.memory.kept)} of them always"
-    yield "memory", f"{bytes_of(f.memory.total)} of a worker's device, {always}; in parts: python -m train.memory"
+    always = f"{readable_bytes(f.memory.kept)} of them always"
+    yield "memory", f"{readable_bytes(f.memory.total)} of a worker's device, {always}; in parts: python -m train.memory"
     there = f"{several(f.here.workers, 'worker')} for {several(c.population_size, 'slot')}"
     yield "machines", f"{there}; {f.busy:.0%} of them train at a time"
-    yield "exchange", f"a slot writes {bytes_of(written)} and reads {bytes_of(read)} a round"
+    yield "exchange", f"a slot writes {readable_bytes(written)} and reads {readable_bytes(read)} a round"
     train, disk = f.last_round
-    yield "a round", f"{seconds(train)} of training, {seconds(disk)} of a disk of {bytes_of(f.here.disk)}/s"
+    yield "a round", f"{seconds(train)} of training, {seconds(disk)} of a disk of {readable_bytes(f.here.disk)}/s"
     whole = c.total_steps * f.here.step * f.turns
     yield "the run", f"{duration(whole)} of training, {duration(disk * c.max_generations)} of the disk"
 
