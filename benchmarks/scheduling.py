@@ -6,7 +6,7 @@ import zlib
 from dataclasses import dataclass, field
 
 from fleet.context import WorkerOptions
-from fleet.foresight import before
+from fleet.foresight import previous_in_slot
 from fleet.pace import SLOW
 from fleet.recipe import AHEAD, Recipe, name, round_and_slot
 from tests.toy.config import ToyConfig
@@ -95,7 +95,7 @@ class Simulation:
         def rank(job: tuple[str, Recipe]) -> tuple[bool, int, int, int]:
             id, recipe = job
             only_looked_at = id not in wanted and recipe.role != "member"
-            own = (before(id) in seat.own) + len(seat.own.intersection(recipe.inputs))
+            own = (previous_in_slot(id) in seat.own) + len(seat.own.intersection(recipe.inputs))
             return only_looked_at, round_and_slot(id)[0], -own, zlib.crc32(f"w{seat.number}{id}".encode())
 
         return [id for id, _ in sorted((j for j in jobs if all(p in self.done for p in j[1].inputs)), key=rank)]

@@ -115,7 +115,7 @@ def concluded(folder: Path) -> Path:
         shown.print(line, markup=False, highlight=False)
     shown.print(f"The family tree: {address(folder / PAGE)}", soft_wrap=True, highlight=False)
     shown.print(f"The winner, {found.tested[0].name}: {where}", soft_wrap=True, highlight=False)
-    shown.print(lm_eval_command.told(where), soft_wrap=True, markup=False, highlight=False)
+    shown.print(lm_eval_command.hint(where), soft_wrap=True, markup=False, highlight=False)
     return where
 
 

@@ -8,6 +8,7 @@ import contextlib
 from functools import partial
 
 from fleet import faults, worker_notes
+from fleet.claims import pulse_at, pulsing_in
 from fleet.events import Events
 from fleet.store import Store
 from fleet.worker_notes import END
@@ -15,7 +16,6 @@ from fleet.worker_notes import END
 ENDED = "workers/ended"
 KEPT = 32  # workers that are gone and still shown
 _PULSES, _MOST = 4, 64  # pulses that are looked at in one go, and notes that are moved
-_PULSE = ".pulse"
 _SELDOM = 60  # breaths between two times
 
 Stamp = tuple[int, ...]
@@ -54,21 +54,22 @@ class WorkerArchive:
 
     def _remove_pulses(self, names: set[str], now: float) -> None:
         """Those that have stood still for longer than anybody waits for their worker; a few are looked at, in turn."""
-        pulses = sorted(name for name in names if name.endswith(_PULSE))
-        self._seen = {name: seen for name, seen in self._seen.items() if name in pulses}
-        for name in [pulses[(self._turn + n) % len(pulses)] for n in range(min(_PULSES, len(pulses)))]:
-            stamp = self.store.stamp(f"workers/{name}")
-            before, since = self._seen.get(name, ((), now))
-            self._seen[name] = stamp, since if stamp == before else now
-            if now - self._seen[name][1] > self.patience:
-                self.store.remove(f"workers/{name}")
+        pulses = sorted(map(pulse_at, pulsing_in(names)))
+        self._seen = {pulse: seen for pulse, seen in self._seen.items() if pulse in pulses}
+        for pulse in [pulses[(self._turn + n) % len(pulses)] for n in range(min(_PULSES, len(pulses)))]:
+            stamp = self.store.stamp(pulse)
+            before, since = self._seen.get(pulse, ((), now))
+            self._seen[pulse] = stamp, since if stamp == before else now
+            if now - self._seen[pulse][1] > self.patience:
+                self.store.remove(pulse)
         self._turn += _PULSES
 
     def _move_notes(self, names: set[str]) -> None:
         mine = f"{self.store.name}{END}"
         if self.events.begun and mine not in names:  # put away by somebody who took this worker for gone
             self.events.begin_anew()
-        gone = [n for n in names if n.endswith(END) and n != mine and n.removesuffix(END) + _PULSE not in names]
+        there = {*pulsing_in(names)}
+        gone = [n for n in names if n.endswith(END) and n != mine and n.removesuffix(END) not in there]
         if len(gone) > KEPT:
             self.store.folder(ENDED)
             by_age = sorted(gone, key=lambda name: (self.store.stamp(f"workers/{name}")[2:3], name))

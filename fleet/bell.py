@@ -28,9 +28,9 @@ class Bell:
         """Has anybody rung since the last look?"""
         self._looks += 1
         stamp = self.store.stamp("bell")
-        if stamp == self._stamp and (self._looks % _OPEN or not self.store.late):
+        if stamp == self._stamp and (self._looks % _OPEN or not self.store.lists_late):
             return False
-        if self._text is not None and not self.store.late:  # nobody replaces it by the same
+        if self._text is not None and not self.store.lists_late:  # nobody replaces it by the same
             self._stamp = stamp
             return True
         text, before = self.store.news("bell"), self._text

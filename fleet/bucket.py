@@ -27,7 +27,7 @@ _SHIPPED = 30.0  # seconds between two looks at a log
 class Bucket(Store):
     """Registers, news and files of one run, for one process."""
 
-    late, breath = False, 10.0
+    lists_late, breath = False, 10.0
 
     def __init__(self, objects: Objects, root: Path, host: Host, name: str) -> None:
         super().__init__(root, host, name)

@@ -1,7 +1,7 @@
 """Who makes what, and who looks dead. A claim only saves double work; nothing is decided by it."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from fleet import faults, strictjson
@@ -21,16 +21,21 @@ def pulse_at(worker: str) -> str:
 
 def pulsing(store: Store) -> list[str]:
     """The workers whose pulses are there."""
-    return [name.removesuffix(_PULSE) for name in store.names("workers") if name.endswith(_PULSE)]
+    return pulsing_in(store.names("workers"))
+
+
+def pulsing_in(names: Iterable[str]) -> list[str]:
+    """The workers whose pulses are among the files of `workers`."""
+    return [name.removesuffix(_PULSE) for name in names if name.endswith(_PULSE)]
 
 
 def pulse_of(store: Store, worker: str) -> Value:
     """What a worker said last; nothing where it is gone, or where a crash of the server has torn it."""
-    return told(store.news(pulse_at(worker)))
+    return parse_pulse(store.news(pulse_at(worker)))
 
 
-def told(text: str) -> Value:
-    """What a pulse says."""
+def parse_pulse(text: str) -> Value:
+    """What a pulse says; nothing where that cannot be read."""
     with contextlib.suppress(strictjson.BadJson):
         said = strictjson.parse(text.encode())
         if isinstance(said, dict):

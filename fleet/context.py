@@ -8,7 +8,7 @@ from fleet import launches
 from fleet.blame import Blame
 from fleet.claims import Claims
 from fleet.events import Events
-from fleet.foresight import Habits
+from fleet.foresight import FilesRead
 from fleet.history import History
 from fleet.host import Host
 from fleet.lane import Pendings
@@ -55,7 +55,7 @@ class WorkerContext:
     events: Events
     options: WorkerOptions
     own: dict[str, bool]  # members made in this lane: their files are likely in this machine's memory
-    habits: Habits  # of both lanes
+    files_read: FilesRead  # by both lanes
     takes: Callable[[Recipe], bool] = lambda recipe: True  # which recipes are for this lane of the worker
     pending: Pendings = field(default_factory=Pendings)  # made here, and on their way to the disk
     first: "WorkerContext | None" = None  # of the first lane, in the second

@@ -14,7 +14,7 @@ from fleet.checksum import checksum
 from fleet.claims import pulse_at, pulsing
 from fleet.host import Host
 from fleet.places import address, here
-from fleet.plain import bytes_of, say
+from fleet.plain import readable_bytes, say
 from fleet.planning import BEGUN
 from fleet.round_state import SlotState, parse
 from fleet.run import PART, NoRun, begin_copy, end_copy, open_run
@@ -58,7 +58,8 @@ def copy(run_a: Path, run_b: Path, /) -> None:
         else:
             target.replace(name, source.load(name, _WHOLE))
     end_copy(target, source.read("run.json"))
-    say(f"{address(target.root)}: the whole run, {bytes_of(total)} of files checked. {address(source.root)} is left as")
+    checked, left = f"{readable_bytes(total)} of files checked", address(source.root)
+    say(f"{address(target.root)}: the whole run, {checked}. {left} is left as")
     say("it was: go on with one of the two, as BASE_DIR says which.")
 
 
@@ -164,7 +165,7 @@ def _told(host: Host, files: list[tuple[str, int]]) -> Iterator[str]:
         done += size
         if host.now() - said > _TOLD:
             said = host.now()
-            say(f"{bytes_of(done)} of {bytes_of(all)}")
+            say(f"{readable_bytes(done)} of {readable_bytes(all)}")
 
 
 if __name__ == "__main__":

@@ -17,13 +17,13 @@ class Elastic:
         self.history, self.host, self.quorum, self.grace = history, host, quorum, grace
         self._since: dict[int, float] = {}
 
-    def late(self) -> list[str]:
+    def overdue(self) -> list[str]:
         """The slots to offer `closed` to."""
         rounds = self.history.open_rounds()
         self._since = {round: since for round, since in self._since.items() if round in rounds}
-        return [id for round in rounds for id in self._late_in(round)]
+        return [id for round in rounds for id in self._overdue_in(round)]
 
-    def _late_in(self, round: int) -> list[str]:
+    def _overdue_in(self, round: int) -> list[str]:
         optional = [name(round, x.slot) for x in self.history.plan(round) if x.optional and _counts(round, x)]
         out = {id: self.history.recipe(id) for id in optional if not self.history.finished(id)}
         good = [id for id in optional if id not in out and self.history[id]]
@@ -32,7 +32,7 @@ class Elastic:
             return []
         if self.host.now() - self._since.setdefault(round, self.host.now()) < self._patience(good):
             return []
-        needed = self._needed(round)  # and only what could have been made by now can be late
+        needed = self._needed(round)  # and only what could have been made by now can be overdue
         return [id for id in out if id not in needed and all(map(self.history.finished, out[id].inputs))]
 
     def _patience(self, good: list[str]) -> float:

@@ -89,7 +89,7 @@ def spoils(error: BaseException) -> bool:
     return any(sign in said for sign in _SPOILED) and not any(words in said for words in _NO_ROOM)
 
 
-def behind(error: BaseException) -> Iterator[BaseException]:
+def cause_chain(error: BaseException) -> Iterator[BaseException]:
     """An error, and what it came of, though it may not show that: the latest first."""
     seen, each = set[int](), error
     while each is not None and id(each) not in seen:

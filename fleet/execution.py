@@ -9,9 +9,9 @@ from typing import Any
 
 from fleet import faults, launches, round_state
 from fleet.context import Spent, Stopped, WorkerContext
-from fleet.errors import behind, cut, spoils
+from fleet.errors import cause_chain, cut, spoils
 from fleet.events import Tail, log
-from fleet.foresight import before, habit
+from fleet.foresight import files_read, previous_in_slot
 from fleet.lane import Lane, Pending
 from fleet.payload import Files, PayloadWriter
 from fleet.read_ahead import small_files_at_hand
@@ -56,32 +56,29 @@ class Execution:
         context, began = self.context, self.context.host.now()
         waited, version = context.store.seconds, context.history.slot(id).version
         writer = self._begun(id, version) or self._writer(id, version)
-        outcome: list[Value] = []
-        with (
-            self._failing(id, writer),
-            self._working(id, writer) as work,
-            small_files_at_hand(context, id, work.recipe),
-        ):
+        record: Value | None = None
+        with self._failing(id, writer), self._working(id, writer) as work:
             read = context.store.bytes_read + context.store.bytes_at_hand
             metrics = _checked(self.make(work))
             later = bool(self.lane and writer.known)
             files = writer.known if later else writer.seal()
             seconds = round(context.host.now() - began, 6)
-            record = self._record(metrics, files, writer.attempt if files else "", seconds)
-            outcome.append(proven(record, f"the record of {id}")[1])  # or it is a verdict: nobody could read it
+            said = self._record(metrics, files, writer.attempt if files else "", seconds)
+            record = proven(said, f"the record of {id}")[1]  # or it is a verdict: nobody could read it
             parents = work.pending
             context.pace.took(round_and_slot(id)[1], seconds)
-            context.habits[round_and_slot(id)[1]] = habit(work)
+            context.files_read[round_and_slot(id)[1]] = files_read(work)
             read = context.store.bytes_read + context.store.bytes_at_hand - read
             disk = round(max(0.0, context.store.seconds - waited), 3)
             context.events.note("made", id, seconds=round(seconds, 3), disk=disk, written=writer.written, read=read)
-        for record in outcome:
-            if later:
-                self._hand_over(Pending(round_state.outcome(id, work.recipe, record, version), writer, parents))
-            else:
-                self.publish(id, version, record, writer)
-                self._clear_blame(id)
-        return bool(outcome) and not later
+        if record is None:  # nothing came of it, and what that means was dealt with
+            return False
+        if later:
+            self._hand_over(Pending(round_state.outcome(id, work.recipe, record, version), writer, parents))
+        else:
+            self.publish(id, version, record, writer)
+            self._clear_blame(id)
+        return not later
 
     def judge(self) -> bool:
         """What makers agree on by now: an outcome for what may fail, the end of the run otherwise."""
@@ -127,10 +124,11 @@ class Execution:
     def _hand_over(self, made: Pending) -> None:
         assert self.lane
         self.context.pending.known[made.id] = made
-        self.lane.take(made)
+        self.lane.enqueue(made)
 
-    def send(self, made: Pending) -> None:
-        """In the second lane, by its own view of the disk, so that it is known who has waited."""
+    def publish_pending(self, made: Pending) -> None:
+        """In the second lane: seal and offer what the first one has handed over, by this lane's own view of the disk,
+        so that it is known who has waited."""
         first, made.writer.store = made.writer.store, self.context.store
         try:
             if not all(parent.counts for parent in made.parents):
@@ -195,7 +193,7 @@ class Execution:
     def _likely(self) -> Iterator[str]:
         """Of slots whose last one this lane has made, once an input is there."""
         history = self.context.history
-        for id, recipe in history.open():
+        for id, recipe in history.unfinished():
             mine = self.context.takes(recipe) and self._made_before(id)
             if mine and id not in self._early and not self.context.claims.held(id):
                 if self._there(id) not in (0, self._vain.get(id)):
@@ -204,7 +202,8 @@ class Execution:
     def _made_before(self, id: str) -> bool:
         """Or it was carried over from where it was made."""
         with contextlib.suppress(KeyError, ValueError, NotYet):  # a slot that was not there in the last round
-            return before(id) in self.context.own or self.context.history.origin(before(id)) in self.context.own
+            last = previous_in_slot(id)
+            return last in self.context.own or self.context.history.origin(last) in self.context.own
         return False
 
     def _there(self, id: str) -> int:
@@ -225,7 +224,7 @@ class Execution:
 
     def _writer(self, id: str, version: int) -> PayloadWriter:
         attempt = f"{prefix_of(id)}{version}.{self.context.host.token()}"
-        return PayloadWriter(self.context.store, attempt, late=bool(self.lane))
+        return PayloadWriter(self.context.store, attempt, deferred=bool(self.lane))
 
     @contextlib.contextmanager
     def _working(self, id: str, writer: PayloadWriter) -> Iterator[Work]:
@@ -240,7 +239,8 @@ class Execution:
             if saved := work.resume():
                 context.claims.resumed(id, saved.step)
                 context.events.note("resumed", id, step=saved.step)
-            yield work
+            with small_files_at_hand(context, id, work.recipe):
+                yield work
         finally:
             self.working = None
 
@@ -296,9 +296,9 @@ class Execution:
                     here or not (error.filename or isinstance(named, faults.Denied))
                 ):
                     return self._passes(id, named)
-            if not self.repair.behind(id):
+            if not self.repair.already_done(id):
                 self._failure(id, error)
-            if any(map(spoils, behind(error))):
+            if any(map(spoils, cause_chain(error))):
                 with contextlib.suppress(faults.Fault, NotYet):
                     self.judge()  # or a recipe that spoils every process would go from one to the next
                 raise Spent(f"{id}: this process can use its device no more: {_short(error)}") from error

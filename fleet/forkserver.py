@@ -64,7 +64,7 @@ class ForkServer:
             os.close(theirs)
         return ForkedWorker(self, self._orders, leash)
 
-    def told(self, order: int) -> dict[str, int]:
+    def status_of(self, order: int) -> dict[str, int]:
         """What is known of a process: its pid, and once it has ended its code."""
         with contextlib.suppress(OSError):
             while said := self._socket.recv(_LONGEST):
@@ -95,14 +95,14 @@ class ForkedWorker:
         self._server, self._order, self._leash = server, order, leash
 
     def poll(self) -> int | None:
-        return self._server.told(self._order).get("code")
+        return self._server.status_of(self._order).get("code")
 
     def terminate(self) -> None:
         """As soon as it is there, and comes to a step boundary."""
         self.close()
 
     def kill(self) -> None:
-        known = self._server.told(self._order)
+        known = self._server.status_of(self._order)
         if "pid" not in known:
             self._server.kill()
         elif "code" not in known:

@@ -27,7 +27,7 @@ class _HelpConsole(Console):
 def app(name: str, about: str | None, examples: str = "", width: int | None = None, **more: Any) -> App:
     """A command that is explained above its options, and further below them. An indented line is left as it is."""
     page = {"help_format": "plaintext", "console": _HelpConsole(width=width), "version_flags": ["--version"]}
-    how = {**page, "version": version.told, **more}
+    how = {**page, "version": version.version_line, **more}
     made = App(name=console_command() or name, help=about, help_epilogue=examples or None, **how)
     made["--help"].group = made["--version"].group = "Parameters"  # no table for these alone
     return made

@@ -176,7 +176,7 @@ class History:
     def look_back(self, round: int) -> None:
         """For whoever wants all of a finished round: its summary, if there is one, spares opening each register."""
         there = self._known(round)
-        listed = summary.NAME in (there.names or ()) or not self.store.late  # there, to ask costs less than to list
+        listed = summary.NAME in (there.names or ()) or not self.store.lists_late  # then to ask costs less than to list
         if there.told is None and self._round_finished(round) and listed:
             done, origins = summary.read(self.store, round)
             there.told = {name(round, slot): each for slot, each in done.items()}
@@ -193,7 +193,7 @@ class History:
 
     def share(self) -> None:
         """Where each read costs, whoever has looked for summaries in vain, and so read whole rounds, writes them."""
-        for round, there in [*self._rounds.items()] if not self.store.late else ():
+        for round, there in [*self._rounds.items()] if not self.store.lists_late else ():
             read = there.outcomes.keys() >= {*there.made} and there.recipes.keys() <= {*there.made, *there.origins}
             if there.told == {} and there.made and read and self._round_finished(round):
                 self.sum_up(round)
@@ -208,7 +208,7 @@ class History:
         """The first of them."""
         return min([self.first_open, *self._again])
 
-    def open(self) -> list[tuple[str, Recipe]]:
+    def unfinished(self) -> list[tuple[str, Recipe]]:
         """Everything planned and not finished."""
         return list(self._open.items())
 
@@ -463,7 +463,7 @@ class History:
 
     def _open_awaited(self, count: int) -> None:
         """Some disks list late what they would open at once: try a few names, in turn."""
-        awaited = [id for id in self._open if self._startable(id)] if count and self.store.late else []
+        awaited = [id for id in self._open if self._startable(id)] if count and self.store.lists_late else []
         for id in (awaited[(self._probe + i) % len(awaited)] for i in range(min(count, len(awaited)))):
             path = round_state.register(id, self.slot(id).version)
             with contextlib.suppress(faults.Missing):

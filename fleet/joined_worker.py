@@ -11,11 +11,10 @@ from fleet.history import History
 from fleet.host import Host
 from fleet.method import Method
 from fleet.plain import plain
-from fleet.processes import keeper_of, let_group_read, options
+from fleet.processes import let_group_read, worker_of
 from fleet.run import create_run, open_run
 from fleet.run_config import FleetConfig
 from fleet.work import Maker
-from fleet.worker import Worker
 
 
 class JoinedWorker:
@@ -36,12 +35,9 @@ class JoinedWorker:
     def run(self, make: Maker, beside: Maker) -> str:
         """Work until the run is over, or this process is asked to end; says which. A second lane, if there is one,
         makes what needs no device with a maker of its own."""
-        how = options(self.config, self.launch, 1, self.method.off_device)
-        lane = self.config.disk_lane and self.method.off_device
-        second = (open_run(self.folder, self.host, self.name)[0], beside) if lane else None
-        strategy = self.method.strategy(self.config)
-        worker = Worker(self.store, strategy, make, how, self.method.report, second)
-        keeper = keeper_of(self.folder, self.host, self.name, self.script, self.config, worker.noted, self.launch)
+        worker, keeper = worker_of(
+            self.folder, self.store, self.method, self.config, self.launch, 1, self.script, lambda: make, lambda: beside
+        )
         self.host.keep_time()
         keeper.start()
         try:

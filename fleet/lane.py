@@ -81,17 +81,17 @@ class Lane:
         """`turn` makes something, or waits a moment; it says when the run is over. At the end it may `leave`."""
         self._host, self._publish, self._turn, self._leave = host, publish, turn, leave
         self._next: Pending | None = None
-        self._held = self._asked = self._goes_on = False
+        self._waits_for_look = self._asked = self._goes_on = False
         self._ending = self._ended = False
         self._error: BaseException | None = None
 
     def start(self) -> None:
         self._host.background(self._run)
 
-    def take(self, made: Pending) -> None:
+    def enqueue(self, made: Pending) -> None:
         """Publish it, when what came before is through."""
         self._wait(lambda: self._next is None)
-        self._held, self._asked = self._goes_on, True
+        self._waits_for_look, self._asked = self._goes_on, True
         self._next = made
 
     def looked(self, found: bool) -> None:
@@ -99,7 +99,7 @@ class Lane:
         that: on a thin line its small calls would come behind them."""
         if self._asked:
             self._goes_on, self._asked = found, False
-        self._held = False
+        self._waits_for_look = False
 
     def check(self) -> None:
         """What ends the second lane ends the worker."""
@@ -108,7 +108,7 @@ class Lane:
             raise error
 
     def end(self) -> None:
-        """Once what it has taken is through."""
+        """Once what it was given is through."""
         self._ending = True
         self._wait(lambda: False)
 
@@ -148,7 +148,7 @@ class Lane:
 
     def _let_first_lane_go_on(self) -> None:
         until = self._host.now() + _LEAD
-        while self._held and not (self._ending or self._host.stopping) and self._host.now() < until:
+        while self._waits_for_look and not (self._ending or self._host.stopping) and self._host.now() < until:
             self._host.sleep(_PAUSE)
 
 

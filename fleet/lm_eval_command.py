@@ -40,7 +40,8 @@ def lm_eval(folder: Path, base: str = "", asked: Asked = PUBLIC) -> str:
     return f"lm_eval --model hf --model_args {shlex.quote(said)} {asked.options(folder)}"
 
 
-def told(folder: Path, asked: Asked = PUBLIC) -> str:
+def hint(folder: Path, asked: Asked = PUBLIC) -> str:
+    """A line for people; none where it cannot be done."""
     if not asked.possible:
         return ""
     return f"{'Evaluate it' if asked == PUBLIC else 'All questions of its tasks'}: {lm_eval(folder, asked=asked)}"

@@ -31,14 +31,14 @@ class _Held(io.BytesIO):
 
 
 class PayloadWriter:
-    """What one attempt is writing. Its folder is made with the first file. What may come `late` to the disk stays in
+    """What one attempt is writing. Its folder is made with the first file. What is `deferred` stays in
     memory until it is sealed, so that whoever makes the next member waits for no disk."""
 
-    def __init__(self, store: Store, attempt: str, late: bool = False) -> None:
+    def __init__(self, store: Store, attempt: str, deferred: bool = False) -> None:
         self.store, self.attempt = store, attempt
         self.written = 0
         self.held: dict[str, bytes] = {}
-        self._late = late
+        self._deferred = deferred
         self._kept = set[str]()  # in memory, when they are on the disk
         self.has_snapshot = self._made = False
         self._foreign: set[str] = set()  # written by somebody else's library
@@ -56,7 +56,7 @@ class PayloadWriter:
         one, which this worker will read itself, it may `keep` in memory."""
         self.check(name)
         self._kept |= {name} if keep else set()
-        with self._hold(name) if (self._late or keep) and not again else self._durable_later(name, again) as file:
+        with self._hold(name) if (self._deferred or keep) and not again else self._durable_later(name, again) as file:
             yield file
         self._digests[name] = file.seal()
         self.written += file.size
@@ -163,7 +163,7 @@ class PayloadWriter:
             self._folder()
             kept = {name: self.held[name] for name in self._kept & self.held.keys()}
             each = [partial(self._write_out, *held) for held in self.held.items()]
-            self.store.host.together(each) if self._late else [write() for write in each]
+            self.store.host.together(each) if self._deferred else [write() for write in each]
             for name, data in kept.items():
                 self.store.at_hand.made(f"{self.place}/{name}", data)
 

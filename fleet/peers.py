@@ -6,7 +6,7 @@ A maker is a worker's place on a machine, in one launch: a process that takes a 
 import math
 from collections.abc import Collection, Sequence
 
-from fleet.claims import Claims, Watch, pulse_at, pulsing, told
+from fleet.claims import Claims, Watch, parse_pulse, pulse_at, pulsing
 from fleet.store import Value
 
 _REST = 4  # so many times what a look took, it holds: where many were killed and each read costs, looks are long
@@ -57,7 +57,7 @@ class Peers:
         text = self.store.news(pulse_at(name))
         if not text and not self.store.stamp(pulse_at(name)):
             return {}
-        pulse = {**told(text), "by": name}
+        pulse = {**parse_pulse(text), "by": name}
         return {} if self._watch.gone(pulse) or self._watch.still(name, text) else pulse
 
 

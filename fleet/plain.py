@@ -103,7 +103,7 @@ def several(number: int, what: str) -> str:
     return f"{number:,} {what}{'s' * (number != 1)}"
 
 
-def bytes_of(value: float) -> str:
+def readable_bytes(value: float) -> str:
     """As people say it: 12 B, 3.4 MB, 150 GB."""
     return in_units(value, _SIZES, "B")
 

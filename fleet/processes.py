@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from fleet.run import open_run
 from fleet.run_config import FleetConfig, UserError
 from fleet.seats import SPENT
 from fleet.store import Store
+from fleet.work import Maker
 from fleet.worker import Worker
 
 
@@ -61,10 +63,8 @@ def work(methods: Mapping[str, Method[Any]], name: str, folder: Path, leash: boo
     if leash:
         threading.Thread(target=hold_leash, args=(host,), daemon=True).start()
     store, method, config, launch = run_in(folder, host, name, methods, launch)
-    how = options(config, launch, launches.seats(store, launch), method.off_device)
-    second = (open_run(folder, host, name)[0], method.maker(config)) if config.disk_lane and method.off_device else None
-    worker = Worker(store, method.strategy(config), method.maker(config), how, method.report, second)
-    keeper = keeper_of(folder, host, name, this_script(), config, worker.noted, launch)
+    seats, make = launches.seats(store, launch), partial(method.maker, config)
+    worker, keeper = worker_of(folder, store, method, config, launch, seats, this_script(), make, make)
     spent = False
     keeper.start()
     try:
@@ -77,6 +77,25 @@ def work(methods: Mapping[str, Method[Any]], name: str, folder: Path, leash: boo
         keeper.end(worker.history.first_open, worker.history.over)
         if spent:  # what Python does at its end asks the device, too, which may hang, or abort with another code
             os._exit(SPENT)
+
+
+def worker_of(
+    folder: Path,
+    store: Store,
+    method: Method[Any],
+    config: FleetConfig,
+    launch: int,
+    seats: int,
+    script: list[str],
+    make: Callable[[], Maker],
+    beside: Callable[[], Maker],
+) -> tuple[Worker, SinkKeeper]:
+    """A worker of a run, as this process's view of it is named, and a keeper of the run's sinks. With DISK_LANE it has
+    a second lane, with a view of its own and the maker that `beside` gives."""
+    how, host, name = options(config, launch, seats, method.off_device), store.host, store.name
+    second = (open_run(folder, host, name)[0], beside()) if config.disk_lane and method.off_device else None
+    worker = Worker(store, method.strategy(config), make(), how, method.report, second)
+    return worker, keeper_of(folder, host, name, script, config, worker.noted, launch)
 
 
 def log_to(methods: Mapping[str, Method[Any]], kind: str, claim: int, folder: Path) -> int:

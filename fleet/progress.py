@@ -13,7 +13,7 @@ from rich.text import Text
 from fleet import faults, launches, worker_notes
 from fleet.console import console
 from fleet.history import History
-from fleet.plain import bytes_of, plain, say, several, some
+from fleet.plain import plain, readable_bytes, say, several, some
 from fleet.recipe import Member, NotYet, Recipe, name
 from fleet.time_left import TimeLeft, Underway, underway
 from fleet.worker_notes import NotesReader, WorkerNotes
@@ -89,7 +89,7 @@ class Progress:
 
     def making(self) -> str:
         """What is being made, and how far that is."""
-        open = [self._underway[id] for id, _ in self.history.open() if id in self._underway]
+        open = [self._underway[id] for id, _ in self.history.unfinished() if id in self._underway]
         words = [f"{plain(each.id, 64)} {plain(each.at, 64)}".rstrip() for each in open]
         begins = "" if any(d.made for d in self._noted if d.launch == self._launch) else "the workers are starting"
         return f"making {some(words, _FEW)}" if words else begins
@@ -155,7 +155,7 @@ class Progress:
         seconds = max(1e-3, self._now() - self._began)
         words = [f"{self._left.tokens / seconds:,.0f} tokens/s"] if self._left.tokens else []
         moved = sum(d.written + d.read for d in self._noted)
-        return ", ".join([*words, *[f"{bytes_of(moved)} moved"] * bool(moved)])
+        return ", ".join([*words, *[f"{readable_bytes(moved)} moved"] * bool(moved)])
 
     def table(self) -> Table:
         """The rounds that are being made, and the last one that was finished, with what each member came to."""

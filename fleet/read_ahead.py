@@ -9,7 +9,7 @@ from functools import partial
 from fleet import faults
 from fleet.checksum import checksum
 from fleet.context import WorkerContext
-from fleet.foresight import awaited, before, inclination
+from fleet.foresight import awaited, likelihood_key, previous_in_slot
 from fleet.host import AT_ONCE
 from fleet.payload import InputMember
 from fleet.recipe import Recipe
@@ -21,9 +21,9 @@ class ReadAhead:
     """Of one worker, in its second lane. Memory: at most as much as the largest model that the run was given, or as one
     that this worker made, whose moments may be more than its weights."""
 
-    def __init__(self, context: WorkerContext, first: WorkerContext, making: Callable[[], str]) -> None:
-        """`making` is what the first lane is at."""
-        self.context, self._first, self._making = context, first, making
+    def __init__(self, context: WorkerContext, first: WorkerContext, current_id: Callable[[], str]) -> None:
+        """`current_id` says what the first lane is at."""
+        self.context, self._first, self._current_id = context, first, current_id
         self._files, self._seen = list[tuple[InputMember, str]](), ("", -1.0)
         self._most = 0
 
@@ -31,7 +31,7 @@ class ReadAhead:
         """Read some more files, unless there is a `hurry`; false if there are none. `looked` tells when the run was
         looked at last. Small ones come side by side; a large one by itself is there, and can be used, the sooner."""
         here = self.context.store.at_hand
-        if (seen := (self._making(), looked)) != self._seen:
+        if (seen := (self._current_id(), looked)) != self._seen:
             self._seen, self._files = seen, self._foreseen(seen[0])
             here.keep({input.place(name) for input, name in self._files})
         self._files = [(input, name) for input, name in self._files if not here.holds(input.place(name))]
@@ -41,20 +41,20 @@ class ReadAhead:
         self.context.host.together([partial(_read, *file, hurry) for file in some])
         return bool(some)
 
-    def _foreseen(self, making: str) -> list[tuple[InputMember, str]]:
+    def _foreseen(self, current: str) -> list[tuple[InputMember, str]]:
         """What is at hand for what is being made; and of what comes then, as much as there is room for."""
         context, history, found = self.context, self.context.history, dict[str, tuple[InputMember, str]]()
         free = [
-            (id, recipe) for id, recipe in history.open()
-            if self._has(before(id)) and id not in self._first.pending and not context.claims.held(id)
+            (id, recipe) for id, recipe in history.unfinished()
+            if self._has(previous_in_slot(id)) and id not in self._first.pending and not context.claims.held(id)
         ]  # fmt: skip
-        free.sort(key=lambda job: inclination(history, context.store.name, self._has, *job))
-        room = self._room(making) if free else 0
-        for id, recipe in [job for job in history.open() if job[0] == making] + free:
-            for input, name in awaited(history, id, recipe, context.habits):
+        free.sort(key=lambda job: likelihood_key(history, context.store.name, self._has, *job))
+        room = self._room(current) if free else 0
+        for id, recipe in [job for job in history.unfinished() if job[0] == current] + free:
+            for input, name in awaited(history, id, recipe, context.files_read):
                 file, at_hand = input.place(name), context.store.at_hand.holds(input.place(name))
                 made_here = context.store.at_hand.made_here(file) is not None
-                if file not in found and not made_here and (at_hand or id != making):
+                if file not in found and not made_here and (at_hand or id != current):
                     if (room := room - input.files[name][0]) < 0:
                         return [*found.values()]
                     found[file] = input, name
@@ -63,10 +63,10 @@ class ReadAhead:
     def _has(self, id: str) -> bool:
         return self.context.has(id) or id == self._seen[0]
 
-    def _room(self, making: str) -> int:
+    def _room(self, current: str) -> int:
         history = self.context.history
         given = [f"0/{recipe.slot}" for recipe in history.plan(0) if recipe.role == "given"] if not self._most else []
-        made = [before(making)] if making and self.context.has(before(making)) else []
+        made = [previous_in_slot(current)] if current and self.context.has(previous_in_slot(current)) else []
         models = [history.outcome(id).files.values() for id in given + made if history.finished(id)]
         self._most = max(self._most, *(sum(size for size, _ in files) for files in models), 0)
         return self._most
@@ -76,11 +76,10 @@ class ReadAhead:
 def small_files_at_hand(context: WorkerContext, id: str, recipe: Recipe) -> Iterator[None]:
     """While a recipe is made: what it will read of small files, side by side where the disk is slow to answer. One
     after the other they would take longer to be opened than to be read."""
-    here, history = context.store.at_hand, context.history
-    free = [each for each in awaited(history, id, recipe, context.habits) if each[0].member.id not in context.pending]
+    here, files = context.store.at_hand, awaited(context.history, id, recipe, context.files_read)
     small = [
-        (input, name) for input, name in free
-        if input.files[name][0] <= _SMALL and not here.holds(input.place(name))
+        (input, name) for input, name in files
+        if input.files[name][0] <= _SMALL and input.member.id not in context.pending and not here.holds(input.place(name))
     ]  # fmt: skip
     context.host.in_short([partial(_read, *file) for file in small])
     try:

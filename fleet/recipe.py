@@ -51,7 +51,7 @@ class Recipe:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Whose files it reads, each once."""
+        """The members whose files it reads, in the order of the plan; who is named twice there is here, too."""
         return self.parents + self.needs
 
     @property
@@ -81,7 +81,7 @@ class Member:
 
     @property
     def diverged(self) -> str:
-        """Where its training came to numbers that are none: what people are told. Who carries it over has no part."""
+        """Where its training came to NaN or infinite numbers: what people are told. Who carries it over has no part."""
         if not self.metrics.get("diverged") or self.id != self.origin:
             return ""
         rounds = self.metrics.get("diverged_in_a_row", 1)

@@ -12,7 +12,7 @@ class Repair:
         self.context = context
         self._puzzles: dict[str, int] = context.history.recent()
 
-    def behind(self, id: str) -> bool:
+    def already_done(self, id: str) -> bool:
         """The recipe has an outcome by now: its parents' files may be gone, and no error means anything."""
         self.context.history.look(probe=8)
         if finished := self.context.history.finished(id):
@@ -26,7 +26,7 @@ class Repair:
         looks = 0  # a second apart; counted, since a clock goes on while this process is paused and sees nothing
         while not self.context.host.stopping:
             try:
-                if self.behind(id):
+                if self.already_done(id):
                     return True
                 bad, fault = self._bad_parent(id, good)
             except faults.Passing:  # nothing answers: that says nothing about the files

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from fleet import pace
 from fleet.claims import pulse_of
 from fleet.context import WorkerContext
-from fleet.foresight import before, inclination
+from fleet.foresight import likelihood_key, previous_in_slot
 from fleet.recipe import Recipe, reads, round_and_slot
 
 _PULSES = 3  # so many are looked at in one slow tick
@@ -40,7 +40,7 @@ class Scheduler:
         free = [job for job in ready if not self.context.claims.held(job[0])]
         rounds = {id: round_and_slot(id)[0] for id, *_ in free}
         old = max(rounds.values(), default=0) - _LATE
-        own = [job for job in free if self.context.has(before(job[0])) or rounds[job[0]] < old]
+        own = [job for job in free if self.context.has(previous_in_slot(job[0])) or rounds[job[0]] < old]
         best = next(iter(self._ranked(own)), None)
         return best if best and not self._polite(best) and self._take(best) else None
 
@@ -83,7 +83,7 @@ class Scheduler:
             set[str](),
             list[tuple[str, Recipe]](),
         )
-        for id, recipe in context.history.open():
+        for id, recipe in context.history.unfinished():
             if not context.takes(recipe) or id in context.pending:
                 continue
             if (lists := reads(recipe)) not in there:
@@ -107,7 +107,7 @@ class Scheduler:
         """What failed here comes last, before it evaluations that nothing waits for; yet where nobody is ever idle, the
         next plans would wait for them in the end."""
         context = self.context
-        likes = inclination(context.history, context.store.name, context.has, id, recipe)
+        likes = likelihood_key(context.history, context.store.name, context.has, id, recipe)
         return context.blame.wary(id), can_wait, *likes
 
     def _take(self, id: str) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fleet import faults
-from fleet.errors import Lacking, behind
+from fleet.errors import Lacking, cause_chain
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -39,7 +39,7 @@ def passing(kind: str, where: Path | None = None) -> Iterator[Path]:
         raise  # of the shared disk
     except Exception as error:
         full = (errno.ENOSPC, errno.EDQUOT)
-        if not any(isinstance(each, OSError) and each.errno in full for each in behind(error)):
+        if not any(isinstance(each, OSError) and each.errno in full for each in cause_chain(error)):
             raise
         raise Lacking(f"{where or tempfile.gettempdir()}: no room for files that are needed for a moment") from error
 

@@ -22,7 +22,7 @@ from fleet.console import console, in_full
 from fleet.history import History
 from fleet.host import Host
 from fleet.places import address
-from fleet.plain import bytes_of, heard, plain, several, some, unsaid
+from fleet.plain import heard, plain, readable_bytes, several, some, unsaid
 from fleet.progress import duration
 from fleet.recipe import Member, NotYet, name, round_and_slot
 from fleet.run import open_run
@@ -128,7 +128,7 @@ class View:
             if benched := [f"{plain(d.name)} ({plain(d.benched)})" for d in at_work if d.benched]:
                 state += f"; {len(benched)} benched: {some(benched, _MOST)}"
         written, read = (sum(getattr(d, what) for d in notes) for what in ("written", "read"))
-        moved = f"{sum(d.made for d in notes)} made, {bytes_of(written)} written, {bytes_of(read)} read"
+        moved = f"{sum(d.made for d in notes)} made, {readable_bytes(written)} written, {readable_bytes(read)} read"
         if found := worker_notes.shares(notes):
             moved += "\nof their time {:.0%} at work, {:.0%} for the disk, {:.0%} for others".format(*found)
         return "\n".join([f"{at}; {state}", moved, *self.silent])
@@ -192,7 +192,8 @@ class View:
             does = f"was lost; before that {d.doing}" if lost else d.doing if d.ended else making.get(d.name, d.doing)
             heard = d.last if d.ended else max(d.last, last_heard(self.store, d.name))
             row = {"worker": d.name, "machine": d.machine, "made": str(d.made), "a minute": f"{d.rate:.1f}",
-                   "written": bytes_of(d.written), "does": does, "ago": duration(max(0.0, now - heard))}  # fmt: skip
+                   "written": readable_bytes(d.written), "does": does,
+                   "ago": duration(max(0.0, now - heard))}  # fmt: skip
             table.add_row(*(Text(plain(row[column])) for column in columns))
         if len(notes) > most:
             table.caption = f"and {len(notes) - most} earlier ones"
@@ -201,7 +202,7 @@ class View:
     def _making(self) -> dict[str, str]:
         """Who makes what: claims are there at once, notes and pulses later; how far it is, the pulse alone tells."""
         found = dict[str, str]()
-        for id, _ in self.history.open():
+        for id, _ in self.history.unfinished():
             with contextlib.suppress(faults.Fault):
                 if not self.claims.held(id):
                     continue

@@ -76,7 +76,7 @@ class Log(NamedTuple):
 class Store(ABC):
     """Registers, news and files of one run, for one process. Names are relative to the run, written with '/'."""
 
-    late = True  # listings, and what looks at a name show, may be those of a while ago
+    lists_late = True  # listings, and what looks at a name show, may be those of a while ago
     breath = 0.0  # seconds between two looks of whoever waits long, where a look costs more than time
 
     def __init__(self, root: Path, host: Host, name: str) -> None:

@@ -31,8 +31,8 @@ class Task(Generic[R]):
     early: bool = False  # it has something to write before all inputs are there, and asks whether they are
 
 
-def making(tasks: Mapping[str, Task[R]]) -> Callable[[R, Work], Metrics]:
-    """Make what a recipe names."""
+def dispatcher(tasks: Mapping[str, Task[R]]) -> Callable[[R, Work], Metrics]:
+    """Makes a recipe by the function of the task that it names."""
 
     def make(runtime: R, work: Work) -> Metrics:
         if not (task := tasks.get(work.recipe.task)):

@@ -85,7 +85,7 @@ class TimeLeft:
         if not any(map(self._cost, usual)) or self._made < enough:
             return None
         more, longer = len(future) / len(planned), sum(map(self.steps_in, future)) / sum(map(self.steps_in, planned))
-        now = sum((1.0 - did.get(id, 0.0)) * self._cost(recipe) for id, recipe in self.history.open())
+        now = sum((1.0 - did.get(id, 0.0)) * self._cost(recipe) for id, recipe in self.history.unfinished())
         later = sum(self._cost(recipe) * (longer if "steps" in recipe.args else more) for recipe in usual)
         return (now + later) * (self._last - self._began) / self._work
 

@@ -10,7 +10,7 @@ from fleet.our_packages import NAME, ROOT, installed
 NOTED = "fleet/commit.txt"  # setup.py writes it
 
 
-def told() -> str:
+def version_line() -> str:
     """What --version says."""
     return ", ".join(filter(None, (f"{NAME} {number()}", commit())))
 

@@ -19,7 +19,7 @@ from fleet.execution import Execution
 from fleet.history import History
 from fleet.lane import Lane, LaneEvents, Pending
 from fleet.read_ahead import ReadAhead
-from fleet.recipe import NotYet, Strategy, Unplannable
+from fleet.recipe import NotYet, Recipe, Strategy, Unplannable
 from fleet.scheduler import Scheduler
 from fleet.store import Store
 from fleet.work import Maker
@@ -48,9 +48,12 @@ class Worker:
         second: tuple[Store, Maker] | None = None,
         first: "Worker | None" = None,
     ) -> None:
-        """With `second`, a store and a maker of its own, a second lane makes OPTIONS.beside; `first` is whose it is."""
+        """A worker has one lane, or two, each a Worker. Whoever is given `second`, a store and a maker for the other,
+        is the first lane and makes the second one; whoever is given `first`, that worker, is the second lane."""
         self.store, self.host, self.strategy, self.options = store, store.host, strategy, options
         self.history, self.tail = History(store), Tail()
+        self._first = first
+        self._second: Worker | None = None
         if first:
             self.history.other, first.history.other = first.history, self.history
             first.history.listens = True
@@ -62,12 +65,10 @@ class Worker:
         speed = first.context.pace if first else pace.Pace()
         self.context: WorkerContext = WorkerContext(
             store, self.host, self.history, held, self.blame, speed, self.events, options, own,
-            first.context.habits if first else {},
-            lambda recipe: not (first or second) or bool(first) == (recipe.task in options.off_device),
+            first.context.files_read if first else {}, self._takes,
             first=first.context if first else None,
         )  # fmt: skip
         self.scheduler = Scheduler(self.context)
-        self._second: Worker | None = None
         self.lane = self._lane(*second, strategy) if second else None
         self.execution = Execution(self.context, make, self.tail, self._wait, self.lane)
         self.elastic = elastic_rounds.Elastic(self.history, self.host, options.quorum, options.grace_seconds)
@@ -79,8 +80,7 @@ class Worker:
         )
         self._began = self.host.now()
         self.bell, self.report = Bell(store), report
-        self._first = first
-        self._ahead = ReadAhead(self.context, first.context, first.making) if first else None
+        self._ahead = ReadAhead(self.context, first.context, first.current_id) if first else None
         self._trouble = 0  # so often in a row the disk did not answer
         self._fresh = True  # something changed by my own doing: look without waiting for the bell
         self._waits_since = self._ticked = self._looked = self._heard = _NEVER
@@ -120,12 +120,20 @@ class Worker:
             self.events.flush()
             log.removeHandler(self.tail)
 
+    def _takes(self, recipe: Recipe) -> bool:
+        """Whether this lane makes such a recipe. An only lane makes all; of two, the second makes what needs no device
+        (OPTIONS.off_device), and the first what does."""
+        if not (self._first or self._second):
+            return True
+        off_device = recipe.task in self.options.off_device
+        return off_device if self._first else not off_device
+
     def _lane(self, store: Store, make: Maker, strategy: Strategy) -> Lane:
         store.at_hand = self.store.at_hand
         other = self._second = Worker(store, strategy, make, self.options, first=self)
 
         def publish(made: Pending) -> None:
-            other.execution.send(made)
+            other.execution.publish_pending(made)
             other._fresh = True  # it plans what can be planned now, and nobody waits for that
             other.bell.ring()
 
@@ -229,8 +237,8 @@ class Worker:
         elif self.scheduler.yielding and not self.blame.resting:
             self._fresh = True
             self.host.sleep(0.005)
-        elif self.options.quorum < 1 and (late := self.elastic.late()):
-            for id in late:
+        elif self.options.quorum < 1 and (overdue := self.elastic.overdue()):
+            for id in overdue:
                 self.execution.close(id)
             self._fresh = True
             self.bell.ring()
@@ -256,7 +264,7 @@ class Worker:
         """A long recipe has begun to take its steps, and waits neither for the disk nor for others."""
         return bool((work := self.execution.working) and work.at[1])
 
-    def making(self) -> str:
+    def current_id(self) -> str:
         work = self.execution.working
         return work.id if work else ""
 

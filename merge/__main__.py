@@ -32,7 +32,7 @@ from cyclopts import Parameter, validators
 
 from fleet import help_pages, lm_eval_command
 from fleet.errors import UserError
-from fleet.plain import bytes_of, say
+from fleet.plain import readable_bytes, say
 from merge.command_helpers import bar, keep_memory, open_many, run
 
 if TYPE_CHECKING:
@@ -95,11 +95,11 @@ def main(
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     speed = (stats.read + stats.written) / stats.seconds
     say(
-        f"{out}: {bytes_of(stats.written)} made of {bytes_of(stats.read)} in {stats.seconds:.1f} s, "
-        f"{bytes_of(speed)}/s read and written, peak memory {bytes_of(peak)}"
+        f"{out}: {readable_bytes(stats.written)} made of {readable_bytes(stats.read)} in {stats.seconds:.1f} s, "
+        f"{readable_bytes(speed)}/s read and written, peak memory {readable_bytes(peak)}"
     )
     if not raw:
-        say(lm_eval_command.told(out))
+        say(lm_eval_command.hint(out))
 
 
 def _merged(recipe: Path, out: Path, overwrite: bool, how: "MergeOptions", quiet: bool, size: int) -> "MergeStats":
@@ -110,7 +110,7 @@ def _merged(recipe: Path, out: Path, overwrite: bool, how: "MergeOptions", quiet
         shown = functools.partial(bar, quiet)
         return merge_stages(recipe, out, shard_size=size, overwrite=overwrite, how=how, shown=shown)
     with bar(quiet) as progress:
-        return merge(told(recipe), out, shard_size=size, overwrite=overwrite, how=how, progress=progress)
+        return merge(recipe_or_file(recipe), out, shard_size=size, overwrite=overwrite, how=how, progress=progress)
 
 
 def _merged_raw(recipe: Path, out: Path, overwrite: bool, how: "MergeOptions", quiet: bool) -> "MergeStats":
@@ -121,7 +121,7 @@ def _merged_raw(recipe: Path, out: Path, overwrite: bool, how: "MergeOptions", q
         return merge_raw(load(recipe), out, overwrite=overwrite, needed=[recipe], how=how, progress=progress)
 
 
-def told(recipe: Path) -> "Path | MergeRecipe":
+def recipe_or_file(recipe: Path) -> "Path | MergeRecipe":
     """A recipe's file; or of a model and its adapter, what a recipe of these alone would say."""
     from merge.merge_recipe import alone, merge_of, text_of
 

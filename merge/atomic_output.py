@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fleet.errors import absolute
 from fleet.fsync import sync
-from fleet.plain import bytes_of
+from fleet.plain import readable_bytes
 from fleet.scratch import scratch
 from merge.tensor_files import UserError
 
@@ -108,7 +108,7 @@ def _replace(draft: Path, out: Path) -> None:
 
 def _check_room(out: Path, size: int) -> None:
     if (free := shutil.disk_usage(out.parent).free) < size:
-        room = f"{out.parent} has {bytes_of(free)} of free space; the result needs {bytes_of(size)}"
+        room = f"{out.parent} has {readable_bytes(free)} of free space; the result needs {readable_bytes(size)}"
         raise UserError(room) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from merge import weight_files
-from merge.merge_planning import Job
+from merge.merge_planning import TensorJob
 from merge.methods import METHODS
 from merge.tensor_files import UserError, bytes_of
 from merge.tensor_group import Group
@@ -41,20 +41,20 @@ def check_device(name: str) -> None:
         raise UserError(f"the device {name} cannot be used here: {str(error).splitlines()[0]}") from None
 
 
-def merged(job: Job, how: MergeOptions) -> Iterator[Tensor]:
+def merged(job: TensorJob, how: MergeOptions) -> Iterator[Tensor]:
     """The blocks of a tensor, one after the other, in fp32. A method that looks twice reads twice: the second time the
     system still has it in its memory."""
     base, others = job.base.read_rows if job.base else None, [each.read_rows for each in job.others]
     group = Group(job.shape, others, base, job.name, job.models, how.seed, how.device)
     try:
-        yield from METHODS[job.method].merge(group, job.params or {})
+        yield from METHODS[job.method].load()(group, job.params or {})
     finally:
         for each in job.inputs:
             each.done()
 
 
-def write(jobs: Sequence[Job], folder: Path, shard_size: int, how: MergeOptions, progress: Progress) -> list[str]:
-    """All tensors into a model's files; the names of those with numbers that are none."""
+def write(jobs: Sequence[TensorJob], folder: Path, shard_size: int, how: MergeOptions, progress: Progress) -> list[str]:
+    """All tensors into a model's files; the names of those with NaN or infinite numbers."""
     files = weight_files.shards(jobs, shard_size)
     broken = write_files(files, folder, how, progress)
     weight_files.write_index(folder, files)
@@ -74,7 +74,7 @@ def write_files(
         one_thread_each(),
     ):
 
-        def make(job: Job) -> None:
+        def make(job: TensorJob) -> None:
             file, begin = places[job.name]
             for block, good in rounded(job, how):
                 if stop.is_set():
@@ -98,12 +98,12 @@ def write_files(
     return sorted(broken)
 
 
-def fill(jobs: list[Job], tensors: Mapping[str, Tensor], how: MergeOptions) -> list[str]:
+def fill(jobs: list[TensorJob], tensors: Mapping[str, Tensor], how: MergeOptions) -> list[str]:
     """All tensors into others that are in memory already, rounded as in files; the names of those with bad numbers."""
     broken = set[str]()
 
     @torch.no_grad()
-    def make(job: Job) -> None:
+    def make(job: TensorJob) -> None:
         place, begin = tensors[job.name].view(-1), 0
         for block, good in rounded(job, how):
             place[begin : begin + block.numel()].copy_(block.view(-1))
@@ -116,7 +116,7 @@ def fill(jobs: list[Job], tensors: Mapping[str, Tensor], how: MergeOptions) -> l
     return sorted(broken)
 
 
-def rounded(job: Job, how: MergeOptions) -> Iterator[tuple[Tensor, bool]]:
+def rounded(job: TensorJob, how: MergeOptions) -> Iterator[tuple[Tensor, bool]]:
     """A tensor's blocks as in files, and whether all of their numbers are good."""
     if not job.method:
         yield job.others[0].read().to(job.dtype), True

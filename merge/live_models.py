@@ -18,7 +18,7 @@ from fleet.untrusted_model import check_words_in
 from merge import engine
 from merge.donor import Donor, LazyTensor
 from merge.donors import Donors
-from merge.merge_planning import Job, Plan, plan_merge
+from merge.merge_planning import Plan, TensorJob, plan_merge
 from merge.merge_recipe import MergeRecipe
 from merge.merging import TOKENIZER_FILES, furnish
 from merge.tensor_files import UserError
@@ -150,7 +150,7 @@ class Staged(Donors):
         return Donor(reference, plan.leader.folder, plan.config, tensors)
 
 
-def _to_be_merged(job: Job, how: engine.MergeOptions) -> LazyTensor:
+def _to_be_merged(job: TensorJob, how: engine.MergeOptions) -> LazyTensor:
     if not job.method:
         return job.others[0]
 

@@ -31,7 +31,7 @@ Config = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Job:
+class TensorJob:
     """One tensor of the result."""
 
     name: str
@@ -55,7 +55,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Plan:
-    jobs: list[Job]
+    jobs: list[TensorJob]
     config: Config
     leader: Donor  # whose configuration, and by default whose tokenizer, the result has
     vocabulary: Vocabulary | None
@@ -94,7 +94,7 @@ def plan_merge(recipe: MergeRecipe, donors: Donors) -> Plan:
     return Plan(jobs, config, leader, vocabulary, notes)
 
 
-def jobs_of(recipe: MergeRecipe, views: Mapping[str, View], vocabulary: Vocabulary | None = None) -> list[Job]:
+def jobs_of(recipe: MergeRecipe, views: Mapping[str, View], vocabulary: Vocabulary | None = None) -> list[TensorJob]:
     """Whatever the tensors are of, if only all of them have the same names."""
     parts = [_part(recipe, number) for number in range(len(recipe.slices))]
     _same_names(parts[0], views)
@@ -200,7 +200,7 @@ def _job(
     name: str,
     names: Sequence[str],
     depth: float,
-) -> Job:
+) -> TensorJob:
     for one, own in zip(part.inputs, names, strict=True):
         if own not in views[one.model]:
             raise UserError(f"{own} is missing in {one.model}; {part.inputs[0].model} has it")
@@ -211,13 +211,13 @@ def _job(
     _same_shape(name, part.inputs, stored)
     shape = stored[0].shape
     if not stored[0].dtype.is_floating_point or 0 in shape:
-        return Job(name, shape, stored[0].dtype, (stored[0],))
+        return TensorJob(name, shape, stored[0].dtype, (stored[0],))
     dtype, begin = _dtype(recipe, stored), int(part.based)
     cast = [_input_cast(each, recipe.dtype) for each in stored]
     params = resolved(recipe, part.parameters, part.inputs[begin:], name, names[begin:], depth)
     models = tuple(one.model for one in part.inputs[begin:])
     base = cast[0] if part.based else None
-    return Job(name, shape, dtype, tuple(cast[begin:]), base, models, recipe.method, params)
+    return TensorJob(name, shape, dtype, tuple(cast[begin:]), base, models, recipe.method, params)
 
 
 def _dtype(recipe: MergeRecipe, stored: Sequence[LazyTensor]) -> torch.dtype:
@@ -253,7 +253,7 @@ def _same_shape(name: str, inputs: Sequence[MergeInput], stored: Sequence[LazyTe
 
 
 def _config(
-    leader: Donor, tokens: Donor | None, parts: Sequence[ResolvedSlice], jobs: Sequence[Job], donors: Donors
+    leader: Donor, tokens: Donor | None, parts: Sequence[ResolvedSlice], jobs: Sequence[TensorJob], donors: Donors
 ) -> Config:
     config: Config = copy.deepcopy(dict(leader.config))
     floats = {job.dtype for job in jobs if job.method}

@@ -14,7 +14,7 @@ from merge.methods.checks import check_della, check_shares
 
 Told = Mapping[str, Any]  # a value, a curve of values or filters for each parameter
 _LEAST = 1e-6  # less is nothing
-_MOST = 1e30  # with more, sums of fp32 numbers are none
+_MOST = 1e30  # with more, sums of fp32 numbers are infinite
 _EDGE = 0.99  # of what a density leaves for an epsilon
 
 
@@ -76,7 +76,7 @@ def value_at(setting: Setting, name: str, depth: float) -> Any:
     if any(isinstance(each, (bool, str)) for each in values):
         return values[before]
     if place == before:
-        return float(values[before])  # whatever its neighbour is: nothing times infinity is no number
+        return float(values[before])  # whatever its neighbour is: zero times infinity is NaN
     after = min(len(values) - 1, before + 1)
     return (1 - (place - before)) * values[before] + (place - before) * values[after]
 

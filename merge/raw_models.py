@@ -15,7 +15,7 @@ from merge import atomic_output, engine
 from merge.atomic_output import RECIPE
 from merge.donor import LazyTensor, safetensors_in
 from merge.json_files import read_json, write_json
-from merge.merge_planning import Job, jobs_of
+from merge.merge_planning import TensorJob, jobs_of
 from merge.merge_recipe import MergeRecipe, refuse_keys
 from merge.merging import MergeStats
 from merge.parameters import check_names
@@ -130,7 +130,7 @@ def _output(
         yield file.parent, file.name
 
 
-def _file(of: RawFile, jobs: Mapping[str, Job], name: str | None) -> WeightFile:
+def _file(of: RawFile, jobs: Mapping[str, TensorJob], name: str | None) -> WeightFile:
     return WeightFile(name or str(of.place), {own: jobs[key] for own, key in of.names.items()}, of.about)
 
 

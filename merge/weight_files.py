@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from merge.json_files import write_json
-from merge.merge_planning import Job
+from merge.merge_planning import TensorJob
 from merge.tensor_files import Header, TensorEntry, UserError, write_header
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
@@ -30,13 +30,13 @@ class WeightFile:
     """A file to write: its tensors by the names that they have in it."""
 
     name: str
-    jobs: Mapping[str, Job]
+    jobs: Mapping[str, TensorJob]
     about: Mapping[str, str] = field(default_factory=lambda: {"format": "pt"})
 
 
-def shards(jobs: Sequence[Job], most: int) -> list[WeightFile]:
+def shards(jobs: Sequence[TensorJob], most: int) -> list[WeightFile]:
     """Tensors in their order, in files of at most so many bytes; a larger tensor has a file to itself."""
-    found: list[dict[str, Job]] = [{}]
+    found: list[dict[str, TensorJob]] = [{}]
     size = 0
     for job in jobs:
         if found[-1] and size + job.bytes > most:

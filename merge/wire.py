@@ -52,7 +52,7 @@ class Scaled:
 
     @property
     def top(self) -> int:
-        return 2 ** (self.bits - 1) - 1
+        return (1 << self.bits - 1) - 1
 
     def entry(self, count: int) -> TensorEntry:
         return TensorEntry(torch.uint8, (-(-count // BLOCK), 2 + BLOCK * self.bits // 8))

@@ -9,7 +9,7 @@ import pytest
 from fleet.errors import UserError
 from fleet.idle_workers import crowded, idle
 from fleet.machines import Machine
-from fleet.plain import bytes_of
+from fleet.plain import readable_bytes
 from fleet.remote.launcher import Launcher, place
 from launch_to_machines import METHOD_SCRIPTS
 from tests.commands import answer
@@ -123,7 +123,7 @@ def test_memory_is_of_the_words_that_the_tokenizer_has_and_of_models_in_other_wo
     gpt2 = {"config": {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 257}}
     other = forecast(initial_population=(gpt2,)).memory
     assert other.kept == 16 * sizes_of(config(initial_population=(gpt2,))).parameters - 4 * 24 * 32**2 and other.layers
-    assert dict(facts(f))["memory"].startswith(f"{bytes_of(f.memory.total)} of a worker's device")
+    assert dict(facts(f))["memory"].startswith(f"{readable_bytes(f.memory.total)} of a worker's device")
 
 
 def test_of_post_training_it_says_what_helps_instead():

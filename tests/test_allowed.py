@@ -51,7 +51,7 @@ def makes_something(method: str, told: dict) -> None:
     count = len(each[0]) if each else METHODS[method].most or 2
     base = None if METHODS[method].base == "none" else several[3]
     group = Group((6, 8), several[:count], base, "x", tuple(map(str, range(count))))
-    merged = torch.cat([*METHODS[method].merge(group, told)])
+    merged = torch.cat([*METHODS[method].load()(group, told)])
     assert merged.shape == (6, 8) and torch.isfinite(merged).all(), (method, told)
 
 

@@ -1,4 +1,4 @@
-"""Training that comes to numbers that are none: an outcome like any other, until a slot has it again and again."""
+"""Training that comes to NaN or infinite numbers: an outcome like any other, until a slot has it again and again."""
 
 import math
 
@@ -39,7 +39,7 @@ def console_text(picture) -> str:
 
 def loaded(history, id: str, stem: str) -> torch.Tensor:
     """With AdamW, every vector has as many numbers as the model."""
-    return torch.cat([*vectors.whole(history.files(id), stem, history["0/init-0"].metrics["parameters"])])
+    return torch.cat([*vectors.read_stem(history.files(id), stem, history["0/init-0"].metrics["parameters"])])
 
 
 def all_finite(history, rounds: range) -> bool:
@@ -144,7 +144,7 @@ def test_a_generation_of_which_nobody_is_left_ends_the_run_and_the_last_that_was
 
 @pytest.fixture
 def broken(monkeypatch):
-    """One slot's weights are none after its last step of round 2, or its moments."""
+    """One slot's weights are NaN after its last step of round 2, or its moments."""
 
     def breaking(which: str, slot: int) -> None:
         from train.member.pretraining_runtime import PretrainingRuntime

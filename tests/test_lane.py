@@ -117,16 +117,16 @@ def test_large_files_wait_for_who_goes_on_at_once():
 
     lane = Lane(Napping(), published.append, turn, lambda: None)
     lane.start()
-    lane.take("a")
+    lane.enqueue("a")
     until(lambda: published == ["a"], "nobody knows yet what the first lane does")
     lane.looked(True)
-    lane.take("b")
+    lane.enqueue("b")
     before = len(naps)
     until(lambda: len(naps) > before + 5, "it waits")
     assert published == ["a"]
     lane.looked(False)
     until(lambda: published == ["a", "b"], "the first lane has looked")
-    lane.take("c")
+    lane.enqueue("c")
     until(lambda: published == ["a", "b", "c"], "the first lane found nothing, the last time")
     lane.end()
 
@@ -185,7 +185,7 @@ def test_what_the_second_lane_saw_and_a_crash_took_back_is_made_again(tmp_path):
         one.outcome("2/m1")
     for _ in range(3):
         one.take_over()
-        assert not one.finished("2/m1") and "2/m1" in dict(one.open())
+        assert not one.finished("2/m1") and "2/m1" in dict(one.unfinished())
 
 
 def test_a_round_is_complete_by_the_other_lanes_word_about_the_same_versions_alone(tmp_path, monkeypatch):
@@ -252,7 +252,7 @@ def test_a_members_files_are_written_side_by_side(tmp_path, monkeypatch):
 
     monkeypatch.setattr(store, "create", created)
     for attempt in ("00001.m0.0.one", "00001.m0.0.two"):
-        writer = PayloadWriter(store, attempt, late=True)
+        writer = PayloadWriter(store, attempt, deferred=True)
         for name in ("a", "b"):
             writer.write(name, name.encode())
         if full:

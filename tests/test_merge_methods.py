@@ -38,7 +38,7 @@ def merged(
     rows = [in_memory(each) for each in others]
     made = Group(tuple(others[0].shape), rows, None if base is None else in_memory(base), key, models, seed)
     method.check(full)
-    return torch.cat([block.reshape(-1) for block in method.merge(made, full)]).view(others[0].shape)
+    return torch.cat([block.reshape(-1) for block in method.load()(made, full)]).view(others[0].shape)
 
 
 def formula(name: str, others, base=None, **given) -> Tensor:
@@ -322,5 +322,5 @@ def test_on_a_gpu_the_numbers_are_the_same():
             0,
             "cuda",
         )
-        found = torch.cat([block.cpu() for block in METHODS[name].merge(there, params)])
+        found = torch.cat([block.cpu() for block in METHODS[name].load()(there, params)])
         assert torch.allclose(found, here, atol=1e-5), name

@@ -11,7 +11,7 @@ import torch
 from merge import outer_step, tensor_files, wire
 from merge.methods.weighted_sums import slerp_all
 from merge.tensor_group import weighted
-from train.exchange_config import LOSSY_WIRES, ExchangeSection
+from train.exchange_config import QUANTIZED_WIRES, ExchangeSection
 
 SIZES = [0, 1, 63, 64, 65, 1000, tensor_files.CHUNK, tensor_files.CHUNK + 77]
 
@@ -121,7 +121,7 @@ def test_the_configuration_names_the_same_wires():
     named = {*get_args(ExchangeSection.model_fields["wire_dtype"].annotation)} - {""}
     assert named == {*wire.WIRES} - {"root8"}, "which is for what is never negative"
     entries = {name: wire.WIRES[name].entry(wire.BLOCK) for name in named}
-    assert {name for name, entry in entries.items() if entry.bytes < 2 * wire.BLOCK} == {*LOSSY_WIRES}
+    assert {name for name, entry in entries.items() if entry.bytes < 2 * wire.BLOCK} == {*QUANTIZED_WIRES}
 
 
 @pytest.mark.parametrize("how", wire.WIRES)

@@ -227,7 +227,7 @@ def test_half_an_optimizer_in_memory_is_not_trusted(tmp_path, monkeypatch, algor
     from train.member import vectors
 
     wanted, failed = digest(finished(tmp_path / "calm", algorithm=algorithm)), []
-    read = vectors.whole
+    read = vectors.read_stem
 
     def failing(parent, stem, count):
         if stem == "average" and len(failed) < 3:
@@ -235,7 +235,7 @@ def test_half_an_optimizer_in_memory_is_not_trusted(tmp_path, monkeypatch, algor
             raise faults.Passing("EIO")
         return read(parent, stem, count)
 
-    monkeypatch.setattr(vectors, "whole", failing)
+    monkeypatch.setattr(vectors, "read_stem", failing)
     assert digest(finished(tmp_path / "stormy", algorithm=algorithm)) == wanted and len(failed) == 3
 
 

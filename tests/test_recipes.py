@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from fleet.recipe import ROLES, Recipe, alike, check, kept_as, reads
-from fleet.tasks import Args, Task, making
+from fleet.tasks import Args, Task, dispatcher
 from fleet.work import Failed, Work
 
 
@@ -53,7 +53,7 @@ def test_inputs_are_parents_first_and_lists_that_are_shared_are_looked_at_once()
 
 
 def test_who_makes_a_task_has_its_arguments_as_a_record():
-    make = making({"cut": Task(lambda runtime, work, args: {"got": args, "by": runtime}, CutArgs)})
+    make = dispatcher({"cut": Task(lambda runtime, work, args: {"got": args, "by": runtime}, CutArgs)})
     assert make("me", work("cut", shard=2)) == {"got": CutArgs(shard=2), "by": "me"}
     assert CutArgs(shard=2).plain() == {"shard": 2}
 
@@ -61,9 +61,9 @@ def test_who_makes_a_task_has_its_arguments_as_a_record():
 @pytest.mark.parametrize("args", [{}, {"shard": "2"}, {"shard": 2, "whole": True}, {"shard": 2.0}])
 def test_arguments_of_another_shape_are_a_verdict_on_the_recipe(args):
     with pytest.raises(Failed, match="3/m0: its recipe's arguments are not those of cut"):
-        making({"cut": Task(lambda runtime, work, args: {}, CutArgs)})(None, work("cut", **args))
+        dispatcher({"cut": Task(lambda runtime, work, args: {}, CutArgs)})(None, work("cut", **args))
 
 
 def test_a_task_that_nobody_knows_is_a_verdict():
     with pytest.raises(Failed, match="3/m0: no task is called fly; there are: cut"):
-        making({"cut": Task(lambda runtime, work, args: {}, CutArgs)})(None, work("fly"))
+        dispatcher({"cut": Task(lambda runtime, work, args: {}, CutArgs)})(None, work("fly"))

@@ -278,10 +278,10 @@ def test_every_way_gets_to_its_end(tmp_path, keys):
 def test_lm_eval_is_named_for_what_it_can_ask(tmp_path):
     """Whoever was chosen by rewards has no task of lm-eval; by tasks, those."""
     c = rl_config(tmp_path)
-    assert lm_eval_command.told(tmp_path, asked_of(c)) == lm_eval_command.section(tmp_path, asked_of(c)) == ""
+    assert lm_eval_command.hint(tmp_path, asked_of(c)) == lm_eval_command.section(tmp_path, asked_of(c)) == ""
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
     more = {"fitness": (Objective(task="mine"), Objective(task="ours")), "task_path": ("/my tasks",), "num_fewshot": 2}
-    said = lm_eval_command.told(tmp_path, asked_of(c.model_copy(update=more)))
+    said = lm_eval_command.hint(tmp_path, asked_of(c.model_copy(update=more)))
     assert said.endswith(" --tasks mine,ours --include_path '/my tasks' --num_fewshot 2 --apply_chat_template")
 
 

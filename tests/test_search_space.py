@@ -213,8 +213,8 @@ def test_a_machine_that_rounds_differently_proposes_the_same(size, monkeypatch):
     monkeypatch.setattr(np.linalg, "eigh", elsewhere)
     there = CmaState(one)
     for generation in past:
-        here.told(generation)
-        there.told(generation)
+        here.tell(generation)
+        there.tell(generation)
     assert not np.array_equal(here.asked(), there.asked())
     for n in range(4):
         assert one.next(past[:n]) == past[n].points

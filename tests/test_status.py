@@ -97,7 +97,7 @@ def test_what_a_worker_does_is_what_it_has_claimed_last(toys):
     notes = [{"at": time.time() - 600, "what": what, "id": "0/init-0"} for what in ("started", "claimed")]
     (run.folder / "workers" / "berta.events").write_text("".join(json.dumps(each) + "\n" for each in notes))
     store, history = open_run(run.folder, Host(), "berta")[0], run.history()
-    (id, _), *_ = history.open()
+    (id, _), *_ = history.unfinished()
     pulse(run, "berta", time.time(), "gpu1", doing="0/init-0", unit="step", done=5, of=9)
     assert Claims(store, history, Watch(store, Host(), 60.0), 1).take(id)
     assert re.search(rf"berta .* making {id} \d+ seconds?", status(run)), "not the age of older notes"

@@ -16,7 +16,7 @@ from fleet import machines
 from fleet.busy_notice import loading, saying
 from fleet.console import console
 from fleet.places import address, here, in_bucket
-from fleet.plain import bytes_of, say
+from fleet.plain import readable_bytes, say
 from fleet.run_config import UserError, load
 from fleet.single_command import command
 from fleet.start import named
@@ -67,7 +67,7 @@ def advise(
     tried = f"tried here on {best_device().type} with THREADS {c.threads}, by one worker alone"
     basis = (
         f"a step of {forecast.seconds(known.step)}, {'as --step says' if step else tried}; "
-        f"{bytes_of(known.disk)}/s of the disk, {'as --disk says' if disk else 'tried at BASE_DIR'}"
+        f"{readable_bytes(known.disk)}/s of the disk, {'as --disk says' if disk else 'tried at BASE_DIR'}"
     )
     f = forecast.Forecast(c, sizes, known)
     with saying("counting the tokens of its text", say):

@@ -16,7 +16,9 @@ else:
 
 READERS = 16  # shards that read at a time: more of them get no more out of one disk, and each replica writes more files
 FOR_WEIGHTS = ("fp32", "bf16", "int12")  # others lose too much of a number that a small step is added to
-LOSSY_WIRES = ("int12", "int8", "int4", "normal2")  # narrower than what a shard's weights before its step are read in
+# Of fewer than 16 bits. What a DiLoCo change loses in one of these, ERROR_FEEDBACK keeps; and a shard sends its outer
+# step in it, beside the weights before that step, instead of the weights after it.
+QUANTIZED_WIRES = ("int12", "int8", "int4", "normal2")
 _GROWTH = 0.05  # of all steps before, that the rounds of all fragments have while rounds grow
 
 
@@ -180,7 +182,7 @@ class ExchangeConfig(EvolutionSection, ExchangeSection, FleetConfig):
     @property
     def feeds_back(self) -> bool:
         """Whether what a message lost is kept for the next one."""
-        return self.error_feedback and self.shares_one_model and self.wire in LOSSY_WIRES
+        return self.error_feedback and self.shares_one_model and self.wire in QUANTIZED_WIRES
 
     @property
     def shard_count(self) -> int:

@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 
 from fleet.idle_workers import idle
-from fleet.plain import bytes_of, several
+from fleet.plain import readable_bytes, several
 from fleet.progress import duration
 from fleet.run_config import UserError
 from merge.wire import WIRES
-from train.exchange_config import LOSSY_WIRES
+from train.exchange_config import QUANTIZED_WIRES
 from train.kernels import in_fixed_order
 from train.learner import Learner
 from train.member.counted_text import check_text, counted, in_words
@@ -87,7 +87,7 @@ class Forecast:
             known = max(1 / c.mean_parts, 1 / self.here.workers)  # of a group's mean: what its reader made itself
             return (own * (1 + 1 / parents), own * (2 - known)) if c.mean_parts > 1 else (own, own * parents)
         change, lost = _bytes(count, c.wire), _bytes(count, LOST_WIRE) if c.feeds_back else 0.0
-        weights, update = _bytes(count, "fp32"), _bytes(count, c.wire) if c.wire in LOSSY_WIRES else 0.0
+        weights, update = _bytes(count, "fp32"), _bytes(count, c.wire) if c.wire in QUANTIZED_WIRES else 0.0
         momentum = weights if c.outer_momentum else 0.0
         shard = (weights + momentum + update + lost + moments) * (1 + c.in_halves) / c.population_size
         model = (update or weights) * min(1.0, self.here.workers / c.population_size)  # each worker reads it once
@@ -128,13 +128,13 @@ def facts(f: Forecast) -> Iterator[tuple[str, str]]:
     yield from (("text", line) for line in in_words(counted(c, whole=True)))
     grows = f"{c.steps_in(1)} to " if c.steps_in(1) < c.inner_steps else ""
     yield "rounds", f"{c.max_generations}, of {grows}{c.inner_steps} steps; {c.total_steps:,} of a slot"
-    always = f"{bytes_of(f.memory.kept)} of them always"
-    yield "memory", f"{bytes_of(f.memory.total)} of a worker's device, {always}; in parts: python -m train.memory"
+    always = f"{readable_bytes(f.memory.kept)} of them always"
+    yield "memory", f"{readable_bytes(f.memory.total)} of a worker's device, {always}; in parts: python -m train.memory"
     there = f"{several(f.here.workers, 'worker')} for {several(c.population_size, 'slot')}"
     yield "machines", f"{there}; {f.busy:.0%} of them train at a time"
-    yield "exchange", f"a slot writes {bytes_of(written)} and reads {bytes_of(read)} a round"
+    yield "exchange", f"a slot writes {readable_bytes(written)} and reads {readable_bytes(read)} a round"
     train, disk = f.last_round
-    yield "a round", f"{seconds(train)} of training, {seconds(disk)} of a disk of {bytes_of(f.here.disk)}/s"
+    yield "a round", f"{seconds(train)} of training, {seconds(disk)} of a disk of {readable_bytes(f.here.disk)}/s"
     whole = c.total_steps * f.here.step * f.turns
     yield "the run", f"{duration(whole)} of training, {duration(disk * c.max_generations)} of the disk"
 

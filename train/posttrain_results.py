@@ -104,7 +104,7 @@ def taken(run_dir: Path, what: str, out: Path) -> None:
 
 
 def _say_where(what: str, out: Path, c: PosttrainConfig) -> None:
-    say(*filter(None, [what, lm_eval_command.told(out, asked_of(c))]), sep="\n")
+    say(*filter(None, [what, lm_eval_command.hint(out, asked_of(c))]), sep="\n")
 
 
 def asked_of(c: PosttrainConfig) -> lm_eval_command.Asked:

@@ -259,7 +259,7 @@ def show(exporter: Exporter, what: str, out: Path) -> None:
         if loss_picture.picture(exporter.history):
             root = address(exporter.store.root)
             say(f"Every member's metrics: {root}/{TABLE}\nThe loss over the rounds: {root}/{loss_picture.PICTURE}")
-    say(lm_eval_command.told(out))
+    say(lm_eval_command.hint(out))
     say("Held-out text, and after | how the model goes on:", *samples(exporter), sep="\n")
 
 

@@ -31,9 +31,9 @@ class EvaluationArgs(Args):
 
     on: EvalSplit
     generation: int = 0  # of post-training, which draws its own questions
-    rival: str = ""  # in a race: whom to be ahead of
+    rival: str = ""  # in a race: the member whose score has to be beaten
     calibration: str = ""  # the member that knows what answers say of each question, so that few are asked (irt)
-    earlier: str = ""  # who has answered few of them for it already
+    earlier: str = ""  # the member that has asked it few of them already
 
 
 class Turn(Args):
@@ -42,11 +42,11 @@ class Turn(Args):
     round: int
     slot: int
     steps: int
-    before: str = ""  # the slot's own last member: its optimizer goes on, and whether it came to nothing is known
+    before: str = ""  # the slot's last member: its optimizer goes on, and it says whether its training came to nothing
 
 
 class ChildArgs(Turn):
-    """Pre-training."""
+    """A child of pre-training (EDT)."""
 
     on: EvalSplit
     # the first so many of the recipe's `needs` are the parts of its parents' mean; 0: it averages its parents itself
@@ -54,38 +54,38 @@ class ChildArgs(Turn):
 
 
 class ShardArgs(Args):
-    """A range of the model; of which other member's, if not the first weights'."""
+    """One of the ranges that a model is cut into: a shard of the global model (DiLoCo), or a part of a group's mean."""
 
-    shard: int
-    old: str = ""
+    shard: int  # the range's number
+    old: str = ""  # a shard's predecessor, whose weights the outer step changes; the first shards and means have none
 
 
 class RolloutArgs(Args):
-    """A policy's own answers, of which its child learns."""
+    """A policy's own answers, from which its child learns."""
 
     generation: int
     slot: int
-    base: str = ""  # as its child's
+    base: str = ""  # as in the child's own arguments
 
 
 class PerturbationArgs(Args):
-    """Of evolution strategies: two opposite neighbours of a round's model."""
+    """Of evolution strategies: a round's model, perturbed in two opposite directions."""
 
     generation: int
     pair: int
-    base: str  # whose weights were published last
-    since: str = ""  # what knows the rounds since then
+    base: str  # the model whose weights were published last
+    since: str = ""  # the member whose log has the rewards of the rounds since then
 
 
 class StepArgs(Args):
-    """A round's rewards, beside those since the weights were published."""
+    """The log of rewards since the weights were published, one round longer."""
 
-    pairs: int
-    since: str = ""
+    pairs: int  # the recipe's first so many `needs` have this round's rewards
+    since: str = ""  # the member whose log has those before
 
 
 class PublishArgs(EvaluationArgs):
-    """A round's model as files."""
+    """A round's model as files; the rest as in StepArgs and PerturbationArgs."""
 
     pairs: int
     base: str
@@ -97,14 +97,14 @@ class PosttrainChildArgs(EvaluationArgs):
 
     slot: int
     technique: str
-    base: str = ""  # what the merge counts changes from, where that is none of the parents
+    base: str = ""  # the model that the merge counts changes from, where that is not one of the parents
     learns_by: str = ""  # sft, dpo, grpo; empty: it stays what its parents made it
-    own_rollouts_id: str = ""  # of grpo
-    others_rollouts_ids: list[str] = []  # and those that others share
+    own_rollouts_id: str = ""  # grpo: the member with its policy's own answers
+    others_rollouts_ids: list[str] = []  # and those with other policies' answers, which it learns from, too
 
 
 def round_zero(c: ExchangeConfig, one_start: bool = False) -> list[Recipe]:
-    """The tokenizer, the sources' tokens, the first weights. All have the first one's shape."""
+    """The tokenizer, the sources' tokens, the first weights: of several models, all have the first one's shape."""
     entries = range(1 if one_start else c.first_models)
     words = (TOKENIZER,) if c.text_sources else ()
     inits = [(InitArgs(entry=n).plain(), (*words, FIRST) if n else words) for n in entries]
@@ -136,7 +136,7 @@ def last_of(slot: str, round: int) -> str:
 
 
 def unique(*ids: str, but: Sequence[str] = ()) -> tuple[str, ...]:
-    """Each once, in the order given; none for an empty name, and none of `but`."""
+    """The ids, each once and in the order given; without empty ones, and without those in `but`."""
     return tuple(id for id in dict.fromkeys(ids) if id and id not in but)
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from fleet import faults
-from fleet.errors import Lacking, behind, spoils
+from fleet.errors import Lacking, cause_chain, spoils
 from fleet.run_config import UserError
 from fleet.work import Failed, Maker, NotOnThisMachine, Work
 
@@ -58,7 +58,7 @@ def _meaning(error: Exception) -> BaseException:
     """A verdict that began with this machine's disk, network, packages or GPU says nothing about other machines."""
     if isinstance(error, Lacking):
         return NotOnThisMachine(str(error))
-    for each in behind(error):
+    for each in cause_chain(error):
         passing = isinstance(each, OSError) and isinstance(faults.named(each, ""), (faults.Full, faults.Passing))
         if passing or of_this_machine(each):
             return each
@@ -72,7 +72,7 @@ def _meaning(error: Exception) -> BaseException:
 
 def short_memory(error: BaseException) -> str:
     """How much was asked for and how much there is, if that is what an error came of; nothing else otherwise."""
-    for each in behind(error):
+    for each in cause_chain(error):
         if ran_out(each):
             device, found = "the GPU" if _on_gpu(each) else "this machine", _ASKED.search(str(each))
             asked = f"{shown(float(found[1]) * _UNITS.get(found[2], 1))} more are needed, " if found else ""

@@ -12,7 +12,7 @@ from fleet import gpus
 from fleet.console import in_full
 from fleet.gpus import Accelerators
 from fleet.machines import Machine
-from fleet.plain import bytes_of, plain, some
+from fleet.plain import plain, readable_bytes, some
 from fleet.progress import duration
 from fleet.status import table_of
 
@@ -156,14 +156,14 @@ def _cells(report: Report, odd: Mapping[str, Any]) -> list[Text | str]:
     has += [Text(f"{facts['cores']} cores"), Text(f"{facts['memory'] / 2**30:.0f} GB")]
     has += [_cell(f"{n} x {kind}") for kind, n in Counter(facts["devices"]).items()] or [Text("no accelerator")]
     disk = [] if report.missing is None else [seen if not report.missing else "another"]
-    free = [] if report.free is None else [f"{bytes_of(report.free)} free"]
+    free = [] if report.free is None else [f"{readable_bytes(report.free)} free"]
     return [Text(", ").join(has), ", ".join(free + disk + _bucket(report.bucket))]
 
 
 def _bucket(its: Mapping[str, Any]) -> list[str]:
     if not its:
         return []
-    speed = f"{bytes_of(its['up'])}/s up, {bytes_of(its['down'])}/s down"
+    speed = f"{readable_bytes(its['up'])}/s up, {readable_bytes(its['down'])}/s down"
     return [f"a request takes {1000 * its['seconds']:.0f} ms", speed, plain(f"credentials: {its['source']}", 200)]
 
 

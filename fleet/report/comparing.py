@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from fleet.plain import bytes_of
+from fleet.plain import readable_bytes
 from fleet.report import curves
 from fleet.report.curves import NAMES, Where
 from fleet.report.facts import MEASURES, Facts
@@ -67,7 +67,7 @@ def _runs(all: Sequence[Facts], names: Sequence[str]) -> str:
             label, str(each.config.get("algorithm", "")), each.state, str(each.finished - 1) if each.finished else "–",
             figure(each.best[0] if each.best else None), figure(each.averaged),
             count(each.tokens) if each.tokens else "–", lasting(max(0.0, each.ended - each.began)),
-            lasting(each.machine_seconds), bytes_of(each.written + each.read), share(each.goodput),
+            lasting(each.machine_seconds), readable_bytes(each.written + each.read), share(each.goodput),
         ]
         for label, each in zip(names, all, strict=True)
     ]  # fmt: skip

@@ -2,7 +2,7 @@
 
 import json
 
-from fleet.plain import bytes_of, several
+from fleet.plain import readable_bytes, several
 from fleet.report import curves, family, timeline
 from fleet.report.curves import NAMES
 from fleet.report.facts import Facts, Failure
@@ -62,8 +62,8 @@ def _summary(facts: Facts) -> str:
         ("Tokens", count(facts.tokens), "trained on") if facts.tokens else None,
         ("Time", lasting(max(0.0, facts.ended - facts.began)), f"since {moment(facts.began)}") if facts.began else None,
         ("Machine time", lasting(facts.machine_seconds), _machines(facts)) if facts.rows else None,
-        ("Moved", bytes_of(facts.written + facts.read),
-         f"{bytes_of(facts.written)} written, {bytes_of(facts.read)} read") if facts.rows else None,
+        ("Moved", readable_bytes(facts.written + facts.read),
+         f"{readable_bytes(facts.written)} written, {readable_bytes(facts.read)} read") if facts.rows else None,
         ("Goodput", share(facts.goodput), "of the workers' time made what counts") if facts.rows else None,
         ("At work", share(facts.shares[0]),
          "of their time; {:.0%} for the disk, {:.0%} for others".format(*facts.shares[1:])) if facts.shares else None,

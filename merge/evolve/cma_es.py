@@ -42,7 +42,7 @@ class Search:
     def _told(self, past: Sequence[Generation], known: "CmaState | None") -> "CmaState":
         strategy = known or CmaState(self)
         for generation in past[strategy.number :]:
-            strategy.told(generation)
+            strategy.tell(generation)
         return strategy
 
 
@@ -79,7 +79,7 @@ class CmaState:
     def middle(self) -> np.ndarray:
         return np.asarray(self._cma.mean)
 
-    def told(self, generation: Generation) -> None:
+    def tell(self, generation: Generation) -> None:
         """Points as they were tried, which are not quite those that were asked for."""
         self.asked()
         self._cma.tell([np.array(point) for point in generation.points], _losses(generation.scores), check_points=False)

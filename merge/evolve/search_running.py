@@ -83,5 +83,5 @@ def ended(where: Path, save: bool) -> int:
 
         with leaving():
             merge(where / records.BEST, where / "final_model", overwrite=True)
-        say(f"The model: {where / 'final_model'}", lm_eval_command.told(where / "final_model"), sep="\n")
+        say(f"The model: {where / 'final_model'}", lm_eval_command.hint(where / "final_model"), sep="\n")
     return 0

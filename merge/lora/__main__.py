@@ -30,7 +30,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from fleet import help_pages, lm_eval_command
-from fleet.plain import bytes_of, say
+from fleet.plain import readable_bytes, say
 from merge.command_helpers import bar, keep_memory, open_many, run
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _write(plan: "AdapterPlan", out: Path, needed: list[Path], common: Common) -
         )
     for note in stats.notes:
         say(f"Note: {note}.")
-    say(f"{out}: {bytes_of(stats.bytes)} in {stats.seconds:.1f} s; {_told(stats)}")
+    say(f"{out}: {readable_bytes(stats.bytes)} in {stats.seconds:.1f} s; {_told(stats)}")
     say(f"Evaluate it: {lm_eval_command.lm_eval(out, plan.base)}")
 
 

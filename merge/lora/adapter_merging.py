@@ -14,7 +14,7 @@ from merge.donor import LazyTensor, tensors_in
 from merge.donors import located
 from merge.lora.adapter_writing import EMBEDDING, LINEAR, TURNED, AdapterPlan, MatrixJob
 from merge.lora.low_rank import Change
-from merge.merge_planning import Job, jobs_of
+from merge.merge_planning import TensorJob, jobs_of
 from merge.merge_recipe import MergeRecipe, refuse_keys
 from merge.parameters import check_names, method_of
 from merge.tensor_files import UserError
@@ -85,7 +85,7 @@ def _rows(matrix: LoraMatrix | None, columns: int) -> RowReader:
     return matrix.rows if matrix else lambda begin, end: torch.zeros(end - begin, columns)
 
 
-def _matrix(job: Job, adapters: Sequence[Adapter], rank: int, how: engine.MergeOptions) -> MatrixJob:
+def _matrix(job: TensorJob, adapters: Sequence[Adapter], rank: int, how: engine.MergeOptions) -> MatrixJob:
     module = job.name.removesuffix(".weight")
     theirs = [each.matrices[module] for each in adapters if module in each.matrices]
     kind = TURNED if any(each.settings.get("fan_in_fan_out") for each in adapters) else LINEAR

@@ -31,16 +31,16 @@ class Param:
 
 @dataclass(frozen=True)
 class MergeMethod:
-    function: str  # its module in this folder, and its name there
+    qualified_name: str  # of its function: the module in this folder, and the name there
     params: Mapping[str, Param] = field(default_factory=dict)
     base: Literal["none", "optional", "required"] = "none"  # none: a base is a model like the others
     least: int = 1  # models beside the base
     most: int | None = None
     check: Callable[[Mapping[str, Any]], None] = lambda p: None
 
-    @property
-    def merge(self) -> "Callable[[Group, Mapping[str, Any]], Iterator[Tensor]]":
-        module, _, name = self.function.partition(".")
+    def load(self) -> "Callable[[Group, Mapping[str, Any]], Iterator[Tensor]]":
+        """The function that merges a group; this imports its module, and torch."""
+        module, _, name = self.qualified_name.partition(".")
         found: Callable[[Group, Mapping[str, Any]], Iterator[Tensor]]
         found = getattr(importlib.import_module(f"merge.methods.{module}"), name)
         return found

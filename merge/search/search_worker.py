@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from fleet import faults
 from fleet.history import History
 from fleet.recipe import NotYet
-from fleet.tasks import Args, Task, making
+from fleet.tasks import Args, Task, dispatcher
 from fleet.work import Maker, Work
 from merge.search.search_strategy import CHECK, QuestionArgs
 from train.few_questions import FewQuestions, Items, calibrated
@@ -77,7 +77,7 @@ def maker(
     from train.verdicts import with_verdicts
 
     every: Mapping[str, Task[Any]] = {"check": Task(_check), "calibrate": Task(_calibrate), **tasks}
-    made = making(every)
+    made = dispatcher(every)
 
     def make(known: E, work: Work) -> Mapping[str, Any]:
         check_can_serve(known, work)

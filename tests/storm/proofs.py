@@ -321,7 +321,7 @@ def _no_rest() -> Iterator[None]:
 def _by_the_clock() -> contextlib.AbstractContextManager[Any]:
     def explains(self: Repair, id: str, fault: faults.Fault) -> bool:
         since, visible = self.context.host.now(), self.context.options.visible_seconds
-        while not self.context.host.stopping and not self.behind(id):
+        while not self.context.host.stopping and not self.already_done(id):
             bad, fault = self._bad_parent(id, set())
             if bad is None:
                 return True

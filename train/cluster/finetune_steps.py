@@ -56,7 +56,7 @@ def objective_of(c: PosttrainConfig) -> Objective:
 def shares(c: PosttrainConfig, learner: SharedLearner, steps: Steps) -> list[list[Share]]:
     """Of each step, this rank's, which is as many batches as any other's; with what the model says before it learns."""
     rank, count, found = learner.ranks.rank, learner.ranks.count, list[list[Share]]()
-    for step in finetune_rows.told(steps, "what the model says before it learns, of", "steps"):
+    for step in finetune_rows.with_progress(steps, "what the model says before it learns, of", "steps"):
         own, turns = step[rank::count], math.ceil(len(step) / count)
         (parts,) = objectives.with_first_logprobs(c, learner, [[*own, *step[:1]][:turns]])
         whole = sum(batch.count if not objectives.objective_of(c).pairs else batch.examples // 2 for batch in step)

@@ -136,8 +136,8 @@ def data_of(donor: Opened, rows: str, o: FinetuneOptions, ranks: Ranks) -> Finet
     most = longest(o, donor.positions)
 
     def examples(some: Sequence[text_sources.PlacedRow], what: str) -> Sequence[Sequence[Example]]:
-        told = finetune_rows.told(some, f"{what}: tokens of", "rows")
-        made = objectives.OBJECTIVES[objective].examples(told, donor.tokenizer, most)
+        shown = finetune_rows.with_progress(some, f"{what}: tokens of", "rows")
+        made = objectives.OBJECTIVES[objective].examples(shown, donor.tokenizer, most)
         cut = f", {made.cut:,} cut at {most:,} tokens" if made.cut else ""
         lost = f", {made.empty:,} left out, with nothing to learn" if made.empty else ""
         say(ranks, f"{several(len(made.kept), 'example')} {what}{cut}{lost}")

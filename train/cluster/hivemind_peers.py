@@ -71,7 +71,7 @@ class Peer:
         if every and (self.round % every == 0 or self.round == self._rounds):
             self._level()
         step = OuterStep(self.round, self._others, drift, time.monotonic() - begin, self._waited)
-        self._say(step.told())
+        self._say(step.in_words())
         return step.metrics()
 
     def _drift(self, averaged: Tensor) -> float:

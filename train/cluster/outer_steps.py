@@ -13,7 +13,7 @@ class OuterStep:
     waited: float  # of these, until the others were there
     at: float = field(default_factory=time.time)
 
-    def told(self) -> str:
+    def in_words(self) -> str:
         """Peers are in different places: their clocks, in the same one."""
         whom = f"met {', '.join(self.met)}" if self.met else "met nobody"
         when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.at))

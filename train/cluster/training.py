@@ -66,7 +66,7 @@ def train(options: TrainingOptions, ranks: Ranks) -> int:
         return 130
     if material.tokenizer:
         export(learner, material.tokenizer, options, options.ckpt.path / "model")
-        say(ranks, f"the model: {options.ckpt.path / 'model'}\n{lm_eval_command.told(options.ckpt.path / 'model')}")
+        say(ranks, f"the model: {options.ckpt.path / 'model'}\n{lm_eval_command.hint(options.ckpt.path / 'model')}")
     return 0
 
 

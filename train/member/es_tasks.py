@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fleet.tasks import Task, making
+from fleet.tasks import Task, dispatcher
 from fleet.work import Maker, Work
 from train.chat_examples import ChatWriter
 from train.kernels import in_fixed_order
@@ -26,7 +26,7 @@ _ADVICE = "a smaller BATCH_SIZE or SEQ_LENGTH needs less, in a run with another 
 def maker(config: PosttrainConfig) -> Maker:
     """What a worker makes members with."""
     in_fixed_order(config.threads, config.deterministic, config.precision)
-    return with_verdicts(lambda: EsRuntime(config), making(TASKS), _ADVICE)
+    return with_verdicts(lambda: EsRuntime(config), dispatcher(TASKS), _ADVICE)
 
 
 def make_pair(runtime: EsRuntime, work: Work, args: PerturbationArgs) -> Metrics:

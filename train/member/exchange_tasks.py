@@ -17,7 +17,7 @@ from merge.outer_step import OuterOptimizer, State, means, ranges
 from merge.tensor_files import bytes_of
 from merge.tensor_group import weighted
 from merge.wire import pieces, send, sender
-from train.exchange_config import LOSSY_WIRES, ExchangeConfig
+from train.exchange_config import QUANTIZED_WIRES, ExchangeConfig
 from train.member import vectors
 from train.member.error_feedback import Feedback
 from train.member.global_model import STEPPED_FROM, STEPPED_TO, GlobalModel, identity
@@ -236,7 +236,7 @@ def make_shard(runtime: MemberRuntime, work: Work, args: ShardArgs) -> Metrics:
     """One range of the outer step: everybody's changes there, piece by piece, whatever their size."""
     old = work.inputs[args.old]
     counts, cut = counts_of(old), cut_of(old.metrics["parameters"], work, args)
-    if runtime.config.wire in LOSSY_WIRES and BEFORE not in work.writer.known:
+    if runtime.config.wire in QUANTIZED_WIRES and BEFORE not in work.writer.known:
         _write_old(runtime, work, args, cut)
     if work.early:
         return {}
@@ -270,8 +270,9 @@ def _step(runtime: MemberRuntime, work: Work, args: ShardArgs, cut: range, chang
     share = (len(work.recipe.parents) - 1) / c.population_size  # of all slots, these come together here
     reached, seen = list[Tensor](), checksum()
     with ExitStack() as stack:
-        narrow = Feedback(c, work, old, UPDATE, len(cut), stack) if c.wire in LOSSY_WIRES else None
-        new = [sender(stack.enter_context(work.create(file_of(stem))), len(cut)) for stem in stems[bool(narrow) :]]
+        narrow = Feedback(c, work, old, UPDATE, len(cut), stack) if c.wire in QUANTIZED_WIRES else None
+        written = stems[1:] if narrow else stems  # the weights are those before the step and the step, or a file
+        new = [sender(stack.enter_context(work.create(file_of(stem))), len(cut)) for stem in written]
         for *before, change in zip(model.pieces_of(old, args.shard, cut), *state, changes, strict=True):
             weights, *momentum = runtime.outer.step(before, change.mul_(share))
             if narrow:

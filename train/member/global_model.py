@@ -41,7 +41,7 @@ class GlobalModel:
         if number < len(self._known) and self._known[number] == identity(shard):
             return pieces(self._vector[cut.start : cut.stop])
         known, there = self._parts.get(number, ("", ()))
-        return iter(there) if known == identity(shard) else vectors.whole(shard, WEIGHTS, len(cut))
+        return iter(there) if known == identity(shard) else vectors.read_stem(shard, WEIGHTS, len(cut))
 
     def made(self, number: int, known: str, weights: Sequence[Tensor]) -> None:
         self._parts[number] = known, weights

@@ -1,5 +1,5 @@
-"""The inner loop as part of a recipe: it goes on where an earlier attempt got to, and may come to numbers that are
-none, an outcome like any other and the same whoever comes to it."""
+"""The inner loop as part of a recipe: it goes on where an earlier attempt got to, and may come to NaN or
+infinite numbers, an outcome like any other and the same whoever comes to it."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping

@@ -16,7 +16,7 @@ from merge.donor import LazyTensor
 from merge.donors import Donors
 from merge.engine import MergeOptions
 from merge.live_models import LiveModel, LiveModels, places_in
-from merge.merge_planning import Job, Plan, plan_merge
+from merge.merge_planning import Plan, TensorJob, plan_merge
 from merge.merge_recipe import MergeRecipe, merge_of, text_of
 from merge.merging import SHARD, furnish, merge_into
 from merge.tensor_group import in_memory
@@ -125,13 +125,13 @@ class ChildModel:
 
     def files(self, dtype: torch.dtype, state: Mapping[str, Tensor] | None = None) -> Plan:
         """Its weights as they are now, or those of its parts, as a plan whose tensors are only to be written."""
-        state, jobs = state or self.live.model.state_dict(), list[Job]()
+        state, jobs = state or self.live.model.state_dict(), list[TensorJob]()
         for job in self.plan.jobs:
             tensor = state[job.name].detach().cpu()
             wanted = dtype if tensor.dtype.is_floating_point else tensor.dtype
             if not bool(tensor.to(wanted).isfinite().all()):
                 raise UserError(f"{job.name} has numbers that are not finite, or too large for {dtype}")
-            jobs.append(Job(job.name, job.shape, wanted, (LazyTensor(job.shape, wanted, in_memory(tensor)),)))
+            jobs.append(TensorJob(job.name, job.shape, wanted, (LazyTensor(job.shape, wanted, in_memory(tensor)),)))
         key = "dtype" if "dtype" in self.plan.config else "torch_dtype"
         return replace(self.plan, jobs=jobs, config={**self.plan.config, key: str(dtype).removeprefix("torch.")})
 

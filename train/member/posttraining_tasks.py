@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from fleet.tasks import Args, Task, making
+from fleet.tasks import Args, Task, dispatcher
 from fleet.work import Maker, Work
 from train import objectives, packing
 from train.batches import shuffled
@@ -19,9 +19,9 @@ from train.fitness_from import Interview
 from train.kernels import in_fixed_order, looking
 from train.learner import Learner, rate
 from train.member import inner_loop, posttraining_genome, rl_tasks
-from train.member.child_weights import WholeChild, child_weights, looked_at
 from train.member.posttraining_round_zero import ROWS, make_data, make_init
 from train.member.posttraining_runtime import ChildModel, PosttrainingRuntime, merged
+from train.member.posttraining_weights import WholeChild, child_weights, looked_at
 from train.posttrain import posttrain_fitness
 from train.posttrain.example_rows import ExampleRows
 from train.posttrain.posttrain_config import PosttrainConfig
@@ -49,7 +49,7 @@ _ADVICE = (
 def maker(config: PosttrainConfig) -> Maker:
     """What a worker makes members with."""
     in_fixed_order(config.threads, config.deterministic, config.precision)
-    return with_verdicts(lambda: PosttrainingRuntime(config), making(TASKS), _ADVICE)
+    return with_verdicts(lambda: PosttrainingRuntime(config), dispatcher(TASKS), _ADVICE)
 
 
 def make_child(runtime: PosttrainingRuntime, work: Work, args: PosttrainChildArgs) -> Metrics:

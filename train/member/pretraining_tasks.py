@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fleet.recipe import round_and_slot
-from fleet.tasks import Task, making
+from fleet.tasks import Task, dispatcher
 from fleet.work import Failed, Maker, Work
 from train.kernels import in_fixed_order
 from train.member import vectors
@@ -49,7 +49,7 @@ def _make(runtime: PretrainingRuntime, work: Work) -> Metrics:
     lost = f"{work.id} was carried over from another run, and its files are damaged"
     if 0 < round <= carried and work.recipe.task not in ("gathered", "whole"):
         raise Failed(f"{lost}: fork that one again")
-    metrics = dict(making(TASKS)(runtime, work))
+    metrics = dict(dispatcher(TASKS)(runtime, work))
     if carried and round == 0 and not work.as_before():
         raise Failed(f"{lost}; this run's configuration would make others: fork that one again")
     return metrics

@@ -14,9 +14,9 @@ from train.chat_examples import ChatWriter
 from train.kernels import looking
 from train.learner import Learner
 from train.member import posttraining_genome
-from train.member.child_weights import child_weights
 from train.member.posttraining_round_zero import ROWS
 from train.member.posttraining_runtime import ChildModel, PosttrainingRuntime
+from train.member.posttraining_weights import child_weights
 from train.posttrain import posttrain_fitness
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.posttrain.posttrain_sections import REWARD

@@ -84,8 +84,9 @@ def numbers(parent: Any, name: str, count: int) -> Iterator[Tensor]:
         yield from received(file, count)
 
 
-def whole(parent: InputMember, stem: str, count: int) -> Iterator[Tensor]:
-    """The same of a vector that may be in parts."""
+def read_stem(parent: InputMember, stem: str, count: int) -> Iterator[Tensor]:
+    """A stem's vector, piece by piece: from one file, or from its parts; or, where weights travel as the step that
+    leads to them, the weights before that step minus the step."""
     if stem == WEIGHTS and BEFORE in parent.files:
         for old, step in zip(numbers(parent, BEFORE, count), numbers(parent, UPDATE, count), strict=True):
             yield old - step
@@ -128,7 +129,7 @@ def _fill(into: Tensor, numbers: Iterable[Tensor]) -> None:
 
 def mean(members: list[InputMember], stem: str, into: Tensor, wire: str = "fp32") -> None:
     """EDT: of all members; through a wire, as if somebody else had made it."""
-    several = means([whole(member, stem, len(into)) for member in members])
+    several = means([read_stem(member, stem, len(into)) for member in members])
     _fill(into, (arrived(piece, wire) for piece in several))
 
 
@@ -140,7 +141,7 @@ def arrived(vector: Tensor, wire: str) -> Tensor:
 def joined(shards: list[InputMember], stem: str, into: Tensor) -> None:
     """Members that hold a range of the vector each, one after the other; of a list of one, its whole vector."""
     for cut, shard in zip(ranges(len(into), len(shards)), shards, strict=True):
-        _fill(into[cut.start : cut.stop], whole(shard, stem, len(cut)))
+        _fill(into[cut.start : cut.stop], read_stem(shard, stem, len(cut)))
 
 
 def read(join: Joining, members: list[InputMember], stem: str, size: int) -> Tensor:

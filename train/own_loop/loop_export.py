@@ -65,7 +65,7 @@ def state_dict(about: Mapping[str, Any], result: RunResult) -> dict[str, Tensor]
 
 
 def _lines(result: RunResult, history: History) -> list[str]:
-    return [f"- {each.id}: {metrics_text(each.metrics)}" for each in result.told(history)]
+    return [f"- {each.id}: {metrics_text(each.metrics)}" for each in result.measured(history)]
 
 
 def _card(c: OwnLoopConfig, result: RunResult, history: History) -> str:

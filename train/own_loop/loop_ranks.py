@@ -41,12 +41,10 @@ class LeadingRank:
             self.ranks.given(each, each.shape, each.dtype)
         return getattr(self.model, what)(*given)
 
-    def told(self, said: Told) -> None:
+    def pass_on(self, said: Told) -> None:
+        """To the others: what the user's loop is told here."""
         if isinstance(said, OwnTurn):
-            about = {
-                name: getattr(said, name) for name in ("round", "slot", "steps", "genome", "base", "done", "drawn")
-            }
-            self.ranks.heard({"turn": about})
+            self.ranks.heard({"turn": {name: getattr(said, name) for name in _OF_A_TURN}})
         elif isinstance(said, Ended):
             self.ranks.heard({"ended": said.how, "error": str(said.error or "")})
         else:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from fleet.plain import say
-from fleet.tasks import Task, making
+from fleet.tasks import Task, dispatcher
 from fleet.work import CannotServe, InputMember, Maker, NotOnThisMachine, Work
 from train.fixed_order import in_fixed_order
 from train.member import exchange_tasks, vectors
@@ -198,7 +198,7 @@ _JOINING: Mapping[str, Joining] = {"mean": vectors.mean, "global": vectors.joine
 
 def own_maker(config: OwnLoopConfig, runtime: OwnLoopRuntime) -> Maker:
     in_fixed_order(config.threads, config.deterministic)
-    return with_verdicts(lambda: runtime, making(TASKS), _ADVICE)
+    return with_verdicts(lambda: runtime, dispatcher(TASKS), _ADVICE)
 
 
 def make_own_child(runtime: OwnLoopRuntime, work: Work, turn: ChildArgs) -> Metrics:

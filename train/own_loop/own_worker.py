@@ -24,7 +24,7 @@ class OwnWorker:
     def __init__(self, joined: JoinedWorker, config: OwnLoopConfig, model: OwnModel, lead: LeadingRank | None) -> None:
         self.joined, self.config, self.model = joined, config, model
         answer = lead.answer if lead else lambda what, given: getattr(model, what)(*given)
-        self.hands = HandOver(answer, joined.host.stop, lead.told if lead else _unheard)
+        self.hands = HandOver(answer, joined.host.stop, lead.pass_on if lead else _unheard)
         self._runtime = OwnLoopRuntime(config, model, self.hands)
         self._thread = threading.Thread(target=self._run, daemon=True)
 

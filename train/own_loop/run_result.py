@@ -31,7 +31,7 @@ class RunResult:
     said: KeptBeside
     fill_start: FillStart
 
-    def told(self, history: History) -> list[Member]:
+    def measured(self, history: History) -> list[Member]:
         """Whose metrics say how good it is: all together, where the run has looked at them, or each member."""
         ids = tuple(member.id for member in self.members)
         there = history.round(round_and_slot(ids[0])[0])

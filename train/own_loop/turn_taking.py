@@ -66,10 +66,10 @@ class Hands(Protocol):
 
 
 class HandOver:
-    def __init__(self, answer: Answer, stop: Callable[[], None], told: Callable[[Told], None]) -> None:
-        """What `answer` says is what the user's thread does when it is asked; `stop` lets the worker end; `told` hears
-        what the user's loop is told."""
-        self._answer, self._stop, self._told = answer, stop, told
+    def __init__(self, answer: Answer, stop: Callable[[], None], pass_on: Callable[[Told], None]) -> None:
+        """What `answer` says is what the user's thread does when it is asked; `stop` lets the worker end; `pass_on` is
+        given what the user's loop is told."""
+        self._answer, self._stop, self._pass_on = answer, stop, pass_on
         self._to_loop, self._to_worker = SimpleQueue[Any](), SimpleQueue[Any]()
 
     # -- the worker's side --------------------------------------------------------------------------------------------
@@ -114,5 +114,5 @@ class HandOver:
                 self._to_worker.put(error)
                 raise
         told: Told = said
-        self._told(told)
+        self._pass_on(told)
         return told

@@ -24,14 +24,14 @@ def objective_for(rows: str, name: str, split: str) -> str:
 
 
 def read(rows: str, name: str, split: str, objective: str) -> list[PlacedRow]:
-    found = [*told(text_sources.read(rows, name, split, OBJECTIVES[objective].check), f"{rows}: read", "rows")]
+    found = [*with_progress(text_sources.read(rows, name, split, OBJECTIVES[objective].check), f"{rows}: read", "rows")]
     if not found:
         raise UserError(f"{rows}: no rows in it")
     return found
 
 
-def told(things: Iterable[T], what: str, called: str) -> Iterator[T]:
-    """How far it has come, where that takes long."""
+def with_progress(things: Iterable[T], what: str, called: str) -> Iterator[T]:
+    """The same things; how far they have come is said, where that takes long."""
     said = time.monotonic()
     for number, each in enumerate(things, 1):
         yield each

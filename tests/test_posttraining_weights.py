@@ -15,9 +15,9 @@ from tests.chat_rows import SMALL, of
 from tests.posttraining import config, finished, rl_config, worker
 from train import adapters
 from train.adapters import SETTINGS, WEIGHTS, Layers, adapted, names_of, put, taken
-from train.member import child_weights, posttraining_tasks
-from train.member.child_weights import AdapterChild
+from train.member import posttraining_tasks, posttraining_weights
 from train.member.posttraining_runtime import PosttrainingRuntime
+from train.member.posttraining_weights import AdapterChild
 from train.model import without_numbers
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.posttrain.posttrain_sections import Adapter
@@ -119,7 +119,7 @@ def test_whoever_wants_the_whole_model_has_what_was_judged(ran, tmp_path):
     out = exported(ran, id, tmp_path / "out")
     runtime = PosttrainingRuntime(config_of(ran))
     work = SimpleNamespace(inputs={each: ran.files(each) for each in (id, FIRST)})
-    looked, dtype = child_weights.looked_at(runtime, work, id)  # type: ignore[arg-type]
+    looked, dtype = posttraining_weights.looked_at(runtime, work, id)  # type: ignore[arg-type]
     whole, there = load_file(out / "model.safetensors"), looked.live.model.state_dict()
     assert dtype == torch.float32 and all(torch.equal(each, there[name]) for name, each in whole.items())
     base, tokens = config_of(ran).models[0], torch.arange(20)[None]
