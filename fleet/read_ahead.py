@@ -78,9 +78,11 @@ def small_files_at_hand(context: WorkerContext, id: str, recipe: Recipe) -> Iter
     after the other they would take longer to be opened than to be read."""
     here, files = context.store.at_hand, awaited(context.history, id, recipe, context.files_read)
     small = [
-        (input, name) for input, name in files
-        if input.files[name][0] <= _SMALL and input.member.id not in context.pending and not here.holds(input.place(name))
-    ]  # fmt: skip
+        (input, name)
+        for input, name in files
+        if input.files[name][0] <= _SMALL and input.member.id not in context.pending
+        if not here.holds(input.place(name))
+    ]
     context.host.in_short([partial(_read, *file) for file in small])
     try:
         yield

@@ -70,7 +70,7 @@ def test_a_child_that_diverges_is_its_parents_mean_and_the_run_goes_on(wild):
     (child,) = diverged
     parents = child.recipe.parents
     mean = torch.stack([loaded(wild, id, vectors.WEIGHTS) for id in parents]).mean(0)
-    assert torch.allclose(loaded(wild, child.id, vectors.WEIGHTS), mean, rtol=2**-7)
+    assert torch.allclose(loaded(wild, child.id, vectors.WEIGHTS), mean, rtol=0, atol=float(mean.abs().max()) / 2000)
     best = min((wild[id].metrics for id in parents), key=lambda metrics: metrics["loss"])
     assert child.metrics["genome_rate"] == best["genome_rate"] and math.isfinite(child.metrics["loss"])
     assert "train_loss" not in child.metrics and child.metrics["diverged_in_a_row"] == 1
@@ -221,4 +221,4 @@ def test_a_child_that_answers_with_no_number_is_its_parents_mean(tmp_path, monke
     history = finished(tmp_path, max_generations=2)
     assert history["2/m2"].metrics["diverged"] and asked.count("2/m2") == 2
     mean = torch.stack([loaded(history, id, vectors.WEIGHTS) for id in history["2/m2"].recipe.parents]).mean(0)
-    assert torch.allclose(loaded(history, "2/m2", vectors.WEIGHTS), mean, rtol=2**-7)
+    assert torch.allclose(loaded(history, "2/m2", vectors.WEIGHTS), mean, rtol=0, atol=float(mean.abs().max()) / 2000)
