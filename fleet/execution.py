@@ -60,7 +60,7 @@ class Execution:
         with self._failing(id, writer), self._working(id, writer) as work:
             read = context.store.bytes_read + context.store.bytes_at_hand
             metrics = _checked(self.make(work))
-            later = bool(self.lane and writer.known)
+            later = bool(self.lane and not writer.foreign)
             files = writer.known if later else writer.seal()
             seconds = round(context.host.now() - began, 6)
             said = self._record(metrics, files, writer.attempt if files else "", seconds)

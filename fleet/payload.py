@@ -41,7 +41,7 @@ class PayloadWriter:
         self._deferred = deferred
         self._kept = set[str]()  # in memory, when they are on the disk
         self.has_snapshot = self._made = False
-        self._foreign: set[str] = set()  # written by somebody else's library
+        self.foreign: set[str] = set()  # names of files that somebody else's library writes
         self._digests: Files = {}
         self._on_their_way = list[HashedFile]()  # to the disk, while the next one is written
 
@@ -65,7 +65,7 @@ class PayloadWriter:
         """For libraries that want to write a file themselves; it is read once more to be hashed."""
         self.check(name)
         self._folder()
-        self._foreign.add(name)
+        self.foreign.add(name)
         return self.store.local_folder(self.place) / name
 
     @contextlib.contextmanager
@@ -87,7 +87,7 @@ class PayloadWriter:
     @property
     def known(self) -> Files:
         """What was written, as it will be sealed; nothing where that is still to be read."""
-        return {} if self._foreign else dict(sorted(self._digests.items()))
+        return {} if self.foreign else dict(sorted(self._digests.items()))
 
     def seal(self) -> Files:
         """Everything on the disk, durable, with its checksums."""
@@ -97,7 +97,7 @@ class PayloadWriter:
             return {}
         if self.has_snapshot:
             self.remove(lambda name: name.startswith(SNAPSHOT))
-        for name in sorted(self._foreign):
+        for name in sorted(self.foreign):
             self._digests[name] = self.store.adopt(f"{self.place}/{name}")
             self.written += self._digests[name][0]
         self.sync()
