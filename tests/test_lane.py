@@ -13,6 +13,7 @@ import pytest
 
 from fleet import faults, launches, planning
 from fleet.at_hand import AtHand
+from fleet.bell import Bell
 from fleet.digest import digest
 from fleet.disk_store import DiskStore
 from fleet.history import History
@@ -470,3 +471,73 @@ def test_short_calls_come_one_after_the_other_until_one_takes_its_time():
 
     there = threading.Barrier(3)
     host.in_short([partial(time.sleep, 0.05), *[partial(there.wait, 60)] * 3])  # each of the three waits for the others
+
+
+class Slow(DiskStore):
+    """Each file takes its time to come, and how many are on their way at once is counted."""
+
+    reading, most, lock = 0, 0, threading.Lock()
+
+    def blocks(self, name):
+        with Slow.lock:
+            Slow.reading += 1
+            Slow.most = max(Slow.most, Slow.reading)
+        time.sleep(0.02)
+        yield from super().blocks(name)
+        with Slow.lock:
+            Slow.reading -= 1
+
+
+def test_small_files_are_read_side_by_side_where_the_disk_is_slow(tmp_path, monkeypatch):
+    assert toy(tmp_path / "fast").run() == "over"
+    monkeypatch.setattr(Slow, "most", 0)
+    worker = toy(tmp_path / "slow")
+    worker.store.__class__ = Slow
+    assert worker.run() == "over" and Slow.most > 1
+    assert not worker.store.at_hand._files, "what was not asked for is forgotten"
+    assert digest(seen(tmp_path / "slow")) == digest(seen(tmp_path / "fast"))
+
+
+def test_a_first_lane_that_waits_for_another_worker_leaves_looking_to_the_second(tmp_path, monkeypatch):
+    keys, held, go = {"algorithm": "matching", "population_size": 2}, threading.Event(), threading.Event()
+    assert toy(tmp_path / "plain", **keys).run() == "over"
+    made = maker(ToyConfig(**{"project_name": "run", **TOY, **keys}))
+
+    def holds(work):
+        if work.id.startswith("2/m"):
+            held.set()
+            assert go.wait(LONG)
+        return made(work)
+
+    other = threading.Thread(target=toy(tmp_path / "two", "other", holds, **keys).run)
+    other.start()
+    assert held.wait(LONG)
+    worker = toy(tmp_path / "two", "lanes", disk_lane=True, **keys)
+    worker._until_tick = worker._second._until_tick = 1e9
+    looks = {worker: 0, worker._second: 0}
+    for each in looks:
+
+        def look(probe=0, each=each, known=each.history.look):
+            looks[each] += 1
+            return known(probe)
+
+        monkeypatch.setattr(each.history, "look", look)
+
+    def rings():
+        until(lambda: worker._waits_since > 0 and worker._attended(), "the first lane waits")
+        first = looks[worker]
+        for _ in range(5):
+            seen_before = looks[worker._second]
+            Bell(other_store).ring()
+            until(lambda before=seen_before: looks[worker._second] > before, "the second lane looks")
+        found.append(looks[worker] - first)
+        go.set()
+
+    found, other_store = list[int](), open_run(tmp_path / "two" / "run", Host(), "bell")[0]
+    ringing = threading.Thread(target=rings)
+    ringing.start()
+    assert worker.run() == "over"
+    ringing.join()
+    other.join()
+    assert found == [0]
+    assert digest(seen(tmp_path / "two")) == digest(seen(tmp_path / "plain"))
