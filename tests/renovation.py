@@ -29,6 +29,7 @@ PRETRAINING = {
     "FIRST_INNER_STEPS": 3, "INNER_STEPS": 3,
     "SEQ_LENGTH": 32, "VOCAB_SIZE": 300, "NUM_MACHINES": 2,
     "BATCH_SIZE": 8, "EVAL_SEQUENCES": 64,  # as many as the test has, which had no number of its own before
+    "WIRE_DTYPE": "bf16",  # what weights travelled in before there were 12 bits
 }  # fmt: skip
 WILD = {"SELECTION": "rank", "ELITISM": 1, "PREVIOUS_GENERATION": True, "MUTATION_PROBABILITY": 0.5, "QUORUM": 0.75}
 RUNS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
