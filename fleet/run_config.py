@@ -96,7 +96,8 @@ class FleetConfig(Section):
     )
     grace_seconds: float = bound(
         0.0,
-        "Elastic rounds: how long a quorum waits for the others. 0: one and a half times what its own have taken.",
+        "With QUORUM below 1: how long a round that has its quorum waits for the others. 0: one and a half times the "
+        "median of what its finished members have taken.",
         ge=0,
         le=1e6,
     )
@@ -104,7 +105,9 @@ class FleetConfig(Section):
         "runs",
         "The folder on the shared disk that holds the runs, relative to the configuration file; or s3://BUCKET/PATH.",
     )
-    num_machines: int = operational(2, "Local workers, where one machine stands for several.", ge=1, le=1024)
+    num_machines: int = operational(
+        2, "Workers that a command starts here, or tasks of a Slurm job; not where machines.json says.", ge=1, le=1024
+    )
     snapshot_minutes: float = operational(
         10.0, "How much of a long recipe a killed process may lose.", ge=0.001, le=1e5
     )
@@ -123,7 +126,8 @@ class FleetConfig(Section):
     )
     disk_lane: bool = operational(
         False,
-        "While a worker trains, it publishes what it made before, and makes averages; it waits less for a slow disk.",
+        "While a worker trains, a second thread writes what it made before, makes what needs no device (the outer "
+        "step, means), and reads ahead. So it waits less for a slow disk.",
     )
     backup_factor: float = operational(
         0.0,

@@ -1,6 +1,7 @@
 """What is said of a run before it is begun, beside what it then does."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from fleet.remote.launcher import Launcher, place
 from launch_to_machines import METHOD_SCRIPTS
 from tests.commands import answer
 from tests.small import KEYS, config, finished, shared
+from train.exchange_checks import fewest_to_begin_with
 from train.forecast import Circumstances, Forecast, advice, disk_speed, facts, sizes_of
 from train.learner import best_device
 from train.memory import memory_of
@@ -75,14 +77,61 @@ def test_evolution_of_one_family_is_called_diloco():
     assert "DiLoCo" not in " ".join(advice(forecast(group_size=2)))
 
 
-def test_a_slow_disk_is_told_what_it_would_take():
-    f = forecast(replace(HERE, disk=1e4), wire_dtype="fp32")
+DILOCO = {"algorithm": "diloco"}
+SLOW = replace(HERE, disk=1e4)
+LANE = "DISK_LANE true writes and reads ahead"
+
+
+def followed(f: Forecast, about: str = "") -> Forecast:
+    """The same run, by what it was told; of a key that is named twice, the last value."""
+    lines = [line for line in advice(f) if about in line and not re.search("POPULATION_SIZE|refused", line)]
+    found = dict(re.findall(r'\b([A-Z_]{4,}) ("\w+"|true|[\d.]+)', " ".join(lines)))
+    return replace(f, config=f.config.model_copy(update={k.lower(): json.loads(v) for k, v in found.items()}))
+
+
+@pytest.mark.parametrize("rounds", [12, 100, 1000])
+@pytest.mark.parametrize("keys", [{}, DILOCO, DILOCO | {"fragments": 4}])
+def test_a_slow_disk_is_told_what_it_would_take(rounds, keys):
+    keys = {**keys, "max_generations": rounds, "inner_steps": 16}
+    first = fewest_to_begin_with(config(first_inner_steps=1, **keys))
+    f = forecast(wire_dtype="fp32", first_inner_steps=first, **keys)
+    narrow = {"wire_dtype": "", "inner_optimizer_state": "narrow"}
+    share = replace(f, config=f.config.model_copy(update=narrow)).share
+    f = replace(f, here=replace(HERE, disk=HERE.disk * share / 0.9))  # 0.9 with these
     (told,) = [line for line in advice(f) if "INNER_STEPS" in line]
-    assert 'WIRE_DTYPE "int12", and INNER_OPTIMIZER_STATE "narrow", and INNER_STEPS ' in told
-    steps = int(told.split("INNER_STEPS ")[1].split()[0])
-    better = forecast(replace(HERE, disk=1e4), inner_optimizer_state="narrow", inner_steps=steps)
-    assert better.last_round[1] <= 0.3 * better.last_round[0]
-    assert not any("disk" in line for line in advice(forecast(replace(HERE, disk=1e12))))
+    wire = f.config.model_copy(update={"wire_dtype": ""}).wire
+    assert f'WIRE_DTYPE "{wire}", and INNER_OPTIMIZER_STATE "narrow", and INNER_STEPS ' in told
+    as_long, better = followed(f, "INNER_STEPS").config, followed(f)
+    whole = f.config.total_steps
+    assert as_long.total_steps == pytest.approx(whole, abs=1 + as_long.inner_steps / 2)
+    assert not better.too_slow and better.config.inner_steps >= 57  # 16 * 0.9 / 0.25
+    assert as_long.steps_in(as_long.max_generations) == as_long.inner_steps and as_long.first_inner_steps >= 15
+    assert followed(better).config == better.config, "and asked again, it has no other numbers"
+    assert not any("disk" in line for line in [*advice(better), *advice(forecast(replace(HERE, disk=1e12)))])
+
+
+def test_of_a_disk_that_is_too_slow_for_any_round_it_says_so():
+    told = [*advice(forecast(SLOW))]
+    assert any("this one's rounds cannot be long enough" in line for line in told)
+    assert not any("INNER_STEPS" in line for line in told)
+
+
+def test_the_lane_is_told_of_first_and_where_it_and_overlap_hide_the_disk_a_quarter_is_not_the_limit():
+    def told(share: float, workers: int = 2, **keys: object) -> list[str]:
+        f = forecast(replace(HERE, workers=workers), algorithm="diloco", inner_optimizer_state="narrow", **keys)
+        f = replace(f, here=replace(f.here, disk=f.here.disk * f.share / share))
+        assert f.share == pytest.approx(share)
+        return [line for line in advice(f) if "the disk takes" in line]
+
+    assert not told(0.09) and not told(0.2, disk_lane=True)
+    (lane,) = told(0.2)
+    assert lane.startswith("the disk takes 20% of a round's training: DISK_LANE true")
+    first, _ = told(0.6)
+    assert LANE in first and len(told(0.6, disk_lane=True)) == 1
+    for keys in ({"overlap": 1}, {"overlap": 1, "fragments": 2, "workers": 4}):
+        assert not told(0.6, disk_lane=True, **keys) and len(told(1.1, disk_lane=True, **keys)) == 1
+        assert len(told(0.6, **keys)) == 1, "the lane is enough"
+    assert told(0.6, overlap=1, workers=4, disk_lane=True), "a worker has one slot, and waits for the other half"
 
 
 def test_tokens_of_a_parameter():
@@ -147,5 +196,6 @@ def test_settings_that_are_checked_in_need_no_advice(size, speed):
     sizes, tokens = sizes_of(c), c.batch_size * c.gradient_accumulation * c.seq_length
     step = 6 * sizes.parameters * tokens / speed
     f = Forecast(c, sizes, Circumstances(workers=c.population_size, step=step, disk=1.2e9))  # 10 Gbit/s
-    assert c.initial_population == (size,) and not [*advice(f)]
+    beside_lane = [line for line in advice(f) if LANE not in line]  # which is for several machines
+    assert c.initial_population == (size,) and not beside_lane
     assert 15 < f.per_parameter < 30 and f.memory == memory_of(c) and len({*dict(facts(f))}) == 9

@@ -226,6 +226,16 @@ def by_slurm(world: World, here: list[Block]) -> None:
     assert len(machines) == 2
 
 
+# -- exchange.md -------------------------------------------------------------------------------------------------------
+
+
+@example("exchange.md", "A row anew")
+def a_row_anew(world: World, here: list[Block]) -> None:
+    world.edits = {"1440": "48"}
+    do_all(world, here)
+    assert 2 < float(world.said.splitlines()[-1]) < 6
+
+
 # -- merging.md, merge-search.md, evomerge.md --------------------------------------------------------------------------
 
 

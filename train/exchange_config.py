@@ -41,8 +41,8 @@ class ExchangeSection(Section):
     inner_steps: int = bound(16, "Steps of one round.", ge=1, le=10**7)
     first_inner_steps: int = bound(
         0,
-        "Of the first round; later ones grow to a twentieth of all steps before them, until they have INNER_STEPS. "
-        "0: chosen: the least from which the last round does.",
+        "Steps of the first round; each later one has a twentieth of all steps before it, if that is more, and "
+        "INNER_STEPS at most. 0: the fewest with which the last round still comes to INNER_STEPS.",
         ge=0,
         le=10**7,
     )
@@ -59,12 +59,14 @@ class ExchangeSection(Section):
     )
     wire_dtype: Literal["", "fp32", "bf16", "int12", "int8", "int4", "normal2"] = bound(  # of merge/wire.py: WIRES
         "",
-        "What changes (DiLoCo), or weights and momenta (EDT: fp32, bf16 or int12), travel in. Empty: int4, or int12.",
+        "The format in which DiLoCo sends its changes, or EDT its weights and momenta (fp32, bf16 or int12). Empty: "
+        "int4 for DiLoCo, int12 for EDT.",
     )
     error_feedback: bool = bound(False, "DiLoCo: keep what the wire lost of a change, and add it to the next one.")
     inner_optimizer_state: Literal["average", "narrow", "exact", "reset"] = bound(
         "average",
-        "What becomes of its moments after a round: averaged (they travel in 8 bits; in 4; exactly), or forgotten.",
+        "What becomes of the inner optimizer's moments after a round: their mean goes on, sent in 8 bits (average), "
+        "with gradients' averages in 4 (narrow), or in fp32 (exact). reset: each round begins without any.",
     )
     overlap: Literal[0, 1] = bound(
         0,
@@ -88,8 +90,8 @@ class EvolutionSection(Section):
     )
     group_size: int = bound(
         0,
-        "Parents of a child. 0: chosen: by fitness 4, or POPULATION_SIZE if that is less; else the first of 4, 2, 3, "
-        "5, 7 that divides POPULATION_SIZE and is smaller.",
+        f"Parents of a child. 0: with SELECTION {', '.join(RULES_OF_EDT)} 4, or all if they are fewer; else the first "
+        "of 4, 2, 3, 5, 7 that divides POPULATION_SIZE into several groups.",
         ge=0,
         le=4096,
     )

@@ -31,6 +31,9 @@ from train.training_config import TrainConfig
 
 FEW, MANY = 5, 200  # tokens a parameter: as a rule, 20 serve a model best, and more of them one that is used much
 MOST_WORDS = 2 / 3  # of all parameters, for single words
+# The disk's time beside that of training: from which on DISK_LANE is worth it; at most, where it is waited for; and
+# where it is not: at 0.9, devices still train for 95% of the time (docs/exchange.md).
+NOTICED, WAITED_FOR, HIDDEN = 0.1, 0.25, 0.9
 _PROBE = 32 << 20  # bytes
 _FIRST, _TIMED = 2, 5  # steps
 
@@ -107,9 +110,31 @@ class Forecast:
         return self.config.inner_steps * self.here.step * self.turns, disk
 
     @property
+    def share(self) -> float:
+        """The disk's time beside that of training."""
+        train, disk = self.last_round
+        return disk / train
+
+    @property
+    def most(self) -> float:
+        """That this should be. With OVERLAP exchanges are there while all train, if somebody else carries them."""
+        c = self.config
+        lies_beside = c.comes_late or (c.in_halves and c.population_size >= 2 * self.here.workers)
+        return HIDDEN if c.disk_lane and c.shares_one_model and lies_beside else WAITED_FOR
+
+    @property
+    def too_slow(self) -> bool:
+        """By more than whole steps and sums are exact to."""
+        return self.share > self.most * 1.001
+
+    @property
     def memory(self) -> Memory:
         """Of a worker's device; what it exchanges is in main memory."""
         return memory_of(self.config.model_copy(update={"vocab_size": self.sizes.longest}))
+
+
+def _with(f: Forecast, **keys: object) -> Forecast:
+    return replace(f, config=f.config.model_copy(update=keys))
 
 
 def _bytes(count: int, wire: str) -> float:
@@ -150,19 +175,29 @@ def advice(f: Forecast) -> Iterator[str]:
         yield f"all are everybody's parents, which is DiLoCo at twice the bytes: {instead}"
     if short := refused(c):
         yield f"it would be refused: {short}"
-    if _share(f) > 0.25:
-        yield from _cheaper(f)
-    if f.per_parameter < FEW:
-        longer = c.max_generations + math.ceil((FEW / f.per_parameter - 1) * c.total_steps / c.inner_steps)
-        few = f"{f.per_parameter:.2g} tokens a parameter are few (20 are usual); MAX_GENERATIONS {longer} has {FEW}"
-        short = refused(c.model_copy(update={"max_generations": longer}))
-        yield f"{few}, and takes more text or MAX_EPOCHS" if short else few
-    if f.per_parameter > MANY:
-        yield f"{f.per_parameter:.0f} tokens a parameter are many: a larger model makes more of them"
+    if f.share > NOTICED and not c.disk_lane:
+        beside = "which hides a part of that and changes no results"
+        yield f"{_takes(f)}: DISK_LANE true writes and reads ahead while workers train, {beside}"
+        f = _with(f, disk_lane=True)
+    told, f = _cheaper(f)  # what else is said is of a run that follows this
+    yield from told
+    yield from _tokens(f, " instead" if f.config.max_generations != c.max_generations else "")
     if f.sizes.words > f.sizes.parameters * MOST_WORDS:
         yield f"{f.sizes.words / f.sizes.parameters:.0%} of the model stand for single words: a smaller VOCAB_SIZE"
-    if slow := slow_start(c):
+    if slow := slow_start(f.config):
         yield slow
+
+
+def _tokens(f: Forecast, instead: str) -> Iterator[str]:
+    """Where a parameter has few of them, or many."""
+    c = f.config
+    if f.per_parameter < FEW:
+        longer = c.max_generations + math.ceil((FEW / f.per_parameter - 1) * c.total_steps / c.inner_steps)
+        few = f"{f.per_parameter:.2g} tokens a parameter are few (20 are usual); MAX_GENERATIONS {longer}{instead} has"
+        short = refused(c.model_copy(update={"max_generations": longer}))
+        yield f"{few} {FEW}, and takes more text or MAX_EPOCHS" if short else f"{few} {FEW}"
+    if f.per_parameter > MANY:
+        yield f"{f.per_parameter:.0f} tokens a parameter are many: a larger model makes more of them"
 
 
 def refused(config: TrainConfig) -> str:
@@ -175,36 +210,52 @@ def refused(config: TrainConfig) -> str:
     return ""
 
 
-def _cheaper(f: Forecast) -> Iterator[str]:
-    """Fewer bytes first, then fewer rounds."""
-    c, told = f.config, list[str]()
+def _takes(f: Forecast) -> str:
+    return f"the disk takes {f.share:.0%} of a round's training"
+
+
+def _cheaper(f: Forecast) -> tuple[list[str], Forecast]:
+    """Fewer bytes first, then fewer rounds: in words, and what comes of it."""
+    slow, told = f, list[str]()
     for key, value in (("wire_dtype", ""), ("inner_optimizer_state", "narrow")):
-        fewer = replace(f, config=f.config.model_copy(update={key: value}))
-        forgets = key == "inner_optimizer_state" and not c.keeps_moments
-        if not forgets and _share(f) > 0.25 and sum(fewer.moved) < sum(f.moved):
+        fewer = _with(f, **{key: value})
+        forgets = key == "inner_optimizer_state" and not f.config.keeps_moments
+        if not forgets and f.too_slow and sum(fewer.moved) < sum(f.moved):
             told.append(f'{key.upper()} "{value or fewer.config.wire}"')
             f = fewer
-    short = c.steps_in(1) * 4 < c.inner_steps
-    if (share := _share(f)) > 0.25:
-        told, short = [*told, _longer(c, math.ceil(c.inner_steps * share / 0.25))], False
-    yield f"the disk takes {_share(replace(f, config=c)):.0%} of a round's training: {', and '.join(told)}"
-    if short:
-        yield f"the first rounds are shorter still: FIRST_INNER_STEPS {math.ceil(c.inner_steps / 4)}"
+    c, lines = f.config, list[str]()
+    steps = math.ceil(c.inner_steps * f.share / f.most)
+    if f.too_slow and 2 * steps > c.total_steps:
+        told.append("a faster disk, a smaller model or a longer run: this one's rounds cannot be long enough")
+    elif f.too_slow:
+        f = _longer(f, steps)
+        told.append(f"{_rounds(f)} (longer rounds cost some quality)")
+    elif told and c.steps_in(1) * 4 < c.inner_steps:
+        f = _longer(f, c.inner_steps)
+        lines = [f"the first rounds are shorter still: {_rounds(f)}"]
+    return [f"{_takes(slow)}: {', and '.join(told)}", *lines] if told else [], f
 
 
-def _longer(c: TrainConfig, steps: int) -> str:
-    """Rounds of so many steps, with what else they take: they grow from a quarter of it, and come to that length."""
-    first = max(c.first_inner_steps, math.ceil(steps / 4))
+def _longer(f: Forecast, steps: int) -> Forecast:
+    """With rounds of so many steps, and as many tokens as whole rounds can have. They grow from a quarter of that; in
+    a run that is too short to come to their length so, all are as long."""
+    c, begun = f.config, f.config.forked[-1].round if f.config.forked else 0
+    first = min(steps, max(c.first_inner_steps, math.ceil(steps / 4)))
     grown = c.model_copy(update={"inner_steps": steps, "first_inner_steps": first})
-    need = next(round for round in itertools.count(1) if grown.steps_in(round) == steps)
-    more = f" and MAX_GENERATIONS {need}" if need > c.max_generations else ""
-    return f"INNER_STEPS {steps} with FIRST_INNER_STEPS {first}{more} (longer rounds cost some quality)"
+    need = next(round for round in itertools.count(begun + 1) if grown.steps_in(round) == steps)
+    left = c.total_steps - grown.steps_before(need + 1)
+    if left > -steps / 2:
+        return replace(f, config=grown.model_copy(update={"max_generations": need + max(0, round(left / steps))}))
+    left = c.total_steps - c.steps_before(begun + 1)
+    rounds = max(1, left // steps)
+    steps = math.ceil(left / rounds)
+    return _with(f, inner_steps=steps, first_inner_steps=steps, max_generations=begun + rounds)
 
 
-def _share(f: Forecast) -> float:
-    """Of the disk's time in a round's training."""
-    train, disk = f.last_round
-    return disk / train
+def _rounds(f: Forecast) -> str:
+    c = f.config
+    grow = f"with FIRST_INNER_STEPS {c.first_inner_steps} and MAX_GENERATIONS {c.max_generations}"
+    return f"INNER_STEPS {c.inner_steps} {grow}, for as many tokens"
 
 
 def seconds(value: float) -> str:

@@ -19,8 +19,8 @@ class OwnLoopSection(Section):
 
     first_inner_steps: int = bound(
         0,
-        "Of the first round; later ones grow to a twentieth of all steps before them, until they have INNER_STEPS. "
-        "0: all have INNER_STEPS.",
+        "Steps of the first round; each later one has a twentieth of all steps before it, if that is more, and "
+        "INNER_STEPS at most. 0: all have INNER_STEPS.",
         ge=0,
         le=10**7,
     )

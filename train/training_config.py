@@ -12,9 +12,9 @@ PRESETS = ("tiny", "14m", "60m", "150m", "1b")
 PRESETS_REACH = 2048  # positions that each of them has
 Precision = Literal["auto", "32-true", "tf32-true", "bf16-mixed", "fp16-mixed"]
 OF_PRECISION = (
-    "Of the model's arithmetic; mixed: narrow in forward and backward, weights and optimizer in fp32; tf32: fp32, "
-    "of whose digits CUDA multiplies the first. auto: bf16-mixed where all GPUs that a run begins on know it, else "
-    "32-true; a run keeps what it began with."
+    "What the model computes in: fp32 (32-true), fp32 whose matrices CUDA multiplies as TF32 (tf32-true), or 16 bits "
+    "with weights and optimizer in fp32 (bf16-mixed, fp16-mixed). auto: bf16-mixed where all GPUs that a run begins on "
+    "know it, else 32-true, which the run then keeps."
 )
 OF_DETERMINISTIC = (
     "The same bytes each time, on one kind of device; without, kernels may sum in any order, which some do faster, "
@@ -76,7 +76,9 @@ class TrainSection(Section):
     gradient_accumulation: int = bound(1, "Micro-batches of one step, BATCH_SIZE sequences each.", ge=1, le=65536)
     lr: float = bound(1e-2, "The highest learning rate; AdamW's best is about half of Muon's.", gt=0, le=10)
     lr_schedule: Literal["linear", "trapezoid", "cosine", "constant"] = bound(
-        "linear", "How it falls until the last round: to nothing, in the last two fifths only, or to a tenth."
+        "linear",
+        "How the rate falls from the warm-up to the last step: linear: to nothing; trapezoid: the same, but in the "
+        "last two fifths only; cosine: to a tenth; constant: not at all.",
     )
     warmup_steps: int = bound(20, "Steps of linear warm-up.", ge=0, le=10**8)
     weight_decay: float = bound(0.1, "Weight decay of matrices.", ge=0, le=10)

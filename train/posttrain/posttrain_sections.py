@@ -176,7 +176,9 @@ class MutationSection(Section):
     gradient_accumulation: int = bound(1, "Micro-batches of one step, BATCH_SIZE rows each.", ge=1, le=65536)
     seq_length: int = bound(512, "Tokens of a row, in which several examples may stand.", ge=8, le=10**6)
     lr: float = bound(1e-4, "The highest learning rate; of es, every round's.", gt=0, le=10)
-    lr_schedule: Literal["cosine", "constant", "linear"] = bound("cosine", "How it falls: to a tenth, or to nothing.")
+    lr_schedule: Literal["cosine", "constant", "linear"] = bound(
+        "cosine", "How the rate falls: cosine: to a tenth; linear: to nothing; constant: not at all."
+    )
     warmup_steps: int = bound(10, "Steps of linear warm-up; half of all steps at most.", ge=0, le=10**8)
     weight_decay: float = bound(0.0, "Weight decay of matrices; of es, towards the given model.", ge=0, le=10)
     clip: float = bound(1.0, "The largest norm of a step's gradient; 0 does not clip.", ge=0, le=1e6)
