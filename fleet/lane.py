@@ -82,7 +82,7 @@ class Lane:
         self._host, self._publish, self._turn, self._leave = host, publish, turn, leave
         self._next: Pending | None = None
         self._waits_for_look = self._asked = self._goes_on = False
-        self._ending = self._ended = False
+        self._ending = self._ended = self._called = False
         self._error: BaseException | None = None
 
     def start(self) -> None:
@@ -117,10 +117,14 @@ class Lane:
         """Nothing waits to be published, and something could be."""
         return not (self._next or self._ended)
 
+    def call(self) -> None:
+        """The first lane waits from now on: who rests for long looks around more often."""
+        self._called = True
+
     def rest(self, seconds: float) -> None:
-        """In the second lane, which has nothing to make: until there is something to publish."""
-        until = self._host.now() + seconds
-        while not self.hurry() and (left := until - self._host.now()) > 0:
+        """In the second lane, which has nothing to make: until there is something to publish, or it is called."""
+        until, self._called = self._host.now() + seconds, False
+        while not (self.hurry() or self._called) and (left := until - self._host.now()) > 0:
             self._host.sleep(min(left, _GLANCE))
 
     def hurry(self) -> bool:

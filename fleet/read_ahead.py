@@ -15,6 +15,7 @@ from fleet.payload import InputMember
 from fleet.recipe import Recipe
 
 _SMALL = 1 << 20  # bytes of files that are read together: the disk takes longer to answer than to send them
+_TOGETHER = 16 << 20  # bytes of those that a recipe begins with
 
 
 class ReadAhead:
@@ -55,7 +56,8 @@ class ReadAhead:
                 file, at_hand = input.place(name), context.store.at_hand.holds(input.place(name))
                 made_here = context.store.at_hand.made_here(file) is not None
                 if file not in found and not made_here and (at_hand or id != current):
-                    if (room := room - input.files[name][0]) < 0:
+                    room -= input.files[name][0]
+                    if room < 0 and id != current:
                         return [*found.values()]
                     found[file] = input, name
         return [*found.values()]
@@ -83,6 +85,8 @@ def small_files_at_hand(context: WorkerContext, id: str, recipe: Recipe) -> Iter
         if input.files[name][0] <= _SMALL and input.member.id not in context.pending
         if not here.holds(input.place(name))
     ]
+    sizes = itertools.accumulate(input.files[name][0] for input, name in small)
+    small = small[: sum(size <= _TOGETHER for size in sizes)]
     context.host.in_short([partial(_read, *file) for file in small])
     try:
         yield

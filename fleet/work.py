@@ -12,7 +12,7 @@ from fleet.payload import PayloadWriter
 from fleet.recipe import Recipe
 
 _ASK = 10.0  # seconds between two looks at whether the work is still wanted
-_SELDOM = 100  # times as long as a look takes
+_SELDOM, _LONGEST = 100, 60.0  # times as long as a look takes, but no more than so many seconds
 
 
 class Failed(Exception):
@@ -97,7 +97,8 @@ class Work:
                     raise Superseded
                 ending = ending or bool(self._ordered())
             self._asked = self.host.now()
-            self._until_asked = max(_ASK, 6 * self.writer.store.breath, _SELDOM * (self._asked - now))
+            seldom = min(_SELDOM * (self._asked - now), _LONGEST)  # one slow answer makes nobody deaf
+            self._until_asked = max(_ASK, 6 * self.writer.store.breath, seldom)
         if small or ending or now - self._saved > self._every:
             with contextlib.suppress(faults.Full, faults.Passing):  # no snapshot is no reason to lose the work
                 snapshots.take(self.writer, step, save)

@@ -88,6 +88,7 @@ class Worker:
         self._rung, self._owed = False, 0.0  # since the last look; and seconds of pause that come before the next one
         self._glance = _GLANCE
         self._unlooked = 0  # recipes gone on with since the last look
+        self._away = False  # from looking around: at what may take a while
         self._seen_beside = _NEVER  # the second lane's last look that this one knows of
         self._untidy = False  # there is a new plan, after which something may be removed
         self._waits_for = ""
@@ -180,6 +181,7 @@ class Worker:
         self._looked = now
         if self._plan(fresh, now):
             self.bell.ring()
+            self._looked = self.host.now()  # this is news for the other lane, too
         if not self._ahead:
             self._tidy()
         if self.report and (tick or self.history.over):
@@ -190,8 +192,9 @@ class Worker:
             return True
         if tick and self.execution.judge():
             self.bell.ring()
-        if tick and (took := self.host.now() - now) > _GLANCE:
-            self._until_tick = max(self._tick, min(_RARELY * took, self.options.dead_seconds))
+        if tick:
+            took = self.host.now() - now
+            self._until_tick = max(self._tick, min(_RARELY * took, self.options.dead_seconds) if took > _GLANCE else 0)
         self._work(tick, now)
         return False
 
@@ -204,7 +207,8 @@ class Worker:
 
     def _attended(self) -> bool:
         second, lane = self._second, self.lane
-        return bool(second and lane and lane.idle and not second.execution.working and second._looked != _NEVER)
+        around = second and not second.execution.working and not second._away and second._looked != _NEVER
+        return bool(around and lane and lane.idle)
 
     def _beside_second_lane(self, now: float) -> str | None:
         """While the first lane waits: by what the second one has seen since, without asking the disk for it."""
@@ -250,7 +254,7 @@ class Worker:
         if self._waits_since != _NEVER:
             self.events.note("waited", seconds=round(self.host.now() - self._waits_since, 3))
             self._waits_since = _NEVER
-        self._fresh = True
+        self._fresh, self._seen_beside = True, _NEVER
         if self.lane:
             self.lane.looked(True)
         if self.execution.produce(id):
@@ -290,7 +294,9 @@ class Worker:
         if self._waits_since == _NEVER:
             self._waits_since = now
             self.events.flush()
-        waited = now - self._waits_since
+            if self.lane:
+                self.lane.call()
+        waited = now - max(self._waits_since, self._first._waits_since if self._first else _NEVER)
         usual = min(self.options.poll_seconds, max(0.005, 0.05 * waited))
         seldom = min(self._breath, max(_FIRST_NAP, 0.2 * waited))
         pause = max(seldom if self._breath else usual, self._beside(self._asking))
@@ -303,10 +309,14 @@ class Worker:
     def _something_useful(self, hurry: Callable[[], bool]) -> bool:
         """In the second lane, which has nothing to make: what others need soon comes first."""
         assert self._first and self._ahead
-        if self._ahead.go_on(self._looked, hurry) or self._first.trains() and self.execution.begin_early(hurry):
-            return True
-        self._tidy()
-        return False
+        self._away = True
+        try:
+            if self._ahead.go_on(self._looked, hurry) or self._first.trains() and self.execution.begin_early(hurry):
+                return True
+            self._tidy()
+            return False
+        finally:
+            self._away = False
 
     def _wait(self, fault: faults.Fault, trouble: int) -> int:
         """The disk has no room, refuses or does not answer: say so, do what helps, and wait longer each time."""
@@ -316,8 +326,9 @@ class Worker:
         if full:
             with contextlib.suppress(faults.Fault, NotYet):
                 planning.prune(self.store, self.history, self.options.keep_every)
+        self._away = True
         self.host.sleep(min(30.0, 0.1 * 2**trouble))
-        self._fresh = True
+        self._away, self._fresh = False, True
         return min(trouble + 1, 10)
 
     # -- the others ---------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """A worker's second lane: it publishes what was made and makes what needs no device, while the first one goes on; the
 bytes are those of one lane, whoever is killed."""
 
+import itertools
 import random
 import shutil
 import threading
@@ -541,3 +542,63 @@ def test_a_first_lane_that_waits_for_another_worker_leaves_looking_to_the_second
     other.join()
     assert found == [0]
     assert digest(seen(tmp_path / "two")) == digest(seen(tmp_path / "plain"))
+
+
+def test_a_first_lane_goes_on_with_what_it_knows_to_be_free(tmp_path, monkeypatch):
+    """However long the second one rests, which has nothing to make."""
+
+    def rest(lane, seconds):
+        lane._called = False
+        while not (lane.hurry() or lane._called):
+            time.sleep(0.001)
+
+    monkeypatch.setattr(Lane, "rest", rest)
+    worker = toy(tmp_path, algorithm="search", population_size=8, disk_lane=True)
+    worker._until_tick = worker._second._until_tick = 1e9
+    late = threading.Timer(LONG, worker.host.stop)
+    late.start()
+    assert worker.run() == "over"
+    late.cancel()
+
+
+def test_one_slow_tick_does_not_slow_all_later_ones(tmp_path, monkeypatch):
+    """A disk hangs for ten seconds, once; from then on it answers at once."""
+    worker, passed = toy(tmp_path, max_generations=2), [0.0]
+    now, look = worker.host.now, worker.history.look
+    monkeypatch.setattr(worker.host, "now", lambda: now() + passed[0])
+
+    def hangs(probe=0):
+        passed[0] = passed[0] or 10.0
+        return look(probe)
+
+    monkeypatch.setattr(worker.history, "look", hangs)
+    worker.turn()
+    assert worker._until_tick > 2 * worker._tick
+    worker._ticked = -1e9
+    worker.turn()
+    assert worker._until_tick == worker._tick
+
+
+def test_one_slow_look_does_not_make_a_long_recipe_deaf(tmp_path, monkeypatch):
+    worker, asked, passed = toy(tmp_path, max_generations=2), list[float](), [0.0]
+    now, made = worker.host.now, worker.execution.make
+    monkeypatch.setattr(worker.host, "now", lambda: now() + passed[0])
+
+    def make(work):
+        wanted = work._wanted
+
+        def hangs():
+            passed[0] += 60.0 * (not asked)
+            asked.append(passed[0])
+            return wanted()
+
+        monkeypatch.setattr(work, "_wanted", hangs)
+        for step in range(600):  # seconds of training, in which the disk answers at once
+            passed[0] += 1.0
+            work.between_steps(step, lambda saver: None)
+        return made(work)
+
+    monkeypatch.setattr(worker.execution, "make", make)
+    while not asked:
+        worker.turn()
+    assert max(after - before for before, after in itertools.pairwise(asked)) < 90
