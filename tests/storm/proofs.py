@@ -369,7 +369,7 @@ MUTANTS = {
         Watched,
         "an attempt counts as a version that its name does not tell, and is taken for useless",
         _renumbered,
-        RIVALS,
+        replace(RIVALS, pauses=500),
     ),
     "outages are final": Mutant(Watched, "a read-only minute ends every worker", _final),
     "one maker's word": Mutant(
