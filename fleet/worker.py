@@ -170,6 +170,21 @@ class Worker:
         if not (tick or self._wants_to_look(now)):
             self._nap(now)
             return False
+        self._look(tick, now)
+        if self.history.over and self.history.round_0_is_whole():
+            planning.prune(self.store, self.history, self.options.keep_every)
+            self.events.note("over", rounds=self.history.first_open)
+            return True
+        if tick:
+            if self.execution.judge():
+                self.bell.ring()
+            took = self.host.now() - now
+            self._until_tick = max(self._tick, min(_RARELY * took, self.options.dead_seconds) if took > _GLANCE else 0)
+        self._work(tick, now)
+        return False
+
+    def _look(self, tick: bool, now: float) -> None:
+        """At the run, and what follows from what is seen whatever is made next; a slow tick looks at more."""
         if tick:
             self._ticked = now
             if not self.lane:  # else the other one does it, which nobody waits for
@@ -186,17 +201,6 @@ class Worker:
             self._tidy()
         if self.report and (tick or self.history.over):
             self.report(self.history)
-        if self.history.over and self.history.round_0_is_whole():
-            planning.prune(self.store, self.history, self.options.keep_every)
-            self.events.note("over", rounds=self.history.first_open)
-            return True
-        if tick and self.execution.judge():
-            self.bell.ring()
-        if tick:
-            took = self.host.now() - now
-            self._until_tick = max(self._tick, min(_RARELY * took, self.options.dead_seconds) if took > _GLANCE else 0)
-        self._work(tick, now)
-        return False
 
     def _wants_to_look(self, now: float) -> bool:
         """Whoever waits beside a second lane that looks around leaves that to it, but for the end of the run."""
