@@ -11,10 +11,9 @@ from fleet import faults, launches, round_state
 from fleet.context import Spent, Stopped, WorkerContext
 from fleet.errors import cause_chain, cut, spoils
 from fleet.events import Tail, log
-from fleet.foresight import files_read, previous_in_slot
+from fleet.foresight import awaited, files_read, previous_in_slot
 from fleet.lane import Lane, Pending
 from fleet.payload import Files, PayloadWriter
-from fleet.read_ahead import small_files_at_hand
 from fleet.recipe import NotYet, round_and_slot
 from fleet.repair import Repair
 from fleet.store import Unreadable, Value, proven
@@ -54,11 +53,11 @@ class Execution:
         """Make a claimed recipe and publish what came of it, or hand it to the second lane (DISK_LANE), which will;
         true if there is news for the others now."""
         context, began = self.context, self.context.host.now()
-        waited, version = context.store.seconds, context.history.slot(id).version
+        read, version = context.store.bytes_read + context.store.bytes_at_hand, context.history.slot(id).version
+        waited = context.store.seconds
         writer = self._begun(id, version) or self._writer(id, version)
         record: Value | None = None
         with self._failing(id, writer), self._working(id, writer) as work:
-            read = context.store.bytes_read + context.store.bytes_at_hand
             metrics = _checked(self.make(work))
             later = bool(self.lane and not writer.foreign)
             files = writer.known if later else writer.seal()
@@ -239,9 +238,10 @@ class Execution:
             if saved := work.resume():
                 context.claims.resumed(id, saved.step)
                 context.events.note("resumed", id, step=saved.step)
-            with small_files_at_hand(context, id, work.recipe):
-                yield work
+            work.bring(awaited(context.history, id, work.recipe, context.files_read))
+            yield work
         finally:
+            context.store.at_hand.drop(work.brought)
             self.working = None
 
     def _record(self, metrics: Mapping[str, Any], files: Files, attempt: str, seconds: float) -> Value:

@@ -1,21 +1,14 @@
-"""Reading ahead: while the first lane trains, the second one reads and checks what either of them will want next. And
-reading together what a recipe begins with."""
+"""Reading ahead: while the first lane trains, the second one reads and checks what either of them will want next."""
 
 import itertools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 
-from fleet import faults
-from fleet.checksum import checksum
+from fleet import small_files
 from fleet.context import WorkerContext
 from fleet.foresight import awaited, likelihood_key, previous_in_slot
 from fleet.host import AT_ONCE
 from fleet.payload import InputMember
-from fleet.recipe import Recipe
-
-_SMALL = 1 << 20  # bytes of files that are read together: the disk takes longer to answer than to send them
-_TOGETHER = 16 << 20  # bytes of those that a recipe begins with
 
 
 class ReadAhead:
@@ -37,9 +30,9 @@ class ReadAhead:
             here.keep({input.place(name) for input, name in self._files})
         self._files = [(input, name) for input, name in self._files if not here.holds(input.place(name))]
         sizes = itertools.accumulate(input.files[name][0] for input, name in self._files[:AT_ONCE])
-        count = max(1, sum(size <= _SMALL for size in sizes))
+        count = max(1, sum(size <= small_files.SMALL for size in sizes))
         some, self._files = self._files[:count], self._files[count:]
-        self.context.host.together([partial(_read, *file, hurry) for file in some])
+        self.context.host.together([partial(small_files.read, *file, hurry) for file in some])
         return bool(some)
 
     def _foreseen(self, current: str) -> list[tuple[InputMember, str]]:
@@ -72,39 +65,3 @@ class ReadAhead:
         models = [history.outcome(id).files.values() for id in given + made if history.finished(id)]
         self._most = max(self._most, *(sum(size for size, _ in files) for files in models), 0)
         return self._most
-
-
-@contextmanager
-def small_files_at_hand(context: WorkerContext, id: str, recipe: Recipe) -> Iterator[None]:
-    """While a recipe is made: what it will read of small files, side by side where the disk is slow to answer. One
-    after the other they would take longer to be opened than to be read."""
-    here, files = context.store.at_hand, awaited(context.history, id, recipe, context.files_read)
-    small = [
-        (input, name)
-        for input, name in files
-        if input.files[name][0] <= _SMALL and input.member.id not in context.pending
-        if not here.holds(input.place(name))
-    ]
-    sizes = itertools.accumulate(input.files[name][0] for input, name in small)
-    small = small[: sum(size <= _TOGETHER for size in sizes)]
-    context.host.in_short([partial(_read, *file) for file in small])
-    try:
-        yield
-    finally:
-        here.drop({input.place(name) for input, name in small})
-
-
-def _read(input: InputMember, name: str, hurry: Callable[[], bool] = lambda: False) -> None:
-    """What is wrong with it, whoever asks for it will see."""
-    file, data, seen = input.place(name), bytearray(), checksum(input.files[name][1])
-    with input.store.at_hand.coming(file) as bring:
-        try:
-            for block in input.store.blocks(file):
-                if hurry():
-                    return
-                data += block
-                seen.update(block)
-        except faults.Fault:
-            return
-        if (len(data), seen.hexdigest()) == input.files[name]:
-            bring(bytes(data))

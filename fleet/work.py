@@ -1,10 +1,10 @@
 """What the maker of a member sees: its recipe, its inputs' files, a place to write, and when to pause."""
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from fleet import faults, round_state, snapshots
+from fleet import faults, round_state, small_files, snapshots
 from fleet.history import History
 from fleet.lane import Pendings
 from fleet.payload import InputMember as InputMember
@@ -63,6 +63,7 @@ class Work:
         self.inputs = {
             id: made.input if (made := pending.get(id)) else history.files(id) for id in inputs if id not in self.absent
         }
+        self.brought = set[str]()  # places of files in memory, which are forgotten at the end
         self.resumed: snapshots.Snapshot | None = None
         self.steps = 0  # that it takes, if its maker says so
         self.at = ("", 0, 0)  # how far it is, for people: of what, so much is done, of so much if that is known
@@ -76,6 +77,10 @@ class Work:
             return True
         record = self.history.store.standing(round_state.register(self.id, self._version - 1))
         return round_state.outcome(self.id, self.recipe, record, self._version - 1).files == self.writer.seal()
+
+    def bring(self, files: Iterable[small_files.File]) -> None:
+        """What will be read of small files: side by side, where the disk takes long to answer."""
+        self.brought |= small_files.bring(files)
 
     # -- long recipes -------------------------------------------------------------------------------------------------
 

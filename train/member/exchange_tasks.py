@@ -129,7 +129,9 @@ def make_mean_part(runtime: MemberRuntime, work: Work, args: ShardArgs) -> Metri
     child in the group, as a rule, and need not read it again."""
     if not (members := [work.inputs[id] for id in work.recipe.parents if id in work.inputs]):
         return {}
-    for stem, count, wire in runtime.exchanged(work):
+    exchanged = runtime.exchanged(work)
+    work.bring((each, file_of(stem, args.shard)) for stem, *_ in exchanged for each in members)
+    for stem, count, wire in exchanged:
         part = file_of(stem, args.shard)
         cut = ranges(count, runtime.config.mean_parts)[args.shard]
         with work.create(file_of(stem), keep=True) as file:
@@ -242,6 +244,8 @@ def make_shard(runtime: MemberRuntime, work: Work, args: ShardArgs) -> Metrics:
         return {}
     if not (replicas := [parent for id, parent in work.inputs.items() if id != args.old]):
         raise Failed("no replica of this round is there")
+    stems = (CHANGE, *(moment.stem for moment in runtime.averaged(old, replicas)))
+    work.bring((each, file_of(stem, args.shard)) for stem in stems for each in replicas)
     changes = means([vectors.numbers(each, file_of(CHANGE, args.shard), len(cut)) for each in replicas])
     reached = _step(runtime, work, args, cut, changes)
     for moment in runtime.averaged(old, replicas):
