@@ -59,7 +59,7 @@ class Execution:
         record: Value | None = None
         with self._failing(id, writer), self._working(id, writer) as work:
             metrics = _checked(self.make(work))
-            later = bool(self.lane and not writer.foreign)
+            later = self._can_be_late(work)
             files = writer.known if later else writer.seal()
             seconds = round(context.host.now() - began, 6)
             said = self._record(metrics, files, writer.attempt if files else "", seconds)
@@ -117,6 +117,12 @@ class Execution:
     def _clear_blame(self, id: str) -> None:
         self.context.blame.made()
         self._refused.pop(id, None)
+
+    def _can_be_late(self, work: Work) -> bool:
+        """The second lane publishes it. What has no files comes soonest from here, where large ones are on the way."""
+        if not self.lane or work.writer.foreign:
+            return False
+        return bool(work.writer.known or work.pending or self.lane.idle)
 
     # -- what the second lane publishes -------------------------------------------------------------------------------
 

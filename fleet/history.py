@@ -208,6 +208,11 @@ class History:
         """The first of them."""
         return min([self.first_open, *self._again])
 
+    @property
+    def doubts(self) -> bool:
+        """Of an open round something was taken back: what the other lane sees of it does not count any more."""
+        return any(self._known(round).doubted for round in self.open_rounds())
+
     def unfinished(self) -> list[tuple[str, Recipe]]:
         """Everything planned and not finished."""
         return list(self._open.items())

@@ -123,9 +123,10 @@ class Lane:
 
     def rest(self, seconds: float) -> None:
         """In the second lane, which has nothing to make: until there is something to publish, or it is called."""
-        until, self._called = self._host.now() + seconds, False
+        until = self._host.now() + seconds
         while not (self.hurry() or self._called) and (left := until - self._host.now()) > 0:
             self._host.sleep(min(left, _GLANCE))
+        self._called = False
 
     def hurry(self) -> bool:
         """There is something to publish, or to end."""

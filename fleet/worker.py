@@ -155,7 +155,7 @@ class Worker:
             self._trouble = self._wait(fault, self._trouble)
         except NotYet:  # what was seen a moment ago is gone: the server crashed, or a member was voided
             self.host.sleep(0.1)
-            self._fresh = True
+            self._fresh, self._seen_beside = True, _NEVER
         return False
 
     def _turn(self) -> bool:
@@ -212,7 +212,7 @@ class Worker:
     def _attended(self) -> bool:
         second, lane = self._second, self.lane
         around = second and not second.execution.working and not second._away and second._looked != _NEVER
-        return bool(around and lane and lane.idle)
+        return bool(around and lane and lane.idle and not self.history.doubts)
 
     def _beside_second_lane(self, now: float) -> str | None:
         """While the first lane waits: by what the second one has seen since, without asking the disk for it."""
@@ -246,7 +246,7 @@ class Worker:
             self._fresh = True
             self.host.sleep(0.005)
         elif self.options.quorum < 1 and (overdue := self.elastic.overdue()):
-            for id in overdue:
+            for id in [id for id in overdue if id not in self.context.pending]:
                 self.execution.close(id)
             self._fresh = True
             self.bell.ring()
@@ -304,6 +304,8 @@ class Worker:
         usual = min(self.options.poll_seconds, max(0.005, 0.05 * waited))
         seldom = min(self._breath, max(_FIRST_NAP, 0.2 * waited))
         pause = max(seldom if self._breath else usual, self._beside(self._asking))
+        if self._attended():  # then the other one asks the disk
+            pause = usual
         self._owed -= pause
         if not (self._first and self._first.lane and self._ahead):
             self.host.sleep(pause)
@@ -332,7 +334,7 @@ class Worker:
                 planning.prune(self.store, self.history, self.options.keep_every)
         self._away = True
         self.host.sleep(min(30.0, 0.1 * 2**trouble))
-        self._away, self._fresh = False, True
+        self._away, self._fresh, self._seen_beside = False, True, _NEVER
         return min(trouble + 1, 10)
 
     # -- the others ---------------------------------------------------------------------------------------------------

@@ -224,8 +224,8 @@ def _cheaper(f: Forecast) -> tuple[list[str], Forecast]:
             told.append(f'{key.upper()} "{value or fewer.config.wire}"')
             f = fewer
     c, lines = f.config, list[str]()
-    steps = math.ceil(c.inner_steps * f.share / f.most)
-    if f.too_slow and 2 * steps > c.total_steps:
+    steps, begun = math.ceil(c.inner_steps * f.share / f.most), c.forked[-1].round if c.forked else 0
+    if f.too_slow and 2 * steps > c.total_steps - c.steps_before(begun + 1):
         told.append("a faster disk, a smaller model or a longer run: this one's rounds cannot be long enough")
     elif f.too_slow:
         f = _longer(f, steps)

@@ -55,6 +55,7 @@ class Server:
         self.seen: dict[str, list[Version]] = {}
         self.down_until = 0.0
         self.refused: dict[str, tuple[float, bool]] = {}  # host -> until when; only changes, or everything
+        self.damaged = set[str]()  # files that were, at some time; what was written again late may have mended one
         self.misreads = ""  # the host at which every payload arrives damaged
         self.calls = 0
         self.on_call: Callable[[Process, int, str], None] = lambda process, number, when: None

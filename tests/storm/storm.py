@@ -110,13 +110,18 @@ class Watching(Store):
         return self._note(name, super().standing(name))
 
     def _whole(self, done: str) -> bool:
-        """The files that an outcome names lie on the server as they were written."""
+        """The files that an outcome names have always lain on the server as they were written."""
         names = self.truth.names
         outcome = _opened(names[done].data, done) if done in names else {"files": {}}
-        found = {file: names.get(f"files/{outcome['attempt']}/{file}") for file in outcome["files"]}
-        return bool(found) and all(
-            inode is not None and [len(inode.data), xxh3_128(inode.data).hexdigest()] == outcome["files"][file]
-            for file, inode in found.items()
+        places = {file: f"files/{outcome['attempt']}/{file}" for file in outcome["files"]}
+        found = {file: names.get(place) for file, place in places.items()}
+        return (
+            bool(found)
+            and not self.truth.damaged & {*places.values()}
+            and all(
+                inode is not None and [len(inode.data), xxh3_128(inode.data).hexdigest()] == outcome["files"][file]
+                for file, inode in found.items()
+            )
         )
 
     def _note(self, name: str, value: dict[str, Any]) -> dict[str, Any]:
@@ -243,7 +248,9 @@ class Storm:
                 state.take(register)
         if not state.finished or 1 <= round and all(map(self._was_complete, range(round, round + 3))):
             return
-        if self._truth.read(f"{folder(round)}/{slot}.{state.version}.done")["attempt"] == attempt:
+        record = self._truth.read(f"{folder(round)}/{slot}.{state.version}.done")
+        _, _, *file = path.split("/")
+        if record["attempt"] == attempt and record["files"].keys() >= {*file}:  # not a snapshot, which may go late
             self.problem = self.problem or Violation(f"{path} is removed, and the register that counts names it")
 
     def _was_complete(self, round: int) -> bool:
@@ -358,13 +365,15 @@ class Storm:
         others = {name for name in self._truth.names("files") if name.startswith(f"{round}.{slot}.")} - {attempt}
         files = self._truth.names(f"files/{attempt}") if attempt and others and round != self._last() else []
         if files:
-            self._damage(self.server.names[f"files/{attempt}/{files[0]}"])
+            self._damage(f"files/{attempt}/{files[0]}")
 
     def _last(self) -> str:
         """The round whose files nobody may read any more."""
         return f"{self.config.max_generations + (self.config.algorithm == 'search'):05d}"
 
-    def _damage(self, inode: Inode) -> None:
+    def _damage(self, name: str) -> None:
+        inode = self.server.names[name]
+        self.server.damaged.add(name)
         place = self.world.random.randrange(len(inode.data))
         inode.data = inode.data[:place] + bytes([inode.data[place] ^ 16]) + inode.data[place + 1 :]
         inode.synced = inode.data
@@ -377,7 +386,7 @@ class Storm:
             and inode.data
         ]  # fmt: skip
         if payloads:
-            self._damage(self.server.names[self.world.random.choice(sorted(payloads))])
+            self._damage(self.world.random.choice(sorted(payloads)))
 
 
 def _scribe(history: History) -> None:
