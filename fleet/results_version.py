@@ -31,7 +31,7 @@ LAST: Mapping[str, Sequence[str]] = {
     # for the test, by what it says, and moments, changes and weights travelled in fewer bits; then the test had a
     # number of sequences of its own; then checksums were XXH3; then parts of a group's mean had its members' names;
     # then weights travelled in 12 bits instead of 16.
-    "edt": [*_EXCHANGE, "commit 7a6bdf1", "commit a661cdd"],
+    "edt": [*_EXCHANGE, "commit 7a6bdf1", "commit 99813f7"],
     # Then a shard's files were the weights before its step, and the step.
     "diloco": [*_EXCHANGE, "commit 486e575"],
     "diloco-loop": ["commit 486e575"],
