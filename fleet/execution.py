@@ -244,7 +244,8 @@ class Execution:
             if saved := work.resume():
                 context.claims.resumed(id, saved.step)
                 context.events.note("resumed", id, step=saved.step)
-            work.bring(awaited(context.history, id, work.recipe, context.files_read))
+            if not self.lane:  # else the other one reads ahead, and both would read the same
+                work.bring(awaited(context.history, id, work.recipe, context.files_read))
             yield work
         finally:
             context.store.at_hand.drop(work.brought)
