@@ -1,13 +1,13 @@
 """Who makes what, and who looks dead. A claim only saves double work; nothing is decided by it."""
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from fleet import faults, strictjson
 from fleet.history import History
 from fleet.host import Host
-from fleet.recipe import round_and_slot
+from fleet.recipe import NotYet, round_and_slot
 from fleet.round_state import register
 from fleet.store import Store, Value
 
@@ -127,7 +127,7 @@ class Claims:
     @property
     def holding(self) -> bool:
         """Something that was claimed here is neither made nor given up."""
-        return any(self.mine(id) and not self.history.finished(id) for id in [*self._own])
+        return any(self._holding())
 
     def helped(self, id: str) -> bool:
         """Somebody else is at it, too: whoever claimed it before, and neither gave it up nor looks dead."""
@@ -183,6 +183,13 @@ class Claims:
             self.store.settle(self._path(id, "left", n), record)
             self._saw(id, "left", n)
 
+    def give_back(self) -> None:
+        """What is held still, and not being made: of recipes whose parents have to be made again first. Or it would
+        look as if whoever makes them was lost."""
+        with contextlib.suppress(faults.Fault, NotYet):
+            for id in self._holding():
+                self.leave(id, "released")
+
     def given_up(self, id: str) -> list[Value]:
         """What makers said who gave it up, in turn."""
         slot = self.history.slot(id)
@@ -219,6 +226,9 @@ class Claims:
             with contextlib.suppress(faults.Missing, faults.Damaged, faults.Refused):
                 records[path] = self.store.read(path)
         return records.get(path, {})
+
+    def _holding(self) -> Iterator[str]:
+        return (id for id in [*self._own] if self.mine(id) and not self.history.finished(id))
 
     def _path(self, id: str, kind: str, n: int) -> str:
         return register(id, self.history.slot(id).version, f"{kind}.{n}")

@@ -116,6 +116,7 @@ class Worker:
         finally:
             if self.lane:
                 self.lane.end()
+            self.context.claims.give_back()
             self.pulse.end()
             self.events.note("ended", ops=self.store.ops)
             self.events.flush()

@@ -13,7 +13,7 @@ from fleet.context import Spent, WorkerOptions
 from fleet.digest import digest
 from fleet.errors import Lacking
 from fleet.host import Host
-from fleet.recipe import Recipe
+from fleet.recipe import NotYet, Recipe
 from fleet.run import create_run
 from fleet.run_config import UserError
 from fleet.scratch import passing
@@ -159,6 +159,29 @@ def test_after_an_error_of_the_device_its_process_makes_nothing_more(error, tmp_
         worker.run()
     (left,) = (store.standing(f"rounds/00000/{path.name}") for path in tmp_path.rglob("bad.0.left.*"))
     assert left["why"] == "failed" and str(error)[:9] in left["error"]
+
+
+def test_who_ends_gives_back_what_waits_for_a_parent(tmp_path):
+    """It was not lost while it made that: eight such would end the run."""
+    store, _ = create_run(tmp_path, "run", {}, Host())
+
+    class Two:
+        def plan(self, round, history):
+            return [Recipe(f"m{round}", "x", parents=("0/m0",) * round)] if round < 2 else []
+
+    def make(work):
+        if work.id == "1/m1":
+            store.settle("rounds/00000/m0.0.void", {"by": "another", "why": "its files are damaged"})
+            work.history.reopen("0/m0")
+            raise NotYet("0/m0")
+        if work.writer.attempt.startswith("00000.m0.1"):
+            raise RuntimeError(ACCESS)
+        return {}
+
+    with pytest.raises(Spent, match="0/m0: this process can use its device no more"):
+        Worker(store, Two(), make, WorkerOptions(launch=1, poll_seconds=0.1)).run()
+    assert store.standing("rounds/00000/m0.1.left.0")["why"] == "failed"
+    assert store.standing("rounds/00001/m1.0.left.0")["why"] == "released"
 
 
 @pytest.mark.parametrize("error, meaning, words", [
