@@ -106,6 +106,7 @@ class Method:
 
 
 _ADAMW, _MUON = {"inner_optimizer": "adamw", "lr": 5.6e-3}, {"inner_optimizer": "muon", "lr": 1.4e-2}  # until tuned
+_PLUS = {"inner_optimizer": "muon+", "clip": 0.0}
 _EDT_CUBE = {"algorithm": "edt", "selection": "hypercube", "group_size": 4, **_MUON}
 _GENOMES = {"lr_spread": 8.0}  # rates that are mutated are worse: docs/pre-training.md
 _CUBE, _PAIRS = "EDT, hypercube of 4", "EDT, pairs"
@@ -116,7 +117,10 @@ METHODS: Mapping[str, Method] = {
     "synchronous Muon": Method("synchronous", _MUON),
     "DiLoCo, AdamW": Method("apart", {"algorithm": "diloco", **_ADAMW}),
     "DiLoCo": Method("apart", {"algorithm": "diloco", **_MUON}),
+    "one process, Muon+": Method("alone", {**_MUON, **_PLUS}, "one process, Muon"),
+    "DiLoCo, Muon+": Method("apart", {"algorithm": "diloco", **_MUON, **_PLUS}, "DiLoCo"),
     _CUBE: Method("apart", _EDT_CUBE),
+    "EDT, hypercube of 4, Muon+": Method("apart", {**_EDT_CUBE, **_PLUS}, _CUBE),
     "EDT, genomes": Method("apart", {**_EDT_CUBE, **_GENOMES}, _CUBE),
     "EDT, groups of 4": Method("apart", {"algorithm": "edt", "selection": "matching", "group_size": 4, **_MUON}, _CUBE),
     _PAIRS: Method("apart", {"algorithm": "edt", "selection": "hypercube", "group_size": 2, **_MUON}),

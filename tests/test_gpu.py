@@ -44,7 +44,7 @@ def trained(part: torch.Tensor | Batch, steps: int = 3, **keys: object) -> Learn
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "muon+"])
 @pytest.mark.parametrize("rows", [False, True])
 def test_a_step_is_the_same_each_time(precision, optimizer, rows):
     in_fixed_order(1, precision=precision)

@@ -8,7 +8,7 @@ from tests.small import MODEL, config
 from tests.test_training_parts import some_batches
 from train.learner import Learner
 from train.model import built, layout_of
-from train.optimizers import layouts_of, orthogonal
+from train.optimizers import MuonPlus, layouts_of, orthogonal
 from train.vector_layout import VectorLayout
 
 
@@ -56,6 +56,23 @@ def muon_of_torch(model, batches, lr):
             optimizer.step()
 
 
+@pytest.mark.parametrize("shape", [(8, 8), (8, 24), (24, 8), (96, 256)])
+def test_muon_plus_moves_rows_equally_far_before_and_after_the_polynomial(shape):
+    matrix = torch.nn.Linear(*shape[::-1], bias=False, dtype=torch.float32)
+    before, slope = matrix.weight.detach().clone(), torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    layout = layout_of(torch.nn.Sequential(matrix))
+    vector = before.flatten().clone()
+    optimizer = MuonPlus(vector, slope.flatten().clone(), layout, config(weight_decay=0.0), lambda m, _: orthogonal(m))
+    optimizer.param_groups[0]["lr"] = 1.0
+    optimizer.step()
+    moved = (before - vector.view(shape)).double() / 0.2
+    rows = slope.double() / slope.double().norm(dim=1, keepdim=True)
+    wanted = reference(rows)
+    wanted *= shape[1] ** 0.5 / wanted.norm(dim=1, keepdim=True)
+    assert torch.allclose(moved, wanted, atol=1e-4)
+    assert torch.allclose(moved.square().mean(dim=1), torch.ones(shape[0], dtype=torch.float64), atol=1e-4)
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_step_is_that_of_torch_within_the_rounding_of_bf16(tied):
     """torch's works in bf16 always: its matrices are right to two or three digits."""
@@ -100,7 +117,7 @@ def test_muon_keeps_one_moment_of_what_it_moves():
     assert whole["square"].size == layout.size
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "muon+"])
 def test_it_can_be_put_down_and_taken_up(optimizer):
     c = config(inner_optimizer=optimizer)
     whole, first, second = (Learner(built(MODEL, 257, 3), c) for _ in range(3))

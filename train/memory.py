@@ -65,7 +65,7 @@ def memory_of(config: TrainConfig, batch: int = 0) -> Memory:
         narrow=_NARROW * (layout.hidden + vocabulary * _sizes(shape)["hidden"]) / shares if mixed else 0.0,
         layers=float(tokens * remembered(shape, mixed)),
         logits=_of_words(tokens, vocabulary, _sizes(shape)["hidden"]),
-        step=_of_muon(layout) / shares if config.inner_optimizer == "muon" else 0.0,
+        step=_of_muon(layout) / shares if config.inner_optimizer != "adamw" else 0.0,
     )
 
 

@@ -1,5 +1,5 @@
 """The inner loop's optimizers, on flat vectors: AdamW for all numbers; or Muon for the matrices within the model, and
-AdamW for the rest, as Muon's authors do it."""
+AdamW for the rest, as Muon's authors do it; or Muon+, which moves all rows of a matrix equally far."""
 
 import math
 from collections.abc import Callable
@@ -106,12 +106,37 @@ class Muon(AdamW):
         ahead = slope.lerp(average, _MOMENTUM)
         weights.mul_(1 - lr * self._decay)
         for stack, place, matrices in zip(self.layout.stacks, *map(self.layout.stacked, (weights, ahead)), strict=True):
-            length = _AS_ADAMW * math.sqrt(max(stack.whole, stack.columns))
-            place.add_(self._orthogonal(matrices, stack), alpha=-lr * length)
+            length = _AS_ADAMW * self._to_one(stack)
+            place.add_(self._direction(matrices, stack), alpha=-lr * length)
         super().step()
 
+    def _direction(self, matrices: Tensor, stack: Stack) -> Tensor:
+        return self._orthogonal(matrices, stack)
 
-OPTIMIZERS = {"adamw": AdamW, "muon": Muon}  # the values of INNER_OPTIMIZER
+    @staticmethod
+    def _to_one(stack: Stack) -> float:
+        """What a direction is multiplied by, for numbers of about one."""
+        return math.sqrt(max(stack.whole, stack.columns))
+
+
+class MuonPlus(Muon):
+    """What is brought near to orthogonal has rows of any length, most of all where there are more of them than columns;
+    here they all have one length, before and after. (One step of normalization after it: arXiv 2602.21545.)"""
+
+    def _direction(self, matrices: Tensor, stack: Stack) -> Tensor:
+        return _level(self._orthogonal(_level(matrices), stack))
+
+    @staticmethod
+    def _to_one(stack: Stack) -> float:
+        return math.sqrt(stack.columns)
+
+
+def _level(matrices: Tensor) -> Tensor:
+    """All their rows made as long as one, in place."""
+    return matrices.div_(matrices.norm(dim=-1, keepdim=True).clamp_(min=1e-12))
+
+
+OPTIMIZERS = {"adamw": AdamW, "muon": Muon, "muon+": MuonPlus}  # the values of INNER_OPTIMIZER
 
 
 def layouts_of(layout: VectorLayout, config: TrainConfig) -> dict[str, VectorLayout]:

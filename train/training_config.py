@@ -68,8 +68,10 @@ class TrainSection(Section):
     )
     eval_batch_size: int = bound(16, "Of them at a time.", ge=1, le=65536)
     max_epochs: float = bound(1.0, "The most passes over a text; a run that needs more is refused.", gt=0, le=1e6)
-    inner_optimizer: Literal["muon", "adamw"] = bound(
-        "muon", "Of the steps: AdamW, or Muon for the matrices within the model and AdamW for the rest."
+    inner_optimizer: Literal["muon", "muon+", "adamw"] = bound(
+        "muon",
+        "Of the steps: AdamW, or Muon for the matrices within the model and AdamW for the rest; muon+: all rows of a "
+        "matrix move equally far.",
     )
     batch_size: int = bound(16, "Sequences of a micro-batch.", ge=1, le=65536)
     seq_length: int = bound(64, "Tokens of a sequence.", ge=2, le=10**6)

@@ -112,8 +112,11 @@ class TrainingOptions:
     ] = 4
     lr: Annotated[float, Parameter(help="The highest learning rate; it falls to a tenth, as a cosine.")] = 4e-4
     optimizer: Annotated[
-        Literal["adamw", "muon"],
-        Parameter(help="AdamW, or Muon for the matrices within the model and AdamW for the rest."),
+        Literal["adamw", "muon", "muon+"],
+        Parameter(
+            help="AdamW, or Muon for the matrices within the model and AdamW for the rest; muon+: all rows of a matrix "
+            "move equally far."
+        ),
     ] = "adamw"
     total_batch_size: Annotated[int, Parameter(help="Sequences of a step, over all ranks (of one peer).")] = 512
     per_device_train_batch_size: Annotated[int, Parameter(help="Of these, what a rank takes at a time.")] = 32
