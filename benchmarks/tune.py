@@ -77,7 +77,7 @@ def main(size: str = "124k", slots: int = 8, batch: int = 0, method: tuple[str, 
             print(slots, name, seed, *place, round(result.averaged, 4), flush=True)
 
     def next_ones() -> dict[str, list[Place]]:
-        inner = {name: str(METHODS[name].keys["inner_optimizer"]) for name in found}
+        inner = {name: str(METHODS[name].keys["inner_optimizer"]).removesuffix("+") for name in found}
         return {name: wanted(inner[name], tried, batches) for name, tried in found.items()}
 
     while any((places := next_ones()).values()):

@@ -1,7 +1,7 @@
 """Who makes what, and who looks dead. A claim only saves double work; nothing is decided by it."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from fleet import faults, strictjson
@@ -127,7 +127,7 @@ class Claims:
     @property
     def holding(self) -> bool:
         """Something that was claimed here is neither made nor given up."""
-        return any(self._holding())
+        return any(self.mine(id) and not self.history.finished(id) for id in [*self._own])
 
     def helped(self, id: str) -> bool:
         """Somebody else is at it, too: whoever claimed it before, and neither gave it up nor looks dead."""
@@ -184,11 +184,12 @@ class Claims:
             self._saw(id, "left", n)
 
     def give_back(self) -> None:
-        """What is held still, and not being made: of recipes whose parents have to be made again first. Or it would
-        look as if whoever makes them was lost."""
-        with contextlib.suppress(faults.Fault, NotYet):
-            for id in self._holding():
-                self.leave(id, "released")
+        """What was claimed here and is neither made nor being made: its parents may have to be made again first. Or it
+        would look as if whoever makes that was lost."""
+        for id in [*self._own]:
+            with contextlib.suppress(NotYet):
+                if not self.history.finished(id):
+                    self.leave(id, "released")
 
     def given_up(self, id: str) -> list[Value]:
         """What makers said who gave it up, in turn."""
@@ -226,9 +227,6 @@ class Claims:
             with contextlib.suppress(faults.Missing, faults.Damaged, faults.Refused):
                 records[path] = self.store.read(path)
         return records.get(path, {})
-
-    def _holding(self) -> Iterator[str]:
-        return (id for id in [*self._own] if self.mine(id) and not self.history.finished(id))
 
     def _path(self, id: str, kind: str, n: int) -> str:
         return register(id, self.history.slot(id).version, f"{kind}.{n}")

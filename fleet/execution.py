@@ -156,11 +156,19 @@ class Execution:
             with self._failing(made.id, made.writer):
                 if made.fault:
                     raise made.fault
-            if made.stands:
-                self.context.history.learn(made.id, made.outcome.version, made.stands, just_now=False)
-                self._published(made.id, made.stands == made.outcome.record, made.writer)
-                self._clear_blame(made.id)
+            self._learn(made)
         return bool(ended)
+
+    def collect_last(self) -> None:
+        """The same of a worker that ends: what could not be published is for others."""
+        for made in self.context.pending.ended():
+            self._learn(made)
+
+    def _learn(self, made: Pending) -> None:
+        if made.stands:
+            self.context.history.learn(made.id, made.outcome.version, made.stands, just_now=False)
+            self._published(made.id, made.stands == made.outcome.record, made.writer)
+            self._clear_blame(made.id)
 
     def close(self, id: str, absent: str = "closed", why: str = "late") -> None:
         """Nothing comes of a slot: in elastic rounds it may be too late, or makers agree that it cannot be made."""

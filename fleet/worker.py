@@ -104,7 +104,9 @@ class Worker:
         try:
             if self.lane:
                 self.lane.start()
-            return self._loop()
+            how = self._loop()
+            self._hand_in()
+            return how
         except (faults.Damaged, faults.Refused) as fault:
             why = f"a register of this run is damaged: {fault}; restore it from a backup"
             self.events.note("stopped", why=why)
@@ -112,15 +114,25 @@ class Worker:
         except Stopped as why:
             self.events.note("stopped", why=str(why))
             self.bell.ring()
+            self._hand_in()
             raise
         finally:
             if self.lane:
                 self.lane.end()
-            self.context.claims.give_back()
             self.pulse.end()
             self.events.note("ended", ops=self.store.ops)
             self.events.flush()
             log.removeHandler(self.tail)
+
+    def _hand_in(self) -> None:
+        """What this worker has made is published, and what it holds is given back. Whatever else ends it may come of
+        what it makes: then it counts as lost."""
+        if self.lane:
+            self.lane.end()
+        with contextlib.suppress(faults.Fault):
+            self.execution.collect_last()
+            for lane in filter(None, (self, self._second)):
+                lane.context.claims.give_back()
 
     def _takes(self, recipe: Recipe) -> bool:
         """Whether this lane makes such a recipe. An only lane makes all; of two, the second makes what needs no device

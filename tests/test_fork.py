@@ -246,6 +246,7 @@ def point(c: TrainConfig, round: int) -> Forked:
     (0, {"max_generations": 9}, "round 0 only prepares"),
     (1, {"max_generations": 9}, "rounds whose files are there: 3, 4 "),
     (None, {"max_generations": 9, "vocab_size": 500}, "VOCAB_SIZE cannot change"),
+    (None, {"max_generations": 9, "inner_optimizer": "adamw"}, "INNER_OPTIMIZER cannot change"),
     (None, {"max_generations": 9, "outer_momentum": 0.5}, "OUTER_MOMENTUM is 0.5 and was 0.0"),
     (None, {"max_generation": 9}, "unknown key"),
     (None, {"max_generations": 900, "max_epochs": 1.0}, "training tokens where the run needs"),
@@ -271,7 +272,7 @@ def test_rounds_that_are_kept_can_be_forked(tmp_path, elitism):
     history = opened(tmp_path / "run")
     there = {int(each[:5]) for each in history.store.names("files")}
     assert there == {0, 2, 4, 5, 6} if not elitism else there >= {0, 2, 4, 5, 6}
-    forking(tmp_path, round=2, max_generations=3, lr=0.02)
+    forking(tmp_path, round=2, max_generations=3, lr=0.02, inner_optimizer="muon+")  # its moments are Muon's
 
 
 @pytest.mark.parametrize("id, file, help", [

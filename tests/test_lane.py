@@ -213,6 +213,33 @@ def test_what_ends_the_second_lane_ends_the_worker(tmp_path):
     assert toy(tmp_path, name="other", disk_lane=True, dead_seconds=0.5).run() == "over"
 
 
+def test_who_is_asked_to_end_gives_back_what_either_lane_holds_and_no_more(tmp_path):
+    """A shard that was begun in vain; a member that the second lane has just published is nobody's any more."""
+    made, held = maker(ToyConfig(**{"project_name": "run", **TOY})), threading.Event()
+
+    def make(work):
+        if "/shard-" in work.id and work.id.startswith("1/"):
+            held.set()
+            raise NotYet(work.id)
+        if work.id.startswith("1/"):
+            assert work.id != "1/m2" or held.wait(LONG)
+        return made(work)
+
+    worker = toy(tmp_path, make=make, disk_lane=True)
+    stop = threading.Thread(target=lambda: held.wait(LONG) and worker.host.stop())
+    stop.start()
+    assert worker.run() == "interrupted"
+    stop.join()
+    store = worker.store
+    for round in range(2):
+        names = store.names(f"rounds/{round:05d}")
+        left = {name.split(".")[0] for name in names if ".left." in name}
+        claimed = {name.split(".")[0] for name in names if ".claim." in name}
+        done = {name.split(".")[0] for name in names if name.endswith(".done")}
+        assert left == claimed - done
+        assert round == 0 or any(each.startswith("shard-") for each in left)
+
+
 def test_a_members_files_are_written_side_by_side(tmp_path, monkeypatch):
     """A disk takes its time for each; and who has no room for one says so when the others are through."""
     store, full, ended = toy(tmp_path).store, list[str](), list[str]()

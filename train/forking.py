@@ -2,7 +2,8 @@
 stands for members that only the new method or more slots would have."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from fleet.fork import Carried
 from fleet.history import History
@@ -45,7 +46,7 @@ def forked(old: TrainConfig, new: TrainConfig, history: History, round: int, fir
 
 
 def _check(old: TrainConfig, new: TrainConfig, round: int) -> None:
-    was, now = old.bound(), new.bound()
+    was, now = (_with_moments(config.bound()) for config in (old, new))
     if old.forked and round < old.forked[-1].round:
         raise UserError(f"--round {round}: this run began after round {old.forked[-1].round}: fork the one before it")
     for key, why in _FIXED.items():
@@ -56,6 +57,11 @@ def _check(old: TrainConfig, new: TrainConfig, round: int) -> None:
             f"OUTER_MOMENTUM is {new.outer_momentum} and was {old.outer_momentum}: members have a momentum's file or "
             "none; leave it at 0, or above 0, as it was, or start a new run"
         )
+
+
+def _with_moments(bound: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Muon's and Muon+'s are the same."""
+    return {**bound, "inner_optimizer": str(bound["inner_optimizer"]).removesuffix("+")}
 
 
 def _point(old: TrainConfig, new: TrainConfig, history: History, round: int) -> Forked:

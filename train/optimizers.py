@@ -133,7 +133,7 @@ class MuonPlus(Muon):
 
 def _level(matrices: Tensor) -> Tensor:
     """All their rows made as long as one, in place."""
-    return matrices.div_(matrices.norm(dim=-1, keepdim=True).clamp_(min=1e-12))
+    return matrices.div_(matrices.norm(dim=-1, keepdim=True, dtype=torch.float32).clamp_(min=1e-12))
 
 
 OPTIMIZERS = {"adamw": AdamW, "muon": Muon, "muon+": MuonPlus}  # the values of INNER_OPTIMIZER
