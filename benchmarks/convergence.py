@@ -22,7 +22,7 @@ from benchmarks.figures import NONE, goal, table
 from benchmarks.trials import METHODS, QUICK, SEQUENCES, Result, Trial, run, trial
 
 ADAMW, SERIAL, SYNC, DILOCO, HYPERCUBE, PAIRS = (
-    "synchronous AdamW", "one process, Muon", "synchronous Muon", "DiLoCo", "EDT, hypercube of 4", "EDT, pairs"
+    "synchronous AdamW", "one process", "synchronous", "DiLoCo", "EDT, hypercube of 4", "EDT, pairs"
 )  # fmt: skip
 EXACT = {"wire_dtype": "fp32", "inner_optimizer_state": "exact"}  # all that travels
 # (row, of which row it is to be within this much)

@@ -144,7 +144,7 @@ def main(
     if not wanted:
         raise SystemExit(f"ONLY: {only} is no row; one is {named(GOALS[0])}")
     several = {row: apart(row[0], seed, round(METHODS[row[0]].part * sequences), row[1]) for row in wanted}
-    alone, *results = run([trial("one process, Muon", seed, sequences, 1, **PLAIN), *several.values()])
+    alone, *results = run([trial("one process", seed, sequences, 1, **PLAIN), *several.values()])
     shown = table("Machines", *_COLUMNS, note=_note(seconds, sequences, rounds, alone.averaged))
     second = seconds / ROUND  # of a sequence
     for row, result in zip(wanted, results, strict=True):

@@ -25,7 +25,7 @@ from benchmarks.trials import QUICK, SEQUENCES, Result, Trial, run, trial
 
 SLOTS = (1, 2, 4, 8, 16)
 GOALS = {4: 3.7, 8: 6.0, 16: 9.0}
-ALONE = ("one process, Muon", "one process, AdamW")
+ALONE = ("one process", "one process, AdamW")
 APART: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "DiLoCo": ("DiLoCo", {}),
     "DiLoCo, rounds of 4": ("DiLoCo", {"inner_steps": 4}),

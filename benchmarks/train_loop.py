@@ -143,7 +143,7 @@ def bare_steps(config: TrainConfig) -> Iterator[None]:
 
 def bare_optimizers(model: torch.nn.Module, name: str) -> list[torch.optim.Optimizer]:
     """PyTorch's own."""
-    within = [p for key, p in model.named_parameters() if name == "muon" and "layers" in key and p.ndim == 2]
+    within = [p for key, p in model.named_parameters() if name.startswith("muon") and "layers" in key and p.ndim == 2]
     others = [p for p in model.parameters() if all(p is not each for each in within)]
     adamw = torch.optim.AdamW(others, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     return [adamw, *([torch.optim.Muon(within, lr=1e-3)] if within else [])]
@@ -184,7 +184,7 @@ def main(quick: bool = False, only: str = "") -> None:
         "is all of a recipe: parents read, trained, outer step, evaluated, published. The bare loop only trains."
     )
     shown = table("A worker's round beside a bare loop", *names, "transformers.Trainer, tokens/s", note=note)
-    for (name, (model, batch, length, steps)), optimizer in product(SHAPES.items(), ("adamw", "muon")):
+    for (name, (model, batch, length, steps)), optimizer in product(SHAPES.items(), ("adamw", "muon", "muon+")):
         if only not in f"{name}, {optimizer}":
             continue
         config = config_of(model, batch, length, steps, 3 if quick else 9, optimizer)

@@ -105,33 +105,39 @@ class Method:
     like: str = ""  # it has this one's settings, not some of its own
 
 
-_ADAMW, _MUON = {"inner_optimizer": "adamw", "lr": 5.6e-3}, {"inner_optimizer": "muon", "lr": 1.4e-2}  # until tuned
-_PLUS = {"inner_optimizer": "muon+", "clip": 0.0}
-_EDT_CUBE = {"algorithm": "edt", "selection": "hypercube", "group_size": 4, **_MUON}
-_GENOMES = {"lr_spread": 8.0}  # rates that are mutated are worse: docs/pre-training.md
+_LR = 1e-2  # until tuned
+_ADAMW = {"inner_optimizer": "adamw", "clip": 1.0, "lr": 5.6e-3}
+_MUON = {"inner_optimizer": "muon", "clip": 1.0, "lr": 1.4e-2}
 _CUBE, _PAIRS = "EDT, hypercube of 4", "EDT, pairs"
+
+
+def _diloco(**keys: Any) -> Method:
+    return Method("apart", {"algorithm": "diloco", "lr": _LR, **keys})
+
+
+def _edt(selection: str, group: int, like: str = "", **keys: Any) -> Method:
+    chosen = {"algorithm": "edt", "selection": selection, "group_size": group}
+    return Method("apart", {"lr": _LR, **chosen, **keys}, like)
+
+
 METHODS: Mapping[str, Method] = {
-    "one process, AdamW": Method("alone", _ADAMW),
+    "one process": Method("alone", {"lr": _LR}),
     "one process, Muon": Method("alone", _MUON),
-    "synchronous AdamW": Method("synchronous", _ADAMW),
+    "one process, AdamW": Method("alone", _ADAMW),
+    "synchronous": Method("synchronous", {"lr": _LR}),
     "synchronous Muon": Method("synchronous", _MUON),
-    "DiLoCo, AdamW": Method("apart", {"algorithm": "diloco", **_ADAMW}),
-    "DiLoCo": Method("apart", {"algorithm": "diloco", **_MUON}),
-    "one process, Muon+": Method("alone", {**_MUON, **_PLUS}),
-    "DiLoCo, Muon+": Method("apart", {"algorithm": "diloco", **_MUON, **_PLUS}),
-    _CUBE: Method("apart", _EDT_CUBE),
-    "EDT, hypercube of 4, Muon+": Method("apart", {**_EDT_CUBE, **_PLUS}),
-    "EDT, genomes": Method("apart", {**_EDT_CUBE, **_GENOMES}, _CUBE),
-    "EDT, groups of 4": Method("apart", {"algorithm": "edt", "selection": "matching", "group_size": 4, **_MUON}, _CUBE),
-    _PAIRS: Method("apart", {"algorithm": "edt", "selection": "hypercube", "group_size": 2, **_MUON}),
-    "EDT, drawn pairs": Method(
-        "apart", {"algorithm": "edt", "selection": "matching", "group_size": 2, **_MUON}, _PAIRS
-    ),
-    "EDT, rank": Method("apart", {"algorithm": "edt", "selection": "rank", "group_size": 2, **_MUON}, _PAIRS),
-    "EDT, tournament": Method(
-        "apart", {"algorithm": "edt", "selection": "tournament", "group_size": 2, **_MUON}, _PAIRS
-    ),
-    "EDT, random": Method("apart", {"algorithm": "edt", "selection": "random", "group_size": 2, **_MUON}, _PAIRS),
+    "synchronous AdamW": Method("synchronous", _ADAMW),
+    "DiLoCo": _diloco(),
+    "DiLoCo, Muon": _diloco(**_MUON),
+    "DiLoCo, AdamW": _diloco(**_ADAMW),
+    _CUBE: _edt("hypercube", 4),
+    "EDT, genomes": _edt("hypercube", 4, _CUBE, lr_spread=8.0),  # rates that are mutated are worse
+    "EDT, groups of 4": _edt("matching", 4, _CUBE),
+    _PAIRS: _edt("hypercube", 2),
+    "EDT, drawn pairs": _edt("matching", 2, _PAIRS),
+    "EDT, rank": _edt("rank", 2, _PAIRS),
+    "EDT, tournament": _edt("tournament", 2, _PAIRS),
+    "EDT, random": _edt("random", 2, _PAIRS),
 }
 
 

@@ -26,9 +26,9 @@ RATES = {
     "muon": (1.8e-3, 2.5e-3, 3.5e-3, 5e-3, 7e-3, 1e-2, 1.4e-2, 2e-2, 2.8e-2, 4e-2, 5.6e-2, 8e-2),
 }
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
-START = {"adamw": (5.6e-3, 4), "muon": (2e-2, 4)}
+START = {"adamw": (5.6e-3, 2), "muon": (1e-2, 2)}
 TRIES, AGAIN = 12, 2
-VARIED = ("one process, Muon", "DiLoCo", "one process, AdamW", "DiLoCo, AdamW")  # in how many slots they have, too
+VARIED = ("one process", "DiLoCo", "one process, AdamW", "DiLoCo, AdamW")  # in how many slots they have, too
 app = App(name="python -m benchmarks.tune", help=__doc__, version_flags=[])
 
 Place = tuple[float, int]  # rate and batch
@@ -77,7 +77,7 @@ def main(size: str = "124k", slots: int = 8, batch: int = 0, method: tuple[str, 
             print(slots, name, seed, *place, round(result.averaged, 4), flush=True)
 
     def next_ones() -> dict[str, list[Place]]:
-        inner = {name: str(METHODS[name].keys["inner_optimizer"]).removesuffix("+") for name in found}
+        inner = {name: "adamw" if name.endswith("AdamW") else "muon" for name in found}
         return {name: wanted(inner[name], tried, batches) for name, tried in found.items()}
 
     while any((places := next_ones()).values()):

@@ -19,7 +19,8 @@ from train.packing import batch
 
 def trained(model, steps=10, **keys):
     """Its adapter, after it has learned."""
-    learner = Learner(adapted(model, {**SMALL, **keys}, 7), config(weight_decay=0.0), objective=sft_loss)
+    given = config(weight_decay=0.0, inner_optimizer="adamw", clip=1.0)  # as members of post-training have it
+    learner = Learner(adapted(model, {**SMALL, **keys}, 7), given, objective=sft_loss)
     step = [batch(some_examples([9, 12, 8]), [[0, 1], [2]])]
     [*learner.train([step] * steps, [1e-2] * steps)]
     return learner, step

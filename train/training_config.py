@@ -68,8 +68,8 @@ class TrainSection(Section):
     )
     eval_batch_size: int = bound(16, "Of them at a time.", ge=1, le=65536)
     max_epochs: float = bound(1.0, "The most passes over a text; a run that needs more is refused.", gt=0, le=1e6)
-    inner_optimizer: Literal["muon", "muon+", "adamw"] = bound(
-        "muon",
+    inner_optimizer: Literal["muon+", "muon", "adamw"] = bound(
+        "muon+",
         "Of the steps: AdamW, or Muon for the matrices within the model and AdamW for the rest; muon+: all rows of a "
         "matrix move equally far.",
     )
@@ -88,7 +88,7 @@ class TrainSection(Section):
         0.0, "How much the squared logarithm of the logits' sum of exponentials counts in the loss; 1e-4 is usual.",
         ge=0, le=1,
     )  # fmt: skip
-    clip: float = bound(1.0, "The largest norm of a step's gradient; 0 does not clip.", ge=0, le=1e6)
+    clip: float = bound(10.0, "The largest norm of a step's gradient; 0 does not clip.", ge=0, le=1e6)
     precision: Precision = bound("auto", OF_PRECISION)
     deterministic: bool = bound(True, OF_DETERMINISTIC)
     compile: Literal["auto"] | bool = bound(
@@ -149,4 +149,4 @@ class TrainConfig(GroupSection, TrainSection, ExchangeConfig):
 def alone(steps: int) -> dict[str, Any]:
     """The keys of a training by oneself, as AdamW's users know it."""
     length = {"max_generations": 1, "inner_steps": steps, "first_inner_steps": steps}
-    return {**length, "inner_optimizer": "adamw", "lr_schedule": "cosine"}
+    return {**length, "inner_optimizer": "adamw", "clip": 1.0, "lr_schedule": "cosine"}

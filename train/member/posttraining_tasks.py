@@ -140,11 +140,10 @@ def inner(c: PosttrainConfig, steps: int, factor: float) -> TrainConfig:
         warmup_steps=min(c.warmup_steps, steps // 2),
         lr=highest(c, factor),
         weight_decay=c.weight_decay,
-        clip=c.clip,
         precision=c.precision,
         deterministic=c.deterministic,
         threads=c.threads,
-        **{**alone(steps), "lr_schedule": c.lr_schedule},
+        **{**alone(steps), "clip": c.clip, "lr_schedule": c.lr_schedule},
     )
 
 
