@@ -90,7 +90,7 @@ def test_breeding_repeats_itself(tmp_path, mutation):
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon+"])
 @pytest.mark.parametrize("most", [1 << 28, 0])
 @pytest.mark.parametrize("rows", ["", "single", "packed", "bounded"])
 def test_no_step_is_waited_for(monkeypatch, optimizer, most, rows):
