@@ -23,7 +23,8 @@ from train.pretraining_export import Exporter
 SEEDS = (1, 2, 3)
 ROUNDS = {"population_size": 4, "inner_steps": 12, "first_inner_steps": 12, "max_generations": 12}
 SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-OURS = {"initial_population": [{"config": SHAPE}], "inner_optimizer": "adamw", "lr": 5e-3, "eval_sequences": 512}
+ADAMW = {"inner_optimizer": "adamw", "clip": 1.0, "lr": 5e-3}
+OURS = {"initial_population": [{"config": SHAPE}], **ADAMW, "eval_sequences": 512}
 ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -25,15 +25,18 @@ from benchmarks.trials import QUICK, SEQUENCES, Result, Trial, run, trial
 
 SLOTS = (1, 2, 4, 8, 16)
 GOALS = {4: 3.7, 8: 6.0, 16: 9.0}
-ALONE = ("one process", "one process, AdamW")
+ALONE = ("one process", "one process, Muon", "one process, AdamW")
 APART: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "DiLoCo": ("DiLoCo", {}),
     "DiLoCo, rounds of 4": ("DiLoCo", {"inner_steps": 4}),
     "EDT, genomes": ("EDT, genomes", {}),
+    "DiLoCo, Muon": ("DiLoCo, Muon", {}),
+    "DiLoCo, Muon, rounds of 4": ("DiLoCo, Muon", {"inner_steps": 4}),
     "DiLoCo, AdamW": ("DiLoCo, AdamW", {}),
 }
 ROWS = {**{name: (name, {}) for name in ALONE}, **APART}
-SOME = {"DiLoCo, rounds of 4": (4, 8), "EDT, genomes": (4, 8, 16)}  # of the numbers of machines
+SHORT = ("DiLoCo, rounds of 4", "DiLoCo, Muon, rounds of 4")
+SOME = {**dict.fromkeys(SHORT, (4, 8)), "EDT, genomes": (4, 8, 16)}  # of the numbers of machines
 GBITS = (10.0, 1.0, 0.1)  # of the disk, a second
 LARGE = 215e6  # parameters of 150m with 32,000 words
 app = App(name="python -m benchmarks.speedup", help=__doc__, version_flags=[])
@@ -139,7 +142,7 @@ def worth(found: Found, row: str, slots: int, cost: Cost = serial) -> float:
 def worth_table(found: Found, sequences: int, about: str) -> Table:
     note = (
         f"{about}, {sequences} sequences of 64 tokens one after the other on each machine.\n"
-        "In brackets: how many times as long the better of both one-process rows has to train for that loss."
+        "In brackets: how many times as long the best one-process row has to train for that loss."
     )
     machines = machines_of(found)
     shown = table("Loss, and what K machines are worth", "", *(f"K = {n}" for n in machines), note=note)
@@ -156,7 +159,8 @@ def _worth(found: Found, row: str, slots: int, cell: str) -> str:
         return cell
     value = worth(found, row, slots)
     words = f"{cell} ({value:.2f})"
-    return goal(value >= GOALS[slots], words) if slots in GOALS and row in ("DiLoCo", "DiLoCo, rounds of 4") else words
+    ours = row.startswith("DiLoCo") and "AdamW" not in row
+    return goal(value >= GOALS[slots], words) if ours and slots in GOALS else words
 
 
 def seconds_table(found: Found) -> Table:
@@ -202,8 +206,9 @@ def draw(found: Found, sequences: int, file: Path) -> None:
     for name in [each for each in ALONE if each in found]:
         losses = [loss(found[name][slots]) for slots in machines]
         axes.plot([slots * sequences for slots in machines], losses, "o-", label=name)
-    for slots in [each for each in found["DiLoCo"] if each > 2]:
-        at = sequences, loss(found["DiLoCo"][slots])
+    apart = found[next(row for row in APART if row in found)]
+    for slots in [each for each in apart if each > 2]:
+        at = sequences, loss(apart[slots])
         axes.plot(*([each] for each in at), "s", color="black")
         axes.annotate(f"DiLoCo, {slots} machines", at, textcoords="offset points", xytext=(6, 0))
     axes.set_xscale("log", base=2)

@@ -223,8 +223,11 @@ def run(trials: Iterable[Trial], jobs: int = 2) -> Iterator[Result]:
 
 
 def _key(trial: Trial) -> str:
-    """What differs from the defaults: a key that came later makes no new trial of an old one; other results do."""
-    differs = {**trial.config.model_dump(exclude_defaults=True, mode="json"), "compile": None}
+    """What differs from the defaults: a key that came later makes no new trial of an old one; other results do, and
+    defaults that have been others."""
+    c = trial.config
+    differs = {**c.model_dump(exclude_defaults=True, mode="json"), "compile": None}
+    differs |= {"inner_optimizer": c.inner_optimizer, "clip": c.clip}
     differs["results"] = results_version.kind(trial.config.algorithm)
     return hashlib.sha256(json.dumps([trial.name, differs], sort_keys=True).encode()).hexdigest()[:24]
 

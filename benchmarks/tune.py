@@ -77,7 +77,7 @@ def main(size: str = "124k", slots: int = 8, batch: int = 0, method: tuple[str, 
             print(slots, name, seed, *place, round(result.averaged, 4), flush=True)
 
     def next_ones() -> dict[str, list[Place]]:
-        inner = {name: "adamw" if name.endswith("AdamW") else "muon" for name in found}
+        inner = {name: "adamw" if METHODS[name].keys.get("inner_optimizer") == "adamw" else "muon" for name in found}
         return {name: wanted(inner[name], tried, batches) for name, tried in found.items()}
 
     while any((places := next_ones()).values()):

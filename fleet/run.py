@@ -221,8 +221,9 @@ def _check_binding(
         lines = [f"  {key.upper()}: the run has {old.get(key)!r}, now it says {new.get(key)!r}" for key in sorted(keys)]
         raise UserError(
             f"{folder}: this run was started with another configuration\n" + "\n".join(lines) + "\n"
-            "Restore these settings to go on with it, or choose another PROJECT_NAME (--out, --storage-path) to start "
-            "a new run; of edt and diloco, python -m fleet.fork goes on from one of its rounds with others."
+            "Restore these settings to go on with it (a default may have changed: write the run's into the file), or "
+            "choose another PROJECT_NAME (--out, --storage-path) to start a new run; of edt and diloco, "
+            "python -m fleet.fork goes on from one of its rounds with others."
         )
 
 

@@ -46,9 +46,9 @@ def test_a_loss_is_worth_what_one_process_needs_for_it():
     )
 
 
-def test_the_better_of_both_single_processes_counts():
+def test_the_best_of_single_processes_counts():
     alone = {1: (2.0, 2.1), 2: (1.9, 1.8), 4: (1.7, 1.75), 8: (1.6, 1.6), 16: (1.55, 1.5)}
-    names = ALONE
+    names = ("one process", "one process, AdamW")
     found = {name: {k: [result(name, k, each[n])] for k, each in alone.items()} for n, name in enumerate(names)}
     found["DiLoCo"] = {4: [result("DiLoCo", 4, 1.7)]}
     assert best_alone(found, serial) == {1000: 2.0, 2000: 1.8, 4000: 1.7, 8000: 1.6, 16000: 1.5}

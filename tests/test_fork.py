@@ -268,6 +268,7 @@ def run_of_four(tmp_path_factory):
 @pytest.mark.parametrize("elitism", [0, 1])
 def test_rounds_that_are_kept_can_be_forked(tmp_path, elitism):
     keys = steady(tmp_path, max_generations=6, keep_every=2, selection="rank", elitism=elitism, group_size=1)
+    keys["inner_optimizer"] = "muon"
     finished(tmp_path, **keys)
     history = opened(tmp_path / "run")
     there = {int(each[:5]) for each in history.store.names("files")}

@@ -56,7 +56,7 @@ def config(shape: str, **keys: Any) -> TrainConfig:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-@pytest.mark.parametrize("optimizer, whole", [("adamw", True), ("muon", True), ("muon", False), ("muon+", True)])
+@pytest.mark.parametrize("optimizer, whole", [("adamw", True), ("muon+", True), ("muon+", False), ("muon", True)])
 def test_the_formula_is_what_is_alive(shape, precision, optimizer, whole, monkeypatch):
     if not whole:  # words are looked at in parts
         monkeypatch.setattr(chunked_loss, "MOST", 0)

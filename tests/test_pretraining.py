@@ -126,7 +126,7 @@ def test_random_tokens_go_on_where_they_were(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer, several", [("muon", (2, 4)), ("muon+", (2,)), ("adamw", ())])
+@pytest.mark.parametrize("optimizer, several", [("muon+", (2, 4)), ("muon", (2,)), ("adamw", ())])
 def test_one_two_and_four_workers_and_kills(pretraining, optimizer, several):
     """Real processes; SIGKILL at a random moment, again and again; then the same command again."""
     keys = {"max_generations": 2, "inner_optimizer": optimizer}

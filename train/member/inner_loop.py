@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Metrics = dict[str, Any]
 IN_A_ROW = 3  # rounds in which the same slot came to nothing, after which its run stops
-_ADVICE = "a lower LR, more WARMUP_STEPS, or CLIP, in a run with another PROJECT_NAME"
+_ADVICE = "a lower LR, more WARMUP_STEPS, or a lower CLIP, such as 1, in a run with another PROJECT_NAME"
 log = logging.getLogger(__name__)
 
 
