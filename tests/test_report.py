@@ -9,7 +9,7 @@ import pytest
 
 from fleet.report.run_reader import RunReader
 from tests.browser import FAULTS, looks_right
-from tests.helpers import MISHAPS, kill, until
+from tests.helpers import MISHAPS, kill, state, until
 from tests.reporting import BEGAN, NAMES, NASTY, long_run, reported, text_of, written
 
 
@@ -80,8 +80,8 @@ def test_a_dead_machine_is_seen_at_once(toys, browser, tmp_path):
     for name in ("caesar", "brutus"):
         run.worker(name)
     until(lambda: len(run.makers(r"00001/m.")) == 2, "both make a member")
-    kill(run.alive()["caesar"])
-    until(lambda: "caesar" not in run.alive(), "one is dead")
+    kill(one := run.alive()["caesar"])
+    until(lambda: state(one) in "ZX", "one is dead")  # it has no words any more before it has ended
     browser.open(f"file://{written(run.folder, tmp_path, still=False)}")
     assert "running, 1 worker" in text_of(browser, "#state")
     row = "[...document.querySelectorAll('#workers-table tr')].map((r) => r.textContent).find((t) => t.includes('%s'))"
