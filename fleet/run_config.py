@@ -44,6 +44,7 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
     gone: ClassVar[Mapping[str, str]] = {}  # keys that people may still have in their files, and what there is instead
+    lacked: ClassVar[Mapping[str, Any]] = {}  # bound keys that came later, and what runs without them do
 
     def bound(self) -> dict[str, Any]:
         return {key: value for key, value in self.model_dump(mode="json").items() if is_bound(type(self), key)}
@@ -53,11 +54,11 @@ class Section(BaseModel):
 
     @classmethod
     def joined(cls, bound: Mapping[str, Any], operational: Mapping[str, Any]) -> Self:
-        """The configuration as it stands in a run folder, perhaps of an older version: what is missing has its default,
-        and what changes no results may be unknown."""
+        """The configuration as it stands in a run folder, perhaps of an older version: what is missing is as it was
+        done then, or has its default, and what changes no results may be unknown."""
         kept = {key: value for key, value in bound.items() if key not in RETIRED or RETIRED[key] != value}
         known = {key: value for key, value in operational.items() if key in cls.model_fields}
-        return validated(cls, {**kept, **known}, "the run's configuration")
+        return validated(cls, {**cls.lacked, **kept, **known}, "the run's configuration")
 
 
 def bound(default: Any, about: str, **limits: Any) -> Any:
@@ -312,6 +313,8 @@ def _words(schema: Mapping[str, Any]) -> str:
     if "enum" in schema:
         return " or ".join(map(json.dumps, schema["enum"]))
     if schema.get("type") == "array":
+        if "prefixItems" in schema:  # so many, all alike
+            return f"a list of {schema['maxItems']} items, each {_words(schema['prefixItems'][0])}"
         most = f" up to {schema['maxItems']}" if "maxItems" in schema else ""
         return f"a list of{most} items, each {_words(schema['items'])}"
     noun = schema.get("expected") or _NOUNS[schema["type"]]

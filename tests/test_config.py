@@ -8,6 +8,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from fleet.run_config import FleetConfig, Section, UserError, bound, load, operational
 from tests.toy.config import ToyConfig
+from train.training_config import TrainConfig
 
 
 @pytest.fixture
@@ -63,6 +64,12 @@ def test_an_empty_object_is_all_defaults(tmp_path):
 def test_whole_numbers_do_for_numbers_and_lists_for_tuples(tmp_path):
     config = read(tmp_path, {"GRACE_SECONDS": 3, "INITIAL_POPULATION": [4, 5], "PROJECT_NAME": "a.b-c_9"})
     assert isinstance(config.grace_seconds, float) and config.initial_population == (4, 5)
+
+
+@pytest.mark.parametrize("betas", [[0.9], [0.9, 0.95, 0.99], [1, 0.95], [0.9, True], 0.9])
+def test_what_two_numbers_have_to_be(says, betas):
+    expected = f"{json.dumps(betas)}: a list of 2 items, each a number from 0 to below 1 is expected"
+    assert says({"BETAS": betas}, TrainConfig) == f"BETAS is {expected}"
 
 
 def test_the_record_is_frozen(tmp_path):
@@ -169,6 +176,13 @@ def test_bound_and_operational_keys_are_all_keys_and_make_the_record_again():
     assert "seed" in config.bound() and "log_level" in config.operational()
     stored = json.loads(json.dumps([config.bound(), config.operational()]))
     assert ToyConfig.joined(*stored) == config
+
+
+def test_a_run_that_is_older_than_a_key_goes_on_as_it_was():
+    bound = TrainConfig().bound()
+    assert TrainConfig.joined(bound, {}).betas == (0.95, 0.98)
+    del bound["betas"]
+    assert TrainConfig.joined(bound, {}).betas == (0.9, 0.95)
 
 
 def test_what_stands_in_a_run_folder_is_checked_as_well():

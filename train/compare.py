@@ -33,7 +33,7 @@ PAGE = "compared.html"
 # Of one model that never parts: it stays where its outer step finds it.
 ONE_MODEL: Mapping[str, Any] = {
     "algorithm": "diloco", "population_size": 1, "outer_lr": 1.0, "outer_momentum": 0.0, "wire_dtype": "fp32",
-    "error_feedback": False, "quorum": 1.0, "inner_optimizer_state": "average",
+    "error_feedback": False, "quorum": 1.0, "inner_optimizer_state": "average", "betas": (0.9, 0.95),
 }  # fmt: skip
 _EXAMPLES = """Everything goes to runs/compared, beside the configuration file:
 

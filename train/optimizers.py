@@ -11,7 +11,7 @@ from torch import Tensor
 from train.training_config import TrainConfig
 from train.vector_layout import Stack, VectorLayout
 
-_BETAS, _EPS = (0.9, 0.95), 1e-8
+_EPS = 1e-8
 _MOMENTUM = 0.95
 _POLYNOMIAL, _TIMES = (3.4445, -4.7750, 2.0315), 5  # of Muon's first author: steep at zero, later about one
 _AS_ADAMW = 0.2  # how far AdamW moves a number in a step, in learning rates: so the same rate serves both
@@ -40,7 +40,7 @@ class AdamW(torch.optim.Optimizer):
     def __init__(
         self, vector: Tensor, gradient: Tensor, layout: VectorLayout, config: TrainConfig, orthogonal: Orthogonal
     ) -> None:
-        self._decay, self._orthogonal = config.weight_decay, orthogonal
+        self._decay, self._betas, self._orthogonal = config.weight_decay, config.betas, orthogonal
         self.whole = torch.nn.Parameter(vector)
         self.whole.grad = gradient
         super().__init__([self.whole], {"lr": config.lr})
@@ -84,7 +84,7 @@ class AdamW(torch.optim.Optimizer):
                 states[part] = {"exp_avg": self.average[place], "exp_avg_sq": square}
         if not groups:
             return None
-        optimizer = torch.optim.AdamW(groups, lr=0.0, betas=_BETAS, eps=_EPS, fused=True)
+        optimizer = torch.optim.AdamW(groups, lr=0.0, betas=self._betas, eps=_EPS, fused=True)
         for part, state in states.items():
             optimizer.state[part] = {**state, "step": torch.zeros((), device=whole.device)}
         return optimizer

@@ -20,6 +20,7 @@ OF_DETERMINISTIC = (
     "The same bytes each time, on one kind of device; without, kernels may sum in any order, which some do faster, "
     "and two attempts on a GPU may differ."
 )
+Decay = Annotated[float, Field(ge=0, lt=1)]
 RATES = (0.25, 4.0)  # how far a genome may scale the learning rate
 
 
@@ -42,6 +43,7 @@ class TrainSection(Section):
     gone: ClassVar[Mapping[str, str]] = {
         "warm_start_steps": "nobody waits for a warm start now; rounds begin short and grow, from FIRST_INNER_STEPS on"
     }
+    lacked: ClassVar[Mapping[str, Any]] = {"betas": (0.9, 0.95)}
 
     initial_population: tuple[Annotated[Text | dict[str, Any], Field()], ...] = bound(
         ("tiny",),
@@ -88,6 +90,11 @@ class TrainSection(Section):
         0.0, "How much the squared logarithm of the logits' sum of exponentials counts in the loss; 1e-4 is usual.",
         ge=0, le=1,
     )  # fmt: skip
+    betas: tuple[Decay, Decay] = bound(
+        (0.95, 0.98),
+        "How much of AdamW's averages, of gradients and of their squares, a step keeps; 0.9 and 0.95 are usual.",
+        strict=False,
+    )
     clip: float = bound(10.0, "The largest norm of a step's gradient; 0 does not clip.", ge=0, le=1e6)
     precision: Precision = bound("auto", OF_PRECISION)
     deterministic: bool = bound(True, OF_DETERMINISTIC)
@@ -149,4 +156,4 @@ class TrainConfig(GroupSection, TrainSection, ExchangeConfig):
 def alone(steps: int) -> dict[str, Any]:
     """The keys of a training by oneself, as AdamW's users know it."""
     length = {"max_generations": 1, "inner_steps": steps, "first_inner_steps": steps}
-    return {**length, "inner_optimizer": "adamw", "clip": 1.0, "lr_schedule": "cosine"}
+    return {**length, "inner_optimizer": "adamw", "betas": (0.9, 0.95), "clip": 1.0, "lr_schedule": "cosine"}
