@@ -23,7 +23,7 @@ from train.pretraining_export import Exporter
 SEEDS = (1, 2, 3)
 ROUNDS = {"population_size": 4, "inner_steps": 12, "first_inner_steps": 12, "max_generations": 12}
 SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-ADAMW = {"inner_optimizer": "adamw", "betas": (0.9, 0.95), "clip": 1.0, "lr": 5e-3}
+ADAMW = {"inner_optimizer": "adamw", "clip": 1.0, "lr": 5e-3}
 OURS = {"initial_population": [{"config": SHAPE}], **ADAMW, "eval_sequences": 512}
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -45,7 +45,7 @@ def theirs(place: Path, exporter: Exporter) -> None:
     tables = [p for p in model.parameters() if p.ndim > 1]
     groups = [{"params": tables, "weight_decay": c.weight_decay},
               {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0}]  # fmt: skip
-    optimizer = torch.optim.AdamW(groups, lr=c.lr, betas=c.betas)
+    optimizer = torch.optim.AdamW(groups, lr=c.lr, betas=(0.9, 0.95))
 
     def batches(slot: int, round: int) -> Iterator[Any]:
         for step in range(c.steps_in(round)):

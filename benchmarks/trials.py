@@ -106,9 +106,8 @@ class Method:
 
 
 _LR = 1e-2  # until tuned
-_BEFORE = {"betas": (0.9, 0.95), "clip": 1.0}
-_ADAMW = {**_BEFORE, "inner_optimizer": "adamw", "lr": 5.6e-3}
-_MUON = {**_BEFORE, "inner_optimizer": "muon", "lr": 1.4e-2}
+_ADAMW = {"inner_optimizer": "adamw", "clip": 1.0, "lr": 5.6e-3}
+_MUON = {"inner_optimizer": "muon", "betas": (0.9, 0.95), "clip": 1.0, "lr": 1.4e-2}
 _CUBE, _PAIRS = "EDT, hypercube of 4", "EDT, pairs"
 
 
@@ -228,7 +227,7 @@ def _key(trial: Trial) -> str:
     defaults that have been others."""
     c = trial.config
     differs = {**c.model_dump(exclude_defaults=True, mode="json"), "compile": None}
-    differs |= {key: getattr(c, key) for key in ("inner_optimizer", "betas", "clip")}
+    differs |= {"inner_optimizer": c.inner_optimizer, "betas": c.adamw_betas, "clip": c.clip}
     differs["results"] = results_version.kind(trial.config.algorithm)
     return hashlib.sha256(json.dumps([trial.name, differs], sort_keys=True).encode()).hexdigest()[:24]
 

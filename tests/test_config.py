@@ -180,9 +180,9 @@ def test_bound_and_operational_keys_are_all_keys_and_make_the_record_again():
 
 def test_a_run_that_is_older_than_a_key_goes_on_as_it_was():
     bound = TrainConfig().bound()
-    assert TrainConfig.joined(bound, {}).betas == (0.95, 0.98)
+    assert TrainConfig.joined(bound, {}).adamw_betas == (0.95, 0.98)
     del bound["betas"]
-    assert TrainConfig.joined(bound, {}).betas == (0.9, 0.95)
+    assert TrainConfig.joined(bound, {}).adamw_betas == (0.9, 0.95)
 
 
 def test_what_stands_in_a_run_folder_is_checked_as_well():

@@ -136,8 +136,7 @@ def test_two_peers_do_what_diloco_does_and_say_so_step_by_step(start, tmp_path):
     assert peers[0].met() == [(1, 2), (2, 2), (3, 2), (4, 2)]
     assert apart(peers[0].weights, peers[1].weights) == 0.0
     keys = {"algorithm": "diloco", "population_size": 2, "max_generations": 4, "inner_steps": 4}
-    keys |= {"first_inner_steps": 4, "inner_optimizer": "adamw", "betas": [0.9, 0.95], "clip": 1.0}
-    keys["lr_schedule"] = "cosine"
+    keys |= {"first_inner_steps": 4, "inner_optimizer": "adamw", "clip": 1.0, "lr_schedule": "cosine"}
     more = {"batch_size": 4, "seq_length": 16, "lr": 1e-2, "warmup_steps": 2, "max_epochs": 1e6}
     finished(tmp_path, **keys, **more, initial_population=(str(tmp_path / "model"),))
     assert apart(peers[0].weights, diloco(tmp_path / "run")) < 1e-4

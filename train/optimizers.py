@@ -40,7 +40,7 @@ class AdamW(torch.optim.Optimizer):
     def __init__(
         self, vector: Tensor, gradient: Tensor, layout: VectorLayout, config: TrainConfig, orthogonal: Orthogonal
     ) -> None:
-        self._decay, self._betas, self._orthogonal = config.weight_decay, config.betas, orthogonal
+        self._decay, self._betas, self._orthogonal = config.weight_decay, config.adamw_betas, orthogonal
         self.whole = torch.nn.Parameter(vector)
         self.whole.grad = gradient
         super().__init__([self.whole], {"lr": config.lr})

@@ -90,9 +90,10 @@ class TrainSection(Section):
         0.0, "How much the squared logarithm of the logits' sum of exponentials counts in the loss; 1e-4 is usual.",
         ge=0, le=1,
     )  # fmt: skip
-    betas: tuple[Decay, Decay] = bound(
-        (0.95, 0.98),
-        "How much of AdamW's averages, of gradients and of their squares, a step keeps; 0.9 and 0.95 are usual.",
+    betas: tuple[Decay, Decay] | None = bound(
+        None,
+        "How much of AdamW's averages, of gradients and of their squares, a step keeps. null: 0.95 and 0.98 beside "
+        "Muon, 0.9 and 0.95 where INNER_OPTIMIZER is adamw.",
         strict=False,
     )
     clip: float = bound(10.0, "The largest norm of a step's gradient; 0 does not clip.", ge=0, le=1e6)
@@ -103,6 +104,10 @@ class TrainSection(Section):
         "Use torch.compile. auto: where a run of 500 steps or more begins on GPUs and a C compiler is there; a run "
         "keeps what it began with.",
     )
+
+    @property
+    def adamw_betas(self) -> tuple[float, float]:
+        return self.betas or ((0.9, 0.95) if self.inner_optimizer == "adamw" else (0.95, 0.98))
 
     @model_validator(mode="before")
     @classmethod
