@@ -121,7 +121,7 @@ def _edt(selection: str, group: int, like: str = "", **keys: Any) -> Method:
 
 
 METHODS: Mapping[str, Method] = {
-    "one process": Method("alone", {"lr": _LR}),
+    "one process": Method("alone", {"lr": _LR, "betas": (0.9, 0.95)}),
     "one process, Muon": Method("alone", _MUON),
     "one process, AdamW": Method("alone", _ADAMW),
     "synchronous": Method("synchronous", {"lr": _LR}),

@@ -33,7 +33,7 @@ PAGE = "compared.html"
 # Of one model that never parts: it stays where its outer step finds it.
 ONE_MODEL: Mapping[str, Any] = {
     "algorithm": "diloco", "population_size": 1, "outer_lr": 1.0, "outer_momentum": 0.0, "wire_dtype": "fp32",
-    "error_feedback": False, "quorum": 1.0, "inner_optimizer_state": "average", "betas": (0.9, 0.95),
+    "error_feedback": False, "quorum": 1.0, "inner_optimizer_state": "average",
 }  # fmt: skip
 _EXAMPLES = """Everything goes to runs/compared, beside the configuration file:
 
@@ -103,9 +103,10 @@ def variants(config: TrainConfig, out: Path) -> dict[str, TrainConfig]:
 
 def _one_by_one(config: TrainConfig, slots: int) -> TrainConfig:
     """All slots' batches one after the other, in rounds that are as long as theirs, or about so: the last of them ends
-    with the last batch."""
+    with the last batch. AdamW's averages are those of small batches."""
     steps, first = config.total_steps * slots, config.first_inner_steps * slots
-    about, keys = min(config.inner_steps * slots, steps), {"warmup_steps": config.warmup_steps * slots}
+    about = min(config.inner_steps * slots, steps)
+    keys = {"warmup_steps": config.warmup_steps * slots, "betas": config.betas or (0.9, 0.95)}
     for length in (length for away in count() for length in {about + away, about - away} - {0}):
         more = {"inner_steps": length, "first_inner_steps": min(first, 10**7)}
         found = config.model_copy(update={**keys, **more})
