@@ -105,8 +105,18 @@ class Seaweed:
         """Until a bucket is made: that is a put, which asks for keys and for all parts of the server."""
         env = {**os.environ, **self.env(), "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true"}
         words = [f"{name}={value}" for name, value in env.items() if name.startswith("AWS_")]
-        done = subprocess.run([*(self.before or ("env",)), *words, sys.executable, "-c", _BEGUN], capture_output=True)
-        assert done.returncode == 0, (self.place / "log").read_text()[-2000:] + done.stderr.decode()
+        command = [*(self.before or ("env",)), *words, sys.executable, "-c", _BEGUN]
+        with subprocess.Popen(command, stderr=subprocess.PIPE) as asks:
+            assert self.process and asks.stderr
+            while asks.poll() is None:
+                if self.process.poll() is not None:
+                    asks.kill()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    asks.wait(0.1)
+            assert asks.returncode == 0, self.said()[-2000:] + asks.stderr.read().decode()
+
+    def said(self) -> str:
+        return (self.place / "log").read_text()
 
 
 @contextlib.contextmanager
@@ -115,12 +125,24 @@ def seaweed(place: Path | None = None) -> Iterator[Seaweed]:
     base = place or Path(tempfile.mkdtemp(prefix="seaweed-"))
     server = Seaweed(base)
     try:
-        server.start()
+        _start(server)
         yield server
     finally:
         server.kill()
         if not place:
             shutil.rmtree(base, ignore_errors=True)
+
+
+def _start(server: Seaweed, tries: int = 5) -> None:
+    """With other ports where somebody else has just taken one."""
+    try:
+        server.start()
+    except AssertionError:
+        if tries == 1 or "address already in use" not in server.said():
+            raise
+        server.kill()
+        server.ports = _free_ports()
+        _start(server, tries - 1)
 
 
 def _free_ports() -> dict[str, int]:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from fleet.places import address, beside, here, in_bucket
 from fleet.run import NoRun, at, create_run, open_run
 from fleet.run_config import UserError
 from fleet.store import Store
+from tests import bucket_server
 from tests.bucket_proxy import BucketProxy
 from tests.bucket_runs import BUCKET, BucketToys, again, names_of
 from tests.bucket_server import Seaweed
@@ -226,6 +228,16 @@ def test_no_run_lies_within_another(in_a_bucket: Callable[..., BucketToys]) -> N
     assert new and {*store.names("")} - {"tmp"} == {"run.json"}, "a name that another one begins with is its own"
     with pytest.raises(NoRun):
         open_run(Path(str(run.folder) + "s"), Host(), "test")
+
+
+def test_a_server_whose_port_was_just_taken_has_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = bucket_server._free_ports()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        offered = iter([{**free, "volume.grpc": taken.getsockname()[1]}, bucket_server._free_ports()])
+        monkeypatch.setattr(bucket_server, "_free_ports", lambda: next(offered))
+        with bucket_server.seaweed() as server:
+            assert server.requests()["PUT"] >= 1
+        assert not [*offered]
 
 
 def test_make_bucket_says_how_to_reach_it(tmp_path: Path) -> None:
