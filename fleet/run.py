@@ -218,7 +218,8 @@ def _check_binding(
     old, new = _flat(stands), _flat(wanted)
     keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
     if keys:
-        lines = [f"  {key.upper()}: the run has {old.get(key)!r}, now it says {new.get(key)!r}" for key in sorted(keys)]
+        values = [(key, *(json.dumps(each.get(key)) for each in (old, new))) for key in sorted(keys)]
+        lines = [f"  {key.upper()}: the run has {has}, now it says {says}" for key, has, says in values]
         raise UserError(
             f"{folder}: this run was started with another configuration\n" + "\n".join(lines) + "\n"
             "Restore these settings to go on with it (a default may have changed: write the run's into the file), or "

@@ -443,8 +443,8 @@ def test_a_changed_bound_key_is_refused_and_nothing_is_written(key, tmp_path):
     with pytest.raises(UserError) as error:
         create_run(tmp_path / "runs", "run", after.bound(), Host())
     (difference,) = [line.strip() for line in str(error.value).splitlines() if line.startswith("  ")]
-    old, new = before.bound()[key], after.bound()[key]
-    assert difference == f"{key.upper()}: the run has {old!r}, now it says {new!r}"
+    old, new = (json.dumps(each.bound()[key]) for each in (before, after))
+    assert difference == f"{key.upper()}: the run has {old}, now it says {new}"
     assert listing(tmp_path / "runs") == there
 
 

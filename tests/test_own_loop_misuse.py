@@ -148,7 +148,7 @@ def test_a_model_that_is_another_than_the_runs(tmp_path, capsys):
 
 def test_a_script_that_has_changed_does_not_go_on_with_the_run(tmp_path):
     train("plain", tmp_path / "run", only=3, script_digest="before")
-    with pytest.raises(UserError, match="SCRIPT_DIGEST: the run has 'before', now it says 'after'"):
+    with pytest.raises(UserError, match='SCRIPT_DIGEST: the run has "before", now it says "after"'):
         train("plain", tmp_path / "run", only=3, script_digest="after")
 
 
