@@ -14,8 +14,7 @@ from shutil import which
 
 SERVER = "/usr/lib/openssh/sftp-server"
 _PIECE = 1460  # of a packet: small calls of one host wait for no large files of another
-# What sshfs remembers of folders for 20 s, or 1 s, would be minutes beside rounds as short as benchmarks have.
-_UNSEEN = "dir_cache=no,entry_timeout=0.1,attr_timeout=0.1"
+_SOON = 0.1  # what sshfs remembers for a second would be minutes beside rounds as short as most benchmarks have
 
 
 def why_not() -> str:
@@ -80,10 +79,15 @@ class Pipe:
 
 @contextmanager
 def mounts(
-    folder: Path, places: list[Path], bytes_a_second: float, delay: float = 0.0, both: bool = True
+    folder: Path,
+    places: list[Path],
+    bytes_a_second: float,
+    delay: float = 0.0,
+    both: bool = True,
+    remembered: float = _SOON,
 ) -> Iterator[tuple[Rate, Rate]]:
     """This folder, at all of these places; what went to the disk and what came from it. Not `both` ways at a time, like
-    a disk itself: then what went and what came together."""
+    a disk itself: then what went and what came together. Names are `remembered` for so many seconds."""
     to = Rate(bytes_a_second)
     back = Rate(bytes_a_second) if both else to
     with ExitStack() as stack:
@@ -92,10 +96,16 @@ def mounts(
         for place in places:
             place.mkdir(parents=True)
             port = listening.getsockname()[1]
-            options = f"directport={port},auto_cache,max_conns=1,{_UNSEEN}"
+            options = f"directport={port},auto_cache,max_conns=1,{_caches(remembered)}"
             subprocess.run(["sshfs", f"127.0.0.1:{folder}", place, "-o", options], check=True)
             stack.callback(subprocess.run, ["fusermount3", "-u", "-z", place], check=False)
         yield to, back
+
+
+def _caches(seconds: float) -> str:
+    """sshfs can remember whole folders for whole seconds only."""
+    folders = f"dcache_timeout={seconds:.0f}" if seconds >= 1 else "dir_cache=no"
+    return f"{folders},entry_timeout={seconds:g},attr_timeout={seconds:g}"
 
 
 def _serve(listening: socket.socket, folder: Path, to: Rate, back: Rate, delay: float) -> None:
