@@ -27,6 +27,7 @@ def test_all_see_the_same_sequences(seed):
     assert small.steps_in(small.max_generations) == small.inner_steps
     assert {each.population_size for each in (small, synchronous)} == {1}
     assert {each.average_every for each in found.values()} == {1}
+    assert [each.adamw_betas for each in found.values()] == [(0.95, 0.98), (0.95, 0.98), (0.9, 0.95), (0.95, 0.98)]
 
 
 def test_a_synchronous_step_is_all_slots_batches():

@@ -8,7 +8,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from fleet.run_config import FleetConfig, Section, UserError, bound, load, operational
 from tests.toy.config import ToyConfig
-from train.training_config import TrainConfig
+from train.training_config import TrainConfig, alone
 
 
 @pytest.fixture
@@ -176,6 +176,11 @@ def test_bound_and_operational_keys_are_all_keys_and_make_the_record_again():
     assert "seed" in config.bound() and "log_level" in config.operational()
     stored = json.loads(json.dumps([config.bound(), config.operational()]))
     assert ToyConfig.joined(*stored) == config
+
+
+def test_whoever_trains_alone_has_the_averages_that_are_usual():
+    for optimizer in ("adamw", "muon"):
+        assert TrainConfig(**{**alone(5), "inner_optimizer": optimizer}).adamw_betas == (0.9, 0.95)
 
 
 def test_a_run_that_is_older_than_a_key_goes_on_as_it_was():

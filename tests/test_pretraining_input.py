@@ -74,6 +74,11 @@ def test_keys_of_another_kind_of_source_are_refused_in_a_run_that_begins(tmp_pat
     assert prepare(begun, tmp_path).datasets[0].split == "test"
 
 
+@pytest.mark.parametrize("optimizer, betas", [("adamw", (0.9, 0.95)), ("muon+", (0.95, 0.98))])
+def test_a_run_keeps_what_betas_were_by_themselves(optimizer, betas, tmp_path):
+    assert prepare(config(inner_optimizer=optimizer), tmp_path).betas == betas
+
+
 def test_members_of_different_shapes_are_named(tmp_path):
     wide = {"config": {**MODEL["config"], "intermediate_size": 64}}
     why = r"0/init-1 cannot be made: tensor model.layers.0.mlp.down_proj.weight: \[32, 48\] in .*, \[32, 64\] in"

@@ -87,7 +87,8 @@ def prepare(config: TrainConfig, where: Path, tell: Callable[[str], object] = sa
         for note in filter(None, (chosen and _long_first(config), slow_start(config))):
             tell(f"Note: {note}.")
     of_python = any(text_sources.kind_of(each).of_python for each in (*config.datasets, *tokenizer_sources(config)))
-    return config.model_copy(update={"stdlib_digest": text_sources.stdlib_digest() if of_python else ""})
+    found_out = {"stdlib_digest": text_sources.stdlib_digest() if of_python else "", "betas": config.adamw_betas}
+    return config.model_copy(update=found_out)
 
 
 def preview(config: TrainConfig, where: Path) -> Iterator[str]:
