@@ -157,7 +157,7 @@ def test_what_is_there_is_kept_and_other_settings_make_others(models):
 def test_the_same_bytes_elsewhere_with_a_killed_process_and_with_two_at_once(models, tmp_path):
     """One is killed after the base; two go on where it stopped."""
     first = start(tmp_path, f"{BASE}: ready")
-    until(lambda: [*tmp_path.glob(f"*/{BASE}")], "the base is there", LONG)
+    until(lambda: left(tmp_path) == [BASE], "the base is there, and its draft gone", LONG)
     first.send_signal(signal.SIGKILL)
     first.wait(LONG)
     assert left(tmp_path) == [BASE]
