@@ -14,7 +14,7 @@ from shutil import which
 
 SERVER = "/usr/lib/openssh/sftp-server"
 _PIECE = 1460  # of a packet: small calls of one host wait for no large files of another
-_SOON = 0.1  # what sshfs remembers for a second would be minutes beside rounds as short as most benchmarks have
+SOON = 0.1  # what sshfs remembers for a second would be minutes beside rounds as short as most benchmarks have
 
 
 def why_not() -> str:
@@ -84,7 +84,7 @@ def mounts(
     bytes_a_second: float,
     delay: float = 0.0,
     both: bool = True,
-    remembered: float = _SOON,
+    remembered: float = SOON,
 ) -> Iterator[tuple[Rate, Rate]]:
     """This folder, at all of these places; what went to the disk and what came from it. Not `both` ways at a time, like
     a disk itself: then what went and what came together. Names are `remembered` for so many seconds."""

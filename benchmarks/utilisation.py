@@ -27,7 +27,7 @@ from rich.console import Console
 from benchmarks.cpu_slices import sliced
 from benchmarks.exchange import EXACT, config_of, moved
 from benchmarks.figures import table
-from benchmarks.throttle import mounts, why_not
+from benchmarks.throttle import SOON, mounts, why_not
 from benchmarks.trials import strategy_of
 from fleet import launches
 from fleet.host import Host
@@ -108,7 +108,7 @@ def trained(
     pipe: tuple[float, float, bool],
     shared: bool = True,
     cores: float = 0.0,
-    remembered: float = 0.1,
+    remembered: float = SOON,
 ) -> tuple[list[list[tuple[int, float, float]]], tuple[float, ...]]:
     """Each host's trainings, by round, begin and end; and bytes a second that went each way over a pipe.
 

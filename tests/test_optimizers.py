@@ -78,11 +78,8 @@ def test_a_step_is_that_of_torch_within_the_rounding_of_bf16(tied):
     """torch's works in bf16 always: its matrices are right to two or three digits."""
     entry = {"config": {**MODEL["config"], "tie_word_embeddings": tied}}
     ours, theirs, start = (built(entry, 257, 3) for _ in range(3))
-    [
-        *Learner(ours, config(inner_optimizer="muon", betas=(0.9, 0.95), clip=1.0)).train(
-            ([tokens] for tokens in some_batches(1)), [1e-2]
-        )
-    ]
+    learner = Learner(ours, config(inner_optimizer="muon", betas=(0.9, 0.95), clip=1.0))
+    [*learner.train(([tokens] for tokens in some_batches(1)), [1e-2])]
     muon_of_torch(theirs, some_batches(1), 1e-2)
     before = dict(start.named_parameters())
     for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):

@@ -26,7 +26,7 @@ from fleet.run import create_run
 from fleet.run_config import load
 from train.command_line import run
 from train.training_commands import found_from, prepare
-from train.training_config import TrainConfig
+from train.training_config import USUAL_BETAS, TrainConfig
 
 _ROOT = Path(__file__).resolve().parent.parent
 PAGE = "compared.html"
@@ -106,7 +106,7 @@ def _one_by_one(config: TrainConfig, slots: int) -> TrainConfig:
     with the last batch. AdamW's averages are those of small batches."""
     steps, first = config.total_steps * slots, config.first_inner_steps * slots
     about = min(config.inner_steps * slots, steps)
-    keys = {"warmup_steps": config.warmup_steps * slots, "betas": config.betas or (0.9, 0.95)}
+    keys = {"warmup_steps": config.warmup_steps * slots, "betas": config.betas or USUAL_BETAS}
     for length in (length for away in count() for length in {about + away, about - away} - {0}):
         more = {"inner_steps": length, "first_inner_steps": min(first, 10**7)}
         found = config.model_copy(update={**keys, **more})

@@ -20,6 +20,7 @@ OF_DETERMINISTIC = (
     "The same bytes each time, on one kind of device; without, kernels may sum in any order, which some do faster, "
     "and two attempts on a GPU may differ."
 )
+USUAL_BETAS = (0.9, 0.95)
 Decay = Annotated[float, Field(ge=0, lt=1)]
 RATES = (0.25, 4.0)  # how far a genome may scale the learning rate
 
@@ -43,7 +44,7 @@ class TrainSection(Section):
     gone: ClassVar[Mapping[str, str]] = {
         "warm_start_steps": "nobody waits for a warm start now; rounds begin short and grow, from FIRST_INNER_STEPS on"
     }
-    lacked: ClassVar[Mapping[str, Any]] = {"betas": (0.9, 0.95)}
+    lacked: ClassVar[Mapping[str, Any]] = {"betas": USUAL_BETAS}
 
     initial_population: tuple[Annotated[Text | dict[str, Any], Field()], ...] = bound(
         ("tiny",),
@@ -107,7 +108,7 @@ class TrainSection(Section):
 
     @property
     def adamw_betas(self) -> tuple[float, float]:
-        return self.betas or ((0.9, 0.95) if self.inner_optimizer == "adamw" else (0.95, 0.98))
+        return self.betas or (USUAL_BETAS if self.inner_optimizer == "adamw" else (0.95, 0.98))
 
     @model_validator(mode="before")
     @classmethod
@@ -161,4 +162,4 @@ class TrainConfig(GroupSection, TrainSection, ExchangeConfig):
 def alone(steps: int) -> dict[str, Any]:
     """The keys of a training by oneself, as AdamW's users know it."""
     length = {"max_generations": 1, "inner_steps": steps, "first_inner_steps": steps}
-    return {**length, "inner_optimizer": "adamw", "betas": (0.9, 0.95), "clip": 1.0, "lr_schedule": "cosine"}
+    return {**length, "inner_optimizer": "adamw", "betas": USUAL_BETAS, "clip": 1.0, "lr_schedule": "cosine"}
