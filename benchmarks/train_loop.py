@@ -17,6 +17,8 @@ from unittest.mock import patch
 import torch
 from cyclopts import App
 from rich.console import Console
+from torch.nn.functional import normalize
+from torch.optim import _muon
 
 from benchmarks.figures import NONE, goal, spread, table
 from fleet import launches
@@ -32,6 +34,7 @@ from train.training_config import TrainConfig
 
 THREADS = 2
 SHAPES = {"tiny, 8 x 64": ("tiny", 8, 64, 100), "14m, 8 x 256": ("14m", 8, 256, 40)}
+_zeropower = _muon._zeropower_via_newtonschulz
 app = App(name="python -m benchmarks.train_loop", help=__doc__, version_flags=[])
 
 
@@ -146,7 +149,20 @@ def bare_optimizers(model: torch.nn.Module, name: str) -> list[torch.optim.Optim
     within = [p for key, p in model.named_parameters() if name.startswith("muon") and "layers" in key and p.ndim == 2]
     others = [p for p in model.parameters() if all(p is not each for each in within)]
     adamw = torch.optim.AdamW(others, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    return [adamw, *([torch.optim.Muon(within, lr=1e-3)] if within else [])]
+    muon = {"muon": torch.optim.Muon, "muon+": Levelled}.get(name)
+    return [adamw, *([muon(within, lr=1e-3)] if muon else [])]
+
+
+class Levelled(torch.optim.Muon):
+    """Rows of one length before its polynomial, and after."""
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        with patch.object(_muon, "_zeropower_via_newtonschulz", self._levelled):
+            super().step()
+
+    @staticmethod
+    def _levelled(matrix: torch.Tensor, *how: Any) -> torch.Tensor:
+        return normalize(_zeropower(normalize(matrix, dim=-1), *how), dim=-1)
 
 
 def trainer_rate(config: TrainConfig) -> float:

@@ -58,7 +58,8 @@ class Section(BaseModel):
         done then, or has its default, and what changes no results may be unknown."""
         kept = {key: value for key, value in bound.items() if key not in RETIRED or RETIRED[key] != value}
         known = {key: value for key, value in operational.items() if key in cls.model_fields}
-        return validated(cls, {**cls.lacked, **kept, **known}, "the run's configuration")
+        older = {key: each.lacked[key] for each in cls.__mro__ if issubclass(each, Section) for key in each.lacked}
+        return validated(cls, {**older, **kept, **known}, "the run's configuration")
 
 
 def bound(default: Any, about: str, **limits: Any) -> Any:

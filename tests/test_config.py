@@ -186,8 +186,13 @@ def test_whoever_trains_alone_has_the_averages_that_are_usual():
 def test_a_run_that_is_older_than_a_key_goes_on_as_it_was():
     bound = TrainConfig().bound()
     assert TrainConfig.joined(bound, {}).adamw_betas == (0.95, 0.98)
-    del bound["betas"]
-    assert TrainConfig.joined(bound, {}).adamw_betas == (0.9, 0.95)
+    del bound["betas"], bound["clip"]
+
+    class Later(TrainConfig):
+        lacked = {"clip": 3.0}
+
+    older = Later.joined(bound, {})
+    assert older.adamw_betas == (0.9, 0.95) and older.clip == 3.0
 
 
 def test_what_stands_in_a_run_folder_is_checked_as_well():
