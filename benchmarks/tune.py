@@ -23,7 +23,7 @@ from benchmarks.trials import METHODS, SEQUENCES, TUNED, Trial, run
 SEEDS = (101, 102)
 RATES = {
     "adamw": (5e-4, 7e-4, 1e-3, 1.4e-3, 2e-3, 2.8e-3, 4e-3, 5.6e-3, 8e-3, 1.1e-2, 1.6e-2),
-    "muon": (1.8e-3, 2.5e-3, 3.5e-3, 5e-3, 7e-3, 1e-2, 1.4e-2, 2e-2, 2.8e-2, 4e-2, 5.6e-2, 8e-2),
+    "muon": (9e-4, 1.25e-3, 1.8e-3, 2.5e-3, 3.5e-3, 5e-3, 7e-3, 1e-2, 1.4e-2, 2e-2, 2.8e-2, 4e-2, 5.6e-2, 8e-2),
 }
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 START = {"adamw": (5.6e-3, 2), "muon": (1e-2, 2)}
