@@ -15,7 +15,7 @@ from itertools import islice
 from statistics import fmean
 from typing import Any
 
-from cyclopts import App
+from cyclopts import App, Parameter
 from rich.progress import track
 
 from benchmarks.trials import METHODS, SEQUENCES, TUNED, Trial, run
@@ -29,7 +29,8 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 START = {"adamw": (5.6e-3, 2), "muon": (1e-2, 2)}
 TRIES, AGAIN = 12, 2
 VARIED = ("one process", "DiLoCo", "one process, AdamW", "DiLoCo, AdamW")  # in how many slots they have, too
-app = App(name="python -m benchmarks.tune", help=__doc__, version_flags=[])
+SEVERAL = Parameter(consume_multiple=True, negative=())
+app = App(name="python -m benchmarks.tune", help=__doc__, version_flags=[], default_parameter=SEVERAL)
 
 Place = tuple[float, int]  # rate and batch
 Tried = dict[Place, list[float]]  # the losses of the seeds that it was tried with
