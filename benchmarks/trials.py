@@ -142,8 +142,9 @@ METHODS: Mapping[str, Method] = {
 
 
 def _apart(trial: Trial, keys: Mapping[str, Any], batch: int) -> TrainConfig:
-    """Every slot by itself, in rounds; as many of them as it takes."""
-    c = TrainConfig(**{"inner_steps": 12, "warmup_steps": WARMUP // batch, **keys}, population_size=trial.slots)
+    """Every slot by itself, in rounds that grow as those of a run do; as many of them as it takes."""
+    length = {"inner_steps": 12, "first_inner_steps": 1, "warmup_steps": WARMUP // batch}
+    c = TrainConfig(**{**length, **keys}, population_size=trial.slots)
     steps = trial.sequences // batch
     rounds = next(n for n in count(1) if c.steps_before(n + 1) >= steps)
     return c.model_copy(update={"max_generations": rounds})
