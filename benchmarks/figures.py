@@ -2,9 +2,11 @@
 
 from statistics import median, stdev
 
+from cyclopts import Parameter
 from rich.table import Table
 
 NONE = "[dim]-[/dim]"
+SEVERAL = Parameter(consume_multiple=True, negative=())  # values behind one option, as in --machines 4 8
 
 
 def table(title: str, *columns: str, note: str = "") -> Table:

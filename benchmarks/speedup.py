@@ -15,12 +15,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from cyclopts import App, Parameter
+from cyclopts import App
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.figures import NONE, goal, table
+from benchmarks.figures import NONE, SEVERAL, goal, table
 from benchmarks.trials import QUICK, SEQUENCES, Result, Trial, run, trial
 
 SLOTS = (1, 2, 4, 8, 16)
@@ -39,7 +39,6 @@ SHORT = ("DiLoCo, rounds of 4", "DiLoCo, Muon, rounds of 4")
 SOME = {**dict.fromkeys(SHORT, (4, 8)), "EDT, genomes": (4, 8, 16)}  # of the numbers of machines
 GBITS = (10.0, 1.0, 0.1)  # of the disk, a second
 LARGE = 215e6  # parameters of 150m with 32,000 words
-SEVERAL = Parameter(consume_multiple=True, negative=())
 app = App(name="python -m benchmarks.speedup", help=__doc__, version_flags=[], default_parameter=SEVERAL)
 
 Found = Mapping[str, Mapping[int, list[Result]]]  # row -> slots -> seeds

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter
 from rich.console import Console
 
+from benchmarks.figures import SEVERAL
 from benchmarks.publishing import publishing
 from benchmarks.registers import registers
 from benchmarks.scaling import scaling
@@ -47,7 +48,7 @@ app = App(name="python -m benchmarks.store", help=ABOUT, version_flags=[])
 @app.default
 def main(
     *,
-    only: Annotated[tuple[Part, ...], Parameter(consume_multiple=True, negative=())] = (),
+    only: Annotated[tuple[Part, ...], SEVERAL] = (),
     quick: Annotated[bool, Parameter(negative=())] = False,
     dir: Path = Path("."),
 ) -> None:

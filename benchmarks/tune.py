@@ -15,9 +15,10 @@ from itertools import islice
 from statistics import fmean
 from typing import Any
 
-from cyclopts import App, Parameter
+from cyclopts import App
 from rich.progress import track
 
+from benchmarks.figures import SEVERAL
 from benchmarks.trials import METHODS, SEQUENCES, TUNED, Trial, run
 
 SEEDS = (101, 102)
@@ -29,7 +30,6 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 START = {"adamw": (5.6e-3, 2), "muon": (1e-2, 2)}
 TRIES, AGAIN = 12, 2
 VARIED = ("one process", "DiLoCo", "one process, AdamW", "DiLoCo, AdamW")  # in how many slots they have, too
-SEVERAL = Parameter(consume_multiple=True, negative=())
 app = App(name="python -m benchmarks.tune", help=__doc__, version_flags=[], default_parameter=SEVERAL)
 
 Place = tuple[float, int]  # rate and batch
