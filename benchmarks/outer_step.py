@@ -60,8 +60,8 @@ class Exchange:
             several = [self._payload(f"replica-{k}") for k in range(self.replicas)]
             changes = [received(stack.enter_context(each.open(f"change-{s}")), count) for each in several]
             both = [sender(stack.enter_context(writer.create(n)), count) for n in ("weights", "momentum")]
-            for stepped in OuterOptimizer().stream(state, means(changes)):
-                for put, piece in zip(both, stepped, strict=True):
+            for *before, change in zip(*state, means(changes), strict=True):
+                for put, piece in zip(both, OuterOptimizer().step(before, change), strict=True):
                     put(piece)
         self.files[name] = writer.seal()
         return name

@@ -26,7 +26,8 @@ class ReadAhead:
         looked at last. Small ones come side by side; a large one by itself is there, and can be used, the sooner."""
         here = self.context.store.at_hand
         if (seen := (self._current_id(), looked)) != self._seen:
-            self._seen, self._files = seen, self._foreseen(seen[0])
+            self._seen = seen  # what is being made counts as there
+            self._files = self._foreseen(seen[0])
             here.keep({input.place(name) for input, name in self._files})
         self._files = [(input, name) for input, name in self._files if not here.holds(input.place(name))]
         sizes = itertools.accumulate(input.files[name][0] for input, name in self._files[:AT_ONCE])

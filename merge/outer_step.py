@@ -1,6 +1,6 @@
 """The outer step: what DiLoCo does with everybody's changes, and each EDT member with its own."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -32,11 +32,6 @@ class OuterOptimizer:
         weights, *remembered = state
         ahead = self.nesterov and remembered
         return weights.add(remembered[0], alpha=self.lr * self.momentum) if ahead else weights
-
-    def stream(self, state: Sequence[Iterable[Tensor]], changes: Iterable[Tensor]) -> Iterator[State]:
-        """The steps, piece by piece, of vectors that are never in memory as a whole."""
-        for *pieces, change in zip(*state, changes, strict=True):
-            yield self.step(pieces, change)
 
 
 def means(vectors: list[Iterator[Tensor]]) -> Iterator[Tensor]:

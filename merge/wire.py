@@ -86,9 +86,9 @@ def _packed(codes: Tensor, bits: int) -> Tensor:
 def _unpacked(codes: Tensor, bits: int) -> Tensor:
     if bits == 8:
         return codes.contiguous().view(torch.int8)
-    mask = (1 << bits) - 1
-    found = torch.stack([codes >> n * bits & mask for n in range(8 // bits)], 2).flatten(1)
-    return found.to(torch.int8) - (mask + 1) * (found > mask // 2).to(torch.int8)
+    codes, up = codes.contiguous(), 8 - bits  # to the top of a byte and down again, so that the sign comes along
+    parts = [(codes << 8 - bits * (n + 1)).view(torch.int8) >> up for n in range(8 // bits)]
+    return torch.stack(parts, 2).flatten(1)
 
 
 @dataclass(frozen=True)
@@ -177,8 +177,14 @@ def send(sink: ByteSink, count: int, pieces: Iterable[Tensor], wire: str = "fp32
 
 def sender(sink: ByteSink, count: int, wire: str = "fp32") -> Callable[[Tensor], None]:
     """The same, for whoever has the pieces one at a time."""
+    write = sender_of_codes(sink, count, wire)
+    return lambda piece: write(WIRES[wire].encode(piece))
+
+
+def sender_of_codes(sink: ByteSink, count: int, wire: str) -> Callable[[Tensor], None]:
+    """The same, for whoever has encoded them."""
     write_header(sink, Header({"vector": WIRES[wire].entry(count)}, {"wire": wire, "count": str(count)}))
-    return lambda piece: sink.write(bytes_of(WIRES[wire].encode(piece).contiguous()))
+    return lambda coded: sink.write(bytes_of(coded.contiguous()))
 
 
 def received(source: ByteSource, count: int) -> Iterator[Tensor]:

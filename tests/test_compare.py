@@ -11,6 +11,7 @@ from tests.helpers import ROOT
 from tests.small import config
 from train.batches import owned
 from train.compare import PAGE, variants
+from train.exchange_checks import exchange_problems
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -35,6 +36,17 @@ def test_a_synchronous_step_is_all_slots_batches():
     one = variants(c, ROOT)["synchronous"]
     apart = {int(n) for slot in range(4) for n in owned(c, slot, 2, 1, 0)}
     assert apart == {int(n) for part in range(4) for n in owned(one, 0, 2, 1, part)}
+
+
+@pytest.mark.parametrize("keys", [
+    {"overlap": 1}, {"fragments": 4}, {"inner_optimizer_state": "reset"},
+    {"outer_momentum": 0.5, "error_feedback": True},
+])  # fmt: skip
+def test_whatever_travels_all_can_be_trained_and_the_lone_ones_lose_nothing(keys):
+    found = variants(config(population_size=4, group_size=2, **keys), ROOT)
+    assert not [said for c in found.values() for there, said in exchange_problems(c) if there]
+    for name in ("small-batch", "synchronous"):
+        assert (found[name].wire, found[name].inner_optimizer_state) == ("fp32", "exact")
 
 
 @pytest.mark.slow

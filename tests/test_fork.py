@@ -125,6 +125,24 @@ def test_diloco_goes_on_as_evolution_that_chooses(tmp_path):
     assert all("loss" in history[f"4/m{k}"].metrics for k in range(4))
 
 
+@pytest.mark.parametrize("algorithm", STRATEGIES)
+def test_moments_may_travel_in_other_numbers(tmp_path, algorithm):
+    finished(tmp_path, **steady(tmp_path, algorithm=algorithm, max_generations=2))
+    history = forking(tmp_path, max_generations=4, inner_optimizer_state="exact")
+    one = {"edt": "4/m0", "diloco": "4/replica-0"}[algorithm]
+    (before, _), (after, _) = (history.files(id).files["average-0.safetensors"] for id in (one.replace("4", "2"), one))
+    assert after > 3 * before and history.over
+
+
+def test_members_in_parts_and_in_one_file_have_children_together(tmp_path):
+    """Those of families come in parts; where parents are drawn, those that are new do not, and the elite is old."""
+    finished(tmp_path, **steady(tmp_path, max_generations=1, population_size=4, selection="hypercube", group_size=4))
+    history = forking(tmp_path, selection="rank", group_size=3, elitism=1, max_generations=3, average_every=1)
+    parts = {sum(name.startswith("weights") for name in history.files(f"2/m{k}").files) for k in range(4)}
+    assert parts == {1, 4}
+    assert "loss" in history["3/average"].metrics
+
+
 @pytest.mark.parametrize("old, new", [("edt", "diloco"), ("diloco", "edt")])
 @pytest.mark.parametrize("momentum", [pytest.param(0.0, marks=pytest.mark.slow), 0.8])
 def test_another_method_goes_on_where_the_first_would_have(tmp_path, old, new, momentum):
@@ -248,6 +266,7 @@ def point(c: TrainConfig, round: int) -> Forked:
     (None, {"max_generations": 9, "vocab_size": 500}, "VOCAB_SIZE cannot change"),
     (None, {"max_generations": 9, "inner_optimizer": "adamw"}, "INNER_OPTIMIZER cannot change"),
     (None, {"max_generations": 9, "outer_momentum": 0.5}, "OUTER_MOMENTUM is 0.5 and was 0.0"),
+    (None, {"max_generations": 9, "inner_optimizer_state": "reset"}, "INNER_OPTIMIZER_STATE is reset and was average"),
     (None, {"max_generation": 9}, "unknown key"),
     (None, {"max_generations": 900, "max_epochs": 1.0}, "training tokens where the run needs"),
 ])  # fmt: skip

@@ -47,7 +47,8 @@ def test_pieces_make_the_same_step_as_the_whole():
     count = tensor_files.CHUNK * 2 + 77
     start, momentum, change = (random(count, seed) for seed in range(3))
     whole = outer_step.OuterOptimizer().step((start, momentum), change)
-    pieces = [*outer_step.OuterOptimizer().stream([wire.pieces(start), wire.pieces(momentum)], wire.pieces(change))]
+    cut = zip(*map(wire.pieces, (start, momentum, change)), strict=True)
+    pieces = [outer_step.OuterOptimizer().step(before, change) for *before, change in cut]
     for n in range(2):
         assert torch.equal(torch.cat([piece[n] for piece in pieces]), whole[n])
 

@@ -33,7 +33,7 @@ PAGE = "compared.html"
 # Of one model that never parts: it stays where its outer step finds it.
 ONE_MODEL: Mapping[str, Any] = {
     "algorithm": "diloco", "population_size": 1, "outer_lr": 1.0, "outer_momentum": 0.0, "wire_dtype": "fp32",
-    "error_feedback": False, "quorum": 1.0, "inner_optimizer_state": "average",
+    "error_feedback": False, "quorum": 1.0, "inner_optimizer_state": "exact", "overlap": 0, "fragments": 1,
 }  # fmt: skip
 _EXAMPLES = """Everything goes to runs/compared, beside the configuration file:
 
@@ -93,7 +93,7 @@ def variants(config: TrainConfig, out: Path) -> dict[str, TrainConfig]:
     slots, apart = config.population_size, config.model_copy(update={"base_dir": str(out), "average_every": 1})
     one = apart.model_copy(update=ONE_MODEL)
     found = {
-        "edt": apart.model_copy(update={"algorithm": "edt"}),
+        "edt": apart.model_copy(update={"algorithm": "edt", "overlap": 0, "fragments": 1}),
         "diloco": apart.model_copy(update={"algorithm": "diloco"}),
         "small-batch": _one_by_one(one, slots),
         "synchronous": one.model_copy(update={"gradient_accumulation": config.gradient_accumulation * slots}),

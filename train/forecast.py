@@ -93,7 +93,10 @@ class Forecast:
         weights, update = _bytes(count, "fp32"), _bytes(count, c.wire) if c.wire in QUANTIZED_WIRES else 0.0
         momentum = weights if c.outer_momentum else 0.0
         shard = (weights + momentum + update + lost + moments) * (1 + c.in_halves) / c.population_size
-        model = (update or weights) * min(1.0, self.here.workers / c.population_size)  # each worker reads it once
+        model = update or weights  # each worker reads it once; who works for both halves, after each one's step
+        if c.in_halves:
+            model = 2 * model if self.turns > 1 else weights + update  # or has missed the other's, and reads it whole
+        model *= min(1.0, self.here.workers / c.population_size)
         reads = model + change + lost + 2 * moments + (momentum + lost) / c.population_size
         looks = momentum / c.population_size  # at all of it
         return (change + lost + moments + shard) / c.fragments, reads / c.fragments + looks

@@ -23,7 +23,6 @@ _FIXED = {  # and what of a run stands and falls with it
     "vocab_size": "the weights know the tokenizer's words",
     "held_out": "what was learned from would be among what is evaluated",
     "inner_optimizer": "the moments that go on are those of the other one",
-    "inner_optimizer_state": "the files of its members have moments, or have none",
     "fragments": "the model was cut for so many in round 0",
     "shards": "the model was cut into so many in round 0",
     "stdlib_digest": "the built-in text of this Python is another: use the one that began the run",
@@ -52,6 +51,11 @@ def _check(old: TrainConfig, new: TrainConfig, round: int) -> None:
     for key, why in _FIXED.items():
         if was[key] != now[key] and not (key == "stdlib_digest" and not (was[key] and now[key])):
             raise UserError(f"{key.upper()} cannot change: {why}; leave it as it is, or start a new run")
+    if old.keeps_moments != new.keeps_moments:
+        raise UserError(
+            f"INNER_OPTIMIZER_STATE is {new.inner_optimizer_state} and was {old.inner_optimizer_state}: the files of "
+            "its members have moments, or have none; leave it as it was, or start a new run"
+        )
     if bool(old.outer_momentum) != bool(new.outer_momentum):
         raise UserError(
             f"OUTER_MOMENTUM is {new.outer_momentum} and was {old.outer_momentum}: members have a momentum's file or "

@@ -244,7 +244,7 @@ class TrainingOptions:
 
 _OPTIONS = {
     **{"datasets": "--dataset-name-or-path", "initial_population": "--path-model", "batch_size": "--total-batch-size"},
-    **{"inner_steps": "--total-steps", "max_generations": "--total-steps"},
+    **{"inner_steps": "--total-steps", "max_generations": "--total-steps", "outer_lr": "--hv.outer-lr"},
 }
 _LEAST = {  # that a number may be
     **dict.fromkeys(("seq_length", "total_batch_size", "per_device_train_batch_size", "total_steps"), 1),

@@ -1,4 +1,5 @@
-"""A vector on its way through a wire that loses some of it: what was lost is kept, and added to the next one."""
+"""A vector on its way through a wire that loses some of it, for whoever goes on with what arrives; with ERROR_FEEDBACK
+what was lost is kept, and added to the next one."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -8,13 +9,13 @@ from typing import Any
 from torch import Tensor
 
 from fleet.work import InputMember, Work
-from merge.wire import WIRES, received, sender
+from merge.wire import WIRES, received, sender, sender_of_codes
 from train.exchange_config import ExchangeConfig
 
 LOST_WIRE = "int8"  # of a part that is small itself
 
 
-class Feedback:
+class NarrowSender:
     """Sends piece by piece."""
 
     def __init__(
@@ -22,7 +23,7 @@ class Feedback:
     ) -> None:
         """`before` is the member that sent the last one, if it is there."""
         self._wire, lost = WIRES[config.wire], f"lost-{file}"
-        self._write = sender(stack.enter_context(work.create(file)), count, config.wire)
+        self._write = sender_of_codes(stack.enter_context(work.create(file)), count, config.wire)
         self._keep: Callable[[Tensor], None] | None = None
         self._lost: Iterator[Any] = repeat(0.0)
         if config.feeds_back:
@@ -33,8 +34,8 @@ class Feedback:
     def send(self, piece: Tensor) -> Tensor:
         """What arrives of it, and of what was lost before."""
         message = piece + next(self._lost)
-        arrived = self._wire.decode(self._wire.encode(message), len(message))
-        self._write(message)
+        self._write(coded := self._wire.encode(message))
+        arrived = self._wire.decode(coded, len(message))
         if self._keep:
             self._keep(message - arrived)
         return arrived

@@ -19,7 +19,7 @@ from merge.tensor_group import weighted
 from merge.wire import pieces, send, sender
 from train.exchange_config import QUANTIZED_WIRES, ExchangeConfig
 from train.member import vectors
-from train.member.error_feedback import Feedback
+from train.member.error_feedback import NarrowSender
 from train.member.global_model import STEPPED_FROM, STEPPED_TO, GlobalModel, identity
 from train.member.inner_loop import Metrics, learn_or_fall_back
 from train.member.own_fragments import OwnFragments
@@ -200,11 +200,7 @@ def make_replica(runtime: MemberRuntime, work: Work, turn: Turn) -> Metrics:
     )
     cuts = ranges(size, len(shards))
     for number in exchanged:
-        cut = cuts[number]
-        with ExitStack() as stack:
-            narrow = Feedback(c, work, work.inputs.get(turn.before), file_of(CHANGE, number), len(cut), stack)
-            for piece in pieces(change[cut.start : cut.stop]):
-                narrow.send(piece)
+        _send_change(c, work, turn, file_of(CHANGE, number), change[cuts[number].start : cuts[number].stop])
     moments = [*runtime.moments(work)]
     for moment, vector in moments:
         vectors.save_parts(work, moment.stem, vector, len(shards), moment.wire, exchanged)
@@ -213,6 +209,16 @@ def make_replica(runtime: MemberRuntime, work: Work, turn: Turn) -> Metrics:
         since = partial(_since, start, weights, [(n, cuts[n]) for n in late])
         own.keep(work, turn, weights, moments, since)
     return {**metrics, **diverged, **own.said}
+
+
+def _send_change(config: ExchangeConfig, work: Work, turn: Turn, file: str, change: Tensor) -> None:
+    if not config.feeds_back:
+        vectors.save(work, file, change, config.wire)
+        return
+    with ExitStack() as stack:
+        narrow = NarrowSender(config, work, work.inputs.get(turn.before), file, len(change), stack)
+        for piece in pieces(change):
+            narrow.send(piece)
 
 
 def _since(start: Tensor, end: Tensor, cuts: Sequence[tuple[int, range]]) -> dict[int, Tensor]:
@@ -274,7 +280,7 @@ def _step(runtime: MemberRuntime, work: Work, args: ShardArgs, cut: range, chang
     share = (len(work.recipe.parents) - 1) / c.population_size  # of all slots, these come together here
     reached, seen = list[Tensor](), checksum()
     with ExitStack() as stack:
-        narrow = Feedback(c, work, old, UPDATE, len(cut), stack) if c.wire in QUANTIZED_WIRES else None
+        narrow = NarrowSender(c, work, old, UPDATE, len(cut), stack) if c.wire in QUANTIZED_WIRES else None
         written = stems[1:] if narrow else stems  # the weights are those before the step and the step, or a file
         new = [sender(stack.enter_context(work.create(file_of(stem))), len(cut)) for stem in written]
         for *before, change in zip(model.pieces_of(old, args.shard, cut), *state, changes, strict=True):

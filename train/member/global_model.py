@@ -38,7 +38,7 @@ class GlobalModel:
 
     def pieces_of(self, shard: InputMember, number: int, cut: range) -> Iterator[Tensor]:
         """Of one shard: what is known of it, or else what is read."""
-        if number < len(self._known) and self._known[number] == identity(shard):
+        if self._whole_has(shard, number):
             return pieces(self._vector[cut.start : cut.stop])
         known, there = self._parts.get(number, ("", ()))
         return iter(there) if known == identity(shard) else vectors.read_stem(shard, WEIGHTS, len(cut))
@@ -47,8 +47,12 @@ class GlobalModel:
         self._parts[number] = known, weights
 
     def remember(self, shard: InputMember, number: int, cut: range) -> None:
-        if (known := identity(shard)) != self._parts.get(number, ("",))[0]:
+        known = identity(shard)
+        if not self._whole_has(shard, number) and known != self._parts.get(number, ("",))[0]:
             self.made(number, known, [piece.clone() for piece in self.pieces_of(shard, number, cut)])
+
+    def _whole_has(self, shard: InputMember, number: int) -> bool:
+        return number < len(self._known) and self._known[number] == identity(shard)
 
 
 def identity(shard: InputMember) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fleet.work import Failed, InputMember, Work
 from merge.outer_step import OuterOptimizer, means, ranges
-from merge.tensor_files import Header, TensorEntry, bytes_of, chunks, read_header, write_header
+from merge.tensor_files import CHUNK, Header, TensorEntry, bytes_of, chunks, read_header, write_header
 from merge.wire import WIRES, pieces, received, send
 from train.exchange_config import ExchangeConfig
 from train.vector_layout import VectorLayout
@@ -85,15 +85,28 @@ def numbers(parent: Any, name: str, count: int) -> Iterator[Tensor]:
 
 
 def read_stem(parent: InputMember, stem: str, count: int) -> Iterator[Tensor]:
-    """A stem's vector, piece by piece: from one file, or from its parts; or, where weights travel as the step that
+    """A stem's vector, in pieces of CHUNK: from one file, or from its parts; or, where weights travel as the step that
     leads to them, the weights before that step minus the step."""
     if stem == WEIGHTS and BEFORE in parent.files:
         for old, step in zip(numbers(parent, BEFORE, count), numbers(parent, UPDATE, count), strict=True):
             yield old - step
         return
     names = [file_of(stem)] if file_of(stem) in parent.files else _parts(parent, stem)
-    for name, cut in zip(names, ranges(count, len(names)), strict=True):
-        yield from numbers(parent, name, len(cut))
+    parts = zip(names, ranges(count, len(names)), strict=True)
+    several = itertools.chain.from_iterable(numbers(parent, name, len(cut)) for name, cut in parts)
+    yield from _evenly(several) if len(names) > 1 else several
+
+
+def _evenly(pieces: Iterator[Tensor]) -> Iterator[Tensor]:
+    """As they come of a member in one file: a fork may have a mean of both kinds."""
+    held = torch.empty(0)
+    for piece in pieces:
+        held = torch.cat([held, piece])
+        while len(held) >= CHUNK:
+            yield held[:CHUNK]
+            held = held[CHUNK:]
+    if len(held):
+        yield held
 
 
 def _parts(parent: InputMember, stem: str) -> list[str]:
@@ -134,8 +147,10 @@ def mean(members: list[InputMember], stem: str, into: Tensor, wire: str = "fp32"
 
 
 def arrived(vector: Tensor, wire: str) -> Tensor:
-    """What there is of it at the other end."""
-    return WIRES[wire].decode(WIRES[wire].encode(vector), len(vector))
+    """What there is of it at the other end; a piece at a time, since what becomes codes takes far more room."""
+    there, into = WIRES[wire], torch.empty_like(vector)
+    _fill(into, (there.decode(there.encode(piece), len(piece)) for piece in pieces(vector)))
+    return into
 
 
 def joined(shards: list[InputMember], stem: str, into: Tensor) -> None:
