@@ -60,8 +60,8 @@ def _published(store: Store, round: int, recipes: Sequence[Recipe]) -> Value:
 
 
 def prune(store: Store, history: History, keep_every: int = 0, hurry: Callable[[], bool] = lambda: False) -> bool:
-    """Remove what no recipe can need any more: old rounds, but for every so manieth one, and attempts that came to
-    nothing. Where there is a hurry, something is left."""
+    """Remove what no recipe can need any more: old rounds, but for every N-th one where those stay, and attempts that
+    came to nothing. Where there is a hurry, something is left."""
     limit = history.reach - 2  # the parents of the first open round, and theirs, from which damage is repaired
     kept, attempts = _carried(history, limit, keep_every), defaultdict[str, list[tuple[str, int]]](list)
     for attempt in store.names("files"):

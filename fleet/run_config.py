@@ -114,7 +114,7 @@ class FleetConfig(Section):
         10.0, "How much of a long recipe a killed process may lose.", ge=0.001, le=1e5
     )
     keep_every: int = operational(
-        0, "The files of every so manieth round stay, to evaluate, export or fork it; 0: of the last ones only.",
+        0, "The files of every N-th round stay, to evaluate, export or fork it; 0: of the last ones only.",
         ge=0, le=90_000,
     )  # fmt: skip
     dead_seconds: float = operational(

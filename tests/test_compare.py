@@ -39,7 +39,7 @@ def test_a_synchronous_step_is_all_slots_batches():
 
 
 @pytest.mark.parametrize("keys", [
-    {"overlap": 1}, {"fragments": 4}, {"inner_optimizer_state": "reset"},
+    {"overlap": 1}, {"fragments": 4}, {"inner_optimizer_state": "reset"}, {"wire_dtype": "int4"},
     {"outer_momentum": 0.5, "error_feedback": True},
 ])  # fmt: skip
 def test_whatever_travels_all_can_be_trained_and_the_lone_ones_lose_nothing(keys):

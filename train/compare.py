@@ -25,6 +25,7 @@ from fleet.plain import say
 from fleet.run import create_run
 from fleet.run_config import load
 from train.command_line import run
+from train.exchange_config import FOR_WEIGHTS
 from train.training_commands import found_from, prepare
 from train.training_config import USUAL_BETAS, TrainConfig
 
@@ -92,8 +93,9 @@ def variants(config: TrainConfig, out: Path) -> dict[str, TrainConfig]:
     """The averaged model of all is evaluated after as many tokens."""
     slots, apart = config.population_size, config.model_copy(update={"base_dir": str(out), "average_every": 1})
     one = apart.model_copy(update=ONE_MODEL)
+    evolves = {"algorithm": "edt", "wire_dtype": config.wire_dtype if config.wire_dtype in FOR_WEIGHTS else ""}
     found = {
-        "edt": apart.model_copy(update={"algorithm": "edt", "overlap": 0, "fragments": 1}),
+        "edt": apart.model_copy(update={**evolves, "overlap": 0, "fragments": 1}),
         "diloco": apart.model_copy(update={"algorithm": "diloco"}),
         "small-batch": _one_by_one(one, slots),
         "synchronous": one.model_copy(update={"gradient_accumulation": config.gradient_accumulation * slots}),

@@ -46,7 +46,7 @@ def main(
     mutants
         Also break each rule of the protocol on purpose, and see that the storms notice.
     every
-        Of the calls at which a worker may die, only every so manieth.
+        Of the calls at which a worker may die, only every N-th.
     bucket
         Only in a bucket: of the seeds from the first one on, so many as are of such storms.
     """
