@@ -6,6 +6,7 @@ import shutil
 import threading
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,7 @@ from fleet.history import History
 from fleet.host import Host
 from fleet.lane import Lane
 from fleet.payload import PayloadWriter
+from fleet.read_ahead import ReadAhead
 from fleet.recipe import NotYet, round_and_slot
 from fleet.round_state import register
 from fleet.run import open_run
@@ -328,6 +330,14 @@ def test_while_one_trains_the_next_ones_files_are_read(tmp_path, monkeypatch, al
     here = worker.store.at_hand
     assert worker.run() == "over" and here.taken
     assert digest(seen(tmp_path / "ahead")) == digest(seen(tmp_path / "plain"))
+
+
+def test_what_is_being_made_counts_as_there_for_what_comes_next(monkeypatch):
+    said = list[bool]()
+    monkeypatch.setattr(ReadAhead, "_foreseen", lambda self, current: said.append(self._has(current)) or [])
+    nothing = SimpleNamespace(at_hand=SimpleNamespace(keep=len), together=len)
+    context = SimpleNamespace(store=nothing, host=nothing, has=lambda id: False)
+    assert not ReadAhead(context, context, lambda: "5/replica-1").go_on(0.0, bool) and said == [True]
 
 
 def test_what_a_shard_steps_from_is_written_while_everybody_trains(tmp_path):
