@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fleet.run_config import UserError
-from tests.chat_rows import CHATML, tokenizer
+from tests.chat_rows import CHATML, OUTSIDE, tokenizer
 from tests.small import MODEL, config
 from train import packing
 from train.chat_examples import ChatWriter
@@ -160,12 +160,24 @@ def test_batches_have_room_for_questions_and_answers():
     assert [*map(list, found)] == [[0, 1], [2], [3, 4]]
 
 
-def test_a_tokenizer_without_an_end_token_is_refused():
-    words = tokenizer(CHATML)
+def test_a_tokenizer_without_an_end_token_is_refused(tmp_path):
+    words = tokenizer()
     words.eos_token = None
     with pytest.raises(UserError, match="no end token"):
-        answering.ends_of(words, SimpleNamespace(eos_token_id=None))
-    assert answering.ends_of(tokenizer(CHATML), SimpleNamespace(eos_token_id=[9, 6])) == (6, 9)
+        answering.ends_of(words, SimpleNamespace(eos_token_id=None), tmp_path)
+
+
+@pytest.mark.parametrize(("template", "file", "ends"), [
+    (None, {}, (6, 9)), (None, {"eos_token_id": [6, 5]}, (6, 9, 5)), (None, {"eos_token_id": 7}, (6, 9, 7)),
+    (CHATML, {}, (6, 9, 1)), (OUTSIDE, {}, (6, 9, 1)),
+    ("{% for m in messages %}{{ m['content'] + '\n' }}{% endfor %}", {}, (6, 9)),  # many an answer has lines
+    ("{% for m in messages %}{{ m['content'] + 'over' }}{% endfor %}", {}, (6, 9)),
+    ("{% for m in messages if m['role'] == 'user' %}{{ m['content'] }}{% endfor %}", {}, (6, 9)),
+])  # fmt: skip
+def test_an_answer_ends_where_any_of_a_models_files_says(tmp_path, template, file, ends):
+    if file:
+        (tmp_path / "generation_config.json").write_text(json.dumps(file))
+    assert answering.ends_of(tokenizer(template), SimpleNamespace(eos_token_id=[9, 6]), tmp_path) == ends
 
 
 def test_a_prompt_is_what_stands_before_the_answer():

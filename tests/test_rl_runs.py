@@ -337,12 +337,17 @@ def test_a_model_without_an_end_or_a_template(tmp_path):
     settings = tmp_path / "model0" / "tokenizer_config.json"
     known = json.loads(settings.read_text())
     settings.write_text(json.dumps({key: value for key, value in known.items() if key != "chat_template"}))
-    assert rollouts_of(finished(c), "1/r1").groups[0].prompt
+    ends = tmp_path / "model0" / "generation_config.json"
+    ends.write_text(json.dumps({"eos_token_id": [*range(300)]}))
+    (first, *_) = rollouts_of(finished(c), "1/r1").groups
+    assert first.prompt and all(each.ended and len(each.tokens) == 1 for each in first.answers), "a child's are these"
+    ends.unlink()
     asked = {"prompt": [{"role": "user", "content": "x"}], "answer": "y"}
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(asked) + "\n" for _ in range(20)))
     with pytest.raises(UserError, match="no chat template for messages"):
         worker(c.model_copy(update={"project_name": "again"}))
-    settings.write_text(json.dumps({key: value for key, value in known.items() if key != "eos_token"}))
+    known = {key: value for key, value in known.items() if key not in ("chat_template", "eos_token")}
+    settings.write_text(json.dumps(known))
     shape = json.loads((tmp_path / "model0" / "config.json").read_text())
     (tmp_path / "model0" / "config.json").write_text(json.dumps({**shape, "eos_token_id": None}))
     with pytest.raises(UserError, match="no end token"):

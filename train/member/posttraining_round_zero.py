@@ -113,17 +113,17 @@ def check_learning(c: PosttrainConfig, first: Donor, template: str) -> None:
     for source in c.mutation_datasets:
         (check_first_questions if c.answering else check_first_rows)(c, source, tokenizer)
     if c.answering:
-        check_answering(c, first.reference, config, tokenizer)
+        check_answering(c, first, config, tokenizer)
     if c.adapter:
         places_of(without_numbers(config, c.trust_remote_code), c.adapter)
 
 
-def check_answering(c: PosttrainConfig, called: str, config: Any, tokenizer: Any) -> None:
+def check_answering(c: PosttrainConfig, first: Donor, config: Any, tokenizer: Any) -> None:
     """Whether its answers can end, and rows are not longer than it can read."""
-    ends_of(tokenizer, config)
+    ends_of(tokenizer, config, first.folder)
     most = getattr(config.get_text_config(), "max_position_embeddings", None)
     if isinstance(most, int) and c.seq_length > most:
-        raise UserError(f"SEQ_LENGTH is {c.seq_length}, but {called} has {most} positions")
+        raise UserError(f"SEQ_LENGTH is {c.seq_length}, but {first.reference} has {most} positions")
 
 
 def check_crossover(c: PosttrainConfig, donors: Donors) -> None:

@@ -100,7 +100,7 @@ def judged(
     writer = ChatWriter(tokenizer)
     once = {id(row): writer.prompt(row["prompt"]) for row in {id(row): row for _, row in asked}.values()}
     prompts = [once[id(row)] for _, row in asked]
-    ends = answering.ends_of(tokenizer, model.generation_config)
+    ends = answering.ends_of(tokenizer, model.generation_config, child.plan.leader.folder)
     room = (c.grpo.answers if c.grpo else 1) * c.batch_size * c.seq_length  # far less than learning needs
     how = Asking(temperature, c.of_answers.max_tokens, ends, room)
     model.eval()
