@@ -40,6 +40,15 @@ def said(text: str, ended: bool = True, tokens: int = 2) -> Said:
     ({"answer": "^b[aeiou]t$", "checker": "regex"}, ["bat", "bit"], ["bt", "a bat"]),
     ({"answer": "red", "checker": "choice", "choices": ["red", "blue"]}, ["red", "it is Red."],
      ["blue", "red or blue", "reddish", ""]),
+    *(({"answer": "strongly agree", "checker": "choice", "choices": choices},
+       ["strongly agree", "I Strongly  agree."], ["agree", "disagree", "strongly agree, or agree", "agree strongly"])
+      for choices in (["agree", "strongly agree", "disagree"], ["Strongly agree", "agree", *["strongly agree"] * 2])),
+    ({"answer": "agree", "checker": "choice", "choices": ["agree", "strongly agree"]},
+     ["agree", "I agree", "agree, agree"], ["strongly agree", "I strongly agree"]),
+    *(({"answer": answer, "checker": "choice", "choices": [answer, other]}, [answer, f"it is {answer}."],
+       [other, f"{answer} {other}"])
+      for both in (("0.5", "5"), ("-1", "1"), ("C", "C++")) for answer, other in (both, both[::-1])),
+    ({"answer": "a b", "checker": "choice", "choices": ["a b", "b c"]}, ["a b"], ["a b c", "b c"]),
 ])  # fmt: skip
 def test_an_answer_is_right_or_not(row, right, wrong):
     checked = checked_question({"prompt": "x", **row})

@@ -51,12 +51,21 @@ def _regex(said: str, row: Row) -> tuple[bool, bool]:
 
 
 def _choice(said: str, row: Row) -> tuple[bool, bool]:
-    """Exactly one of the choices must be named."""
-    words, named = normal(said), []
-    for choice in row["choices"]:
-        if re.search(rf"(?<!\w){re.escape(normal(choice))}(?!\w)", words):
-            named.append(choice)
-    return named == [row["answer"]], words in map(normal, row["choices"])
+    """Exactly one of the choices must be named, and not only within a longer one."""
+    words, wanted, choices = normal(said), normal(row["answer"]), {*map(normal, row["choices"])}
+    if words in choices:
+        return words == wanted, True
+    there = [
+        (choice, *each.span())
+        for choice in choices
+        for each in re.finditer(rf"(?<!\w){re.escape(choice)}(?!\w)", words)
+    ]
+    named = {
+        choice
+        for choice, begin, end in there
+        if not any(a <= begin and end <= b and b - a > end - begin for _, a, b in there)
+    }
+    return named == {wanted}, False
 
 
 CHECKERS: Mapping[str, Callable[[str, Row], tuple[bool, bool]]] = {
