@@ -12,6 +12,7 @@ from fleet.run_config import UserError
 from fleet.work import Superseded
 from tests import posttraining, searching
 from tests.posttraining import chats, config, finished, worker
+from train import text_sources
 from train.lm_eval_tasks import TaskEvaluation
 from train.member import posttraining_genome
 from train.parent_selection import Rival, crowding, matched
@@ -138,7 +139,8 @@ def test_rows_come_from_anywhere_in_a_file(tmp_path, monkeypatch):
     both = tmp_path / "both.jsonl"
     both.write_text((tmp_path / "first.jsonl").read_text() + (tmp_path / "then.jsonl").read_text())
     c = config(tmp_path, 1, mutation_datasets=({"source": str(both)},))
-    answers = [row["messages"][1]["content"] for _, row in example_rows._drawn(c, c.mutation_datasets[0])]
+    there = example_rows.drawn(c.mutation_datasets[0], text_sources.read(str(both)), example_rows.wanted(c), c.seed)
+    answers = [row["messages"][1]["content"] for _, row in there]
     assert len(answers) == example_rows.wanted(c) < 3000 and 0.4 < answers.count("cat") / len(answers) < 0.6
     assert 0.4 < answers[:200].count("cat") / 200 < 0.6
 

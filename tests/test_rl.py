@@ -88,6 +88,30 @@ def test_nobody_ever_learns_from_a_skills_held_out_questions():
     assert not learned & (sides["validation"] | sides["test"])
 
 
+def questions_in(file, prompts) -> environments.Questions:
+    """200 of a file's."""
+    file.write_text("".join(json.dumps({"prompt": each, "answer": "x"}) + "\n" for each in prompts))
+    return environments.questions_of(DatasetSource(source=str(file)), 3, 200, 0.5)
+
+
+def test_questions_come_from_anywhere_in_a_file(tmp_path):
+    found = questions_in(tmp_path / "both.jsonl", [f"{what} {n}" for what in ("first", "then") for n in range(300)])
+    asked = [row["prompt"].split()[0] for row in found.rows]
+    assert len(asked) == 200 and 0.35 < asked.count("first") / 200 < 0.65
+
+
+@pytest.mark.parametrize("shots", [1, 3])
+def test_examples_before_a_question_do_not_decide_which_it_is_for(tmp_path, shots):
+    def prompt(n: int) -> list[dict[str, str]]:
+        said = (("user", f"shot {n % shots}"), ("assistant", "yes"), ("user", f"question {n // 2}"))
+        return [{"role": role, "content": content} for role, content in said]
+
+    found = questions_in(tmp_path / "shots.jsonl", [prompt(n // 2 * 2) for n in range(200)])
+    assert found.parts.count("train") > 150 and {*found.parts} == {"train", "validation", "test"}
+    sides = {(row["prompt"][2]["content"], part) for row, part in zip(found.rows, found.parts, strict=True)}
+    assert len(sides) == 100, "one that is asked twice lies on one side"
+
+
 def test_a_generator_of_reasoning_gym_asks_and_judges():
     pytest.importorskip("reasoning_gym", reason="pip install -r requirements-rl.txt")
     source = DatasetSource(source="gym:chain_sum", options={"max_terms": 3})

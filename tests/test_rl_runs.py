@@ -104,6 +104,9 @@ def test_few_questions_to_be_judged_by_are_told_of(tmp_path):
     assert few_held_out(c, c.mutation_datasets[0]) == f"environment a.jsonl: {why}"
     questions(tmp_path / "a.jsonl", "a", count=1000)
     assert few_held_out(c, c.mutation_datasets[0]) == ""
+    (tmp_path / "a.jsonl").write_text('{"prompt": "the cat", "answer": "a"}\n' * 10)
+    with pytest.raises(UserError, match=r"a\.jsonl: too few are different \(1\) to hold some out"):
+        worker(c)
 
 
 def test_genes_of_rewards_are_inherited_and_judge_nobody(tmp_path, ran):

@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -11,6 +11,7 @@ from typing import Any
 from fleet.errors import Lacking, first_line
 from fleet.run_config import UserError
 from train import text_sources
+from train.posttrain.example_rows import divided, drawn
 from train.posttrain.posttrain_sections import GYM, DatasetSource
 from train.rl.checkers import Said, Terms, checked_question, terms_of
 from train.rl.rl_config import CORRECT
@@ -34,9 +35,14 @@ def questions_of(source: DatasetSource, seed: int, count: int, holdout: float) -
     """So many, those that are held out among them; the same text is never on two sides."""
     if source.source.startswith(PREFIX):
         return _of_skill(source.source, seed, count, holdout)
-    rows = [row for _, row in islice(placed(source, seed, count), count)]
-    split, said = Split(HELD, HELD * holdout), [text_sources.opening(row) for row in rows]
-    return Questions(tuple(rows), tuple(parts_of(f"environment {source.source}", said, split)))
+    rows = [row for _, row in drawn(source, placed(source, seed, count), count, seed)]
+    return Questions(tuple(rows), tuple(sides_of(source, rows, holdout)))
+
+
+def sides_of(source: DatasetSource, rows: Sequence[Row], holdout: float) -> list[SplitName]:
+    """By what is asked alone, as of rows that somebody answered."""
+    asked = [{"prompt": row["prompt"]} for row in rows]
+    return divided(f"environment {source.source}", asked, Split(HELD, HELD * holdout))
 
 
 def placed(source: DatasetSource, seed: int, count: int) -> Iterator[PlacedRow]:

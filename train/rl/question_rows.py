@@ -71,6 +71,8 @@ def check_first_questions(c: PosttrainConfig, source: DatasetSource, tokenizer: 
             f"environment {source.source}: the shortest of its first questions has {shortest} tokens, and with "
             f"max_tokens {c.of_answers.max_tokens} it does not fit into SEQ_LENGTH {c.seq_length}"
         )
+    if len(there) < _LOOK:  # that is all
+        environments.sides_of(source, [row for _, row in there], c.holdout)
 
 
 def few_held_out(c: PosttrainConfig, source: DatasetSource) -> str:
