@@ -2,17 +2,19 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from fleet.digest import digest
 from fleet.history import opened
+from fleet.recipe import Member, Recipe
 from fleet.run_config import UserError
 from fleet.work import Superseded
 from tests import posttraining, searching
 from tests.posttraining import chats, config, finished, worker
-from train import text_sources
+from train import posttrain_results, text_sources
 from train.lm_eval_tasks import TaskEvaluation
 from train.member import posttraining_genome
 from train.parent_selection import Rival, crowding, matched
@@ -223,6 +225,23 @@ def test_a_base_model_beside_the_configuration_is_found_and_padded(tmp_path):
 
 
 # -- afterwards -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("fitness", "best"), [
+    ({"m1": 0.75, "look-m0": 0.60}, "2/m1"), ({"m1": 0.55, "look-m0": 0.60}, "2/m0"), ({}, "2/m0"),
+])  # fmt: skip
+def test_the_best_so_far_is_the_best_at_the_same_questions(tmp_path, monkeypatch, capsys, fitness, best):
+    """The elite was better when it was made, at others."""
+    c = config(tmp_path)
+    elite = Member("2/m0", "1/m2", Recipe("m2", "child"), {"fitness": 0.80}, {})
+    recipes = {"m1": Recipe("m1", "child"), "look-m0": Recipe("look-m0", "look", ("2/m0",))}
+    made = [Member(f"2/{slot}", f"2/{slot}", recipes[slot], {"fitness": each}, {}) for slot, each in fitness.items()]
+    store = SimpleNamespace(read=lambda name: {"config": c.bound()})
+    history = SimpleNamespace(first_open=3, round=lambda round: [elite, *made], store=store)
+    monkeypatch.setattr(posttrain_results, "opened", lambda folder: history)
+    monkeypatch.setattr(posttrain_results, "exported", lambda history, id, out: out)
+    taken(tmp_path, "best", tmp_path / "out")
+    assert f"Exported ({best})" in capsys.readouterr().out
 
 
 def test_a_card_says_where_a_member_comes_from(tmp_path, capsys):
