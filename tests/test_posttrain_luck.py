@@ -1,11 +1,13 @@
 """EDT-EvoMerge where things go wrong, or look alike: what a worker has in memory, templates, dates, odd numbers."""
 
+import contextlib
 import json
 import re
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from transformers import AutoConfig
 
 from fleet.digest import digest
 from fleet.history import opened
@@ -17,6 +19,7 @@ from tests.posttraining import chats, config, finished, worker
 from train import posttrain_results, text_sources
 from train.lm_eval_tasks import TaskEvaluation
 from train.member import posttraining_genome
+from train.member.posttraining_round_zero import check_positions
 from train.parent_selection import Rival, crowding, matched
 from train.posttrain import example_rows, posttrain_fitness
 from train.posttrain.example_rows import ExampleRows
@@ -186,6 +189,18 @@ def test_the_same_row_is_never_on_both_sides(tmp_path):
 def test_what_can_never_work_is_known_at_once(tmp_path, keys, said):
     with pytest.raises(ValueError, match=re.escape(said)):
         finished(config(tmp_path, 2, **keys))
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "opt", "llama"])
+def test_rows_are_not_longer_than_a_table_of_positions(tmp_path, kind):
+    """Elsewhere they may be, unless a model is to answer itself."""
+    shape = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "vocab_size": 64}
+    has = AutoConfig.for_model(kind, max_position_embeddings=64, **shape)
+    check_positions(config(tmp_path, 1, seq_length=64), "it", has)
+    with contextlib.nullcontext() if kind == "llama" else pytest.raises(UserError, match="65, but it has 64 positions"):
+        check_positions(config(tmp_path, 1, seq_length=65), "it", has)
+    with pytest.raises(UserError, match="65, but it has 64 positions"):
+        check_positions(posttraining.rl_config(tmp_path, 1, seq_length=65), "it", has)
 
 
 @pytest.mark.parametrize(("keys", "said"), [
