@@ -4,6 +4,7 @@ import gzip
 import json
 import math
 import sys
+from datetime import datetime
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,7 +21,7 @@ from train.model import built
 from train.posttrain.posttrain_sections import DatasetSource
 from train.rl import answering, environments, grpo, rollouts
 from train.rl.answering import Asking
-from train.rl.checkers import Said, checked_question, terms_of
+from train.rl.checkers import Said, checked_question, terms_of, whole_question
 from train.rl.grpo import Lesson, LessonBatch, Settings, grpo_loss, token_losses
 from train.rl.rollouts import Group, Rollouts, advantages
 from train.rl.verifier import Verifier
@@ -76,6 +77,14 @@ def test_a_question_that_cannot_be_judged_is_refused(row, why):
         checked_question(row)
 
 
+def test_a_verifier_is_shown_the_whole_row():
+    row = {"prompt": "x", "answer": 4, "tests": ["f(1) == 2"], "checker": None, "made": datetime(2026, 1, 1), "at": {}}
+    assert whole_question(row) == {
+        "prompt": "x", "answer": "4", "checker": "exact", "tests": ["f(1) == 2"], "at": {}
+    }  # fmt: skip
+    assert {*checked_question(row)} == {"prompt", "answer", "checker"}
+
+
 def test_nobody_ever_learns_from_a_skills_held_out_questions():
     found = environments.questions_of(DatasetSource(source="skill:kinds"), 3, 200, 0.5)
     sides = {part: {row["prompt"] for row, its in zip(found.rows, found.parts, strict=True) if its == part}
@@ -122,6 +131,14 @@ def test_a_generator_of_reasoning_gym_asks_and_judges():
         assert right["correct"] == 1.0 and wrong["correct"] < 0.5
     with pytest.raises(UserError, match="gym:chain_sum: reasoning-gym cannot make it"):
         environments.questions_of(DatasetSource(source="gym:chain_sum", options={"nope": 3}), 5, 40, 0.5)
+
+
+def test_what_a_generator_is_asked_for_may_be_a_list():
+    pytest.importorskip("reasoning_gym", reason="pip install -r requirements-rl.txt")
+    source = DatasetSource(source="gym:basic_arithmetic", options={"operators": ["+", "-"], "min_terms": 2})
+    row, *rest = environments.questions_of(source, 5, 40, 0.5).rows
+    assert environments.reward_terms(source, 5, row, said(row["answer"]), 8)["correct"] == 1.0
+    assert not any("*" in each["prompt"] for each in (row, *rest))
 
 
 def test_a_generator_needs_its_package(monkeypatch):

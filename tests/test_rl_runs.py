@@ -289,13 +289,16 @@ def test_lm_eval_is_named_for_what_it_can_ask(tmp_path):
 
 
 def test_a_verifier_of_ones_own_gives_the_terms(tmp_path):
-    body = "def reward(prompt, answer, row):\n    return {'wide': min(1, len(answer) / 20), 'right': 'a' in answer}\n"
+    body = "def reward(prompt, answer, row):\n    return {'correct': row['tests'] in answer, 'wide': len(answer) > 9}\n"
     (tmp_path / "mine.py").write_text(body)
-    grpo = {"verifier": "mine.py", "allow_verifier": True, "rewards": {"right": 1.0}}
-    fitness = ({"task": "reward", "metric": "right"},)
+    fitness = ({"task": "reward", "metric": "wide"},)
+    grpo = {"verifier": "mine.py", "allow_verifier": True}
     c = rl_config(tmp_path, 1, max_generations=1, population_size=2, grpo=grpo, fitness=fitness)
+    for file in (tmp_path / "a.jsonl", tmp_path / "o.jsonl"):
+        file.write_text(file.read_text().replace('"answer"', '"tests": "a", "answer"'))
     history = finished(c)
-    assert {"right", "wide"} == {*rollouts_of(history, "1/r1").groups[0].terms[0]}
+    assert {"correct", "wide"} == {*rollouts_of(history, "1/r1").groups[0].terms[0]}
+    assert c.of_grpo.rewards == {"correct": 1.0}
     (tmp_path / "mine.py").write_text(body + "\n")
     with pytest.raises(ValueError, match="VERIFIER_DIGEST"):
         worker(c)

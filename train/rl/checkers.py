@@ -1,5 +1,6 @@
 """Whether an answer is right, by what is expected: named terms from 0 to 1. Pure."""
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -94,6 +95,20 @@ def checked_question(row: Any) -> Row:
         if answer not in found["choices"]:
             raise UserError(f'the checker is choice: "choices" must be a list with the answer {answer!r} in it')
     return found
+
+
+def whole_question(row: Any) -> Row:
+    """The same with all else that JSON can say: a verifier of the user's own may look at anything."""
+    found = checked_question(row)
+    return {**{str(key): each for key, each in row.items() if _is_plain(each)}, **found}
+
+
+def _is_plain(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
 
 
 def _number(text: str) -> float:

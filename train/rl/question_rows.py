@@ -14,6 +14,7 @@ from train.chat_examples import ChatWriter
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.posttrain.posttrain_sections import DatasetSource
 from train.rl import environments
+from train.rl.checkers import checked_question, whole_question
 from train.splits import SPLITS, SplitName
 from train.text_sources import Row, located
 
@@ -42,7 +43,8 @@ def made_questions(
     c: PosttrainConfig, source: DatasetSource, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[dict[str, int], bytes]:
     """As many as the run can make use of, and what became of them. What is too long for a row is left out."""
-    found = environments.questions_of(source, c.seed, wanted(c), c.holdout)
+    check = whole_question if c.of_answers.verifier else checked_question
+    found = environments.questions_of(source, c.seed, wanted(c), c.holdout, check)
     writer, kept = ChatWriter(tokenizer), {part: list[Row]() for part in SPLITS}
     for row, part in zip(found.rows, found.parts, strict=True):
         if len(writer.prompt(row["prompt"])) + c.of_answers.max_tokens <= c.seq_length:
