@@ -28,6 +28,7 @@ from train.posttrain_results import BreedView, asked_of
 from train.rl import answering, reward_curves, rollouts
 from train.rl.question_rows import few_held_out
 from train.rl.rollouts import FILE
+from train.training_commands import prepare_breeding
 
 
 def rollouts_of(history, id):
@@ -107,6 +108,15 @@ def test_few_questions_to_be_judged_by_are_told_of(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"prompt": "the cat", "answer": "a"}\n' * 10)
     with pytest.raises(UserError, match=r"a\.jsonl: too few are different \(1\) to hold some out"):
         worker(c)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"), [(4, ""), (40, "70 rows .*asked mostly the same"), (200, "150 .*asked all")]
+)
+def test_where_generations_are_hardly_asked_anything_new_it_is_said(tmp_path, capsys, asked, said):
+    prepare_breeding(rl_config(tmp_path, questions=asked), tmp_path)
+    found = re.findall(r"at most \d+ rows of a data set are for validation, and QUESTIONS.*", capsys.readouterr().out)
+    assert bool(found) == bool(said) and re.search(said, "".join(found))
 
 
 def test_genes_of_rewards_are_inherited_and_judge_nobody(tmp_path, ran):

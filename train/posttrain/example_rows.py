@@ -22,7 +22,7 @@ from train.skills import PREFIX
 from train.skills import rows as skill_rows
 from train.splits import SPLITS, Split, SplitName, parts_of
 
-_HELD = 0.1  # the share of rows that is never learned from
+HELD = 0.1  # the share of rows that is never learned from
 _BUFFER = 10_000  # rows of a hub's data set that are shuffled at a time
 _LOOK = 100  # rows
 _MOST = 1_000_000  # rows of one data set that a run keeps
@@ -90,7 +90,7 @@ def made_rows(
 
 
 def _parts(c: PosttrainConfig, source: DatasetSource, rows: Sequence[text_sources.Row]) -> list[SplitName]:
-    return divided(f"data set {source.source}", rows, Split(_HELD, _HELD * c.holdout))
+    return divided(f"data set {source.source}", rows, Split(HELD, HELD * c.holdout))
 
 
 def divided(what: str, rows: Sequence[text_sources.Row], split: Split) -> list[SplitName]:
@@ -115,7 +115,7 @@ def check_first_rows(c: PosttrainConfig, source: DatasetSource, tokenizer: PreTr
 
 def wanted(c: PosttrainConfig) -> int:
     """With so many rows no child sees one twice in an epoch."""
-    return min(_MOST, max(1000, 2 * c.sft_examples) + round(c.questions / _HELD))
+    return min(_MOST, max(1000, 2 * c.sft_examples) + round(c.questions / HELD))
 
 
 def drawn(

@@ -12,7 +12,7 @@ from typing import Any
 from fleet.errors import Lacking, first_line
 from fleet.run_config import UserError
 from train import text_sources
-from train.posttrain.example_rows import divided, drawn
+from train.posttrain.example_rows import HELD, divided, drawn
 from train.posttrain.posttrain_sections import GYM, DatasetSource
 from train.rl.checkers import Said, Terms, checked_question, terms_of
 from train.rl.rl_config import CORRECT
@@ -20,7 +20,6 @@ from train.skills import PREFIX, questions, skill_named
 from train.splits import Split, SplitName, parts_of
 from train.text_sources import Check, PlacedRow, Row
 
-HELD = 0.1  # the share of questions that is never learned from
 OWN_VERIFIER = "gym"  # instead of a name in CHECKERS: reasoning-gym judges
 
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from fleet.run_config import UserError
 from train.chat_examples import ChatWriter
+from train.posttrain.example_rows import HELD
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.posttrain.posttrain_sections import DatasetSource
 from train.rl import environments
@@ -82,7 +83,7 @@ def few_held_out(c: PosttrainConfig, source: DatasetSource) -> str:
     if not source.is_file:
         return ""
     count = sum(1 for _ in islice(environments.placed(source, c.seed, wanted(c)), wanted(c)))
-    held = environments.HELD * count
+    held = HELD * count
     fit, test = (max(1, round(held * part)) for part in (1 - c.holdout, c.holdout))
     told = f"environment {Path(source.source).name}: of its {count} questions about {fit} decide who is fit"
     return f"{told}, and about {test} are the test: so few say little" if fit < _FEW else ""
