@@ -17,6 +17,7 @@ from tests.small import MODEL, config
 from train import packing
 from train.chat_examples import ChatWriter
 from train.learner import Learner
+from train.member.posttraining_runtime import ends_in
 from train.model import built
 from train.posttrain.posttrain_sections import DatasetSource
 from train.rl import answering, environments, grpo, rollouts
@@ -210,11 +211,11 @@ def test_batches_have_room_for_questions_and_answers():
     assert [*map(list, found)] == [[0, 1], [2], [3, 4]]
 
 
-def test_a_tokenizer_without_an_end_token_is_refused(tmp_path):
+def test_a_tokenizer_without_an_end_token_is_refused():
     words = tokenizer()
     words.eos_token = None
     with pytest.raises(UserError, match="no end token"):
-        answering.ends_of(words, SimpleNamespace(eos_token_id=None), tmp_path)
+        answering.ends_of(words, SimpleNamespace(eos_token_id=None))
 
 
 @pytest.mark.parametrize(("template", "file", "ends"), [
@@ -227,7 +228,7 @@ def test_a_tokenizer_without_an_end_token_is_refused(tmp_path):
 def test_an_answer_ends_where_any_of_a_models_files_says(tmp_path, template, file, ends):
     if file:
         (tmp_path / "generation_config.json").write_text(json.dumps(file))
-    assert answering.ends_of(tokenizer(template), SimpleNamespace(eos_token_id=[9, 6]), tmp_path) == ends
+    assert answering.ends_of(tokenizer(template), SimpleNamespace(eos_token_id=[9, 6]), ends_in(tmp_path)) == ends
 
 
 def test_a_prompt_is_what_stands_before_the_answer():

@@ -58,7 +58,7 @@ def groups_of(place: Path, temperature: float) -> list[Group]:
     """What it says to some questions, judged by a checker; those groups of which something can be learned."""
     policy, words = loaded(place), tokenizer_of(place)
     writer, found = ChatWriter(words), []
-    ends = (*answering.ends_of(words, policy.generation_config, place), *range(8, 60))  # it knows none: some are short
+    ends = (*answering.ends_of(words, policy.generation_config), *range(8, 60))  # it knows of no end: some are short
     how = Asking(temperature, 7, ends, 10_000)
     for n in range(12):
         row = checked_question({"prompt": "the cat " * (n % 3) + str(n), "answer": "[ao]", "checker": "regex"})

@@ -18,7 +18,7 @@ from merge.methods import METHODS
 from merge.vocabulary import different_words
 from train.adapters import places_of
 from train.member import posttraining_genome
-from train.member.posttraining_runtime import PosttrainingRuntime, merged, said_of
+from train.member.posttraining_runtime import PosttrainingRuntime, ends_in, merged, said_of
 from train.model import described, looks_up_positions, without_numbers
 from train.posttrain.example_rows import check_first_rows, made_rows
 from train.posttrain.posttrain_config import PosttrainConfig
@@ -113,7 +113,7 @@ def check_learning(c: PosttrainConfig, first: Donor, template: str) -> None:
     for source in c.mutation_datasets:
         (check_first_questions if c.answering else check_first_rows)(c, source, tokenizer)
     if c.answering:
-        ends_of(tokenizer, config, first.folder)  # answers must be able to end
+        ends_of(tokenizer, config, ends_in(first.folder))  # answers must be able to end
     if c.mutation_datasets:
         check_positions(c, first.reference, config)
     if c.adapter:

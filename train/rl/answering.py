@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -11,7 +10,6 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from fleet.run_config import UserError
-from merge.json_files import read_json
 from train.chat_examples import ChatWriter
 from train.rl.checkers import Said
 
@@ -30,11 +28,10 @@ class Asking:
     tokens: int  # of a batch, questions and answers
 
 
-def ends_of(tokenizer: Any, config: Any, folder: Path) -> tuple[int, ...]:
-    """The tokens that end an answer: the tokenizer's own, those that the model's folder names, and the chat template's
-    mark. A model that is built by its config.json knows nothing of its folder's generation_config.json."""
-    file, found = folder / "generation_config.json", [tokenizer.eos_token_id]
-    more = read_json(file).get("eos_token_id") if file.is_file() else None
+def ends_of(tokenizer: Any, config: Any, more: Any = None) -> tuple[int, ...]:
+    """The tokens that end an answer: the tokenizer's own, those of the configuration and more that the model's folder
+    names, and the chat template's mark."""
+    found = [tokenizer.eos_token_id]
     for said in (getattr(config, "eos_token_id", None), more, ChatWriter(tokenizer).end):
         found += said if isinstance(said, (list, tuple)) else [said]
     if not (ends := tuple(dict.fromkeys(each for each in found if isinstance(each, int)))):
