@@ -19,11 +19,13 @@ LAST: Mapping[str, Sequence[str]] = {
     # Then rows and questions were held out by what they say, all turns of a conversation on one side.
     # Then files' checksums, which are in a run's digest, were XXH3; then an adapter on one given model travelled by
     # itself; then genes and rewards had a data set's file by its own name; then irt asked other questions.
+    # Then questions with rewards were drawn from all of a file, and fixed examples before them divided nothing; answers
+    # ended at any mark that a model's files name; and a choice was told from one that it stands in.
     "edt-evomerge": [
         *("commit 4b76bd2", "commit 9612bcf", "commit 5fc2cdb", "commit 780815b", "commit 880d80a", "commit 486e575"),
-        *("commit d4a6fb2", "commit 68fd397"),
+        *("commit d4a6fb2", "commit 68fd397", "commit 6aa5a97"),
     ],
-    "es": ["commit d4a6fb2"],
+    "es": ["commit d4a6fb2", "commit 6aa5a97"],
     # Then rounds grow instead of a warm start, Muon is the default, and moments are averaged; then the built-in text
     # came in another order, and genomes had no length any more; then the outer step was a plain mean; then tokenizers
     # were made of the run's own text, and a .txt file was one document; then members' metrics had bits per byte, and

@@ -198,7 +198,8 @@ def test_a_model_without_an_end_or_a_template_is_refused(tmp_path):
     with pytest.raises(UserError, match="no chat template for messages"):
         worker(c)
     (tmp_path / "a.jsonl").write_text(asked)
-    for name, key in (("tokenizer_config.json", "eos_token"), ("config.json", "eos_token_id")):
+    of_model = (("config.json", "eos_token_id"), ("generation_config.json", "eos_token_id"))
+    for name, key in (("tokenizer_config.json", "eos_token"), *of_model):
         known = json.loads((place / name).read_text())
         (place / name).write_text(json.dumps({**known, key: None}))
     with pytest.raises(UserError, match="no end token"):

@@ -1,19 +1,25 @@
 """EDT-EvoMerge where things go wrong, or look alike: what a worker has in memory, templates, dates, odd numbers."""
 
+import contextlib
 import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from transformers import AutoConfig
 
 from fleet.digest import digest
 from fleet.history import opened
+from fleet.recipe import Member, Recipe
 from fleet.run_config import UserError
 from fleet.work import Superseded
 from tests import posttraining, searching
 from tests.posttraining import chats, config, finished, worker
+from train import posttrain_results, text_sources
 from train.lm_eval_tasks import TaskEvaluation
 from train.member import posttraining_genome
+from train.member.posttraining_round_zero import check_positions
 from train.parent_selection import Rival, crowding, matched
 from train.posttrain import example_rows, posttrain_fitness
 from train.posttrain.example_rows import ExampleRows
@@ -138,7 +144,8 @@ def test_rows_come_from_anywhere_in_a_file(tmp_path, monkeypatch):
     both = tmp_path / "both.jsonl"
     both.write_text((tmp_path / "first.jsonl").read_text() + (tmp_path / "then.jsonl").read_text())
     c = config(tmp_path, 1, mutation_datasets=({"source": str(both)},))
-    answers = [row["messages"][1]["content"] for _, row in example_rows._drawn(c, c.mutation_datasets[0])]
+    there = example_rows.drawn(c.mutation_datasets[0], text_sources.read(str(both)), example_rows.wanted(c), c.seed)
+    answers = [row["messages"][1]["content"] for _, row in there]
     assert len(answers) == example_rows.wanted(c) < 3000 and 0.4 < answers.count("cat") / len(answers) < 0.6
     assert 0.4 < answers[:200].count("cat") / 200 < 0.6
 
@@ -184,6 +191,18 @@ def test_what_can_never_work_is_known_at_once(tmp_path, keys, said):
         finished(config(tmp_path, 2, **keys))
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "opt", "llama"])
+def test_rows_are_not_longer_than_a_table_of_positions(tmp_path, kind):
+    """Elsewhere they may be, unless a model is to answer itself."""
+    shape = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "vocab_size": 64}
+    has = AutoConfig.for_model(kind, max_position_embeddings=64, **shape)
+    check_positions(config(tmp_path, 1, seq_length=64), "it", has)
+    with contextlib.nullcontext() if kind == "llama" else pytest.raises(UserError, match="65, but it has 64 positions"):
+        check_positions(config(tmp_path, 1, seq_length=65), "it", has)
+    with pytest.raises(UserError, match="65, but it has 64 positions"):
+        check_positions(posttraining.rl_config(tmp_path, 1, seq_length=65), "it", has)
+
+
 @pytest.mark.parametrize(("keys", "said"), [
     ({"fitness": ({"task": "loss"}, {"task": "loss"})}, "FITNESS has loss twice"),
     ({"fitness": ({"task": "loss", "weight": -1.0},)}, "loss counts as less is better already"),
@@ -221,6 +240,23 @@ def test_a_base_model_beside_the_configuration_is_found_and_padded(tmp_path):
 
 
 # -- afterwards -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("fitness", "best"), [
+    ({"m1": 0.75, "look-m0": 0.60}, "2/m1"), ({"m1": 0.55, "look-m0": 0.60}, "2/m0"), ({}, "2/m0"),
+])  # fmt: skip
+def test_the_best_so_far_is_the_best_at_the_same_questions(tmp_path, monkeypatch, capsys, fitness, best):
+    """The elite was better when it was made, at others."""
+    c = config(tmp_path)
+    elite = Member("2/m0", "1/m2", Recipe("m2", "child"), {"fitness": 0.80}, {})
+    recipes = {"m1": Recipe("m1", "child"), "look-m0": Recipe("look-m0", "look", ("2/m0",))}
+    made = [Member(f"2/{slot}", f"2/{slot}", recipes[slot], {"fitness": each}, {}) for slot, each in fitness.items()]
+    store = SimpleNamespace(read=lambda name: {"config": c.bound()})
+    history = SimpleNamespace(first_open=3, round=lambda round: [elite, *made], store=store)
+    monkeypatch.setattr(posttrain_results, "opened", lambda folder: history)
+    monkeypatch.setattr(posttrain_results, "exported", lambda history, id, out: out)
+    taken(tmp_path, "best", tmp_path / "out")
+    assert f"Exported ({best})" in capsys.readouterr().out
 
 
 def test_a_card_says_where_a_member_comes_from(tmp_path, capsys):

@@ -4,6 +4,7 @@ import gzip
 import json
 import math
 import sys
+from datetime import datetime
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,16 +12,17 @@ import pytest
 import torch
 
 from fleet.run_config import UserError
-from tests.chat_rows import CHATML, tokenizer
+from tests.chat_rows import CHATML, OUTSIDE, tokenizer
 from tests.small import MODEL, config
 from train import packing
 from train.chat_examples import ChatWriter
 from train.learner import Learner
+from train.member.posttraining_runtime import ends_in
 from train.model import built
 from train.posttrain.posttrain_sections import DatasetSource
 from train.rl import answering, environments, grpo, rollouts
 from train.rl.answering import Asking
-from train.rl.checkers import Said, checked_question, terms_of
+from train.rl.checkers import Said, checked_question, terms_of, whole_question
 from train.rl.grpo import Lesson, LessonBatch, Settings, grpo_loss, token_losses
 from train.rl.rollouts import Group, Rollouts, advantages
 from train.rl.verifier import Verifier
@@ -40,6 +42,15 @@ def said(text: str, ended: bool = True, tokens: int = 2) -> Said:
     ({"answer": "^b[aeiou]t$", "checker": "regex"}, ["bat", "bit"], ["bt", "a bat"]),
     ({"answer": "red", "checker": "choice", "choices": ["red", "blue"]}, ["red", "it is Red."],
      ["blue", "red or blue", "reddish", ""]),
+    *(({"answer": "strongly agree", "checker": "choice", "choices": choices},
+       ["strongly agree", "I Strongly  agree."], ["agree", "disagree", "strongly agree, or agree", "agree strongly"])
+      for choices in (["agree", "strongly agree", "disagree"], ["Strongly agree", "agree", *["strongly agree"] * 2])),
+    ({"answer": "agree", "checker": "choice", "choices": ["agree", "strongly agree"]},
+     ["agree", "I agree", "agree, agree"], ["strongly agree", "I strongly agree"]),
+    *(({"answer": answer, "checker": "choice", "choices": [answer, other]}, [answer, f"it is {answer}."],
+       [other, f"{answer} {other}"])
+      for both in (("0.5", "5"), ("-1", "1"), ("C", "C++")) for answer, other in (both, both[::-1])),
+    ({"answer": "a b", "checker": "choice", "choices": ["a b", "b c"]}, ["a b"], ["a b c", "b c"]),
 ])  # fmt: skip
 def test_an_answer_is_right_or_not(row, right, wrong):
     checked = checked_question({"prompt": "x", **row})
@@ -67,6 +78,14 @@ def test_a_question_that_cannot_be_judged_is_refused(row, why):
         checked_question(row)
 
 
+def test_a_verifier_is_shown_the_whole_row():
+    row = {"prompt": "x", "answer": 4, "tests": ["f(1) == 2"], "checker": None, "made": datetime(2026, 1, 1), "at": {}}
+    assert whole_question(row) == {
+        "prompt": "x", "answer": "4", "checker": "exact", "tests": ["f(1) == 2"], "at": {}
+    }  # fmt: skip
+    assert {*checked_question(row)} == {"prompt", "answer", "checker"}
+
+
 def test_nobody_ever_learns_from_a_skills_held_out_questions():
     found = environments.questions_of(DatasetSource(source="skill:kinds"), 3, 200, 0.5)
     sides = {part: {row["prompt"] for row, its in zip(found.rows, found.parts, strict=True) if its == part}
@@ -79,6 +98,30 @@ def test_nobody_ever_learns_from_a_skills_held_out_questions():
     assert not learned & (sides["validation"] | sides["test"])
 
 
+def questions_in(file, prompts) -> environments.Questions:
+    """200 of a file's."""
+    file.write_text("".join(json.dumps({"prompt": each, "answer": "x"}) + "\n" for each in prompts))
+    return environments.questions_of(DatasetSource(source=str(file)), 3, 200, 0.5)
+
+
+def test_questions_come_from_anywhere_in_a_file(tmp_path):
+    found = questions_in(tmp_path / "both.jsonl", [f"{what} {n}" for what in ("first", "then") for n in range(300)])
+    asked = [row["prompt"].split()[0] for row in found.rows]
+    assert len(asked) == 200 and 0.35 < asked.count("first") / 200 < 0.65
+
+
+@pytest.mark.parametrize("shots", [1, 3])
+def test_examples_before_a_question_do_not_decide_which_it_is_for(tmp_path, shots):
+    def prompt(n: int) -> list[dict[str, str]]:
+        said = (("user", f"shot {n % shots}"), ("assistant", "yes"), ("user", f"question {n // 2}"))
+        return [{"role": role, "content": content} for role, content in said]
+
+    found = questions_in(tmp_path / "shots.jsonl", [prompt(n // 2 * 2) for n in range(200)])
+    assert found.parts.count("train") > 150 and {*found.parts} == {"train", "validation", "test"}
+    sides = {(row["prompt"][2]["content"], part) for row, part in zip(found.rows, found.parts, strict=True)}
+    assert len(sides) == 100, "one that is asked twice lies on one side"
+
+
 def test_a_generator_of_reasoning_gym_asks_and_judges():
     pytest.importorskip("reasoning_gym", reason="pip install -r requirements-rl.txt")
     source = DatasetSource(source="gym:chain_sum", options={"max_terms": 3})
@@ -89,6 +132,14 @@ def test_a_generator_of_reasoning_gym_asks_and_judges():
         assert right["correct"] == 1.0 and wrong["correct"] < 0.5
     with pytest.raises(UserError, match="gym:chain_sum: reasoning-gym cannot make it"):
         environments.questions_of(DatasetSource(source="gym:chain_sum", options={"nope": 3}), 5, 40, 0.5)
+
+
+def test_what_a_generator_is_asked_for_may_be_a_list():
+    pytest.importorskip("reasoning_gym", reason="pip install -r requirements-rl.txt")
+    source = DatasetSource(source="gym:basic_arithmetic", options={"operators": ["+", "-"], "min_terms": 2})
+    row, *rest = environments.questions_of(source, 5, 40, 0.5).rows
+    assert environments.reward_terms(source, 5, row, said(row["answer"]), 8)["correct"] == 1.0
+    assert not any("*" in each["prompt"] for each in (row, *rest))
 
 
 def test_a_generator_needs_its_package(monkeypatch):
@@ -161,11 +212,23 @@ def test_batches_have_room_for_questions_and_answers():
 
 
 def test_a_tokenizer_without_an_end_token_is_refused():
-    words = tokenizer(CHATML)
+    words = tokenizer()
     words.eos_token = None
     with pytest.raises(UserError, match="no end token"):
         answering.ends_of(words, SimpleNamespace(eos_token_id=None))
-    assert answering.ends_of(tokenizer(CHATML), SimpleNamespace(eos_token_id=[9, 6])) == (6, 9)
+
+
+@pytest.mark.parametrize(("template", "file", "ends"), [
+    (None, {}, (6, 9)), (None, {"eos_token_id": [6, 5]}, (6, 9, 5)), (None, {"eos_token_id": 7}, (6, 9, 7)),
+    (CHATML, {}, (6, 9, 1)), (OUTSIDE, {}, (6, 9, 1)),
+    ("{% for m in messages %}{{ m['content'] + '\n' }}{% endfor %}", {}, (6, 9)),  # many an answer has lines
+    ("{% for m in messages %}{{ m['content'] + 'over' }}{% endfor %}", {}, (6, 9)),
+    ("{% for m in messages if m['role'] == 'user' %}{{ m['content'] }}{% endfor %}", {}, (6, 9)),
+])  # fmt: skip
+def test_an_answer_ends_where_any_of_a_models_files_says(tmp_path, template, file, ends):
+    if file:
+        (tmp_path / "generation_config.json").write_text(json.dumps(file))
+    assert answering.ends_of(tokenizer(template), SimpleNamespace(eos_token_id=[9, 6]), ends_in(tmp_path)) == ends
 
 
 def test_a_prompt_is_what_stands_before_the_answer():

@@ -28,6 +28,7 @@ from train.posttrain_results import BreedView, asked_of
 from train.rl import answering, reward_curves, rollouts
 from train.rl.question_rows import few_held_out
 from train.rl.rollouts import FILE
+from train.training_commands import prepare_breeding
 
 
 def rollouts_of(history, id):
@@ -104,6 +105,18 @@ def test_few_questions_to_be_judged_by_are_told_of(tmp_path):
     assert few_held_out(c, c.mutation_datasets[0]) == f"environment a.jsonl: {why}"
     questions(tmp_path / "a.jsonl", "a", count=1000)
     assert few_held_out(c, c.mutation_datasets[0]) == ""
+    (tmp_path / "a.jsonl").write_text('{"prompt": "the cat", "answer": "a"}\n' * 10)
+    with pytest.raises(UserError, match=r"a\.jsonl: too few are different \(1\) to hold some out"):
+        worker(c)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"), [(4, ""), (40, "70 rows .*asked mostly the same"), (200, "150 .*asked all")]
+)
+def test_where_generations_are_hardly_asked_anything_new_it_is_said(tmp_path, capsys, asked, said):
+    prepare_breeding(rl_config(tmp_path, questions=asked), tmp_path)
+    found = re.findall(r"at most \d+ rows of a data set are for validation, and QUESTIONS.*", capsys.readouterr().out)
+    assert bool(found) == bool(said) and re.search(said, "".join(found))
 
 
 def test_genes_of_rewards_are_inherited_and_judge_nobody(tmp_path, ran):
@@ -286,13 +299,16 @@ def test_lm_eval_is_named_for_what_it_can_ask(tmp_path):
 
 
 def test_a_verifier_of_ones_own_gives_the_terms(tmp_path):
-    body = "def reward(prompt, answer, row):\n    return {'wide': min(1, len(answer) / 20), 'right': 'a' in answer}\n"
+    body = "def reward(prompt, answer, row):\n    return {'correct': row['tests'] in answer, 'wide': len(answer) > 9}\n"
     (tmp_path / "mine.py").write_text(body)
-    grpo = {"verifier": "mine.py", "allow_verifier": True, "rewards": {"right": 1.0}}
-    fitness = ({"task": "reward", "metric": "right"},)
+    fitness = ({"task": "reward", "metric": "wide"},)
+    grpo = {"verifier": "mine.py", "allow_verifier": True}
     c = rl_config(tmp_path, 1, max_generations=1, population_size=2, grpo=grpo, fitness=fitness)
+    for file in (tmp_path / "a.jsonl", tmp_path / "o.jsonl"):
+        file.write_text(file.read_text().replace('"answer"', '"tests": "a", "answer"'))
     history = finished(c)
-    assert {"right", "wide"} == {*rollouts_of(history, "1/r1").groups[0].terms[0]}
+    assert {"correct", "wide"} == {*rollouts_of(history, "1/r1").groups[0].terms[0]}
+    assert c.of_grpo.rewards == {"correct": 1.0}
     (tmp_path / "mine.py").write_text(body + "\n")
     with pytest.raises(ValueError, match="VERIFIER_DIGEST"):
         worker(c)
@@ -337,12 +353,17 @@ def test_a_model_without_an_end_or_a_template(tmp_path):
     settings = tmp_path / "model0" / "tokenizer_config.json"
     known = json.loads(settings.read_text())
     settings.write_text(json.dumps({key: value for key, value in known.items() if key != "chat_template"}))
-    assert rollouts_of(finished(c), "1/r1").groups[0].prompt
+    ends = tmp_path / "model0" / "generation_config.json"
+    ends.write_text(json.dumps({"eos_token_id": [*range(300)]}))
+    (first, *_) = rollouts_of(finished(c), "1/r1").groups
+    assert first.prompt and all(each.ended and len(each.tokens) == 1 for each in first.answers), "a child's are these"
+    ends.unlink()
     asked = {"prompt": [{"role": "user", "content": "x"}], "answer": "y"}
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(asked) + "\n" for _ in range(20)))
     with pytest.raises(UserError, match="no chat template for messages"):
         worker(c.model_copy(update={"project_name": "again"}))
-    settings.write_text(json.dumps({key: value for key, value in known.items() if key != "eos_token"}))
+    known = {key: value for key, value in known.items() if key not in ("chat_template", "eos_token")}
+    settings.write_text(json.dumps(known))
     shape = json.loads((tmp_path / "model0" / "config.json").read_text())
     (tmp_path / "model0" / "config.json").write_text(json.dumps({**shape, "eos_token_id": None}))
     with pytest.raises(UserError, match="no end token"):

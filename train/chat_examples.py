@@ -113,6 +113,16 @@ class ChatWriter:
         found: list[int] = self.tokenizer(self._written(asked, ask=True), add_special_tokens=False)["input_ids"]
         return found
 
+    @property
+    def end(self) -> int | None:
+        """The mark that ends an answer, where it is one token and more than space."""
+        try:
+            mark = self._ending[1].strip()
+        except UserError:  # no template, or one that writes questions only
+            return None
+        tokens: list[int] = self.tokenizer(mark, add_special_tokens=False)["input_ids"] if mark else []
+        return tokens[0] if len(tokens) == 1 else None
+
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _turn(self, messages: Sequence[Message]) -> Marked:

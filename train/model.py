@@ -111,6 +111,13 @@ def without_numbers(config: PretrainedConfig, trust: bool = False) -> PreTrained
         return empty(config, 0, trust)
 
 
+def looks_up_positions(model: PreTrainedModel, most: int) -> bool:
+    """In a table of so many, some of them with a row or two more, as GPT-2 and OPT do: there is nothing beyond."""
+    words = model.get_input_embeddings()
+    tables = (each for each in model.modules() if isinstance(each, torch.nn.Embedding) and each is not words)
+    return any(0 <= each.num_embeddings - most <= 2 for each in tables)
+
+
 def structure(model: PreTrainedModel) -> str:
     """The same for models whose tensors have the same names, shapes and kinds, and learn or do not."""
     named = (*model.named_parameters(), *model.named_buffers())

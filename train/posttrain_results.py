@@ -93,6 +93,7 @@ def taken(run_dir: Path, what: str, out: Path) -> None:
         fit = [each for each in history.round(last) if each and "fitness" in each.metrics]
         if not fit:
             raise UserError("no member is published yet; there is nothing to export")
+        fit = [each for each in fit if each.id == each.origin] or fit  # what is carried answered other questions
         best = next((each for each in fit if each.id.endswith("/winner")), None) or max(
             fit, key=lambda each: each.metrics["fitness"]
         )

@@ -190,7 +190,7 @@ def prepare_breeding(config: PosttrainConfig, where: Path) -> PosttrainConfig:
             f"ADAPTER is for {len(c.models)} models: members travel whole, since an adapter fits only one of them"
         )
     few = filter(None, (few_held_out(c, each) for each in c.mutation_datasets if c.answering))
-    for note in [*dict.fromkeys(notes), *_few(c, loaded), *few]:
+    for note in [*dict.fromkeys(notes), *_few(c, loaded), *_the_same(c), *few]:
         say(f"Note: {note}.")
     verifier = digest_of(c.answering.verifier) if c.answering and c.answering.verifier else ""
     return c.model_copy(
@@ -207,6 +207,17 @@ def _few(c: PosttrainConfig, loaded: Mapping[str, Any]) -> list[str]:
     few = [name for name, some in there["validation"].items() if len(some) < c.questions]
     sides = {name: [len(there[part][name]) for part in there] for name in few}
     return [f"task {name}: {k} questions are for validation, {n} for the test" for name, (k, n) in sides.items()]
+
+
+def _the_same(c: PosttrainConfig) -> list[str]:
+    """Where generations are hardly asked anything new of held-out rows."""
+    from train.posttrain.example_rows import HELD, wanted
+
+    most = round(HELD * wanted(c) * (1 - c.holdout))
+    if not (c.asks_loss or c.asks_reward) or most >= 2 * c.questions:
+        return []
+    asked = f"at most {most} rows of a data set are for validation, and QUESTIONS is {c.questions}"
+    return [f"{asked}: generations are asked {'all' if most <= c.questions else 'mostly the same'}"]
 
 
 def _absolute(c: PosttrainConfig, where: Path) -> PosttrainConfig:

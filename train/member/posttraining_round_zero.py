@@ -18,8 +18,8 @@ from merge.methods import METHODS
 from merge.vocabulary import different_words
 from train.adapters import places_of
 from train.member import posttraining_genome
-from train.member.posttraining_runtime import PosttrainingRuntime, merged, said_of
-from train.model import described, without_numbers
+from train.member.posttraining_runtime import PosttrainingRuntime, ends_in, merged, said_of
+from train.model import described, looks_up_positions, without_numbers
 from train.posttrain.example_rows import check_first_rows, made_rows
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.recipe_arguments import FIRST, InitArgs, SourceArgs
@@ -113,16 +113,19 @@ def check_learning(c: PosttrainConfig, first: Donor, template: str) -> None:
     for source in c.mutation_datasets:
         (check_first_questions if c.answering else check_first_rows)(c, source, tokenizer)
     if c.answering:
-        check_answering(c, first.reference, config, tokenizer)
+        ends_of(tokenizer, config, ends_in(first.folder))  # answers must be able to end
+    if c.mutation_datasets:
+        check_positions(c, first.reference, config)
     if c.adapter:
         places_of(without_numbers(config, c.trust_remote_code), c.adapter)
 
 
-def check_answering(c: PosttrainConfig, called: str, config: Any, tokenizer: Any) -> None:
-    """Whether its answers can end, and rows are not longer than it can read."""
-    ends_of(tokenizer, config)
+def check_positions(c: PosttrainConfig, called: str, config: Any) -> None:
+    """Rows must not be longer than it can read. With RoPE it reads on, though worse: its own answers should not be."""
     most = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if isinstance(most, int) and c.seq_length > most:
+    if not isinstance(most, int) or c.seq_length <= most:
+        return
+    if c.answering or looks_up_positions(without_numbers(config, c.trust_remote_code), most):
         raise UserError(f"SEQ_LENGTH is {c.seq_length}, but {called} has {most} positions")
 
 

@@ -15,6 +15,7 @@ from merge import engine
 from merge.donor import LazyTensor
 from merge.donors import Donors
 from merge.engine import MergeOptions
+from merge.json_files import read_json
 from merge.live_models import LiveModel, LiveModels, places_in
 from merge.merge_planning import Plan, TensorJob, plan_merge
 from merge.merge_recipe import MergeRecipe, merge_of, text_of
@@ -134,6 +135,12 @@ class ChildModel:
             jobs.append(TensorJob(job.name, job.shape, wanted, (LazyTensor(job.shape, wanted, in_memory(tensor)),)))
         key = "dtype" if "dtype" in self.plan.config else "torch_dtype"
         return replace(self.plan, jobs=jobs, config={**self.plan.config, key: str(dtype).removeprefix("torch.")})
+
+
+def ends_in(folder: Path) -> Any:
+    """Of answers, which generation_config.json names: a model that is built by its config.json does not know it."""
+    file = folder / "generation_config.json"
+    return read_json(file).get("eos_token_id") if file.is_file() else None
 
 
 # -- members' folders -------------------------------------------------------------------------------------------------

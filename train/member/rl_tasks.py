@@ -15,7 +15,7 @@ from train.kernels import looking
 from train.learner import Learner
 from train.member import posttraining_genome
 from train.member.posttraining_round_zero import ROWS
-from train.member.posttraining_runtime import ChildModel, PosttrainingRuntime
+from train.member.posttraining_runtime import ChildModel, PosttrainingRuntime, ends_in
 from train.member.posttraining_weights import child_weights
 from train.posttrain import posttrain_fitness
 from train.posttrain.posttrain_config import PosttrainConfig
@@ -100,7 +100,7 @@ def judged(
     writer = ChatWriter(tokenizer)
     once = {id(row): writer.prompt(row["prompt"]) for row in {id(row): row for _, row in asked}.values()}
     prompts = [once[id(row)] for _, row in asked]
-    ends = answering.ends_of(tokenizer, model.generation_config)
+    ends = answering.ends_of(tokenizer, model.generation_config, ends_in(child.plan.leader.folder))
     room = (c.grpo.answers if c.grpo else 1) * c.batch_size * c.seq_length  # far less than learning needs
     how = Asking(temperature, c.of_answers.max_tokens, ends, room)
     model.eval()

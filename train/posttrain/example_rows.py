@@ -1,7 +1,7 @@
 """Rows to learn from as tokens in one file: written once, mapped by whoever learns from them."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -22,7 +22,7 @@ from train.skills import PREFIX
 from train.skills import rows as skill_rows
 from train.splits import SPLITS, Split, SplitName, parts_of
 
-_HELD = 0.1  # the share of rows that is never learned from
+HELD = 0.1  # the share of rows that is never learned from
 _BUFFER = 10_000  # rows of a hub's data set that are shuffled at a time
 _LOOK = 100  # rows
 _MOST = 1_000_000  # rows of one data set that a run keeps
@@ -83,16 +83,19 @@ def made_rows(
     c: PosttrainConfig, source: DatasetSource, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[ChatExamples, list[SplitName], bytes]:
     """As many rows as the run can make use of, the parts that they belong to, and their file."""
-    there = _drawn(c, source)
+    there = drawn(source, _checked(c, source), wanted(c), c.seed)
     made = _learnable(c, source, there, tokenizer)
     parts = _parts(c, source, [there[n][1] for n in made.rows])
     return made, parts, written(made.kept, parts)
 
 
 def _parts(c: PosttrainConfig, source: DatasetSource, rows: Sequence[text_sources.Row]) -> list[SplitName]:
+    return divided(f"data set {source.source}", rows, Split(HELD, HELD * c.holdout))
+
+
+def divided(what: str, rows: Sequence[text_sources.Row], split: Split) -> list[SplitName]:
     """How a conversation begins decides, so that all its turns and its copies, be they in another data set, lie on one
     side. Where most begin alike, or few are there, all of a row decides."""
-    split, what = Split(_HELD, _HELD * c.holdout), f"data set {source.source}"
     with contextlib.suppress(UserError):
         found = parts_of(what, [text_sources.opening(row) for row in rows], split)
         if 2 * found.count("train") > len(rows):
@@ -112,17 +115,16 @@ def check_first_rows(c: PosttrainConfig, source: DatasetSource, tokenizer: PreTr
 
 def wanted(c: PosttrainConfig) -> int:
     """With so many rows no child sees one twice in an epoch."""
-    return min(_MOST, max(1000, 2 * c.sft_examples) + round(c.questions / _HELD))
+    return min(_MOST, max(1000, 2 * c.sft_examples) + round(c.questions / HELD))
 
 
-def _drawn(c: PosttrainConfig, source: DatasetSource) -> list[text_sources.PlacedRow]:
+def drawn(
+    source: DatasetSource, rows: Iterable[text_sources.PlacedRow], most: int, seed: int
+) -> list[text_sources.PlacedRow]:
     """As many as are wanted, from anywhere in a file, in an order that the seed decides; of a hub's data set, which may
     be endless, from its beginning."""
-    rng, kept, most = np.random.default_rng([c.seed, 11]), list[text_sources.PlacedRow](), wanted(c)
-    there = _checked(c, source)
-    for n, row in enumerate(
-        there if source.source.endswith(text_sources.ROW_FILES) else islice(there, max(most, _BUFFER))
-    ):
+    rng, kept = np.random.default_rng([seed, 11]), list[text_sources.PlacedRow]()
+    for n, row in enumerate(rows if source.is_file else islice(rows, max(most, _BUFFER))):
         place = int(rng.integers(n + 1))  # each of those so far is as likely to be kept as any other
         if n < most:
             kept.append(row)

@@ -141,7 +141,11 @@ class FitnessSection(Section):
     allow_benchmark_tasks: bool = bound(False, "Let lm-eval's own tasks be the target: public test sets.")
     num_fewshot: int | None = bound(None, "Examples in prompts.", ge=0)
     questions: int = bound(
-        64, "Of each task (or held-out rows), drawn anew for each generation; a task's, of irt, once.", ge=2, le=10**6
+        64,
+        "Of each task (or a data set's held-out rows), drawn for each generation from all that are for validation; a "
+        "task's, of irt, once.",
+        ge=2,
+        le=10**6,
     )
     fitness_from: FitnessFrom = bound("all", OF_FITNESS_FROM)
     fitness_questions: int = bound(0, OF_FITNESS_QUESTIONS, ge=0, le=10**6)

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from fleet.run_config import UserError
+from train.chat_examples import ChatWriter
 from train.rl.checkers import Said
 
 _MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0x9E3779B97F4A7C15)  # of splitmix64, and the golden ratio
@@ -27,11 +28,13 @@ class Asking:
     tokens: int  # of a batch, questions and answers
 
 
-def ends_of(tokenizer: Any, config: Any) -> tuple[int, ...]:
-    """The tokens that end an answer: the tokenizer's own, and those that the model's folder names."""
-    said = getattr(config, "eos_token_id", None)
-    found = [tokenizer.eos_token_id, *(said if isinstance(said, (list, tuple)) else [said])]
-    if not (ends := tuple(dict.fromkeys(int(each) for each in found if each is not None))):
+def ends_of(tokenizer: Any, config: Any, more: Any = None) -> tuple[int, ...]:
+    """The tokens that end an answer: the tokenizer's own, those of the configuration and more that the model's folder
+    names, and the chat template's mark."""
+    found = [tokenizer.eos_token_id]
+    for said in (getattr(config, "eos_token_id", None), more, ChatWriter(tokenizer).end):
+        found += said if isinstance(said, (list, tuple)) else [said]
+    if not (ends := tuple(dict.fromkeys(each for each in found if isinstance(each, int)))):
         raise UserError("the tokenizer has no end token, so that no answer would ever end; give it an eos_token")
     return ends
 

@@ -1,5 +1,6 @@
 """Whether an answer is right, by what is expected: named terms from 0 to 1. Pure."""
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,12 +52,21 @@ def _regex(said: str, row: Row) -> tuple[bool, bool]:
 
 
 def _choice(said: str, row: Row) -> tuple[bool, bool]:
-    """Exactly one of the choices must be named."""
-    words, named = normal(said), []
-    for choice in row["choices"]:
-        if re.search(rf"(?<!\w){re.escape(normal(choice))}(?!\w)", words):
-            named.append(choice)
-    return named == [row["answer"]], words in map(normal, row["choices"])
+    """Exactly one of the choices must be named, and not only within a longer one."""
+    words, wanted, choices = normal(said), normal(row["answer"]), {*map(normal, row["choices"])}
+    if words in choices:
+        return words == wanted, True
+    there = [
+        (choice, *each.span())
+        for choice in choices
+        for each in re.finditer(rf"(?<!\w){re.escape(choice)}(?!\w)", words)
+    ]
+    named = {
+        choice
+        for choice, begin, end in there
+        if not any(a <= begin and end <= b and b - a > end - begin for _, a, b in there)
+    }
+    return named == {wanted}, False
 
 
 CHECKERS: Mapping[str, Callable[[str, Row], tuple[bool, bool]]] = {
@@ -85,6 +95,20 @@ def checked_question(row: Any) -> Row:
         if answer not in found["choices"]:
             raise UserError(f'the checker is choice: "choices" must be a list with the answer {answer!r} in it')
     return found
+
+
+def whole_question(row: Any) -> Row:
+    """The same with all else that JSON can say: a verifier of the user's own may look at anything."""
+    found = checked_question(row)
+    return {**{str(key): each for key, each in row.items() if _is_plain(each)}, **found}
+
+
+def _is_plain(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
 
 
 def _number(text: str) -> float:

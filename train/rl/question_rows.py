@@ -11,9 +11,11 @@ from transformers import PreTrainedTokenizerBase
 
 from fleet.run_config import UserError
 from train.chat_examples import ChatWriter
+from train.posttrain.example_rows import HELD
 from train.posttrain.posttrain_config import PosttrainConfig
 from train.posttrain.posttrain_sections import DatasetSource
 from train.rl import environments
+from train.rl.checkers import checked_question, whole_question
 from train.splits import SPLITS, SplitName
 from train.text_sources import Row, located
 
@@ -42,7 +44,8 @@ def made_questions(
     c: PosttrainConfig, source: DatasetSource, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[dict[str, int], bytes]:
     """As many as the run can make use of, and what became of them. What is too long for a row is left out."""
-    found = environments.questions_of(source, c.seed, wanted(c), c.holdout)
+    check = whole_question if c.of_answers.verifier else checked_question
+    found = environments.questions_of(source, c.seed, wanted(c), c.holdout, check)
     writer, kept = ChatWriter(tokenizer), {part: list[Row]() for part in SPLITS}
     for row, part in zip(found.rows, found.parts, strict=True):
         if len(writer.prompt(row["prompt"])) + c.of_answers.max_tokens <= c.seq_length:
@@ -71,6 +74,8 @@ def check_first_questions(c: PosttrainConfig, source: DatasetSource, tokenizer: 
             f"environment {source.source}: the shortest of its first questions has {shortest} tokens, and with "
             f"max_tokens {c.of_answers.max_tokens} it does not fit into SEQ_LENGTH {c.seq_length}"
         )
+    if len(there) < _LOOK:  # that is all
+        environments.sides_of(source, [row for _, row in there], c.holdout)
 
 
 def few_held_out(c: PosttrainConfig, source: DatasetSource) -> str:
@@ -78,7 +83,7 @@ def few_held_out(c: PosttrainConfig, source: DatasetSource) -> str:
     if not source.is_file:
         return ""
     count = sum(1 for _ in islice(environments.placed(source, c.seed, wanted(c)), wanted(c)))
-    held = environments.HELD * count
+    held = HELD * count
     fit, test = (max(1, round(held * part)) for part in (1 - c.holdout, c.holdout))
     told = f"environment {Path(source.source).name}: of its {count} questions about {fit} decide who is fit"
     return f"{told}, and about {test} are the test: so few say little" if fit < _FEW else ""

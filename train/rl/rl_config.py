@@ -19,13 +19,22 @@ class Answering(Section):
     max_tokens: int = bound(32, "The longest answer; a question with it must fit into SEQ_LENGTH.", ge=1, le=10**6)
     rewards: dict[str, float] = bound(
         {CORRECT: 1.0, "format": 0.1, "brief": 0.0},
-        "Weights of the terms; of grpo, in the first members' genomes, and one of 0 stays 0. FITNESS alone judges.",
+        "Weights of the terms; of grpo, in the first members' genomes, and one of 0 stays 0. FITNESS alone judges. "
+        "Unless they are given, with a verifier correct alone.",
     )
     verifier: Text | None = bound(
         None, "A .py file of one's own with `reward(prompt, answer, row)`: named terms from 0 to 1."
     )
     allow_verifier: bool = bound(False, "Let its code run, in a process of its own.")
     verifier_seconds: float = bound(5.0, "For each answer.", gt=0, le=3600)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_a_verifier(cls, values: Any) -> Any:
+        """Its terms are its own: of these, what is right is all that can be expected."""
+        if isinstance(values, dict) and values.get("verifier") and "rewards" not in values:
+            return {**values, "rewards": {CORRECT: 1.0}}
+        return values
 
     @field_validator("rewards")
     @classmethod
