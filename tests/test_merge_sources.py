@@ -120,6 +120,9 @@ def test_adapters_that_do_not_fit(tmp_path):
         run(tmp_path / "out", copied(f"{model}+{tmp_path / 'lora'}"))
     for said, why in (
         ({"lora_alpha": float("inf")}, "lora_alpha is 'inf'; a number"),
+        ({"init_lora_weights": "pissa"}, "'pissa': .*path_initial_model_for_weight_conversion"),
+        ({"init_lora_weights": "pissa_niter_4"}, "'pissa_niter_4': it began as a part of the model"),
+        ({"init_lora_weights": "OLoRA"}, "'OLoRA': it began as a part of the model"),
         ({"lora_alpha": "16"}, "lora_alpha is '16'; a number"),
         ({"lora_alpha": True}, "lora_alpha is 'True'; a number"),
         ({"alpha_pattern": [1]}, "an alpha_pattern of .* is expected"),
