@@ -89,6 +89,11 @@ def plan_merge(recipe: MergeRecipe, donors: Donors) -> Plan:
         vocabulary = donors.remembered(key, lambda: Vocabulary(said, models, leader))
     notes += vocabulary.notes if vocabulary else donors.remembered(("words", *same), lambda: _other_words(models))
     views = {donor.reference: view for donor, view in zip(models, views_of(models), strict=True)}
+    if vocabulary and not any(map(is_embedding, views[leader.reference])):
+        raise UserError(
+            f"a tokenizer is asked for, but no tensor of {leader.reference} has a name that is known as that of "
+            "embeddings: merge models of one tokenizer, without tokenizer_source"
+        )
     jobs = jobs_of(recipe, views, vocabulary)
     config = _config(leader, vocabulary.source if vocabulary else None, parts, jobs, donors)
     return Plan(jobs, config, leader, vocabulary, notes)

@@ -9,9 +9,15 @@ from fleet.errors import UserError
 T = TypeVar("T")
 
 _NUMBERED = re.compile(r"^(.+?)\.(\d{1,6})\.(.+)$")
-_HEAD = re.compile(r"(^|\.)(lm_head|embed_out|cls\.predictions)(\.decoder)?\.(weight|bias)$")
+# Of RWKV, ModernBERT and InternLM they have names that only stand for them where nothing stands before.
+_HEAD = re.compile(
+    r"((^|\.)((generator_)?lm_head|embed_out|predictions|vocab_projector)(\.decoder)?|^(head|decoder|output)"
+    r"|^transformer\.output_layer)\.(weight|bias)$"
+)
 _OUTERMOST = re.compile(r"^(model|transformer|gpt_neox|bert|roberta)\.")
-_EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|word_embeddings|embed_in)\.weight$")
+_EMBEDDING = re.compile(
+    r"((^|\.)(embed_tokens|wte|word_embeddings|tok_embeddings|embed_in)|^(\w+\.)?(shared|embeddings))\.weight$"
+)
 _OF_TEXT = re.compile(r"(^|\.)(language_model|text_model)\.")
 _BUFFER = re.compile(r"\.(rotary_emb\.inv_freq|attn\.masked_bias|attn\.bias|attention\.masked_bias|attention\.bias)$")
 _TO_RESIDUAL = re.compile(
