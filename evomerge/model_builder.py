@@ -4,6 +4,7 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from merge.live_models import LiveModel, LiveModels, Staged, over_all
 from merge.merge_planning import Plan, plan_merge
 from merge.merge_recipe import MergeRecipe, alone, merge_of, text_of
 from merge.merging import merge
+from merge.tensor_names import takes_scales_out
 
 _CLEAN, _NOISY, BASE = "without-noise", "with-noise", "(base)"
 _OF_STAGES = re.compile(rf"(model )*(merged|blend|mean-of-all|stage-\d+|{_CLEAN}|{_NOISY}|{re.escape(BASE)})")
@@ -59,10 +61,16 @@ class ModelBuilder:
         sizes = [self.donors[name].config.get("max_position_embeddings") for name in self.called.values()]
         return min((size for size in sizes if isinstance(size, int)), default=None)
 
+    @cached_property
+    def _scales_are_lost(self) -> bool:
+        """Whether norms would take the scales of steps out again."""
+        return any(map(takes_scales_out, self.donors[next(iter(self.called.values()))].tensors))
+
     def planned(self, formula: Formula) -> tuple[MergeRecipe, Plan, Donors]:
         """What the merge engine is to do; or why these models cannot be merged."""
         if unknown := [name for name in formula.models if name not in self.models]:
             raise UserError(f"there is no model {unknown[0]!r} here; there are {', '.join(self.models)}")
+        formula = formula.unscaled() if self._scales_are_lost else formula
         text = in_documents(self._stages(formula, self.models, self.base))
         stages = self._stages(formula, self.called, BASE if self.base else "")
         said = {name: merge_of(each, text) for name, each in stages.items()}

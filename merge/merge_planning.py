@@ -23,7 +23,9 @@ from merge.tensor_names import (
     is_vocabulary,
     layer_of,
     stacks,
+    takes_scales_out,
     text_stack,
+    writes_to_residual,
 )
 from merge.vocabulary import Vocabulary, different_words
 
@@ -95,6 +97,11 @@ def plan_merge(recipe: MergeRecipe, donors: Donors) -> Plan:
             "embeddings: merge models of one tokenizer, without tokenizer_source"
         )
     jobs = jobs_of(recipe, views, vocabulary)
+    if any(takes_scales_out(job.name) for job in jobs) and any(map(_scales_residual, jobs)):
+        raise UserError(
+            f"residual: in {leader.reference} norms stand behind what attention and MLP add, and take any scale of it "
+            "out again; 1 and 0 are possible"
+        )
     config = _config(leader, vocabulary.source if vocabulary else None, parts, jobs, donors)
     return Plan(jobs, config, leader, vocabulary, notes)
 
@@ -104,6 +111,10 @@ def jobs_of(recipe: MergeRecipe, views: Mapping[str, View], vocabulary: Vocabula
     parts = [_part(recipe, number) for number in range(len(recipe.slices))]
     _same_names(parts[0], views)
     return [_job(recipe, views, vocabulary, *each) for each in _names(parts, views)]
+
+
+def _scales_residual(job: TensorJob) -> bool:
+    return writes_to_residual(job.name) and any(each not in (0, 1) for each in (job.params or {}).get("residual", ()))
 
 
 def _other_words(models: Sequence[Donor]) -> list[str]:
