@@ -97,11 +97,7 @@ def plan_merge(recipe: MergeRecipe, donors: Donors) -> Plan:
             "embeddings: merge models of one tokenizer, without tokenizer_source"
         )
     jobs = jobs_of(recipe, views, vocabulary)
-    if any(takes_scales_out(job.name) for job in jobs) and any(map(_scales_residual, jobs)):
-        raise UserError(
-            f"residual: in {leader.reference} norms stand behind what attention and MLP add, and take any scale of it "
-            "out again; 1 and 0 are possible"
-        )
+    _check_residual(jobs, leader)
     config = _config(leader, vocabulary.source if vocabulary else None, parts, jobs, donors)
     return Plan(jobs, config, leader, vocabulary, notes)
 
@@ -113,8 +109,13 @@ def jobs_of(recipe: MergeRecipe, views: Mapping[str, View], vocabulary: Vocabula
     return [_job(recipe, views, vocabulary, *each) for each in _names(parts, views)]
 
 
-def _scales_residual(job: TensorJob) -> bool:
-    return writes_to_residual(job.name) and any(each not in (0, 1) for each in (job.params or {}).get("residual", ()))
+def _check_residual(jobs: Sequence[TensorJob], leader: Donor) -> None:
+    scales = [(job.params or {}).get("residual", ()) for job in jobs if writes_to_residual(job.name)]
+    if any(takes_scales_out(job.name) for job in jobs) and any(each not in (0, 1) for some in scales for each in some):
+        raise UserError(
+            f"residual: in {leader.reference} norms stand behind what attention and MLP add, and take any scale of it "
+            "out again; 1 and 0 are possible"
+        )
 
 
 def _other_words(models: Sequence[Donor]) -> list[str]:

@@ -123,8 +123,8 @@ def test_a_union_of_tokenizers_in_another_order_is_another_tokenizer(tmp_path):
     with Donors() as donors:
         for several in (models, [models[0], *models[:0:-1]], models):
             recipe = {"merge_method": "linear", "models": [{"model": name} for name in several]}
-            text = text_of({**recipe, "base_model": models[0], "parameters": {"weight": 1}, "tokenizer_source": "union"})
-            plan = plan_merge(parse(text), donors)
+            recipe |= {"base_model": models[0], "parameters": {"weight": 1}, "tokenizer_source": "union"}
+            plan = plan_merge(parse(text_of(recipe)), donors)
             keys.append(key_of(plan))
             made.append(plan.vocabulary.result.ids)
     assert keys[0] == keys[2] != keys[1] and made[0] != made[1]
