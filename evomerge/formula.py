@@ -96,6 +96,11 @@ class Formula(_Frozen):
         blend = _renamed(self.blend, names) if self.blend is not None else None
         return self.model_copy(update={"blend": blend, "path": path})
 
+    def unscaled(self) -> "Formula":
+        """Each step adds what it adds, or nothing."""
+        path = tuple(step.model_copy(update={"scale": float(step.scale != 0)}) for step in self.path)
+        return self.model_copy(update={"path": path})
+
 
 def leaves(node: str | Blend) -> Iterator[str]:
     if isinstance(node, str):

@@ -91,7 +91,7 @@ def difference(first: str, one: Donor, second: str, other: Donor) -> str:
         return f"{first} is a {kinds[0]}, {second} a {kinds[1]}"
     for key in _SHAPE:
         mine, theirs = one.config.get(key), other.config.get(key)
-        if mine != theirs:
+        if None not in (mine, theirs) and mine != theirs:  # older files say less of the same model
             return f"{key} is {mine} in {first}, {theirs} in {second}"
     if words := different_words(one, other):
         some = ", ".join(map(repr, words[:3]))

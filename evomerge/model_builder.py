@@ -1,8 +1,10 @@
 """Formulas made into models: in memory, where they are evaluated, or in folders."""
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,10 @@ from merge.live_models import LiveModel, LiveModels, Staged, over_all
 from merge.merge_planning import Plan, plan_merge
 from merge.merge_recipe import MergeRecipe, alone, merge_of, text_of
 from merge.merging import merge
+from merge.tensor_names import takes_scales_out
 
 _CLEAN, _NOISY, BASE = "without-noise", "with-noise", "(base)"
+_OF_STAGES = re.compile(rf"(model )*(merged|blend|mean-of-all|stage-\d+|{_CLEAN}|{_NOISY}|{re.escape(BASE)})")
 
 
 class ModelBuilder:
@@ -34,7 +38,9 @@ class ModelBuilder:
         self, models: Mapping[str, str], base: str, *, threads: int = 0, dtype: str = "", trust: bool = False
     ) -> None:
         self.models, self.base, self.dtype = dict(models), base, dtype
-        self.donors, self.threads = Donors({**models, **({BASE: base} if base else {})}), threads
+        self.called = {name: _called(name) for name in models}
+        places = {self.called[name]: path for name, path in models.items()}
+        self.donors, self.threads = Donors({**places, **({BASE: base} if base else {})}), threads
         self.live = LiveModels("cuda" if torch.cuda.is_available() else "cpu", trust)
 
     def __enter__(self) -> "ModelBuilder":
@@ -46,21 +52,27 @@ class ModelBuilder:
     def layers(self) -> int:
         """Of each model; paths go through all of them."""
         first = next(iter(self.models))
-        if (count := self.donors[first].layers) is None:
+        if (count := self.donors[self.called[first]].layers) is None:
             raise UserError(f"{first}: its config.json does not say how many layers it has")
         return count
 
     def context(self) -> int | None:
         """The shortest of all models: everybody reads the same pieces of text."""
-        sizes = [self.donors[name].config.get("max_position_embeddings") for name in self.models]
+        sizes = [self.donors[name].config.get("max_position_embeddings") for name in self.called.values()]
         return min((size for size in sizes if isinstance(size, int)), default=None)
+
+    @cached_property
+    def _scales_are_lost(self) -> bool:
+        """Whether norms would take the scales of steps out again."""
+        return any(map(takes_scales_out, self.donors[next(iter(self.called.values()))].tensors))
 
     def planned(self, formula: Formula) -> tuple[MergeRecipe, Plan, Donors]:
         """What the merge engine is to do; or why these models cannot be merged."""
         if unknown := [name for name in formula.models if name not in self.models]:
             raise UserError(f"there is no model {unknown[0]!r} here; there are {', '.join(self.models)}")
+        formula = formula.unscaled() if self._scales_are_lost else formula
         text = in_documents(self._stages(formula, self.models, self.base))
-        stages = self._stages(formula, {name: name for name in self.models}, BASE if self.base else "")
+        stages = self._stages(formula, self.called, BASE if self.base else "")
         said = {name: merge_of(each, text) for name, each in stages.items()}
         donors = _Noisy(said, self.donors, self._how(formula), formula)
         return said[MERGED], plan_merge(said[MERGED], donors), donors
@@ -93,6 +105,11 @@ class ModelBuilder:
 
     def _how(self, formula: Formula) -> MergeOptions:
         return MergeOptions(threads=self.threads, seed=formula.seed)
+
+
+def _called(name: str) -> str:
+    """In recipes, where another name is needed for a model that has one of a stage's."""
+    return f"model {name}" if _OF_STAGES.fullmatch(name) else name
 
 
 def card(formula: Formula, models: Mapping[str, str], recipe: str, out: Path) -> str:

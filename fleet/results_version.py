@@ -39,14 +39,17 @@ LAST: Mapping[str, Sequence[str]] = {
     "diloco-loop": ["commit 486e575"],
     # Then no candidate was scored beyond those that were asked for; then questions were called validation and test;
     # then a question's words decided which it is for; then checksums were XXH3; then a race asked no question twice;
-    # then irt was about a part of many questions.
+    # then irt was about a part of many questions; then what an adapter had changed was in float32 where models
+    # stayed in memory, a tokenizer_source knew fewer embeddings, and models' digest was of their *.safetensors alone.
     "merge-search": [
-        *("commit acf0c07", "commit 5fc2cdb", "commit 780815b", "commit 880d80a", "commit 8d4f4b6", "commit 68fd397")
+        *("commit acf0c07", "commit 5fc2cdb", "commit 780815b", "commit 880d80a", "commit 8d4f4b6", "commit 68fd397"),
+        "commit 6aa5a97",
     ],
     # Then questions were for validation and test, and bits per byte left out a first token, which nothing predicts;
     # then their words decided which they are for, and passages of the two were no neighbours any more; then checksums
-    # were XXH3; then irt was about a part of many questions.
-    "evomerge": ["commit 5fc2cdb", "commit 780815b", "commit 880d80a", "commit 68fd397"],
+    # were XXH3; then irt was about a part of many questions; then a model called like a stage was another merge, and
+    # dfs did not scale what gpt-oss's experts add.
+    "evomerge": ["commit 5fc2cdb", "commit 780815b", "commit 880d80a", "commit 68fd397", "commit 6aa5a97"],
 }
 FIRST = 1  # also of runs that were made before they said it
 

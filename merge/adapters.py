@@ -24,6 +24,7 @@ _UNDERSTOOD = re.compile(
     r"(?:[*+?]\??)?)*"
 )
 _CLASSES = {r"\d": "[0-9]", r"\w": "[0-9A-Za-z_]"}
+_TAKEN_OFF = ("pissa", "olora", "corda", "loftq", "lora_ga")  # ways to begin that change the model's own matrices
 Matcher = Callable[[str], bool]
 
 
@@ -84,6 +85,12 @@ def lora_settings(folder: Path) -> dict[str, Any]:
     settings = read_json(folder / "adapter_config.json")
     if settings.get("peft_type") != "LORA":
         raise UserError(f"{folder}: an adapter of the kind {settings.get('peft_type')}; only LoRA can be merged here")
+    if str(began := settings.get("init_lora_weights")).lower().startswith(_TAKEN_OFF):
+        raise UserError(
+            f"{folder}: init_lora_weights is {str(began)[:40]!r}: it began as a part of the model, and belongs to what "
+            "was left of that; save it by PEFT's save_pretrained(..., path_initial_model_for_weight_conversion=...), "
+            "or merge it where it was trained, by merge_and_unload"
+        )
     return settings
 
 

@@ -20,7 +20,7 @@ from merge.donor import Donor, LazyTensor
 from merge.donors import Donors
 from merge.merge_planning import Plan, TensorJob, plan_merge
 from merge.merge_recipe import MergeRecipe
-from merge.merging import TOKENIZER_FILES, furnish
+from merge.merging import SETTINGS, TOKENIZER_FILES, furnish
 from merge.tensor_files import UserError
 from merge.tensor_group import in_memory
 
@@ -111,10 +111,11 @@ def _empty(place: Path, plan: Plan, device: str, trust: bool) -> Any:
 
 def _words(plan: Plan) -> str:
     """Models of equal tokenizers and templates can be asked the same tokens."""
-    if plan.vocabulary:
-        return f"{plan.vocabulary.source.reference} {plan.vocabulary.size}"
-    files = (plan.leader.folder / name for name in TOKENIZER_FILES)
-    return " ".join(hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "-" for file in files)
+    made = plan.vocabulary
+    folder, names = (made.source.folder, SETTINGS) if made else (plan.leader.folder, TOKENIZER_FILES)
+    files = [folder / name for name in names]
+    found = [hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "-" for file in files]
+    return " ".join([made.digest, *found] if made else found)
 
 
 def places_in(model: Any, plan: Plan) -> Mapping[str, Tensor] | None:

@@ -23,7 +23,9 @@ from merge.tensor_names import (
     is_vocabulary,
     layer_of,
     stacks,
+    takes_scales_out,
     text_stack,
+    writes_to_residual,
 )
 from merge.vocabulary import Vocabulary, different_words
 
@@ -89,7 +91,13 @@ def plan_merge(recipe: MergeRecipe, donors: Donors) -> Plan:
         vocabulary = donors.remembered(key, lambda: Vocabulary(said, models, leader))
     notes += vocabulary.notes if vocabulary else donors.remembered(("words", *same), lambda: _other_words(models))
     views = {donor.reference: view for donor, view in zip(models, views_of(models), strict=True)}
+    if vocabulary and not any(map(is_embedding, views[leader.reference])):
+        raise UserError(
+            f"a tokenizer is asked for, but no tensor of {leader.reference} has a name that is known as that of "
+            "embeddings: merge models of one tokenizer, without tokenizer_source"
+        )
     jobs = jobs_of(recipe, views, vocabulary)
+    _check_residual(jobs, leader)
     config = _config(leader, vocabulary.source if vocabulary else None, parts, jobs, donors)
     return Plan(jobs, config, leader, vocabulary, notes)
 
@@ -99,6 +107,15 @@ def jobs_of(recipe: MergeRecipe, views: Mapping[str, View], vocabulary: Vocabula
     parts = [_part(recipe, number) for number in range(len(recipe.slices))]
     _same_names(parts[0], views)
     return [_job(recipe, views, vocabulary, *each) for each in _names(parts, views)]
+
+
+def _check_residual(jobs: Sequence[TensorJob], leader: Donor) -> None:
+    scales = [(job.params or {}).get("residual", ()) for job in jobs if writes_to_residual(job.name)]
+    if any(takes_scales_out(job.name) for job in jobs) and any(each not in (0, 1) for some in scales for each in some):
+        raise UserError(
+            f"residual: in {leader.reference} norms stand behind what attention and MLP add, and take any scale of it "
+            "out again; 1 and 0 are possible"
+        )
 
 
 def _other_words(models: Sequence[Donor]) -> list[str]:

@@ -24,10 +24,10 @@ from merge.tensor_files import UserError
 
 SHARD = 5 * 10**9  # bytes of a weight file
 TEMPLATES = Path(__file__).parent / "templates"
-_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json")
+SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json")
 _VOCABULARY = ("tokenizer.json", "tokenizer.model", "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt")
 
-TOKENIZER_FILES = (*_VOCABULARY, *_SETTINGS)
+TOKENIZER_FILES = (*_VOCABULARY, *SETTINGS)
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def _write_model(
 def furnish(folder: Path, recipe: MergeRecipe, plan: Plan, template: str | None) -> None:
     """config.json comes last: a folder without it is no model to anybody."""
     source = plan.vocabulary.source if plan.vocabulary else plan.leader
-    names = _SETTINGS if plan.vocabulary else TOKENIZER_FILES
+    names = SETTINGS if plan.vocabulary else TOKENIZER_FILES
     copies = [(source, name) for name in (*names, "generation_config.json")]
     for donor, name in copies:
         if (donor.folder / name).is_file():

@@ -9,15 +9,22 @@ from fleet.errors import UserError
 T = TypeVar("T")
 
 _NUMBERED = re.compile(r"^(.+?)\.(\d{1,6})\.(.+)$")
-_HEAD = re.compile(r"(^|\.)(lm_head|embed_out|cls\.predictions)(\.decoder)?\.(weight|bias)$")
+# Of RWKV, ModernBERT and InternLM they have names that only stand for them where nothing stands before.
+_HEAD = re.compile(
+    r"((^|\.)((generator_)?lm_head|embed_out|predictions|vocab_projector)(\.decoder)?|^(head|decoder|output)"
+    r"|^transformer\.output_layer)\.(weight|bias)$"
+)
 _OUTERMOST = re.compile(r"^(model|transformer|gpt_neox|bert|roberta)\.")
-_EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|word_embeddings|embed_in)\.weight$")
+_EMBEDDING = re.compile(
+    r"((^|\.)(embed_tokens|wte|word_embeddings|tok_embeddings|embed_in)|^(\w+\.)?(shared|embeddings))\.weight$"
+)
 _OF_TEXT = re.compile(r"(^|\.)(language_model|text_model)\.")
 _BUFFER = re.compile(r"\.(rotary_emb\.inv_freq|attn\.masked_bias|attn\.bias|attention\.masked_bias|attention\.bias)$")
 _TO_RESIDUAL = re.compile(
     r"\.(o_proj|out_proj|down_proj|c_proj|fc2|fc_out|dense_4h_to_h|w2|wo|(attention|self_attention|self_attn|output)\.dense)"
-    r"\.(weight|bias)$"
+    r"\.(weight|bias)$|\.experts\.down_proj(_bias)?$"
 )
+_POST_NORM = re.compile(r"\.post_(feedforward_layernorm|mlp_layernorm|ffn_norm|norm2)\.weight$")
 
 
 def is_head(name: str) -> bool:
@@ -42,6 +49,12 @@ def is_buffer(name: str, dimensions: int) -> bool:
 def writes_to_residual(name: str) -> bool:
     """Whether it belongs to the last matrix of attention or of the MLP: what adds to the residual stream."""
     return layer_of(name) is not None and bool(_TO_RESIDUAL.search(name))
+
+
+def takes_scales_out(name: str) -> bool:
+    """Whether it is a norm of what the MLP adds, as of Gemma 2 and OLMo 2: such models have one behind attention, too,
+    and the last matrix of neither can be scaled to any effect."""
+    return bool(_POST_NORM.search(name))
 
 
 def layer_of(name: str) -> tuple[str, int, str] | None:

@@ -1,6 +1,8 @@
 """Models with different vocabularies: which tokens the result has, and where each of its embeddings comes from."""
 
 import copy
+import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -58,6 +60,11 @@ class Vocabulary:
         self.size = -(-max(1 + max(self.tokens), self.source.vocabulary_size) // multiple) * multiple
         self.notes = self._notes()
         self._known: dict[tuple[Any, ...], list[Place]] = {}
+
+    @cached_property
+    def digest(self) -> str:
+        """Of the tokenizer itself: a union's depends on the order of its models."""
+        return hashlib.sha256(json.dumps(self.result.file, sort_keys=True).encode()).hexdigest()
 
     def aligned(self, model: str, tensors: Mapping[str, LazyTensor]) -> LazyTensor:
         """A model's tensor, row by row that of the result's tokens; some rows come from other models."""

@@ -412,3 +412,19 @@ def test_a_path_goes_through_several_models(tmp_path):
     for n in range(4):
         name = f"model.layers.{n}.mlp.down_proj.weight"
         assert torch.equal(out[name], merging.weights(tmp_path / f"model{n % 3}")[name])
+
+
+@pytest.mark.parametrize("called", ["merged", "blend", MEAN, "stage-1", "model merged", "with-noise", "without-noise"])
+def test_a_model_may_be_called_like_a_stage(tmp_path, called):
+    """A folder is easily called `merged`."""
+    there = models(tmp_path, 2)
+    for name in ("usual", called):
+        inner = Blend(technique="ties", of=("other", name), shares=((1.0,), (1.0,)))
+        whole = Blend(technique="linear", of=(inner, name), shares=((1.0,), (1.0,)))
+        path = (Step(layer=0), Step(model=name, layer=1), Step(layer=2), Step(model="other", layer=3))
+        with ModelBuilder({"other": there[0].path, name: there[1].path}, "", threads=1) as shop:
+            shop.write(Formula(blend=name), tmp_path / f"{name} alone")
+            shop.write(Formula(blend=whole, path=path, noise=0.1), tmp_path / f"{name} blended")
+    for kind in ("alone", "blended"):
+        one, other = (merging.weights(tmp_path / f"{name} {kind}") for name in ("usual", called))
+        assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

@@ -1,5 +1,6 @@
 """What a tournament refuses, in one line, and its command line."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -68,6 +69,14 @@ def test_models_of_different_shapes_are_refused(tmp_path, shape):
     other = models(tmp_path / "other", 1, **shape)[0]
     said = refused(Configuration(models=[models(tmp_path, 1)[0], ModelReference("other", other.path)]))
     assert f"{[*shape][0]} is" in said and str([*shape.values()][0]) in said
+
+
+def test_what_an_older_file_does_not_say_is_no_difference(tmp_path):
+    there = models(tmp_path, 2)
+    config = Path(there[1].path) / "config.json"
+    said = {key: value for key, value in json.loads(config.read_text()).items() if key != "head_dim"}
+    config.write_text(json.dumps(said))
+    validate_merge_config(Configuration(models=there))
 
 
 def test_a_model_without_a_tokenizer_is_refused(tmp_path):

@@ -9,7 +9,10 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
+from evomerge.formula import Formula, Step
+from evomerge.model_builder import ModelBuilder
 from merge.methods import METHODS
+from merge.tensor_files import UserError
 from tests.merging import run, weights
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -126,6 +129,24 @@ def test_all_methods_and_stacks(kind, tmp_path):
         loaded(kind, tmp_path / method)
     assert torch.equal(loaded(kind, tmp_path / "passthrough"), loaded(kind, Path(models[0])))
     layers(kind, models[:2], tmp_path)
+
+
+@pytest.mark.parametrize("kind, lost", [("gpt-oss", False), ("gemma3", True), ("olmo2", True)])
+def test_what_a_layer_adds_is_scaled_unless_a_norm_takes_that_out_again(kind, lost, tmp_path):
+    model = saved(kind, tmp_path / "m", 1)
+    scaled = {"merge_method": "passthrough", "models": [{"model": model, "parameters": {"residual": 0.25}}]}
+    if lost:
+        with pytest.raises(UserError, match="residual: in .* norms stand behind"):
+            run(tmp_path / "out", scaled)
+    else:
+        found, before = run(tmp_path / "out", scaled), weights(Path(model))
+        changed = {name.split(".", 3)[3] for name in found if torch.equal(found[name], before[name] / 4)}
+        assert changed >= {"self_attn.o_proj.weight", "mlp.experts.down_proj", "mlp.experts.down_proj_bias"}
+        assert not any(torch.equal(each, before[name]) for name, each in found.items() if "down_proj" in name)
+    path = tuple(Step(model="m", layer=n, scale=0.5) for n in range(4))
+    with ModelBuilder({"m": model}, "") as shop:
+        shop.write(Formula(path=path, scaled=True), tmp_path / "path")
+    assert torch.equal(loaded(kind, tmp_path / "path"), loaded(kind, Path(model))) == lost
 
 
 def layers(kind: str, models: list[str], folder: Path) -> None:

@@ -157,6 +157,8 @@ def test_models_of_other_shapes(pair, tmp_path):
     refused(linear(pair[0], large), "has different shapes.*give a tokenizer_source", tmp_path / "out")
     heads = copy_of(pair[0], tmp_path / "heads", num_attention_heads=8)
     refused(linear(pair[0], heads), "num_attention_heads is 4 in .*, 8 in", tmp_path / "out")
+    older = copy_of(pair[1], tmp_path / "older", head_dim=None, num_key_value_heads=None)
+    run(tmp_path / "both", yaml.safe_load(linear(pair[0], older)))
 
 
 def test_encoders_of_two_kinds(tmp_path):

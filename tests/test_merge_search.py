@@ -12,21 +12,26 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from fleet.digest import digest
 from fleet.history import opened
 from fleet.run_config import UserError
-from merge.evolve.recipe_evaluator import RecipeEvaluator
+from merge import engine
+from merge.donors import Donors
+from merge.evolve.recipe_evaluator import RecipeEvaluator, Resident
 from merge.evolve.records import CandidateRow, SearchOutcome, text_of
 from merge.evolve.search_config import EvalTask
 from merge.evolve.search_space import Space
 from merge.evolve.search_view import SearchView, table_of
+from merge.live_models import key_of
+from merge.merge_planning import plan_merge
 from merge.merge_recipe import parse
 from merge.merging import merge
 from tests import searching
 from tests.hub import call, hub
-from tests.merging import weights
+from tests.merging import llama, tokenizer, weights
 from tests.searching import ROOT, command, completed, genome_file, genotypes, rows, search, wait_for
 from train import lm_eval_tasks
 from train.few_questions import calibrated
@@ -54,11 +59,75 @@ def test_a_candidate_in_memory_is_the_model_that_its_recipe_makes(method, splits
 
 def test_copies_of_models_are_read_once_they_are_known(facts, tmp_path):
     evaluator, name = RecipeEvaluator(completed(genome_file(tmp_path, facts), facts)), str(facts / "part0")
-    before = evaluator.digest  # opens the models where they are
+    assert evaluator.donors[name].folder == facts / "part0"
     merge(parse(text_of({"merge_method": "passthrough", "models": [{"model": name}]})), tmp_path / "copy")
     evaluator.donors.know({name: tmp_path / "copy"})
     donor = evaluator.donors[name]
-    assert donor.folder == tmp_path / "copy" and donor.reference == name and before
+    assert donor.folder == tmp_path / "copy" and donor.reference == name
+    assert evaluator.digest == RecipeEvaluator(evaluator.config).digest, "copies are no other models"
+
+
+def adapter(folder: Path, seed: int) -> Path:
+    """Of one matrix of `llama`."""
+    folder.mkdir(exist_ok=True)
+    torch.manual_seed(seed)
+    module = "base_model.model.model.layers.0.mlp.up_proj"
+    shapes = {f"{module}.lora_A.weight": (2, 32), f"{module}.lora_B.weight": (48, 2)}
+    save_file({name: torch.randn(shape) for name, shape in shapes.items()}, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "lora_alpha": 4}')
+    return folder
+
+
+def test_an_adapted_model_has_its_own_dtype_in_memory_too(tmp_path):
+    model = f"{llama(tmp_path / 'm', 1, torch.bfloat16)}+{adapter(tmp_path / 'lora', 2)}"
+    recipe = parse(text_of({"merge_method": "passthrough", "models": [{"model": model}]}))
+    made, how = [], engine.MergeOptions()
+    for device in ("", "cpu"):
+        with Resident(device) as donors:
+            jobs = plan_merge(recipe, donors).jobs
+            made.append({job.name: torch.cat([block for block, _ in engine.rounded(job, how)]) for job in jobs})
+    assert {each.dtype for each in made[1].values()} == {torch.bfloat16}
+    assert all(torch.equal(made[0][name], made[1][name]) for name in made[0])
+
+
+def test_other_models_are_noticed_whatever_files_they_are_in(facts, tmp_path):
+    model, lora = llama(tmp_path / "m", 1), adapter(tmp_path / "lora", 2)
+    torch.save(weights(model), model / "pytorch_model.bin")
+    (model / "model.safetensors").unlink()
+    (tmp_path / "words.gguf").write_bytes(b"GGUF")
+    config = completed(genome_file(tmp_path, facts), facts)
+    given = config.genome.model_copy(update={"models": (f"{model}+{lora}", str(tmp_path / "words.gguf"))})
+    config = config.model_copy(update={"genome": given})
+    found = [RecipeEvaluator(config).digest]
+    for change in (
+        lambda: adapter(lora, 3),
+        lambda: (lora / "adapter_config.json").write_text('{"peft_type": "LORA", "lora_alpha": 8}'),
+        lambda: torch.save({n: -each for n, each in weights(facts / "part0").items()}, model / "pytorch_model.bin"),
+        lambda: (tmp_path / "words.gguf").write_bytes(b"GGUG"),
+        lambda: (model / "tokenizer.json").write_text("{}"),
+        lambda: (model / "config.json").write_text("{}"),
+    ):
+        change()
+        found.append(RecipeEvaluator(config).digest)
+    assert len({*found}) == len(found) and found[-1] == RecipeEvaluator(config).digest
+
+
+def test_a_union_of_tokenizers_in_another_order_is_another_tokenizer(tmp_path):
+    """Its added tokens come in the order of the models, and slerp takes the two that weigh most."""
+    models = []
+    for n in range(3):
+        folder = llama(tmp_path / f"m{n}", n)
+        tokenizer(folder, "the same words", ("</s>", f"<{n}>"), size=40)
+        models.append(str(folder))
+    keys, made = [], []
+    with Donors() as donors:
+        for several in (models, [models[0], *models[:0:-1]], models):
+            recipe = {"merge_method": "linear", "models": [{"model": name} for name in several]}
+            recipe |= {"base_model": models[0], "parameters": {"weight": 1}, "tokenizer_source": "union"}
+            plan = plan_merge(parse(text_of(recipe)), donors)
+            keys.append(key_of(plan))
+            made.append(plan.vocabulary.result.ids)
+    assert keys[0] == keys[2] != keys[1] and made[0] != made[1]
 
 
 def test_a_search_keeps_questions_for_the_end(facts, tmp_path):

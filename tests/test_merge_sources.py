@@ -9,7 +9,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
     AutoTokenizer,
     GPT2Config,
     GPT2LMHeadModel,
@@ -120,6 +123,9 @@ def test_adapters_that_do_not_fit(tmp_path):
         run(tmp_path / "out", copied(f"{model}+{tmp_path / 'lora'}"))
     for said, why in (
         ({"lora_alpha": float("inf")}, "lora_alpha is 'inf'; a number"),
+        ({"init_lora_weights": "pissa"}, "'pissa': .*path_initial_model_for_weight_conversion"),
+        ({"init_lora_weights": "pissa_niter_4"}, "'pissa_niter_4': it began as a part of the model"),
+        ({"init_lora_weights": "OLoRA"}, "'OLoRA': it began as a part of the model"),
         ({"lora_alpha": "16"}, "lora_alpha is '16'; a number"),
         ({"lora_alpha": True}, "lora_alpha is 'True'; a number"),
         ({"alpha_pattern": [1]}, "an alpha_pattern of .* is expected"),
@@ -340,6 +346,44 @@ def test_a_head_with_a_bias(tmp_path):
         x = a[one[token]] if token in one else b[other[token]]
         y = b[other[token]] if token in other else x
         assert torch.allclose(found[row], (x + y) / 2, atol=1e-6)
+
+
+KINDS = {
+    **{"mamba": {"state_size": 4}, "rwkv": {}, "modernbert": {}, "t5": {"d_model": 16, "d_kv": 8, "d_ff": 24}},
+    **{"bart": {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1}, "albert": {"embedding_size": 16}},
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", KINDS)
+def test_embeddings_and_heads_of_every_kind_follow_their_tokens(kind, tmp_path):
+    """Read under a tokenizer that counts its words from behind, each row of them lies the other way round."""
+    said = {"hidden_size": 16, "num_hidden_layers": 2, "num_layers": 2, "num_attention_heads": 2, "n_layer": 1}
+    said |= {"intermediate_size": 24, "vocab_size": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    config = AutoConfig.for_model(kind, **{**said, "cls_token_id": 1, "sep_token_id": 2, **KINDS[kind]})
+    known = next(auto for auto in (AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM)
+                 if type(config) in auto._model_mapping)  # fmt: skip
+    model, words = known.from_config(config), [f"t{n}" for n in range(64)]
+    with torch.no_grad():
+        for each in model.parameters():
+            each.normal_()
+    for name, listed in (("a", words), ("b", words[::-1])):
+        model.save_pretrained(tmp_path / name)
+        made = {"version": "1.0", "model": {"type": "WordLevel", "vocab": {w: n for n, w in enumerate(listed)}}}
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps({**made, "added_tokens": []}))
+    recipe = {"merge_method": "passthrough", "models": [str(tmp_path / "b")], "base_model": str(tmp_path / "a")}
+    found, before = run(tmp_path / "out", {**recipe, "tokenizer_source": "base"}), weights(tmp_path / "b")
+    turned = {name for name, each in found.items() if not torch.equal(each, before[name])}
+    assert turned and turned == {name for name, each in before.items() if each.shape[0] == 64}
+    assert all(torch.equal(found[name], before[name].flip(0)) for name in turned)
+
+
+def test_a_tokenizer_for_embeddings_that_nobody_knows(speakers, tmp_path):
+    renamed = {name.replace("embed_tokens", "table"): each for name, each in weights(speakers[0]).items()}
+    save_file(renamed, speakers[0] / "model.safetensors")
+    recipe = {"merge_method": "passthrough", "models": [str(speakers[0])], "tokenizer_source": "base"}
+    with pytest.raises(UserError, match="no tensor of .* known as that of embeddings: .* without tokenizer_source"):
+        run(tmp_path / "out", recipe)
 
 
 def test_a_token_of_one_model_is_a_piece_of_words_of_another(speakers, tmp_path):

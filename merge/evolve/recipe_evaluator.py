@@ -3,7 +3,7 @@ questions that each of them is asked."""
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
+from fleet.errors import from_home
 from fleet.run_config import UserError
 from fleet.scratch import passing
 from fleet.store import REGISTER_LIMIT
-from merge.donor import Donor, LazyTensor
-from merge.donors import Donors
+from merge.donor import Donor, LazyTensor, weight_files
+from merge.donors import Donors, located, parts_of
 from merge.engine import MergeOptions
 from merge.evolve import scoring
 from merge.evolve.cma_es import Search
@@ -25,7 +26,7 @@ from merge.evolve.search_space import Space
 from merge.live_models import LiveModel, LiveModels
 from merge.merge_planning import Plan, plan_merge
 from merge.merge_recipe import MergeRecipe, merge_of, text_of
-from merge.merging import merge_into
+from merge.merging import TOKENIZER_FILES, merge_into
 from merge.search.search_worker import CandidateEvaluator
 from merge.tensor_group import in_memory
 from train import lm_eval_tasks
@@ -36,6 +37,7 @@ from train.question_marks import Metrics
 
 _MEMORY = Path("/dev/shm")
 _GLANCE = 1 << 16  # bytes of a file at each end
+_BESIDE = ("config.json", "adapter_config.json", *TOKENIZER_FILES)
 
 
 class Resident(Donors):
@@ -60,7 +62,18 @@ class Resident(Donors):
 
     def _read(self, stored: LazyTensor) -> LazyTensor:
         tensor = stored.read().to(self.device)
-        return LazyTensor(stored.shape, tensor.dtype, in_memory(tensor))
+        return LazyTensor(stored.shape, stored.dtype, in_memory(tensor))  # an adapter's sum is wider, and stays so
+
+
+def files_of(reference: str) -> Iterator[Path]:
+    """Whatever is read of a model, and of its adapter: where they were given, not where copies lie."""
+    for part, stem in zip(parts_of(reference), ("", "adapter_model"), strict=True):
+        if part.endswith(".gguf"):
+            yield from_home(part)
+        elif part:
+            folder = located(part)
+            yield from weight_files(folder, stem)[0]
+            yield from filter(Path.is_file, (folder / name for name in _BESIDE))
 
 
 class RecipeEvaluator(CandidateEvaluator[TaskEvaluation]):
@@ -119,12 +132,11 @@ class RecipeEvaluator(CandidateEvaluator[TaskEvaluation]):
     def digest(self) -> str:
         """Of what is asked, and of the models as far as a glance shows: with others a search does not go on."""
         found = hashlib.sha256(lm_eval_tasks.digest(self.eval_tasks).encode())
-        for name in self.config.models:
-            for file in sorted(self.donors[name].folder.glob("*.safetensors")):
-                with file.open("rb") as opened:
-                    found.update(opened.read(_GLANCE))
-                    opened.seek(-min(_GLANCE, file.stat().st_size), 2)
-                    found.update(opened.read())
+        for file in (file for name in self.config.models for file in files_of(name)):
+            with file.open("rb") as opened:
+                found.update(f"{file.name} {file.stat().st_size}\n".encode() + opened.read(_GLANCE))
+                opened.seek(-min(_GLANCE, file.stat().st_size), 2)
+                found.update(opened.read())
         return found.hexdigest()
 
     def merged(self, recipe: Mapping[str, Any], out: Path) -> int:
