@@ -10,8 +10,8 @@ between directions that are less than 1.8 degrees apart, and adds small numbers 
 multislerp. In arcee_fusion its rows' divergences are sums in float32 of what cancels nearly, so that one to three
 numbers of 1,000 fall on the other side of the threshold; with its sums in float64 none does. In bfloat16 many changes
 have the same magnitude, and which of these ties and breadcrumbs keep is open: all numbers that are farther apart there
-than allowed (up to 7 of 1,000) have such a one; in sce, the same
-variance. mergekit's sce gives all models one weight where their means of squares sum to less than 1e-6.
+than allowed (up to 7 of 1,000) have such a one; in sce, the same variance. mergekit's sce gives all models one weight
+where their means of squares sum to less than 1e-6.
 """
 
 import subprocess
