@@ -65,3 +65,13 @@ def says(folder: Path) -> Tensor:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
         return model(torch.arange(16)[None]).logits
+
+
+def copied(*models: str) -> dict:
+    """The model as it is; or the mean of several."""
+    inputs = [{"model": model, "parameters": {"weight": 1.0}} for model in models]
+    return {"merge_method": "linear", "models": inputs}
+
+
+def assert_equal(one: dict, other: dict) -> None:
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
